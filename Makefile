@@ -1,0 +1,72 @@
+# Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
+.DEFAULT_GOAL := help
+.PHONY: help demo test pytest lint types compile-check venv clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
+
+# The first of these that is new enough; `make demo PYTHON=/path/to/python3.12` names another.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	if $$p -c '$(SUPPORTED)' 2>/dev/null; then echo $$p; break; fi; done)
+
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# One thread for each of pytest's two workers.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed ## train a text classifier on the embedded docstrings and classify three sentences
+	$(BIN)/minidl train text --data docstrings --out runs/demo --overwrite
+	$(BIN)/minidl predict runs/demo \
+		"Compute the logarithm of a number to a given base" \
+		"Open a socket and wait for clients to connect" \
+		"Start a thread and wait until it has finished"
+
+test: lint types pytest ## lint, types and the test suite
+
+pytest: $(VENV)/.installed-dev ## the test suite alone; PYTEST_ARGS="-k gemm" picks tests
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -rs $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff and the layers of the design
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.installed-dev ## mypy, strict, on the public API
+	$(BIN)/python -m mypy
+
+compile-check: $(VENV)/.installed ## compile every kernel for sm_80 and sm_90; needs no GPU
+	$(BIN)/minidl doctor --compile --arch 80,90
+
+venv: $(VENV)/.installed-dev ## make the virtual environment with all the tools
+
+$(BIN)/python:
+	@if ! "$(PYTHON)" -c '$(SUPPORTED)' 2>/dev/null; then \
+		echo "minidl needs Python 3.11 or newer, found $$(python3 --version 2>&1)." \
+			"Install one, or name it: make PYTHON=/path/to/python3.12" >&2; \
+		exit 1; \
+	fi
+	"$(PYTHON)" -m venv $(VENV)
+
+# pip learnt --group in 25.1; Python 3.11 comes with an older one.
+$(VENV)/.pip: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.pip
+	@echo "Installing minidl into $(VENV): some minutes the first time"
+	$(PIP_INSTALL) -e ".[plots]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing the test and lint tools into $(VENV)"
+	$(PIP_INSTALL) -e ".[plots]" --group test --group lint
+	@touch $@
+
+clean: ## remove the virtual environment, caches and build products; runs/ stays
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,72 @@
+"""A deep-learning mini-framework in which every floating-point operation is a Triton kernel you can read.
+
+Importing this package imports neither torch nor Triton (each takes over a second): the names below are
+loaded when they are first used.
+"""
+
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from minidl import data as data
+    from minidl import models as models
+    from minidl import nn as nn
+    from minidl import ops as ops
+    from minidl import optim as optim
+    from minidl.autograd import enable_grad as enable_grad
+    from minidl.autograd import is_grad_enabled as is_grad_enabled
+    from minidl.autograd import no_grad as no_grad
+    from minidl.tensor import Tensor as Tensor
+    from minidl.tensor import tensor as tensor
+    from minidl.testing import check_grads as check_grads
+
+_SUBMODULES = ("data", "models", "nn", "ops", "optim")
+
+_HOMES = {
+    "Tensor": "minidl.tensor",
+    "check_grads": "minidl.testing",
+    "draw": "minidl.autograd",
+    "enable_grad": "minidl.autograd",
+    "from_torch": "minidl.tensor",
+    "full": "minidl.tensor",
+    "is_grad_enabled": "minidl.autograd",
+    "manual_seed": "minidl.tensor",
+    "no_grad": "minidl.autograd",
+    "ones": "minidl.tensor",
+    "rand": "minidl.tensor",
+    "randn": "minidl.tensor",
+    "tensor": "minidl.tensor",
+    "zeros": "minidl.tensor",
+}
+
+__all__ = ["__version__", *sorted((*_SUBMODULES, *_HOMES))]
+
+
+def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"minidl.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'minidl' has no attribute {name!r}")
+    importlib.import_module("minidl.ops")  # attaches the operators to Tensor
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(types.ModuleType):
+    """Keeps `minidl.tensor` the function: importing the module of that name would put the module there."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

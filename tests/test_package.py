@@ -1,0 +1,153 @@
+"""The package as a whole: what an import costs, its names, its version, what it never does, what is shipped."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import minidl
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "minidl"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("module", ["minidl", "minidl.cli"])
+def test_import_loads_nothing_heavy(module):
+    heavy = "{'torch', 'triton', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'importlib.metadata'}"
+    heavy = heavy if module == "minidl" else heavy.replace(", 'importlib.metadata'", "")
+    assert run_python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))").strip() == "[]"
+
+
+@pytest.mark.parametrize("name", minidl.__all__)
+def test_every_public_name_resolves(name):
+    assert getattr(minidl, name) is not None
+    assert name in dir(minidl)
+
+
+def test_all_is_sorted_and_typed():
+    """A static tool sees the names of the TYPE_CHECKING block; a program sees the table: the two agree."""
+    names = minidl.__all__[1:]
+    assert names == sorted(names)
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.asname for statement in block.body for alias in statement.names}
+    assert typed == set(names)
+
+
+def test_a_function_is_not_hidden_by_the_module_of_its_name():
+    code = "import minidl.tensor, minidl; print(type(minidl.tensor).__name__, minidl.tensor is minidl.tensor)"
+    assert run_python(code).split() == ["function", "True"]
+
+
+def test_operators_are_there_without_importing_ops():
+    assert run_python("from minidl import tensor; print((tensor([1.0]) + tensor([2.0])).item())").strip() == "3.0"
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'minidl' has no attribute 'tensr'"):
+        _ = minidl.tensr
+
+
+def test_version_is_the_installed_one():
+    try:
+        installed = importlib.metadata.version("minidl")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("minidl is not installed here, only on the path")
+    assert installed == minidl.__version__
+
+
+def test_dependencies_have_lower_bounds_only():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    for requirement in requirements:
+        assert re.fullmatch(r"[a-z-]+>=[\d.]+(; sys_platform == 'linux')?", requirement), requirement
+
+
+PICKLING_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+PICKLING_CALLS = {("torch", "load"), ("torch", "save"), ("np", "load"), ("numpy", "load")}
+
+
+def pickling(tree: ast.AST) -> list[str]:
+    """What in a syntax tree could pickle or unpickle: modules imported, calls by their usual names, `allow_pickle=`."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] in PICKLING_MODULES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PICKLING_MODULES:
+            found.append(node.module)
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{a.name}" for a in node.names if (node.module, a.name) in PICKLING_CALLS]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if (node.value.id, node.attr) in PICKLING_CALLS:
+                found.append(f"{node.value.id}.{node.attr}")
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            found.append("allow_pickle")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_pickled(path):
+    assert pickling(ast.parse(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "import os, joblib.numpy_pickle",
+        "from pickle import loads",
+        "import torch\ntorch.load('x')",
+        "from torch import load",
+        "read = torch.save",
+        "np.load('x')",
+        "read('x', allow_pickle=False)",
+    ],
+)
+def test_the_pickle_scan_finds(code):
+    assert len(pickling(ast.parse(code))) == 1
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """Folder with the wheel and the source distribution of the working tree."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def shipped_files() -> set[str]:
+    return {
+        str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_holds_the_whole_package_and_nothing_else(distributions):
+    (wheel,) = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == shipped_files()
+    assert "minidl/py.typed" in names
+    assert f"-{minidl.__version__}-" in wheel.name
+
+
+def test_the_source_distribution_holds_the_package_its_tests_and_its_licence(distributions):
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames()}
+    assert names >= shipped_files() | {"LICENSE", "README.md", "pyproject.toml", "tests/test_package.py"}
