@@ -9,6 +9,29 @@ import sys
 import types
 from typing import TYPE_CHECKING
 
+__all__ = [
+    "__version__",
+    "Tensor",
+    "check_grads",
+    "data",
+    "draw",
+    "enable_grad",
+    "from_torch",
+    "full",
+    "is_grad_enabled",
+    "manual_seed",
+    "models",
+    "nn",
+    "no_grad",
+    "ones",
+    "ops",
+    "optim",
+    "rand",
+    "randn",
+    "tensor",
+    "zeros",
+]
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -42,8 +65,6 @@ _HOMES = {
     "tensor": "minidl.tensor",
     "zeros": "minidl.tensor",
 }
-
-__all__ = ["__version__", *sorted((*_SUBMODULES, *_HOMES))]
 
 
 def __getattr__(name: str) -> object:
