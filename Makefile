@@ -46,11 +46,11 @@ venv: $(VENV)/.installed-dev ## make the virtual environment with all the tools
 
 $(BIN)/python:
 	@if ! "$(PYTHON)" -c '$(SUPPORTED)' 2>/dev/null; then \
-		echo "minidl needs Python 3.11 or newer, found $$(python3 --version 2>&1)." \
+		echo "minidl needs Python 3.11 or newer, found $$($(or $(PYTHON),python3) --version 2>&1)." \
 			"Install one, or name it: make PYTHON=/path/to/python3.12" >&2; \
 		exit 1; \
 	fi
-	"$(PYTHON)" -m venv $(VENV)
+	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # pip learnt --group in 25.1; Python 3.11 comes with an older one.
 $(VENV)/.pip: | $(BIN)/python

@@ -10,8 +10,8 @@ import types
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "__version__",
     "Tensor",
+    "__version__",
     "check_grads",
     "data",
     "draw",
