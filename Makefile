@@ -11,7 +11,8 @@ SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c '$(SUPPORTED)' 2>/dev/null; then echo $$p; break; fi; done)
 
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# pip's progress bars in a terminal, silence in a log.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo --quiet)
 
 # One thread for each of pytest's two workers.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -54,17 +55,17 @@ $(BIN)/python:
 
 # pip learnt --group in 25.1; Python 3.11 comes with an older one.
 $(VENV)/.pip: | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(PIP) --upgrade "pip>=25.1"
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.pip
 	@echo "Installing minidl into $(VENV): some minutes the first time"
-	$(PIP_INSTALL) -e ".[plots]"
+	$(PIP) -c constraints.txt -e ".[plots]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the test and lint tools into $(VENV)"
-	$(PIP_INSTALL) -e ".[plots]" --group test --group lint
+	$(PIP) -c constraints.txt -e ".[plots,notebooks]" --group test --group lint
 	@touch $@
 
 clean: ## remove the virtual environment, caches and build products; runs/ stays
