@@ -40,11 +40,19 @@ if TYPE_CHECKING:
     from minidl import nn as nn
     from minidl import ops as ops
     from minidl import optim as optim
+    from minidl.autograd import draw as draw
     from minidl.autograd import enable_grad as enable_grad
     from minidl.autograd import is_grad_enabled as is_grad_enabled
     from minidl.autograd import no_grad as no_grad
     from minidl.tensor import Tensor as Tensor
+    from minidl.tensor import from_torch as from_torch
+    from minidl.tensor import full as full
+    from minidl.tensor import manual_seed as manual_seed
+    from minidl.tensor import ones as ones
+    from minidl.tensor import rand as rand
+    from minidl.tensor import randn as randn
     from minidl.tensor import tensor as tensor
+    from minidl.tensor import zeros as zeros
     from minidl.testing import check_grads as check_grads
 
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
