@@ -1,0 +1,327 @@
+"""The engine: records which operation made which tensor, and walks back from a result to its gradients.
+
+It knows no operation. An operation is a `Function` with a forward on plain torch tensors and a backward from the
+gradients of its outputs to those of its inputs. Reverse-mode accumulation: Griewank and Walther, Evaluating
+Derivatives, 2nd ed., ch. 3. The walk keeps no recursion, visits nodes from the youngest to the oldest (so sums of
+gradients have one order), and drops every saved tensor as soon as it has been used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minidl.kernels import elementwise
+from minidl.rows import RowGrad
+
+if TYPE_CHECKING:
+    from minidl.tensor import Tensor
+
+Grad = torch.Tensor | RowGrad
+Hook = Callable[["Tensor"], "Tensor | None"]
+
+_PACKAGE = str(Path(__file__).parent)
+_mode = threading.local()
+_sequence = itertools.count()
+
+
+def is_grad_enabled() -> bool:
+    """Whether operations are being recorded in this thread."""
+    return getattr(_mode, "enabled", True)
+
+
+class _GradMode(contextlib.ContextDecorator):
+    _enabled: bool
+
+    def __init__(self) -> None:
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(is_grad_enabled())
+        _mode.enabled = self._enabled
+
+    def __exit__(self, *exc: object) -> None:
+        _mode.enabled = self._before.pop()
+
+
+class no_grad(_GradMode):  # noqa: N801 (torch's name)
+    """Context manager and decorator under which operations are not recorded."""
+
+    _enabled = False
+
+
+class enable_grad(_GradMode):  # noqa: N801 (torch's name)
+    """Context manager and decorator that records operations again inside `no_grad`."""
+
+    _enabled = True
+
+
+class Context:
+    """What a Function's forward leaves for its backward: saved tensors, and any attribute.
+
+    `needs` has one bool per input: whether its gradient is wanted.
+    """
+
+    def __init__(self, needs: tuple[bool, ...]) -> None:
+        self.needs = needs
+        self._saved: tuple[torch.Tensor | None, ...] = ()
+        self._versions: tuple[int, ...] = ()
+        self._where = ""
+
+    def save(self, *tensors: torch.Tensor | None) -> None:
+        """Keep tensors for backward. Changing one of them in place before that is an error."""
+        self._saved = tensors
+        self._versions = tuple(-1 if t is None else t._version for t in tensors)
+
+    @property
+    def saved(self) -> tuple[Any, ...]:
+        """The saved tensors. Raises RuntimeError when one was changed in place since."""
+        for index, (tensor, version) in enumerate(zip(self._saved, self._versions, strict=True)):
+            if tensor is not None and tensor._version != version:
+                raise RuntimeError(
+                    f"{self._where}: saved tensor {index} of shape {list(tensor.shape)} was changed in place "
+                    f"(version {tensor._version}, saved at {version}) before backward() used it; "
+                    "clone it before changing it, or change it after backward()"
+                )
+        return self._saved
+
+
+class Node:
+    """One recorded operation: how to go back through it, and where its inputs came from."""
+
+    __slots__ = (
+        "__weakref__", "context", "edges", "function", "hooks", "metas", "outputs", "retained", "sequence", "where",
+    )  # fmt: skip
+
+    def __init__(self, function: type[Function], context: Context, edges: list[Edge | None], where: str) -> None:
+        self.function = function
+        self.context: Context | None = context
+        self.edges = edges
+        self.where = where
+        self.sequence = next(_sequence)
+        self.outputs: list[tuple[int, ...]] = []
+        self.metas: list[tuple[tuple[int, ...], torch.dtype] | None] = []
+        self.hooks: dict[int, dict[int, Hook]] = {}
+        self.retained: dict[int, weakref.ref[Tensor]] = {}
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.where})" if self.where else self.name
+
+
+# Where the gradient of an input goes: to a leaf tensor, or to output number i of another node.
+Edge = tuple["Tensor | Node", int]
+
+
+class Function:
+    """A differentiable operation on plain torch tensors.
+
+        class Square(Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save(x)
+                return elementwise.mul(x, x)
+
+            @staticmethod
+            def backward(ctx, dy):
+                (x,) = ctx.saved
+                return elementwise.mul(dy, elementwise.add(x, x))
+
+    `apply` unwraps Tensors among the arguments, runs forward, and records it when a gradient is wanted. forward
+    returns one torch tensor or a tuple of them; backward gets as many gradients (None for an output that was not
+    used) and returns one per argument of forward, None where there is none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Run forward on the arguments (Tensors unwrapped) and wrap what it returns."""
+        from minidl.tensor import Tensor
+
+        tensors = [arg if isinstance(arg, Tensor) else None for arg in args]
+        needs = tuple(t is not None and t.requires_grad for t in tensors)
+        record = is_grad_enabled() and any(needs)
+        context = Context(needs if record else (False,) * len(args))
+        context._where = cls.__name__
+        raw = [arg if t is None else t.data for arg, t in zip(args, tensors, strict=True)]
+        result = cls.forward(context, *raw)
+        outputs = result if isinstance(result, tuple) else (result,)
+        if not record:
+            wrapped = tuple(Tensor(out) for out in outputs)
+            return wrapped if isinstance(result, tuple) else wrapped[0]
+        edges = [t._edge() if t is not None and need else None for t, need in zip(tensors, needs, strict=True)]
+        node = Node(cls, context, edges, _caller())
+        context._where = str(node)
+        node.metas = [None if e is None else (tuple(r.shape), r.dtype) for e, r in zip(edges, raw, strict=True)]
+        node.outputs = [tuple(out.shape) for out in outputs]
+        wrapped = tuple(
+            Tensor._recorded(out, node, i) if out.dtype.is_floating_point else Tensor(out)
+            for i, out in enumerate(outputs)
+        )
+        return wrapped if isinstance(result, tuple) else wrapped[0]
+
+
+def _caller() -> str:
+    """File and line of the nearest frame outside minidl."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def backward(root: Tensor, gradient: torch.Tensor, retain_graph: bool = False) -> None:
+    """Add d(root)/d(leaf) times `gradient` to the `grad` of every leaf that root depends on.
+
+    Raises RuntimeError, before any gradient is changed, when part of the graph was already used and freed.
+    """
+    edge = root._edge()
+    if isinstance(edge[0], Node):
+        waiting = _count_uses(edge[0])
+        _walk(edge, gradient, waiting, retain_graph)
+    else:
+        _to_leaf(edge[0], gradient, shared=True)
+
+
+def _count_uses(root: Node) -> dict[Node, int]:
+    """For every node that root depends on, how many gradients will arrive there."""
+    uses = {root: 1}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.context is None:
+            raise RuntimeError(
+                f"{node}: backward() reached this operation a second time, after its saved tensors were freed; "
+                "call backward(retain_graph=True) the first time, or compute the result again"
+            )
+        for edge in node.edges:
+            if edge is not None and isinstance(edge[0], Node):
+                if edge[0] not in uses:
+                    uses[edge[0]] = 0
+                    stack.append(edge[0])
+                uses[edge[0]] += 1
+    return uses
+
+
+def _walk(edge: Edge, gradient: torch.Tensor, waiting: dict[Node, int], retain_graph: bool) -> None:
+    root, index = edge
+    assert isinstance(root, Node)
+    pending: dict[Node, list[Grad | None]] = {root: [None] * len(root.outputs)}
+    pending[root][index] = gradient
+    ready = [(-root.sequence, root)]
+    while ready:
+        node = heapq.heappop(ready)[1]
+        arrived = pending.pop(node)
+        grads = [_run_hooks(node, i, g) for i, g in enumerate(arrived)]
+        for (target, position), grad, shared in _through(node, grads, retain_graph):
+            if not isinstance(target, Node):
+                if grad is not None:
+                    _to_leaf(target, grad, shared)
+                continue
+            slot = pending.setdefault(target, [None] * len(target.outputs))
+            if grad is not None:
+                slot[position] = _add(slot[position], grad)
+            waiting[target] -= 1
+            if waiting[target] == 0:
+                heapq.heappush(ready, (-target.sequence, target))
+
+
+def _through(
+    node: Node, grads: list[Grad | None], retain_graph: bool
+) -> Iterator[tuple[Edge, Grad | None, bool]]:
+    """The gradients of a node's inputs, each with the edge it goes to and whether its memory is also used elsewhere."""
+    context = node.context
+    assert context is not None
+    if not retain_graph:
+        node.context = None
+    if all(g is None for g in grads):
+        returned: Sequence[Grad | None] = (None,) * len(node.edges)
+    else:
+        result = node.function.backward(context, *grads)
+        returned = result if isinstance(result, tuple) else (result,)
+    if len(returned) != len(node.edges):
+        raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
+    in_use = {_memory(t) for t in (*grads, *context._saved) if t is not None}
+    for edge, meta, grad in zip(node.edges, node.metas, returned, strict=True):
+        if edge is None or meta is None:
+            continue
+        if grad is not None and (tuple(grad.shape), grad.dtype) != meta:
+            raise RuntimeError(
+                f"{node}: backward returned a gradient of shape {list(grad.shape)} and dtype {grad.dtype} "
+                f"for an input of shape {list(meta[0])} and dtype {meta[1]}"
+            )
+        shared = False
+        if grad is not None:
+            shared = _memory(grad) in in_use
+            in_use.add(_memory(grad))
+        yield edge, grad, shared
+
+
+def _memory(grad: Grad) -> int:
+    tensor = grad.values if isinstance(grad, RowGrad) else grad
+    return tensor.untyped_storage().data_ptr()
+
+
+def _run_hooks(node: Node, index: int, grad: Grad | None) -> Grad | None:
+    if grad is None:
+        return None
+    for hook in node.hooks.get(index, {}).values():
+        grad = apply_hook(hook, grad, str(node))
+    reference = node.retained.get(index)
+    tensor = reference() if reference is not None else None
+    if tensor is not None:
+        tensor._grad = _add(tensor._grad, grad)
+    return grad
+
+
+def apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
+    """The gradient after a hook: what it returns, or the gradient as it was when it returns None."""
+    from minidl.tensor import Tensor
+
+    dense = grad.dense() if isinstance(grad, RowGrad) else grad
+    changed = hook(Tensor(dense))
+    if changed is None:
+        return grad
+    if changed.data.shape != dense.shape or changed.data.dtype != dense.dtype:
+        raise RuntimeError(
+            f"{where}: a hook returned shape {list(changed.shape)} and dtype {changed.dtype}, "
+            f"expected {list(dense.shape)} and {dense.dtype}"
+        )
+    return changed.data
+
+
+def _to_leaf(leaf: Tensor, grad: Grad, shared: bool) -> None:
+    for hook in leaf._hooks.values():
+        grad = apply_hook(hook, grad, "gradient of a leaf")
+    if leaf._grad is None and shared and isinstance(grad, torch.Tensor):
+        grad = grad.clone()
+    leaf._grad = _add(leaf._grad, grad)
+
+
+def _add(old: Grad | None, new: Grad) -> Grad:
+    """old + new; either may be rows, and the sum of two is dense."""
+    if old is None:
+        return new
+    a = old.dense() if isinstance(old, RowGrad) else old
+    b = new.dense() if isinstance(new, RowGrad) else new
+    return elementwise.add(a, b)

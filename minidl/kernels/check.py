@@ -1,0 +1,33 @@
+"""Checks that launchers share, with errors that say what was got, what was expected and what to do."""
+
+import torch
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def floating(op: str, **tensors: torch.Tensor) -> None:
+    """Raise TypeError unless every tensor is float16, bfloat16, float32 or float64."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATING:
+            raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected a floating type; convert it with .to()")
+
+
+def same(op: str, **tensors: torch.Tensor) -> None:
+    """Raise TypeError unless all tensors have one dtype, ValueError unless they are on one device."""
+    (first_name, first), *rest = tensors.items()
+    for name, tensor in rest:
+        if tensor.dtype != first.dtype:
+            raise TypeError(
+                f"{op}: {first_name} is {first.dtype} and {name} is {tensor.dtype}; convert one of them with .to()"
+            )
+        if tensor.device != first.device:
+            raise ValueError(
+                f"{op}: {first_name} is on {first.device} and {name} is on {tensor.device}; move one of them with .to()"
+            )
+
+
+def axis(op: str, dim: int, rank: int) -> int:
+    """`dim` counted from the front. Raises IndexError when it is outside [-rank, rank)."""
+    if not -rank <= dim < rank:
+        raise IndexError(f"{op}: dim {dim} is out of range for a tensor of {rank} dimensions")
+    return dim % rank

@@ -1,0 +1,260 @@
+"""The one place that decides how a kernel runs: compiled or interpreted, in which precision, with which tile.
+
+Tile tables are data: `tiles/<family>.json` holds, per target ("interpreted", "sm_80", "sm_90"), a list of
+rules read from the top. A rule is
+
+    {"when": {"dtype": ["float16"], "M_max": 64, "N_min": 16}, "tile": {"BLOCK_M": 64, ...}, "warps": 4, "stages": 3}
+
+with an optional "when" (all of its conditions must hold) and sizes of two to some power. The choice depends on
+dtype and shape alone, so results are the same in every process.
+"""
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import interpret
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+TILE_FOLDER = Path(__file__).parent / "tiles"
+PRECISIONS = ("tf32x3", "ieee", "tf32")
+MAX_GRID = (2**31 - 1, 65535, 65535)
+
+if INTERPRETED:
+    interpret.speed_up()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Block sizes with the number of warps and pipeline stages they were chosen for."""
+
+    sizes: Mapping[str, int]
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def __getitem__(self, name: str) -> int:
+        return self.sizes[name]
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Keyword arguments for `run`: the sizes, num_warps and num_stages."""
+        return {**self.sizes, "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{name.removeprefix('BLOCK_')}={size}" for name, size in self.sizes.items())
+        return f"{sizes} warps={self.num_warps} stages={self.num_stages}"
+
+
+@dataclass
+class _State:
+    precision: str = "tf32x3"
+    target: str | None = None
+    recorder: Callable[..., None] | None = None
+    forced: dict[str, Tile] | None = None
+
+
+_state = _State()
+
+
+def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+    """Launch `kernel` on `grid` programs; an empty grid launches nothing.
+
+    FP fusion is passed explicitly (Triton's default changes between versions). Raises TypeError for bfloat16 in the
+    interpreter and for CPU tensors where kernels are compiled, ValueError for a grid beyond CUDA's limits.
+    """
+    if 0 in grid:
+        return
+    for size, limit in zip(grid, MAX_GRID, strict=False):
+        if size > limit:
+            raise ValueError(f"{kernel.__name__}: a grid of {grid} programs is above the limit {MAX_GRID[: len(grid)]}")
+    meta.setdefault("enable_fp_fusion", True)
+    if _state.recorder is not None:
+        _state.recorder(kernel, grid, args, meta)
+        return
+    device = _check_place(kernel, args)
+    if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
+        kernel[grid](*args, **meta)
+    else:
+        with torch.cuda.device(device):
+            kernel[grid](*args, **meta)
+
+
+def _check_place(kernel: Any, args: tuple[Any, ...]) -> torch.device | None:
+    device = None
+    for value in args:
+        tensor = getattr(value, "base", value)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        device = tensor.device
+        if INTERPRETED and tensor.dtype == torch.bfloat16:
+            raise TypeError(
+                "bfloat16 is not supported on the CPU (Triton's interpreter computes it wrongly): "
+                "use float32 or float16, or a CUDA device"
+            )
+        if not INTERPRETED and device.type != "cuda":
+            raise TypeError(
+                f"{kernel.__name__}: got a tensor on {device}, but kernels are compiled for CUDA in this process; "
+                "move it with .to('cuda'), or set TRITON_INTERPRET=1 before starting Python to run on the CPU"
+            )
+    return device
+
+
+def target() -> str:
+    """The tile table in use: "interpreted", or the newest table that the device's architecture can run."""
+    if _state.target is not None:
+        return _state.target
+    if INTERPRETED:
+        return "interpreted"
+    return _device_target()
+
+
+@functools.cache
+def _device_target() -> str:
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 0):
+        raise RuntimeError(f"minidl needs compute capability 8.0 or above, this device has {capability}")
+    return "sm_90" if capability[0] == 9 else "sm_80"
+
+
+@functools.cache
+def processors() -> int:
+    """Multiprocessors of the device, to size persistent grids and splits; 132 (an H100 or H200) when compiling offline.
+
+    The interpreter runs programs one after another: 1.
+    """
+    if _state.target is not None:
+        return 132
+    return 1 if INTERPRETED else torch.cuda.get_device_properties("cuda").multi_processor_count
+
+
+@functools.cache
+def table(family: str) -> dict[str, list[dict[str, Any]]]:
+    """The tile table of a kernel family, by target. Raises KeyError for an unknown family."""
+    path = TILE_FOLDER / f"{family}.json"
+    if not path.exists():
+        raise KeyError(f"no tile table {path.name}; there are {', '.join(families())}")
+    return json.loads(path.read_text())
+
+
+def families() -> list[str]:
+    """Names of the kernel families that have a tile table."""
+    return sorted(path.stem for path in TILE_FOLDER.glob("*.json"))
+
+
+def tiles(family: str, name: str | None = None) -> list[Tile]:
+    """Every distinct tile of a family in the table `name` (default: the one in use), before clamping to a shape."""
+    found: list[Tile] = []
+    for rule in table(family)[name or target()]:
+        tile_ = _of_rule(rule)
+        if tile_ not in found:
+            found.append(tile_)
+    return found
+
+
+def tile(family: str, dtype: torch.dtype, *, floor: int = 1, **shape: int) -> Tile:
+    """The tile for a problem: `shape` names its extents (M=, N=, K=, ...).
+
+    A size BLOCK_X is cut to the power of two at or above extent X, but not below `floor` (16 for matrix products).
+    A tile forced by `force` is taken as it is.
+    """
+    if _state.forced is not None and family in _state.forced:
+        return _state.forced[family]
+    return _choose(family, target(), str(dtype).removeprefix("torch."), floor, tuple(shape.items()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _choose(family: str, target_: str, dtype: str, floor: int, shape: tuple[tuple[str, int], ...]) -> Tile:
+    extents = dict(shape)
+    for rule in table(family)[target_]:
+        if _holds(rule.get("when", {}), dtype, extents):
+            chosen = _of_rule(rule)
+            sizes = {
+                name: min(size, max(floor, triton.next_power_of_2(max(extents.get(name.removeprefix("BLOCK_"), size), 1))))
+                for name, size in chosen.sizes.items()
+            }
+            return Tile(sizes, chosen.num_warps, chosen.num_stages)
+    raise KeyError(f"the tile table of {family} for {target_} has no rule for {dtype} {extents}")
+
+
+def _holds(when: Mapping[str, Any], dtype: str, extents: Mapping[str, int]) -> bool:
+    for name, value in when.items():
+        if name == "dtype":
+            if dtype not in value:
+                return False
+        elif name.endswith("_max"):
+            if extents[name.removesuffix("_max")] > value:
+                return False
+        elif extents[name.removesuffix("_min")] < value:
+            return False
+    return True
+
+
+def _of_rule(rule: Mapping[str, Any]) -> Tile:
+    return Tile(dict(rule["tile"]), rule.get("warps", 4), rule.get("stages", 3))
+
+
+@contextlib.contextmanager
+def force(**tiles_: Tile) -> Iterator[None]:
+    """Use the given tile for each named family, whatever the shape: for tests and measurements."""
+    before = _state.forced
+    _state.forced = {**(before or {}), **tiles_}
+    try:
+        yield
+    finally:
+        _state.forced = before
+
+
+@contextlib.contextmanager
+def record(recorder: Callable[..., None], target_: str) -> Iterator[None]:
+    """Hand every launch to `recorder(kernel, grid, args, meta)` instead of running it, with the tiles of `target_`.
+
+    For compiling offline: launchers run as usual on tensors of any device, and nothing is computed.
+    """
+    before = _state.recorder, _state.target
+    _state.recorder, _state.target = recorder, target_
+    processors.cache_clear()
+    try:
+        yield
+    finally:
+        _state.recorder, _state.target = before
+        processors.cache_clear()
+
+
+def precision(dtype: torch.dtype) -> str:
+    """`input_precision` for a `tl.dot` of this dtype: the float32 setting for float32, "ieee" for all others."""
+    return _state.precision if dtype == torch.float32 else "ieee"
+
+
+def float32_precision() -> str:
+    """How float32 products are computed: "tf32x3" (default), "ieee" or "tf32"."""
+    return _state.precision
+
+
+def set_float32_precision(name: str) -> None:
+    """Set how float32 matrix products are computed on a GPU.
+
+    "tf32x3" (default) reaches float32 accuracy on tensor cores with three products of tf32 parts, "ieee" uses float32
+    multiply-adds, "tf32" keeps 10 fraction bits of each input. The interpreter always computes as "ieee".
+    Raises ValueError for another name.
+    """
+    if name not in PRECISIONS:
+        raise ValueError(f"unknown float32 precision {name!r}; known: {', '.join(PRECISIONS)}")
+    _state.precision = name
+
+
+def acc(dtype: torch.dtype) -> tl.dtype:
+    """The Triton type in which values of `dtype` are computed and accumulated: float64 for float64, else float32."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def acc_torch(dtype: torch.dtype) -> torch.dtype:
+    """The torch dtype of `acc(dtype)`: for buffers of partial results."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

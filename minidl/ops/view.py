@@ -1,0 +1,218 @@
+"""Views and copies: the same values in another shape. No arithmetic, except the sums that undo a broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minidl.autograd import Function
+from minidl.kernels import check, reduce
+from minidl.tensor import Tensor
+
+
+class Reshape(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        ctx.shape = x.shape
+        return x.reshape(shape)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return dy.reshape(ctx.shape), None
+
+
+class Permute(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+        ctx.dims = dims
+        return x.permute(dims)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        inverse = [0] * len(ctx.dims)
+        for to, source in enumerate(ctx.dims):
+            inverse[source] = to
+        return dy.permute(inverse), None
+
+
+class Expand(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        ctx.shape = x.shape
+        return x.expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return reduce.sum_to(dy, ctx.shape), None
+
+
+class GetItem(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, index: Any) -> torch.Tensor:
+        ctx.shape, ctx.index = x.shape, index
+        return x[index]
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        dx = torch.zeros(ctx.shape, dtype=dy.dtype, device=dy.device)
+        dx[ctx.index].copy_(dy)
+        return dx, None
+
+
+class Cat(Function):
+    @staticmethod
+    def forward(ctx: Any, dim: int, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.dim, ctx.sizes = dim, [part.shape[dim] for part in parts]
+        return torch.cat(parts, dim)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return None, *dy.split(ctx.sizes, ctx.dim)
+
+
+class To(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        ctx.device, ctx.dtype = x.device, x.dtype
+        return x.to(device, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return dy.to(ctx.device, ctx.dtype), None, None
+
+
+class Contiguous(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return dy
+
+
+def _sizes(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
+
+
+def reshape(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """x in another shape with as many elements; one size may be -1. A view where strides allow, else a copy.
+
+    Raises ValueError when the sizes do not fit.
+    """
+    sizes = _sizes(shape)
+    known = 1
+    for size in sizes:
+        known *= size if size != -1 else 1
+    fits = x.numel() == known if -1 not in sizes else sizes.count(-1) == 1 and known > 0 and x.numel() % known == 0
+    if not fits or any(size < -1 for size in sizes):
+        raise ValueError(f"reshape: {list(x.shape)} has {x.numel()} elements, which do not fit {list(sizes)}")
+    return Reshape.apply(x, sizes)
+
+
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """x with the dimensions from start_dim to end_dim (inclusive) made one. A scalar becomes [1]."""
+    if x.ndim == 0:
+        return reshape(x, 1)
+    start, end = check.axis("flatten", start_dim, x.ndim), check.axis("flatten", end_dim, x.ndim)
+    if start > end:
+        raise ValueError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
+    size = 1
+    for extent in x.shape[start : end + 1]:
+        size *= extent
+    return reshape(x, *x.shape[:start], size, *x.shape[end + 1 :])
+
+
+def permute(x: Tensor, *dims: int | Sequence[int]) -> Tensor:
+    """A view of x with its dimensions in the given order. Raises ValueError unless each is named once."""
+    order = tuple(check.axis("permute", d, x.ndim) for d in _sizes(dims))
+    if sorted(order) != list(range(x.ndim)):
+        raise ValueError(f"permute: {list(order)} does not name each of {x.ndim} dimensions once")
+    return Permute.apply(x, order)
+
+
+def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
+    """A view of x with two dimensions exchanged. Raises IndexError for a dimension out of range."""
+    order = list(range(x.ndim))
+    a, b = check.axis("transpose", dim0, x.ndim), check.axis("transpose", dim1, x.ndim)
+    order[a], order[b] = order[b], order[a]
+    return Permute.apply(x, tuple(order))
+
+
+def transposed(x: Tensor) -> Tensor:
+    """A view of x with all its dimensions in reverse order (`x.T`)."""
+    return Permute.apply(x, tuple(reversed(range(x.ndim))))
+
+
+def expand(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """A view of x broadcast to `shape` (-1 keeps a size). Raises ValueError when it does not broadcast."""
+    sizes = _sizes(shape)
+    try:
+        view = x.data.expand(sizes)
+    except RuntimeError as error:
+        raise ValueError(f"expand: {list(x.shape)} does not broadcast to {list(sizes)}") from error
+    return Expand.apply(x, tuple(view.shape))
+
+
+def squeeze(x: Tensor, dim: int | None = None) -> Tensor:
+    """x without its dimensions of size 1, or without `dim` when that has size 1."""
+    drop = None if dim is None else check.axis("squeeze", dim, x.ndim)
+    return Reshape.apply(x, tuple(s for i, s in enumerate(x.shape) if s != 1 or (drop is not None and i != drop)))
+
+
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    """x with a new dimension of size 1 at `dim`."""
+    at = check.axis("unsqueeze", dim, x.ndim + 1)
+    return Reshape.apply(x, (*x.shape[:at], 1, *x.shape[at:]))
+
+
+def getitem(x: Tensor, index: Any) -> Tensor:
+    """A view of x by integers, slices, None and Ellipsis.
+
+    Raises TypeError for any other index (a tensor or list would be a gather), IndexError out of range.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    for part in parts:
+        if isinstance(part, bool) or not (part is None or part is Ellipsis or isinstance(part, int | slice)):
+            raise TypeError(f"a tensor is indexed by integers, slices, None and ..., got {type(part).__name__}")
+    return GetItem.apply(x, index)
+
+
+def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors joined along `dim`; their other sizes and dtypes must be equal. Raises ValueError otherwise."""
+    if not parts:
+        raise ValueError("cat: got no tensors, expected at least one")
+    first = parts[0]
+    at = check.axis("cat", dim, first.ndim)
+    check.same("cat", **{f"parts[{i}]": part.data for i, part in enumerate(parts)})
+    for i, part in enumerate(parts):
+        if part.ndim != first.ndim or any(a != b for j, (a, b) in enumerate(zip(part.shape, first.shape)) if j != at):
+            raise ValueError(
+                f"cat: parts[{i}] has shape {list(part.shape)}, which does not fit {list(first.shape)} along dim {dim}"
+            )
+    return Cat.apply(at, *parts)
+
+
+def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors of one shape joined along a new dimension."""
+    return cat([unsqueeze(part, dim) for part in parts], dim)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """x with its elements in order in memory: itself where they already are, else a copy."""
+    return Contiguous.apply(x)
+
+
+def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """x on another device or in another dtype: to(dtype), to(device), to(device, dtype). Values are rounded."""
+    device, dtype = x.device, x.dtype
+    for arg in (*args, *kwargs.values()):
+        if isinstance(arg, torch.dtype):
+            dtype = arg
+        else:
+            device = torch.device(arg)
+    if x.requires_grad and not dtype.is_floating_point:
+        raise TypeError(f"to: a tensor with a gradient cannot become {dtype}; use .detach() first")
+    return To.apply(x, device, dtype)
