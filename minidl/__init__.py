@@ -5,13 +5,12 @@ loaded when they are first used.
 """
 
 import importlib
-import sys
-import types
 from typing import TYPE_CHECKING
 
 __all__ = [
     "Tensor",
     "__version__",
+    "as_tensor",
     "check_grads",
     "data",
     "draw",
@@ -28,7 +27,7 @@ __all__ = [
     "optim",
     "rand",
     "randn",
-    "tensor",
+    "set_float32_precision",
     "zeros",
 ]
 
@@ -40,18 +39,19 @@ if TYPE_CHECKING:
     from minidl import nn as nn
     from minidl import ops as ops
     from minidl import optim as optim
-    from minidl.autograd import draw as draw
     from minidl.autograd import enable_grad as enable_grad
     from minidl.autograd import is_grad_enabled as is_grad_enabled
     from minidl.autograd import no_grad as no_grad
+    from minidl.drawing import draw as draw
+    from minidl.kernels.launch import set_float32_precision as set_float32_precision
+    from minidl.ops.random import rand as rand
+    from minidl.ops.random import randn as randn
+    from minidl.random import manual_seed as manual_seed
     from minidl.tensor import Tensor as Tensor
+    from minidl.tensor import as_tensor as as_tensor
     from minidl.tensor import from_torch as from_torch
     from minidl.tensor import full as full
-    from minidl.tensor import manual_seed as manual_seed
     from minidl.tensor import ones as ones
-    from minidl.tensor import rand as rand
-    from minidl.tensor import randn as randn
-    from minidl.tensor import tensor as tensor
     from minidl.tensor import zeros as zeros
     from minidl.testing import check_grads as check_grads
 
@@ -59,18 +59,19 @@ _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 
 _HOMES = {
     "Tensor": "minidl.tensor",
+    "as_tensor": "minidl.tensor",
     "check_grads": "minidl.testing",
-    "draw": "minidl.autograd",
+    "draw": "minidl.drawing",
     "enable_grad": "minidl.autograd",
     "from_torch": "minidl.tensor",
     "full": "minidl.tensor",
     "is_grad_enabled": "minidl.autograd",
-    "manual_seed": "minidl.tensor",
+    "manual_seed": "minidl.random",
     "no_grad": "minidl.autograd",
     "ones": "minidl.tensor",
-    "rand": "minidl.tensor",
-    "randn": "minidl.tensor",
-    "tensor": "minidl.tensor",
+    "rand": "minidl.ops.random",
+    "randn": "minidl.ops.random",
+    "set_float32_precision": "minidl.kernels.launch",
     "zeros": "minidl.tensor",
 }
 
@@ -88,14 +89,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(types.ModuleType):
-    """Keeps `minidl.tensor` the function: importing the module of that name would put the module there."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, types.ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -246,9 +246,7 @@ def _walk(edge: Edge, gradient: torch.Tensor, waiting: dict[Node, int], retain_g
                 heapq.heappush(ready, (-target.sequence, target))
 
 
-def _through(
-    node: Node, grads: list[Grad | None], retain_graph: bool
-) -> Iterator[tuple[Edge, Grad | None, bool]]:
+def _through(node: Node, grads: list[Grad | None], retain_graph: bool) -> Iterator[tuple[Edge, Grad | None, bool]]:
     """The gradients of a node's inputs, each with the edge it goes to and whether its memory is also used elsewhere."""
     context = node.context
     assert context is not None

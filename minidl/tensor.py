@@ -31,7 +31,7 @@ class Tensor:
     """An n-dimensional array that remembers how it was made.
 
     `data` is the torch tensor underneath. With `requires_grad`, operations on it are recorded and
-    `backward()` fills `grad`. Raises TypeError for data that is not a torch tensor (see `minidl.tensor`) and for
+    `backward()` fills `grad`. Raises TypeError for data that is not a torch tensor (see `minidl.as_tensor`) and for
     gradients of integers.
     """
 
@@ -39,7 +39,7 @@ class Tensor:
 
     def __init__(self, data: torch.Tensor, requires_grad: bool = False) -> None:
         if not isinstance(data, torch.Tensor):
-            raise TypeError(f"Tensor wraps a torch tensor, got {type(data).__name__}; use minidl.tensor(...)")
+            raise TypeError(f"Tensor wraps a torch tensor, got {type(data).__name__}; use minidl.as_tensor(...)")
         self.data = data.detach()
         self.name = ""
         self._grad: Grad | None = None
@@ -350,21 +350,20 @@ def from_torch(data: torch.Tensor, requires_grad: bool = False) -> Tensor:
     return Tensor(data, requires_grad)
 
 
-def tensor(
+def as_tensor(
     data: Any,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor with a copy of `data`: numbers, nested lists, a NumPy array, a torch tensor or a Tensor.
+    """A Tensor over `data`: numbers, nested lists, a NumPy array, a torch tensor or a Tensor, sharing memory if it can.
 
     Python floats become float32. The device is where kernels run unless named. Raises TypeError or ValueError for
     data without a regular shape.
     """
     if isinstance(data, Tensor):
         data = data.data
-    made = torch.as_tensor(data, dtype=dtype).detach()
-    return Tensor(made.to(device or default_device(), copy=True), requires_grad)
+    return Tensor(torch.as_tensor(data, dtype=dtype, device=device or default_device()), requires_grad)
 
 
 def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:

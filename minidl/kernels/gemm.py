@@ -163,7 +163,9 @@ def gemm(
     # A dimension of size 1 or 0 has no meaningful stride, and TMA needs a real one.
     tma = not batched and min(M, N, K) > 0 and _has_box(a) and _has_box(b)
     if form == "tma" and not tma:
-        raise ValueError("gemm: the TMA form needs two 2-D operands of 16-bit or float32 values with 16-byte aligned rows")
+        raise ValueError(
+            "gemm: the TMA form needs two 2-D operands, not float64, with 16-byte aligned rows"
+        )
     use_tma = tma if form is None else form == "tma"
     family = "gemm" if use_tma else "gemm_pointer"
     tile = launch.tile(family, a.dtype, floor=16, M=M, N=N, K=K)

@@ -11,6 +11,22 @@ from minidl.autograd import Function
 from minidl.kernels import check, reduce
 from minidl.tensor import Tensor
 
+__all__ = [
+    "cat",
+    "contiguous",
+    "expand",
+    "flatten",
+    "getitem",
+    "permute",
+    "reshape",
+    "squeeze",
+    "stack",
+    "to",
+    "transpose",
+    "transposed",
+    "unsqueeze",
+]
+
 
 class Reshape(Function):
     @staticmethod

@@ -1,0 +1,36 @@
+"""Layers and models' building blocks, with torch's names where torch has the thing."""
+
+from minidl.nn import init
+from minidl.nn.layers import (
+    GELU,
+    MLP,
+    Dropout,
+    Flatten,
+    LeakyReLU,
+    Linear,
+    ReLU,
+    Sequential,
+    Sigmoid,
+    SiLU,
+    SparseLinear,
+    Tanh,
+)
+from minidl.nn.module import Module, Parameter
+
+__all__ = [
+    "GELU",
+    "MLP",
+    "Dropout",
+    "Flatten",
+    "LeakyReLU",
+    "Linear",
+    "Module",
+    "Parameter",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "SparseLinear",
+    "Tanh",
+    "init",
+]

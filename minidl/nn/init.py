@@ -1,0 +1,91 @@
+"""Initial values, filled in place by counter-based random kernels: the same seed gives the same weights anywhere.
+
+Kaiming: He et al., arXiv 1502.01852. Xavier: Glorot and Bengio, AISTATS 2010.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from minidl import random
+from minidl.kernels import random as kernels
+from minidl.tensor import Tensor
+
+GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5.0 / 3.0, "relu": math.sqrt(2.0)}
+
+
+def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
+    """By how much to scale weights before a nonlinearity so that the spread of values is kept.
+
+    Raises ValueError for a name other than linear, sigmoid, tanh, relu and leaky_relu (param: its slope, 0.01).
+    """
+    if nonlinearity == "leaky_relu":
+        slope = 0.01 if param is None else param
+        return math.sqrt(2.0 / (1.0 + slope**2))
+    if nonlinearity not in GAINS:
+        raise ValueError(f"unknown nonlinearity {nonlinearity!r}; known: {', '.join(GAINS)}, leaky_relu")
+    return GAINS[nonlinearity]
+
+
+def fans(shape: Sequence[int]) -> tuple[int, int]:
+    """(fan_in, fan_out) of a weight [out, in, ...]. Raises ValueError for fewer than two dimensions."""
+    if len(shape) < 2:
+        raise ValueError(f"fan in and out need at least two dimensions, got shape {list(shape)}")
+    field = math.prod(shape[2:])
+    return shape[1] * field, shape[0] * field
+
+
+def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0, seed: int | None = None) -> Tensor:
+    """Fill with values drawn evenly from [low, high)."""
+    kernels.uniform_(tensor.data, low, high, *random.key(seed))
+    return tensor
+
+
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, seed: int | None = None) -> Tensor:
+    """Fill with normally distributed values."""
+    kernels.normal_(tensor.data, mean, std, *random.key(seed))
+    return tensor
+
+
+def constant_(tensor: Tensor, value: float) -> Tensor:
+    """Fill with one value."""
+    tensor.data.fill_(value)
+    return tensor
+
+
+def zeros_(tensor: Tensor) -> Tensor:
+    """Fill with zeros."""
+    return constant_(tensor, 0.0)
+
+
+def kaiming_uniform_(
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", seed: int | None = None
+) -> Tensor:
+    """Uniform in +-gain sqrt(3 / fan): keeps the spread of values through layers with relu-like activations."""
+    bound = calculate_gain(nonlinearity, a) * math.sqrt(3.0 / max(1, _fan(tensor, mode)))
+    return uniform_(tensor, -bound, bound, seed)
+
+
+def kaiming_normal_(
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", seed: int | None = None
+) -> Tensor:
+    """Normal with standard deviation gain / sqrt(fan)."""
+    return normal_(tensor, 0.0, calculate_gain(nonlinearity, a) / math.sqrt(max(1, _fan(tensor, mode))), seed)
+
+
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0, seed: int | None = None) -> Tensor:
+    """Uniform in +-gain sqrt(6 / (fan_in + fan_out)): balances the spread forwards and backwards."""
+    bound = gain * math.sqrt(6.0 / max(1, sum(fans(tensor.shape))))
+    return uniform_(tensor, -bound, bound, seed)
+
+
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, seed: int | None = None) -> Tensor:
+    """Normal with standard deviation gain sqrt(2 / (fan_in + fan_out))."""
+    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / max(1, sum(fans(tensor.shape)))), seed)
+
+
+def _fan(tensor: Tensor, mode: str) -> int:
+    if mode not in ("fan_in", "fan_out"):
+        raise ValueError(f"unknown mode {mode!r}; known: fan_in, fan_out")
+    return fans(tensor.shape)[mode == "fan_out"]

@@ -1,0 +1,220 @@
+"""Module: parameters, buffers and sub-modules under names, as torch has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from minidl.tensor import Tensor
+
+M = TypeVar("M", bound="Module")
+
+
+class Parameter(Tensor):
+    """A Tensor that a Module trains: its gradient is recorded, and it is found by `parameters()`."""
+
+    __slots__ = ()
+
+    def __init__(self, data: Tensor | torch.Tensor, requires_grad: bool = True) -> None:
+        super().__init__(data.data if isinstance(data, Tensor) else data, requires_grad)
+
+
+class Module:
+    """Base of layers and models. Assigning a Parameter, a Module or a registered buffer to an attribute names it.
+
+    A subclass defines `forward`; calling the module runs it.
+    """
+
+    training: bool
+
+    def __init__(self) -> None:
+        self.__dict__["_parameters"] = {}
+        self.__dict__["_buffers"] = {}
+        self.__dict__["_modules"] = {}
+        self.__dict__["training"] = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes."""
+        raise NotImplementedError(f"{type(self).__name__} does not define forward()")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_parameters" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__}: call super().__init__() before setting {name!r}")
+        registry = None
+        if isinstance(value, Parameter):
+            registry = self._parameters
+        elif isinstance(value, Module):
+            registry = self._modules
+        elif name in self._buffers and (value is None or isinstance(value, Tensor)):
+            registry = self._buffers
+        elif name in self._parameters and value is not None:
+            raise TypeError(f"{type(self).__name__}.{name} is a parameter; assign a Parameter or None")
+        for other in (self._parameters, self._buffers, self._modules, self.__dict__):
+            if other is not registry:
+                other.pop(name, None)
+        if registry is None:
+            self.__dict__[name] = value
+        else:
+            registry[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        for registry in ("_parameters", "_buffers", "_modules"):
+            if name in self.__dict__.get(registry, {}):
+                return self.__dict__[registry][name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        for registry in (self._parameters, self._buffers, self._modules):
+            if name in registry:
+                del registry[name]
+                return
+        super().__delattr__(name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
+
+    def register_buffer(self, name: str, tensor: Tensor | None) -> None:
+        """Keep a tensor that is saved with the module but not trained."""
+        self.__dict__.pop(name, None)
+        self._buffers[name] = tensor
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all below it, each once, with dotted names."""
+        seen: set[int] = set()
+        stack: list[tuple[str, Module]] = [(prefix, self)]
+        while stack:
+            name, module = stack.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            yield name, module
+            stack.extend(
+                (f"{name}.{child}" if name else child, sub) for child, sub in reversed(module._modules.items())
+            )
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it."""
+        return (module for _, module in self.named_modules())
+
+    def children(self) -> Iterator[Module]:
+        """The modules directly below this one."""
+        return iter(self._modules.values())
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Every parameter once, with its dotted name, in order of assignment."""
+        return self._named("_parameters")
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Every parameter once."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Every buffer once, with its dotted name."""
+        return self._named("_buffers")
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Every buffer once."""
+        return (buffer for _, buffer in self.named_buffers())
+
+    def _named(self, registry: str) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        for prefix, module in self.named_modules():
+            for name, tensor in module.__dict__[registry].items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield (f"{prefix}.{name}" if prefix else name), tensor
+
+    def num_parameters(self) -> int:
+        """Number of trained values."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def train(self: M, mode: bool = True) -> M:
+        """Set training mode here and below (dropout acts only in it)."""
+        for module in self.modules():
+            module.__dict__["training"] = mode
+        return self
+
+    def eval(self: M) -> M:
+        """Set evaluation mode here and below."""
+        return self.train(False)
+
+    def requires_grad_(self: M, value: bool = True) -> M:
+        """Set for every parameter whether its gradient is recorded."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(value)
+        return self
+
+    def zero_grad(self) -> None:
+        """Forget the gradient of every parameter."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def apply(self: M, function: Callable[[Module], None]) -> M:
+        """Call `function` on every module, this one first."""
+        for module in self.modules():
+            function(module)
+        return self
+
+    def to(self: M, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> M:
+        """Move parameters and floating buffers in place to a device, a dtype or both. Gradients are forgotten."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        for tensor in (*self.parameters(), *self.buffers()):
+            to_dtype = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
+            tensor.data = tensor.data.to(device or tensor.device, to_dtype)
+            tensor.grad = None
+        return self
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Name to torch tensor for every parameter and buffer, sharing memory. A name per place: shared ones repeat."""
+        return {name: tensor.data for name, tensor in self._places()}
+
+    def _places(self) -> Iterator[tuple[str, Tensor]]:
+        stack: list[tuple[str, Module]] = [("", self)]
+        while stack:
+            prefix, module = stack.pop()
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    yield prefix + name, tensor
+            stack.extend((f"{prefix}{child}.", sub) for child, sub in reversed(module._modules.items()))
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor | Tensor], strict: bool = True) -> None:
+        """Copy values into parameters and buffers by name, converting dtype and device.
+
+        Nothing is changed unless all of it fits. Raises KeyError for missing names, and for unknown ones when `strict`;
+        ValueError for a different shape.
+        """
+        places = dict(self._places())
+        missing = [name for name in places if name not in state]
+        unknown = [name for name in state if name not in places]
+        if strict and (missing or unknown):
+            raise KeyError(
+                f"state_dict does not fit {type(self).__name__}: missing {missing or 'nothing'}, "
+                f"unknown {unknown or 'nothing'}; pass strict=False to load what fits"
+            )
+        wrong = [
+            f"{name} is {list(state[name].shape)}, expected {list(tensor.shape)}"
+            for name, tensor in places.items()
+            if name in state and state[name].shape != tensor.shape
+        ]
+        if wrong:
+            raise ValueError(f"state_dict does not fit {type(self).__name__}: {'; '.join(wrong)}")
+        for name, tensor in places.items():
+            if name in state:
+                source = state[name]
+                tensor.data.copy_(source.data if isinstance(source, Tensor) else source)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows between the parentheses of a module without sub-modules."""
+        return ""
+
+    def __repr__(self) -> str:
+        lines = [f"({name}): " + repr(module).replace("\n", "\n  ") for name, module in self._modules.items()]
+        if not lines:
+            return f"{type(self).__name__}({self.extra_repr()})"
+        return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"

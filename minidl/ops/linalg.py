@@ -1,0 +1,117 @@
+"""Matrix products: `matmul` as torch has it, and `linear` with bias and activation in the product's epilogue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minidl.autograd import Function
+from minidl.kernels import activation, bias_act, gemm, reduce
+from minidl.kernels.activation import Activation
+from minidl.ops import view
+from minidl.tensor import Tensor
+
+__all__ = ["linear", "matmul"]
+
+
+class MatMul(Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ctx.save(a, b)
+        return gemm.gemm(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        a, b = ctx.saved
+        da = gemm.gemm(dy, b.mT) if ctx.needs[0] else None
+        db = gemm.gemm(a.mT, dy) if ctx.needs[1] else None
+        return da, db
+
+
+class Linear(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: Activation
+    ) -> torch.Tensor:
+        name, _ = activation.parse(act)
+        ctx.act, ctx.from_output = act, name in activation.FROM_OUTPUT
+        if ctx.from_output or not any(ctx.needs):
+            y = gemm.gemm(x, weight.t(), bias, act)
+            ctx.save(x, weight, None if name is None else y)
+            return y
+        y, z = gemm.gemm(x, weight.t(), bias, act, preactivation=True)
+        ctx.save(x, weight, z)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        x, weight, kept = ctx.saved
+        if kept is None:
+            dz, db = dy, reduce.sum_rows(dy) if ctx.needs[2] else None
+        else:
+            dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
+        dx = gemm.gemm(dz, weight) if ctx.needs[0] else None
+        dw = gemm.gemm(dz.t(), x) if ctx.needs[1] else None
+        return dx, dw, db, None
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product of the last two dimensions, broadcasting those before them.
+
+    Shapes: [..., M, K] and [..., K, N] -> [..., M, N]; a vector counts as one row (left) or one column (right) and
+    that dimension is dropped from the result. Raises ValueError for shapes that do not fit or a scalar, TypeError for
+    different dtypes.
+    """
+    if a.ndim == 0 or b.ndim == 0:
+        raise ValueError(
+            f"matmul: got shapes {list(a.shape)} and {list(b.shape)}, expected at least one dimension each"
+        )
+    if a.ndim == 1:
+        return view.squeeze(matmul(view.unsqueeze(a, 0), b), -2 if b.ndim > 1 else 0)
+    if b.ndim == 1:
+        return view.squeeze(matmul(a, view.unsqueeze(b, 1)), -1)
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"matmul: shapes {list(a.shape)} and {list(b.shape)} do not fit: "
+            f"the last of the left ({a.shape[-1]}) must equal the next to last of the right ({b.shape[-2]})"
+        )
+    M, K, N = a.shape[-2], a.shape[-1], b.shape[-1]
+    if b.ndim == 2:
+        rows = 1
+        for extent in a.shape[:-1]:
+            rows *= extent
+        return view.reshape(MatMul.apply(view.reshape(a, rows, K), b), *a.shape[:-1], N)
+    try:
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except RuntimeError as error:
+        raise ValueError(f"matmul: batches of {list(a.shape)} and {list(b.shape)} do not broadcast") from error
+    count = 1
+    for extent in batch:
+        count *= extent
+    left = view.reshape(view.expand(a, *batch, M, K), count, M, K)
+    right = view.reshape(view.expand(b, *batch, K, N), count, K, N)
+    return view.reshape(MatMul.apply(left, right), *batch, M, N)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activation = None) -> Tensor:
+    """act(x weight^T + bias), in one kernel.
+
+    Shapes: x [..., in], weight [out, in], bias [out] -> [..., out], in x's dtype.
+    act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh" or "silu".
+    Raises ValueError for shapes that do not fit or an unknown activation, TypeError for different dtypes.
+    """
+    if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"linear: x has shape {list(x.shape)}, weight {list(weight.shape)}; "
+            "expected x [..., in] and weight [out, in]"
+        )
+    if bias is not None and list(bias.shape) != [weight.shape[0]]:
+        raise ValueError(f"linear: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]")
+    if x.ndim == 2:
+        return Linear.apply(x, weight, bias, act)
+    rows = 1
+    for extent in x.shape[:-1]:
+        rows *= extent
+    y = Linear.apply(view.reshape(x, rows, x.shape[-1]), weight, bias, act)
+    return view.reshape(y, *x.shape[:-1], weight.shape[0])
