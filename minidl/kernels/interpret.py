@@ -2,7 +2,8 @@
 
 The interpreter replaces the functions of `triton.language` at every launch and again at every call of a helper such
 as `tl.sum` (about 200 us each), and computes each int32 sum twice to look for overflow. A process that interprets
-never compiles, so the replacement is done once and kept; the overflow check only acts in debug mode.
+never compiles, so the replacement is done once and kept; the overflow check only acts in debug mode. NumPy's warnings
+about infinities and NaN are silenced during a launch: a GPU gives none.
 Measured on two cores: 2 to 2.5 times faster with small tiles.
 """
 
@@ -25,6 +26,7 @@ def speed_up() -> None:
     tl.tensor.__index__ = lambda self: int(self.handle.data.reshape(()))
     interpreter._patch_lang = lambda fn: _Kept()
     interpreter.InterpretedFunction.__call__ = _call_helper
+    interpreter.GridExecutor.__call__ = _without_warnings(interpreter.GridExecutor.__call__)
 
 
 def _sees_the_whole_language() -> None:
@@ -36,3 +38,11 @@ core = tl.core
 
 def _call_helper(function, *args, **kwargs):
     return function.rewrite()(*args, **kwargs)
+
+
+def _without_warnings(call):
+    def quiet(executor, *args, **kwargs):
+        with interpreter.np.errstate(all="ignore"):
+            return call(executor, *args, **kwargs)
+
+    return quiet
