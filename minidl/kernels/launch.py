@@ -149,13 +149,22 @@ def families() -> list[str]:
     return sorted(path.stem for path in TILE_FOLDER.glob("*.json"))
 
 
-def tiles(family: str, name: str | None = None) -> list[Tile]:
-    """Every distinct tile of a family in the table `name` (default: the one in use), before clamping to a shape."""
+def tiles(family: str, name: str | None = None, dtype: torch.dtype | None = None) -> list[Tile]:
+    """Every distinct tile of a family in the table `name` (default: the one in use), before clamping to a shape.
+
+    With `dtype`, only the tiles that it can get at some shape: a rule without other conditions hides those after it.
+    """
     found: list[Tile] = []
+    wanted = str(dtype).removeprefix("torch.")
     for rule in table(family)[name or target()]:
+        when = rule.get("when", {})
+        if dtype is not None and wanted not in when.get("dtype", [wanted]):
+            continue
         tile_ = _of_rule(rule)
         if tile_ not in found:
             found.append(tile_)
+        if dtype is not None and not set(when) - {"dtype"}:
+            break
     return found
 
 
@@ -177,7 +186,9 @@ def _choose(family: str, target_: str, dtype: str, floor: int, shape: tuple[tupl
         if _holds(rule.get("when", {}), dtype, extents):
             chosen = _of_rule(rule)
             sizes = {
-                name: min(size, max(floor, triton.next_power_of_2(max(extents.get(name.removeprefix("BLOCK_"), size), 1))))
+                name: min(
+                    size, max(floor, triton.next_power_of_2(max(extents.get(name.removeprefix("BLOCK_"), size), 1)))
+                )
                 for name, size in chosen.sizes.items()
             }
             return Tile(sizes, chosen.num_warps, chosen.num_stages)
