@@ -1,0 +1,449 @@
+"""Arithmetic element by element, with broadcasting: y = f(a), f(a, b) or f(a, b, c), and the gradients.
+
+    a, b, c   any shapes that broadcast, any strides; Python numbers may stand for operands
+    y         the broadcast shape, contiguous, in the operands' dtype; torch.bool for comparisons
+
+Floating values are computed in float32 (float64 for float64, and for powers) and rounded once at the end. Integers
+are computed in their own type. The gradient of f is one more such function of dy and what was kept, so one pair of
+kernels serves all: neighbouring dimensions are merged on the host where the strides of every operand allow it, which
+leaves a single contiguous run in the common case, and otherwise a grid of two-dimensional tiles.
+At ties and kinks the gradients follow torch: equal operands of maximum share the gradient, |x| has 0 at 0.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import activation, check, launch
+from minidl.kernels.activation import Activation, activate, activate_grad, activate_grad_from_output
+
+Operand = torch.Tensor | float | int | bool
+
+# One operand.
+COPY = tl.constexpr(0)
+NEG = tl.constexpr(1)
+ABS = tl.constexpr(2)
+EXP = tl.constexpr(3)
+LOG = tl.constexpr(4)
+SQRT = tl.constexpr(5)
+SQUARE = tl.constexpr(6)
+RECIPROCAL = tl.constexpr(7)
+SIGN = tl.constexpr(8)
+ACTIVATE = tl.constexpr(9)
+# Two.
+ADD = tl.constexpr(20)
+SUB = tl.constexpr(21)
+MUL = tl.constexpr(22)
+DIV = tl.constexpr(23)
+POW = tl.constexpr(24)
+MAXIMUM = tl.constexpr(25)
+MINIMUM = tl.constexpr(26)
+EQ = tl.constexpr(27)
+NE = tl.constexpr(28)
+LT = tl.constexpr(29)
+LE = tl.constexpr(30)
+GT = tl.constexpr(31)
+GE = tl.constexpr(32)
+# dy and what the operation kept.
+ABS_GRAD = tl.constexpr(40)
+SQRT_GRAD = tl.constexpr(41)
+SQUARE_GRAD = tl.constexpr(42)
+RECIPROCAL_GRAD = tl.constexpr(43)
+ACTIVATE_GRAD = tl.constexpr(44)
+ACTIVATE_GRAD_FROM_OUTPUT = tl.constexpr(45)
+# Three.
+WHERE = tl.constexpr(60)
+CLAMP = tl.constexpr(61)
+DIV_GRAD_B = tl.constexpr(62)
+POW_GRAD_A = tl.constexpr(63)
+POW_GRAD_B = tl.constexpr(64)
+MAXIMUM_GRAD = tl.constexpr(65)
+MINIMUM_GRAD = tl.constexpr(66)
+PASS_GE = tl.constexpr(67)
+PASS_LE = tl.constexpr(68)
+NORM_GRAD = tl.constexpr(69)
+AMAX_GRAD = tl.constexpr(70)
+
+COMPARISONS = (EQ, NE, LT, LE, GT, GE)
+
+
+@triton.jit
+def divide(a, b):
+    """a / b, correctly rounded also in float32 (a compiled `/` is off by up to 2 units in the last place)."""
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:
+        return a / b
+
+
+@triton.jit
+def root(x):
+    """sqrt(x), correctly rounded."""
+    if x.dtype == tl.float32:
+        return tl.sqrt_rn(x)
+    else:
+        return tl.sqrt(x)
+
+
+@triton.jit
+def power(a, b):
+    """a to the power b in float64 as exp(b log|a|), with the signs and exceptions of C's pow."""
+    a = a.to(tl.float64)
+    b = b.to(tl.float64)
+    size = tl.exp(b * tl.log(tl.abs(a)))
+    half = b * 0.5
+    odd = (tl.floor(b) == b) & (tl.floor(half) != half)
+    negative = a < 0.0
+    size = tl.where(negative & odd, -size, size)
+    size = tl.where(negative & (tl.floor(b) != b) & (a > float("-inf")), float("nan"), size)
+    return tl.where((b == 0.0) | (a == 1.0) | ((a == -1.0) & (tl.abs(b) == float("inf"))), 1.0, size)
+
+
+@triton.jit
+def function_of_1(a, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
+    if OP == NEG:
+        return a * -1  # a compiled minus is 0 - a, which loses the sign of 0
+    elif OP == ABS:
+        return tl.abs(a)
+    elif OP == EXP:
+        return tl.exp(a)
+    elif OP == LOG:
+        return tl.log(a)
+    elif OP == SQRT:
+        return root(a)
+    elif OP == SQUARE:
+        return a * a
+    elif OP == RECIPROCAL:
+        return divide(tl.full(a.shape, 1.0, a.dtype), a)
+    elif OP == SIGN:
+        return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
+    elif OP == ACTIVATE:
+        return activate(a, ACT, SLOPE)
+    else:
+        return a
+
+
+@triton.jit
+def function_of_2(a, b, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
+    if OP == ADD:
+        return a + b
+    elif OP == SUB:
+        return a - b
+    elif OP == MUL:
+        return a * b
+    elif OP == DIV:
+        return divide(a, b)
+    elif OP == POW:
+        return power(a, b)
+    elif OP == MAXIMUM:
+        return tl.where((a > b) | (a != a), a, b)
+    elif OP == MINIMUM:
+        return tl.where((a < b) | (a != a), a, b)
+    elif OP == EQ:
+        return a == b
+    elif OP == NE:
+        return a != b
+    elif OP == LT:
+        return a < b
+    elif OP == LE:
+        return a <= b
+    elif OP == GT:
+        return a > b
+    elif OP == GE:
+        return a >= b
+    elif OP == ABS_GRAD:
+        return a * ((b > 0).to(a.dtype) - (b < 0).to(a.dtype))
+    elif OP == SQRT_GRAD:
+        return divide(a, 2.0 * b)
+    elif OP == SQUARE_GRAD:
+        return a * (2.0 * b)
+    elif OP == RECIPROCAL_GRAD:
+        return -a * b * b
+    elif OP == ACTIVATE_GRAD:
+        return a * activate_grad(b, ACT, SLOPE)
+    else:
+        return a * activate_grad_from_output(b, ACT, SLOPE)
+
+
+@triton.jit
+def function_of_3(a, b, c, OP: tl.constexpr):
+    if OP == WHERE:
+        return tl.where(a, b, c)
+    elif OP == CLAMP:
+        raised = tl.where(a < b, b, a)
+        return tl.where(raised > c, c, raised)
+    elif OP == DIV_GRAD_B:
+        return -a * divide(divide(b, c), c)
+    elif OP == POW_GRAD_A:
+        wide = c.to(tl.float64)
+        return tl.where(c == 0, 0.0, a.to(tl.float64) * (wide * power(b, wide - 1.0)))
+    elif OP == POW_GRAD_B:
+        wide = b.to(tl.float64)
+        return a.to(tl.float64) * tl.where((b == 0) & (c >= 0), 0.0, power(b, c) * tl.log(wide))
+    elif OP == MAXIMUM_GRAD:
+        return tl.where(b == c, a * 0.5, tl.where(b < c, 0.0, a))
+    elif OP == MINIMUM_GRAD:
+        return tl.where(b == c, a * 0.5, tl.where(b > c, 0.0, a))
+    elif OP == PASS_GE:
+        return tl.where(b >= c, a, 0.0)
+    elif OP == PASS_LE:
+        return tl.where(b <= c, a, 0.0)
+    elif OP == NORM_GRAD:
+        return tl.where(c == 0, 0.0, a * divide(b, c))
+    else:
+        return a * (b == c).to(a.dtype)
+
+
+@triton.jit
+def function(a, b, c, OP: tl.constexpr, OPERANDS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
+    if OPERANDS == 1:
+        return function_of_1(a, OP, ACT, SLOPE)
+    elif OPERANDS == 2:
+        return function_of_2(a, b, OP, ACT, SLOPE)
+    else:
+        return function_of_3(a, b, c, OP)
+
+
+@triton.jit
+def load_run(p, o, m, SCALAR: tl.constexpr, ACC: tl.constexpr):
+    """A run of an operand, or its one value."""
+    if SCALAR:
+        return tl.load(p + tl.zeros_like(o)).to(ACC)
+    else:
+        return tl.load(p + o, mask=m, other=0).to(ACC)
+
+
+@triton.jit
+def flat_kernel(
+    p_a, p_b, p_c, p_y, N,
+    OP: tl.constexpr, OPERANDS: tl.constexpr, SCALARS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
+    ACC: tl.constexpr, ACC_A: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """N elements in order; bit i of SCALARS says that operand i is a single value."""
+    o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o < N
+    b_a = load_run(p_a, o, m, SCALARS & 1, ACC_A)  # [BLOCK_N]
+    b_b = b_a
+    b_c = b_a
+    if OPERANDS > 1:
+        b_b = load_run(p_b, o, m, SCALARS & 2, ACC)
+    if OPERANDS > 2:
+        b_c = load_run(p_c, o, m, SCALARS & 4, ACC)
+    b_y = function(b_a, b_b, b_c, OP, OPERANDS, ACT, SLOPE)
+    tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def tile_kernel(
+    p_a, p_b, p_c, p_y, M, N, D1, D2, D3,
+    s_am, s_an, s_a0, s_a1, s_a2, s_a3, s_bm, s_bn, s_b0, s_b1, s_b2, s_b3,
+    s_cm, s_cn, s_c0, s_c1, s_c2, s_c3, s_ym, s_yn, s_y0, s_y1, s_y2, s_y3,
+    OP: tl.constexpr, OPERANDS: tl.constexpr, OUTER: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
+    ACC: tl.constexpr, ACC_A: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Tiles of an [M, N] plane, for each position of up to four outer dimensions [D0, D1, D2, D3]."""
+    i_m = tl.program_id(0) % tl.cdiv(M, BLOCK_M)
+    rest = tl.program_id(0) // tl.cdiv(M, BLOCK_M)
+    i_n = rest % tl.cdiv(N, BLOCK_N)
+    rest = rest // tl.cdiv(N, BLOCK_N)
+    if OUTER:
+        i_3 = (rest % D3).to(tl.int64)
+        rest = rest // D3
+        i_2 = (rest % D2).to(tl.int64)
+        rest = rest // D2
+        i_1 = (rest % D1).to(tl.int64)
+        i_0 = (rest // D1).to(tl.int64)
+        p_a += i_0 * s_a0 + i_1 * s_a1 + i_2 * s_a2 + i_3 * s_a3
+        p_y += i_0 * s_y0 + i_1 * s_y1 + i_2 * s_y2 + i_3 * s_y3
+        if OPERANDS > 1:
+            p_b += i_0 * s_b0 + i_1 * s_b1 + i_2 * s_b2 + i_3 * s_b3
+        if OPERANDS > 2:
+            p_c += i_0 * s_c0 + i_1 * s_c1 + i_2 * s_c2 + i_3 * s_c3
+    o_m = i_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    o_n = i_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    m = (o_m < M) & (o_n < N)
+    b_a = tl.load(p_a + o_m * s_am + o_n * s_an, mask=m, other=0).to(ACC_A)  # [BLOCK_M, BLOCK_N]
+    b_b = b_a
+    b_c = b_a
+    if OPERANDS > 1:
+        b_b = tl.load(p_b + o_m * s_bm + o_n * s_bn, mask=m, other=0).to(ACC)
+    if OPERANDS > 2:
+        b_c = tl.load(p_c + o_m * s_cm + o_n * s_cn, mask=m, other=0).to(ACC)
+    b_y = function(b_a, b_b, b_c, OP, OPERANDS, ACT, SLOPE)
+    tl.store(p_y + o_m * s_ym + o_n * s_yn, b_y.to(p_y.dtype.element_ty), mask=m)
+
+
+def add(a: Operand, b: Operand) -> torch.Tensor:
+    """a + b."""
+    return _compute("add", ADD, a, b, integers=True)
+
+
+def sub(a: Operand, b: Operand) -> torch.Tensor:
+    """a - b."""
+    return _compute("sub", SUB, a, b, integers=True)
+
+
+def mul(a: Operand, b: Operand) -> torch.Tensor:
+    """a * b."""
+    return _compute("mul", MUL, a, b, integers=True)
+
+
+def div(a: Operand, b: Operand) -> torch.Tensor:
+    """a / b, for floating types."""
+    return _compute("div", DIV, a, b)
+
+
+_INTEGERS = {
+    torch.int64: tl.int64,
+    torch.int32: tl.int32,
+    torch.int16: tl.int16,
+    torch.int8: tl.int8,
+    torch.uint8: tl.uint8,
+}
+MAX_OUTER = 4
+
+
+def _compute(
+    name: str,
+    op: tl.constexpr,
+    *operands: Operand,
+    integers: bool = False,
+    act: Activation = None,
+    condition: bool = False,
+) -> torch.Tensor:
+    """f of up to three operands. With `condition`, the first is a torch.bool tensor beside operands of one dtype."""
+    first = _first_tensor(name, operands[1:] if condition else operands)
+    dtype, device = first.dtype, first.device
+    comparison = op in COMPARISONS
+    acc = _acc(name, dtype, integers, comparison)
+    tensors = [
+        _operand(name, x, first, condition and i == 0) if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device)
+        for i, x in enumerate(operands)
+    ]
+    shape = broadcast(name, [x.shape for x in tensors])
+    y = torch.empty(shape, dtype=torch.bool if comparison else dtype, device=device)
+    activation_, slope = activation.parse(act)
+    flags = {
+        "OP": op,
+        "OPERANDS": len(tensors),
+        "ACT": activation.CODES[activation_],
+        "SLOPE": slope,
+        "ACC": acc,
+        "ACC_A": tl.int1 if condition else acc,
+    }
+    _launch(tensors, y, dtype, flags)
+    return y
+
+
+def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, flags: dict) -> None:
+    total = y.numel()
+    if total == 0:
+        return
+    padding = [tensors[0]] * (3 - len(tensors))
+    if all(x.numel() == 1 or (x.shape == y.shape and x.is_contiguous()) for x in tensors):
+        tile = launch.tile("elementwise", dtype, N=total)
+        scalars = sum((x.numel() == 1) << i for i, x in enumerate(tensors))
+        grid = (triton.cdiv(total, tile["BLOCK_N"]),)
+        launch.run(flat_kernel, grid, *tensors, *padding, y, total, SCALARS=scalars, **flags, **tile.options)
+        return
+    sizes, strides = collapse(y.shape, [*(_strides(x, y.shape) for x in tensors), y.stride()])
+    if len(sizes) > MAX_OUTER + 2:
+        whole = [x if x.numel() == 1 else x.expand(y.shape).contiguous() for x in tensors]
+        _launch(whole, y, dtype, flags)
+        return
+    # The plane is the innermost dimension and the largest of the others; a program walks no loop, so the more of the
+    # problem lies in the plane the better.
+    order = sorted(range(len(sizes) - 1), key=lambda i: sizes[i])
+    outer, plane = sorted(order[:-1]), [*order[-1:], len(sizes) - 1]
+    extents = [1] * (2 - len(plane)) + [sizes[i] for i in plane]
+    outside = [1] * (MAX_OUTER - len(outer)) + [sizes[i] for i in outer]
+    steps = []
+    for s in [*strides[:-1], *[strides[0]] * len(padding), strides[-1]]:
+        steps += [0] * (2 - len(plane)) + [s[i] for i in plane] + [0] * (MAX_OUTER - len(outer)) + [s[i] for i in outer]
+    M, N = extents
+    tile = launch.tile("elementwise_tile", dtype, M=M, N=N)
+    programs = triton.cdiv(M, tile["BLOCK_M"]) * triton.cdiv(N, tile["BLOCK_N"])
+    for extent in outside:
+        programs *= extent
+    launch.run(
+        tile_kernel, (programs,), *tensors, *padding, y, M, N, *outside[1:], *steps,
+        OUTER=bool(outer), **flags, **tile.options,
+    )  # fmt: skip
+
+
+def broadcast(name: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape that all shapes broadcast to. Raises ValueError where they do not."""
+    first = tuple(shapes[0])
+    if all(tuple(shape) == first for shape in shapes):
+        return first
+    result: list[int] = []
+    for i in range(1, max(len(shape) for shape in shapes) + 1):
+        sizes = {shape[-i] for shape in shapes if len(shape) >= i} - {1}
+        if len(sizes) > 1:
+            listed = " and ".join(str(list(shape)) for shape in shapes)
+            raise ValueError(f"{name}: shapes {listed} do not broadcast: sizes must be equal or 1, counted from the end")
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(reversed(result))
+
+
+def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Sizes, and strides of each operand, after dropping dimensions of size 1 and merging neighbours where all allow."""
+    kept = [i for i, size in enumerate(shape) if size != 1] or list(range(len(shape)))[-1:]
+    sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in strides]
+    for i in kept:
+        if sizes and all(m[-1] == s[i] * shape[i] for m, s in zip(merged, strides, strict=True)):
+            sizes[-1] *= shape[i]
+            for m, s in zip(merged, strides, strict=True):
+                m[-1] = s[i]
+        else:
+            sizes.append(shape[i])
+            for m, s in zip(merged, strides, strict=True):
+                m.append(s[i])
+    return sizes, merged
+
+
+def _strides(x: torch.Tensor, shape: Sequence[int]) -> list[int]:
+    """Strides of x broadcast to `shape`: 0 along what is repeated."""
+    missing = len(shape) - x.dim()
+    return [0] * missing + [0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)]
+
+
+def _first_tensor(name: str, operands: Sequence[Operand]) -> torch.Tensor:
+    for x in operands:
+        if isinstance(x, torch.Tensor):
+            return x
+    raise TypeError(f"{name}: got only Python numbers, expected at least one tensor")
+
+
+def _acc(name: str, dtype: torch.dtype, integers: bool, comparison: bool) -> tl.dtype:
+    """The type to compute in. Raises TypeError for a dtype that the operation does not take."""
+    if dtype.is_floating_point and dtype in check.FLOATING:
+        return launch.acc(dtype)
+    if integers and dtype in _INTEGERS:
+        return _INTEGERS[dtype]
+    if comparison and dtype == torch.bool:
+        return tl.int8
+    expected = "a floating or integer type" if integers else "a floating type"
+    raise TypeError(f"{name}: got dtype {dtype}, expected {expected}; convert it with .to()")
+
+
+def _operand(name: str, x: torch.Tensor, first: torch.Tensor, condition: bool) -> torch.Tensor:
+    if condition and x.dtype != torch.bool:
+        raise TypeError(f"{name}: the condition has dtype {x.dtype}, expected torch.bool; compare it, as in x > 0")
+    if not condition and x.dtype != first.dtype:
+        raise TypeError(f"{name}: got operands of {first.dtype} and {x.dtype}; convert one of them with .to()")
+    if x.device != first.device:
+        raise ValueError(f"{name}: got operands on {first.device} and {x.device}; move one of them with .to()")
+    return x
+
+
+def _filled(name: str, value: float | int | bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number as a tensor in the type computed in, so that it is not rounded to a narrower one."""
+    if not isinstance(value, int | float):
+        raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor or a number")
+    if not dtype.is_floating_point and isinstance(value, float):
+        raise TypeError(f"{name}: got a {dtype} tensor and the number {value}; convert the tensor to a floating type")
+    return torch.full((), value, dtype=launch.acc_torch(dtype) if dtype.is_floating_point else dtype, device=device)
