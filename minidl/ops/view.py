@@ -204,7 +204,7 @@ def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     at = check.axis("cat", dim, first.ndim)
     check.same("cat", **{f"parts[{i}]": part.data for i, part in enumerate(parts)})
     for i, part in enumerate(parts):
-        if part.ndim != first.ndim or any(a != b for j, (a, b) in enumerate(zip(part.shape, first.shape)) if j != at):
+        if (*part.shape[:at], *part.shape[at + 1 :]) != (*first.shape[:at], *first.shape[at + 1 :]):
             raise ValueError(
                 f"cat: parts[{i}] has shape {list(part.shape)}, which does not fit {list(first.shape)} along dim {dim}"
             )

@@ -1,0 +1,110 @@
+"""Timing ours and torch side by side.
+
+Each side's calls go into a CUDA graph, so that launch cost in Python is left out on both. The graphs of all sides are
+replayed in turn, several rounds; a time is the median over rounds. Inputs rotate through enough sets to exceed the L2
+cache, so that nothing is read from it that a real run would not find there.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+L2_BYTES = 60e6
+COPY_BYTES_PER_MS = 4.30e9  # device-to-device copy on an H200, bytes read and written
+MATRIX_FLOP_PER_MS = {"bfloat16": 0.79e12, "float16": 0.79e12, "tf32": 0.40e12, "float32": 0.05e12}
+ROUNDS = 5
+TARGET_MS = 20.0
+
+Call = Callable[[], object]
+
+
+@dataclass
+class Work:
+    """One row: calls of ours and of each peer (one per input set), and whether ours is right."""
+
+    name: str
+    dtype: str
+    ours: Sequence[Call]
+    peers: Mapping[str, Sequence[Call]]
+    floor_ms: float
+    check: Callable[[], bool]
+
+
+def floor_ms(bytes_moved: float, flop: float = 0.0, rate: str = "bfloat16") -> float:
+    """The larger of the time to move the bytes once and the time to do the operations."""
+    return max(bytes_moved / COPY_BYTES_PER_MS, flop / MATRIX_FLOP_PER_MS[rate])
+
+
+def input_sets(bytes_each: float) -> int:
+    """How many sets of inputs to rotate so that together they are twice the L2 cache."""
+    return max(1, min(32, int(2 * L2_BYTES / max(bytes_each, 1)) + 1))
+
+
+def measure(work: Work) -> dict[str, object]:
+    """A row of the results file: the best peer, its time and the ratio theirs / ours. A wrong kernel is not timed."""
+    row: dict[str, object] = {"name": work.name, "dtype": work.dtype}
+    if not work.check():
+        return {
+            **row, "ours_ms": None, "peer": None, "peer_ms": None, "ratio": None, "floor_ms": work.floor_ms,
+            "error_ok": False,
+        }  # fmt: skip
+    sides = {"ours": work.ours, **work.peers}
+    graphs = {name: _Replay(calls) for name, calls in sides.items()}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            times[name].append(graph.time())
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    peer = min(work.peers, key=lambda name: medians[name])
+    ratios = sorted(theirs / ours for theirs, ours in zip(times[peer], times["ours"], strict=True))
+    return {
+        **row,
+        "ours_ms": round(medians["ours"], 5),
+        "peer": peer,
+        "peer_ms": round(medians[peer], 5),
+        "ratio": round(statistics.median(ratios), 3),
+        "floor_ms": round(work.floor_ms, 5),
+        "error_ok": True,
+        "share_of_floor": round(work.floor_ms / medians["ours"], 3),
+        "peers_ms": {name: round(medians[name], 5) for name in work.peers},
+    }
+
+
+class _Replay:
+    """A CUDA graph with enough calls to last TARGET_MS, cycling through the input sets."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for call in calls:
+                call()
+            for call in calls:
+                call()
+            once = self._timed(lambda: [call() for call in calls]) / len(calls)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.count = max(len(calls), min(400, int(TARGET_MS / max(once, 1e-3)))) // len(calls) * len(calls)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            for index in range(self.count):
+                calls[index % len(calls)]()
+        self.graph.replay()
+        torch.cuda.synchronize()
+
+    def time(self) -> float:
+        """Milliseconds per call."""
+        return self._timed(self.graph.replay) / self.count
+
+    @staticmethod
+    def _timed(call: Call) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
