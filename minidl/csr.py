@@ -1,0 +1,165 @@
+"""A sparse batch: the matrix by rows, and its transpose by the columns it touches.
+
+The gradient of a sparse layer is the forward kernel on the transposed matrix, so both orders travel together:
+
+    forward      row i has columns col[crow[i]:crow[i+1]] with values val[...]
+    transposed   column rows[u] has documents t_col[t_crow[u]:t_crow[u+1]], ascending, with values t_val[...]
+
+`order` and `t_order` list rows and touched columns by falling number of non-zeros (ties by index), so that the rows
+of one tile have like lengths. Index tensors are int32. Making the transposed half is bookkeeping of integers at
+batch-making time, outside forward and backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class CSR:
+    """A sparse matrix [B, V] with nnz stored values, U of its columns touched.
+
+    crow int32 [B+1], col int32 [nnz], val [nnz], order int32 [B]; rows int32 [U] ascending, t_crow int32 [U+1],
+    t_col int32 [nnz], t_val [nnz], t_order int32 [U]. All on one device.
+    """
+
+    shape: tuple[int, int]
+    crow: torch.Tensor
+    col: torch.Tensor
+    val: torch.Tensor
+    order: torch.Tensor
+    rows: torch.Tensor
+    t_crow: torch.Tensor
+    t_col: torch.Tensor
+    t_val: torch.Tensor
+    t_order: torch.Tensor
+
+    @classmethod
+    def from_torch(cls, crow: torch.Tensor, col: torch.Tensor, val: torch.Tensor, shape: tuple[int, int]) -> CSR:
+        """The CSR of integer tensors crow [B+1] and col [nnz] and values val [nnz], with its transposed half.
+
+        Raises ValueError when the parts do not describe a matrix of that shape.
+        """
+        crow, col = _check(crow, col, val, shape)
+        counts = (crow[1:] - crow[:-1]).to(torch.int64)
+        document = torch.repeat_interleave(torch.arange(shape[0], dtype=torch.int32, device=crow.device), counts)
+        # Stable, so within a column the documents stay ascending and sums have a fixed order.
+        sorted_col, by_column = torch.sort(col, stable=True)
+        rows, t_counts = torch.unique_consecutive(sorted_col, return_counts=True)
+        t_crow = torch.zeros(len(rows) + 1, dtype=torch.int32, device=crow.device)
+        torch.cumsum(t_counts, 0, dtype=torch.int32, out=t_crow[1:])
+        return cls(
+            (int(shape[0]), int(shape[1])),
+            crow,
+            col,
+            val.contiguous(),
+            _by_falling_count(counts),
+            rows,
+            t_crow,
+            document[by_column],
+            val[by_column],
+            _by_falling_count(t_counts),
+        )
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored values."""
+        return self.col.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.val.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.val.device
+
+    def astype(self, dtype: torch.dtype) -> CSR:
+        """The same matrix with values of another floating dtype; the index tensors are shared."""
+        if not dtype.is_floating_point:
+            raise ValueError(f"values must be floating, got {dtype}")
+        if dtype == self.val.dtype:
+            return self
+        return replace(self, val=self.val.to(dtype), t_val=self.t_val.to(dtype))
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> CSR:
+        """The same matrix on a device: two copies, one of all indices and one of all values.
+
+        `non_blocking` lets a copy to a GPU run beside the CPU; the packed host memory is then pinned.
+        """
+        device = torch.device(device)
+        if device == self.val.device or (device.type == self.val.device.type and device.index is None):
+            return self
+        moved: dict[str, Any] = {}
+        for names in (("crow", "col", "order", "rows", "t_crow", "t_col", "t_order"), ("val", "t_val")):
+            moved.update(_move_packed({name: getattr(self, name) for name in names}, device, non_blocking))
+        return replace(self, **moved)
+
+    def to_dense(self) -> torch.Tensor:
+        """[B, V] dense, for tests and small tables; values stored twice at one place are added."""
+        dense = torch.zeros(self.shape, dtype=self.val.dtype, device=self.val.device)
+        counts = (self.crow[1:] - self.crow[:-1]).to(torch.int64)
+        document = torch.repeat_interleave(torch.arange(self.shape[0], device=self.crow.device), counts)
+        return dense.index_put_((document, self.col.to(torch.int64)), self.val, accumulate=True)
+
+    def __repr__(self) -> str:
+        return f"CSR(shape={self.shape}, nnz={self.nnz}, dtype={self.val.dtype}, device={str(self.val.device)!r})"
+
+
+def _check(
+    crow: torch.Tensor, col: torch.Tensor, val: torch.Tensor, shape: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """crow and col as contiguous int32. Raises ValueError."""
+    B, V = shape
+    if not (0 <= B <= _INT32_MAX and 0 <= V <= _INT32_MAX and col.numel() <= _INT32_MAX):
+        raise ValueError(f"a CSR has at most 2^31 - 1 rows, columns and values, got shape {tuple(shape)}")
+    for name, tensor in (("crow", crow), ("col", col)):
+        if tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{name} must be a vector of int32 or int64, got {tensor.dtype} {list(tensor.shape)}")
+    if val.dim() != 1 or not val.dtype.is_floating_point:
+        raise ValueError(f"val must be a vector of floating values, got {val.dtype} {list(val.shape)}")
+    if not crow.device == col.device == val.device:
+        raise ValueError(f"crow, col and val are on {crow.device}, {col.device} and {val.device}, expected one device")
+    if len(crow) != B + 1:
+        raise ValueError(f"crow has {len(crow)} entries, expected {B + 1} for {B} rows")
+    if len(col) != len(val):
+        raise ValueError(f"col has {len(col)} entries and val {len(val)}, expected as many")
+    if int(crow[0]) != 0 or int(crow[-1]) != len(col):
+        raise ValueError(f"crow runs from {int(crow[0])} to {int(crow[-1])}, expected from 0 to {len(col)}")
+    if bool((crow[1:] < crow[:-1]).any()):
+        raise ValueError("crow falls somewhere; row starts must not decrease")
+    if len(col):
+        low, high = (int(bound) for bound in torch.aminmax(col))
+        if low < 0 or high >= V:
+            raise ValueError(f"col holds columns {low} to {high}, expected 0 to {V - 1}")
+    return crow.to(torch.int32).contiguous(), col.to(torch.int32).contiguous()
+
+
+def _by_falling_count(counts: torch.Tensor) -> torch.Tensor:
+    """int32 indices by falling count, ties by index."""
+    return torch.sort(counts, descending=True, stable=True).indices.to(torch.int32)
+
+
+def _move_packed(tensors: dict[str, torch.Tensor], device: torch.device, non_blocking: bool) -> dict[str, torch.Tensor]:
+    """The tensors (of one dtype) on a device, as views of one buffer copied at once.
+
+    Each starts at a multiple of 16 bytes, as if allocated alone: Triton compiles another variant for pointers that
+    do not.
+    """
+    first = next(iter(tensors.values()))
+    step = 16 // first.element_size()
+    starts, end = {}, 0
+    for name, tensor in tensors.items():
+        starts[name] = end
+        end += -(-tensor.numel() // step) * step
+    pinned = non_blocking and device.type == "cuda" and first.device.type == "cpu"
+    packed = torch.zeros(end, dtype=first.dtype, device=first.device, pin_memory=pinned)
+    for name, tensor in tensors.items():
+        packed[starts[name] : starts[name] + tensor.numel()] = tensor
+    there = packed.to(device, non_blocking=non_blocking)
+    return {name: there[starts[name] : starts[name] + tensor.numel()] for name, tensor in tensors.items()}

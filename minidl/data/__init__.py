@@ -1,0 +1,135 @@
+"""Data sets by name or from the user's files, the TF-IDF vectorizer, and batches.
+
+Importing this package is cheap: scikit-learn, scipy and torch are loaded by what needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from minidl.data.records import DataError, Rows, TableDataset, TextDataset, Texts
+
+if TYPE_CHECKING:
+    from minidl.data.batches import Batches, csr_from_scipy, epoch_order
+    from minidl.data.files import read_labelled, read_texts
+    from minidl.data.tables import TableSchema, read_features, read_rows
+    from minidl.data.vectorizer import Tfidf, TfidfOptions
+
+_Set = TypeVar("_Set")
+
+__all__ = [
+    "TABLE_DATA",
+    "TEXT_DATA",
+    "Batches",
+    "DataError",
+    "Rows",
+    "TableDataset",
+    "TableSchema",
+    "TextDataset",
+    "Texts",
+    "Tfidf",
+    "TfidfOptions",
+    "csr_from_scipy",
+    "epoch_order",
+    "load_table",
+    "load_text",
+    "read_features",
+    "read_labelled",
+    "read_rows",
+    "read_texts",
+]
+
+TEXT_DATA = {
+    "docstrings": "docstrings of the Python standard library by chapter, about 7,000 texts in 22 classes; no download",
+    "reuters-r8": "newswire by topic, 5,485 + 2,189 texts in 8 classes; downloaded or from MINIDL_DATA",
+    "reuters-r52": "newswire by topic, 6,532 + 2,568 texts in 52 classes; downloaded or from MINIDL_DATA",
+}
+TABLE_DATA = {
+    "diabetes": "disease progression of 442 patients from ten measurements (regression); no download",
+}
+
+_LAZY = {
+    "Batches": "batches",
+    "csr_from_scipy": "batches",
+    "epoch_order": "batches",
+    "read_labelled": "files",
+    "read_texts": "files",
+    "TableSchema": "tables",
+    "read_features": "tables",
+    "read_rows": "tables",
+    "Tfidf": "vectorizer",
+    "TfidfOptions": "vectorizer",
+}
+
+
+def load_text(name_or_path: str | Path, **options: Any) -> TextDataset:
+    """A text classification task: a name of `TEXT_DATA`, or a CSV, TSV or JSONL file of the user.
+
+    Options of a file: `text_column`, `label_column`, `validation`, `test`, `split_seed`, see `files.load_text_file`.
+    Options of the Reuters sets: `progress`, `cache`, `mirrors`, see `reuters.load_reuters`. `docstrings` takes none.
+
+    Raises DataError for an unknown name, an option that the data does not take, and data that cannot be used.
+    """
+    name = str(name_or_path)
+    if name == "docstrings":
+        from minidl.data.docstrings import load_docstrings
+
+        return _call(load_docstrings, name, (), options)
+    if name in TEXT_DATA:
+        from minidl.data.reuters import load_reuters
+
+        return _call(load_reuters, name, (name,), options)
+    _check_path(name_or_path, TEXT_DATA, "text data")
+    from minidl.data.files import load_text_file
+
+    return _call(load_text_file, name, (name_or_path,), options)
+
+
+def load_table(name_or_path: str | Path, **options: Any) -> TableDataset:
+    """A table task: a name of `TABLE_DATA`, or a CSV, TSV or JSONL file of the user.
+
+    Options of a file: `target`, `task`, `ignore`, `missing`, `validation`, `test`, `split_seed`, see
+    `tables.load_table_file`; `diabetes` takes the last three.
+
+    Raises DataError for an unknown name, an option that the data does not take, and data that cannot be used.
+    """
+    name = str(name_or_path)
+    if name in TABLE_DATA:
+        from minidl.data.tables import load_diabetes
+
+        return _call(load_diabetes, name, (), options)
+    _check_path(name_or_path, TABLE_DATA, "table")
+    from minidl.data.tables import load_table_file
+
+    return _call(load_table_file, name, (name_or_path,), options)
+
+
+def _call(loader: Callable[..., _Set], name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Set:
+    """Options left at None are not given: a command passes all its flags."""
+    import inspect
+
+    given = {key: value for key, value in options.items() if value is not None}
+    taken = [p.name for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for key in given:
+        if key not in taken:
+            raise DataError(f"{name} takes no option {key!r}; it takes: {', '.join(taken) or 'none'}")
+    return loader(*arguments, **given)
+
+
+def _check_path(name_or_path: str | Path, known: dict[str, str], what: str) -> None:
+    path = Path(name_or_path)
+    if not path.exists():
+        raise DataError(
+            f"unknown {what} {str(name_or_path)!r}: neither one of {', '.join(known)} nor a file that exists; "
+            "give a name or the path of a .csv, .tsv or .jsonl file"
+        )
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(f"minidl.data.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

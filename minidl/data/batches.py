@@ -1,0 +1,95 @@
+"""Batches in an order that depends on the seed and the epoch alone, so that a run can go on from any step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from minidl.csr import CSR
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """A permutation of range(count), int64, for this seed and epoch.
+
+    Sorts `count` raw words of a Philox generator keyed by (seed, epoch): nothing to save and restore, and the raw
+    words are the part of numpy's generators that never changes.
+    """
+    words = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(count)
+    return np.argsort(words, kind="stable")
+
+
+def csr_from_scipy(matrix: csr_matrix) -> CSR:
+    """A scipy sparse matrix as a CSR of the same float dtype on the CPU; repeated entries are added.
+
+    Raises ValueError when it is no two-dimensional matrix of floats.
+    """
+    rows = matrix.tocsr()
+    if rows.ndim != 2:
+        raise ValueError(f"expected a matrix, got {rows.ndim} dimensions")
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    crow, col, val = (torch.from_numpy(np.ascontiguousarray(part)) for part in (rows.indptr, rows.indices, rows.data))
+    return CSR.from_torch(crow, col, val, (int(rows.shape[0]), int(rows.shape[1])))
+
+
+class Batches:
+    """Batches of features and targets for one data split.
+
+    `features` is a scipy CSR matrix [N, V] (batches are then `CSR`) or an array [N, F] (batches are float32 tensors);
+    `targets` are N whole numbers (int64 batches) or N floats (float32 batches). Every epoch visits each row once; the
+    last batch may be smaller. Without `shuffle` the rows keep their order.
+
+    Raises ValueError when the lengths differ, a size is not positive, or the seed is negative.
+    """
+
+    def __init__(
+        self,
+        features: csr_matrix | np.ndarray,
+        targets: Sequence[int] | Sequence[float] | np.ndarray,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        self.targets = np.asarray(targets)
+        if self.targets.ndim != 1 or features.shape[0] != len(self.targets):
+            raise ValueError(f"{features.shape[0]} rows of features and targets of shape {list(self.targets.shape)}")
+        if batch_size < 1:
+            raise ValueError(f"the batch size must be positive, got {batch_size}")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"the seed must lie in 0 .. 2^64 - 1, got {seed}")
+        whole = self.targets.dtype.kind in "iu" or self.targets.size == 0
+        self.targets = self.targets.astype(np.int64 if whole else np.float32)
+        self.features: Any = features if not isinstance(features, np.ndarray) else features.astype(np.float32)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+
+    def __len__(self) -> int:
+        """Batches in one epoch."""
+        return (len(self.targets) + self.batch_size - 1) // self.batch_size
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Row indices, int64 [N], in the order this epoch visits them."""
+        if not self.shuffle:
+            return np.arange(len(self.targets))
+        return epoch_order(len(self.targets), self.seed, epoch)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
+        """The batches of an epoch from a step on: (features, targets), on the CPU.
+
+        Starting at step s yields what the whole epoch yields after its first s batches.
+        """
+        order = self.order(epoch)
+        dense = isinstance(self.features, np.ndarray)
+        for start in range(start_step * self.batch_size, len(order), self.batch_size):
+            chosen = order[start : start + self.batch_size]
+            part = self.features[chosen]
+            x = torch.from_numpy(part) if dense else csr_from_scipy(part)
+            yield x, torch.from_numpy(self.targets[chosen])

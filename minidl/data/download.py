@@ -1,0 +1,171 @@
+"""Public data sets: from MINIDL_DATA, from the cache, or from the first mirror that delivers the right content.
+
+The checksum is taken of the unpacked content, because mirrors compress the same files anew. A download goes to a
+temporary file beside its final place and is renamed only after its content was checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from minidl.data.records import DataError
+
+TIMEOUT_SECONDS = 30
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A public file: where it lies below MINIDL_DATA and the cache, who mirrors it, and what it must contain.
+
+    `unpack` turns the file's bytes into named parts, or raises DataError; `sha256` is that of the parts joined in
+    order of name; `max_bytes` bounds the download.
+    """
+
+    path: str
+    mirrors: Sequence[str]
+    unpack: Callable[[bytes], Mapping[str, bytes]]
+    sha256: str
+    max_bytes: int
+
+
+def cache_folder() -> Path:
+    """The folder downloads are kept in: the platform's cache folder for minidl."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("minidl", appauthor=False))
+
+
+def fetch(
+    resource: Resource,
+    *,
+    mirrors: Sequence[str] | None = None,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> tuple[Mapping[str, bytes], str]:
+    """The checked, unpacked parts of a resource, and where they came from (a path or an address).
+
+    Looked for in the folder named by the environment variable MINIDL_DATA, then in `cache` (default `cache_folder()`),
+    then at each mirror in turn. Raises DataError when a file in MINIDL_DATA has the wrong content, when the cache
+    cannot be written, and when no mirror delivers; the last names every address and what each answered.
+    """
+    given = os.environ.get("MINIDL_DATA")
+    if given:
+        path = Path(given) / resource.path
+        if path.exists():
+            return _checked(resource, _read(path), str(path)), str(path)
+    stored = (cache_folder() if cache is None else Path(cache)) / resource.path
+    if stored.exists():
+        try:
+            return _checked(resource, _read(stored), str(stored)), str(stored)
+        except DataError:
+            pass  # a damaged cache entry is fetched again and replaced
+    addresses = list(resource.mirrors if mirrors is None else mirrors)
+    answers = []
+    for address in addresses:
+        try:
+            raw = _get(address, resource.max_bytes, progress)
+            parts = _checked(resource, raw, address)
+        except (OSError, http.client.HTTPException, ValueError) as error:  # DataError is a ValueError
+            answers.append(f"  {address}: {error}")
+            continue
+        _store(stored, raw)
+        return parts, address
+    missing = f"MINIDL_DATA is set to {given}, which has no {resource.path}" if given else "MINIDL_DATA is not set"
+    raise DataError(
+        f"{resource.path} is not on this machine and no mirror delivered it:\n" + "\n".join(answers) + "\n"
+        f"Download it from one of these addresses to {stored}, or set MINIDL_DATA to a folder that holds "
+        f"{resource.path} ({missing})."
+    )
+
+
+def _checked(resource: Resource, raw: bytes, origin: str) -> Mapping[str, bytes]:
+    try:
+        parts = resource.unpack(raw)
+    except DataError as error:
+        raise DataError(f"{origin} is damaged: {error}; delete it or replace it by the original") from None
+    digest = hashlib.sha256()
+    for name in sorted(parts):
+        digest.update(parts[name])
+    if digest.hexdigest() != resource.sha256:
+        raise DataError(
+            f"{origin} does not hold the original data: the sha256 of its content is {digest.hexdigest()}, "
+            f"expected {resource.sha256}; delete it or replace it by the original"
+        )
+    return parts
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _get(address: str, max_bytes: int, progress: bool) -> bytes:
+    """The bytes at an address. Raises OSError, HTTPException or ValueError when they do not arrive whole."""
+    # The addresses are this package's own, or the caller's; file: is as good as http: since the content is checked.
+    request = urllib.request.Request(address, headers={"User-Agent": "minidl"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+        length = answer.headers.get("Content-Length", "")
+        total = int(length) if length.isdigit() else None
+        chunks: list[bytes] = []
+        received = 0
+        with _progress_bar(address, total, progress) as advance:
+            while chunk := answer.read(_CHUNK):
+                received += len(chunk)
+                if received > max_bytes:
+                    raise ValueError(f"sent more than the expected {max_bytes} bytes")
+                chunks.append(chunk)
+                advance(len(chunk))
+    if total is not None and received != total:
+        raise ValueError(f"sent {received} of {total} bytes")
+    return b"".join(chunks)
+
+
+@contextmanager
+def _progress_bar(address: str, total: int | None, wanted: bool) -> Iterator[Callable[[int], object]]:
+    """A bar on standard error when it is a terminal; one line naming the address when it is not."""
+    if not wanted:
+        yield lambda amount: None
+        return
+    if not sys.stderr.isatty():
+        print(f"downloading {address}", file=sys.stderr)
+        yield lambda amount: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("downloading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(address, total=total)
+        yield lambda amount: bar.advance(task, amount)
+
+
+def _store(path: Path, raw: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise DataError(
+            f"the download cannot be stored as {path}: {error.strerror or error}; make the folder writable, or set "
+            "XDG_CACHE_HOME to another one"
+        ) from None

@@ -1,0 +1,366 @@
+"""The user's own texts: CSV, TSV and JSONL files in UTF-8, read strictly.
+
+CSV and TSV have a header line; fields may be quoted and then contain line ends. JSONL has one object per line.
+Every fault is a DataError that names the file, the line and what to do.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minidl.data.records import DataError, TextDataset, Texts
+from minidl.data.split import TEST, TRAIN, VALIDATION, stratified_split
+
+SUFFIXES = (".csv", ".tsv", ".jsonl")
+TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "document")
+LABEL_NAMES = ("label", "class", "category", "target", "topic")
+_MAX_FIELD = 2**31 - 1  # csv's own limit of 131,072 characters would refuse long texts
+_MAX_CELLS = 10**8
+
+
+@dataclass(frozen=True)
+class Records:
+    """The rows of a file. `rows[i]` has one value per column, read from line `lines[i]`; JSONL values keep their type.
+
+    A key that a JSONL object lacks is None.
+    """
+
+    path: Path
+    columns: list[str]
+    rows: list[list[Any]]
+    lines: list[int]
+    sha256: str
+
+    def position(self, column: str, role: str) -> int:
+        """Index of a column. Raises DataError that lists the columns there are."""
+        if column not in self.columns:
+            raise DataError(f"{self.path} has no {role} column {column!r}; its columns are: {listed(self.columns)}")
+        return self.columns.index(column)
+
+
+def read_records(path: str | Path) -> Records:
+    """All rows of a CSV, TSV or JSONL file.
+
+    Raises DataError for a file that is missing, empty, binary, not UTF-8, or not of the form its ending names.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise DataError(f"{path} is no data file that minidl reads: give a file ending in {', '.join(SUFFIXES)}")
+    raw = _read_bytes(path)
+    text = decode(raw, path)
+    if not text.strip():
+        raise DataError(f"{path} is empty: it needs a line per example" + _header_hint(path))
+    columns, rows, lines = _parse_jsonl(text, path) if path.suffix.lower() == ".jsonl" else _parse_csv(text, path)
+    if not rows:
+        raise DataError(f"{path} has a header and no rows: add a line per example")
+    return Records(path, columns, rows, lines, hashlib.sha256(raw).hexdigest())
+
+
+def read_texts(path: str | Path, text_column: str | None = None) -> list[str]:
+    """The texts of a file to be classified: a column of a CSV, TSV or JSONL file, else each line of a text file.
+
+    Raises DataError as `read_records`.
+    """
+    path = Path(path)
+    if path.suffix.lower() in SUFFIXES:
+        records = read_records(path)
+        if text_column is None and len(records.columns) == 1:
+            text_column = records.columns[0]
+        if text_column is None:
+            text_column = _guess(records, TEXT_NAMES, None, "text")
+        at = records.position(text_column, "text")
+        return [text_at(records, i, at) for i in range(len(records.rows))]
+    lines = decode(_read_bytes(path), path).split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def read_labelled(
+    path: str | Path,
+    labels: Sequence[str] | None = None,
+    *,
+    text_column: str | None = None,
+    label_column: str | None = None,
+) -> tuple[Texts, list[str], dict[str, Any]]:
+    """All texts of a file with their labels: (texts, label names, where they come from).
+
+    With `labels` given (an existing model's), label indices are those of that list and a label outside it is an
+    error; otherwise the names are those found, sorted, numbers by value. Columns that are not named are guessed.
+
+    Raises DataError as `read_records`, and for a missing column, a missing text or an empty label.
+    """
+    records = read_records(path)
+    text_column, label_column = choose_columns(records, text_column, label_column)
+    text_position = records.position(text_column, "text")
+    label_position = records.position(label_column, "label")
+    texts = [text_at(records, i, text_position) for i in range(len(records.rows))]
+    names = [label_at(records, i, label_position) for i in range(len(records.rows))]
+    known = sort_labels(set(names)) if labels is None else list(labels)
+    index = {name: i for i, name in enumerate(known)}
+    for i, name in enumerate(names):
+        if name not in index:
+            raise DataError(
+                f"{records.path}, line {records.lines[i]}: label {shorten(name)} is unknown to the model; "
+                f"its labels are: {listed(known)}"
+            )
+    source = {
+        "name": str(records.path),
+        "sha256": records.sha256,
+        "rows": len(texts),
+        "text_column": text_column,
+        "label_column": label_column,
+    }
+    return Texts(texts, [index[name] for name in names]), known, source
+
+
+def load_text_file(
+    path: str | Path,
+    *,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    validation: float = 0.1,
+    test: float = 0.2,
+    split_seed: int = 0,
+) -> TextDataset:
+    """The user's file as a text classification task, split by class and by hash of the text.
+
+    Rows with the same text fall into the same split. Raises DataError as `read_labelled`, when there is only one
+    class, and when there are too few rows for three splits.
+    """
+    whole, labels, source = read_labelled(path, text_column=text_column, label_column=label_column)
+    if len(labels) < 2:
+        raise DataError(
+            f"{path} has one class only ({shorten(labels[0])} in column {source['label_column']!r}): "
+            "a classifier needs rows of at least two classes"
+        )
+    check_shares(validation, test)
+    sides = stratified_split(whole.texts, whole.labels, validation, test, split_seed)
+    parts = []
+    for side in (TRAIN, VALIDATION, TEST):
+        chosen = [i for i, its_side in enumerate(sides) if its_side == side]
+        parts.append(Texts([whole.texts[i] for i in chosen], [whole.labels[i] for i in chosen]))
+    if not all(len(part) for part in parts):
+        raise DataError(
+            f"{path} has too few rows to split: {len(parts[0])} for training, {len(parts[1])} for validation, "
+            f"{len(parts[2])} for the test; give at least three different texts of some class"
+        )
+    source["split"] = f"by class and hash of the text, seed {split_seed}: {validation:.0%} validation, {test:.0%} test"
+    return TextDataset(Path(path).stem, labels, parts[0], parts[1], parts[2], source)
+
+
+def check_shares(validation: float, test: float) -> None:
+    """Raises DataError unless both shares are positive and leave something for training."""
+    if not (0 < validation < 1 and 0 < test < 1 and validation + test < 1):
+        raise DataError(
+            f"the validation share {validation} and the test share {test} must lie between 0 and 1 and add up to "
+            "less than 1"
+        )
+
+
+def choose_columns(records: Records, text_column: str | None, label_column: str | None) -> tuple[str, str]:
+    """The text and the label column, guessed where not named: by usual names, or the other one of two columns.
+
+    Raises DataError when a named column does not exist or one cannot be guessed.
+    """
+    if label_column is None:
+        label_column = _guess(records, LABEL_NAMES, text_column, "label", TEXT_NAMES)
+    if text_column is None:
+        text_column = _guess(records, TEXT_NAMES, label_column, "text")
+    if text_column == label_column:
+        raise DataError(f"{records.path}: column {text_column!r} is named as text and as label; name two columns")
+    return text_column, label_column
+
+
+def sort_labels(names: set[str]) -> list[str]:
+    """Label names in order: by value when every one is a whole number, else as text."""
+    if all(name.removeprefix("-").isdecimal() and name.isascii() and len(name) < 19 for name in names):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
+
+
+def decode(raw: bytes, path: Path) -> str:
+    """UTF-8 bytes (with or without a mark) as text. Raises DataError with the line of the first bad byte."""
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{path} is UTF-16 text: save it as UTF-8")
+    zero = raw.find(b"\0")
+    if zero >= 0:
+        raise DataError(
+            f"{path}, line {raw.count(bytes([10]), 0, zero) + 1}: a zero byte, so this is not a text file; "
+            "save the data as UTF-8 text"
+        )
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: byte 0x{raw[error.start]:02x} is not UTF-8 text; save the file as UTF-8 "
+            "(a spreadsheet's CSV export has the choice)"
+        ) from None
+
+
+def _read_bytes(path: Path) -> bytes:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: give a file ending in {', '.join(SUFFIXES)}")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def _parse_csv(text: str, path: Path) -> tuple[list[str], list[list[Any]], list[int]]:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    header_line = text.lstrip("\r\n").split("\n", 1)[0]
+    if delimiter == "," and "," not in header_line and ";" in header_line:
+        delimiter = ";"  # what a spreadsheet writes where the comma is the decimal mark
+    limit = csv.field_size_limit(_MAX_FIELD)
+    header: list[str] | None = None
+    rows: list[list[Any]] = []
+    lines: list[int] = []
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        for row in reader:
+            if not row:
+                pass
+            elif header is None:
+                header = [name.strip() for name in row]
+                for name, count in Counter(header).items():
+                    if count > 1:
+                        raise DataError(f"{path}, line {line}: column {shorten(name)} occurs twice; rename one of them")
+            elif len(row) != len(header):
+                raise DataError(
+                    f"{path}, line {line}: {len(row)} fields where the header has {len(header)}; put a field that "
+                    f"contains {_NAMES[delimiter]} or a line end in double quotes"
+                )
+            else:
+                rows.append(row)
+                lines.append(line)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {line}: {error}; close every quoted field and write a double quote inside one twice"
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
+    return header or [], rows, lines
+
+
+_NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+
+
+def _parse_jsonl(text: str, path: Path) -> tuple[list[str], list[list[Any]], list[int]]:
+    found: list[dict[str, Any]] = []
+    lines: list[int] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{path}, line {number}: not JSON ({error.msg} at character {error.pos + 1}); "
+                'write one object per line, such as {"text": "...", "label": "..."}'
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: JSON that cannot be read ({error})") from None
+        if not isinstance(value, dict):
+            raise DataError(
+                f"{path}, line {number}: {kind_of(value)} where an object is expected; "
+                'write one object per line, such as {"text": "...", "label": "..."}'
+            )
+        found.append(value)
+        lines.append(number)
+    columns = list(dict.fromkeys(key for value in found for key in value))
+    if len(columns) * len(found) > _MAX_CELLS:
+        raise DataError(
+            f"{path}: {len(columns)} different keys in {len(found)} objects; give every object the same keys"
+        )
+    return columns, [[value.get(column) for column in columns] for value in found], lines
+
+
+def _guess(
+    records: Records, names: Sequence[str], other: str | None, role: str, other_names: Sequence[str] = ()
+) -> str:
+    for name in names:
+        for column in records.columns:
+            if column.lower() == name and column != other:
+                return column
+    if len(records.columns) == 2:
+        rest = [column for column in records.columns if column != other and column.lower() not in other_names]
+        if len(rest) == 1:
+            return rest[0]
+    raise DataError(
+        f"{records.path}: which column is the {role}? Name it with {role}_column (--{role}-column); "
+        f"the columns are: {listed(records.columns)}"
+    )
+
+
+def text_at(records: Records, row: int, at: int) -> str:
+    """The text in a cell. Raises DataError for another type and for characters that are none."""
+    value = records.rows[row][at]
+    where = f"{records.path}, line {records.lines[row]}"
+    if not isinstance(value, str):
+        raise DataError(f"{where}: {kind_of(value)} in text column {records.columns[at]!r} where a string is expected")
+    _check_characters(value, where)
+    return value
+
+
+def label_at(records: Records, row: int, at: int) -> str:
+    """The label in a cell; numbers and truth values as JSON writes them. Raises DataError for an empty cell."""
+    value = records.rows[row][at]
+    where = f"{records.path}, line {records.lines[row]}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str) and value.strip():
+        _check_characters(value, where)
+        return value.strip()
+    if value is None or isinstance(value, str):
+        raise DataError(f"{where}: no label in column {records.columns[at]!r}; fill it in or delete the row")
+    raise DataError(f"{where}: {kind_of(value)} in label column {records.columns[at]!r} where one label is expected")
+
+
+def _check_characters(value: str, where: str) -> None:
+    """JSON escapes can smuggle in what `decode` refuses."""
+    if "\0" in value:
+        raise DataError(f"{where}: a zero character, so this is not text; remove it")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: half of a surrogate pair, which is no character; remove it") from None
+
+
+def kind_of(value: object) -> str:
+    """A JSON value's type in words."""
+    if value is None:
+        return "nothing"
+    names = {bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list"}
+    return names.get(type(value), "an object")
+
+
+def shorten(value: str) -> str:
+    """A quoted, printable form of a value for a message."""
+    shown = value if len(value) <= 60 else value[:57] + "..."
+    return ascii(shown) if not shown.isprintable() else repr(shown)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message, the first thirty of them."""
+    shown = ", ".join(shorten(name) for name in names[:30])
+    return shown + (f" and {len(names) - 30} more" if len(names) > 30 else "")
+
+
+def _header_hint(path: Path) -> str:
+    return "" if path.suffix.lower() == ".jsonl" else ", after a header line that names the columns"

@@ -1,0 +1,172 @@
+"""Reuters-21578 (Distribution 1.0), read from its SGML files, by the ModApte split.
+
+R52 are the documents with exactly one topic, of the 52 topics that have such a document in both halves; R8 are those
+of eight of these topics. The counts are published figures and are checked: another count is an error.
+
+The newswire texts belong to Reuters Ltd and may be used for research.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import io
+import re
+import tarfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minidl.data.download import Resource, fetch
+from minidl.data.records import DataError, TextDataset, Texts
+from minidl.data.split import TRAIN, VALIDATION, stratified_split
+
+R8_TOPICS = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
+COUNTS = {"reuters-r8": (5485, 2189), "reuters-r52": (6532, 2568)}
+DOCUMENTS = 21578
+VALIDATION_SHARE = 0.1
+
+_MAX_ARCHIVE = 32 * 2**20
+_MAX_UNPACKED = 64 * 2**20  # the original is 28 MB
+
+_DOCUMENT = re.compile(r"<REUTERS\b([^>]*)>(.*?)</REUTERS>", re.DOTALL)
+_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_TOPICS = re.compile(r"<TOPICS>(.*?)</TOPICS>", re.DOTALL)
+_ITEM = re.compile(r"<D>(.*?)</D>", re.DOTALL)
+_TEXT = re.compile(r"<TEXT\b([^>]*)>(.*?)</TEXT>", re.DOTALL)
+_TITLE = re.compile(r"<TITLE>(.*?)</TITLE>", re.DOTALL)
+_BODY = re.compile(r"<BODY>(.*?)</BODY>", re.DOTALL)
+_TAG = re.compile(r"</?[A-Z]+[^>]*>")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One newswire text: `half` is "train", "test" or "unused" in the ModApte split; `text` is title and body."""
+
+    half: str
+    topics: tuple[str, ...]
+    text: str
+
+
+def unpack(archive: bytes) -> Mapping[str, bytes]:
+    """The SGML files of the gzipped tar by name, in memory. Raises DataError for anything but a tar of that size."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(archive)) as stream:
+            tar_bytes = stream.read(_MAX_UNPACKED + 1)
+        if len(tar_bytes) > _MAX_UNPACKED:
+            raise DataError(f"it unpacks to more than {_MAX_UNPACKED} bytes")
+        parts = {}
+        with tarfile.open(fileobj=io.BytesIO(tar_bytes), mode="r:") as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.isfile() and member.name.endswith(".sgm") else None
+                if file is not None:
+                    parts[member.name.rpartition("/")[2]] = file.read()
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise DataError(f"not a complete gzipped tar archive ({error})") from None
+    return parts
+
+
+RESOURCE = Resource(
+    path="reuters21578/reuters21578.tar.gz",
+    mirrors=(
+        "https://kdd.ics.uci.edu/databases/reuters21578/reuters21578.tar.gz",
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/reuters21578-mld/reuters21578.tar.gz",
+        "http://www.daviddlewis.com/resources/testcollections/reuters21578/reuters21578.tar.gz",
+    ),
+    unpack=unpack,
+    sha256="b9f3dfa9691a57bfac8d55c0fde314e12cdb6a2ad66bebf3f61c9b8883ad2be3",
+    max_bytes=_MAX_ARCHIVE,
+)
+
+
+def load_reuters(
+    name: str,
+    *,
+    mirrors: Sequence[str] | None = None,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> TextDataset:
+    """`reuters-r8` or `reuters-r52`: the published test half, and a tenth of the training half as validation split.
+
+    Raises DataError when the archive is neither on the machine nor delivered by a mirror, or has another content.
+    """
+    parts, origin = fetch(RESOURCE, mirrors=mirrors, cache=cache, progress=progress)
+    documents = [document for file in sorted(parts) for document in parse_sgml(parts[file].decode("latin-1"))]
+    if len(documents) != DOCUMENTS:
+        raise DataError(f"{origin} holds {len(documents)} documents, expected {DOCUMENTS}")
+    return single_topic_dataset(name, documents, origin)
+
+
+def parse_sgml(sgml: str) -> list[Document]:
+    """The documents of one SGML file. Entities are resolved and control characters dropped.
+
+    Texts of type UNPROC have no title and body of their own: the whole text is taken; those of type BRIEF have a
+    title only.
+    """
+    documents = []
+    for attributes_text, inside in _DOCUMENT.findall(sgml):
+        attributes = dict(_ATTRIBUTE.findall(attributes_text))
+        half = {"TRAIN": "train", "TEST": "test"}.get(attributes.get("LEWISSPLIT", ""), "unused")
+        if attributes.get("TOPICS") != "YES":
+            half = "unused"
+        topics = _TOPICS.search(inside)
+        documents.append(
+            Document(half, tuple(_ITEM.findall(topics.group(1))) if topics else (), _title_and_body(inside))
+        )
+    return documents
+
+
+def single_topic_dataset(name: str, documents: Sequence[Document], origin: str) -> TextDataset:
+    """R8 or R52 from all documents. Raises DataError when a half has not the published number of documents."""
+    single = [document for document in documents if document.half != "unused" and len(document.topics) == 1]
+    halves = {half: [document for document in single if document.half == half] for half in ("train", "test")}
+    topics = {half: {document.topics[0] for document in chosen} for half, chosen in halves.items()}
+    labels = sorted(topics["train"] & topics["test"])
+    if name == "reuters-r8":
+        labels = [label for label in labels if label in R8_TOPICS]
+    index = {label: i for i, label in enumerate(labels)}
+
+    def part(chosen: Sequence[Document]) -> Texts:
+        return Texts([document.text for document in chosen], [index[document.topics[0]] for document in chosen])
+
+    train = [document for document in halves["train"] if document.topics[0] in index]
+    test = [document for document in halves["test"] if document.topics[0] in index]
+    if (len(train), len(test)) != COUNTS[name]:
+        raise DataError(
+            f"{name} from {origin} has {len(train)} training and {len(test)} test documents, "
+            f"expected {COUNTS[name][0]} and {COUNTS[name][1]}"
+        )
+    whole = part(train)
+    sides = stratified_split(whole.texts, whole.labels, validation=VALIDATION_SHARE, test=0.0)
+    source = {
+        "name": name,
+        "about": "Reuters-21578 Distribution 1.0, ModApte split, documents with one topic",
+        "origin": origin,
+        "sha256": RESOURCE.sha256,
+        "training_documents": len(train),
+        "test_documents": len(test),
+        "split": "the published halves; a tenth of the training half by hash of the text is the validation split",
+    }
+    return TextDataset(
+        name,
+        labels,
+        part([document for document, side in zip(train, sides, strict=True) if side == TRAIN]),
+        part([document for document, side in zip(train, sides, strict=True) if side == VALIDATION]),
+        part(test),
+        source,
+    )
+
+
+def _title_and_body(inside: str) -> str:
+    found = _TEXT.search(inside)
+    if found is None:
+        return ""
+    attributes, content = found.groups()
+    if "UNPROC" in attributes:
+        pieces = [_TAG.sub(" ", content)]
+    else:
+        pieces = [match.group(1) for match in (_TITLE.search(content), _BODY.search(content)) if match]
+    text = html.unescape("\n".join(pieces))
+    return _CONTROL.sub(" ", text).strip()
