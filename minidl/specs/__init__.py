@@ -9,7 +9,7 @@ from minidl.specs.base import Bad, Case, Make, OpSpec
 
 __all__ = ["Bad", "Case", "Make", "OpSpec", "all_specs"]
 
-_NOT_RECORDS = {"base", "bounds"}
+_NOT_RECORDS = {"base", "bounds", "make"}
 
 
 def all_specs() -> dict[str, OpSpec]:

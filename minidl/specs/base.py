@@ -7,10 +7,12 @@ It names no test library: a `Make` supplies values, drawn by Hypothesis in tests
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
+
+from minidl.csr import CSR
 
 T = TypeVar("T")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -57,6 +59,33 @@ class Case:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def map(self, change: Callable[[torch.Tensor], Any]) -> Case:
+        """The case with `change` applied to every torch tensor in it, also in sequences and CSR matrices."""
+        return Case(
+            tuple(_map(arg, change) for arg in self.args), {name: _map(v, change) for name, v in self.kwargs.items()}
+        )
+
+    def double(self) -> Case:
+        """The case with its floating values in float64, each tensor a contiguous copy: for the reference."""
+        return self.map(lambda t: t.double().contiguous().clone() if t.dtype.is_floating_point else t.clone())
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every torch tensor in the case."""
+        found: list[torch.Tensor] = []
+        self.map(lambda t: found.append(t) or t)
+        return found
+
+
+def _map(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, CSR):
+        parts = {f.name: getattr(value, f.name) for f in fields(value)}
+        return replace(value, **{k: change(v) for k, v in parts.items() if isinstance(v, torch.Tensor)})
+    if isinstance(value, list | tuple):
+        return type(value)(_map(item, change) for item in value)
+    return value
 
 
 @dataclass(frozen=True)
