@@ -259,6 +259,6 @@ def _text_step() -> Work:
     # The dense moments and weights are read and written once, the gathered rows read twice.
     moved = 6 * 4.0 * weights + 2 * 4.0 * 1024 * 65 * hidden
     return Work(
-        "text training step 1024x65 of 32754, 128 hidden", "float32", [ours], {"torch EmbeddingBag, fused Adam": [theirs]},
-        floor_ms(moved), check,
+        "text training step 1024x65 of 32754, 128 hidden", "float32", [ours],
+        {"torch EmbeddingBag, fused Adam": [theirs]}, floor_ms(moved), check,
     )  # fmt: skip

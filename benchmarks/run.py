@@ -25,7 +25,10 @@ RESULTS = Path(__file__).parent / "results"
 def machine() -> dict[str, str]:
     """Device, driver and versions that a figure depends on."""
     driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()[0]
     return {
         "device": torch.cuda.get_device_name(),
