@@ -73,7 +73,12 @@ class Case:
     def tensors(self) -> list[torch.Tensor]:
         """Every torch tensor in the case."""
         found: list[torch.Tensor] = []
-        self.map(lambda t: found.append(t) or t)
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.map(keep)
         return found
 
 

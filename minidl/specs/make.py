@@ -217,7 +217,10 @@ def _free(kind: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
 def _between(
     kind: str, shape: tuple[int, ...], generator: torch.Generator, low: float | None, high: float | None
 ) -> torch.Tensor:
-    low, high = low if low is not None else high - 4.0, high if high is not None else low + 4.0
+    if low is None:
+        assert high is not None
+        low = high - 4.0
+    high = low + 4.0 if high is None else high
     share = torch.rand(shape, generator=generator, dtype=torch.float64)
     if kind == "integers" and math.ceil(low) <= math.floor(high):
         return torch.randint(math.ceil(low), math.floor(high) + 1, shape, generator=generator).double()

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class GuardedAllocations(TorchFunctionMode):
         return placed if func in _UNWRITTEN else placed.copy_(result)
 
     def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
         if exc[0] is None:
             self.check()
 
@@ -196,7 +197,7 @@ def _fresh(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> bool:
 
 def _caller() -> str:
     """File and line of the nearest frame outside torch and this file."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if name != __file__ and "/torch/" not in name:
