@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 Grad = torch.Tensor | RowGrad
 Hook = Callable[["Tensor"], "Tensor | None"]
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent) + os.sep
 _mode = threading.local()
 _sequence = itertools.count()
 
@@ -51,6 +53,10 @@ class _GradMode(contextlib.ContextDecorator):
 
     def __exit__(self, *exc: object) -> None:
         _mode.enabled = self._before.pop()
+
+    def _recreate_cm(self) -> _GradMode:
+        # A decorated function may run in several threads at once, each with its own mode to return to.
+        return type(self)()
 
 
 class no_grad(_GradMode):  # noqa: N801 (torch's name)
@@ -182,7 +188,7 @@ class Function:
 
 def _caller() -> str:
     """File and line of the nearest frame outside minidl."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_PACKAGE):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -196,6 +202,7 @@ def backward(root: Tensor, gradient: torch.Tensor, retain_graph: bool = False) -
     Raises RuntimeError, before any gradient is changed, when part of the graph was already used and freed.
     """
     edge = root._edge()
+    assert edge is not None
     if isinstance(edge[0], Node):
         waiting = _count_uses(edge[0])
         _walk(edge, gradient, waiting, retain_graph)
@@ -203,9 +210,9 @@ def backward(root: Tensor, gradient: torch.Tensor, retain_graph: bool = False) -
         _to_leaf(edge[0], gradient, shared=True)
 
 
-def _count_uses(root: Node) -> dict[Node, int]:
-    """For every node that root depends on, how many gradients will arrive there."""
-    uses = {root: 1}
+def _count_uses(root: Node) -> dict[Tensor | Node, int]:
+    """For every node and leaf that root depends on, how many gradients will arrive there."""
+    uses: dict[Tensor | Node, int] = {root: 1}
     stack = [root]
     while stack:
         node = stack.pop()
@@ -215,35 +222,47 @@ def _count_uses(root: Node) -> dict[Node, int]:
                 "call backward(retain_graph=True) the first time, or compute the result again"
             )
         for edge in node.edges:
-            if edge is not None and isinstance(edge[0], Node):
-                if edge[0] not in uses:
-                    uses[edge[0]] = 0
-                    stack.append(edge[0])
-                uses[edge[0]] += 1
+            if edge is None:
+                continue
+            target = edge[0]
+            if target not in uses:
+                uses[target] = 0
+                if isinstance(target, Node):
+                    stack.append(target)
+            uses[target] += 1
     return uses
 
 
-def _walk(edge: Edge, gradient: torch.Tensor, waiting: dict[Node, int], retain_graph: bool) -> None:
+def _walk(edge: Edge, gradient: torch.Tensor, waiting: dict[Tensor | Node, int], retain_graph: bool) -> None:
     root, index = edge
     assert isinstance(root, Node)
-    pending: dict[Node, list[Grad | None]] = {root: [None] * len(root.outputs)}
+    pending: dict[Tensor | Node, list[Grad | None]] = {root: [None] * len(root.outputs)}
     pending[root][index] = gradient
+    # Leaves whose one gradient so far lies in memory that something else uses too.
+    borrowed: set[Tensor] = set()
     ready = [(-root.sequence, root)]
     while ready:
         node = heapq.heappop(ready)[1]
         arrived = pending.pop(node)
         grads = [_run_hooks(node, i, g) for i, g in enumerate(arrived)]
         for (target, position), grad, shared in _through(node, grads, retain_graph):
-            if not isinstance(target, Node):
-                if grad is not None:
-                    _to_leaf(target, grad, shared)
-                continue
-            slot = pending.setdefault(target, [None] * len(target.outputs))
+            slot = pending.setdefault(target, [None] * (len(target.outputs) if isinstance(target, Node) else 1))
             if grad is not None:
+                if not isinstance(target, Node):
+                    if shared and slot[0] is None:
+                        borrowed.add(target)
+                    else:
+                        borrowed.discard(target)
                 slot[position] = _add(slot[position], grad)
             waiting[target] -= 1
-            if waiting[target] == 0:
+            if waiting[target]:
+                continue
+            if isinstance(target, Node):
                 heapq.heappush(ready, (-target.sequence, target))
+            else:
+                total = pending.pop(target)[0]
+                if total is not None:
+                    _to_leaf(target, total, target in borrowed)
 
 
 def _through(node: Node, grads: list[Grad | None], retain_graph: bool) -> Iterator[tuple[Edge, Grad | None, bool]]:
