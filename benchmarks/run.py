@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import platform
 import subprocess
@@ -38,7 +38,7 @@ def machine() -> dict[str, str]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "python": platform.python_version(),
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
     }
 
 

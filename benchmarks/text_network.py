@@ -1,4 +1,6 @@
-"""A 32,754-128-4 text network (sigmoid), 100 passes over 9,954 documents of 65 words: python -m benchmarks.text_network.
+"""A 32,754-128-4 text network (sigmoid), 100 passes over 9,954 documents of 65 words.
+
+    python -m benchmarks.text_network
 
 Documents are synthetic: each class has its own favourite words, so that the loss shows whether training works.
 Batches lie on the device before the clock starts; the clock covers forward, loss, backward and update of every step.

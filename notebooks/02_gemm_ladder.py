@@ -231,8 +231,8 @@ step("TMA, persistent", run_persistent)
 # %% [markdown]
 # ## minidl's own, and cuBLAS
 #
-# `minidl.kernels.gemm` is step 5 with the pieces real use needs: all four transpositions, bias and activation before the
-# store, K split into shares for skinny matrices, and float32 as three tf32 products.
+# `minidl.kernels.gemm` is step 5 with the pieces real use needs: all four transpositions, bias and activation before
+# the store, K split into shares for skinny matrices, and float32 as three tf32 products.
 
 # %%
 from minidl.kernels.gemm import gemm

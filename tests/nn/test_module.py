@@ -70,8 +70,8 @@ def test_attributes_change_kind_cleanly():
     del block.second
     with pytest.raises(AttributeError, match="Block has no attribute 'second'"):
         _ = block.second
+    layer = nn.Linear(2, 2)
     with pytest.raises(TypeError, match="is a parameter"):
-        layer = nn.Linear(2, 2)
         layer.weight = Tensor(torch.zeros(2, 2))
 
 
