@@ -27,16 +27,41 @@ def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
 def csr_from_scipy(matrix: csr_matrix) -> CSR:
     """A scipy sparse matrix as a CSR of the same float dtype on the CPU; repeated entries are added.
 
-    Raises ValueError when it is no two-dimensional matrix of floats.
+    Equal to `CSR.from_torch` of its parts; scipy's counting sort makes the transposed half here, because torch's
+    sort waits for threads that a busy machine does not have (measured: 9.5 against 0.3 ms for 256 documents).
+
+    Raises ValueError when it is no two-dimensional matrix of floats, or has an index out of range.
     """
-    rows = matrix.tocsr()
-    if rows.ndim != 2:
-        raise ValueError(f"expected a matrix, got {rows.ndim} dimensions")
-    if not rows.has_canonical_format:
-        rows = rows.copy()
-        rows.sum_duplicates()
-    crow, col, val = (torch.from_numpy(np.ascontiguousarray(part)) for part in (rows.indptr, rows.indices, rows.data))
-    return CSR.from_torch(crow, col, val, (int(rows.shape[0]), int(rows.shape[1])))
+    by_row = matrix.tocsr()
+    if by_row.ndim != 2 or by_row.dtype.kind != "f":
+        raise ValueError(f"expected a matrix of floats, got {by_row.dtype} with {by_row.ndim} dimensions")
+    if not by_row.has_canonical_format:
+        by_row = by_row.copy()
+        by_row.sum_duplicates()
+    if by_row.nnz and not 0 <= by_row.indices.min() <= by_row.indices.max() < by_row.shape[1]:
+        raise ValueError(f"a column index is outside 0 to {by_row.shape[1] - 1}")
+    if max(*by_row.shape, by_row.nnz) >= 2**31:
+        raise ValueError(f"a CSR has at most 2^31 - 1 rows, columns and values, got shape {by_row.shape}")
+    by_column = by_row.tocsc()
+    counts = np.diff(by_column.indptr)
+    touched = np.flatnonzero(counts)
+    t_counts = counts[touched]
+    return CSR(
+        (int(by_row.shape[0]), int(by_row.shape[1])),
+        _indices(by_row.indptr),
+        _indices(by_row.indices),
+        torch.from_numpy(np.ascontiguousarray(by_row.data)),
+        _indices(np.argsort(-np.diff(by_row.indptr), kind="stable")),
+        _indices(touched),
+        _indices(np.concatenate([[0], np.cumsum(t_counts)])),
+        _indices(by_column.indices),
+        torch.from_numpy(np.ascontiguousarray(by_column.data)),
+        _indices(np.argsort(-t_counts, kind="stable")),
+    )
+
+
+def _indices(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
 
 
 class Batches:

@@ -347,6 +347,8 @@ def _whole(numbers: Iterable[float]) -> set[float]:
 
 
 def _statistics(values: Sequence[float], where: str) -> tuple[float, float]:
+    if min(values) == max(values):  # the mean of equal numbers need not be that number
+        return float(values[0]), 1.0
     with np.errstate(over="ignore", invalid="ignore"):
         array = np.array(values, dtype=np.float64)
         mean, scale = float(array.mean()), float(array.std())

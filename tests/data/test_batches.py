@@ -1,0 +1,97 @@
+"""Batches: the order is a function of seed and epoch, and any tail can be had without its head."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+
+from minidl.csr import CSR
+from minidl.data import Batches, epoch_order
+
+
+def table(count=23, features=3):
+    x = np.arange(count * features, dtype=np.float32).reshape(count, features)
+    return x, np.arange(count)
+
+
+@given(st.integers(0, 40), st.integers(0, 2**64 - 1), st.integers(0, 1000))
+def test_order_is_a_permutation(count, seed, epoch):
+    order = epoch_order(count, seed, epoch)
+    assert sorted(order) == list(range(count))
+    assert (order == epoch_order(count, seed, epoch)).all()
+
+
+def test_order_never_changes():
+    # A changed order would make a resumed run differ from the uninterrupted one.
+    assert epoch_order(10, 0, 0).tolist() == [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
+    assert epoch_order(10, 1, 2).tolist() == [4, 2, 0, 6, 1, 5, 9, 8, 7, 3]
+
+
+def test_orders_differ_by_seed_and_epoch():
+    orders = {tuple(epoch_order(50, seed, epoch)) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+
+
+@given(st.integers(1, 9), st.integers(0, 5), st.booleans())
+def test_an_epoch_visits_every_row_once(batch_size, epoch, shuffle):
+    x, y = table()
+    batches = Batches(x, y, batch_size, seed=3, shuffle=shuffle)
+    seen = list(batches.epoch(epoch))
+    assert len(seen) == len(batches)
+    assert all(len(labels) == batch_size for _, labels in seen[:-1])
+    labels = torch.cat([labels for _, labels in seen])
+    assert sorted(labels.tolist()) == list(range(23))
+    rows = torch.cat([part for part, _ in seen])
+    assert torch.equal(rows, torch.from_numpy(x)[labels])
+    if not shuffle:
+        assert labels.tolist() == list(range(23))
+
+
+@given(st.integers(1, 9), st.integers(0, 25))
+def test_resuming_at_a_step_yields_the_tail(batch_size, step):
+    matrix = sparse.random(23, 40, 0.2, format="csr", dtype=np.float32, random_state=0)
+    batches = Batches(matrix, np.arange(23), batch_size, seed=5)
+    whole = list(batches.epoch(4))
+    tail = list(Batches(matrix, np.arange(23), batch_size, seed=5).epoch(4, start_step=step))
+    assert len(tail) == max(0, len(whole) - step)
+    for (x, y), (other_x, other_y) in zip(whole[step:], tail, strict=True):
+        assert torch.equal(y, other_y)
+        assert torch.equal(x.col, other_x.col)
+        assert torch.equal(x.t_val, other_x.t_val)
+
+
+def test_sparse_batches_hold_their_rows():
+    matrix = sparse.random(23, 40, 0.2, format="csr", dtype=np.float32, random_state=0)
+    for x, y in Batches(matrix, np.arange(23), 5).epoch(0):
+        assert isinstance(x, CSR)
+        np.testing.assert_array_equal(x.to_dense().numpy(), matrix[y.numpy()].toarray())
+
+
+def test_target_types_follow_the_task():
+    x, _ = table(4)
+    for targets, dtype in (
+        ([0, 1, 2, 1], torch.int64),
+        ([0.5, 1, 2, 1], torch.float32),
+        (np.uint8([1, 2, 3, 4]), torch.int64),
+    ):
+        ((features, y),) = Batches(x.astype(np.float64), targets, 8).epoch(0)
+        assert y.dtype == dtype
+        assert features.dtype == torch.float32
+
+
+def test_wrong_arguments():
+    x, y = table(4)
+    with pytest.raises(ValueError, match="4 rows of features and targets of shape"):
+        Batches(x, y[:3], 2)
+    with pytest.raises(ValueError, match="batch size must be positive, got 0"):
+        Batches(x, y, 0)
+    with pytest.raises(ValueError, match="seed must lie in"):
+        Batches(x, y, 2, seed=-1)
+
+
+def test_no_rows_give_no_batches():
+    batches = Batches(np.zeros((0, 3)), [], 4)
+    assert len(batches) == 0
+    assert list(batches.epoch(0)) == []
