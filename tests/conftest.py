@@ -1,0 +1,68 @@
+"""Where the suite runs, how many examples it draws, and the `device` fixture.
+
+pytest --device cpu        kernels in Triton's interpreter, also on a machine with a GPU
+pytest --device cuda       compiled kernels; fails without a CUDA device (the default takes one if there is one)
+--hypothesis-profile NAME  ci (the default on a CPU): the same examples in every run
+                           gpu (the default on a GPU): fewer sizes, since each distinct tile is compiled
+                           nightly: many new examples
+"""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, settings
+
+_SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
+_PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+
+for _name, _examples, _derandomize in (("ci", 16, True), ("gpu", 6, True), ("nightly", 200, False)):
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        derandomize=_derandomize,
+        deadline=None,
+        print_blob=not _derandomize,
+        suppress_health_check=_SLOW_IS_FINE,
+        phases=_PHASES,
+    )
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where kernels run: cpu (interpreted), cuda (compiled), or auto (cuda where there is a device)",
+    )
+
+
+def pytest_configure(config):
+    wanted = config.getoption("--device")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError("--device cuda: torch sees no CUDA device")
+    if wanted != "auto":
+        os.environ["TRITON_INTERPRET"] = "1" if wanted == "cpu" else "0"
+    from minidl.kernels import launch
+
+    if wanted != "auto" and (wanted == "cpu") != launch.INTERPRETED:
+        raise pytest.UsageError(f"--device {wanted}: Triton was imported before the suite could choose")
+    if not config.getoption("--hypothesis-profile", None):
+        settings.load_profile("ci" if launch.INTERPRETED else "gpu")
+
+
+def pytest_collection_modifyitems(items):
+    from minidl.kernels import launch
+
+    if launch.INTERPRETED:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device with compiled kernels"))
+
+
+@pytest.fixture(scope="session")
+def device():
+    """Where kernels run in this process."""
+    from minidl.tensor import default_device
+
+    return default_device()

@@ -1,0 +1,155 @@
+"""Every operation against its record: values, gradients, special values, every tile, memory, refusals."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from minidl import ops
+from minidl.kernels import launch
+from minidl.specs import all_specs
+from minidl.specs.make import SeededMake
+from minidl.tensor import default_device
+from minidl.testing import assert_not_vacuous
+from tests import battery
+from tests.battery import CHECKS, NAMES, pose
+from tests.strategies import EXTENTS, made
+
+SPECS = all_specs()
+
+# Operations that have no record, each with what holds it.
+WITHOUT_RECORD: dict[str, str] = {}
+# Tile families that no operation of `ops` runs, each with the test that forces their tiles.
+TESTED_ELSEWHERE: dict[str, str] = {}
+
+
+def each(keep=lambda spec: True, dtypes=battery.dtypes):
+    """Parameters (spec, dtype) for the records that `keep` accepts."""
+    return pytest.mark.parametrize(
+        ("spec", "dtype"),
+        [
+            pytest.param(spec, dtype, id=f"{name}-{NAMES[dtype]}")
+            for name, spec in SPECS.items()
+            if keep(spec)
+            for dtype in dtypes(spec)
+        ],
+    )
+
+
+def holds(check, spec, dtype, share=1.0):
+    """Run a check on drawn cases: `share` of the profile's number of them."""
+    chosen = CHECKS[check]
+
+    @settings(max_examples=max(2, round(share * settings.default.max_examples)))
+    @given(made(lambda make: pose(spec, make, check), dtype, chosen.kinds, chosen.layouts))
+    def run(problem):
+        chosen.run(problem)
+
+    run()
+
+
+@each()
+def test_forward(spec, dtype):
+    holds("forward", spec, dtype)
+
+
+@each(lambda spec: spec.differentiable)
+def test_gradients(spec, dtype):
+    holds("gradients", spec, dtype)
+
+
+@each(lambda spec: spec.exact)
+def test_integers_give_exactly_the_reference(spec, dtype):
+    holds("exact", spec, dtype, 0.5)
+
+
+@each(lambda spec: spec.specials)
+def test_nan_and_infinity(spec, dtype):
+    holds("specials", spec, dtype, 0.5)
+
+
+@each(lambda spec: spec.differentiable and torch.float64 in spec.dtypes, lambda spec: [torch.float64])
+def test_gradients_of_the_real_kernels(spec, dtype):
+    holds("real gradients", spec, dtype, 0.25)
+
+
+@each()
+def test_fixed_examples(spec, dtype):
+    problems = battery.examples(spec, dtype)
+    for problem in problems.values():
+        battery.check_forward(problem)
+        battery.check_repeats(problem)
+        if spec.op.__module__ != "minidl.ops.view":
+            battery.check_aliases(problem)
+        if spec.differentiable:
+            battery.check_gradients(problem)
+    assert_not_vacuous(
+        *(r for problem in problems.values() for r in problem.reference), what=f"examples of {spec.name}"
+    )
+
+
+def tiles_to_force():
+    """(spec, family, table, tile): the tables of every target in the interpreter, the device's own on a GPU."""
+    for spec in SPECS.values():
+        for family in spec.families:
+            tables = launch.table(family) if launch.INTERPRETED else [launch.target()]
+            for name in tables:
+                for tile in launch.tiles(family, name):
+                    yield pytest.param(spec, family, tile, id=f"{spec.name}-{family}-{name}-{tile}".replace(" ", ","))
+
+
+@pytest.mark.parametrize(("spec", "family", "tile"), tiles_to_force())
+def test_every_tile(spec, family, tile):
+    for dtype in (torch.float32, torch.float16):
+        if dtype not in spec.dtypes:
+            continue
+        for problem in battery.examples(spec, dtype).values():
+            with launch.force(**{family: tile}):
+                battery.check_forward(problem)
+                if spec.differentiable:
+                    battery.check_gradients(problem)
+
+
+@pytest.mark.parametrize(
+    ("spec", "bad"),
+    [pytest.param(spec, bad, id=f"{name}-{i}") for name, spec in SPECS.items() for i, bad in enumerate(spec.bad)],
+)
+def test_bad_inputs_are_refused(spec, bad):
+    make = SeededMake(0, torch.float32, default_device(), sizes=EXTENTS)
+    with pytest.raises(bad.error, match=bad.message):
+        battery.call(spec, bad.inputs(make))
+
+
+def public_operations():
+    """Every public function defined in minidl.ops, by name."""
+    for info in pkgutil.iter_modules(ops.__path__):
+        module = importlib.import_module(f"minidl.ops.{info.name}")
+        for name, value in vars(module).items():
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
+                yield name, value
+
+
+def test_every_operation_has_a_record():
+    recorded = {spec.op for spec in SPECS.values()} | set(SPECS)
+    missing = {n for n, op in public_operations() if op not in recorded and n not in recorded} - set(WITHOUT_RECORD)
+    assert not missing, f"add records to minidl/specs for {sorted(missing)}"
+
+
+def test_every_exception_is_needed():
+    names = {name for name, _ in public_operations()}
+    assert set(WITHOUT_RECORD) <= names - set(SPECS)
+
+
+def test_every_tile_family_is_forced():
+    forced = {family for spec in SPECS.values() for family in spec.families}
+    assert set(launch.families()) - forced == set(TESTED_ELSEWHERE)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_records_are_complete(spec):
+    assert spec.bad, "name at least one input that is refused"
+    assert spec.grad_bound is not None or not spec.differentiable
+    assert spec.families or spec.op.__module__ == "minidl.ops.view", "name the tile families that the operation runs"
