@@ -108,6 +108,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activatio
         )
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise ValueError(f"linear: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]")
+    if bias is not None:
+        bias = view.contiguous(bias)
     if x.ndim == 2:
         return Linear.apply(x, weight, bias, act)
     rows = 1
