@@ -35,6 +35,10 @@ class Problem:
         call = f"repeat({self.spec.name!r}, {self.check!r}, {NAMES[self.dtype]!r}, {self.decisions})"
         return f'python -c "from tests.battery import repeat; {call}"'
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What Hypothesis shows of a failing problem: the command that repeats it."""
+        printer.text(repr(self))
+
     def describe(self, what: str) -> str:
         """`what` with the operation and the arguments, for messages."""
         shown = [
