@@ -1,17 +1,21 @@
-"""Reductions over any axes: sum, mean, 2-norm, maximum and its first position.
+"""Reductions over any axes: sum, mean, 2-norm, maximum, and the position of the maximum.
 
     x   any shape and strides          y   x's shape without the reduced axes (or with size 1 there)
 
-A reduction is seen as a matrix [K, R]: kept index by reduced index, each of at most two levels of strides (so the
-sums over N, H and W of an [N, C, H, W] tensor need no copy; other layouts are copied first). A program keeps
-[BLOCK_K, BLOCK_R] partial results in lanes, walks its share of R, and joins the lanes at the end. Where K alone
-gives too few programs, R is shared out and a second launch joins the shares in order. Nothing depends on scheduling.
+x is seen as a matrix [K, R], kept index by reduced index, each of at most two levels of strides: the sums over N, H
+and W of an [N, C, H, W] tensor need no copy. Other layouts are copied first. A program holds BLOCK_K x BLOCK_R lanes,
+walks its share of R, and joins its lanes at the end; where K gives too few programs, R is shared out and a second
+launch joins the shares in order. Nothing depends on scheduling. `depth` says how long the longest chain of additions
+is, for error bounds.
 
-Floating sums are accumulated in float32 (float64 for float64); norms of anything narrower in float64, where the
-squares of float32 neither overflow nor vanish. Sums of integers and bools are int64. NaN wins a maximum.
+Floating sums are accumulated in float32 (float64 for float64). Norms are accumulated in float64, in which the squares
+of narrower types neither overflow nor vanish. Sums of integers and bools are int64. As in torch, the sum of nothing
+is 0 and its mean NaN, NaN wins a maximum, and `argmax` gives the first of equal positions.
 """
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,14 +24,20 @@ import triton.language as tl
 from minidl.kernels import check, launch
 
 SUM = tl.constexpr(0)
-MEAN = tl.constexpr(1)
-NORM = tl.constexpr(2)
-COUNT = tl.constexpr(3)
+SQUARES = tl.constexpr(1)
+EQUAL = tl.constexpr(2)
+
+AS_IT_IS = tl.constexpr(0)
+OVER_COUNT = tl.constexpr(1)
+ROOT = tl.constexpr(2)
+
+NOWHERE = tl.constexpr(2**62)
+LOWEST_INTEGER = tl.constexpr(-(2**63))
 
 
 @triton.jit
 def offsets(o, extent, s_1, s_2, LEVELS: tl.constexpr):
-    """Memory offsets of indices o = i * extent + j with strides s_1 of i and s_2 of j."""
+    """Memory offsets of indices o = i * extent + j, with strides s_1 of i and s_2 of j."""
     if LEVELS == 2:
         return (o // extent) * s_1 + (o % extent) * s_2
     else:
@@ -36,43 +46,110 @@ def offsets(o, extent, s_1, s_2, LEVELS: tl.constexpr):
 
 @triton.jit
 def sum_kernel(
-    p_x, p_m, p_y, K, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share,
-    OP: tl.constexpr, LAST: tl.constexpr, K_LEVELS: tl.constexpr, R_LEVELS: tl.constexpr, ACC: tl.constexpr,
+    p_x, p_m, p_y, K, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share, count,
+    OP: tl.constexpr, FINISH: tl.constexpr, K_LEVELS: tl.constexpr, R_LEVELS: tl.constexpr, ACC: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """y[share, k] = sum over the share's r of x[k, r], of its square, or of whether it equals m[k]."""
+    """y[i, k] = sum of f(x[k, r]) over share i of r: f(x) = x, x^2, or 1 where x equals m[k]."""
     o_k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     m_k = o_k < K
     p_x += offsets(o_k, K2, s_k1, s_k2, K_LEVELS)[:, None]
-    start = tl.program_id(1) * share
+    start = tl.program_id(1).to(tl.int64) * share
+    end = tl.minimum(start + share, R)
     b_acc = tl.zeros((BLOCK_K, BLOCK_R), dtype=ACC)
-    if OP == COUNT:
-        b_m = tl.load(p_m + o_k, mask=m_k, other=0)[:, None]
+    if OP == EQUAL:
+        b_m = tl.load(p_m + o_k, mask=m_k, other=0).to(ACC)[:, None]
     for r in range(0, share, BLOCK_R):
-        o_r = start.to(tl.int64) + r + tl.arange(0, BLOCK_R)
-        m_kr = m_k[:, None] & ((o_r < R) & (o_r < start + share))[None, :]
-        b_x = tl.load(p_x + offsets(o_r, R2, s_r1, s_r2, R_LEVELS)[None, :], mask=m_kr, other=0)  # [BLOCK_K, BLOCK_R]
-        if OP == COUNT:
+        o_r = start + r + tl.arange(0, BLOCK_R)
+        m_kr = m_k[:, None] & (o_r < end)[None, :]
+        b_x = tl.load(p_x + offsets(o_r, R2, s_r1, s_r2, R_LEVELS)[None, :], mask=m_kr, other=0).to(ACC)  # [BLOCK_K, BLOCK_R]
+        if OP == EQUAL:
             b_acc += (m_kr & (b_x == b_m)).to(ACC)
-        elif OP == NORM:
-            b_acc += b_x.to(ACC) * b_x.to(ACC)
+        elif OP == SQUARES:
+            b_acc += b_x * b_x
         else:
-            b_acc += b_x.to(ACC)
+            b_acc += b_x
     b_y = tl.sum(b_acc, axis=1)  # [BLOCK_K]
-    if LAST and OP == MEAN:
-        b_y = b_y / R
-    if LAST and OP == NORM:
+    if FINISH == OVER_COUNT:
+        b_y = b_y / count
+    elif FINISH == ROOT:
         b_y = tl.sqrt(b_y)
     tl.store(p_y + tl.program_id(1).to(tl.int64) * K + o_k, b_y.to(p_y.dtype.element_ty), mask=m_k)
 
 
+@triton.jit
+def max_kernel(
+    p_x, p_i, p_y, p_j, K, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share,
+    INDEX: tl.constexpr, SHARES: tl.constexpr, LAST: tl.constexpr,
+    K_LEVELS: tl.constexpr, R_LEVELS: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """y[i, k] = max of x[k, r] over share i of r, and with INDEX the first r where it stands, in j[i, k].
+
+    With SHARES, x [shares, K] holds the maxima of shares, and i their positions. With INDEX and LAST only j is stored.
+    """
+    o_k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
+    m_k = o_k < K
+    p_x += offsets(o_k, K2, s_k1, s_k2, K_LEVELS)[:, None]
+    start = tl.program_id(1).to(tl.int64) * share
+    end = tl.minimum(start + share, R)
+    if ACC == tl.int64:
+        lowest = tl.full((BLOCK_K, BLOCK_R), LOWEST_INTEGER, dtype=ACC)
+    else:
+        lowest = tl.full((BLOCK_K, BLOCK_R), float("-inf"), dtype=ACC)
+    b_v = lowest
+    b_j = tl.full((BLOCK_K, BLOCK_R), NOWHERE, dtype=tl.int64)
+    for r in range(0, share, BLOCK_R):
+        o_r = start + r + tl.arange(0, BLOCK_R)
+        m_kr = m_k[:, None] & (o_r < end)[None, :]
+        b_x = tl.load(p_x + offsets(o_r, R2, s_r1, s_r2, R_LEVELS)[None, :], mask=m_kr, other=0).to(ACC)  # [BLOCK_K, BLOCK_R]
+        better = (b_x > b_v) | ((b_x != b_x) & (b_v == b_v))
+        if INDEX:
+            better = m_kr & (better | (b_j == NOWHERE))
+            if SHARES:
+                b_i = tl.load(p_i + o_k[:, None] + o_r[None, :] * K, mask=m_kr, other=0)  # [BLOCK_K, BLOCK_R]
+                b_j = tl.where(better, b_i, b_j)
+            else:
+                b_j = tl.where(better, o_r[None, :], b_j)
+        else:
+            better = m_kr & better
+        b_v = tl.where(better, b_x, b_v)
+    # A maximum over lanes may drop NaN or keep it, so NaN is looked for by itself.
+    missing = b_v != b_v
+    b_missing = tl.max(missing.to(tl.int32), axis=1) > 0  # [BLOCK_K]
+    b_top = tl.max(tl.where(missing, lowest, b_v), axis=1)
+    o_y = tl.program_id(1).to(tl.int64) * K + o_k
+    if INDEX:
+        at_top = tl.where(b_missing[:, None], missing, b_v == b_top[:, None])
+        b_first = tl.min(tl.where(at_top, b_j, NOWHERE), axis=1)
+        tl.store(p_j + o_y, b_first, mask=m_k)
+    if not (INDEX and LAST):
+        if ACC != tl.int64:
+            b_top = tl.where(b_missing, float("nan"), b_top)
+        tl.store(p_y + o_y, b_top.to(p_y.dtype.element_ty), mask=m_k)
+
+
 def sum(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The sum over `dims` (all when None)."""
+    """The sum over `dims` (all when None), in x's dtype; int64 for integers and bools. 0 where nothing is summed."""
     axes = _axes("sum", dims, x.dim())
-    dtype = x.dtype if x.dtype.is_floating_point else torch.int64
-    y = torch.empty(_kept_shape(x, axes, keepdim), dtype=dtype, device=x.device)
-    _sum(x, axes, y)
-    return y
+    y = torch.empty(kept_shape(x, axes, keepdim), dtype=_sum_dtype(x), device=x.device)
+    return _sum(x, axes, y)
+
+
+def mean(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The mean over `dims` (all when None) of a floating tensor. NaN where nothing is summed."""
+    check.floating("mean", x=x)
+    axes = _axes("mean", dims, x.dim())
+    y = torch.empty(kept_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
+    return _sum(x, axes, y, finish=OVER_COUNT)
+
+
+def norm(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """sqrt(sum of x^2) over `dims` (all when None) of a floating tensor."""
+    check.floating("norm", x=x)
+    axes = _axes("norm", dims, x.dim())
+    y = torch.empty(kept_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
+    return _sum(x, axes, y, op=SQUARES, finish=ROOT)
 
 
 def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -81,31 +158,102 @@ def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     if tuple(x.shape) == shape:
         return x
     new = x.dim() - len(shape)
-    axes = tuple(i for i, size in enumerate(x.shape) if i < new or (shape[i - new] == 1 and size != 1))
-    return sum(x, axes, keepdim=True).reshape(shape)
+    axes = [i for i, size in enumerate(x.shape) if i < new or (shape[i - new] == 1 and size != 1)]
+    y = torch.empty(shape, dtype=_sum_dtype(x), device=x.device)
+    return _sum(x, axes, y)
 
 
 def sum_rows(x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The sum of the rows of x [M, N], as [N] in `out_dtype` (default x's)."""
+    """The sum of the rows of x [M, N], added in a fixed order, as [N] in `out_dtype` (default x's)."""
     y = torch.empty(x.shape[1:], dtype=out_dtype or x.dtype, device=x.device)
-    _sum(x, (0,), y)
+    return _sum(x, (0,), y)
+
+
+def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Sequence[int] | int | None = None) -> torch.Tensor:
+    """How many elements of x along `dims` equal y, which has size 1 there: as y's shape, in the accumulate type."""
+    axes = _axes("count_equal", dims, x.dim())
+    counts = torch.empty(y.shape, dtype=launch.acc_torch(x.dtype), device=x.device)
+    return _sum(x, axes, counts, op=EQUAL, m=y.contiguous())
+
+
+def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The maximum over `dims` (all when None); NaN where one of them is. Raises ValueError for the maximum of nothing."""
+    axes = _axes("amax", dims, x.dim())
+    _not_empty("amax", x, axes)
+    y = torch.empty(kept_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
+    _max(x, axes, y, None)
     return y
 
 
-def _axes(name: str, dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
-    if dims is None:
-        return tuple(range(rank))
-    listed = (dims,) if isinstance(dims, int) else tuple(dims)
-    return tuple(sorted(check.axis(name, d, rank) for d in listed))
+def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The first position of the maximum along `dim`, or in x flattened, as int64; the first NaN where there is one.
+
+    Raises ValueError for the maximum of nothing.
+    """
+    axes = _axes("argmax", dim, x.dim())
+    _not_empty("argmax", x, axes)
+    positions = torch.empty(kept_shape(x, axes, keepdim), dtype=torch.int64, device=x.device)
+    _max(x, axes, None, positions)
+    return positions
 
 
-def _kept_shape(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> list[int]:
+def kept_shape(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> list[int]:
+    """The shape after reducing `axes` (counted from the front)."""
     return [1 if i in axes else size for i, size in enumerate(x.shape) if keepdim or i not in axes]
 
 
-def _levels(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+def depth(x: torch.Tensor, dims: Sequence[int] | int | None = None) -> int:
+    """The longest chain of additions that a term of a sum over `dims` goes through.
+
+    A lane takes one term of each block of its share; the lanes of a block are joined as a tree after runs of at most
+    a 16th of them (a thread's own, or NumPy's pairwise leaves); then come the shares.
+    """
+    seen = _seen(x, _axes("depth", dims, x.dim()))
+    if seen.R <= 1:
+        return 0
+    tile, share = _plan(seen, x.dtype, None)
+    shares = triton.cdiv(seen.R, share)
+    chain = triton.cdiv(share, tile["BLOCK_R"]) + min(tile["BLOCK_R"], tile["BLOCK_R"] // 16 + 32) + shares
+    return min(seen.R - 1, chain)
+
+
+class _Seen(NamedTuple):
+    """x as a matrix [K, R], with the inner extent and the strides of both levels of both indices."""
+
+    x: torch.Tensor
+    K: int
+    R: int
+    k: tuple[int, int, int]  # inner extent, outer stride, inner stride
+    r: tuple[int, int, int]
+    k_levels: int
+    r_levels: int
+
+    @property
+    def family(self) -> str:
+        """Rows where the reduced index runs along memory, columns where the kept one does."""
+        columns = self.K > 1 and 0 < self.k[2] < self.r[2]
+        return "reduce_columns" if columns else "reduce_rows"
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        return self.K, self.R, self.k[0], self.r[0], self.k[1], self.k[2], self.r[1], self.r[2]
+
+
+def _seen(x: torch.Tensor, axes: Sequence[int]) -> _Seen:
+    kept = [i for i in range(x.dim()) if i not in axes]
+    k = _levels([(x.shape[i], x.stride(i)) for i in kept])
+    r = _levels([(x.shape[i], x.stride(i)) for i in axes])
+    K, R = math.prod(x.shape[i] for i in kept), math.prod(x.shape[i] for i in axes)
+    if len(k) > 2 or len(r) > 2:
+        x = x.permute(*kept, *axes).contiguous()
+        k, r = [(K, R)], [(R, 1)]
+    return _Seen(x, K, R, _inner(k), _inner(r), len(k), len(r))
+
+
+def _levels(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(size, stride) of each dimension, without those of size 1 and with neighbours merged where strides allow."""
     merged: list[tuple[int, int]] = []
-    for size, stride in zip(sizes, strides, strict=True):
+    for size, stride in dims:
         if size == 1:
             continue
         if merged and merged[-1][1] == stride * size:
@@ -115,25 +263,106 @@ def _levels(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int
     return merged
 
 
-def _sum(x: torch.Tensor, axes: Sequence[int], y: torch.Tensor) -> None:
+def _inner(levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+    if not levels:
+        return 1, 0, 0
+    return levels[-1][0], levels[0][1] if len(levels) == 2 else 0, levels[-1][1]
+
+
+def _plan(seen: _Seen, dtype: torch.dtype, shares: int | None) -> tuple[launch.Tile, int]:
+    """The tile, and how much of R each program takes: shares of at least 4 blocks, enough to fill the device twice."""
+    tile = launch.tile(seen.family, dtype, K=seen.K, R=seen.R)
+    blocks = triton.cdiv(seen.R, tile["BLOCK_R"])
+    if shares is None:
+        programs = triton.cdiv(seen.K, tile["BLOCK_K"])
+        shares = max(1, min(2 * launch.processors() // programs, blocks // 4))
+    return tile, triton.cdiv(blocks, shares) * tile["BLOCK_R"]
+
+
+def _sum(
+    x: torch.Tensor,
+    axes: Sequence[int],
+    y: torch.Tensor,
+    op: tl.constexpr = SUM,
+    finish: tl.constexpr = AS_IT_IS,
+    m: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Fill y, contiguous in the order of the kept axes, and return it."""
     if x.numel() == 0:
-        y.zero_()
-        return
-    kept = [i for i in range(x.dim()) if i not in axes]
-    k = _levels([x.shape[i] for i in kept], [x.stride(i) for i in kept])
-    r = _levels([x.shape[i] for i in axes], [x.stride(i) for i in axes])
-    if len(k) > 2 or len(r) > 2:
-        x = x.permute(*kept, *axes).contiguous()
-        K = y.numel()
-        return _sum(x.view(K, -1), (1,), y)
-    k_levels, r_levels = len(k), len(r)
-    k = [(1, 0)] * (2 - len(k)) + k
-    r = [(1, 0)] * (2 - len(r)) + r
-    K, R = k[0][0] * k[1][0], r[0][0] * r[1][0]
-    acc = launch.acc(x.dtype) if x.dtype.is_floating_point else tl.int64
-    tile = launch.tile("reduce", x.dtype, K=K, R=R)
+        return y.fill_(math.nan if finish == OVER_COUNT else 0)
+    seen = _seen(x, axes)
+    wide = torch.float64 if op == SQUARES else _sum_dtype(x) if not x.is_floating_point() else launch.acc_torch(x.dtype)
+    _run_sum(seen, y, seen.R, op, finish, m, wide, None)
+    return y
+
+
+_ACC = {torch.float32: tl.float32, torch.float64: tl.float64, torch.int64: tl.int64}
+
+
+def _run_sum(
+    seen: _Seen,
+    y: torch.Tensor,
+    count: int,
+    op: tl.constexpr,
+    finish: tl.constexpr,
+    m: torch.Tensor | None,
+    wide: torch.dtype,
+    shares: int | None,
+) -> None:
+    tile, share = _plan(seen, seen.x.dtype, shares)
+    shares = triton.cdiv(seen.R, share)
+    partial = y if shares == 1 else torch.empty(shares, seen.K, dtype=wide, device=y.device)
     launch.run(
-        sum_kernel, (triton.cdiv(K, tile["BLOCK_K"]), 1), x, None, y, K, R, k[1][0], r[1][0],
-        k[0][1], k[1][1], r[0][1], r[1][1], R,
-        OP=SUM, LAST=True, K_LEVELS=k_levels, R_LEVELS=r_levels, ACC=acc, **tile.options,
+        sum_kernel, (triton.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, m, partial, *seen.extents, share, count,
+        OP=op, FINISH=finish if shares == 1 else AS_IT_IS, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels,
+        ACC=_ACC[wide], **tile.options,
     )  # fmt: skip
+    if shares > 1:
+        _run_sum(_seen(partial, (0,)), y, count, SUM, finish, None, wide, 1)
+
+
+def _max(x: torch.Tensor, axes: Sequence[int], y: torch.Tensor | None, positions: torch.Tensor | None) -> None:
+    if x.numel() == 0:
+        return
+    seen = _seen(x, axes)
+    tile, share = _plan(seen, x.dtype, None)
+    shares = triton.cdiv(seen.R, share)
+    acc = launch.acc(x.dtype) if x.is_floating_point() else tl.int64
+    flags = {"INDEX": positions is not None, "ACC": acc}
+    top, first = y, positions
+    if shares > 1:
+        top = torch.empty(shares, seen.K, dtype=x.dtype, device=x.device)
+        first = None if positions is None else torch.empty(shares, seen.K, dtype=torch.int64, device=x.device)
+    launch.run(
+        max_kernel, (triton.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, None, top, first, *seen.extents, share,
+        SHARES=False, LAST=shares == 1, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels, **flags, **tile.options,
+    )  # fmt: skip
+    if shares > 1:
+        assert top is not None
+        seen = _seen(top, (0,))
+        tile, share = _plan(seen, x.dtype, 1)
+        launch.run(
+            max_kernel, (triton.cdiv(seen.K, tile["BLOCK_K"]), 1), top, first, y, positions, *seen.extents, share,
+            SHARES=True, LAST=True, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels, **flags, **tile.options,
+        )  # fmt: skip
+
+
+def _sum_dtype(x: torch.Tensor) -> torch.dtype:
+    return x.dtype if x.is_floating_point() else torch.int64
+
+
+def _axes(name: str, dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    """The axes to reduce, counted from the front and in order. Raises IndexError, or ValueError for one named twice."""
+    if dims is None:
+        return tuple(range(rank))
+    listed = (dims,) if isinstance(dims, int) else tuple(dims)
+    # torch lets a scalar have a dimension 0.
+    axes = tuple(sorted(check.axis(name, d, max(rank, 1)) for d in listed))
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{name}: dims {list(listed)} name a dimension twice")
+    return axes if rank else ()
+
+
+def _not_empty(name: str, x: torch.Tensor, axes: Sequence[int]) -> None:
+    if any(x.shape[i] == 0 for i in axes):
+        raise ValueError(f"{name}: nothing to compare along dims {list(axes)} of a tensor of shape {list(x.shape)}")
