@@ -167,7 +167,7 @@ def _linear_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch
 
 
 def _slope_error(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """act'(z), and its error when it is found from z or act(z) kept in `dtype`."""
+    """act'(z), and its error when it is found from z or act(z) kept in `dtype`; infinite where that overflows."""
     *_, act = _parts(case)
     name, slope = activation.parse(act)
     z, error = _preactivation(case, dtype)
@@ -184,7 +184,9 @@ def _slope_error(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Te
     if name in activation.FROM_OUTPUT:
         kept = bounds.rounded(_act(z, act), _after(act, z, error, dtype), dtype)
         return exact, (2 if name == "tanh" else 1) * kept + 4 * u
-    return exact, _CURVATURES[name] * bounds.rounded(z, error, dtype) + 16 * u * (1 + z.abs())
+    kept = bounds.rounded(z, error, dtype)
+    off = _CURVATURES[name] * kept + 16 * u * (1 + z.abs())
+    return exact, torch.where(z.abs() + kept > torch.finfo(dtype).max, math.inf, off)
 
 
 def _linear_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -193,6 +195,7 @@ def _linear_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     x, dy, slope, off = (t.reshape(_numbers(t.shape[:-1]), t.shape[-1]) for t in (x, dy, slope, off))
     dz = (dy * slope).abs()
     error = torch.zeros_like(dz) if act is None else bounds.rounded(dz, dy.abs() * off, dtype)
+    error = torch.where(dz + error > torch.finfo(dtype).max, math.inf, error.nan_to_num(nan=math.inf, posinf=math.inf))
     rows, (N, K) = len(x), weight.shape
     known = dz + error  # an upper bound of the |dz| that the products are given
     dx = error @ weight.abs() + product_error(known @ weight.abs(), rows, K, N, dtype)
@@ -200,7 +203,10 @@ def _linear_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     db = error.sum(0) + bounds.gamma(rows + 2, bounds.acc_unit(dtype)) * known.sum(0)
     db = torch.where(known.sum(0) > torch.finfo(dtype).max / 2, math.inf, db)
     found = (dx.reshape(case.args[0].shape), dw, db)
-    return tuple(None if g is None else bounds.rounded(g, e, dtype) for g, e in zip(grads, found, strict=True))
+    return tuple(
+        None if g is None else bounds.rounded(g, e.nan_to_num(nan=math.inf, posinf=math.inf), dtype)
+        for g, e in zip(grads, found, strict=True)
+    )
 
 
 def _named(*shapes: tuple[int, ...], extra: tuple[Any, ...] = ()) -> Any:

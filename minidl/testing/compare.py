@@ -84,8 +84,9 @@ def assert_within(
     """Raise AssertionError unless every element of `actual` is within `bound` of the float64 `reference`.
 
     Where the reference is NaN or infinite, `actual` must be the same. Where the reference and its bound reach beyond
-    the largest number of the dtype, infinity is accepted. An infinite bound says nothing about its element. A float64
-    result may be off by twice the bound, since the reference was computed in float64 too. Integers must be equal.
+    the largest number of the dtype, infinity is accepted. A bound above that number says nothing about its element.
+    A float64 result may be off by twice the bound, since the reference was computed in float64 too. Integers must be
+    equal.
     `what` names the result and `repeat` a command that repeats the comparison, for the message.
     Returns the largest error as a fraction of its bound.
     """
@@ -103,11 +104,11 @@ def assert_within(
     if (b.isnan() & r.isfinite()).any() or (b < 0).any():
         raise AssertionError(f"{where}the bound is NaN or negative where the reference is finite{_repeat(repeat)}")
     error = (a - r).abs()
-    accepted = (a == r) | (a.isnan() & r.isnan()) | (b == math.inf) | (error <= b)
-    if floating:
-        may_overflow = r.abs() + b > torch.finfo(got.dtype).max
-        accepted |= may_overflow & a.isinf() & (a.sign() == r.sign())
-    ratio = torch.where((a == r) | (b == math.inf), 0.0, error / b)
+    largest = torch.finfo(got.dtype).max if floating else math.inf
+    unknown = (b > largest) | (b == math.inf)
+    accepted = (a == r) | (a.isnan() & r.isnan()) | unknown | (error <= b)
+    accepted |= (r.abs() + b > largest) & a.isinf() & (a.sign() == r.sign())
+    ratio = torch.where((a == r) | unknown, 0.0, error / b)
     if accepted.all():
         return float(torch.where(ratio.isfinite(), ratio, 0.0).max())
     worst = int(torch.where(accepted, -1.0, ratio.nan_to_num(nan=math.inf, posinf=math.inf)).argmax())
