@@ -1,0 +1,5 @@
+"""`python -m minidl`: the command line."""
+
+from minidl.cli import main
+
+main()

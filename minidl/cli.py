@@ -1,0 +1,270 @@
+"""The commands. Flags become one frozen dataclass of settings per command; the work is done below this layer.
+
+Neither torch nor Triton nor numpy is imported before a command needs it, so help answers at once.
+Exit codes: 0 done, 1 a failure, 2 bad usage or input, 130 stopped by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minidl import __version__
+from minidl.training.config import Evaluate, Predict, TrainTable, TrainText, parse_sizes
+from minidl.training.errors import ConfigError, DamagedRun, Interrupted, RunError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Train and use small neural networks whose every floating-point operation is a Triton kernel: compiled on an "
+    "NVIDIA GPU, interpreted on a CPU.",
+    epilog="Example: [bold]minidl train text --data docstrings --out runs/first[/bold]",
+)
+train_app = typer.Typer(no_args_is_help=True, help="Train a model and report how good it is.")
+app.add_typer(train_app, name="train")
+
+
+def main() -> None:
+    """Entry point of the command `minidl`."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=lambda wanted: _show_version(wanted), help="Show it.")
+    ] = False,
+) -> None:
+    pass
+
+
+Out = Annotated[Path, typer.Option("--out", help="Folder of the run; made if it is missing.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Examples per step.")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
+Hidden = Annotated[list[str] | None, typer.Option("--hidden", help="Sizes of the hidden layers: 128 or 256,128.")]
+Dropout = Annotated[float | None, typer.Option("--dropout", help="Share of hidden values dropped in training.")]
+Optimizer = Annotated[str | None, typer.Option("--optimizer", help="adamw, adam, rmsprop, adagrad or sgd.")]
+WeightDecay = Annotated[float | None, typer.Option("--weight-decay", help="Pull of the weights towards zero.")]
+Schedule = Annotated[str | None, typer.Option("--schedule", help="Course of the rate: constant or cosine.")]
+Warmup = Annotated[float | None, typer.Option("--warmup", help="Epochs in which the rate rises to --lr.")]
+Smoothing = Annotated[float | None, typer.Option("--label-smoothing", help="Share of a target spread evenly.")]
+Patience = Annotated[int | None, typer.Option("--patience", help="Stop after so many epochs without a better one.")]
+ValSplit = Annotated[float | None, typer.Option("--val-split", help="Share of your file for validation.")]
+TestSplit = Annotated[float | None, typer.Option("--test-split", help="Share of your file for the test.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Decides first weights, order of examples and dropout.")]
+Precision = Annotated[str | None, typer.Option("--precision", help="Products on a GPU: float32 or tf32.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu (Triton's interpreter).")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out; its settings are taken.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out when this one is done.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show errors only.")]
+NoPlots = Annotated[bool, typer.Option("--no-plots", help="Make no pictures.")]
+TextColumn = Annotated[str | None, typer.Option("--text-column", help="Column of your file with the text.")]
+LabelColumn = Annotated[str | None, typer.Option("--label-column", help="Column of your file with the label.")]
+RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)]
+
+
+@train_app.command(
+    "text",
+    epilog="Examples: [bold]minidl train text --data docstrings --out runs/first[/bold] · "
+    "[bold]minidl train text --data mails.csv --text-column body --label-column folder --out runs/mails[/bold] · "
+    "[bold]minidl train text --out runs/mails --resume[/bold]",
+)
+def train_text(
+    out: Out,
+    data: Annotated[
+        str | None, typer.Option("--data", help="docstrings, reuters-r8, reuters-r52, or a .csv, .tsv or .jsonl file.")
+    ] = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    hidden: Hidden = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: LearningRate = None,
+    dropout: Dropout = None,
+    optimizer: Optimizer = None,
+    lazy: Annotated[bool, typer.Option("--lazy", help="Update only the rows of the first layer that a batch touches.")] = False,
+    weight_decay: WeightDecay = None,
+    label_smoothing: Smoothing = None,
+    schedule: Schedule = None,
+    warmup: Warmup = None,
+    patience: Patience = None,
+    val_split: ValSplit = None,
+    test_split: TestSplit = None,
+    ngrams: Annotated[int | None, typer.Option("--ngrams", help="Longest run of words that is a feature.")] = None,
+    min_df: Annotated[int | None, typer.Option("--min-df", help="Texts that a feature must occur in.")] = None,
+    max_features: Annotated[int | None, typer.Option("--max-features", help="Most frequent features kept.")] = None,
+    seed: Seed = None,
+    precision: Precision = None,
+    device: Device = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    no_plots: NoPlots = False,
+) -> None:
+    """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer.
+
+    The test split is read once, at the end; the report has the majority class and a linear support vector machine
+    beside the result. Ctrl-C saves and names the command that continues.
+    """
+    flags = {name: value for name, value in locals().items() if name != "no_plots"}
+    _train("text", flags, no_plots)
+
+
+@train_app.command(
+    "table",
+    epilog="Examples: [bold]minidl train table --data diabetes --out runs/diabetes[/bold] · "
+    "[bold]minidl train table --data houses.csv --target price --out runs/houses[/bold]",
+)
+def train_table(
+    out: Out,
+    data: Annotated[str | None, typer.Option("--data", help="diabetes, or a .csv, .tsv or .jsonl file.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Column to predict.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="regression or classification.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Column to leave out; may be repeated.")] = None,
+    missing: Annotated[str | None, typer.Option("--missing", help="Missing values: error or fill.")] = None,
+    hidden: Hidden = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: LearningRate = None,
+    dropout: Dropout = None,
+    optimizer: Optimizer = None,
+    weight_decay: WeightDecay = None,
+    label_smoothing: Smoothing = None,
+    schedule: Schedule = None,
+    warmup: Warmup = None,
+    patience: Patience = None,
+    val_split: ValSplit = None,
+    test_split: TestSplit = None,
+    seed: Seed = None,
+    precision: Precision = None,
+    device: Device = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    no_plots: NoPlots = False,
+) -> None:
+    """Train on a table: regression or classification by a multilayer perceptron on standardised columns."""
+    flags = {name: value for name, value in locals().items() if name != "no_plots"}
+    flags["ignore"] = tuple(ignore) if ignore else None
+    _train("table", flags, no_plots)
+
+
+@app.command(
+    epilog="Examples: [bold]minidl evaluate runs/first[/bold] · [bold]minidl evaluate runs/mails --data new.csv[/bold]"
+)
+def evaluate(
+    run: RunFolder,
+    data: Annotated[
+        str | None, typer.Option("--data", help="A data set or a file with labels; else the run's own test split.")
+    ] = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the scores to this file.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Score a finished run on its test split or on other data."""
+    with _errors():
+        config = Evaluate(**locals())
+        _choose_device(device)
+        from minidl.training import predict as work
+        from minidl.training import reports
+
+        typer.echo(reports.as_text(work.evaluate(config)), nl=False)
+
+
+@app.command(
+    epilog='Examples: [bold]minidl predict runs/first "Open a socket"[/bold] · '
+    "[bold]minidl predict runs/mails --file new.csv[/bold] · [bold]cat lines.txt | minidl predict runs/first[/bold]"
+)
+def predict(
+    run: RunFolder,
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts, or JSON objects for a table run; standard input when there is none.", show_default=False),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Inputs from a .csv, .tsv or .jsonl file, or lines of a text file.")
+    ] = None,
+    text_column: TextColumn = None,
+    top: Annotated[int, typer.Option("--top", help="Number of labels listed per answer.")] = 3,
+    device: Device = "auto",
+) -> None:
+    """Answer each input with one JSON line: label, probability and the best labels, or the predicted number.
+
+    Standard input is read line by line and answered as it comes: texts for a text run; JSON objects, or CSV with a
+    header line, for a table run.
+    """
+    with _errors():
+        config = Predict(run=run, inputs=tuple(text or ()), file=file, text_column=text_column, top=top, device=device)
+        _choose_device(device)
+        from minidl.training import predict as work
+
+        work.predict(config, sys.stdout)
+
+
+def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
+    with _errors():
+        from minidl.training import runs
+
+        flags["hidden"] = parse_sizes(flags["hidden"])
+        given = {name: value for name, value in flags.items() if value is not None}
+        if not flags.get("lazy", True):
+            del given["lazy"]
+        config: TrainText | TrainTable = runs.settings(kind, {**given, "plots": not no_plots})
+        _choose_device(config.device)
+        from minidl.training.train import train
+
+        train(kind, config)
+
+
+def _choose_device(device: str) -> None:
+    from minidl.training.device import choose
+
+    choose(device)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Turns what can go wrong into one sentence on standard error and an exit code."""
+    from minidl.data.records import DataError
+
+    try:
+        yield
+    except Interrupted as stop:
+        _fail(str(stop), 130)
+    except (ConfigError, DataError, DamagedRun) as error:
+        _fail(f"error: {error}", 2)
+    except RunError as error:
+        _fail(f"error: {error}", 1)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        # Whoever read the answers has gone; Python would complain once more when it closes standard output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"error: {where}{error.strerror or error}", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(message, err=True)
+    raise typer.Exit(code) from None

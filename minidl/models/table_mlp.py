@@ -1,0 +1,27 @@
+"""A table model: standardised columns through a multilayer perceptron, for regression and classification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from minidl import nn
+
+
+class TableMLP(nn.MLP):
+    """W_k relu(... relu(x W_1^T + b_1) ...) + b_k, with dropout after each relu.
+
+    Shapes: [batch, features] -> [batch, outputs]: one standardised value in a regression, logits in a classification.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        outputs: int,
+        hidden: Sequence[int] = (64, 64),
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(features, hidden, outputs, dropout=dropout, device=device, dtype=dtype)

@@ -1,0 +1,4 @@
+"""From data to a finished run: settings, the loop, checkpoints, reports, and what reads a run again.
+
+Importing this package is cheap: the modules that need torch, numpy or scikit-learn are imported by the commands.
+"""

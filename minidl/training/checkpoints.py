@@ -1,0 +1,131 @@
+"""The state of an unfinished run: weights, optimiser and generator state, position and history.
+
+    checkpoints/step-000123.safetensors   weights and optimiser tensors after step 123
+    checkpoints/last.json                 where training goes on: names its tensor file and holds everything else
+    checkpoints/best.json                 the same for the best epoch so far
+
+A JSON file is renamed into place after its tensor file is safe on the disk, and tensor files that neither names are
+deleted after that: whenever the machine stops, `last.json` names a complete state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minidl.training import files
+from minidl.training.errors import DamagedRun
+
+FORMAT, VERSION = "minidl-checkpoint", 1
+_TENSOR = "tensor:"
+_NAME = re.compile(r"step-\d+\.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state that was read back. `state` is what `save` got as `state`, `optimizer` what it got as `optimizer`."""
+
+    weights: dict[str, torch.Tensor]
+    optimizer: Any
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(
+        self, step: int, weights: Mapping[str, torch.Tensor], optimizer: Any, state: Mapping[str, Any], best: bool
+    ) -> None:
+        """Write the state after `step` steps as the last one, and as the best one if it is.
+
+        `optimizer` is a state_dict: nested dicts, lists, tensors and JSON values. Raises OSError with the previous
+        checkpoint unharmed.
+        """
+        tensors = {f"weights.{name}": tensor for name, tensor in weights.items()}
+        plain = _take_tensors(optimizer, "optimizer", tensors)
+        name = f"step-{step:06d}.safetensors"
+        self.folder.mkdir(exist_ok=True)
+        checksum = files.write_tensors(self.folder / name, tensors)
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "tensors": name,
+            "sha256": checksum,
+            **state,
+            "optimizer": plain,
+        }
+        if best:
+            files.write_json(self.folder / "best.json", content)
+        files.write_json(self.folder / "last.json", content)
+        self._drop_unnamed()
+
+    def last(self) -> Checkpoint | None:
+        """The last state, or None when there is none. Raises DamagedRun."""
+        return self._read("last.json")
+
+    def best(self) -> Checkpoint | None:
+        """The best state, or None when there is none. Raises DamagedRun."""
+        return self._read("best.json")
+
+    def _read(self, name: str) -> Checkpoint | None:
+        path = self.folder / name
+        try:
+            content = files.read_json(path)
+        except FileNotFoundError:
+            return None
+        try:
+            if content["format"] != FORMAT or content["version"] != VERSION:
+                raise DamagedRun(f"{path} is no checkpoint of version {VERSION}; train again with --overwrite")
+            if not _NAME.fullmatch(content["tensors"]):
+                raise DamagedRun(f"{path} names {content['tensors']!r} as its tensor file; train again with --overwrite")
+            file = self.folder / content["tensors"]
+            tensors = files.read_tensors(file)
+            weights = {
+                key.removeprefix("weights."): value for key, value in tensors.items() if key.startswith("weights.")
+            }
+            return Checkpoint(weights, _put_tensors(content["optimizer"], tensors), content)
+        except FileNotFoundError as error:
+            raise DamagedRun(f"{path} names {error.filename}, which is gone; train again with --overwrite") from None
+        except (KeyError, TypeError) as error:
+            raise DamagedRun(f"{path} is damaged ({error!r}); train again with --overwrite") from None
+
+    def _drop_unnamed(self) -> None:
+        named = set()
+        for name in ("last.json", "best.json"):
+            with contextlib.suppress(FileNotFoundError):
+                named.add(files.read_json(self.folder / name)["tensors"])
+        for path in self.folder.iterdir():
+            if _NAME.fullmatch(path.name) and path.name not in named:
+                files.remove(path)
+
+
+def _take_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """`value` with each tensor put into `tensors` and replaced by its name there."""
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value
+        return _TENSOR + name
+    if isinstance(value, Mapping):
+        return {str(key): _take_tensors(item, f"{name}.{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_take_tensors(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+    return value
+
+
+def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The inverse of `_take_tensors`; keys are strings and tuples lists afterwards."""
+    if isinstance(value, str) and value.startswith(_TENSOR):
+        return tensors[value.removeprefix(_TENSOR)]
+    if isinstance(value, dict):
+        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_put_tensors(item, tensors) for item in value]
+    return value

@@ -1,0 +1,253 @@
+"""One frozen dataclass of settings per command, checked when it is made.
+
+The fields of `TrainText` and `TrainTable` that decide the result are the run's identity: they are written to
+`config.json`, and a run is only continued with the same ones. The other fields (`Session`) say how this one process
+goes about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from minidl.training.errors import ConfigError
+
+DEVICES = ("auto", "cuda", "cpu")
+OPTIMIZERS = ("adamw", "adam", "rmsprop", "adagrad", "sgd")
+SCHEDULES = ("constant", "cosine")
+PRECISIONS = ("float32", "tf32")
+TASKS = ("regression", "classification")
+MISSING = ("error", "fill")
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field: `batch_size` -> `--batch-size`."""
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """How one process trains: where to, on what, and what it shows. None of it changes the result's definition."""
+
+    out: Path
+    device: str = "auto"
+    resume: bool = False
+    overwrite: bool = False
+    quiet: bool = False
+    plots: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        _choice(self, "device", DEVICES)
+        if self.resume and self.overwrite:
+            raise ConfigError("--resume continues a run and --overwrite replaces it: give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What every training command shares. `warmup` is the number of epochs in which the rate rises from 0 to `lr`.
+
+    `patience` is the number of epochs without a better validation score after which training stops (0: never).
+    `balance` b gives class c the weight (N / (C n_c))^b in the loss: 0 weighs examples alike, 1 weighs classes alike.
+    """
+
+    data: str
+    hidden: tuple[int, ...]
+    dropout: float
+    optimizer: str = "adamw"
+    lr: float
+    weight_decay: float
+    schedule: str = "constant"
+    warmup: float = 0.0
+    label_smoothing: float = 0.0
+    balance: float = 0.0
+    epochs: int
+    batch_size: int
+    patience: int
+    seed: int = 0
+    precision: str = "float32"
+    val_split: float | None = None
+    test_split: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for the first setting of a wrong type or range."""
+        _require(self, "data", isinstance(self.data, str) and self.data, "a name or a file")
+        sizes = isinstance(self.hidden, tuple) and all(type(size) is int and 1 <= size <= 65536 for size in self.hidden)
+        _require(self, "hidden", sizes, "layer sizes from 1 to 65536, such as 128 or 256,128")
+        _require(self, "hidden", len(self.hidden) >= 1, "at least one layer size")
+        _number(self, "dropout", lambda value: 0 <= value < 1, "a number from 0 to below 1")
+        _choice(self, "optimizer", OPTIMIZERS)
+        _number(self, "lr", lambda value: value > 0, "a number above 0")
+        _number(self, "weight_decay", lambda value: value >= 0, "a number of at least 0")
+        _choice(self, "schedule", SCHEDULES)
+        _number(self, "warmup", lambda value: value >= 0, "a number of epochs of at least 0")
+        _number(self, "label_smoothing", lambda value: 0 <= value < 1, "a number from 0 to below 1")
+        _number(self, "balance", lambda value: 0 <= value <= 1, "a number from 0 to 1")
+        _whole(self, "epochs", 1, 10**6)
+        _whole(self, "batch_size", 1, 10**6)
+        _whole(self, "patience", 0, 10**6)
+        _whole(self, "seed", 0, 2**63 - 1)
+        _choice(self, "precision", PRECISIONS)
+        for name in ("val_split", "test_split"):
+            if getattr(self, name) is not None:
+                _number(self, name, lambda value: 0 < value < 1, "a share between 0 and 1")
+        if self.warmup >= self.epochs:
+            raise ConfigError(f"--warmup {self.warmup:g} must be shorter than the {self.epochs} epochs of training")
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that define the run, as plain JSON values."""
+        session = {field.name for field in fields(Session)}
+        names = (field.name for field in fields(self) if field.name not in session)
+        return {name: _plain(getattr(self, name)) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainText(Training, Session):
+    """`minidl train text`."""
+
+    text_column: str | None = None
+    label_column: str | None = None
+    hidden: tuple[int, ...] = (128,)
+    dropout: float = 0.5
+    lr: float = 0.01
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.1
+    balance: float = 0.3
+    epochs: int = 10
+    batch_size: int = 256
+    patience: int = 5
+    lazy: bool = False
+    ngrams: int = 1
+    min_df: int = 2
+    max_features: int = 20_000
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        Session.__post_init__(self)
+        Training.__post_init__(self)
+        _whole(self, "ngrams", 1, 5)
+        _whole(self, "min_df", 1, 10**9)
+        _whole(self, "max_features", 1, 10**9)
+        _require(self, "lazy", type(self.lazy) is bool, "true or false")
+        if self.lazy and self.optimizer not in ("adamw", "adam", "adagrad", "rmsprop"):
+            raise ConfigError(f"--lazy is a variant of adaptive optimizers, not of {self.optimizer}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTable(Training, Session):
+    """`minidl train table`. `task` None: decided by the target column."""
+
+    target: str | None = None
+    task: str | None = None
+    ignore: tuple[str, ...] = ()
+    missing: str = "error"
+    hidden: tuple[int, ...] = (64, 64)
+    dropout: float = 0.1
+    lr: float = 0.003
+    weight_decay: float = 0.1
+    epochs: int = 100
+    batch_size: int = 32
+    patience: int = 20
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        Session.__post_init__(self)
+        Training.__post_init__(self)
+        if self.task is not None:
+            _choice(self, "task", TASKS)
+        _choice(self, "missing", MISSING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """`minidl evaluate`. `data` None: the test split of the run's own data."""
+
+    run: Path
+    data: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    json: Path | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        _choice(self, "device", DEVICES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """`minidl predict`. Neither inputs nor file: standard input."""
+
+    run: Path
+    inputs: tuple[str, ...] = ()
+    file: Path | None = None
+    text_column: str | None = None
+    top: int = 3
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        _choice(self, "device", DEVICES)
+        _whole(self, "top", 1, 10**6)
+        if self.inputs and self.file is not None:
+            raise ConfigError("give the inputs or --file, not both")
+
+
+def from_saved(cls: Callable[..., Any], saved: Mapping[str, Any], session: Mapping[str, Any]) -> Any:
+    """The settings that `identity` wrote, with this process's session. Raises ConfigError, TypeError."""
+    known = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
+    return cls(**known, **session)
+
+
+def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """What `given` settings change in a run's saved ones, in words: "--epochs is 10 in the run, 20 was given"."""
+    return [
+        f"{flag(name)} is {_shown(saved.get(name))} in the run, {_shown(_plain(value))} was given"
+        for name, value in given.items()
+        if saved.get(name) != _plain(value)
+    ]
+
+
+def parse_sizes(texts: list[str] | None) -> tuple[int, ...] | None:
+    """Layer sizes from repeated or comma-separated values: ["256,128"] or ["256", "128"]. Raises ConfigError."""
+    if not texts:
+        return None
+    sizes = []
+    for part in ",".join(texts).split(","):
+        if not part.strip().isdecimal():
+            raise ConfigError(f"--hidden: {part.strip()!r} is no layer size; give numbers, such as 128 or 256,128")
+        sizes.append(int(part))
+    return tuple(sizes)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return "not set" if value is None else str(value)
+
+
+def _require(config: Any, name: str, good: Any, expected: str) -> None:
+    if not good:
+        raise ConfigError(f"{flag(name)} is {_shown(_plain(getattr(config, name)))}, expected {expected}")
+
+
+def _choice(config: Any, name: str, known: tuple[str, ...]) -> None:
+    _require(config, name, getattr(config, name) in known, "one of " + ", ".join(known))
+
+
+def _number(config: Any, name: str, good: Callable[[float], bool], expected: str) -> None:
+    value = getattr(config, name)
+    number = type(value) in (int, float) and math.isfinite(value)
+    _require(config, name, number and good(value), expected)
+
+
+def _whole(config: Any, name: str, low: int, high: int) -> None:
+    value = getattr(config, name)
+    _require(config, name, type(value) is int and low <= value <= high, f"a whole number from {low} to {high}")

@@ -1,0 +1,39 @@
+"""Where a command runs its kernels, decided before Triton is imported: it reads the choice only once."""
+
+from __future__ import annotations
+
+import os
+
+from minidl.training.errors import ConfigError
+
+_VARIABLE = "TRITON_INTERPRET"
+
+
+def choose(device: str) -> None:
+    """Set up this process for "auto", "cuda" or "cpu".
+
+    Raises ConfigError when there is no CUDA device where one is needed, and when TRITON_INTERPRET, which the user
+    may have set, says otherwise.
+    """
+    given = os.environ.get(_VARIABLE)
+    interpret = given is not None and given.lower() in ("1", "true", "on", "yes", "y")
+    if device == "cpu":
+        if given is not None and not interpret:
+            raise ConfigError(f"--device cpu interprets kernels, but {_VARIABLE}={given} is set: unset it")
+        os.environ[_VARIABLE] = "1"
+        return
+    if device == "cuda" and interpret:
+        raise ConfigError(f"--device cuda compiles kernels, but {_VARIABLE}={given} is set: unset it")
+    if device == "cuda" or (given is not None and not interpret):
+        _require_cuda("--device cuda" if device == "cuda" else f"{_VARIABLE}={given}")
+
+
+def _require_cuda(what: str) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    why = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
+    raise ConfigError(
+        f"{what} needs a GPU, but {why}; use --device cpu (or auto), or see what `minidl doctor` finds missing"
+    )

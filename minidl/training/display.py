@@ -1,0 +1,81 @@
+"""What training shows: a progress bar in a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+
+class Display:
+    """Entered while training runs. `note` and `epoch` write lines; `step` moves the bar of the epoch under way."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Display:
+        if not self.quiet and sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]}"),
+                TimeRemainingColumn(),
+                transient=True,
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def note(self, text: str) -> None:
+        """One line."""
+        if self.quiet:
+            return
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def begin(self, epoch: int, epochs: int, done: int, steps: int) -> None:
+        """An epoch begins, `done` of its steps taken before."""
+        if self._bar is None:
+            return
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        name = f"{epoch:>{len(str(epochs))}}/{epochs}"
+        self._task = self._bar.add_task("", total=steps, completed=done, epoch=name, loss="  ...")
+
+    def step(self, done: int, loss: float | None) -> None:
+        """`done` steps of the epoch are taken; `loss` is its mean so far, None when it was not looked at."""
+        if self._bar is None:
+            return
+        if loss is None:
+            self._bar.update(self._task, completed=done)
+        else:
+            self._bar.update(self._task, completed=done, loss=f"{loss:.4f}")
+
+    def epoch(self, epoch: int, epochs: int, record: dict[str, Any], best: bool) -> None:
+        """One line for a finished epoch."""
+        scores = "  ".join(f"{_NAMES.get(name, name)} {number(value)}" for name, value in record["validation"].items())
+        self.note(
+            f"epoch {epoch:>{len(str(epochs))}}/{epochs}  loss {number(record['loss'])}  validation: {scores}  "
+            f"{record['seconds']:.1f} s{'  *' if best else ''}"
+        )
+
+
+def number(value: float | None) -> str:
+    """A score for people; None stands for one that was not finite."""
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+_NAMES = {"macro_f1": "macro-F1", "r2": "R2"}

@@ -1,0 +1,225 @@
+"""The training loop: batches in an order that the seed decides, validation after every epoch, the best state kept.
+
+Nothing in a step waits for the device: losses stay on it and are fetched together from time to time. The state that
+goes into a checkpoint is complete, so a run continued from any step repeats the uninterrupted one bit for bit (on
+the same device, with the same versions, tile tables and number of threads).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minidl import nn, random
+from minidl.csr import CSR
+from minidl.data.batches import Batches
+from minidl.tensor import Tensor, default_device
+from minidl.training import files
+from minidl.training.checkpoints import Checkpoint, Checkpoints
+from minidl.training.display import Display
+from minidl.training.errors import Interrupted, RunError
+from minidl.training.interrupts import Interrupts
+
+MOST_NOT_FINITE = 20  # steps in a row without a finite loss: the guard saved the weights, but nothing is learnt
+_FETCH_SECONDS = 0.5
+_MOST_PENDING = 1000
+
+
+@dataclass
+class Task:
+    """What the loop trains and how it is judged.
+
+    `loss(x, y)` is a scalar Tensor; `validate()` gives scores by name. `score` turns those into a tuple of which a
+    greater one is better.
+    """
+
+    model: nn.Module
+    optimizer: Any
+    schedule: Any
+    batches: Batches
+    loss: Callable[[CSR | Tensor, Tensor], Tensor]
+    validate: Callable[[], dict[str, float]]
+    score: Callable[[dict[str, float]], tuple[float, ...]]
+
+
+@dataclass
+class Progress:
+    """Where training stands; plain JSON values. `step` counts within the epoch, `steps` from the beginning."""
+
+    epoch: int = 0
+    step: int = 0
+    steps: int = 0
+    finished: bool = False
+    seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    not_finite: int = 0
+    best_epoch: int = 0
+    best_score: list[float] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains a task for a number of epochs, keeping checkpoints in `folder`/checkpoints and `folder`/metrics.jsonl.
+
+    `state` is stored with every checkpoint (settings and versions); `hint` is the command that continues the run.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        folder: Path,
+        epochs: int,
+        patience: int,
+        display: Display,
+        state: dict[str, Any],
+        hint: str,
+    ) -> None:
+        self.task = task
+        self.folder = folder
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.epochs = epochs
+        self.patience = patience
+        self.display = display
+        self.state = state
+        self.hint = hint
+        self.progress = Progress()
+        self._pending: list[torch.Tensor] = []
+        self._fetched = time.monotonic()
+        self._started = time.monotonic()
+        self._bad_in_a_row = 0
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint. Raises RunError when its parts do not fit the task."""
+        try:
+            self.task.model.load_state_dict(checkpoint.weights)
+            self.task.optimizer.load_state_dict(checkpoint.optimizer)
+            self.task.schedule.load_state_dict(checkpoint.state["schedule"])
+            random.set_state(_tuple(checkpoint.state["generator"]))
+            self.progress = Progress(**checkpoint.state["progress"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"the checkpoint in {self.checkpoints.folder} does not fit this run: {error}") from error
+
+    def run(self) -> Progress:
+        """Train to the end, then put the best weights into the model.
+
+        Raises Interrupted after Ctrl-C or SIGTERM, with everything saved; RunError when the loss stays not finite.
+        """
+        with Interrupts() as interrupts, self.display:
+            if not self.progress.finished:
+                self._started = time.monotonic() - self.progress.seconds
+                self._train(interrupts)
+        best = self.checkpoints.best()
+        if best is not None:
+            self.task.model.load_state_dict(best.weights)
+        return self.progress
+
+    def _train(self, interrupts: Interrupts) -> None:
+        progress = self.progress
+        while not progress.finished:
+            self._epoch(interrupts)
+            if progress.epoch == self.epochs:
+                progress.finished = True
+            elif self.patience and progress.epoch - progress.best_epoch >= self.patience:
+                progress.finished = True
+                self.display.note(f"no better for {self.patience} epochs: stopping early")
+            self._save(best=progress.best_epoch == progress.epoch)
+            if interrupts.requested and not progress.finished:
+                raise Interrupted(self._interruption())
+
+    def _epoch(self, interrupts: Interrupts) -> None:
+        progress, task = self.progress, self.task
+        device = default_device()
+        started = time.monotonic() - progress.epoch_seconds
+        self.display.begin(progress.epoch + 1, self.epochs, progress.step, len(task.batches))
+        task.model.train()
+        for x, y in task.batches.epoch(progress.epoch, progress.step):
+            features = x.to(device) if isinstance(x, CSR) else Tensor(x.to(device))
+            task.optimizer.zero_grad()
+            loss = task.loss(features, Tensor(y.to(device)))
+            loss.backward()
+            task.optimizer.step()
+            task.schedule.step()
+            progress.step += 1
+            progress.steps += 1
+            self._pending.append(loss.data)
+            self._fetch_losses(always=False)
+            self.display.step(progress.step, progress.loss_sum / max(1, progress.loss_count))
+            if interrupts.requested and progress.step < len(task.batches):
+                self._fetch_losses(always=True)
+                progress.epoch_seconds = time.monotonic() - started
+                self._save(best=False)
+                raise Interrupted(self._interruption())
+        self._fetch_losses(always=True)
+        task.model.eval()
+        scores = task.validate()
+        record = {
+            "epoch": progress.epoch + 1,
+            "steps": progress.steps,
+            "loss": progress.loss_sum / progress.loss_count if progress.loss_count else None,
+            "validation": {name: value if math.isfinite(value) else None for name, value in scores.items()},
+            "lr": task.optimizer.lr,
+            "seconds": round(time.monotonic() - started, 3),
+        }
+        progress.epoch += 1
+        progress.step = 0
+        progress.epoch_seconds = progress.loss_sum = 0.0
+        progress.loss_count = 0
+        progress.history.append(record)
+        score = [value if math.isfinite(value) else -math.inf for value in task.score(scores)]
+        if not progress.best_score or score > progress.best_score:
+            progress.best_score, progress.best_epoch = score, progress.epoch
+        files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
+        self.display.epoch(progress.epoch, self.epochs, record, progress.best_epoch == progress.epoch)
+
+    def _fetch_losses(self, always: bool) -> None:
+        """Add the losses that wait on the device to the sum: one transfer, at most twice a second.
+
+        They are added one by one in order, so the sum does not depend on when they were fetched.
+        """
+        late = time.monotonic() - self._fetched > _FETCH_SECONDS or len(self._pending) >= _MOST_PENDING
+        if not (always or late) or not self._pending:
+            return
+        for value in torch.stack(self._pending).tolist():
+            if math.isfinite(value):
+                self.progress.loss_sum += value
+                self.progress.loss_count += 1
+                self._bad_in_a_row = 0
+            else:
+                self.progress.not_finite += 1
+                self._bad_in_a_row += 1
+        self._pending.clear()
+        self._fetched = time.monotonic()
+        if self._bad_in_a_row >= MOST_NOT_FINITE:
+            raise RunError(
+                f"the loss was not finite in {self._bad_in_a_row} steps in a row (epoch {self.progress.epoch + 1}, step "
+                f"{self.progress.step}); the last good checkpoint stays in {self.checkpoints.folder}: train again with "
+                "a smaller --lr"
+            )
+
+    def _save(self, best: bool) -> None:
+        self.progress.seconds = time.monotonic() - self._started
+        state = {
+            **self.state,
+            "progress": asdict(self.progress),
+            "schedule": self.task.schedule.state_dict(),
+            "generator": random.get_state(),
+        }
+        optimizer = self.task.optimizer.state_dict()
+        self.checkpoints.save(self.progress.steps, self.task.model.state_dict(), optimizer, state, best)
+
+    def _interruption(self) -> str:
+        progress = self.progress
+        where = f"epoch {progress.epoch + 1}, step {progress.step}" if progress.step else f"epoch {progress.epoch}"
+        return f"interrupted after {where}; everything is saved. To continue:\n  {self.hint}"
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,84 @@
+"""Pictures of a run: curves, the confusion matrix, predictions against truth. They need the plots extra."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl.training import files
+
+MISSING = "no plots: matplotlib is not installed; pip install 'minidl[plots]' brings it"
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def curves(folder: Path, history: Sequence[dict[str, Any]]) -> None:
+    """loss.png (training and validation) and scores.png (validation scores) from the records of metrics.jsonl."""
+    epochs = [record["epoch"] for record in history]
+    figure, axes = _figure(6, 4)
+    axes.plot(epochs, _column([record["loss"] for record in history]), label="training (with dropout)")
+    axes.plot(epochs, _column([record["validation"]["loss"] for record in history]), label="validation")
+    _finish(folder / "loss.png", figure, axes, "epoch", "loss")
+    figure, axes = _figure(6, 4)
+    for name, title in _TITLES.items():
+        if name in history[0]["validation"]:
+            axes.plot(epochs, _column([record["validation"][name] for record in history]), label=title)
+    _finish(folder / "scores.png", figure, axes, "epoch", "validation score")
+
+
+def confusion(folder: Path, matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> None:
+    """confusion.png: the share of each true class (row) by predicted class; numbers are shown up to 25 classes."""
+    counts = np.asarray(matrix)
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    size = min(16.0, 3.0 + 0.35 * len(labels))
+    figure, axes = _figure(size, size)
+    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    names = [label if len(label) <= 24 else label[:23] + "…" for label in labels]
+    axes.set_xticks(range(len(names)), names, rotation=90)
+    axes.set_yticks(range(len(names)), names)
+    if len(labels) <= 25:
+        for i, j in np.argwhere(counts):
+            colour = "white" if shares[i, j] > 0.5 else "black"
+            axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour, fontsize=7)
+    _finish(folder / "confusion.png", figure, axes, "predicted", "true")
+
+
+def predictions(folder: Path, truth: np.ndarray, predicted: np.ndarray, target: str) -> None:
+    """predictions.png: predicted against true values of a regression."""
+    figure, axes = _figure(5, 5)
+    low, high = float(min(truth.min(), predicted.min())), float(max(truth.max(), predicted.max()))
+    axes.plot([low, high], [low, high], color="grey", linewidth=1)
+    axes.scatter(truth, predicted, s=12)
+    _finish(folder / "predictions.png", figure, axes, f"true {target}", f"predicted {target}")
+
+
+_TITLES = {"accuracy": "accuracy", "macro_f1": "macro-F1", "r2": "R2"}
+
+
+def _column(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _finish(path: Path, figure: Any, axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    files.write_bytes(path, picture.getvalue())

@@ -1,0 +1,111 @@
+import errno
+import os
+
+import pytest
+import torch
+
+from minidl.training import files
+from minidl.training.checkpoints import Checkpoints
+from minidl.training.errors import DamagedRun
+
+
+def state(step):
+    weights = {"0.weight": torch.full((2, 3), float(step))}
+    optimizer = {"groups": [{"lr": 0.1, "betas": (0.9, 0.999)}], "state": [{"m": torch.full((2,), step / 3), "step": step}]}
+    return weights, optimizer, {"progress": {"steps": step}, "generator": [7, step]}
+
+
+def save(checkpoints, step, best=False):
+    checkpoints.save(step, *state(step), best=best)
+
+
+def tensor_files(folder):
+    return sorted(path.name for path in folder.glob("*.safetensors"))
+
+
+def test_nothing_saved_is_none(tmp_path):
+    assert Checkpoints(tmp_path / "c").last() is None
+    assert Checkpoints(tmp_path / "c").best() is None
+
+
+def test_a_state_comes_back_whole(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    save(checkpoints, 5, best=True)
+    weights, optimizer, rest = state(5)
+    for again in (checkpoints.last(), checkpoints.best()):
+        assert torch.equal(again.weights["0.weight"], weights["0.weight"])
+        assert again.optimizer["groups"] == [{"lr": 0.1, "betas": [0.9, 0.999]}]
+        assert torch.equal(again.optimizer["state"][0]["m"], optimizer["state"][0]["m"])
+        assert again.optimizer["state"][0]["step"] == 5
+        assert again.state["progress"] == rest["progress"]
+        assert again.state["generator"] == rest["generator"]
+
+
+def test_last_and_best_are_kept_and_no_other(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    save(checkpoints, 1, best=True)
+    save(checkpoints, 2, best=True)
+    save(checkpoints, 3)
+    save(checkpoints, 4)
+    assert tensor_files(tmp_path / "c") == ["step-000002.safetensors", "step-000004.safetensors"]
+    assert float(checkpoints.best().weights["0.weight"][0, 0]) == 2
+    assert float(checkpoints.last().weights["0.weight"][0, 0]) == 4
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_a_disk_that_is_full_at_any_write_leaves_the_last_state(tmp_path, monkeypatch, failing):
+    checkpoints = Checkpoints(tmp_path / "c")
+    save(checkpoints, 1, best=True)
+    real, calls = os.replace, []
+
+    def replace(source, target):
+        calls.append(target)
+        if len(calls) == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", replace)
+        if failing:
+            with pytest.raises(OSError, match="No space left"):
+                save(checkpoints, 2, best=True)
+        else:
+            save(checkpoints, 2, best=True)
+    expected = 1 if failing else 2
+    assert checkpoints.last().state["progress"] == {"steps": expected}
+    assert checkpoints.best() is not None
+    assert not list((tmp_path / "c").glob(".*.part"))
+    save(checkpoints, 3)
+    assert checkpoints.last().state["progress"] == {"steps": 3}
+
+
+def test_a_lost_or_changed_file_is_told(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    save(checkpoints, 1)
+    tensors = tmp_path / "c" / "step-000001.safetensors"
+    whole = tensors.read_bytes()
+    tensors.write_bytes(whole[:-3])
+    with pytest.raises(DamagedRun, match=r"step-000001\.safetensors is damaged"):
+        checkpoints.last()
+    tensors.unlink()
+    with pytest.raises(DamagedRun, match="which is gone"):
+        checkpoints.last()
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "step-1.txt", ""])
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
+    checkpoints = Checkpoints(tmp_path / "c")
+    save(checkpoints, 1)
+    content = files.read_json(tmp_path / "c" / "last.json")
+    files.write_json(tmp_path / "c" / "last.json", {**content, "tensors": name})
+    with pytest.raises(DamagedRun, match="as its tensor file"):
+        checkpoints.last()
+
+
+def test_another_version_is_refused(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    save(checkpoints, 1)
+    content = files.read_json(tmp_path / "c" / "last.json")
+    files.write_json(tmp_path / "c" / "last.json", {**content, "version": 2})
+    with pytest.raises(DamagedRun, match="no checkpoint of version 1"):
+        checkpoints.last()

@@ -1,0 +1,101 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from minidl.training import config
+from minidl.training.config import Evaluate, Predict, Training, TrainTable, TrainText
+from minidl.training.errors import ConfigError
+
+
+def text(**changes):
+    return TrainText(**{"data": "docstrings", "out": Path("run"), **changes})
+
+
+def test_settings_cannot_be_changed_after_they_were_checked():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        text().epochs = 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden": ()}, "--hidden is none, expected at least one layer size"),
+        ({"hidden": (0,)}, "--hidden is 0, expected layer sizes from 1"),
+        ({"dropout": 1.0}, "--dropout is 1.0, expected a number from 0 to below 1"),
+        ({"optimizer": "lion"}, "--optimizer is lion, expected one of adamw, adam, rmsprop, adagrad, sgd"),
+        ({"lr": 0.0}, "--lr is 0.0, expected a number above 0"),
+        ({"lr": float("nan")}, "--lr is nan, expected a number above 0"),
+        ({"weight_decay": -1.0}, "--weight-decay is -1.0"),
+        ({"schedule": "step"}, "--schedule is step, expected one of constant, cosine"),
+        ({"warmup": 10.0, "epochs": 10}, "--warmup 10 must be shorter than the 10 epochs"),
+        ({"label_smoothing": 1.0}, "--label-smoothing is 1.0"),
+        ({"balance": 2.0}, "--balance is 2.0, expected a number from 0 to 1"),
+        ({"epochs": 0}, "--epochs is 0, expected a whole number from 1"),
+        ({"batch_size": 0}, "--batch-size is 0"),
+        ({"patience": -1}, "--patience is -1"),
+        ({"seed": -1}, "--seed is -1"),
+        ({"precision": "float8"}, "--precision is float8, expected one of float32, tf32"),
+        ({"val_split": 1.0}, "--val-split is 1.0, expected a share between 0 and 1"),
+        ({"device": "tpu"}, "--device is tpu, expected one of auto, cuda, cpu"),
+        ({"resume": True, "overwrite": True}, "--resume continues a run and --overwrite replaces it"),
+        ({"ngrams": 0}, "--ngrams is 0"),
+        ({"min_df": 0}, "--min-df is 0"),
+        ({"max_features": 0}, "--max-features is 0"),
+        ({"lazy": True, "optimizer": "sgd"}, "--lazy"),
+    ],
+)
+def test_a_bad_setting_is_named_with_what_is_expected(changes, message):
+    with pytest.raises(ConfigError) as caught:
+        text(**changes)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"task": "ranking"}, "--task is ranking"), ({"missing": "drop"}, "--missing is drop, expected one of error, fill")],
+)
+def test_a_bad_setting_of_a_table_is_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainTable(data="diabetes", out=Path("run"), **changes)
+
+
+def test_the_identity_is_every_setting_that_decides_the_result():
+    identity = text(hidden=(64, 32), quiet=True, plots=False).identity()
+    assert identity["hidden"] == [64, 32]
+    assert not {"out", "device", "resume", "overwrite", "quiet", "plots"} & identity.keys()
+    assert {field.name for field in dataclasses.fields(Training)} <= identity.keys()
+
+
+def test_saved_settings_come_back():
+    before = text(hidden=(64, 32), seed=7, ngrams=2)
+    assert config.from_saved(TrainText, before.identity(), {"out": Path("run")}) == before
+
+
+def test_differences_are_told_by_flag():
+    saved = text(epochs=5, hidden=(64,)).identity()
+    assert config.differences(saved, {"epochs": 5, "hidden": (64,)}) == []
+    assert config.differences(saved, {"batch_size": 3, "hidden": (64, 8)}) == [
+        f"--batch-size is {TrainText.batch_size} in the run, 3 was given",
+        "--hidden is 64 in the run, 64,8 was given",
+    ]
+
+
+@pytest.mark.parametrize(("given", "sizes"), [(None, None), ([], None), (["128"], (128,)), (["256,128", " 64"], (256, 128, 64))])
+def test_layer_sizes_may_be_repeated_or_listed(given, sizes):
+    assert config.parse_sizes(given) == sizes
+
+
+@pytest.mark.parametrize("given", ["a", "1,,2", "-3", "1.5", "٣٣x"])
+def test_what_is_no_list_of_sizes_is_refused(given):
+    with pytest.raises(ConfigError, match="no layer size"):
+        config.parse_sizes([given])
+
+
+def test_a_prediction_takes_inputs_or_a_file():
+    with pytest.raises(ConfigError, match="not both"):
+        Predict(run=Path("run"), inputs=("a",), file=Path("f"))
+    with pytest.raises(ConfigError, match="--top is 0"):
+        Predict(run=Path("run"), top=0)
+    with pytest.raises(ConfigError, match="--device is gpu"):
+        Evaluate(run=Path("run"), device="gpu")

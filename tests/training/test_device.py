@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from minidl.training import device
+from minidl.training.errors import ConfigError
+
+
+@pytest.fixture
+def variable(monkeypatch):
+    """Sets TRITON_INTERPRET for the test and puts it back, whatever the test makes of it."""
+
+    def put(value):
+        monkeypatch.setenv("TRITON_INTERPRET", "x")
+        if value is None:
+            monkeypatch.delenv("TRITON_INTERPRET")
+        else:
+            monkeypatch.setenv("TRITON_INTERPRET", value)
+
+    return put
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_cpu_interprets(variable, given):
+    variable(given)
+    device.choose("cpu")
+    assert device.os.environ["TRITON_INTERPRET"] == "1"
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_auto_leaves_the_choice_to_the_kernels(variable, given):
+    variable(given)
+    device.choose("auto")
+    assert device.os.environ.get("TRITON_INTERPRET") == given
+
+
+def test_a_variable_that_says_otherwise_is_told(variable):
+    variable("0")
+    with pytest.raises(ConfigError, match="--device cpu interprets kernels, but TRITON_INTERPRET=0 is set"):
+        device.choose("cpu")
+    variable("1")
+    with pytest.raises(ConfigError, match="--device cuda compiles kernels, but TRITON_INTERPRET=1 is set"):
+        device.choose("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(("name", "given", "what"), [("cuda", None, "--device cuda"), ("auto", "0", "TRITON_INTERPRET=0")])
+def test_no_gpu_is_one_clear_error(variable, name, given, what):
+    variable(given)
+    with pytest.raises(ConfigError, match=f"{what} needs a GPU, but .*; use --device cpu"):
+        device.choose(name)

@@ -1,0 +1,113 @@
+import errno
+import json
+import os
+
+import pytest
+import torch
+
+from minidl.training import files
+from minidl.training.errors import DamagedRun
+
+
+def leftovers(folder):
+    return [path.name for path in folder.iterdir() if path.name.endswith(".part")]
+
+
+def test_json_comes_back_and_no_temporary_file_stays(tmp_path):
+    files.write_json(tmp_path / "a.json", {"x": [1, 2.5, "ü", None]})
+    assert files.read_json(tmp_path / "a.json") == {"x": [1, 2.5, "ü", None]}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_new_file_has_the_modes_of_other_new_files(tmp_path):
+    files.write_text(tmp_path / "a", "a")
+    (tmp_path / "b").write_text("b")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_nan_is_refused_because_json_has_none(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        files.write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
+def test_a_full_disk_at_any_step_leaves_the_old_content(tmp_path, monkeypatch, step):
+    path = tmp_path / "a.json"
+    files.write_json(path, {"old": 1})
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        if step == "write":
+            patch.setattr(files.os, "fdopen", full)
+        else:
+            patch.setattr(files.os, step, full)
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            files.write_json(path, {"new": 2})
+    assert caught.value.filename == str(path)
+    assert files.read_json(path) == {"old": 1}
+    assert leftovers(tmp_path) == []
+
+
+def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
+    with pytest.raises(OSError, match="No such file") as caught:
+        files.write_text(tmp_path / "none" / "a.txt", "a")
+    assert caught.value.filename == str(tmp_path / "none" / "a.txt")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
+def test_json_that_is_no_object_is_damage(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(DamagedRun, match=r"a\.json is damaged"):
+        files.read_json(tmp_path / "a.json")
+
+
+def some_tensors():
+    return {
+        "weight": torch.arange(6.0).reshape(2, 3).t(),
+        "half": torch.ones(3, dtype=torch.float16),
+        "step": torch.tensor(7, dtype=torch.int64),
+        "none": torch.zeros(0, 4),
+    }
+
+
+def test_tensors_come_back_with_dtype_and_shape(tmp_path):
+    tensors = some_tensors()
+    checksum = files.write_tensors(tmp_path / "t.safetensors", tensors)
+    again = files.read_tensors(tmp_path / "t.safetensors")
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert again[name].dtype == tensor.dtype
+        assert torch.equal(again[name], tensor)
+    assert len(checksum) == 64
+
+
+def test_the_checksum_stands_in_the_file_for_other_readers(tmp_path):
+    checksum = files.write_tensors(tmp_path / "t.safetensors", some_tensors())
+    raw = (tmp_path / "t.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    assert header["__metadata__"]["sha256"] == checksum
+
+
+def test_a_tensor_file_cut_anywhere_is_damage(tmp_path):
+    path = tmp_path / "t.safetensors"
+    files.write_tensors(path, some_tensors())
+    whole = path.read_bytes()
+    for length in (0, 4, 8, 40, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DamagedRun, match=r"t\.safetensors is damaged"):
+            files.read_tensors(path)
+
+
+def test_a_changed_bit_anywhere_in_the_values_is_damage(tmp_path):
+    path = tmp_path / "t.safetensors"
+    files.write_tensors(path, some_tensors())
+    whole = path.read_bytes()
+    for back in (1, 2, 9, 20, 30):
+        changed = bytearray(whole)
+        changed[-back] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(DamagedRun, match="do not match their checksum"):
+            files.read_tensors(path)

@@ -1,0 +1,171 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from minidl.training import runs
+from minidl.training.config import TrainText
+from minidl.training.errors import ConfigError, DamagedRun, RunError
+
+
+def started(folder, **changes):
+    config = TrainText(**{"data": "docstrings", "out": folder, **changes})
+    runs.check_out(config)
+    runs.start(config, "text", "0" * 64, {"labels.json": '{"labels": []}\n'})
+    return config
+
+
+def finished(folder, **changes):
+    config = started(folder, **changes)
+    (folder / "report.json").write_text(json.dumps({"epochs": config.epochs}))
+    runs.finish(folder)
+
+
+def epochs(folder):
+    return json.loads((folder / "report.json").read_text())["epochs"]
+
+
+def test_a_started_run_can_be_read_and_is_not_finished(tmp_path):
+    started(tmp_path / "a" / "run", epochs=3)
+    run = runs.read_run(tmp_path / "a" / "run")
+    assert (run.kind, run.config["epochs"], run.finished) == ("text", 3, False)
+    with pytest.raises(RunError, match=r"not trained to its end; continue it with: minidl train text --out .*run --resume"):
+        runs.finished_run(tmp_path / "a" / "run")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: None, "is no folder"),
+        (lambda folder: folder.write_text(""), "is no folder"),
+        (lambda folder: folder.mkdir(), "has no config.json"),
+        (lambda folder: (folder / "config.json").mkdir(parents=True), "its config.json is a folder"),
+        (lambda folder: other_config(folder, {"a": 1}), "of another program"),
+        (lambda folder: other_config(folder, {"format": "minidl-run", "version": 99}), "has version 99"),
+        (lambda folder: other_config(folder, {"format": "minidl-run", "version": 1}), "is damaged"),
+    ],
+)
+def test_what_is_no_run_is_told(tmp_path, make, message):
+    make(tmp_path / "run")
+    with pytest.raises(RunError, match=message):
+        runs.read_run(tmp_path / "run")
+
+
+def other_config(folder, content):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def test_a_folder_with_something_in_it_is_not_written_to(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="exists and is not empty: choose another folder, continue .* or replace"):
+        started(folder)
+    with pytest.raises(ConfigError, match="--overwrite replaces runs only"):
+        started(folder, overwrite=True)
+    assert (folder / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_file_in_the_way_is_told(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match="is a file: give the name of a folder"):
+        started(tmp_path / "run")
+
+
+def test_an_empty_folder_is_used(tmp_path):
+    (tmp_path / "run").mkdir()
+    started(tmp_path / "run")
+    assert runs.read_run(tmp_path / "run").kind == "text"
+
+
+def test_the_replaced_run_stays_until_the_new_one_is_finished(tmp_path):
+    folder, aside = tmp_path / "run", tmp_path / "run.previous"
+    finished(folder, epochs=1)
+    started(folder, epochs=2, overwrite=True)
+    assert epochs(aside) == 1
+    assert not runs.read_run(folder).finished
+    (folder / "report.json").write_text('{"epochs": 2}')
+    assert runs.finish(folder) is None
+    assert epochs(folder) == 2
+    assert not aside.exists()
+
+
+def test_replacing_again_after_a_stop_keeps_the_finished_run(tmp_path):
+    folder, aside = tmp_path / "run", tmp_path / "run.previous"
+    finished(folder, epochs=1)
+    started(folder, epochs=2, overwrite=True)
+    started(folder, epochs=3, overwrite=True)
+    assert epochs(aside) == 1
+    assert runs.read_run(folder).config["epochs"] == 3
+    finished_path = folder / "report.json"
+    finished_path.write_text('{"epochs": 3}')
+    started(folder, epochs=4, overwrite=True)
+    assert epochs(aside) == 3
+
+
+def test_a_replacement_that_failed_at_once_is_undone(tmp_path):
+    folder = tmp_path / "run"
+    finished(folder, epochs=1)
+    started(folder, epochs=2, overwrite=True)
+    assert runs.abandon(folder)
+    assert epochs(folder) == 1
+    assert not (tmp_path / "run.previous").exists()
+    assert not runs.abandon(folder)
+
+
+def test_files_of_the_user_in_a_replaced_run_are_kept(tmp_path):
+    folder = tmp_path / "run"
+    finished(folder)
+    (folder / "notes.txt").write_text("mine")
+    started(folder, overwrite=True)
+    assert "run.previous" in runs.finish(folder)
+    assert (tmp_path / "run.previous" / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_is_told():
+    with pytest.raises(RunError, match="--out /proc/minidl/run cannot be written"):
+        started(Path("/proc/minidl/run"))
+
+
+def test_resuming_takes_the_settings_of_the_run(tmp_path):
+    started(tmp_path / "run", epochs=3, seed=9)
+    config = runs.settings("text", {"out": tmp_path / "run", "resume": True, "quiet": True})
+    assert (config.epochs, config.seed, config.quiet) == (3, 9, True)
+    config = runs.settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings", "epochs": 3})
+    assert config.seed == 9
+
+
+def test_resuming_with_other_settings_is_refused(tmp_path):
+    started(tmp_path / "run", epochs=3)
+    with pytest.raises(ConfigError, match=r"other settings: --epochs is 3 in the run, 5 was given\. Leave these flags out"):
+        runs.settings("text", {"out": tmp_path / "run", "resume": True, "epochs": 5})
+    with pytest.raises(ConfigError, match="is a text run; continue it with: minidl train text"):
+        runs.settings("table", {"out": tmp_path / "run", "resume": True})
+
+
+def test_resuming_nothing_starts_a_run(tmp_path):
+    config = runs.settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings"})
+    assert config.data == "docstrings"
+    with pytest.raises(ConfigError, match="--data is missing"):
+        runs.settings("text", {"out": tmp_path / "run", "resume": True})
+
+
+def test_settings_that_make_no_sense_in_a_saved_run_are_damage(tmp_path):
+    started(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    saved = json.loads(path.read_text())
+    saved["config"]["epochs"] = "many"
+    path.write_text(json.dumps(saved))
+    with pytest.raises(DamagedRun, match="is damaged"):
+        runs.saved_settings(runs.read_run(tmp_path / "run"))
+    with pytest.raises(DamagedRun, match="is damaged"):
+        runs.settings("text", {"out": tmp_path / "run", "resume": True})
+
+
+def test_changed_data_is_refused(tmp_path):
+    started(tmp_path / "run")
+    run = runs.read_run(tmp_path / "run")
+    runs.same_data(run, "0" * 64)
+    with pytest.raises(ConfigError, match="is not what the run was started on"):
+        runs.same_data(run, "1" * 64)
