@@ -101,7 +101,7 @@ def tiles_to_force():
                     yield pytest.param(spec, family, tile, id=f"{spec.name}-{family}-{name}-{tile}".replace(" ", ","))
 
 
-@pytest.mark.parametrize(("spec", "family", "tile"), tiles_to_force())
+@pytest.mark.parametrize(("spec", "family", "tile"), list(tiles_to_force()))
 def test_every_tile(spec, family, tile):
     for dtype in (torch.float32, torch.float16):
         if dtype not in spec.dtypes:

@@ -1,0 +1,240 @@
+"""What is special to matrix products: forms, transpositions, shares of K, precision, large addresses."""
+
+import itertools
+
+import pytest
+import torch
+
+from minidl.kernels import activation, gemm, launch
+from minidl.specs.linalg import _act, product_error
+from minidl.specs.make import SeededMake
+from minidl.tensor import default_device
+from minidl.testing import GuardedAllocations, assert_within
+
+DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Names of the kernels launched during the test."""
+    names = []
+    run = launch.run
+
+    def spy(kernel, *args, **meta):
+        names.append(kernel.__name__)
+        run(kernel, *args, **meta)
+
+    monkeypatch.setattr(launch, "run", spy)
+    return names
+
+
+def matrix(*shape, dtype=torch.float32, seed=0, kinds=("normal",)):
+    return SeededMake(seed, dtype, default_device(), kinds=kinds).tensor(*shape)
+
+
+def integers(*shape, dtype=torch.float32, seed=0):
+    return matrix(*shape, dtype=dtype, seed=seed, kinds=("integers",))
+
+
+def stored(x, transposed):
+    """The same matrix, lying in memory as its transpose."""
+    return x.t().contiguous().t() if transposed else x
+
+
+def assert_product(c, a, b, split=1):
+    """c is a @ b within the bound; adding up the shares is part of it."""
+    a, b = a.double().cpu(), b.double().cpu()
+    error = product_error(a.abs() @ b.abs(), a.shape[-2], b.shape[-1], a.shape[-1], c.dtype)
+    error = error + split * 2.0**-24 * (a.abs() @ b.abs())
+    exact = a @ b
+    assert_within(c, exact, error + torch.finfo(c.dtype).eps * exact.abs() + torch.finfo(c.dtype).tiny)
+
+
+FORMS = ["tma", "pointer"]
+
+
+# Boxes have no float64.
+FORMS_OF_DTYPES = [(form, d) for form in FORMS for d in DTYPES if (form, d) != ("tma", torch.float64)]
+
+
+@pytest.mark.parametrize("transposed", list(itertools.product([False, True], repeat=2)), ids=str)
+@pytest.mark.parametrize(("form", "dtype"), FORMS_OF_DTYPES, ids=str)
+def test_the_four_transpositions(dtype, transposed, form):
+    """Extents one off and on the tile, so that every side has a tail in some case."""
+    for M, N, K in ((16, 16, 16), (40, 24, 72), (8, 136, 64)):
+        a = stored(matrix(M, K, dtype=dtype), transposed[0])
+        b = stored(matrix(K, N, dtype=dtype, seed=1), transposed[1])
+        assert_product(gemm.gemm(a, b, form=form), a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_odd_extents_and_strides(dtype, kernels):
+    a = matrix(34, 66, dtype=dtype)[::2, ::2]
+    b = matrix(1, 33, dtype=dtype, seed=1).expand(19, 33).t()
+    assert_product(gemm.gemm(a, b), a, b)
+    assert kernels == ["gemm_pointer_kernel"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_aligned_matrices_go_through_boxes(dtype, kernels):
+    a, b = matrix(24, 40, dtype=dtype), matrix(40, 16, dtype=dtype)
+    gemm.gemm(a, b)
+    assert kernels == ["gemm_tma_kernel"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a[:, 1:-7],
+        lambda a: torch.cat([a, a[:, :1]], 1)[:, :-1],
+        lambda a: a[:, ::2],
+        lambda a: a.double(),
+    ],
+    ids=["base not aligned", "rows not aligned", "no axis contiguous", "float64"],
+)
+def test_other_matrices_go_through_pointers(change, kernels):
+    a = change(matrix(24, 40))
+    b = matrix(a.shape[1], 16, dtype=a.dtype)
+    assert_product(gemm.gemm(a, b), a, b)
+    assert kernels == ["gemm_pointer_kernel"]
+    with pytest.raises(ValueError, match="TMA form needs"):
+        gemm.gemm(a, b, form="tma")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("split", [2, 3, 5, 100])
+def test_shares_of_k(split, form):
+    """Also more shares than blocks of K, and a last share that is shorter."""
+    tile = launch.Tile({**launch.tiles("gemm" if form == "tma" else "gemm_pointer")[0].sizes, **SMALL}, 4, 2)
+    with launch.force(gemm=tile, gemm_pointer=tile):
+        for K in (8, 72, 112):
+            a, b = integers(20, K), integers(K, 24, seed=1)
+            c, z = gemm.gemm(a, b, matrix(24), "gelu", form=form, split=split, preactivation=True)
+            assert torch.equal(z, (a.double() @ b.double() + matrix(24).double()).float())
+            assert torch.equal(gemm.gemm(a, b, form=form, split=split), (a.double() @ b.double()).float())
+            assert_within(c, _act(z.double(), "gelu"), 1e-6 * z.double().abs())
+            real = matrix(20, K), matrix(K, 24, seed=1)
+            assert_product(gemm.gemm(*real, form=form, split=split), *real, split=split)
+
+
+SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("group", [1, 2, 3, 8])
+def test_every_tile_position_is_visited_once(form, group):
+    """Several groups of tile rows, the last one short."""
+    tile = launch.Tile({**launch.tiles("gemm" if form == "tma" else "gemm_pointer")[0].sizes, **SMALL}, 4, 2)
+    tile = launch.Tile({**tile.sizes, "GROUP_M": group}, 4, 2)
+    a, b = integers(104, 24), integers(24, 72, seed=1)
+    with launch.force(gemm=tile, gemm_pointer=tile), GuardedAllocations():
+        c = gemm.gemm(a, b, form=form)
+    assert torch.equal(c, (a.double() @ b.double()).float())
+
+
+def test_batches():
+    a, b = integers(5, 17, 33), integers(5, 33, 9, seed=1)
+    assert torch.equal(gemm.gemm(a, b), (a.double() @ b.double()).float())
+    expanded = integers(1, 17, 33).expand(5, 17, 33)
+    assert torch.equal(gemm.gemm(expanded, b), (expanded.double() @ b.double()).float())
+    assert torch.equal(gemm.gemm(a, b, split=2), gemm.gemm(a, b))
+
+
+@pytest.mark.parametrize("act", [None, *activation.NAMES, ("leaky_relu", 0.3)], ids=str)
+def test_epilogue(act):
+    a, b, bias = matrix(17, 24), matrix(24, 33, seed=1), matrix(33, seed=2)
+    z_exact = a.double() @ b.double() + bias.double()
+    for form in ("pointer", None):
+        c, z = gemm.gemm(a, b, bias, act, preactivation=True, form=form)
+        assert_within(z, z_exact, 1e-5)
+        # In the float32 of the accumulator, not of z: both round, one does not follow from the other.
+        assert_within(c, _act(z_exact, act), 1.2e-5)
+        assert torch.equal(gemm.gemm(a, b, bias, act, form=form), c)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0), (1, 1, 1)], ids=str)
+def test_empty_and_single(shape):
+    M, K, N = shape
+    a, b, bias = matrix(M, K), matrix(K, N), matrix(N)
+    with GuardedAllocations():
+        c = gemm.gemm(a, b, bias, "relu")
+    assert torch.equal(c, torch.relu(a @ b + bias)) if K < 2 else torch.allclose(c, torch.relu(a @ b + bias))
+    assert gemm.gemm(matrix(2, M, K), matrix(2, K, N)).shape == (2, M, N)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_beyond_k_is_read(form):
+    """NaN lies around and between the rows of both operands; one read of it would spread over the result."""
+    guards = GuardedAllocations()
+    a = guards.guard(matrix(20, 28)[:, :20])
+    b = guards.guard(matrix(20, 44)[:, :36])
+    assert (a.stride(0), b.stride(0)) == (28, 44)
+    with guards:
+        c = gemm.gemm(a, b, form=form)
+    assert_product(c, a, b)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("precision", ["tf32x3", "ieee"])
+def test_float32_keeps_24_bits(precision, form):
+    """One product of two odd 12-bit integers needs 24 bits; tf32 keeps 11 of each factor."""
+    a = 2.0 * torch.arange(1024, 2048, 8, device=default_device()).float().view(-1, 1) + 1
+    b = a[:64].t() - 2 * 511
+    a, b = (torch.nn.functional.pad(x, p) for x, p in ((a, (0, 3)), (b, (0, 0, 0, 3))))
+    c = gemm.gemm(a, b, precision=precision, form=form)
+    assert torch.equal(c.double(), a.double() @ b.double())
+
+
+@pytest.mark.gpu
+def test_tf32_is_what_it_says():
+    """The sentinel above sees single tf32, so it would see it used where it was not asked for."""
+    a = 2.0 * torch.arange(1024, 2048, 8, device="cuda").float().view(-1, 1) + 1
+    a = torch.nn.functional.pad(a, (0, 3))
+    c = gemm.gemm(a, a.t().contiguous(), precision="tf32")
+    assert not torch.equal(c.double(), a.double() @ a.double().t())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_addresses_beyond_two_to_the_31(form):
+    """Rows 2^31 elements apart: only the pages that are touched exist."""
+    far = 2**31 + 8
+    memory = torch.empty(far + 64, dtype=torch.float16, device=default_device())
+    a = memory.as_strided((2, 16), (far, 1))
+    a.copy_(integers(2, 16, dtype=torch.float16))
+    b = integers(16, 8, dtype=torch.float16, seed=1)
+    expected = (a.double() @ b.double()).half()
+    assert torch.equal(gemm.gemm(a, b, form=form), expected)
+    tall = gemm.gemm(a.t(), integers(2, 8, dtype=torch.float16), form=form)
+    assert torch.equal(tall, (a.double().t() @ integers(2, 8).double()).half())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_runs_are_bitwise_equal(form):
+    a, b = matrix(48, 200), matrix(200, 40, seed=1)
+    first = gemm.gemm(a, b, form=form, split=4)
+    assert torch.equal(first, gemm.gemm(a, b, form=form, split=4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (lambda: (matrix(2, 3), matrix(4, 5)), ValueError, r"\[2, 3\] and \[4, 5\] do not fit: the columns of a \(3\)"),
+        (lambda: (matrix(2, 2, 3), matrix(3, 3, 5)), ValueError, "batches equal"),
+        (lambda: (matrix(3), matrix(3)), ValueError, "expected two matrices or two batches"),
+        (lambda: (matrix(2, 3), matrix(3, 4), matrix(3)), ValueError, r"bias has shape \[3\], expected \[4\]"),
+        (lambda: (matrix(2, 3), matrix(3, 4), matrix(8)[::2]), ValueError, "contiguous"),
+        (lambda: (matrix(2, 3), matrix(3, 4).half()), TypeError, r"a is torch.float32 and b is torch.float16"),
+        (lambda: (matrix(2, 3).int(), matrix(3, 4).int()), TypeError, "expected a floating type"),
+        (lambda: (matrix(2, 3), matrix(3, 4), None, "mish"), ValueError, "unknown activation 'mish'"),
+    ],
+    ids=["inner", "batch", "rank", "bias length", "bias strides", "dtypes", "integers", "activation"],
+)
+def test_refusals(arguments, error, message):
+    with pytest.raises(error, match=message):
+        gemm.gemm(*arguments())
+
+
+@pytest.mark.skipif(not launch.INTERPRETED, reason="bfloat16 is computed on a GPU")
+def test_bfloat16_is_refused_by_the_interpreter():
+    with pytest.raises(TypeError, match="bfloat16 is not supported on the CPU"):
+        gemm.gemm(matrix(16, 16).bfloat16(), matrix(16, 16).bfloat16())
