@@ -180,6 +180,8 @@ class Tensor:
                 f"grad has shape {list(value.shape)} and dtype {value.dtype}, "
                 f"expected {list(self.shape)} and {self.dtype}"
             )
+        if value is not None and value.device != self.device:
+            raise ValueError(f"grad is on {value.device}, expected {self.device}; move it with .to()")
         self._grad = None if value is None else value.data
 
     @property
@@ -240,10 +242,6 @@ class Tensor:
     def detach(self) -> Tensor:
         """The same values without a graph, sharing memory."""
         return Tensor(self.data)
-
-    def clone(self) -> Tensor:
-        """A copy of the values, without a graph."""
-        return Tensor(self.data.clone())
 
     def cpu(self) -> Tensor:
         """The tensor on the CPU."""
@@ -341,6 +339,7 @@ class Tensor:
         def squeeze(self, dim: int | None = None) -> Tensor: ...
         def unsqueeze(self, dim: int) -> Tensor: ...
         def expand(self, *shape: int | Sequence[int]) -> Tensor: ...
+        def clone(self) -> Tensor: ...
         def contiguous(self) -> Tensor: ...
         def to(self, *args: Any, **kwargs: Any) -> Tensor: ...
 

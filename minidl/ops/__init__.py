@@ -39,6 +39,7 @@ from minidl.ops.softmax import log_softmax, softmax
 from minidl.ops.sparse import sparse_linear
 from minidl.ops.view import (
     cat,
+    clone,
     contiguous,
     expand,
     flatten,
@@ -63,6 +64,7 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "cat",
     "clamp",
+    "clone",
     "contiguous",
     "cross_entropy",
     "div",
@@ -137,8 +139,8 @@ def _attach() -> None:
     setattr(Tensor, "T", property(transposed))  # noqa: B010
     setattr(Tensor, "view", reshape)  # noqa: B010
     methods = (
-        abs, amax, argmax, clamp, contiguous, exp, expand, flatten, log, log_softmax, matmul, max, mean, norm, permute,
-        relu, reshape, sigmoid, softmax, sqrt, square, squeeze, sum, tanh, to, transpose, unsqueeze,
+        abs, amax, argmax, clamp, clone, contiguous, exp, expand, flatten, log, log_softmax, matmul, max, mean, norm,
+        permute, relu, reshape, sigmoid, softmax, sqrt, square, squeeze, sum, tanh, to, transpose, unsqueeze,
     )  # fmt: skip
     for method in methods:
         setattr(Tensor, method.__name__, method)

@@ -13,6 +13,7 @@ from minidl.tensor import Tensor
 
 __all__ = [
     "cat",
+    "clone",
     "contiguous",
     "expand",
     "flatten",
@@ -97,6 +98,16 @@ class To(Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         return dy.to(ctx.device, ctx.dtype), None, None
+
+
+class Clone(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return dy
 
 
 class Contiguous(Function):
@@ -214,6 +225,11 @@ def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Tensors of one shape joined along a new dimension."""
     return cat([unsqueeze(part, dim) for part in parts], dim)
+
+
+def clone(x: Tensor) -> Tensor:
+    """A copy of x, in memory of its own; gradients flow through (`x.detach().clone()` has none)."""
+    return Clone.apply(x)
 
 
 def contiguous(x: Tensor) -> Tensor:

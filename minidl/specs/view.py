@@ -253,6 +253,12 @@ SPECS = [
         lambda make: Case((make.tensor(*make.shape(0, 4)),)),
         bad=(Bad(lambda make: Case((make.tensor(2), 1)), TypeError, "positional argument"),),
     ),
+    _record(
+        "clone",
+        torch.clone,
+        lambda make: Case((make.tensor(*make.shape(0, 4)),)),
+        bad=(Bad(lambda make: Case((make.tensor(2), 1)), TypeError, "positional argument"),),
+    ),
     OpSpec(
         name="to",
         op=ops.to,
