@@ -109,7 +109,7 @@ def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
     if ACT == RELU:
         return tl.where(z <= 0.0, 0.0, 1.0).to(z.dtype)
     elif ACT == LEAKY_RELU:
-        return tl.where(z <= 0.0, SLOPE, 1.0).to(z.dtype)
+        return tl.where(z <= 0.0, tl.full(z.shape, SLOPE, z.dtype), 1.0)  # two literals would be float32
     elif ACT == SIGMOID:
         s = sigmoid(z)
         return s * (1.0 - s)
@@ -135,7 +135,7 @@ def activate_grad_from_output(y, ACT: tl.constexpr, SLOPE: tl.constexpr):
     if ACT == RELU:
         return tl.where(y <= 0.0, 0.0, 1.0).to(y.dtype)
     elif ACT == LEAKY_RELU:
-        return tl.where(y <= 0.0, SLOPE, 1.0).to(y.dtype)
+        return tl.where(y <= 0.0, tl.full(y.shape, SLOPE, y.dtype), 1.0)  # two literals would be float32
     elif ACT == SIGMOID:
         return y * (1.0 - y)
     elif ACT == TANH:

@@ -134,7 +134,7 @@ def power(a, b):
     half = b * 0.5
     whole = tl.floor(b) == b
     odd = whole & (tl.floor(half) != half)
-    size = tl.where((a < 0.0) & odd, size * -1.0, size)
+    size = tl.where((a.to(tl.int64, bitcast=True) < 0) & odd, size * -1.0, size)  # -0 too
     size = tl.where((a < 0.0) & (a > float("-inf")) & (whole == 0), float("nan"), size)
     return tl.where((b == 0.0) | (a == 1.0) | ((a == -1.0) & (tl.abs(b) == float("inf"))), 1.0, size)
 
@@ -174,7 +174,7 @@ def function_of_2(a, b, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr
     elif OP == DIV:
         return divide(a, b)
     elif OP == POW:
-        return power(a, b)
+        return power(a, b).to(b.dtype)
     elif OP == MAXIMUM:
         return tl.where((a > b) | (a != a), a, b)
     elif OP == MINIMUM:
@@ -215,11 +215,11 @@ def function_of_3(a, b, c, OP: tl.constexpr):
     elif OP == DIV_GRAD_B:
         return -a * divide(divide(b, c), c)
     elif OP == POW_GRAD_A:
-        wide = c.to(tl.float64)
-        return tl.where(c == 0, 0.0, a.to(tl.float64) * (wide * power(b, wide - 1.0)))
+        exponent = c.to(tl.float64)
+        return tl.where(c == 0, 0.0, a.to(tl.float64) * (exponent * power(b, exponent - 1.0))).to(a.dtype)
     elif OP == POW_GRAD_B:
-        wide = b.to(tl.float64)
-        return a.to(tl.float64) * tl.where((b == 0) & (c >= 0), 0.0, power(b, c) * tl.log(wide))
+        slope = power(b, c) * tl.log(b.to(tl.float64))
+        return (a.to(tl.float64) * tl.where((b == 0) & (c >= 0), 0.0, slope)).to(a.dtype)
     elif OP == MAXIMUM_GRAD:
         return tl.where(b == c, a * 0.5, tl.where(b < c, 0.0, a))
     elif OP == MINIMUM_GRAD:
@@ -314,6 +314,83 @@ def tile_kernel(
     tl.store(p_y + o_m * s_ym + o_n * s_yn, b_y.to(p_y.dtype.element_ty), mask=m)
 
 
+def neg(x: torch.Tensor) -> torch.Tensor:
+    """-x."""
+    return _compute("neg", NEG, x, integers=True)
+
+
+def abs(x: torch.Tensor) -> torch.Tensor:
+    """|x|."""
+    return _compute("abs", ABS, x, integers=True)
+
+
+def abs_grad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """dy sign(x)."""
+    return _compute("abs_grad", ABS_GRAD, dy, x)
+
+
+def sign(x: torch.Tensor) -> torch.Tensor:
+    """-1, 0 or 1; 0 for NaN."""
+    return _compute("sign", SIGN, x, integers=True)
+
+
+def exp(x: torch.Tensor) -> torch.Tensor:
+    """e to the power x. Its gradient is dy y."""
+    return _compute("exp", EXP, x)
+
+
+def log(x: torch.Tensor) -> torch.Tensor:
+    """The natural logarithm. Its gradient is dy / x."""
+    return _compute("log", LOG, x)
+
+
+def sqrt(x: torch.Tensor) -> torch.Tensor:
+    """The square root."""
+    return _compute("sqrt", SQRT, x)
+
+
+def sqrt_grad(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """dy / (2 y) for y = sqrt(x)."""
+    return _compute("sqrt_grad", SQRT_GRAD, dy, y)
+
+
+def square(x: torch.Tensor) -> torch.Tensor:
+    """x x."""
+    return _compute("square", SQUARE, x, integers=True)
+
+
+def square_grad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """2 dy x."""
+    return _compute("square_grad", SQUARE_GRAD, dy, x)
+
+
+def reciprocal(x: torch.Tensor) -> torch.Tensor:
+    """1 / x."""
+    return _compute("reciprocal", RECIPROCAL, x)
+
+
+def reciprocal_grad(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """-dy y y for y = 1 / x."""
+    return _compute("reciprocal_grad", RECIPROCAL_GRAD, dy, y)
+
+
+def act(x: torch.Tensor, act: Activation) -> torch.Tensor:
+    """act(x) for an activation of `activation.py`."""
+    return _compute("act", ACTIVATE, x, act=act)
+
+
+def act_grad(dy: torch.Tensor, x: torch.Tensor, act: Activation, from_output: bool = False) -> torch.Tensor:
+    """dy act'(x); with `from_output`, x is act(z) and this is dy act'(z), for the activations in FROM_OUTPUT.
+
+    Raises ValueError for an activation whose derivative does not follow from its output.
+    """
+    if not from_output:
+        return _compute("act_grad", ACTIVATE_GRAD, dy, x, act=act)
+    if activation.parse(act)[0] not in activation.FROM_OUTPUT:
+        raise ValueError(f"act_grad: the derivative of {act} does not follow from its output; give its input")
+    return _compute("act_grad", ACTIVATE_GRAD_FROM_OUTPUT, dy, x, act=act)
+
+
 def add(a: Operand, b: Operand) -> torch.Tensor:
     """a + b."""
     return _compute("add", ADD, a, b, integers=True)
@@ -325,13 +402,117 @@ def sub(a: Operand, b: Operand) -> torch.Tensor:
 
 
 def mul(a: Operand, b: Operand) -> torch.Tensor:
-    """a * b."""
+    """a b."""
     return _compute("mul", MUL, a, b, integers=True)
 
 
 def div(a: Operand, b: Operand) -> torch.Tensor:
-    """a / b, for floating types."""
+    """a / b. Its gradient in a is dy / b."""
     return _compute("div", DIV, a, b)
+
+
+def div_grad_b(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
+    """-dy (a / b) / b."""
+    return _compute("div_grad_b", DIV_GRAD_B, dy, a, b)
+
+
+def pow(a: Operand, b: Operand) -> torch.Tensor:
+    """a to the power b, computed in float64 throughout."""
+    return _compute("pow", POW, a, b)
+
+
+def pow_grad_a(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
+    """dy b a^(b - 1); 0 where b is 0."""
+    return _compute("pow_grad_a", POW_GRAD_A, dy, a, b)
+
+
+def pow_grad_b(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
+    """dy a^b log(a); 0 where a is 0 and b is not negative."""
+    return _compute("pow_grad_b", POW_GRAD_B, dy, a, b)
+
+
+def maximum(a: Operand, b: Operand) -> torch.Tensor:
+    """The larger of a and b; NaN where one is."""
+    return _compute("maximum", MAXIMUM, a, b, integers=True)
+
+
+def maximum_grad(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
+    """The gradient in a: dy where a is larger, half of it where they are equal. That in b is with a and b exchanged."""
+    return _compute("maximum_grad", MAXIMUM_GRAD, dy, a, b)
+
+
+def minimum(a: Operand, b: Operand) -> torch.Tensor:
+    """The smaller of a and b; NaN where one is."""
+    return _compute("minimum", MINIMUM, a, b, integers=True)
+
+
+def minimum_grad(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
+    """The gradient in a: dy where a is smaller, half of it where they are equal. That in b is with a and b exchanged."""
+    return _compute("minimum_grad", MINIMUM_GRAD, dy, a, b)
+
+
+def eq(a: Operand, b: Operand) -> torch.Tensor:
+    """a == b, as torch.bool."""
+    return _compute("eq", EQ, a, b, integers=True)
+
+
+def ne(a: Operand, b: Operand) -> torch.Tensor:
+    """a != b, as torch.bool."""
+    return _compute("ne", NE, a, b, integers=True)
+
+
+def lt(a: Operand, b: Operand) -> torch.Tensor:
+    """a < b, as torch.bool."""
+    return _compute("lt", LT, a, b, integers=True)
+
+
+def le(a: Operand, b: Operand) -> torch.Tensor:
+    """a <= b, as torch.bool."""
+    return _compute("le", LE, a, b, integers=True)
+
+
+def gt(a: Operand, b: Operand) -> torch.Tensor:
+    """a > b, as torch.bool."""
+    return _compute("gt", GT, a, b, integers=True)
+
+
+def ge(a: Operand, b: Operand) -> torch.Tensor:
+    """a >= b, as torch.bool."""
+    return _compute("ge", GE, a, b, integers=True)
+
+
+def where(condition: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
+    """a where the torch.bool tensor `condition` is true, else b. Its gradients are where(condition, dy, 0) and so on."""
+    return _compute("where", WHERE, condition, a, b, integers=True, condition=True)
+
+
+def clamp(x: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:
+    """x moved into [low, high]; None leaves that side open. NaN stays. Raises ValueError unless low <= high."""
+    if low is None and high is None:
+        raise ValueError("clamp: got neither min nor max, expected at least one")
+    if low is None:
+        return _compute("clamp", MINIMUM, x, high, integers=True)
+    if high is None:
+        return _compute("clamp", MAXIMUM, x, low, integers=True)
+    if not low <= high:
+        raise ValueError(f"clamp: min {low} is above max {high}")
+    return _compute("clamp", CLAMP, x, low, high, integers=True)
+
+
+def clamp_grad(dy: torch.Tensor, x: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:
+    """dy where low <= x <= high, else 0."""
+    dx = dy if low is None else _compute("clamp_grad", PASS_GE, dy, x, low)
+    return dx if high is None else _compute("clamp_grad", PASS_LE, dx, x, high)
+
+
+def norm_grad(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """dy x / y for y = |x|_2 (of size 1, as dy, along what was reduced); 0 where y is 0."""
+    return _compute("norm_grad", NORM_GRAD, dy, x, y)
+
+
+def amax_grad(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """dy / count where x equals its maximum y (of size 1, as dy and count, along what was reduced), else 0."""
+    return _compute("amax_grad", AMAX_GRAD, _compute("amax_grad", DIV, dy, count, wide=True), x, y)
 
 
 _INTEGERS = {
@@ -351,14 +532,19 @@ def _compute(
     integers: bool = False,
     act: Activation = None,
     condition: bool = False,
+    wide: bool = False,
 ) -> torch.Tensor:
-    """f of up to three operands. With `condition`, the first is a torch.bool tensor beside operands of one dtype."""
+    """f of up to three operands of one dtype, that of the first tensor; numbers take the type computed in.
+
+    With `condition`, a torch.bool tensor stands before them. With `wide`, tensors of the accumulate type may be among
+    them.
+    """
     first = _first_tensor(name, operands[1:] if condition else operands)
     dtype, device = first.dtype, first.device
     comparison = op in COMPARISONS
     acc = _acc(name, dtype, integers, comparison)
     tensors = [
-        _operand(name, x, first, condition and i == 0) if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device)
+        _operand(name, x, first, condition and i == 0, wide) if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device)
         for i, x in enumerate(operands)
     ]
     shape = broadcast(name, [x.shape for x in tensors])
@@ -383,7 +569,8 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, fl
     padding = [tensors[0]] * (3 - len(tensors))
     if all(x.numel() == 1 or (x.shape == y.shape and x.is_contiguous()) for x in tensors):
         tile = launch.tile("elementwise", dtype, N=total)
-        scalars = sum((x.numel() == 1) << i for i, x in enumerate(tensors))
+        # One element in all is a run of length 1, so that no result is a scalar.
+        scalars = sum((x.numel() == 1 < total) << i for i, x in enumerate(tensors))
         grid = (triton.cdiv(total, tile["BLOCK_N"]),)
         launch.run(flat_kernel, grid, *tensors, *padding, y, total, SCALARS=scalars, **flags, **tile.options)
         return
@@ -469,10 +656,10 @@ def _acc(name: str, dtype: torch.dtype, integers: bool, comparison: bool) -> tl.
     raise TypeError(f"{name}: got dtype {dtype}, expected {expected}; convert it with .to()")
 
 
-def _operand(name: str, x: torch.Tensor, first: torch.Tensor, condition: bool) -> torch.Tensor:
+def _operand(name: str, x: torch.Tensor, first: torch.Tensor, condition: bool, wide: bool) -> torch.Tensor:
     if condition and x.dtype != torch.bool:
         raise TypeError(f"{name}: the condition has dtype {x.dtype}, expected torch.bool; compare it, as in x > 0")
-    if not condition and x.dtype != first.dtype:
+    if not condition and x.dtype != first.dtype and not (wide and x.dtype == launch.acc_torch(first.dtype)):
         raise TypeError(f"{name}: got operands of {first.dtype} and {x.dtype}; convert one of them with .to()")
     if x.device != first.device:
         raise ValueError(f"{name}: got operands on {first.device} and {x.device}; move one of them with .to()")

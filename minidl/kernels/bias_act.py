@@ -1,0 +1,178 @@
+"""Bias and activation in one pass over memory: y = act(x + b), and its gradients.
+
+    x, y, dy  [..., N]  float16 | bfloat16 | float32 | float64; rows contiguous, at any distance (else copied)
+    b         [N], or none
+    dx = dy act'(x + b)            db = sum over rows of dx, in a fixed order
+
+For the gradient x and b are kept, and x + b is added again, which costs no memory traffic. After a product with a
+fused epilogue the output y = act(z) is kept instead where act' follows from it, else z: `from_output` says which.
+A program of the gradient walks down a band of rows, so that the partial sums of db are few.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import activation, check, elementwise, launch, reduce
+from minidl.kernels.activation import Activation, activate, activate_grad, activate_grad_from_output
+
+
+@triton.jit
+def bias_act_kernel(
+    p_x, p_b, p_y, M, N, s_x,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_n = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_n = o_n < N
+    m_mn = (o_m < M)[:, None] & m_n[None, :]
+    b_z = tl.load((p_x + o_m * s_x)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
+    b_z += tl.load(p_b + o_n, mask=m_n, other=0).to(ACC)[None, :]
+    tl.store((p_y + o_m * N)[:, None] + o_n[None, :], activate(b_z, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_mn)
+
+
+@triton.jit
+def bias_act_grad_kernel(
+    p_dy, p_x, p_b, p_dx, p_partial, M, N, s_dy, s_x, band,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, FROM_OUTPUT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    WANT_X: tl.constexpr, WANT_BIAS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dx, and the sums of its columns over each band of rows: partial[bands, N]."""
+    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_n = o_n < N
+    start = tl.program_id(1).to(tl.int64) * band
+    end = tl.minimum(start + band, M)
+    b_db = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    if HAS_BIAS:
+        b_b = tl.load(p_b + o_n, mask=m_n, other=0).to(ACC)[None, :]  # [1, BLOCK_N]
+    for m in range(0, band, BLOCK_M):
+        o_m = start + m + tl.arange(0, BLOCK_M)
+        m_mn = (o_m < end)[:, None] & m_n[None, :]
+        b_dx = tl.load((p_dy + o_m * s_dy)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
+        b_x = tl.load((p_x + o_m * s_x)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
+        if HAS_BIAS:
+            b_x += b_b
+        if FROM_OUTPUT:
+            b_dx *= activate_grad_from_output(b_x, ACT, SLOPE)
+        else:
+            b_dx *= activate_grad(b_x, ACT, SLOPE)
+        if WANT_X:
+            tl.store((p_dx + o_m * N)[:, None] + o_n[None, :], b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+        if WANT_BIAS:
+            # A row past the end has dy = 0, but act' of the bias alone may not be finite.
+            b_db += tl.where(m_mn, b_dx, 0.0)
+    if WANT_BIAS:
+        tl.store(p_partial + tl.program_id(1).to(tl.int64) * N + o_n, tl.sum(b_db, axis=0), mask=m_n)
+
+
+def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.Tensor:
+    """act(x + b), or act(x) without a bias.
+
+    x [..., N], b [N], one dtype and device; returns x's shape, contiguous, in x's dtype.
+    Raises ValueError for an unknown activation or a bias of another shape, TypeError for dtypes.
+    """
+    name, slope = activation.parse(act)
+    _check("bias_act", x, b=b)
+    if b is None:
+        return elementwise.act(x, act)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = _rows(x)
+    M, N = rows.shape
+    tile = launch.tile("bias_act", x.dtype, M=M, N=N)
+    grid = (triton.cdiv(M, tile["BLOCK_M"]) * triton.cdiv(N, tile["BLOCK_N"]),)
+    launch.run(
+        bias_act_kernel, grid, rows, b.contiguous(), y, M, N, rows.stride(0),
+        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **tile.options,
+    )  # fmt: skip
+    return y
+
+
+def bias_act_grad(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    b: torch.Tensor | None,
+    act: Activation,
+    from_output: bool = False,
+    *,
+    want_x: bool = True,
+    want_bias: bool = True,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(dx, db) for y = act(x + b), of which only what is wanted is computed.
+
+    dy, x [..., N]; b [N], or None where x is already x + b. With `from_output`, x is y itself and b None; act must be
+    one of `activation.FROM_OUTPUT`. dx has x's shape; it is dy itself where there is no activation. db [N].
+    Raises ValueError for shapes that differ, an unknown activation, or one whose derivative needs its input.
+    """
+    name, slope = activation.parse(act)
+    _check("bias_act_grad", x, b=b, dy=dy)
+    if dy.shape != x.shape:
+        raise ValueError(f"bias_act_grad: dy has shape {list(dy.shape)}, expected x's {list(x.shape)}")
+    if from_output and name not in activation.FROM_OUTPUT:
+        raise ValueError(f"bias_act_grad: the derivative of {name} does not follow from its output; give its input")
+    if from_output and b is not None:
+        raise ValueError("bias_act_grad: the bias is already in the output; give b=None with from_output=True")
+    if name is None:
+        return dy if want_x else None, reduce.sum_rows(_rows(dy)) if want_bias else None
+    if b is None and not want_bias:
+        return elementwise.act_grad(dy, x, act, from_output) if want_x else None, None
+    if not (want_x or want_bias):
+        return None, None
+    return _bias_act_grad(dy, x, b, name, slope, from_output, want_x, want_bias)
+
+
+def _bias_act_grad(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    b: torch.Tensor | None,
+    name: str,
+    slope: float,
+    from_output: bool,
+    want_x: bool,
+    want_bias: bool,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if want_x else None
+    rows_dy, rows_x = _rows(dy), _rows(x)
+    M, N = rows_x.shape
+    tile = launch.tile("bias_act_grad", x.dtype, M=M, N=N)
+    tiles_n = triton.cdiv(N, tile["BLOCK_N"])
+    band = _band(M, tiles_n, tile["BLOCK_M"])
+    bands = triton.cdiv(M, band)
+    partial = torch.empty(bands, N, dtype=launch.acc_torch(x.dtype), device=x.device) if want_bias else None
+    launch.run(
+        bias_act_grad_kernel, (tiles_n, bands), rows_dy, rows_x, None if b is None else b.contiguous(), dx, partial,
+        M, N, rows_dy.stride(0), rows_x.stride(0), band,
+        ACT=activation.CODES[name], SLOPE=slope, FROM_OUTPUT=from_output, HAS_BIAS=b is not None,
+        WANT_X=want_x, WANT_BIAS=want_bias, ACC=launch.acc(x.dtype), **tile.options,
+    )  # fmt: skip
+    return dx, None if partial is None else reduce.sum_rows(partial, out_dtype=x.dtype)
+
+
+def depth(rows: int, columns: int, dtype: torch.dtype) -> int:
+    """The longest chain of additions that a term of db goes through."""
+    tile = launch.tile("bias_act_grad", dtype, M=rows, N=columns)
+    band = _band(rows, triton.cdiv(columns, tile["BLOCK_N"]), tile["BLOCK_M"])
+    return min(max(rows - 1, 0), band // tile["BLOCK_M"] + tile["BLOCK_M"] + triton.cdiv(rows, band))
+
+
+def _band(rows: int, tiles_n: int, block_m: int) -> int:
+    """Rows that one program walks: whole blocks, few enough that 8 programs fall to each multiprocessor."""
+    bands = max(1, 8 * launch.processors() // max(tiles_n, 1))
+    return max(1, triton.cdiv(triton.cdiv(rows, block_m), bands)) * block_m
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x [..., N] as [M, N] with contiguous rows: a view where that is possible."""
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def _check(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
+    given = {name: tensor for name, tensor in others.items() if tensor is not None}
+    check.floating(op, x=x)
+    check.same(op, x=x, **given)
+    if "b" in given and (x.dim() == 0 or given["b"].shape != x.shape[-1:]):
+        raise ValueError(f"{op}: bias has shape {list(given['b'].shape)}, expected [{x.shape[-1] if x.dim() else 'N'}], "
+                         f"the last size of x {list(x.shape)}")
