@@ -17,7 +17,7 @@ import typer
 
 from minidl import __version__
 from minidl.training.config import Evaluate, Predict, TrainTable, TrainText, parse_sizes
-from minidl.training.errors import ConfigError, DamagedRun, Interrupted, RunError
+from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,33 +40,53 @@ def main() -> None:
         sys.exit(130)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=lambda wanted: _show_version(wanted), help="Show it.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show it.")] = False,
 ) -> None:
     pass
 
 
+HELP = {
+    "epochs": "Passes over the training split.",
+    "batch_size": "Examples per step.",
+    "lr": "Learning rate.",
+    "hidden": "Sizes of the hidden layers: 128 or 256,128.",
+    "dropout": "Share of hidden values dropped in training.",
+    "optimizer": "adamw, adam, rmsprop, adagrad or sgd.",
+    "weight_decay": "Pull of the weights towards zero.",
+    "label_smoothing": "Share of a label spread over all classes.",
+    "balance": "Extra weight of rare classes, from 0 (none) to 1 (all classes alike).",
+    "schedule": "Course of the learning rate: constant, cosine or linear.",
+    "warmup": "Epochs in which the learning rate rises to --lr.",
+    "patience": "Stop after so many epochs without a better one; 0: never.",
+    "seed": "Decides first weights, order of examples and dropout.",
+    "precision": "Matrix products on a GPU: float32 or tf32.",
+    "ngrams": "Longest run of words that is a feature.",
+    "min_df": "Texts that a feature must occur in.",
+    "max_features": "Most frequent features kept.",
+    "missing": "Missing values: error or fill.",
+}
+
+
+def _flag(settings: type[TrainText | TrainTable], name: str) -> Any:
+    """A setting's option. It is None when it is not given, so that --resume can tell; its help names the default."""
+    default = getattr(settings, name)
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return typer.Option("--" + name.replace("_", "-"), help=f"{HELP[name]} Default: {shown}.", show_default=False)
+
+
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run; made if it is missing.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Examples per step.")]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
-Hidden = Annotated[list[str] | None, typer.Option("--hidden", help="Sizes of the hidden layers: 128 or 256,128.")]
-Dropout = Annotated[float | None, typer.Option("--dropout", help="Share of hidden values dropped in training.")]
-Optimizer = Annotated[str | None, typer.Option("--optimizer", help="adamw, adam, rmsprop, adagrad or sgd.")]
-WeightDecay = Annotated[float | None, typer.Option("--weight-decay", help="Pull of the weights towards zero.")]
-Schedule = Annotated[str | None, typer.Option("--schedule", help="Course of the rate: constant or cosine.")]
-Warmup = Annotated[float | None, typer.Option("--warmup", help="Epochs in which the rate rises to --lr.")]
-Smoothing = Annotated[float | None, typer.Option("--label-smoothing", help="Share of a target spread evenly.")]
-Patience = Annotated[int | None, typer.Option("--patience", help="Stop after so many epochs without a better one.")]
-ValSplit = Annotated[float | None, typer.Option("--val-split", help="Share of your file for validation.")]
-TestSplit = Annotated[float | None, typer.Option("--test-split", help="Share of your file for the test.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Decides first weights, order of examples and dropout.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="Products on a GPU: float32 or tf32.")]
+ValSplit = Annotated[float | None, typer.Option("--val-split", help="Share of your file for validation. Default: 0.1.")]
+TestSplit = Annotated[float | None, typer.Option("--test-split", help="Share of your file for the test. Default: 0.2.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu (Triton's interpreter).")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out; its settings are taken.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out with its settings.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out when this one is done.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show errors only.")]
 NoPlots = Annotated[bool, typer.Option("--no-plots", help="Make no pictures.")]
@@ -88,25 +108,28 @@ def train_text(
     ] = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
-    hidden: Hidden = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: LearningRate = None,
-    dropout: Dropout = None,
-    optimizer: Optimizer = None,
-    lazy: Annotated[bool, typer.Option("--lazy", help="Update only the rows of the first layer that a batch touches.")] = False,
-    weight_decay: WeightDecay = None,
-    label_smoothing: Smoothing = None,
-    schedule: Schedule = None,
-    warmup: Warmup = None,
-    patience: Patience = None,
+    hidden: Annotated[list[str] | None, _flag(TrainText, "hidden")] = None,
+    epochs: Annotated[int | None, _flag(TrainText, "epochs")] = None,
+    batch_size: Annotated[int | None, _flag(TrainText, "batch_size")] = None,
+    lr: Annotated[float | None, _flag(TrainText, "lr")] = None,
+    dropout: Annotated[float | None, _flag(TrainText, "dropout")] = None,
+    optimizer: Annotated[str | None, _flag(TrainText, "optimizer")] = None,
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="Update only the rows of the first layer that a batch touches.")
+    ] = False,
+    weight_decay: Annotated[float | None, _flag(TrainText, "weight_decay")] = None,
+    label_smoothing: Annotated[float | None, _flag(TrainText, "label_smoothing")] = None,
+    balance: Annotated[float | None, _flag(TrainText, "balance")] = None,
+    schedule: Annotated[str | None, _flag(TrainText, "schedule")] = None,
+    warmup: Annotated[float | None, _flag(TrainText, "warmup")] = None,
+    patience: Annotated[int | None, _flag(TrainText, "patience")] = None,
     val_split: ValSplit = None,
     test_split: TestSplit = None,
-    ngrams: Annotated[int | None, typer.Option("--ngrams", help="Longest run of words that is a feature.")] = None,
-    min_df: Annotated[int | None, typer.Option("--min-df", help="Texts that a feature must occur in.")] = None,
-    max_features: Annotated[int | None, typer.Option("--max-features", help="Most frequent features kept.")] = None,
-    seed: Seed = None,
-    precision: Precision = None,
+    ngrams: Annotated[int | None, _flag(TrainText, "ngrams")] = None,
+    min_df: Annotated[int | None, _flag(TrainText, "min_df")] = None,
+    max_features: Annotated[int | None, _flag(TrainText, "max_features")] = None,
+    seed: Annotated[int | None, _flag(TrainText, "seed")] = None,
+    precision: Annotated[str | None, _flag(TrainText, "precision")] = None,
     device: Device = "auto",
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -133,22 +156,23 @@ def train_table(
     target: Annotated[str | None, typer.Option("--target", help="Column to predict.")] = None,
     task: Annotated[str | None, typer.Option("--task", help="regression or classification.")] = None,
     ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Column to leave out; may be repeated.")] = None,
-    missing: Annotated[str | None, typer.Option("--missing", help="Missing values: error or fill.")] = None,
-    hidden: Hidden = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: LearningRate = None,
-    dropout: Dropout = None,
-    optimizer: Optimizer = None,
-    weight_decay: WeightDecay = None,
-    label_smoothing: Smoothing = None,
-    schedule: Schedule = None,
-    warmup: Warmup = None,
-    patience: Patience = None,
+    missing: Annotated[str | None, _flag(TrainTable, "missing")] = None,
+    hidden: Annotated[list[str] | None, _flag(TrainTable, "hidden")] = None,
+    epochs: Annotated[int | None, _flag(TrainTable, "epochs")] = None,
+    batch_size: Annotated[int | None, _flag(TrainTable, "batch_size")] = None,
+    lr: Annotated[float | None, _flag(TrainTable, "lr")] = None,
+    dropout: Annotated[float | None, _flag(TrainTable, "dropout")] = None,
+    optimizer: Annotated[str | None, _flag(TrainTable, "optimizer")] = None,
+    weight_decay: Annotated[float | None, _flag(TrainTable, "weight_decay")] = None,
+    label_smoothing: Annotated[float | None, _flag(TrainTable, "label_smoothing")] = None,
+    balance: Annotated[float | None, _flag(TrainTable, "balance")] = None,
+    schedule: Annotated[str | None, _flag(TrainTable, "schedule")] = None,
+    warmup: Annotated[float | None, _flag(TrainTable, "warmup")] = None,
+    patience: Annotated[int | None, _flag(TrainTable, "patience")] = None,
     val_split: ValSplit = None,
     test_split: TestSplit = None,
-    seed: Seed = None,
-    precision: Precision = None,
+    seed: Annotated[int | None, _flag(TrainTable, "seed")] = None,
+    precision: Annotated[str | None, _flag(TrainTable, "precision")] = None,
     device: Device = "auto",
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -192,7 +216,9 @@ def predict(
     run: RunFolder,
     text: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts, or JSON objects for a table run; standard input when there is none.", show_default=False),
+        typer.Argument(
+            help="Texts, or JSON objects for a table run; standard input when there is none.", show_default=False
+        ),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", help="Inputs from a .csv, .tsv or .jsonl file, or lines of a text file.")
@@ -216,29 +242,28 @@ def predict(
 
 def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
     with _errors():
-        from minidl.training import runs
+        from minidl.training import runs, sources
 
         flags["hidden"] = parse_sizes(flags["hidden"])
         given = {name: value for name, value in flags.items() if value is not None}
         if not flags.get("lazy", True):
             del given["lazy"]
         config: TrainText | TrainTable = runs.settings(kind, {**given, "plots": not no_plots})
+        done = runs.finished_report(config)
+        if done is not None:
+            typer.echo(done, nl=False)
+            return
+        dataset = sources.load(config)
         _choose_device(config.device)
         from minidl.training.train import train
 
-        train(kind, config)
+        train(kind, config, dataset)
 
 
 def _choose_device(device: str) -> None:
     from minidl.training.device import choose
 
     choose(device)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(__version__)
-        raise typer.Exit
 
 
 @contextmanager
@@ -250,7 +275,7 @@ def _errors() -> Iterator[None]:
         yield
     except Interrupted as stop:
         _fail(str(stop), 130)
-    except (ConfigError, DataError, DamagedRun) as error:
+    except (ConfigError, DataError, DamagedError) as error:
         _fail(f"error: {error}", 2)
     except RunError as error:
         _fail(f"error: {error}", 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -22,12 +24,13 @@ class TextMLP(nn.Sequential):
         classes: int,
         hidden: Sequence[int] = (128,),
         dropout: float = 0.5,
-        std: float = 0.1,
+        std: float = 0.03,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        layers: list[nn.Module] = [nn.SparseLinear(features, hidden[0], act="relu", std=std, device=device, dtype=dtype)]
-        for fan_in, fan_out in zip(hidden, hidden[1:], strict=False):
-            layers += [nn.Dropout(dropout), nn.Linear(fan_in, fan_out, act="relu", device=device, dtype=dtype)]
-        layers += [nn.Dropout(dropout), nn.Linear(hidden[-1], classes, device=device, dtype=dtype)]
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        layers: list[nn.Module] = [nn.SparseLinear(features, hidden[0], act="relu", std=std, **place)]
+        for fan_in, fan_out in pairwise(hidden):
+            layers += [nn.Dropout(dropout), nn.Linear(fan_in, fan_out, act="relu", **place)]
+        layers += [nn.Dropout(dropout), nn.Linear(hidden[-1], classes, **place)]
         super().__init__(*layers)

@@ -36,7 +36,7 @@ def regression(
     from sklearn.neural_network import MLPRegressor
 
     ridge = RidgeCV(alphas=np.logspace(-3, 3, 25)).fit(train_x, train_y)
-    mlp = MLPRegressor((64, 64), early_stopping=len(train_y) >= 20, max_iter=500, random_state=0)
+    mlp = MLPRegressor(hidden_layer_sizes=(64, 64), early_stopping=len(train_y) >= 20, max_iter=500, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         mlp.fit(train_x, train_y)

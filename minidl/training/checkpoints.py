@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from minidl.training import files
-from minidl.training.errors import DamagedRun
+from minidl.training.errors import DamagedError
 
 FORMAT, VERSION = "minidl-checkpoint", 1
 _TENSOR = "tensor:"
@@ -69,11 +69,11 @@ class Checkpoints:
         self._drop_unnamed()
 
     def last(self) -> Checkpoint | None:
-        """The last state, or None when there is none. Raises DamagedRun."""
+        """The last state, or None when there is none. Raises DamagedError."""
         return self._read("last.json")
 
     def best(self) -> Checkpoint | None:
-        """The best state, or None when there is none. Raises DamagedRun."""
+        """The best state, or None when there is none. Raises DamagedError."""
         return self._read("best.json")
 
     def _read(self, name: str) -> Checkpoint | None:
@@ -84,9 +84,11 @@ class Checkpoints:
             return None
         try:
             if content["format"] != FORMAT or content["version"] != VERSION:
-                raise DamagedRun(f"{path} is no checkpoint of version {VERSION}; train again with --overwrite")
+                raise DamagedError(f"{path} is no checkpoint of version {VERSION}; train again with --overwrite")
             if not _NAME.fullmatch(content["tensors"]):
-                raise DamagedRun(f"{path} names {content['tensors']!r} as its tensor file; train again with --overwrite")
+                raise DamagedError(
+                    f"{path} names {content['tensors']!r} as its tensor file; train again with --overwrite"
+                )
             file = self.folder / content["tensors"]
             tensors = files.read_tensors(file)
             weights = {
@@ -94,9 +96,9 @@ class Checkpoints:
             }
             return Checkpoint(weights, _put_tensors(content["optimizer"], tensors), content)
         except FileNotFoundError as error:
-            raise DamagedRun(f"{path} names {error.filename}, which is gone; train again with --overwrite") from None
+            raise DamagedError(f"{path} names {error.filename}, which is gone; train again with --overwrite") from None
         except (KeyError, TypeError) as error:
-            raise DamagedRun(f"{path} is damaged ({error!r}); train again with --overwrite") from None
+            raise DamagedError(f"{path} is damaged ({error!r}); train again with --overwrite") from None
 
     def _drop_unnamed(self) -> None:
         named = set()

@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from minidl.training.errors import ConfigError
 
 DEVICES = ("auto", "cuda", "cpu")
 OPTIMIZERS = ("adamw", "adam", "rmsprop", "adagrad", "sgd")
-SCHEDULES = ("constant", "cosine")
+SCHEDULES = ("constant", "cosine", "linear")
 PRECISIONS = ("float32", "tf32")
 TASKS = ("regression", "classification")
 MISSING = ("error", "fill")
@@ -116,7 +116,8 @@ class TrainText(Training, Session):
     weight_decay: float = 0.0
     label_smoothing: float = 0.1
     balance: float = 0.3
-    epochs: int = 10
+    schedule: str = "cosine"
+    epochs: int = 16
     batch_size: int = 256
     patience: int = 5
     lazy: bool = False
@@ -132,8 +133,6 @@ class TrainText(Training, Session):
         _whole(self, "min_df", 1, 10**9)
         _whole(self, "max_features", 1, 10**9)
         _require(self, "lazy", type(self.lazy) is bool, "true or false")
-        if self.lazy and self.optimizer not in ("adamw", "adam", "adagrad", "rmsprop"):
-            raise ConfigError(f"--lazy is a variant of adaptive optimizers, not of {self.optimizer}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +144,7 @@ class TrainTable(Training, Session):
     ignore: tuple[str, ...] = ()
     missing: str = "error"
     hidden: tuple[int, ...] = (64, 64)
-    dropout: float = 0.1
+    dropout: float = 0.3
     lr: float = 0.003
     weight_decay: float = 0.1
     epochs: int = 100

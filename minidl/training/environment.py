@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from minidl import __version__
@@ -86,7 +87,7 @@ def _version(package: str) -> str | None:
 def _driver() -> str | None:
     """The NVIDIA driver's version, where there is one."""
     try:
-        with open("/proc/driver/nvidia/version") as file:
+        with Path("/proc/driver/nvidia/version").open() as file:
             words = file.readline().split()
     except OSError:
         return None

@@ -11,7 +11,7 @@ class RunError(RuntimeError):
     """A run that cannot be started, continued or read. The message names the file and what to do."""
 
 
-class DamagedRun(RunError):
+class DamagedError(RunError):
     """A file of a run that is not what minidl wrote."""
 
 

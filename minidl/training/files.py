@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidl.training.errors import DamagedRun
+from minidl.training.errors import DamagedError
 
 if TYPE_CHECKING:
     import torch
@@ -60,13 +60,13 @@ def write_json_lines(path: Path, values: list[dict[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises FileNotFoundError, and DamagedRun when it is anything else."""
+    """The JSON object in a file. Raises FileNotFoundError, and DamagedError when it is anything else."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise DamagedRun(f"{path} is damaged ({error}); restore it or train again") from None
+        raise DamagedError(f"{path} is damaged ({error}); restore it or train again") from None
     if not isinstance(value, dict):
-        raise DamagedRun(f"{path} is damaged (no JSON object); restore it or train again")
+        raise DamagedError(f"{path} is damaged (no JSON object); restore it or train again")
     return value
 
 
@@ -81,7 +81,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors that `write_tensors` wrote. Raises FileNotFoundError, and DamagedRun for any other content."""
+    """The tensors that `write_tensors` wrote. Raises FileNotFoundError, and DamagedError for any other content."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -91,9 +91,9 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         (length,) = struct.unpack("<Q", raw[:8])
         written = json.loads(raw[8 : 8 + length]).get("__metadata__", {}).get(_CHECKSUM)
     except (SafetensorError, ValueError, KeyError, struct.error, RecursionError) as error:
-        raise DamagedRun(f"{path} is damaged ({error}); restore it or train again") from None
+        raise DamagedError(f"{path} is damaged ({error}); restore it or train again") from None
     if written != _checksum(tensors):
-        raise DamagedRun(f"{path} is damaged (its values do not match their checksum); restore it or train again")
+        raise DamagedError(f"{path} is damaged (its values do not match their checksum); restore it or train again")
     return tensors
 
 

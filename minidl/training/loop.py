@@ -19,6 +19,7 @@ import torch
 from minidl import nn, random
 from minidl.csr import CSR
 from minidl.data.batches import Batches
+from minidl.optim import Optimizer, Schedule
 from minidl.tensor import Tensor, default_device
 from minidl.training import files
 from minidl.training.checkpoints import Checkpoint, Checkpoints
@@ -26,7 +27,7 @@ from minidl.training.display import Display
 from minidl.training.errors import Interrupted, RunError
 from minidl.training.interrupts import Interrupts
 
-MOST_NOT_FINITE = 20  # steps in a row without a finite loss: the guard saved the weights, but nothing is learnt
+MOST_SKIPPED = 20  # steps in a row that the optimiser's guard skipped: the weights are whole, but nothing is learnt
 _FETCH_SECONDS = 0.5
 _MOST_PENDING = 1000
 
@@ -35,17 +36,17 @@ _MOST_PENDING = 1000
 class Task:
     """What the loop trains and how it is judged.
 
-    `loss(x, y)` is a scalar Tensor; `validate()` gives scores by name. `score` turns those into a tuple of which a
-    greater one is better.
+    `loss(x, y)` is a scalar Tensor; `validate()` gives scores by name, and `score` makes one number of them, the
+    greater the better.
     """
 
     model: nn.Module
-    optimizer: Any
-    schedule: Any
+    optimizer: Optimizer
+    schedule: Schedule
     batches: Batches
     loss: Callable[[CSR | Tensor, Tensor], Tensor]
     validate: Callable[[], dict[str, float]]
-    score: Callable[[dict[str, float]], tuple[float, ...]]
+    score: Callable[[dict[str, float]], float]
 
 
 @dataclass
@@ -60,9 +61,9 @@ class Progress:
     epoch_seconds: float = 0.0
     loss_sum: float = 0.0
     loss_count: int = 0
-    not_finite: int = 0
+    skipped: int = 0
     best_epoch: int = 0
-    best_score: list[float] = field(default_factory=list)
+    best_score: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -91,10 +92,11 @@ class Trainer:
         self.state = state
         self.hint = hint
         self.progress = Progress()
+        # Not part of the state: losses on the device that were not looked at yet.
         self._pending: list[torch.Tensor] = []
         self._fetched = time.monotonic()
         self._started = time.monotonic()
-        self._bad_in_a_row = 0
+        self._skipped_in_a_row = 0
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. Raises RunError when its parts do not fit the task."""
@@ -102,7 +104,7 @@ class Trainer:
             self.task.model.load_state_dict(checkpoint.weights)
             self.task.optimizer.load_state_dict(checkpoint.optimizer)
             self.task.schedule.load_state_dict(checkpoint.state["schedule"])
-            random.set_state(_tuple(checkpoint.state["generator"]))
+            random.set_state(checkpoint.state["generator"])
             self.progress = Progress(**checkpoint.state["progress"])
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"the checkpoint in {self.checkpoints.folder} does not fit this run: {error}") from error
@@ -110,7 +112,7 @@ class Trainer:
     def run(self) -> Progress:
         """Train to the end, then put the best weights into the model.
 
-        Raises Interrupted after Ctrl-C or SIGTERM, with everything saved; RunError when the loss stays not finite.
+        Raises Interrupted after Ctrl-C or SIGTERM, with everything saved; RunError when gradients stay not finite.
         """
         with Interrupts() as interrupts, self.display:
             if not self.progress.finished:
@@ -165,7 +167,7 @@ class Trainer:
             "steps": progress.steps,
             "loss": progress.loss_sum / progress.loss_count if progress.loss_count else None,
             "validation": {name: value if math.isfinite(value) else None for name, value in scores.items()},
-            "lr": task.optimizer.lr,
+            "lr": task.schedule.lr(progress.steps - 1),
             "seconds": round(time.monotonic() - started, 3),
         }
         progress.epoch += 1
@@ -173,8 +175,9 @@ class Trainer:
         progress.epoch_seconds = progress.loss_sum = 0.0
         progress.loss_count = 0
         progress.history.append(record)
-        score = [value if math.isfinite(value) else -math.inf for value in task.score(scores)]
-        if not progress.best_score or score > progress.best_score:
+        score = task.score(scores)
+        # Of equal epochs the later one: the rate has fallen, its weights have settled.
+        if math.isfinite(score) and (progress.best_score is None or score >= progress.best_score):
             progress.best_score, progress.best_epoch = score, progress.epoch
         files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
         self.display.epoch(progress.epoch, self.epochs, record, progress.best_epoch == progress.epoch)
@@ -191,17 +194,17 @@ class Trainer:
             if math.isfinite(value):
                 self.progress.loss_sum += value
                 self.progress.loss_count += 1
-                self._bad_in_a_row = 0
-            else:
-                self.progress.not_finite += 1
-                self._bad_in_a_row += 1
+        skipped = self.task.optimizer.skipped
+        every = skipped - self.progress.skipped == len(self._pending)
+        self._skipped_in_a_row = self._skipped_in_a_row + len(self._pending) if every else 0
+        self.progress.skipped = skipped
         self._pending.clear()
         self._fetched = time.monotonic()
-        if self._bad_in_a_row >= MOST_NOT_FINITE:
+        if self._skipped_in_a_row >= MOST_SKIPPED:
             raise RunError(
-                f"the loss was not finite in {self._bad_in_a_row} steps in a row (epoch {self.progress.epoch + 1}, step "
-                f"{self.progress.step}); the last good checkpoint stays in {self.checkpoints.folder}: train again with "
-                "a smaller --lr"
+                f"the gradient was not finite in {self._skipped_in_a_row} steps in a row (epoch "
+                f"{self.progress.epoch + 1}, step {self.progress.step}); the last good checkpoint stays in "
+                f"{self.checkpoints.folder}: train again with a smaller --lr"
             )
 
     def _save(self, best: bool) -> None:
@@ -219,7 +222,3 @@ class Trainer:
         progress = self.progress
         where = f"epoch {progress.epoch + 1}, step {progress.step}" if progress.step else f"epoch {progress.epoch}"
         return f"interrupted after {where}; everything is saved. To continue:\n  {self.hint}"
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

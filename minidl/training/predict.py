@@ -20,9 +20,9 @@ from minidl.data.files import Records
 from minidl.data.tables import TableSchema
 from minidl.data.vectorizer import Tfidf
 from minidl.tensor import Tensor
-from minidl.training import files, metrics, problems, reports, runs
+from minidl.training import files, metrics, reports, runs, sources
 from minidl.training.config import Evaluate, Predict, TrainText
-from minidl.training.errors import ConfigError, DamagedRun
+from minidl.training.errors import ConfigError, DamagedError
 from minidl.training.forward import outputs
 
 STANDARD_INPUT = Path("standard input")
@@ -54,18 +54,20 @@ class TablePredictor:
         raw = outputs(self.model, self.schema.features(records))
         if self.schema.task == "classification":
             return _ranked(raw, self.schema.labels, top)
-        return [{"prediction": float(value)} for value in in_units(raw, self.schema.target_mean, self.schema.target_scale)]
+        return [
+            {"prediction": float(value)} for value in in_units(raw, self.schema.target_mean, self.schema.target_scale)
+        ]
 
 
 def load(folder: Path) -> TextClassifier | TablePredictor:
-    """The model of a finished run. Raises RunError when there is none, DamagedRun when a file is not whole."""
+    """The model of a finished run. Raises ConfigError when there is none, DamagedError when a file is not whole."""
     run = runs.finished_run(folder)
     config = runs.saved_settings(run)
     try:
         if isinstance(config, TrainText):
             labels = files.read_json(folder / "labels.json").get("labels")
             if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-                raise DamagedRun(f"{folder / 'labels.json'} is damaged; restore it or train again")
+                raise DamagedError(f"{folder / 'labels.json'} is damaged; restore it or train again")
             vocabulary = Tfidf.from_json(_text(folder / "vocabulary.json"), str(folder / "vocabulary.json"))
             model: nn.Module = models.TextMLP(len(vocabulary), len(labels), config.hidden, config.dropout)
             _load_weights(model, folder / "model.safetensors")
@@ -76,7 +78,7 @@ def load(folder: Path) -> TextClassifier | TablePredictor:
         _load_weights(model, folder / "model.safetensors")
         return TablePredictor(schema, model)
     except FileNotFoundError as error:
-        raise DamagedRun(f"{error.filename} is gone; restore it or train again") from None
+        raise DamagedError(f"{error.filename} is gone; restore it or train again") from None
 
 
 def in_units(raw: np.ndarray, mean: float, scale: float) -> np.ndarray:
@@ -138,8 +140,8 @@ def _labelled_texts(config: Evaluate, settings: TrainText, labels: list[str]) ->
     if config.text_column or config.label_column:
         raise ConfigError(f"--text-column and --label-column are for a file given by --data, not for {name}")
     if config.data is None:
-        dataset = data.load_text(name, **problems.text_options(settings))
-        runs.same_data(runs.read_run(config.run), problems.text_hash(dataset))
+        dataset = data.load_text(name, **sources.text_options(settings))
+        runs.same_data(runs.read_run(config.run), sources.fingerprint(dataset))
     else:
         dataset = data.load_text(name)
     index = {label: i for i, label in enumerate(labels)}
@@ -157,9 +159,9 @@ def _rows(config: Evaluate, settings: Any, schema: TableSchema) -> tuple[data.Ro
     if config.data is not None and name not in data.TABLE_DATA:
         rows = data.read_rows(name, schema)
         return rows, {"name": name, "examples": len(rows)}
-    dataset = data.load_table(name, **(problems.table_options(settings) if config.data is None else {}))
+    dataset = data.load_table(name, **(sources.table_options(settings) if config.data is None else {}))
     if config.data is None:
-        runs.same_data(runs.read_run(config.run), problems.table_hash(dataset))
+        runs.same_data(runs.read_run(config.run), sources.fingerprint(dataset))
     elif dataset.schema != schema:
         raise DataError(f"{name} is not the table that {config.run} was trained on: its columns or scales differ")
     return dataset.test, {"name": name, "part": "test split", "examples": len(dataset.test)}
@@ -251,7 +253,7 @@ def _line(raw: bytes | None, number: int) -> str:
         text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{STANDARD_INPUT}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8 text; convert the input to UTF-8"
+            f"{STANDARD_INPUT}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8 text; convert the input"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")
 
@@ -309,11 +311,13 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(files.read_tensors(path))
     except (KeyError, ValueError) as error:
-        raise DamagedRun(f"{path} does not fit the settings of its run ({error}); restore it or train again") from None
+        raise DamagedError(
+            f"{path} does not fit the settings of its run ({error}); restore it or train again"
+        ) from None
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise DamagedRun(f"{path} is damaged ({error}); restore it or train again") from None
+        raise DamagedError(f"{path} is damaged ({error}); restore it or train again") from None

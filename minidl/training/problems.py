@@ -5,7 +5,6 @@ A text problem has sparse features, a table problem dense ones; everything after
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from minidl import data, models, nn
-from minidl.data import DataError, Rows, TableDataset, TextDataset, Texts
+from minidl import models, nn
+from minidl.data import Rows, TableDataset, TextDataset, Texts
 from minidl.data.vectorizer import Tfidf, TfidfOptions
 from minidl.training.config import TrainTable, TrainText
 from minidl.training.errors import ConfigError
@@ -33,7 +32,6 @@ class Problem:
     kind: str
     task: str
     source: dict[str, Any]
-    sha256: str
     labels: list[str]
     train: Split
     validation: Split
@@ -45,13 +43,16 @@ class Problem:
     scale: float = 1.0
 
 
-def text_problem(config: TrainText) -> Problem:
-    """Raises DataError for data that cannot be used, ConfigError for flags that it does not take."""
-    return from_texts(config, data.load_text(config.data, **text_options(config)))
+def make_problem(config: TrainText | TrainTable, dataset: TextDataset | TableDataset) -> Problem:
+    """The problem of a data set. Raises DataError when no feature is left, ConfigError for flags that do not fit."""
+    if isinstance(config, TrainText) and isinstance(dataset, TextDataset):
+        return _text_problem(config, dataset)
+    if isinstance(config, TrainTable) and isinstance(dataset, TableDataset):
+        return _table_problem(config, dataset)
+    raise TypeError(f"{type(config).__name__} does not take a {type(dataset).__name__}")
 
 
-def from_texts(config: TrainText, dataset: TextDataset) -> Problem:
-    """The problem of a data set that is loaded already."""
+def _text_problem(config: TrainText, dataset: TextDataset) -> Problem:
     options = TfidfOptions(ngram_max=config.ngrams, min_df=config.min_df, max_features=config.max_features)
     vocabulary = Tfidf.fit(dataset.train.texts, options)
     classes = len(dataset.labels)
@@ -63,7 +64,6 @@ def from_texts(config: TrainText, dataset: TextDataset) -> Problem:
         kind="text",
         task="classification",
         source={**dataset.source, "sizes": _sizes(dataset), "features": len(vocabulary), "classes": classes},
-        sha256=text_hash(dataset),
         labels=dataset.labels,
         train=split(dataset.train),
         validation=split(dataset.validation),
@@ -73,13 +73,13 @@ def from_texts(config: TrainText, dataset: TextDataset) -> Problem:
     )
 
 
-def table_problem(config: TrainTable) -> Problem:
-    """Raises DataError for data that cannot be used, ConfigError for flags that it does not take."""
-    dataset = data.load_table(config.data, **table_options(config))
+def _table_problem(config: TrainTable, dataset: TableDataset) -> Problem:
     schema = dataset.schema
     regression = schema.task == "regression"
     if regression and config.label_smoothing:
         raise ConfigError(f"--label-smoothing is for a classification; {config.data} is a regression")
+    if regression and config.balance:
+        raise ConfigError(f"--balance is for a classification; {config.data} is a regression")
     outputs = 1 if regression else len(schema.labels)
 
     def split(rows: Rows) -> Split:
@@ -92,7 +92,6 @@ def table_problem(config: TrainTable) -> Problem:
         kind="table",
         task=schema.task,
         source={**dataset.source, "sizes": _sizes(dataset), "features": len(schema.feature_names)},
-        sha256=table_hash(dataset),
         labels=schema.labels,
         train=split(dataset.train),
         validation=split(dataset.validation),
@@ -105,59 +104,9 @@ def table_problem(config: TrainTable) -> Problem:
     )
 
 
-def text_options(config: TrainText) -> dict[str, Any]:
-    """Options of `load_text`. Raises ConfigError for flags that only a file takes."""
-    columns = {"text_column": config.text_column, "label_column": config.label_column}
-    splits = {"val_split": config.val_split, "test_split": config.test_split}
-    if config.data in data.TEXT_DATA:
-        _refuse(config.data, {**columns, **splits}, "its columns and splits are fixed")
-        return {} if config.data == "docstrings" else {"progress": not config.quiet}
-    return {**columns, "validation": config.val_split, "test": config.test_split}
-
-
-def table_options(config: TrainTable) -> dict[str, Any]:
-    """Options of `load_table`. Raises ConfigError for flags that only a file takes."""
-    splits = {"validation": config.val_split, "test": config.test_split}
-    if config.data in data.TABLE_DATA:
-        if config.task not in (None, "regression"):
-            raise ConfigError(f"--task {config.task}: {config.data} is a regression")
-        _refuse(config.data, {"target": config.target, "ignore": config.ignore or None}, "its columns are fixed")
-        return splits
-    ignore = config.ignore or None
-    return {**splits, "target": config.target, "task": config.task, "ignore": ignore, "missing": config.missing}
-
-
-def text_hash(dataset: TextDataset) -> str:
-    """SHA-256 of every text with its label and split."""
-    digest = hashlib.sha256(json.dumps(dataset.labels).encode())
-    for part in (dataset.train, dataset.validation, dataset.test):
-        digest.update(f"{len(part)}\n".encode())
-        for text, label in zip(part.texts, part.labels, strict=True):
-            raw = text.encode()
-            digest.update(f"{label} {len(raw)}\n".encode() + raw)
-    return digest.hexdigest()
-
-
-def table_hash(dataset: TableDataset) -> str:
-    """SHA-256 of every encoded row with its target and split."""
-    digest = hashlib.sha256()
-    for part in (dataset.train, dataset.validation, dataset.test):
-        digest.update(f"{part.x.shape} {part.y.dtype}\n".encode() + part.x.tobytes() + part.y.tobytes())
-    return digest.hexdigest()
-
-
-def _refuse(name: str, options: dict[str, Any], why: str) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise ConfigError(f"--{option.replace('_', '-')} is for your own file; {name} takes none: {why}")
-
-
 def _sizes(dataset: TextDataset | TableDataset) -> dict[str, int]:
     return {"train": len(dataset.train), "validation": len(dataset.validation), "test": len(dataset.test)}
 
 
 def _labels_json(labels: Sequence[str]) -> str:
     return json.dumps({"labels": list(labels)}, ensure_ascii=False, indent=1) + "\n"
-
-
-__all__ = ["DataError", "Problem", "Split", "from_texts", "table_problem", "text_problem"]

@@ -22,7 +22,6 @@ def training(config: TrainText | TrainTable, progress: Progress, device: str, pa
         "best_epoch": progress.best_epoch,
         "steps": progress.steps,
         "skipped": progress.skipped,
-        "not_finite": progress.not_finite,
         "seed": config.seed,
         "parameters": parameters,
         "optimizer": {

@@ -24,7 +24,7 @@ from typing import Any
 from minidl import __version__
 from minidl.training import files
 from minidl.training.config import Session, TrainTable, TrainText, differences, from_saved
-from minidl.training.errors import ConfigError, DamagedRun, RunError
+from minidl.training.errors import ConfigError, DamagedError, RunError
 
 FORMAT, VERSION = "minidl-run", 1
 KINDS = {"text": TrainText, "table": TrainTable}
@@ -46,39 +46,46 @@ class SavedRun:
 
 
 def read_run(folder: Path) -> SavedRun:
-    """What the run in `folder` is. Raises RunError when there is none, DamagedRun when config.json is not whole."""
+    """What the run in `folder` is. Raises ConfigError when there is none, DamagedError when it is not whole."""
     path = folder / "config.json"
     try:
         saved = files.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         what = "is no folder" if not folder.is_dir() else "has no config.json"
-        raise RunError(f"{folder} is no minidl run: it {what}; give a folder that `minidl train` made") from None
+        raise ConfigError(f"{folder} is no minidl run: it {what}; give a folder that `minidl train` made") from None
     except IsADirectoryError:
-        raise RunError(f"{folder} is no minidl run: its config.json is a folder") from None
+        raise ConfigError(f"{folder} is no minidl run: its config.json is a folder") from None
     if saved.get("format") != FORMAT:
-        raise RunError(f"{folder} is no minidl run: its config.json is of another program")
+        raise ConfigError(f"{folder} is no minidl run: its config.json is of another program")
     if saved.get("version") != VERSION:
-        raise RunError(f"{path} has version {saved.get('version')}, this minidl reads {VERSION}; update minidl")
+        raise ConfigError(f"{path} has version {saved.get('version')}, this minidl reads {VERSION}; update minidl")
     kind, config, checksum = saved.get("kind"), saved.get("config"), saved.get("data_sha256")
     if kind not in KINDS or not isinstance(config, dict) or not isinstance(checksum, str):
-        raise DamagedRun(f"{path} is damaged; restore it or train again")
+        raise DamagedError(f"{path} is damaged; restore it or train again")
     return SavedRun(folder, kind, config, checksum, (folder / "report.json").exists())
 
 
 def finished_run(folder: Path) -> SavedRun:
-    """`read_run` of a run that was trained to its end. Raises RunError with the command that continues another."""
+    """`read_run` of a run that was trained to its end. Raises ConfigError with the command that continues another."""
     run = read_run(folder)
     if not run.finished:
-        raise RunError(f"{folder} is not trained to its end; continue it with: {resume_command(run.kind, folder)}")
+        raise ConfigError(f"{folder} is not trained to its end; continue it with: {resume_command(run.kind, folder)}")
     return run
 
 
 def saved_settings(run: SavedRun) -> Any:
-    """The TrainText or TrainTable of a run. Raises DamagedRun."""
+    """The TrainText or TrainTable of a run. Raises DamagedError."""
     try:
         return from_saved(KINDS[run.kind], run.config, {"out": run.folder})
     except (ConfigError, TypeError) as error:
-        raise DamagedRun(f"{run.folder / 'config.json'} is damaged ({error}); restore it or train again") from None
+        raise DamagedError(f"{run.folder / 'config.json'} is damaged ({error}); restore it or train again") from None
+
+
+def finished_report(config: Session) -> str | None:
+    """The text report of the run to continue when there is nothing left to do."""
+    if not config.resume or not (config.out / "report.json").exists():
+        return None
+    return f"{config.out} is finished already:\n\n" + (config.out / "report.txt").read_text()
 
 
 def resume_command(kind: str, folder: Path) -> str:
@@ -108,7 +115,7 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
             try:
                 return from_saved(cls, run.config, session)
             except (ConfigError, TypeError) as error:
-                raise DamagedRun(f"{run.folder / 'config.json'} is damaged ({error}); train again") from None
+                raise DamagedError(f"{run.folder / 'config.json'} is damaged ({error}); train again") from None
     if "data" not in own:
         raise ConfigError("--data is missing: name a data set or a file")
     config = cls(**own, **session)
@@ -130,7 +137,7 @@ def check_out(config: Session) -> None:
         )
     try:
         read_run(folder)
-    except RunError as error:
+    except (ConfigError, DamagedError) as error:
         raise ConfigError(f"--overwrite replaces runs only; {error}") from None
 
 
@@ -165,7 +172,7 @@ def start(config: TrainText | TrainTable, kind: str, data_sha256: str, documents
 
 
 def abandon(folder: Path) -> bool:
-    """Undo `start` when nothing worth keeping was made: a run that had been moved aside comes back; tells if it did."""
+    """Undo `start` when nothing worth keeping was made: the run that was moved aside comes back; tells if it did."""
     aside = _previous(folder)
     if not aside.exists():
         return False

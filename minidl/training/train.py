@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,51 +9,51 @@ import torch
 
 from minidl import nn, ops, optim, random
 from minidl.autograd import no_grad
-from minidl.csr import CSR
+from minidl.data import TableDataset, TextDataset
 from minidl.data.batches import Batches
 from minidl.kernels import launch
 from minidl.tensor import Tensor, default_device
-from minidl.training import baselines, environment, files, metrics, plots, problems, reports, runs
-from minidl.training.checkpoints import Checkpoint
+from minidl.training import baselines, environment, files, metrics, plots, reports, runs, sources
+from minidl.training.checkpoints import Checkpoints
 from minidl.training.config import TrainTable, TrainText
 from minidl.training.display import Display
-from minidl.training.errors import ConfigError, RunError
+from minidl.training.errors import RunError
+from minidl.training.forward import outputs
 from minidl.training.loop import Progress, Task, Trainer
-from minidl.training.problems import Problem
-
-EVALUATION_BATCH = 1024
+from minidl.training.problems import Problem, Split, make_problem
 
 
-def train(kind: str, config: TrainText | TrainTable) -> dict[str, Any]:
+def train(kind: str, config: TrainText | TrainTable, dataset: TextDataset | TableDataset) -> dict[str, Any]:
     """Train, test and report: the run in `config.out` is finished afterwards. Returns the content of report.json.
 
     Raises DataError, ConfigError, RunError, Interrupted.
     """
     display = Display(config.quiet)
-    if config.resume and (config.out / "report.json").exists():
-        display.note(f"{config.out} is finished already; its report:\n")
-        display.note((config.out / "report.txt").read_text())
-        return files.read_json(config.out / "report.json")
     try:
-        return _train(kind, config, display)
+        return _train(kind, config, dataset, display)
     except OSError as error:
-        failure = runs.cannot_save(config.out, kind, error)
+        raise runs.cannot_save(config.out, kind, error) from None
     except torch.cuda.OutOfMemoryError:
-        failure = RunError(f"the GPU's memory is full: train with a smaller --batch-size than {config.batch_size}")
-    if not (config.out / "checkpoints" / "last.json").exists() and runs.abandon(config.out):
-        failure = RunError(f"{failure} The run that was to be replaced is back.")
-    raise failure
+        raise RunError(
+            f"the GPU's memory is full: train with a smaller --batch-size than {config.batch_size}"
+        ) from None
+    finally:
+        if not (config.out / "checkpoints" / "last.json").exists() and runs.abandon(config.out):
+            display.note(f"{config.out} is again the run that was to be replaced")
 
 
-def _train(kind: str, config: TrainText | TrainTable, display: Display) -> dict[str, Any]:
-    problem = problems.text_problem(config) if isinstance(config, TrainText) else problems.table_problem(config)
+def _train(
+    kind: str, config: TrainText | TrainTable, dataset: TextDataset | TableDataset, display: Display
+) -> dict[str, Any]:
+    problem = make_problem(config, dataset)
     display.note(_introduction(config, problem))
+    checksum = sources.fingerprint(dataset)
     resumed = config.resume and (config.out / "config.json").exists()
     if resumed:
-        runs.same_data(runs.read_run(config.out), problem.sha256)
+        runs.same_data(runs.read_run(config.out), checksum)
     else:
-        runs.start(config, kind, problem.sha256, problem.documents)
-    checkpoint = trainer_checkpoint(config) if resumed else None
+        runs.start(config, kind, checksum, problem.documents)
+    checkpoint = Checkpoints(config.out / "checkpoints").last() if resumed else None
     threads = checkpoint.state["environment"]["threads"] if checkpoint else environment.wanted_threads()
     environment.fix_threads(threads)
     launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")
@@ -94,54 +92,145 @@ def make_task(config: TrainText | TrainTable, problem: Problem) -> Task:
     batches = Batches(*problem.train, batch_size=config.batch_size, seed=config.seed)
     optimizer = make_optimizer(config, model)
     schedule = make_schedule(config, optimizer, len(batches))
-    if problem.task == "classification":
-        classes = len(problem.labels)
-        loss = classification_loss(config.label_smoothing, _class_weights(config, problem))
+    if problem.task == "regression":
         return Task(
-            model, optimizer, schedule, batches, loss,
-            validate=lambda: _judge_classes(model, problem.validation, classes),
-            score=lambda scores: (scores["accuracy"], scores["macro_f1"], -scores["loss"]),
+            model, optimizer, schedule, batches,
+            loss=lambda x, y: ops.mse_loss(ops.flatten(model(x), 0), y),
+            validate=lambda: _judge_numbers(model, problem),
+            score=lambda scores: -scores["loss"],
         )  # fmt: skip
+    weight = class_weights(problem.train[1], len(problem.labels), config.balance)
     return Task(
-        model, optimizer, schedule, batches, lambda x, y: ops.mse_loss(ops.flatten(model(x), 0), y),
-        validate=lambda: _judge_numbers(model, problem),
-        score=lambda scores: (-scores["loss"],),
+        model, optimizer, schedule, batches,
+        loss=lambda x, y: ops.cross_entropy(model(x), y, weight, label_smoothing=config.label_smoothing),
+        validate=lambda: _judge_classes(model, problem),
+        score=lambda scores: scores["accuracy"],
     )  # fmt: skip
 
 
-def make_optimizer(config: TrainText | TrainTable, model: nn.Module) -> Any:
+def make_optimizer(config: TrainText | TrainTable, model: nn.Module) -> optim.Optimizer:
     """The optimiser named in the settings, with its usual constants."""
     parameters = list(model.parameters())
-    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    options: dict[str, Any] = {
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "lazy": isinstance(config, TrainText) and config.lazy,
+    }
     if config.optimizer == "sgd":
         return optim.SGD(parameters, momentum=0.9, **options)
     makers = {"adamw": optim.AdamW, "adam": optim.Adam, "rmsprop": optim.RMSprop, "adagrad": optim.Adagrad}
-    return makers[config.optimizer](parameters, lazy=getattr(config, "lazy", False), **options)
+    return makers[config.optimizer](parameters, **options)
 
 
-def make_schedule(config: TrainText | TrainTable, optimizer: Any, steps_per_epoch: int) -> Any:
+def make_schedule(config: TrainText | TrainTable, optimizer: optim.Optimizer, steps_per_epoch: int) -> optim.Schedule:
     """The learning rate's course over all steps."""
     steps = config.epochs * steps_per_epoch
     warmup = round(config.warmup * steps_per_epoch)
-    if config.schedule == "cosine":
-        return optim.CosineLR(optimizer, steps, warmup=warmup)
-    return optim.ConstantLR(optimizer, warmup=warmup)
+    if config.schedule == "constant":
+        return optim.ConstantLR(optimizer, warmup=warmup)
+    falling = {"cosine": optim.CosineLR, "linear": optim.LinearLR}
+    return falling[config.schedule](optimizer, steps, warmup=warmup)
 
 
-def classification_loss(
-    label_smoothing: float, weight: Tensor | None
-) -> Callable[[nn.Module], Callable[[CSR | Tensor, Tensor], Tensor]]:
-    """Cross-entropy with label smoothing and class weights."""
-    return lambda model: lambda x, y: ops.cross_entropy(model(x), y, weight, label_smoothing=label_smoothing)
+def class_weights(targets: np.ndarray, classes: int, balance: float) -> Tensor | None:
+    """float32 [classes]: (N / (C n_c))^balance for a class with n_c of the N targets; None for balance 0."""
+    if balance == 0:
+        return None
+    counts = np.maximum(1, np.bincount(targets, minlength=classes))
+    weights = (len(targets) / (classes * counts)) ** balance
+    return Tensor(torch.from_numpy(weights.astype(np.float32)).to(default_device()))
 
 
-def outputs(model: nn.Module, features: Any) -> np.ndarray:
-    """The model's outputs [N, K] for features of a split: a scipy CSR matrix or an array [N, F]."""
-    device = default_device()
-    batches = Batches(features, np.zeros(features.shape[0], dtype=np.int64), EVALUATION_BATCH, shuffle=False)
-    parts = [np.zeros((0, 0), dtype=np.float32)]
+def _judge_classes(model: nn.Module, problem: Problem) -> dict[str, float]:
+    features, truth = problem.validation
+    logits = outputs(model, features)
     with no_grad():
-        model.eval()
-        for x, _ in batches.epoch(0):
-            parts.append(model(x.to(device) if isinstance(x, CSR) else Tensor(x.to(device))).data.cpu().numpy())
-    return np.concatenate(parts[1:]) if len(parts) > 1 else parts[0]
+        loss = ops.cross_entropy(*_tensors(logits, truth)).item()
+    return {"loss": float(loss), **metrics.classification(truth, logits.argmax(1), len(problem.labels))}
+
+
+def _judge_numbers(model: nn.Module, problem: Problem) -> dict[str, float]:
+    """The loss is that of training, of standardised values; the scores are in the target's units."""
+    features, truth = problem.validation
+    raw = outputs(model, features).reshape(-1)
+    with no_grad():
+        loss = ops.mse_loss(*_tensors(raw, truth)).item()
+    return {"loss": float(loss), **metrics.regression(in_units(truth, problem), in_units(raw, problem))}
+
+
+def in_units(standardised: np.ndarray, problem: Problem) -> np.ndarray:
+    """Standardised targets or outputs in the target's units, float64 [N]."""
+    return standardised.reshape(-1).astype(np.float64) * problem.scale + problem.mean
+
+
+def _tensors(*arrays: np.ndarray) -> list[Tensor]:
+    return [Tensor(torch.from_numpy(array).to(default_device())) for array in arrays]
+
+
+def _report(
+    config: TrainText | TrainTable, problem: Problem, model: nn.Module, progress: Progress, device: str
+) -> dict[str, Any]:
+    """The content of report.json. This is where the test split is read."""
+    test_x, test_y = problem.test()
+    raw = outputs(model, test_x)
+    train_x, train_y = _together(problem.train, problem.validation)
+    report = {
+        "task": problem.task,
+        "kind": problem.kind,
+        **reports.training(config, progress, device, model.num_parameters()),
+        "source": problem.source,
+        "validation": progress.history[progress.best_epoch - 1]["validation"],
+    }
+    if problem.task == "classification":
+        return {
+            **report,
+            **reports.classification(test_y, raw.argmax(1), problem.labels),
+            "baseline": baselines.classification(train_x, train_y, test_x, test_y, len(problem.labels)),
+        }
+    return {
+        **report,
+        "target": problem.target,
+        **metrics.regression(in_units(test_y, problem), in_units(raw, problem)),
+        "baseline": baselines.regression(train_x, train_y, test_x, test_y, problem.mean, problem.scale),
+    }
+
+
+def _together(first: Split, second: Split) -> Split:
+    targets = np.concatenate([first[1], second[1]])
+    if isinstance(first[0], np.ndarray):
+        return np.concatenate([first[0], second[0]]), targets
+    from scipy.sparse import vstack
+
+    return vstack([first[0], second[0]], format="csr"), targets
+
+
+def _plots(
+    config: TrainText | TrainTable, problem: Problem, model: nn.Module, progress: Progress, report: dict[str, Any]
+) -> str | None:
+    """The pictures of the run; a sentence instead when they cannot be made."""
+    if not config.plots:
+        return None
+    if not plots.available():
+        return plots.MISSING
+    plots.curves(config.out, progress.history)
+    if problem.task == "classification":
+        plots.confusion(config.out, report["confusion"], problem.labels)
+    else:
+        test_x, test_y = problem.test()
+        plots.predictions(
+            config.out, in_units(test_y, problem), in_units(outputs(model, test_x), problem), problem.target
+        )
+    return None
+
+
+def _introduction(config: TrainText | TrainTable, problem: Problem) -> str:
+    sizes = problem.source["sizes"]
+    what = f"{len(problem.labels)} classes" if problem.labels else f"target {problem.target!r}"
+    return (
+        f"{config.data}: {sizes['train']:,} training, {sizes['validation']:,} validation and {sizes['test']:,} test "
+        f"examples, {problem.source['features']:,} features, {what}"
+    )
+
+
+def _place(progress: Progress) -> str:
+    return f"epoch {progress.epoch}" + (f" and {progress.step} steps" if progress.step else "")

@@ -6,12 +6,15 @@ import torch
 
 from minidl.training import files
 from minidl.training.checkpoints import Checkpoints
-from minidl.training.errors import DamagedRun
+from minidl.training.errors import DamagedError
 
 
 def state(step):
     weights = {"0.weight": torch.full((2, 3), float(step))}
-    optimizer = {"groups": [{"lr": 0.1, "betas": (0.9, 0.999)}], "state": [{"m": torch.full((2,), step / 3), "step": step}]}
+    optimizer = {
+        "groups": [{"lr": 0.1, "betas": (0.9, 0.999)}],
+        "state": [{"m": torch.full((2,), step / 3), "step": step}],
+    }
     return weights, optimizer, {"progress": {"steps": step}, "generator": [7, step]}
 
 
@@ -85,10 +88,10 @@ def test_a_lost_or_changed_file_is_told(tmp_path):
     tensors = tmp_path / "c" / "step-000001.safetensors"
     whole = tensors.read_bytes()
     tensors.write_bytes(whole[:-3])
-    with pytest.raises(DamagedRun, match=r"step-000001\.safetensors is damaged"):
+    with pytest.raises(DamagedError, match=r"step-000001\.safetensors is damaged"):
         checkpoints.last()
     tensors.unlink()
-    with pytest.raises(DamagedRun, match="which is gone"):
+    with pytest.raises(DamagedError, match="which is gone"):
         checkpoints.last()
 
 
@@ -98,7 +101,7 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
     save(checkpoints, 1)
     content = files.read_json(tmp_path / "c" / "last.json")
     files.write_json(tmp_path / "c" / "last.json", {**content, "tensors": name})
-    with pytest.raises(DamagedRun, match="as its tensor file"):
+    with pytest.raises(DamagedError, match="as its tensor file"):
         checkpoints.last()
 
 
@@ -107,5 +110,5 @@ def test_another_version_is_refused(tmp_path):
     save(checkpoints, 1)
     content = files.read_json(tmp_path / "c" / "last.json")
     files.write_json(tmp_path / "c" / "last.json", {**content, "version": 2})
-    with pytest.raises(DamagedRun, match="no checkpoint of version 1"):
+    with pytest.raises(DamagedError, match="no checkpoint of version 1"):
         checkpoints.last()

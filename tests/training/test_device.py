@@ -43,7 +43,9 @@ def test_a_variable_that_says_otherwise_is_told(variable):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize(("name", "given", "what"), [("cuda", None, "--device cuda"), ("auto", "0", "TRITON_INTERPRET=0")])
+@pytest.mark.parametrize(
+    ("name", "given", "what"), [("cuda", None, "--device cuda"), ("auto", "0", "TRITON_INTERPRET=0")]
+)
 def test_no_gpu_is_one_clear_error(variable, name, given, what):
     variable(given)
     with pytest.raises(ConfigError, match=f"{what} needs a GPU, but .*; use --device cpu"):

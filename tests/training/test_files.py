@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minidl.training import files
-from minidl.training.errors import DamagedRun
+from minidl.training.errors import DamagedError
 
 
 def leftovers(folder):
@@ -60,7 +60,7 @@ def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
 def test_json_that_is_no_object_is_damage(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(DamagedRun, match=r"a\.json is damaged"):
+    with pytest.raises(DamagedError, match=r"a\.json is damaged"):
         files.read_json(tmp_path / "a.json")
 
 
@@ -97,7 +97,7 @@ def test_a_tensor_file_cut_anywhere_is_damage(tmp_path):
     whole = path.read_bytes()
     for length in (0, 4, 8, 40, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(DamagedRun, match=r"t\.safetensors is damaged"):
+        with pytest.raises(DamagedError, match=r"t\.safetensors is damaged"):
             files.read_tensors(path)
 
 
@@ -109,5 +109,5 @@ def test_a_changed_bit_anywhere_in_the_values_is_damage(tmp_path):
         changed = bytearray(whole)
         changed[-back] ^= 1
         path.write_bytes(changed)
-        with pytest.raises(DamagedRun, match="do not match their checksum"):
+        with pytest.raises(DamagedError, match="do not match their checksum"):
             files.read_tensors(path)

@@ -44,7 +44,8 @@ def test_nothing_scores_nothing_and_does_not_divide_by_zero():
 
 
 @pytest.mark.parametrize(
-    ("truth", "predicted", "message"), [([0, 1], [0], "one length"), ([0, 3], [0, 1], "0 .. 2"), ([0, 1], [0, -1], "0 .. 2")]
+    ("truth", "predicted", "message"),
+    [([0, 1], [0], "one length"), ([0, 3], [0, 1], "0 .. 2"), ([0, 1], [0, -1], "0 .. 2")],
 )
 def test_what_is_no_pair_of_class_vectors_is_refused(truth, predicted, message):
     with pytest.raises(ValueError, match=message):

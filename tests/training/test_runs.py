@@ -5,7 +5,7 @@ import pytest
 
 from minidl.training import runs
 from minidl.training.config import TrainText
-from minidl.training.errors import ConfigError, DamagedRun, RunError
+from minidl.training.errors import ConfigError, DamagedError, RunError
 
 
 def started(folder, **changes):
@@ -29,7 +29,9 @@ def test_a_started_run_can_be_read_and_is_not_finished(tmp_path):
     started(tmp_path / "a" / "run", epochs=3)
     run = runs.read_run(tmp_path / "a" / "run")
     assert (run.kind, run.config["epochs"], run.finished) == ("text", 3, False)
-    with pytest.raises(RunError, match=r"not trained to its end; continue it with: minidl train text --out .*run --resume"):
+    with pytest.raises(
+        ConfigError, match=r"not trained to its end; continue it with: minidl train text --out .*run --resume"
+    ):
         runs.finished_run(tmp_path / "a" / "run")
 
 
@@ -47,7 +49,7 @@ def test_a_started_run_can_be_read_and_is_not_finished(tmp_path):
 )
 def test_what_is_no_run_is_told(tmp_path, make, message):
     make(tmp_path / "run")
-    with pytest.raises(RunError, match=message):
+    with pytest.raises((ConfigError, DamagedError), match=message):
         runs.read_run(tmp_path / "run")
 
 
@@ -60,7 +62,7 @@ def test_a_folder_with_something_in_it_is_not_written_to(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="exists and is not empty: choose another folder, continue .* or replace"):
+    with pytest.raises(ConfigError, match=r"exists and is not empty: choose another folder, continue .* or replace"):
         started(folder)
     with pytest.raises(ConfigError, match="--overwrite replaces runs only"):
         started(folder, overwrite=True)
@@ -138,7 +140,9 @@ def test_resuming_takes_the_settings_of_the_run(tmp_path):
 
 def test_resuming_with_other_settings_is_refused(tmp_path):
     started(tmp_path / "run", epochs=3)
-    with pytest.raises(ConfigError, match=r"other settings: --epochs is 3 in the run, 5 was given\. Leave these flags out"):
+    with pytest.raises(
+        ConfigError, match=r"other settings: --epochs is 3 in the run, 5 was given\. Leave these flags out"
+    ):
         runs.settings("text", {"out": tmp_path / "run", "resume": True, "epochs": 5})
     with pytest.raises(ConfigError, match="is a text run; continue it with: minidl train text"):
         runs.settings("table", {"out": tmp_path / "run", "resume": True})
@@ -157,9 +161,9 @@ def test_settings_that_make_no_sense_in_a_saved_run_are_damage(tmp_path):
     saved = json.loads(path.read_text())
     saved["config"]["epochs"] = "many"
     path.write_text(json.dumps(saved))
-    with pytest.raises(DamagedRun, match="is damaged"):
+    with pytest.raises(DamagedError, match="is damaged"):
         runs.saved_settings(runs.read_run(tmp_path / "run"))
-    with pytest.raises(DamagedRun, match="is damaged"):
+    with pytest.raises(DamagedError, match="is damaged"):
         runs.settings("text", {"out": tmp_path / "run", "resume": True})
 
 

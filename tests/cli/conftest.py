@@ -1,0 +1,113 @@
+"""The command line as its users have it: a subprocess, in a folder of its own. One tiny run is shared by the tests."""
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORDS = {
+    "crude": "oil barrel crude opec petroleum refinery output tanker drilling well",
+    "grain": "wheat corn grain harvest crop bushel soybean farmer acre flour",
+    "trade": "tariff export import deficit surplus trade quota customs pact dispute",
+}
+SHARED = ["the", "of", "and", "a", "in", "to", "was", "said", "for", "on", "that", "it", "by", "with", "from", "year"]
+SMALL = ("--epochs", "2", "--batch-size", "32", "--hidden", "8", "--lr", "0.05", "--no-plots")
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+def environment():
+    """This process's environment, with the kernels where this suite has them."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+
+
+def start(*arguments, folder, **options):
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "minidl", *map(str, arguments)],
+        cwd=folder, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def minidl(tmp_path_factory):
+    """Runs the command in an empty folder (or `folder`) and returns its exit code and output."""
+
+    def run(*arguments, stdin="", folder=None, **options):
+        process = start(*arguments, folder=folder or tmp_path_factory.mktemp("work"), **options)
+        out, err = process.communicate(stdin, timeout=200)
+        return Result(process.returncode, out, err)
+
+    return run
+
+
+def sentences(count, seed=0):
+    """Pairs (text, label): a few words of the label's subject among words that all subjects share."""
+    draw = random.Random(seed)
+    for i in range(count):
+        label = sorted(WORDS)[i % len(WORDS)]
+        words = draw.sample(WORDS[label].split(), 3) + draw.choices(SHARED, k=5) + [f"word{i}"]
+        draw.shuffle(words)
+        yield " ".join(words), label
+
+
+def write_csv(path, rows, header=("text", "label")):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+    return path
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory):
+    """A CSV file of 240 short texts in three classes."""
+    return write_csv(tmp_path_factory.mktemp("data") / "texts.csv", sentences(240))
+
+
+@pytest.fixture(scope="session")
+def text_run(minidl, texts):
+    """A finished run on `texts`, and what training it printed. Tests copy it before they change it."""
+    folder = texts.parent / "run"
+    result = minidl("train", "text", "--data", texts, "--out", folder, *SMALL[:-1])
+    assert result.code == 0, result.err
+    return folder, result.out
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory):
+    """A CSV file of 120 rows: two numbers, a category, and a price that depends on them."""
+    draw = random.Random(1)
+    rows = []
+    for _ in range(120):
+        size, age, kind = draw.uniform(20, 200), draw.uniform(0, 80), draw.choice(["house", "flat"])
+        rows.append([f"{size:.1f}", f"{age:.1f}", kind, f"{3 * size - age + (50 if kind == 'house' else 0):.1f}"])
+    return write_csv(tmp_path_factory.mktemp("data") / "houses.csv", rows, ("size", "age", "kind", "price"))
+
+
+@pytest.fixture(scope="session")
+def table_run(minidl, table):
+    """A finished regression on `table`."""
+    folder = table.parent / "run"
+    result = minidl(
+        "train", "table", "--data", table, "--target", "price", "--out", folder, "--epochs", "8", "--hidden", "16",
+        "--lr", "0.02", "--dropout", "0",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    return folder, result.out
+
+
+def report(folder):
+    return json.loads((folder / "report.json").read_text())

@@ -1,0 +1,175 @@
+"""What bad input gets: one clear sentence and an exit code, and nothing that was there is lost."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.cli.conftest import SMALL, environment, sentences, write_csv
+
+
+def train(minidl, data, out, *more, kind="text", **options):
+    return minidl("train", kind, "--data", data, "--out", out, *(more or SMALL), **options)
+
+
+def refused(result, message, code=2):
+    assert result.code == code, result.err
+    assert message in result.err.replace("\n", " "), result.err
+    assert result.err.startswith("error: ")
+    assert "Traceback" not in result.err
+    assert result.out == "" or "error" not in result.out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.csv", b"", "empty.csv is empty: it needs a line per example"),
+        ("header.csv", b"text,label\n", "header.csv has a header and no rows"),
+        ("one.csv", b"text,label\n" + b"a b c,x\n" * 20, "has one class only ('x' in column 'label')"),
+        ("columns.csv", b"body,folder,date\na,b,c\n", "which column is the label? Name it with label_column"),
+        ("junk.csv", bytes(range(256)) * 8, "a zero byte, so this is not a text file"),
+        ("latin.csv", b"text,label\ncaf\xe9,x\n", "byte 0xe9 is not UTF-8 text"),
+        ("picture.png", b"\x89PNG", "is no data file that minidl reads"),
+        ("broken.jsonl", b'{"text": "a", "label": "x"}\n{"text": \n', "line 2: not JSON"),
+    ],
+)
+def test_data_that_cannot_be_used(minidl, tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    refused(train(minidl, tmp_path / name, tmp_path / "run"), message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_column_is_told_with_those_there_are(minidl, texts, tmp_path):
+    result = train(minidl, texts, tmp_path / "run", "--text-column", "body")
+    refused(result, "has no text column 'body'; its columns are: 'text', 'label'")
+    result = train(minidl, texts, tmp_path / "run", "--target", "price", kind="table")
+    refused(result, "has no target column 'price'; its columns are: 'text', 'label'")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_is_not_there(minidl, tmp_path):
+    refused(train(minidl, "mails.csv", tmp_path / "run"), "unknown text data 'mails.csv': neither one of docstrings")
+
+
+def test_columns_are_for_files(minidl, tmp_path):
+    result = train(minidl, "docstrings", tmp_path / "run", "--text-column", "body")
+    refused(result, "--text-column is for your own file; docstrings takes none")
+    result = train(minidl, "diabetes", tmp_path / "run", "--target", "age", kind="table")
+    refused(result, "--target is for your own file; diabetes takes none")
+
+
+def test_a_label_that_the_model_does_not_know(minidl, text_run, tmp_path):
+    data = write_csv(tmp_path / "new.csv", [("oil", "crude"), ("goals", "football")])
+    refused(minidl("evaluate", text_run[0], "--data", data), "line 3: label 'football' is unknown to the model")
+
+
+def test_a_text_of_ten_megabytes_is_a_text(minidl, text_run, tmp_path):
+    long = "barrel of oil " * 750_000
+    (tmp_path / "long.txt").write_text(long)
+    by_file = minidl("predict", text_run[0], "--file", tmp_path / "long.txt")
+    by_line = minidl("predict", text_run[0], stdin=long)
+    assert by_file.code == by_line.code == 0
+    assert json.loads(by_file.out)["label"] == "crude"
+    assert by_file.out == by_line.out
+
+
+def test_a_text_of_ten_megabytes_can_be_trained_on(minidl, tmp_path):
+    rows = [*sentences(60), ("oil and barrels " * 660_000, "crude")]
+    result = train(minidl, write_csv(tmp_path / "long.csv", rows), tmp_path / "run", *SMALL, "--quiet")
+    assert result.code == 0, result.err
+
+
+def test_binary_junk_at_standard_input_keeps_the_answers_before_it(text_run, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "minidl", "predict", str(text_run[0])], cwd=tmp_path, env=environment(),
+        input=b"oil barrel\n\xff\xfe\x00junk\n", capture_output=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["label"] == "crude"
+    assert b"error: standard input, line 2: byte 0xff is not UTF-8 text" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "vocabulary.json", "labels.json", "config.json"])
+def test_a_truncated_file_of_a_run(minidl, text_run, tmp_path, name):
+    folder = tmp_path / "run"
+    shutil.copytree(text_run[0], folder)
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) // 2])
+    refused(minidl("predict", folder, "oil"), f"{name} is damaged")
+
+
+def test_what_is_no_run(minidl, tmp_path):
+    refused(minidl("predict", tmp_path / "none", "oil"), "is no minidl run: it is no folder")
+    refused(minidl("evaluate", tmp_path), "is no minidl run: it has no config.json")
+
+
+def limit_files(size):
+    """A disk with room for files of `size` bytes: beyond it every write fails, as on a full one."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_a_full_disk_keeps_the_run_that_was_to_be_replaced(minidl, texts, text_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(text_run[0], folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    result = train(minidl, texts, folder, *SMALL, "--overwrite", preexec_fn=limit_files(8000))
+    assert result.code == 1
+    assert "cannot be written: File too large" in result.err
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_a_full_disk_during_training_leaves_what_can_be_continued(minidl, texts, tmp_path):
+    folder = tmp_path / "run"
+    # Room for all but the checkpoint's tensors, which are the largest file.
+    result = train(minidl, texts, folder, *SMALL, preexec_fn=limit_files(16_000))
+    assert result.code == 1
+    assert "cannot be written: File too large" in result.err
+    assert f"minidl train text --out {folder} --resume" in result.err
+    assert not list(folder.glob("**/.*"))
+    resumed = minidl("train", "text", "--out", folder, "--resume", "--quiet")
+    assert resumed.code == 0, resumed.err
+
+
+def test_a_folder_that_cannot_be_written(minidl, texts, tmp_path):
+    refused(train(minidl, texts, "/proc/minidl/run"), "--out /proc/minidl/run cannot be written", code=1)
+    (tmp_path / "file").write_text("")
+    refused(train(minidl, texts, tmp_path / "file"), "is a file: give the name of a folder")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder(minidl, texts, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    refused(train(minidl, texts, tmp_path / "locked" / "run"), "cannot be written: Permission denied", code=1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu(minidl, texts, text_run, tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for result in (
+        train(minidl, texts, tmp_path / "run", "--device", "cuda"),
+        minidl("predict", text_run[0], "--device", "cuda", "oil"),
+    ):
+        refused(result, "--device cuda needs a GPU, but")
+    assert not (tmp_path / "run").exists()
+
+
+def test_flags_out_of_range(minidl, texts, tmp_path):
+    refused(train(minidl, texts, tmp_path / "run", "--dropout", "1.5"), "--dropout is 1.5, expected a number from 0")
+    refused(train(minidl, texts, tmp_path / "run", "--hidden", "big"), "--hidden: 'big' is no layer size")
+    refused(minidl("train", "text", "--out", tmp_path / "run"), "--data is missing")
+    refused(minidl("predict", tmp_path, "text", "--file", "x"), "give the inputs or --file, not both")
+
+
+def test_a_loss_that_explodes_stops_with_advice(minidl, table, tmp_path):
+    result = minidl(
+        "train", "table", "--data", table, "--target", "price", "--out", tmp_path / "run", "--epochs", "9",
+        "--batch-size", "8", "--hidden", "8", "--optimizer", "sgd", "--lr", "1e30", "--patience", "0", "--no-plots",
+    )  # fmt: skip
+    refused(result, "the gradient was not finite in", code=1)
+    assert "train again with a smaller --lr" in result.err

@@ -1,0 +1,85 @@
+import subprocess
+import sys
+import time
+from dataclasses import fields
+
+import pytest
+
+from minidl import __version__
+from minidl.training.config import TrainTable, TrainText, flag
+from tests.cli.conftest import ROOT, environment
+
+COMMANDS = (["train"], ["train", "text"], ["train", "table"], ["evaluate"], ["predict"], ["doctor"])
+
+# Scripts rely on these; adding one is fine, and then it is written here.
+FLAGS = {
+    "text": "--balance --batch-size --data --device --dropout --epochs --hidden --label-column --label-smoothing "
+    "--lazy --lr --max-features --min-df --ngrams --no-plots --optimizer --out --overwrite --patience --precision "
+    "--quiet --resume --schedule --seed --test-split --text-column --val-split --warmup --weight-decay",
+    "table": "--balance --batch-size --data --device --dropout --epochs --hidden --ignore --label-smoothing --lr "
+    "--missing --no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed "
+    "--target --task --test-split --val-split --warmup --weight-decay",
+}
+
+
+def python(*arguments):
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+
+
+def test_help_answers_in_a_second():
+    best = 10.0
+    for _ in range(3):
+        began = time.perf_counter()
+        done = python("-m", "minidl", "--help")
+        best = min(best, time.perf_counter() - began)
+        assert done.returncode == 0
+    assert best < 1.0
+    assert "train" in done.stdout
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys, contextlib, io\n"
+        "sys.argv = ['minidl', '--help']\n"
+        "from minidl.cli import main\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "    main()\n"
+        "heavy = {'torch', 'triton', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'safetensors'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(minidl, command):
+    result = minidl(*command, "--help")
+    assert result.code == 0
+    if command != ["train"]:
+        assert f"minidl {' '.join(command)}" in result.out
+        assert "Example" in result.out
+
+
+@pytest.mark.parametrize("kind", ["text", "table"])
+def test_the_flags_are_those_that_scripts_rely_on(minidl, kind):
+    shown = minidl("train", kind, "--help").out
+    found = {word.strip("│,.;:") for word in shown.split() if word.startswith("--")} - {"--help"}
+    assert found == set(FLAGS[kind].split())
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("text", TrainText), ("table", TrainTable)])
+def test_every_setting_has_a_flag(kind, settings):
+    known = set(FLAGS[kind].split()) | {"--plots"}
+    assert {flag(field.name) for field in fields(settings)} <= known
+
+
+def test_version(minidl):
+    assert minidl("--version").out.strip() == __version__
+
+
+@pytest.mark.parametrize("arguments", [["train", "text"], ["train", "sound", "--out", "x"], ["sing"], ["predict"]])
+def test_bad_usage_exits_with_2(minidl, arguments):
+    result = minidl(*arguments)
+    assert result.code == 2
+    assert "Traceback" not in result.err

@@ -1,0 +1,109 @@
+"""A run that is stopped and continued ends as the run that was left alone, bit for bit."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests.cli.conftest import report, start
+
+LONGER = ("--epochs", "3", "--batch-size", "8", "--hidden", "8", "--lr", "0.02", "--dropout", "0.3", "--no-plots")
+
+
+@pytest.fixture(scope="module")
+def whole(minidl, texts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    result = minidl("train", "text", "--data", texts, "--out", folder, *LONGER)
+    assert result.code == 0, result.err
+    return folder
+
+
+def wait_for(condition, process, seconds=100):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end, "the process did not get there"
+        time.sleep(0.005)
+
+
+def stop(arguments, folder, run, number, again=False):
+    """Start training, stop it by a signal after its first epoch, and return its exit code and output."""
+    process = start("train", "text", *arguments, "--out", run, folder=folder)
+    wait_for((run / "metrics.jsonl").exists, process)
+    process.send_signal(number)
+    if again:
+        time.sleep(0.01)
+        process.send_signal(number)
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def same_run(one, other):
+    """Weights and reports are equal, the times aside."""
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    for folder in (one, other):
+        assert not list(folder.glob(".*"))
+    histories = []
+    for folder in (one, other):
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        histories.append([{key: value for key, value in record.items() if key != "seconds"} for record in records])
+    assert histories[0] == histories[1]
+    reports = [{key: value for key, value in report(folder).items() if key != "seconds"} for folder in (one, other)]
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_a_stopped_run_goes_on_bit_for_bit(minidl, texts, whole, tmp_path, number):
+    run = tmp_path / "run"
+    code, _, err = stop(["--data", texts, *LONGER], tmp_path, run, number)
+    assert code == 130, err
+    assert "everything is saved" in err
+    command = next(line for line in err.splitlines() if "--resume" in line).split()
+    assert command == ["minidl", "train", "text", "--out", str(run), "--resume"]
+    progress = json.loads((run / "checkpoints" / "last.json").read_text())["progress"]
+    assert 0 < progress["steps"] < 63
+    assert not (run / "report.json").exists()
+    resumed = minidl(*command[1:])
+    assert resumed.code == 0, resumed.err
+    assert "going on after epoch" in resumed.out
+    same_run(run, whole)
+
+
+def test_a_killed_run_goes_on_from_its_last_epoch(minidl, texts, whole, tmp_path):
+    run = tmp_path / "run"
+    code, _, _ = stop(["--data", texts, *LONGER], tmp_path, run, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    for leftover in run.glob("**/.*.part"):
+        leftover.unlink()
+    resumed = minidl("train", "text", "--out", run, "--resume", "--data", texts)
+    assert resumed.code == 0, resumed.err
+    same_run(run, whole)
+
+
+def test_a_second_signal_stops_at_once_and_loses_nothing(minidl, texts, tmp_path):
+    run = tmp_path / "run"
+    code, _, err = stop(["--data", texts, *LONGER], tmp_path, run, signal.SIGINT, again=True)
+    assert code == 130
+    assert "Traceback" not in err
+    resumed = minidl("train", "text", "--out", run, "--resume", "--quiet")
+    assert resumed.code == 0, resumed.err
+
+
+def test_a_run_is_not_continued_with_other_settings_or_data(minidl, texts, tmp_path):
+    run, data = tmp_path / "run", tmp_path / "texts.csv"
+    data.write_text(texts.read_text())
+    code, _, err = stop(["--data", data, *LONGER], tmp_path, run, signal.SIGINT)
+    assert code == 130, err
+    before = (run / "checkpoints" / "last.json").read_bytes()
+    other = minidl("train", "text", "--out", run, "--resume", "--epochs", "9", "--seed", "1")
+    assert other.code == 2
+    assert "--epochs is 3 in the run, 9 was given; --seed is 0 in the run, 1 was given" in other.err
+    unfinished = minidl("predict", run, "text")
+    assert unfinished.code == 2
+    assert f"continue it with: minidl train text --out {run} --resume" in unfinished.err
+    data.write_text(texts.read_text() + "one more line,crude\n")
+    changed = minidl("train", "text", "--out", run, "--resume")
+    assert changed.code == 2
+    assert "is not what the run was started on" in changed.err
+    assert (run / "checkpoints" / "last.json").read_bytes() == before
