@@ -32,11 +32,20 @@ def tile_position(i_tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GR
 
 
 @triton.jit
-def epilogue(
-    b_acc, p_bias, p_c, p_z, o_m, o_n, M, N,
+def halves(b_x):
+    """The left and the right half of the columns."""
+    b_x = tl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2))
+    return tl.split(tl.permute(b_x, (0, 2, 1)))
+
+
+@triton.jit
+def finish(
+    b_acc, p_bias, p_c, p_z, m, n, M, N,
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
 ):  # fmt: skip
-    """Add the bias, keep z = A B + bias where asked, apply the activation, store."""
+    """Add the bias, keep z = A B + bias where asked, apply the activation, store; the block's corner is at (m, n)."""
+    o_m = m + tl.arange(0, b_acc.shape[0])
+    o_n = n + tl.arange(0, b_acc.shape[1])
     m_mn = (o_m < M)[:, None] & (o_n < N)[None, :]
     o_mn = o_m.to(tl.int64)[:, None] * N + o_n[None, :]
     if HAS_BIAS:
@@ -47,11 +56,35 @@ def epilogue(
 
 
 @triton.jit
+def epilogue(
+    b_acc, p_bias, p_c, p_z, m, n, M, N,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """`finish` in 1, 2 or 4 pieces of columns one after another, which need less shared memory and fewer registers."""
+    WIDTH: tl.constexpr = b_acc.shape[1] // PIECES
+    if PIECES == 1:
+        finish(b_acc, p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+    else:
+        b_left, b_right = halves(b_acc)
+        if PIECES == 2:
+            finish(b_left, p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+            finish(b_right, p_bias, p_c, p_z, m, n + WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+        else:
+            b_0, b_1 = halves(b_left)
+            b_2, b_3 = halves(b_right)
+            finish(b_0, p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+            finish(b_1, p_bias, p_c, p_z, m, n + WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+            finish(b_2, p_bias, p_c, p_z, m, n + 2 * WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+            finish(b_3, p_bias, p_c, p_z, m, n + 3 * WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+
+
+@triton.jit
 def gemm_pointer_kernel(
     p_a, p_b, p_bias, p_c, p_z, M, N, K, s_ab, s_am, s_ak, s_bb, s_bk, s_bn, s_split,
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    PIECES: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     i_batch = (tl.program_id(0) // tiles).to(tl.int64)
@@ -66,6 +99,7 @@ def gemm_pointer_kernel(
     p_a += i_batch * s_ab + o_m.to(tl.int64)[:, None] * s_am + o_k.to(tl.int64)[None, :] * s_ak
     p_b += i_batch * s_bb + o_k.to(tl.int64)[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    tl.assume(start < end)  # or ptxas serialises the matrix instructions, for the sake of a loop that does not run
     for k in range(start, end, BLOCK_K):
         m_k = (k + tl.arange(0, BLOCK_K)) < end
         b_a = tl.load(p_a, mask=(o_m < M)[:, None] & m_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
@@ -76,7 +110,9 @@ def gemm_pointer_kernel(
     p_c += (i_split.to(tl.int64) * s_split) + i_batch * M * N
     if SAVE_Z:
         p_z += i_batch * M * N
-    epilogue(b_acc, p_bias, p_c, p_z, o_m, o_n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+    epilogue(
+        b_acc, p_bias, p_c, p_z, i_m * BLOCK_M, i_n * BLOCK_N, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z, PIECES
+    )  # fmt: skip
 
 
 @triton.jit
@@ -86,9 +122,11 @@ def gemm_tma_kernel(
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    PIECES: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
+    tl.assume(share > 0)
     for i_work in tl.range(tl.program_id(0), tiles * SPLIT, PROGRAMS, flatten=FLATTEN):
         i_split = i_work // tiles
         i_m, i_n = tile_position(i_work % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
@@ -108,8 +146,8 @@ def gemm_tma_kernel(
                 b_b = d_b.load([k, n])
             b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=ACC)
         epilogue(
-            b_acc, p_bias, p_c + i_split.to(tl.int64) * s_split, p_z,
-            m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N), M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z,
+            b_acc, p_bias, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
+            HAS_BIAS, ACT, SLOPE, SAVE_Z, PIECES,
         )  # fmt: skip
 
 
@@ -156,21 +194,28 @@ def gemm(
     name, slope = activation.parse(act)
     precision = precision or launch.precision(a.dtype)
     batch = a.shape[0] if batched else 1
+    if a.shape[-1] == 0:
+        # A column and a row of zeros: the kernels promise the compiler that K has a block.
+        a = a.new_zeros(()).expand(*a.shape[:-1], 1)
+        b = b.new_zeros(()).expand(*b.shape[:-2], 1, b.shape[-1])
     (M, K), N = a.shape[-2:], b.shape[-1]
     shape = (batch, M, N) if batched else (M, N)
     c = torch.empty(shape, dtype=a.dtype, device=a.device)
     z = torch.empty_like(c) if preactivation else None
     # A dimension of size 1 or 0 has no meaningful stride, and TMA needs a real one.
-    tma = not batched and min(M, N, K) > 0 and _has_box(a) and _has_box(b)
+    tma = launch.boxes() and not batched and min(M, N, K) > 0 and _has_box(a) and _has_box(b)
     if form == "tma" and not tma:
         raise ValueError(
-            "gemm: the TMA form needs two 2-D operands, not float64, with 16-byte aligned rows"
+            "gemm: the TMA form needs two 2-D operands, not float64, with 16-byte aligned rows, "
+            "and a GPU of compute capability 9.0 or the CPU"
         )
     use_tma = tma if form is None else form == "tma"
     family = "gemm" if use_tma else "gemm_pointer"
-    tile = launch.tile(family, a.dtype, floor=16, M=M, N=N, K=K)
+    tile = launch.tile(family, a.dtype, floor=16, precision=precision, M=M, N=N, K=K)
     tiles = triton.cdiv(M, tile["BLOCK_M"]) * triton.cdiv(N, tile["BLOCK_N"]) * batch
-    split = split or _split(tiles, triton.cdiv(K, tile["BLOCK_K"]))
+    blocks_k = triton.cdiv(K, tile["BLOCK_K"])
+    split = split or _split(tiles, blocks_k)
+    split = triton.cdiv(blocks_k, triton.cdiv(blocks_k, split))  # no share is empty
     flags = {
         "HAS_BIAS": bias is not None,
         "ACT": activation.CODES[name],

@@ -5,8 +5,8 @@ rules read from the top. A rule is
 
     {"when": {"dtype": ["float16"], "M_max": 64, "N_min": 16}, "tile": {"BLOCK_M": 64, ...}, "warps": 4, "stages": 3}
 
-with an optional "when" (all of its conditions must hold) and sizes of two to some power. The choice depends on
-dtype and shape alone, so results are the same in every process.
+with an optional "when" (all of its conditions must hold; "precision" is that of float32 products) and sizes of two to
+some power. The choice depends on dtype, precision and shape alone, so results are the same in every process.
 """
 
 import contextlib
@@ -124,6 +124,15 @@ def _device_target() -> str:
     return "sm_90" if capability[0] == 9 else "sm_80"
 
 
+def boxes() -> bool:
+    """Whether to read matrices in boxes through tensor descriptors.
+
+    From sm_90 the hardware copies them; the interpreter slices arrays. Below, they become pointers whose alignment the
+    compiler does not see, and loads are no longer asynchronous.
+    """
+    return target() != "sm_80"
+
+
 @functools.cache
 def processors() -> int:
     """Multiprocessors of the device, to size persistent grids and splits; 132 (an H100 or H200) when compiling offline.
@@ -149,41 +158,46 @@ def families() -> list[str]:
     return sorted(path.stem for path in TILE_FOLDER.glob("*.json"))
 
 
-def tiles(family: str, name: str | None = None, dtype: torch.dtype | None = None) -> list[Tile]:
+def tiles(
+    family: str, name: str | None = None, dtype: torch.dtype | None = None, precision: str | None = None
+) -> list[Tile]:
     """Every distinct tile of a family in the table `name` (default: the one in use), before clamping to a shape.
 
-    With `dtype`, only the tiles that it can get at some shape: a rule without other conditions hides those after it.
+    With `dtype`, only the tiles that it can get at some shape, float32 in `precision` (default: the one in use).
     """
     found: list[Tile] = []
-    wanted = str(dtype).removeprefix("torch.")
     for rule in table(family)[name or target()]:
         when = rule.get("when", {})
-        if dtype is not None and wanted not in when.get("dtype", [wanted]):
+        if dtype is not None and not _takes(when, dtype, precision or _precision(dtype)):
             continue
         tile_ = _of_rule(rule)
         if tile_ not in found:
             found.append(tile_)
-        if dtype is not None and not set(when) - {"dtype"}:
+        # What remains is out of reach behind a rule that holds for every shape.
+        if dtype is not None and not set(when) - {"dtype", "precision"}:
             break
     return found
 
 
-def tile(family: str, dtype: torch.dtype, *, floor: int = 1, **shape: int) -> Tile:
+def tile(family: str, dtype: torch.dtype, *, floor: int = 1, precision: str | None = None, **shape: int) -> Tile:
     """The tile for a problem: `shape` names its extents (M=, N=, K=, ...).
 
     A size BLOCK_X is cut to the power of two at or above extent X, but not below `floor` (16 for matrix products).
-    A tile forced by `force` is taken as it is.
+    `precision` is that of float32 products (default: the one in use). A tile forced by `force` is taken as it is.
     """
     if _state.forced is not None and family in _state.forced:
         return _state.forced[family]
-    return _choose(family, target(), str(dtype).removeprefix("torch."), floor, tuple(shape.items()))
+    return _choose(family, target(), dtype, precision or _precision(dtype), floor, tuple(shape.items()))
 
 
 @functools.lru_cache(maxsize=4096)
-def _choose(family: str, target_: str, dtype: str, floor: int, shape: tuple[tuple[str, int], ...]) -> Tile:
+def _choose(
+    family: str, target_: str, dtype: torch.dtype, precision: str, floor: int, shape: tuple[tuple[str, int], ...]
+) -> Tile:
     extents = dict(shape)
     for rule in table(family)[target_]:
-        if _holds(rule.get("when", {}), dtype, extents):
+        when = rule.get("when", {})
+        if _takes(when, dtype, precision) and _fits(when, extents):
             chosen = _of_rule(rule)
             sizes = {
                 name: min(
@@ -195,12 +209,16 @@ def _choose(family: str, target_: str, dtype: str, floor: int, shape: tuple[tupl
     raise KeyError(f"the tile table of {family} for {target_} has no rule for {dtype} {extents}")
 
 
-def _holds(when: Mapping[str, Any], dtype: str, extents: Mapping[str, int]) -> bool:
+def _takes(when: Mapping[str, Any], dtype: torch.dtype, precision: str) -> bool:
+    known = {"dtype": str(dtype).removeprefix("torch."), "precision": precision}
+    return all(value in when.get(name, [value]) for name, value in known.items())
+
+
+def _fits(when: Mapping[str, Any], extents: Mapping[str, int]) -> bool:
     for name, value in when.items():
-        if name == "dtype":
-            if dtype not in value:
-                return False
-        elif name.endswith("_max"):
+        if name in ("dtype", "precision"):
+            continue
+        if name.endswith("_max"):
             if extents[name.removesuffix("_max")] > value:
                 return False
         elif extents[name.removesuffix("_min")] < value:
@@ -241,6 +259,10 @@ def record(recorder: Callable[..., None], target_: str) -> Iterator[None]:
 
 def precision(dtype: torch.dtype) -> str:
     """`input_precision` for a `tl.dot` of this dtype: the float32 setting for float32, "ieee" for all others."""
+    return _precision(dtype)
+
+
+def _precision(dtype: torch.dtype) -> str:
     return _state.precision if dtype == torch.float32 else "ieee"
 
 
