@@ -1,0 +1,277 @@
+"""Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, SC 2011), keyed by a seed.
+
+A counter of 128 bits gives four words of 32 bits. Its low half counts the groups of elements of a tensor, its high
+half is the number of the stream; so an element's value depends on (seed, stream, index in the flattened tensor) alone:
+not on tiles, strides or the machine.
+
+    words      element e has word e % 4 of group e // 4; in float64 words 2 (e % 2) and the next of group e // 2
+    uniform    low + (high - low) u,  u = the 24 upper bits / 2^24 (float64: 53 bits / 2^53), 0 <= u < 1
+    normal     mean + std n,  neighbours n_0 = r cos a, n_1 = r sin a (Box and Muller, 1958),
+               r = sqrt(-2 log u), 0 < u <= 1, from the first word of the pair, a from the second
+    randint    low + floor(word (high - low) / 2^32)
+    dropout    x / (1 - p) where word >= p 2^32, else 0; the gradient is dropout of dy with the same seed and stream
+
+float16 and bfloat16 values are the float32 ones rounded. Sums are not contracted with products, so uniform numbers
+and integers have the same bits everywhere; normal numbers differ by a few units in the last place, as logarithms do.
+"""
+
+import struct
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import check, launch
+
+UNIFORM = tl.constexpr(0)
+NORMAL = tl.constexpr(1)
+INTEGER = tl.constexpr(2)
+HALF_PI = tl.constexpr(1.5707963267948966)
+
+
+@triton.jit
+def words(seed_low, seed_high, stream_low, stream_high, o):
+    """The four words (uint32) of the groups numbered o (int64); seed and stream in halves, as the bits of int32."""
+    low = (o & 0xFFFFFFFF).to(tl.uint32)
+    high = ((o >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    return tl.philox_impl(
+        low, high,
+        tl.zeros_like(low) + stream_low.to(tl.uint32, bitcast=True),
+        tl.zeros_like(low) + stream_high.to(tl.uint32, bitcast=True),
+        seed_low.to(tl.uint32, bitcast=True), seed_high.to(tl.uint32, bitcast=True),
+    )  # fmt: skip
+
+
+@triton.jit
+def interleave_4(a, b, c, d):
+    """a_0 b_0 c_0 d_0 a_1 ..."""
+    return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+
+
+@triton.jit
+def from_bits(bits):
+    """The float64 whose bits an integer holds: a Python float would arrive as float32."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def unit_24(word):
+    """[0, 1) in steps of 2^-24, float32."""
+    return (word >> 8).to(tl.float32) * (2.0**-24)
+
+
+@triton.jit
+def bits_53(word, next_word):
+    """53 bits as a float64 below 2^53."""
+    return (word >> 5).to(tl.float64) * 67108864.0 + (next_word >> 6).to(tl.float64)
+
+
+@triton.jit
+def quarter_turns(word):
+    """An angle of the circle as (quarter 0 to 3, rest in units of 2^-32 quarters, from -2^31 to below 2^31)."""
+    return word >> 30, (word << 2).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def sin_cos(quarter, rest):
+    """(sin, cos) of (quarter + rest) * pi / 2, rest in [-1/2, 1/2]: Taylor series, below half an ulp from their end."""
+    TERMS: tl.constexpr = 10 if rest.dtype == tl.float64 else 6
+    x = rest * HALF_PI
+    x2 = x * x
+    s = tl.full(rest.shape, 1.0, rest.dtype)
+    c = s
+    for k in tl.static_range(2 * TERMS - 2, 0, -2):
+        s = 1.0 - x2 * s * (1.0 / (k * (k + 1)))
+        c = 1.0 - x2 * c * (1.0 / (k * (k - 1)))
+    s = s * x
+    odd = (quarter & 1) != 0
+    sine = tl.where(odd, c, s)
+    cosine = tl.where(odd, s, c)
+    sine = tl.where(quarter >= 2, sine * -1.0, sine)
+    return sine, tl.where((quarter == 1) | (quarter == 2), cosine * -1.0, cosine)
+
+
+@triton.jit
+def normal_pair(unit, quarter, rest):
+    """Two normal numbers from a number in (0, 1] and an angle."""
+    if unit.dtype == tl.float32:
+        radius = tl.sqrt_rn(-2.0 * tl.log(unit))
+    else:
+        radius = tl.sqrt(-2.0 * tl.log(unit))
+    sine, cosine = sin_cos(quarter, rest)
+    return radius * cosine, radius * sine
+
+
+@triton.jit
+def normals_32(word, next_word):
+    """Two float32 normal numbers from two words."""
+    quarter, rest = quarter_turns(next_word)
+    return normal_pair((word.to(tl.float32) + 1.0) * (2.0**-32), quarter, rest.to(tl.float32) * (2.0**-32))
+
+
+@triton.jit
+def normals_64(a, b, c, d):
+    """Two float64 normal numbers from four words."""
+    quarter, rest = quarter_turns(c)
+    rest = (rest.to(tl.float64) + d.to(tl.float64) * (2.0**-30)) * (2.0**-32)
+    return normal_pair((bits_53(a, b) + 1.0) * (2.0**-53), quarter, rest)
+
+
+@triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "offset", "factor"])
+def fill_kernel(
+    p_y, n, seed_low, seed_high, stream_low, stream_high, offset, factor,
+    KIND: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """y = offset + factor * random: for INTEGER two integers, else the bits of two float64."""
+    i = tl.program_id(0).to(tl.int64)
+    o = i * BLOCK_N + tl.arange(0, BLOCK_N)
+    if p_y.dtype.element_ty == tl.float64:
+        o_g = i * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        a, b, c, d = words(seed_low, seed_high, stream_low, stream_high, o_g)
+        if KIND == UNIFORM:
+            b_u = tl.interleave(bits_53(a, b), bits_53(c, d)) * (2.0**-53)
+        else:
+            first, second = normals_64(a, b, c, d)
+            b_u = tl.interleave(first, second)
+    else:
+        o_g = i * (BLOCK_N // 4) + tl.arange(0, BLOCK_N // 4)
+        a, b, c, d = words(seed_low, seed_high, stream_low, stream_high, o_g)
+        if KIND == NORMAL:
+            n_0, n_1 = normals_32(a, b)
+            n_2, n_3 = normals_32(c, d)
+            b_u = interleave_4(n_0, n_1, n_2, n_3)
+        else:
+            b_u = interleave_4(a, b, c, d)  # [BLOCK_N]
+    if KIND == INTEGER:
+        span = factor.to(tl.int64)
+        b_y = offset.to(tl.int64) + ((b_u.to(tl.int64) * span) >> 32)
+    else:
+        if KIND == UNIFORM and p_y.dtype.element_ty != tl.float64:
+            b_u = unit_24(b_u)
+        b_y = from_bits(offset).to(ACC) + from_bits(factor).to(ACC) * b_u
+    tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=o < n)
+
+
+@triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "threshold", "scale"])
+def dropout_kernel(
+    p_x, p_y, n, seed_low, seed_high, stream_low, stream_high, threshold, scale,
+    ACC: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """y = scale * x where the element's word is at least the threshold (its bits as int32), else 0."""
+    i = tl.program_id(0).to(tl.int64)
+    o = i * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_g = i * (BLOCK_N // 4) + tl.arange(0, BLOCK_N // 4)
+    a, b, c, d = words(seed_low, seed_high, stream_low, stream_high, o_g)
+    m_kept = interleave_4(a, b, c, d) >= threshold.to(tl.uint32, bitcast=True)
+    b_x = tl.load(p_x + o, mask=o < n, other=0.0).to(ACC)  # [BLOCK_N]
+    b_y = tl.where(m_kept, b_x * from_bits(scale).to(ACC), 0.0)
+    tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=o < n)
+
+
+def uniform(
+    shape: Sequence[int], low: float, high: float, seed: int, stream: int = 0,
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+) -> torch.Tensor:  # fmt: skip
+    """A new tensor of numbers spread evenly over [low, high); rounding may reach high.
+
+    Raises TypeError for an integer dtype, ValueError for bounds out of order or a seed or stream out of [0, 2^63).
+    """
+    return uniform_(torch.empty(tuple(shape), dtype=dtype, device=device), low, high, seed, stream)
+
+
+def uniform_(t: torch.Tensor, low: float, high: float, seed: int, stream: int = 0) -> torch.Tensor:
+    """Fill t (any strides) as `uniform` does, and return it."""
+    if not low <= high:
+        raise ValueError(f"uniform: low is {low} and high is {high}, expected low <= high")
+    return _fill("uniform", t, seed, stream, UNIFORM, _bits(low), _bits(high - low))
+
+
+def normal(
+    shape: Sequence[int], mean: float, std: float, seed: int, stream: int = 0,
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+) -> torch.Tensor:  # fmt: skip
+    """A new tensor of normally distributed numbers.
+
+    Raises TypeError for an integer dtype, ValueError for a negative std or a seed or stream out of [0, 2^63).
+    """
+    return normal_(torch.empty(tuple(shape), dtype=dtype, device=device), mean, std, seed, stream)
+
+
+def normal_(t: torch.Tensor, mean: float, std: float, seed: int, stream: int = 0) -> torch.Tensor:
+    """Fill t (any strides) as `normal` does, and return it."""
+    if not std >= 0:
+        raise ValueError(f"normal: std is {std}, expected 0 or more")
+    return _fill("normal", t, seed, stream, NORMAL, _bits(mean), _bits(std))
+
+
+def randint(
+    shape: Sequence[int], low: int, high: int, seed: int, stream: int = 0, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """A new int64 tensor of integers from low to below high, each as likely to within (high - low) / 2^32.
+
+    Raises ValueError unless low < high <= low + 2^31, or for a seed or stream out of [0, 2^63).
+    """
+    if not low < high <= low + 2**31:
+        raise ValueError(f"randint: low is {low} and high is {high}, expected low < high <= low + 2^31")
+    t = torch.empty(tuple(shape), dtype=torch.int64, device=device)
+    return _fill("randint", t, seed, stream, INTEGER, low, high - low)
+
+
+def dropout(x: torch.Tensor, p: float, seed: int, stream: int = 0) -> torch.Tensor:
+    """x / (1 - p), but 0 for a share p of the elements: a new contiguous tensor. Dropped NaN are 0 too.
+
+    The gradient is `dropout(dy, p, seed, stream)`. Raises TypeError for an integer tensor, ValueError for p outside
+    [0, 1] or a seed or stream out of [0, 2^63).
+    """
+    check.floating("dropout", x=x)
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout: p is {p}, expected a probability from 0 to 1")
+    _check_key("dropout", seed, stream)
+    x = x.contiguous()
+    threshold = round(p * 2**32)
+    if threshold == 2**32:
+        return torch.zeros_like(x)
+    y = torch.empty_like(x)
+    n = x.numel()
+    tile = launch.tile("dropout", x.dtype, floor=4, N=n)
+    launch.run(
+        dropout_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), x, y, n, *_halves(seed), *_halves(stream),
+        _signed(threshold), _bits(1.0 / (1.0 - p)),
+        ACC=launch.acc(x.dtype), **tile.options,
+    )  # fmt: skip
+    return y
+
+
+def _fill(op, t, seed, stream, kind, offset, factor):
+    if kind is not INTEGER:
+        check.floating(op, tensor=t)
+    _check_key(op, seed, stream)
+    y = t if t.is_contiguous() else torch.empty(t.shape, dtype=t.dtype, device=t.device)
+    n = t.numel()
+    tile = launch.tile("random", t.dtype, floor=4, N=n)
+    launch.run(
+        fill_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), y, n, *_halves(seed), *_halves(stream), offset, factor,
+        KIND=kind, ACC=launch.acc(t.dtype), enable_fp_fusion=False, **tile.options,
+    )  # fmt: skip
+    return t if y is t else t.copy_(y)
+
+
+def _check_key(op, seed, stream):
+    for name, value in (("seed", seed), ("stream", stream)):
+        if not 0 <= value < 2**63:
+            raise ValueError(f"{op}: {name} is {value}, expected an integer from 0 to 2^63 - 1")
+
+
+def _halves(value):
+    """The lower and upper 32 bits of a 64-bit integer, as int32: one signature for every seed."""
+    return _signed(value & 0xFFFFFFFF), _signed(value >> 32)
+
+
+def _signed(word):
+    return word - 2**32 if word >= 2**31 else word
+
+
+def _bits(value):
+    """The bits of a float64 as an integer."""
+    return struct.unpack("<q", struct.pack("<d", value))[0]

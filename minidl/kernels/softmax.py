@@ -1,0 +1,222 @@
+"""Softmax and log-softmax over one dimension, and their gradients.
+
+    y = exp(x - m) / s                 dx = y * (dy - sum(dy * y))
+    y = (x - m) - log(s)               dx = dy - exp(y) * sum(dy)             m = max x,  s = sum exp(x - m)
+
+    x   any shape and strides          y, dx   x's shape, contiguous
+
+The shifted form neither overflows nor loses accuracy (Blanchard, D. J. Higham and N. J. Higham, IMA Journal of
+Numerical Analysis 41(4), 2021). A tensor is seen as [outer, N, inner] with rows of N elements, `inner` apart, and a
+program takes BLOCK_M rows. A row that fits BLOCK_N is read once; a longer one is walked twice, first for m and s
+together (Milakov and Gimelshein, arXiv 1805.02867), then for y: the second walk finds it in the cache.
+NaN anywhere in a row makes the row NaN, and so do +inf and a row of nothing but -inf.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import check, launch
+from minidl.kernels.reduce import offsets
+
+MINUS_INF = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def row_max(b_x):
+    """The maximum of each row; the order of NaN in it differs between machines, so NaN counts as -inf here."""
+    return tl.max(tl.where(b_x == b_x, b_x, MINUS_INF), axis=1)
+
+
+@triton.jit
+def shift(b_m):
+    """What to subtract from a row whose maximum so far is b_m: 0 instead of -inf, which would turn x - m into NaN."""
+    return tl.where(b_m == MINUS_INF, 0.0, b_m)
+
+
+@triton.jit
+def online(b_x, b_m, b_s):
+    """(m, s) of rows after one more block of them; lanes beyond a row hold -inf."""
+    b_new = tl.maximum(b_m, row_max(b_x))
+    b_shift = shift(b_new)
+    b_s = b_s * tl.exp(b_m - b_shift) + tl.sum(tl.exp(b_x - b_shift[:, None]), axis=1)
+    return b_new, b_s
+
+
+@triton.jit
+def softmax_kernel(
+    p_x, p_y, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn,
+    LOG: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Rows of at most BLOCK_N elements."""
+    o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_n = tl.arange(0, BLOCK_N)[None, :]
+    m_mn = (o_m < R)[:, None] & (o_n < N)
+    p_x += offsets(o_m, INNER, s_x1, s_x2, LEVELS)[:, None]
+    p_y += offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None]
+    b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
+    b_z = b_x - row_max(b_x)[:, None]
+    b_e = tl.exp(b_z)
+    b_s = tl.sum(b_e, axis=1)
+    if LOG:
+        b_y = b_z - tl.log(b_s)[:, None]
+    else:
+        b_y = b_e * (1.0 / b_s)[:, None]
+    tl.store(p_y + o_n.to(tl.int64) * s_yn, b_y.to(p_y.dtype.element_ty), mask=m_mn)
+
+
+@triton.jit
+def softmax_loop_kernel(
+    p_x, p_y, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn,
+    LOG: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Rows of any length."""
+    o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_m = (o_m < R)[:, None]
+    p_x += offsets(o_m, INNER, s_x1, s_x2, LEVELS)[:, None]
+    p_y += offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None]
+    b_m = tl.full((BLOCK_M,), MINUS_INF, ACC)
+    b_s = tl.zeros((BLOCK_M,), ACC)
+    for n in range(0, N, BLOCK_N):
+        o_n = n + tl.arange(0, BLOCK_N)[None, :]
+        b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_m & (o_n < N), other=MINUS_INF).to(
+            ACC
+        )  # [BLOCK_M, BLOCK_N]
+        b_m, b_s = online(b_x, b_m, b_s)
+    b_m = shift(b_m)[:, None]
+    b_scale = (1.0 / b_s)[:, None]
+    b_log = tl.log(b_s)[:, None]
+    for n in range(0, N, BLOCK_N):
+        o_n = n + tl.arange(0, BLOCK_N)[None, :]
+        m_mn = m_m & (o_n < N)
+        b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
+        if LOG:
+            b_y = (b_x - b_m) - b_log
+        else:
+            b_y = tl.exp(b_x - b_m) * b_scale
+        tl.store(p_y + o_n.to(tl.int64) * s_yn, b_y.to(p_y.dtype.element_ty), mask=m_mn)
+
+
+@triton.jit
+def softmax_grad_kernel(
+    p_dy, p_y, p_dx, R, N, INNER, s_d1, s_d2, s_dn, s_y1, s_y2, s_yn,
+    LOG: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Rows of at most BLOCK_N elements; y and dx have the same strides."""
+    o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_n = tl.arange(0, BLOCK_N)[None, :]
+    m_mn = (o_m < R)[:, None] & (o_n < N)
+    p_dy += offsets(o_m, INNER, s_d1, s_d2, LEVELS)[:, None]
+    o_y = offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None] + o_n.to(tl.int64) * s_yn
+    b_dy = tl.load(p_dy + o_n.to(tl.int64) * s_dn, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+    b_y = tl.load(p_y + o_y, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+    if LOG:
+        b_dx = b_dy - tl.exp(b_y) * tl.sum(b_dy, axis=1)[:, None]
+    else:
+        b_dx = b_y * (b_dy - tl.sum(b_dy * b_y, axis=1)[:, None])
+    tl.store(p_dx + o_y, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+
+
+@triton.jit
+def softmax_grad_loop_kernel(
+    p_dy, p_y, p_dx, R, N, INNER, s_d1, s_d2, s_dn, s_y1, s_y2, s_yn,
+    LOG: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Rows of any length; y and dx have the same strides."""
+    o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_m = (o_m < R)[:, None]
+    p_dy += offsets(o_m, INNER, s_d1, s_d2, LEVELS)[:, None]
+    o_row = offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None]
+    b_sum = tl.zeros((BLOCK_M,), ACC)
+    for n in range(0, N, BLOCK_N):
+        o_n = n + tl.arange(0, BLOCK_N)[None, :]
+        m_mn = m_m & (o_n < N)
+        b_dy = tl.load(p_dy + o_n.to(tl.int64) * s_dn, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+        if LOG:
+            b_sum += tl.sum(b_dy, axis=1)
+        else:
+            b_y = tl.load(p_y + o_row + o_n.to(tl.int64) * s_yn, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+            b_sum += tl.sum(b_dy * b_y, axis=1)
+    for n in range(0, N, BLOCK_N):
+        o_n = n + tl.arange(0, BLOCK_N)[None, :]
+        m_mn = m_m & (o_n < N)
+        b_dy = tl.load(p_dy + o_n.to(tl.int64) * s_dn, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+        b_y = tl.load(p_y + o_row + o_n.to(tl.int64) * s_yn, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+        if LOG:
+            b_dx = b_dy - tl.exp(b_y) * b_sum[:, None]
+        else:
+            b_dx = b_y * (b_dy - b_sum[:, None])
+        tl.store(p_dx + o_row + o_n.to(tl.int64) * s_yn, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+
+
+def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """exp(x) over its sum along `dim`; a scalar counts as one row of one element.
+
+    Raises TypeError for an integer tensor, IndexError for a dimension out of range.
+    """
+    return _forward("softmax", x, dim, log=False)
+
+
+def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """The logarithm of `softmax(x, dim)`, without its underflow. Raises as `softmax`."""
+    return _forward("log_softmax", x, dim, log=True)
+
+
+def softmax_grad(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """dx of y = softmax(x, dim), from dy (any strides) and y. Raises ValueError when their shapes differ."""
+    return _backward("softmax_grad", dy, y, dim, log=False)
+
+
+def log_softmax_grad(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """dx of y = log_softmax(x, dim), from dy (any strides) and y. Raises as `softmax_grad`."""
+    return _backward("log_softmax_grad", dy, y, dim, log=True)
+
+
+def as_rows(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """x as [outer, N, inner] with N along `axis`: a view where the strides allow, else a copy."""
+    return x.reshape(x.shape[:axis].numel(), x.shape[axis], x.shape[axis + 1 :].numel())
+
+
+def row_strides(x: torch.Tensor) -> tuple[int, int, int]:
+    """Strides of x [outer, N, inner] for `reduce.offsets`: two of the row index, one along the row."""
+    outer, along, inner = x.stride()
+    return outer, inner if x.shape[2] > 1 else outer, along
+
+
+def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
+    check.floating(op, x=x)
+    axis = check.axis(op, dim, max(x.dim(), 1))
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        kernels = softmax_kernel, softmax_loop_kernel
+        x_rows, y_rows = (as_rows(t if t.dim() else t.view(1), axis) for t in (x, y))
+        _launch("softmax", kernels, (x_rows, y_rows), x_rows, y_rows, log)
+    return y
+
+
+def _backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
+    check.floating(op, dy=dy, y=y)
+    check.same(op, dy=dy, y=y)
+    if dy.shape != y.shape:
+        raise ValueError(f"{op}: dy has shape {list(dy.shape)}, expected y's shape {list(y.shape)}")
+    axis = check.axis(op, dim, max(y.dim(), 1))
+    y = y.contiguous()
+    dx = torch.empty_like(y)
+    if y.numel():
+        kernels = softmax_grad_kernel, softmax_grad_loop_kernel
+        dy_rows, y_rows, dx_rows = (as_rows(t if t.dim() else t.view(1), axis) for t in (dy, y, dx))
+        _launch("softmax_grad", kernels, (dy_rows, y_rows, dx_rows), dy_rows, y_rows, log)
+    return dx
+
+
+def _launch(family, kernels, pointers, source, target, log):
+    """Launch the kernel for whole rows where they fit the tile, else the one that walks them."""
+    outer, N, inner = target.shape
+    R = outer * inner
+    tile = launch.tile(family, target.dtype, M=R, N=N)
+    whole, loop = kernels
+    launch.run(
+        whole if tile["BLOCK_N"] >= N else loop, (triton.cdiv(R, tile["BLOCK_M"]),), *pointers,
+        R, N, inner, *row_strides(source), *row_strides(target),
+        LOG=log, LEVELS=2 if outer > 1 and inner > 1 else 1, ACC=launch.acc(target.dtype), **tile.options,
+    )  # fmt: skip

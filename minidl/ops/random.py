@@ -1,0 +1,86 @@
+"""Random tensors and dropout: numbers that depend on seed, stream and place alone (`minidl.random`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minidl import random
+from minidl.autograd import Function
+from minidl.kernels import random as kernels
+from minidl.tensor import Tensor, default_device
+
+__all__ = ["dropout", "rand", "randint", "randn"]
+
+
+class Dropout(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, p: float, seed: int, stream: int) -> torch.Tensor:
+        ctx.options = p, seed, stream
+        return kernels.dropout(x, p, seed, stream)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return kernels.dropout(dy, *ctx.options), None, None, None
+
+
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None) -> Tensor:
+    """x / (1 - p), but 0 for elements that are drawn with probability p; x itself when not training or p is 0.
+
+    The draw is repeated for the gradient instead of being kept. A given seed draws the same elements at every call.
+    Raises TypeError for an integer tensor, ValueError for p outside [0, 1].
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout: p is {p}, expected a probability from 0 to 1")
+    if not training or p == 0.0:
+        return x
+    return Dropout.apply(x, p, *random.key(seed))
+
+
+def rand(
+    *shape: int | Sequence[int],
+    seed: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A tensor of numbers spread evenly over [0, 1): from the given seed, or from the process's next stream.
+
+    float16 and bfloat16 may round up to 1. Raises TypeError for an integer dtype, ValueError for a negative size.
+    """
+    where = device or default_device()
+    data = kernels.uniform(_sizes("rand", shape), 0.0, 1.0, *random.key(seed), dtype=dtype, device=where)
+    return Tensor(data, requires_grad)
+
+
+def randn(
+    *shape: int | Sequence[int],
+    seed: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A tensor of normally distributed numbers with mean 0 and deviation 1. Seeds and errors as `rand`."""
+    where = device or default_device()
+    data = kernels.normal(_sizes("randn", shape), 0.0, 1.0, *random.key(seed), dtype=dtype, device=where)
+    return Tensor(data, requires_grad)
+
+
+def randint(
+    low: int, high: int, size: Sequence[int], seed: int | None = None, device: torch.device | str | None = None
+) -> Tensor:
+    """An int64 tensor of integers from low to below high. Seeds as `rand`.
+
+    Raises ValueError unless low < high <= low + 2^31, or for a negative size.
+    """
+    where = device or default_device()
+    return Tensor(kernels.randint(_sizes("randint", (size,)), low, high, *random.key(seed), device=where))
+
+
+def _sizes(op: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
+    sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"{op}: shape {list(sizes)} has a negative size")
+    return sizes
