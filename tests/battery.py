@@ -81,7 +81,10 @@ def check_forward(problem: Problem) -> None:
         _, outputs = call(spec, placed)
     assert len(outputs) == len(problem.reference), f"{len(outputs)} outputs, expected {len(problem.reference)}"
     bounds = as_tuple(spec.bound(exact, problem.reference if len(outputs) > 1 else problem.reference[0], problem.dtype))
+    converts = any(isinstance(a, torch.dtype) for a in problem.case.args)
     for k, (out, reference, bound) in enumerate(zip(outputs, problem.reference, bounds, strict=True)):
+        dtype = problem.dtype if reference.dtype.is_floating_point else reference.dtype
+        assert out.dtype == dtype or converts, problem.describe(f"dtype {out.dtype}, expected {dtype}: output {k}")
         assert_within(out, reference, bound, what=problem.describe(f"output {k}"), repeat=repr(problem))
 
 

@@ -39,11 +39,11 @@ def each(keep=lambda spec: True, dtypes=battery.dtypes):
     )
 
 
-def holds(check, spec, dtype, share=1.0):
-    """Run a check on drawn cases: `share` of the profile's number of them."""
+def holds(check, spec, dtype, share=1.0, **options):
+    """Run a check on drawn cases: `share` of the profile's number of them, with other settings of Hypothesis."""
     chosen = CHECKS[check]
 
-    @settings(max_examples=max(2, round(share * settings.default.max_examples)))
+    @settings(max_examples=max(2, round(share * settings.default.max_examples)), **options)
     @given(made(lambda make: pose(spec, make, check), dtype, chosen.kinds, chosen.layouts))
     def run(problem):
         chosen.run(problem)
@@ -82,7 +82,7 @@ def test_fixed_examples(spec, dtype):
     for problem in problems.values():
         battery.check_forward(problem)
         battery.check_repeats(problem)
-        if spec.op.__module__ != "minidl.ops.view":
+        if spec.name not in ops.view.__all__:
             battery.check_aliases(problem)
         if spec.differentiable:
             battery.check_gradients(problem)
@@ -92,25 +92,24 @@ def test_fixed_examples(spec, dtype):
 
 
 def tiles_to_force():
-    """(spec, family, table, tile): the tables of every target in the interpreter, the device's own on a GPU."""
+    """Each tile a dtype can get: from the tables of every target in the interpreter, from the device's own on a GPU."""
     for spec in SPECS.values():
         for family in spec.families:
             tables = launch.table(family) if launch.INTERPRETED else [launch.target()]
             for name in tables:
-                for tile in launch.tiles(family, name):
-                    yield pytest.param(spec, family, tile, id=f"{spec.name}-{family}-{name}-{tile}".replace(" ", ","))
+                for dtype in battery.dtypes(spec):
+                    for tile in launch.tiles(family, name, dtype):
+                        label = f"{spec.name}-{family}-{name}-{NAMES[dtype]}-{tile}".replace(" ", ",")
+                        yield pytest.param(spec, family, dtype, tile, id=label)
 
 
-@pytest.mark.parametrize(("spec", "family", "tile"), list(tiles_to_force()))
-def test_every_tile(spec, family, tile):
-    for dtype in (torch.float32, torch.float16):
-        if dtype not in spec.dtypes:
-            continue
-        for problem in battery.examples(spec, dtype).values():
-            with launch.force(**{family: tile}):
-                battery.check_forward(problem)
-                if spec.differentiable:
-                    battery.check_gradients(problem)
+@pytest.mark.parametrize(("spec", "family", "dtype", "tile"), list(tiles_to_force()))
+def test_every_tile(spec, family, dtype, tile):
+    for problem in battery.examples(spec, dtype).values():
+        with launch.force(**{family: tile}):
+            battery.check_forward(problem)
+            if spec.differentiable:
+                battery.check_gradients(problem)
 
 
 @pytest.mark.parametrize(
@@ -152,4 +151,4 @@ def test_every_tile_family_is_forced():
 def test_records_are_complete(spec):
     assert spec.bad, "name at least one input that is refused"
     assert spec.grad_bound is not None or not spec.differentiable
-    assert spec.families or spec.op.__module__ == "minidl.ops.view", "name the tile families that the operation runs"
+    assert spec.families or spec.name in ops.view.__all__, "name the tile families that the operation runs"

@@ -212,9 +212,9 @@ class TestOperators:
             "abs(a)", "a @ b", "a == b", "a != b", "a < b", "a <= b", "a > b", "a >= b", "a < 2", "a.T", "a[0]",
             "a[:, 1]", "a.sum()", "a.sum(0)", "a.mean(1, keepdim=True)", "a.exp()", "a.log()", "a.sqrt()", "a.square()",
             "a.relu()", "a.sigmoid()", "a.tanh()", "a.softmax(-1)", "a.log_softmax(-1)", "a.reshape(4)", "a.view(4)",
-            "a.view(-1, 1)", "a.flatten()", "a.transpose(0, 1)", "a.permute(1, 0)", "a.unsqueeze(0).squeeze(0)", "a.argmax(1)",
-            "a.unsqueeze(0).expand(3, 2, 2)", "a.contiguous()", "a.matmul(b)", "a.norm()", "a.abs()", "a.half()",
-            "a.double()", "a.float()", "a.clone()", "a.max()",
+            "a.view(-1, 1)", "a.flatten()", "a.transpose(0, 1)", "a.permute(1, 0)", "a.unsqueeze(0).squeeze(0)",
+            "a.argmax(1)", "a.unsqueeze(0).expand(3, 2, 2)", "a.contiguous()", "a.matmul(b)", "a.norm()", "a.abs()",
+            "a.half()", "a.double()", "a.float()", "a.clone()", "a.max()",
         ],
     )  # fmt: skip
     def test_like_torch(self, expression):

@@ -222,8 +222,9 @@ def _between(
         low = high - 4.0
     high = low + 4.0 if high is None else high
     share = torch.rand(shape, generator=generator, dtype=torch.float64)
-    if kind == "integers" and math.ceil(low) <= math.floor(high):
-        return torch.randint(math.ceil(low), math.floor(high) + 1, shape, generator=generator).double()
+    smallest, largest = math.ceil(low), math.floor(high)
+    if kind == "integers" and smallest <= largest and (smallest, largest) != (0, 0):
+        return torch.randint(smallest, largest + 1, shape, generator=generator).double()
     if kind == "constant":
         share = torch.rand((), generator=generator, dtype=torch.float64).expand(shape)
     elif kind == "cancelling":

@@ -176,6 +176,9 @@ _WRITTEN = {
     torch.Tensor.clone,
     torch.Tensor.contiguous,
     torch.Tensor.to,
+    torch.Tensor.float,
+    torch.Tensor.half,
+    torch.Tensor.double,
 }
 
 
