@@ -141,6 +141,8 @@ class Tensor:
         return text[:-1] + note + ")"
 
     __hash__ = object.__hash__
+    # A NumPy number on the left of an operator leaves the operator to Tensor.
+    __array_ufunc__ = None
 
     @property
     def requires_grad(self) -> bool:

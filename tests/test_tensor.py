@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import minidl
+import minidl.ops
 from minidl.autograd import enable_grad, no_grad
 from minidl.rows import RowGrad
 from minidl.tensor import Tensor, as_tensor, default_device, from_torch, full, ones, zeros
@@ -245,8 +246,10 @@ class TestOperators:
                 other - tensor(1.0)
 
     def test_numpy_numbers_are_numbers(self):
-        assert (tensor(1.0) * np.float32(2.0)).tolist() == [2.0]
-        assert (np.float64(2.0) * tensor(1.0)).tolist() == [2.0]
+        assert (tensor(1.0) * np.float64(2.0)).tolist() == [2.0]
+        product = np.float64(2.0) * tensor(1.0)
+        assert isinstance(product, Tensor)
+        assert product.tolist() == [2.0]
 
 
 @pytest.mark.gpu
