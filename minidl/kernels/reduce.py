@@ -132,7 +132,7 @@ def max_kernel(
 def sum(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
     """The sum over `dims` (all when None), in x's dtype; int64 for integers and bools. 0 where nothing is summed."""
     axes = _axes("sum", dims, x.dim())
-    y = torch.empty(kept_shape(x, axes, keepdim), dtype=_sum_dtype(x), device=x.device)
+    y = torch.empty(_shape(x, axes, keepdim), dtype=_sum_dtype(x), device=x.device)
     return _sum(x, axes, y)
 
 
@@ -140,7 +140,7 @@ def mean(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool
     """The mean over `dims` (all when None) of a floating tensor. NaN where nothing is summed."""
     check.floating("mean", x=x)
     axes = _axes("mean", dims, x.dim())
-    y = torch.empty(kept_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
+    y = torch.empty(_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
     return _sum(x, axes, y, finish=OVER_COUNT)
 
 
@@ -148,7 +148,7 @@ def norm(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool
     """sqrt(sum of x^2) over `dims` (all when None) of a floating tensor."""
     check.floating("norm", x=x)
     axes = _axes("norm", dims, x.dim())
-    y = torch.empty(kept_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
+    y = torch.empty(_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
     return _sum(x, axes, y, op=SQUARES, finish=ROOT)
 
 
@@ -180,7 +180,7 @@ def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool
     """The maximum over `dims` (all when None); NaN where one of them is. Raises ValueError for the maximum of nothing."""
     axes = _axes("amax", dims, x.dim())
     _not_empty("amax", x, axes)
-    y = torch.empty(kept_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
+    y = torch.empty(_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
     _max(x, axes, y, None)
     return y
 
@@ -192,28 +192,30 @@ def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> to
     """
     axes = _axes("argmax", dim, x.dim())
     _not_empty("argmax", x, axes)
-    positions = torch.empty(kept_shape(x, axes, keepdim), dtype=torch.int64, device=x.device)
+    positions = torch.empty(_shape(x, axes, keepdim), dtype=torch.int64, device=x.device)
     _max(x, axes, None, positions)
     return positions
 
 
-def kept_shape(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> list[int]:
-    """The shape after reducing `axes` (counted from the front)."""
-    return [1 if i in axes else size for i, size in enumerate(x.shape) if keepdim or i not in axes]
+def kept_shape(x: torch.Tensor, dims: Sequence[int] | int | None) -> list[int]:
+    """x's shape with size 1 in place of `dims` (all when None)."""
+    axes = _axes("kept_shape", dims, x.dim())
+    return [1 if i in axes else size for i, size in enumerate(x.shape)]
 
 
 def depth(x: torch.Tensor, dims: Sequence[int] | int | None = None) -> int:
     """The longest chain of additions that a term of a sum over `dims` goes through.
 
-    A lane takes one term of each block of its share; the lanes of a block are joined as a tree after runs of at most
-    a 16th of them (a thread's own, or NumPy's pairwise leaves); then come the shares.
+    A lane takes one term of each block of its share. The lanes of a block are joined as a tree over runs, together at
+    most 64 deep: a thread of a GPU has at most 32 lanes of its own, and NumPy sums in pairs of runs of 16. Then come
+    the shares.
     """
     seen = _seen(x, _axes("depth", dims, x.dim()))
     if seen.R <= 1:
         return 0
     tile, share = _plan(seen, x.dtype, None)
     shares = triton.cdiv(seen.R, share)
-    chain = triton.cdiv(share, tile["BLOCK_R"]) + min(tile["BLOCK_R"], tile["BLOCK_R"] // 16 + 32) + shares
+    chain = triton.cdiv(share, tile["BLOCK_R"]) + min(tile["BLOCK_R"], 64) + shares
     return min(seen.R - 1, chain)
 
 
@@ -353,14 +355,18 @@ def _sum_dtype(x: torch.Tensor) -> torch.dtype:
 
 def _axes(name: str, dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
     """The axes to reduce, counted from the front and in order. Raises IndexError, or ValueError for one named twice."""
-    if dims is None:
+    listed = (dims,) if isinstance(dims, int) else tuple(dims or ())
+    if not listed:  # no dimensions are all of them, as in torch
         return tuple(range(rank))
-    listed = (dims,) if isinstance(dims, int) else tuple(dims)
     # torch lets a scalar have a dimension 0.
     axes = tuple(sorted(check.axis(name, d, max(rank, 1)) for d in listed))
     if len(set(axes)) != len(axes):
         raise ValueError(f"{name}: dims {list(listed)} name a dimension twice")
     return axes if rank else ()
+
+
+def _shape(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> list[int]:
+    return [1 if i in axes else size for i, size in enumerate(x.shape) if keepdim or i not in axes]
 
 
 def _not_empty(name: str, x: torch.Tensor, axes: Sequence[int]) -> None:

@@ -1,0 +1,76 @@
+"""Activations, by themselves and together with a bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minidl.autograd import Function
+from minidl.kernels import activation
+from minidl.kernels import bias_act as kernels
+from minidl.kernels.activation import Activation
+from minidl.tensor import Tensor
+
+__all__ = ["bias_act", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "tanh"]
+
+
+class BiasAct(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.Tensor:
+        y = kernels.bias_act(x, b, act)
+        ctx.act, ctx.from_output = act, activation.parse(act)[0] in activation.FROM_OUTPUT
+        ctx.save(*(y, None) if ctx.from_output else (x, b))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        want_x, want_bias, _ = ctx.needs
+        wanted = {"want_x": want_x, "want_bias": want_bias}
+        return *kernels.bias_act_grad(dy, *ctx.saved, ctx.act, ctx.from_output, **wanted), None
+
+
+def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
+    """act(x + b), adding b to each row.
+
+    Shapes: x [..., N], b [N] or None -> [..., N], in x's dtype.
+    act: None, "relu", "leaky_relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh" or "silu".
+    Raises ValueError for an unknown activation or a bias whose length is not x's last size, TypeError for integers or
+    different dtypes.
+    """
+    return BiasAct.apply(x, b, act)
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0); NaN stays. The gradient at 0 is 0."""
+    return BiasAct.apply(x, None, "relu")
+
+
+def leaky_relu(x: Tensor, negative_slope: float = activation.NEGATIVE_SLOPE) -> Tensor:
+    """x above 0, negative_slope x elsewhere. Raises ValueError unless negative_slope is above 0."""
+    return BiasAct.apply(x, None, ("leaky_relu", negative_slope))
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return BiasAct.apply(x, None, "sigmoid")
+
+
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent."""
+    return BiasAct.apply(x, None, "tanh")
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """x times the normal distribution function of x, or its approximation by tanh with approximate="tanh".
+
+    Raises ValueError for another `approximate`.
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f'gelu: approximate is {approximate!r}, expected "none" or "tanh"')
+    return BiasAct.apply(x, None, "gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+def silu(x: Tensor) -> Tensor:
+    """x sigmoid(x)."""
+    return BiasAct.apply(x, None, "silu")

@@ -1,0 +1,113 @@
+"""Reductions over any axes. `dim` is an axis, several, or None for all; `keepdim` leaves them with size 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minidl.autograd import Function
+from minidl.kernels import elementwise, reduce
+from minidl.tensor import Tensor
+
+__all__ = ["amax", "argmax", "max", "mean", "norm", "sum"]
+
+Dim = int | Sequence[int] | None
+
+
+class Sum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
+        ctx.shape, ctx.kept = x.shape, reduce.kept_shape(x, dim)
+        return reduce.sum(x, dim, keepdim)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return dy.reshape(ctx.kept).expand(ctx.shape), None, None
+
+
+class Mean(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
+        ctx.shape, ctx.kept = x.shape, reduce.kept_shape(x, dim)
+        return reduce.mean(x, dim, keepdim)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        count = ctx.shape.numel() // torch.Size(ctx.kept).numel() if dy.numel() else 1
+        return elementwise.div(dy.reshape(ctx.kept), count).expand(ctx.shape), None, None
+
+
+class Amax(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
+        y = reduce.amax(x, dim, keepdim)
+        ctx.dim, ctx.kept = dim, reduce.kept_shape(x, dim)
+        ctx.save(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        x, y = ctx.saved
+        y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
+        return elementwise.amax_grad(dy, x, y, reduce.count_equal(x, y, ctx.dim)), None, None
+
+
+class Norm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
+        y = reduce.norm(x, dim, keepdim)
+        ctx.kept = reduce.kept_shape(x, dim)
+        ctx.save(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        x, y = ctx.saved
+        return elementwise.norm_grad(dy.reshape(ctx.kept), x, y.reshape(ctx.kept)), None, None
+
+
+def sum(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """The sum over `dim`, in x's dtype; int64 for integers and bools. The sum of nothing is 0.
+
+    Raises IndexError for a dimension out of range, ValueError for one named twice.
+    """
+    return Sum.apply(x, dim, keepdim)
+
+
+def mean(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """The mean over `dim`. The mean of nothing is NaN.
+
+    Raises TypeError for integers, IndexError for a dimension out of range, ValueError for one named twice.
+    """
+    return Mean.apply(x, dim, keepdim)
+
+
+def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """The maximum over `dim`; NaN where one is. Equal maxima share the gradient.
+
+    Raises ValueError for the maximum of nothing or a dimension named twice, IndexError for one out of range.
+    """
+    return Amax.apply(x, dim, keepdim)
+
+
+def max(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """The maximum over `dim`, as `amax`: values alone, also along one dimension. `argmax` gives positions."""
+    return Amax.apply(x, dim, keepdim)
+
+
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The first position of the maximum along `dim`, or in x flattened, as int64; the first NaN where there is one.
+
+    Raises ValueError for the maximum of nothing, IndexError for a dimension out of range.
+    """
+    return Tensor(reduce.argmax(x.data, dim, keepdim))
+
+
+def norm(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """The square root of the sum of squares over `dim`. The gradient of a norm of 0 is 0.
+
+    Raises TypeError for integers, IndexError for a dimension out of range, ValueError for one named twice.
+    """
+    return Norm.apply(x, dim, keepdim)
