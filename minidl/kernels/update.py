@@ -57,12 +57,13 @@ STATE_1 = tl.constexpr(3)
 STATE_2 = tl.constexpr(4)
 NUMEL = tl.constexpr(5)
 WIDTH = tl.constexpr(6)  # columns of a matrix whose gradient is rows, else 0
-GRAD = tl.constexpr(7)  # 0: no gradient in this step
+GRAD = tl.constexpr(7)
 GRAD_NUMEL = tl.constexpr(8)
 ROWS = tl.constexpr(9)
 SEEN = tl.constexpr(10)  # number of rows in the gradient
 POSITION = tl.constexpr(11)
 ALIGNED = tl.constexpr(12)  # every address and width is a multiple of 16 bytes
+USED = tl.constexpr(13)  # 0: no gradient in this step
 
 # Columns of the numbers of a parameter, float64.
 NUMBERS = tl.constexpr(8)
@@ -169,7 +170,7 @@ def prepare_kernel(
     for i in range(0, count, BLOCK_P):
         o_p = i + tl.arange(0, BLOCK_P)
         m_p = o_p < count
-        b_used = tl.load(p_table + o_p * COLUMNS + GRAD, mask=m_p, other=0) != 0  # [BLOCK_P]
+        b_used = tl.load(p_table + o_p * COLUMNS + USED, mask=m_p, other=0) != 0  # [BLOCK_P]
         b_step = tl.load(p_steps + o_p, mask=m_p, other=0) + tl.where(b_used, finite, 0)
         tl.store(p_steps + o_p, b_step, mask=m_p)
         b_t = b_step.to(tl.float64)
@@ -200,7 +201,7 @@ def update_block(
     if HAS_ROWS != NO_ROWS:
         p_rows = pointer(p_slot, ROWS, tl.int32, 1)
         seen = tl.load(p_slot + SEEN)
-        in_rows = tl.load(p_slot + ROWS) != 0
+        in_rows = tl.load(p_slot + WIDTH) != 0
         if HAS_ROWS == LAZY:
             b_row = tl.load(p_rows + o_r, mask=o_r < seen, other=-1).to(tl.int64)  # [BLOCK_R, 1]
             o_r = tl.where(in_rows, b_row, o_r)
@@ -448,6 +449,7 @@ class Update:
         elif grad is not None:
             memory[GRAD] = grad
         if grad is not None:
+            slot[USED.value] = 1
             slot[GRAD_NUMEL.value] = memory[GRAD].numel()
         for column, tensor in memory.items():
             slot[column.value] = tensor.data_ptr()
