@@ -1,0 +1,222 @@
+"""Whole training steps compute nothing in torch: only memory is allocated, viewed, copied and filled there.
+
+A dispatch mode sees every ATen operation of a step, in the interpreter as on a GPU, and fails at the first that is not
+on the list below. NumPy is not imported by what takes part in a step.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import minidl
+from minidl import nn, ops, optim
+from minidl.csr import CSR
+from minidl.kernels import launch
+from minidl.tensor import Tensor, default_device
+
+ALLOCATION = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "lift_fresh",
+}  # fmt: skip
+FILLING = {
+    "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full", "fill_",
+    "zero_", "scalar_tensor",
+}  # fmt: skip
+VIEWS = {
+    "alias", "as_strided", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze",
+    "t", "transpose", "unbind", "unsqueeze", "view", "_reshape_alias", "_unsafe_view",
+}  # fmt: skip
+COPIES = {"clone", "copy_", "_to_copy", "cat", "stack", "index_copy_"}
+STORAGE = ALLOCATION | FILLING | VIEWS | COPIES
+
+
+class StorageOnly(TorchDispatchMode):
+    """Fails at an ATen operation that is not one of storage, and counts those that are."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name
+        if name.split("::")[1] not in STORAGE or not name.startswith("aten::"):
+            raise AssertionError(f"{func} computes outside Triton")
+        self.seen.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(default_device())
+
+
+def classes(count, of):
+    return Tensor((torch.arange(count) % of).to(default_device()))
+
+
+def sparse_batch(rows=12, columns=40, per_row=5):
+    generator = torch.Generator().manual_seed(0)
+    col = torch.cat([torch.randperm(columns, generator=generator)[:per_row].sort().values for _ in range(rows)])
+    crow = torch.arange(0, rows * per_row + 1, per_row)
+    return CSR.from_torch(crow, col, torch.rand(rows * per_row), (rows, columns)).to(default_device())
+
+
+def steps(model, optimizer, loss_of, count=3):
+    """The losses of a few steps, each one computed with storage operations alone."""
+    losses = []
+    mode = StorageOnly()
+    with mode:
+        for _ in range(count):
+            loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+    assert mode.seen, "no operation of torch was seen at all: the mode is not at work"
+    return [loss.item() for loss in losses]
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1),
+    "nesterov": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4),
+    "rmsprop": lambda p: optim.RMSprop(p, lr=0.01),
+    "adagrad": lambda p: optim.Adagrad(p, lr=0.1),
+    "adam": lambda p: optim.Adam(p, lr=0.01),
+    "adamw, clipped": lambda p: optim.AdamW(p, lr=0.01, max_norm=1.0),
+    "adam, lazy": lambda p: optim.Adam(p, lr=0.01, lazy=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_classifier(name):
+    minidl.manual_seed(0)
+    model = nn.MLP(20, [16, 16], 4, act="gelu", dropout=0.1)
+    x, labels = Tensor(numbers(24, 20)), classes(24, 4)
+    losses = steps(model, OPTIMIZERS[name](model.parameters()), lambda m: ops.cross_entropy(m(x), labels), count=8)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_text_classifier(name):
+    minidl.manual_seed(0)
+    model = nn.Sequential(nn.SparseLinear(40, 16, act="relu"), nn.Dropout(0.1), nn.Linear(16, 4))
+    x, labels = sparse_batch(), classes(12, 4)
+    losses = steps(model, OPTIMIZERS[name](model.parameters()), lambda m: ops.cross_entropy(m(x), labels), count=8)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("act", ["relu", "leaky_relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu"])
+def test_regression(act):
+    minidl.manual_seed(0)
+    model = nn.MLP(7, [16], 1, act=act)
+    x, y = Tensor(numbers(10, 7)), Tensor(numbers(10, 1, seed=1))
+    losses = steps(model, optim.Adam(model.parameters(), lr=0.01), lambda m: ops.mse_loss(m(x), y))
+    assert losses[-1] < losses[0]
+
+
+def test_float16_with_masters():
+    minidl.manual_seed(0)
+    model = nn.MLP(16, [16], 2, dtype=torch.float16)
+    x, labels = Tensor(numbers(8, 16).half()), classes(8, 2)
+    steps(model, optim.AdamW(model.parameters(), lr=0.01), lambda m: ops.cross_entropy(m(x), labels))
+
+
+def every_operation(x, labels):
+    """One use of most operations on a matrix, added up."""
+    a = (x * 2 - x / 3 + 1) * x.sigmoid() - (-x).tanh()
+    b = ops.where(x > 0, a, x * 0.1) + ops.maximum(x, a) + ops.clamp(a, -1.0, 1.0)
+    c = (b * b + 1).sqrt() + (b.abs() + 1).log() + (b * 0.1).exp() + x.square() + (x.abs() + 0.5) ** 1.5
+    d = c.softmax(-1) + c.log_softmax(0) + ops.relu(c.T).T + ops.silu(c) + ops.gelu(c) + ops.leaky_relu(c)
+    e = ops.cat([d, d[:, 1:]], 1)[::2].unsqueeze(0).expand(2, -1, -1).reshape(-1).contiguous().clone()
+    targets = Tensor(torch.ones(d.shape, device=d.device))
+    return (
+        e.mean()
+        + d.sum(0).norm()
+        + d.amax(1).sum()
+        + d.max()
+        + (d @ d.T).mean()
+        + ops.binary_cross_entropy_with_logits(d, targets)
+        + ops.cross_entropy(d, labels, label_smoothing=0.1)
+        + ops.dropout(d, 0.3).sum()
+    )
+
+
+def test_every_operation_and_its_gradient():
+    x, labels = Tensor(numbers(6, 6), requires_grad=True), classes(6, 6)
+    with StorageOnly():
+        loss = every_operation(x, labels)
+        loss.backward()
+    assert x.grad.data.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x + 1, lambda x: x.sum(), lambda x: x > 0, lambda x: x @ x, torch.relu, lambda x: x.mul_(2),
+        torch.rand_like,
+    ],
+    ids=["add", "sum", "compare", "product", "relu", "in place", "random"],
+)  # fmt: skip
+def test_the_mode_finds_arithmetic(compute):
+    x = torch.ones(2, 2, device=default_device())
+    with pytest.raises(AssertionError, match="computes outside Triton"), StorageOnly():
+        compute(x)
+
+
+@pytest.mark.parametrize("store", [torch.clone, torch.zeros_like, lambda x: x.t()[0], lambda x: x.double()])
+def test_the_mode_allows_storage(store):
+    x = torch.ones(2, 2, device=default_device())
+    with StorageOnly() as mode:
+        store(x)
+    assert mode.seen
+
+
+PACKAGE = Path(minidl.__file__).parent
+STEP = sorted(
+    path
+    for name in (
+        "kernels", "ops", "nn", "models", "optim.py", "autograd.py", "tensor.py", "rows.py", "csr.py", "random.py",
+    )
+    for path in ([PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py"))
+)  # fmt: skip
+# What other libraries do arithmetic with.
+OTHERS = {"numpy", "scipy", "sklearn", "cupy", "jax", "numba"}
+
+
+def imported(tree):
+    """Names of the modules that a source imports, anywhere in it, and of those it imports by a string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
+            "import_module",
+            "__import__",
+        ):
+            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+
+
+@pytest.mark.parametrize("path", STEP, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_other_library_takes_part(path):
+    found = {name.split(".")[0] for name in imported(ast.parse(path.read_text(encoding="utf-8")))}
+    assert not found & OTHERS
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy",
+        "def f():\n    from numpy.linalg import norm",
+        "importlib.import_module('numpy')",
+        "__import__('scipy.sparse')",
+    ],
+)
+def test_the_scan_finds(code):
+    assert {name.split(".")[0] for name in imported(ast.parse(code))} & OTHERS
+
+
+@pytest.mark.gpu
+def test_kernels_are_compiled_here():
+    assert not launch.INTERPRETED
