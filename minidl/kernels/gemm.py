@@ -198,6 +198,8 @@ def gemm(
         # A column and a row of zeros: the kernels promise the compiler that K has a block.
         a = a.new_zeros(()).expand(*a.shape[:-1], 1)
         b = b.new_zeros(()).expand(*b.shape[:-2], 1, b.shape[-1])
+    if a.dtype == torch.float32 and precision != "ieee" and not launch.INTERPRETED:
+        a, b = _along_k(a), _along_k(b.mT).mT
     (M, K), N = a.shape[-2:], b.shape[-1]
     shape = (batch, M, N) if batched else (M, N)
     c = torch.empty(shape, dtype=a.dtype, device=a.device)
@@ -255,6 +257,15 @@ def _product(use_tma, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
         s_ab, a.stride(-2), a.stride(-1), s_bb, b.stride(-2), b.stride(-1), s_split,
         PRECISION=precision, **flags, **tile.options,
     )  # fmt: skip
+
+
+def _along_k(x: torch.Tensor) -> torch.Tensor:
+    """x with its last axis contiguous, copied where it is not.
+
+    The tf32 matrix instructions read shared memory along K only, and turning a block on its way there costs far more
+    than a copy of the operand: at 8192 in tf32 12.6 ms in place, 2.7 ms and 0.12 ms for the copy (H200).
+    """
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _split(tiles: int, blocks_k: int) -> int:

@@ -36,6 +36,7 @@ class Linear(Function):
     ) -> torch.Tensor:
         name, _ = activation.parse(act)
         ctx.act, ctx.from_output = act, name in activation.FROM_OUTPUT
+        bias = None if bias is None else bias.contiguous()
         if ctx.from_output or not any(ctx.needs):
             y = gemm.gemm(x, weight.t(), bias, act)
             ctx.save(x, weight, None if name is None else y)
@@ -108,8 +109,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activatio
         )
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise ValueError(f"linear: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]")
-    if bias is not None:
-        bias = view.contiguous(bias)
     if x.ndim == 2:
         return Linear.apply(x, weight, bias, act)
     rows = 1
