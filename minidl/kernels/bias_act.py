@@ -174,5 +174,7 @@ def _check(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
     check.floating(op, x=x)
     check.same(op, x=x, **given)
     if "b" in given and (x.dim() == 0 or given["b"].shape != x.shape[-1:]):
-        raise ValueError(f"{op}: bias has shape {list(given['b'].shape)}, expected [{x.shape[-1] if x.dim() else 'N'}], "
-                         f"the last size of x {list(x.shape)}")
+        raise ValueError(
+            f"{op}: bias has shape {list(given['b'].shape)}, expected [{x.shape[-1] if x.dim() else 'N'}], "
+            f"the last size of x {list(x.shape)}"
+        )

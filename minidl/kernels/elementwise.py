@@ -437,7 +437,7 @@ def maximum(a: Operand, b: Operand) -> torch.Tensor:
 
 
 def maximum_grad(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
-    """The gradient in a: dy where a is larger, half of it where they are equal. That in b is with a and b exchanged."""
+    """The gradient in a: dy where a is larger, half of it where they are equal. For that in b, exchange a and b."""
     return _compute("maximum_grad", MAXIMUM_GRAD, dy, a, b)
 
 
@@ -447,7 +447,7 @@ def minimum(a: Operand, b: Operand) -> torch.Tensor:
 
 
 def minimum_grad(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
-    """The gradient in a: dy where a is smaller, half of it where they are equal. That in b is with a and b exchanged."""
+    """The gradient in a: dy where a is smaller, half of it where they are equal. For that in b, exchange a and b."""
     return _compute("minimum_grad", MINIMUM_GRAD, dy, a, b)
 
 
@@ -482,7 +482,7 @@ def ge(a: Operand, b: Operand) -> torch.Tensor:
 
 
 def where(condition: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
-    """a where the torch.bool tensor `condition` is true, else b. Its gradients are where(condition, dy, 0) and so on."""
+    """a where the torch.bool tensor `condition` is true, else b. Its gradient in a is where(condition, dy, 0)."""
     return _compute("where", WHERE, condition, a, b, integers=True, condition=True)
 
 
@@ -543,10 +543,10 @@ def _compute(
     dtype, device = first.dtype, first.device
     comparison = op in COMPARISONS
     acc = _acc(name, dtype, integers, comparison)
-    tensors = [
-        _operand(name, x, first, condition and i == 0, wide) if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device)
-        for i, x in enumerate(operands)
-    ]
+    for i, x in enumerate(operands):
+        if isinstance(x, torch.Tensor):
+            _check(name, x, first, condition and i == 0, wide)
+    tensors = [x if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device) for x in operands]
     shape = broadcast(name, [x.shape for x in tensors])
     y = torch.empty(shape, dtype=torch.bool if comparison else dtype, device=device)
     activation_, slope = activation.parse(act)
@@ -609,13 +609,15 @@ def broadcast(name: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         sizes = {shape[-i] for shape in shapes if len(shape) >= i} - {1}
         if len(sizes) > 1:
             listed = " and ".join(str(list(shape)) for shape in shapes)
-            raise ValueError(f"{name}: shapes {listed} do not broadcast: sizes must be equal or 1, counted from the end")
+            raise ValueError(
+                f"{name}: shapes {listed} do not broadcast: sizes must be equal or 1, counted from the end"
+            )
         result.append(sizes.pop() if sizes else 1)
     return tuple(reversed(result))
 
 
 def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """Sizes, and strides of each operand, after dropping dimensions of size 1 and merging neighbours where all allow."""
+    """Sizes and each operand's strides, without dimensions of size 1 and with neighbours merged where all allow it."""
     kept = [i for i, size in enumerate(shape) if size != 1] or list(range(len(shape)))[-1:]
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in strides]
@@ -656,14 +658,13 @@ def _acc(name: str, dtype: torch.dtype, integers: bool, comparison: bool) -> tl.
     raise TypeError(f"{name}: got dtype {dtype}, expected {expected}; convert it with .to()")
 
 
-def _operand(name: str, x: torch.Tensor, first: torch.Tensor, condition: bool, wide: bool) -> torch.Tensor:
+def _check(name: str, x: torch.Tensor, first: torch.Tensor, condition: bool, wide: bool) -> None:
     if condition and x.dtype != torch.bool:
         raise TypeError(f"{name}: the condition has dtype {x.dtype}, expected torch.bool; compare it, as in x > 0")
     if not condition and x.dtype != first.dtype and not (wide and x.dtype == launch.acc_torch(first.dtype)):
         raise TypeError(f"{name}: got operands of {first.dtype} and {x.dtype}; convert one of them with .to()")
     if x.device != first.device:
         raise ValueError(f"{name}: got operands on {first.device} and {x.device}; move one of them with .to()")
-    return x
 
 
 def _filled(name: str, value: float | int | bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

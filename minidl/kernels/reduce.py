@@ -62,7 +62,8 @@ def sum_kernel(
     for r in range(0, share, BLOCK_R):
         o_r = start + r + tl.arange(0, BLOCK_R)
         m_kr = m_k[:, None] & (o_r < end)[None, :]
-        b_x = tl.load(p_x + offsets(o_r, R2, s_r1, s_r2, R_LEVELS)[None, :], mask=m_kr, other=0).to(ACC)  # [BLOCK_K, BLOCK_R]
+        p_kr = p_x + offsets(o_r, R2, s_r1, s_r2, R_LEVELS)[None, :]
+        b_x = tl.load(p_kr, mask=m_kr, other=0).to(ACC)  # [BLOCK_K, BLOCK_R]
         if OP == EQUAL:
             b_acc += (m_kr & (b_x == b_m)).to(ACC)
         elif OP == SQUARES:
@@ -80,7 +81,7 @@ def sum_kernel(
 @triton.jit
 def max_kernel(
     p_x, p_i, p_y, p_j, K, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share,
-    INDEX: tl.constexpr, SHARES: tl.constexpr, LAST: tl.constexpr,
+    INDEX: tl.constexpr, SHARES: tl.constexpr, LAST: tl.constexpr, INTEGERS: tl.constexpr,
     K_LEVELS: tl.constexpr, R_LEVELS: tl.constexpr, ACC: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
@@ -93,7 +94,7 @@ def max_kernel(
     p_x += offsets(o_k, K2, s_k1, s_k2, K_LEVELS)[:, None]
     start = tl.program_id(1).to(tl.int64) * share
     end = tl.minimum(start + share, R)
-    if ACC == tl.int64:
+    if INTEGERS:
         lowest = tl.full((BLOCK_K, BLOCK_R), LOWEST_INTEGER, dtype=ACC)
     else:
         lowest = tl.full((BLOCK_K, BLOCK_R), float("-inf"), dtype=ACC)
@@ -102,7 +103,8 @@ def max_kernel(
     for r in range(0, share, BLOCK_R):
         o_r = start + r + tl.arange(0, BLOCK_R)
         m_kr = m_k[:, None] & (o_r < end)[None, :]
-        b_x = tl.load(p_x + offsets(o_r, R2, s_r1, s_r2, R_LEVELS)[None, :], mask=m_kr, other=0).to(ACC)  # [BLOCK_K, BLOCK_R]
+        p_kr = p_x + offsets(o_r, R2, s_r1, s_r2, R_LEVELS)[None, :]
+        b_x = tl.load(p_kr, mask=m_kr, other=0).to(ACC)  # [BLOCK_K, BLOCK_R]
         better = (b_x > b_v) | ((b_x != b_x) & (b_v == b_v))
         if INDEX:
             better = m_kr & (better | (b_j == NOWHERE))
@@ -124,7 +126,7 @@ def max_kernel(
         b_first = tl.min(tl.where(at_top, b_j, NOWHERE), axis=1)
         tl.store(p_j + o_y, b_first, mask=m_k)
     if not (INDEX and LAST):
-        if ACC != tl.int64:
+        if not INTEGERS:
             b_top = tl.where(b_missing, float("nan"), b_top)
         tl.store(p_y + o_y, b_top.to(p_y.dtype.element_ty), mask=m_k)
 
@@ -177,7 +179,10 @@ def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Sequence[int] | int | No
 
 
 def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The maximum over `dims` (all when None); NaN where one of them is. Raises ValueError for the maximum of nothing."""
+    """The maximum over `dims` (all when None); NaN where one of them is.
+
+    Raises ValueError for the maximum of nothing.
+    """
     axes = _axes("amax", dims, x.dim())
     _not_empty("amax", x, axes)
     y = torch.empty(_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
@@ -329,8 +334,9 @@ def _max(x: torch.Tensor, axes: Sequence[int], y: torch.Tensor | None, positions
     seen = _seen(x, axes)
     tile, share = _plan(seen, x.dtype, None)
     shares = triton.cdiv(seen.R, share)
-    acc = launch.acc(x.dtype) if x.is_floating_point() else tl.int64
-    flags = {"INDEX": positions is not None, "ACC": acc}
+    integers = not x.is_floating_point()
+    acc = tl.int64 if integers else launch.acc(x.dtype)
+    flags = {"INDEX": positions is not None, "INTEGERS": integers, "ACC": acc}
     top, first = y, positions
     if shares > 1:
         top = torch.empty(shares, seen.K, dtype=x.dtype, device=x.device)

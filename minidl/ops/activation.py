@@ -25,9 +25,10 @@ class BiasAct(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        kept, b = ctx.saved
         want_x, want_bias, _ = ctx.needs
-        wanted = {"want_x": want_x, "want_bias": want_bias}
-        return *kernels.bias_act_grad(dy, *ctx.saved, ctx.act, ctx.from_output, **wanted), None
+        dx, db = kernels.bias_act_grad(dy, kept, b, ctx.act, ctx.from_output, want_x=want_x, want_bias=want_bias)
+        return dx, db, None
 
 
 def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:

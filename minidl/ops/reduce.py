@@ -19,8 +19,9 @@ Dim = int | Sequence[int] | None
 class Sum(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
+        y = reduce.sum(x, dim, keepdim)
         ctx.shape, ctx.kept = x.shape, reduce.kept_shape(x, dim)
-        return reduce.sum(x, dim, keepdim)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
@@ -30,8 +31,9 @@ class Sum(Function):
 class Mean(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
+        y = reduce.mean(x, dim, keepdim)
         ctx.shape, ctx.kept = x.shape, reduce.kept_shape(x, dim)
-        return reduce.mean(x, dim, keepdim)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
