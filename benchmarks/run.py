@@ -9,10 +9,10 @@ import platform
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
-import triton
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +36,7 @@ def machine() -> dict[str, str]:
         "cuda": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        "triton": version("triton"),
         "python": platform.python_version(),
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
     }

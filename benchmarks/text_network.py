@@ -66,7 +66,8 @@ def main() -> None:
             adam.step()
         return loss
 
-    first = float(one_pass())
+    loss = one_pass()
+    first = float(loss)
     started = time.perf_counter()
     for _ in range(options.passes):
         loss = one_pass()
