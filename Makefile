@@ -1,6 +1,6 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest lint types compile-check venv clean
+.PHONY: help demo test pytest lint types compile-check notebooks venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -42,6 +42,9 @@ types: $(VENV)/.installed-dev ## mypy, strict, on the public API
 
 compile-check: $(VENV)/.installed ## compile every kernel for sm_80 and sm_90; needs no GPU
 	$(BIN)/minidl doctor --compile --arch 80,90
+
+notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb from the text sources
+	$(BIN)/jupytext --to ipynb --execute notebooks/[0-9]*.py
 
 venv: $(VENV)/.installed-dev ## make the virtual environment with all the tools
 

@@ -140,17 +140,19 @@ assert accuracy > majority + 0.2
 # %% [markdown]
 # ## What it looks at
 #
-# How much one more occurrence of a term speaks for a chapter: the gradient of each logit with respect to the input,
-# at a text without words, is the product of the weights along the open paths. The largest per chapter:
+# A hidden unit is open where its input is positive. With the units open that an average term opens, how much a term
+# speaks for a chapter is the product of the weights along the open paths. The strongest terms of each chapter, compared
+# with the other chapters:
 
 # %%
 hidden, out = model[0], model[2]
-open_paths = Tensor((hidden.bias.data + hidden.weight.data.mean(0) > 0).to(hidden.weight.dtype))
 with minidl.no_grad():
-    influence = (hidden.weight * open_paths) @ out.weight.T
+    is_open = (hidden.bias + hidden.weight.mean(0) > 0).float()
+    influence = (hidden.weight * is_open) @ out.weight.T
     influence = influence - influence.mean(1, keepdim=True)
 for index, label in enumerate(labels):
-    best = influence[:, index].data.topk(8).indices.tolist()
+    column = influence[:, index].tolist()
+    best = sorted(range(len(column)), key=column.__getitem__, reverse=True)[:8]
     print(f"{label:>28}: {', '.join(tfidf.terms[i] for i in best)}")
 
 # %% [markdown]
