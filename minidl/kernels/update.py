@@ -21,11 +21,11 @@ Nothing is read back by the host, so a CUDA graph can hold a step. Learning rate
 are a row of `hyper` on the device.
 
 The kernels find their memory through a table of addresses, one row of COLUMNS int64 per parameter, and a list of
-blocks (parameter << 32 | block). A block is BLOCK_R rows by BLOCK_C columns; memory without rows is cut into rows of
-BLOCK_C. Where the gradient has few rows of a matrix, `position` tells for each row of the matrix where it stands in
-the gradient. It is written by `measure` and never cleared: an entry holds only if `rows` names that row there (Briggs
-and Torczon, ACM LOPLAS 2, 1993). Rows without a gradient get g = 0, as torch's dense update does; with `lazy` only
-the rows seen change, moments included. A negative entry of `rows` is padding and is left out.
+blocks. A block is BLOCK_R rows (BLOCK_R_SMALL in a small parameter) by BLOCK_C columns; memory without rows is cut
+into rows of BLOCK_C. Where the gradient has few rows of a matrix, `position` tells for each row of the matrix where it
+stands in the gradient. It is written by `measure` and never cleared: an entry holds only if `rows` names that row there
+(Briggs and Torczon, ACM LOPLAS 2, 1993). Rows without a gradient get g = 0, as torch's dense update does; with `lazy`
+only the rows seen change, moments included. A negative entry of `rows` is padding and is left out.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ GRAD_NUMEL = tl.constexpr(8)
 ROWS = tl.constexpr(9)
 SEEN = tl.constexpr(10)  # number of rows in the gradient
 POSITION = tl.constexpr(11)
-ALIGNED = tl.constexpr(12)  # every address and width is a multiple of 16 bytes
-USED = tl.constexpr(13)  # 0: no gradient in this step
+USED = tl.constexpr(12)  # 0: no gradient in this step
+
+# In a list of blocks, parameter << 32 | block; LARGE marks a block of BLOCK_R rows in memory that allows vectors.
+LARGE = tl.constexpr(2**31)
 
 # Columns of the numbers of a parameter, float64.
 NUMBERS = tl.constexpr(8)
@@ -94,10 +96,10 @@ WIDE = 2**31
 
 
 @triton.jit
-def place(p_slot, i_block, VEC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+def place(p_slot, i_block, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     """Rows [BLOCK_R, 1] and columns [1, BLOCK_C] of a block, and the number of columns."""
     width = tl.load(p_slot + WIDTH)
-    width = tl.multiple_of(tl.where(width == 0, BLOCK_C, width), VEC)
+    width = tl.multiple_of(tl.where(width == 0, BLOCK_C, width), BLOCK_V)
     across = (width + BLOCK_C - 1) // BLOCK_C
     o_r = (i_block // across) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_c = (i_block % across) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -105,21 +107,21 @@ def place(p_slot, i_block, VEC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl
 
 
 @triton.jit
-def pointer(p_slot, COLUMN: tl.constexpr, like: tl.constexpr, VEC: tl.constexpr):
+def pointer(p_slot, COLUMN: tl.constexpr, like: tl.constexpr, BLOCK_V: tl.constexpr):
     """The address in a column of the table, as a pointer to values of type `like`."""
-    BYTES: tl.constexpr = 16 if VEC > 1 else 1
+    BYTES: tl.constexpr = 16 if BLOCK_V > 1 else 1
     return tl.multiple_of(tl.load(p_slot + COLUMN).to(tl.pointer_type(like)), BYTES)
 
 
 @triton.jit
 def sum_of_squares(
-    p_slot, i_block, DTYPE: tl.constexpr, HAS_ROWS: tl.constexpr, VEC: tl.constexpr,
+    p_slot, i_block, DTYPE: tl.constexpr, HAS_ROWS: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    o_r, o_c, width = place(p_slot, i_block, VEC, BLOCK_R, BLOCK_C)
+    o_r, o_c, width = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
     o = o_r * width + o_c
-    m = (o < tl.multiple_of(tl.load(p_slot + GRAD_NUMEL), VEC)) & (o_c < width)
-    b_g = tl.load(pointer(p_slot, GRAD, DTYPE, VEC) + o, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
+    m = (o < tl.multiple_of(tl.load(p_slot + GRAD_NUMEL), BLOCK_V)) & (o_c < width)
+    b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + o, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
     if b_g.dtype.primitive_bitwidth < 32:
         b_g = b_g.to(tl.float32)
     b_g = b_g.to(tl.float64)
@@ -133,17 +135,17 @@ def sum_of_squares(
 
 @triton.jit
 def measure_kernel(
-    p_like, p_table, p_blocks, p_partial, HAS_ROWS: tl.constexpr, VEC: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    p_like, p_table, p_blocks, p_partial, HAS_ROWS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     DTYPE: tl.constexpr = p_like.dtype.element_ty
     packed = tl.load(p_blocks + tl.program_id(0))
     p_slot = p_table + (packed >> 32) * COLUMNS
-    i_block = packed & 0xFFFFFFFF
-    if tl.load(p_slot + ALIGNED) != 0:
-        total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, VEC, BLOCK_R, BLOCK_C)
+    i_block = packed & (LARGE - 1)
+    if (packed & LARGE) != 0:
+        total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, BLOCK_V, BLOCK_R, BLOCK_C)
     else:
-        total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, 1, BLOCK_R, BLOCK_C)
+        total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, 1, BLOCK_R_SMALL, BLOCK_C)
     tl.store(p_partial + tl.program_id(0), total)
 
 
@@ -190,11 +192,11 @@ def update_block(
     p_slot, i_block, p_numbers, p_rate, p_control,
     RULE: tl.constexpr, DECAY: tl.constexpr, HAS_MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
     CENTERED: tl.constexpr, HAS_MASTER: tl.constexpr, HAS_ROWS: tl.constexpr,
-    DTYPE: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    DTYPE: tl.constexpr, ACC: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    o_r, o_c, width = place(p_slot, i_block, VEC, BLOCK_R, BLOCK_C)
+    o_r, o_c, width = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
     # Nothing is touched where the gradient is not finite: then no element lies before the end.
-    end = tl.multiple_of(tl.where(tl.load(p_control + FINITE) != 0.0, tl.load(p_slot + NUMEL), 0), VEC)
+    end = tl.multiple_of(tl.where(tl.load(p_control + FINITE) != 0.0, tl.load(p_slot + NUMEL), 0), BLOCK_V)
     o_g = o_r
     m_r = o_r >= 0
     m_g = m_r
@@ -215,15 +217,15 @@ def update_block(
             o_g = tl.where(in_rows, b_at, o_r)
     o = o_r * width + o_c
     m = (o < end) & (o_c < width) & m_r
-    p_p = pointer(p_slot, PARAM, DTYPE, VEC) + o
+    p_p = pointer(p_slot, PARAM, DTYPE, BLOCK_V) + o
     p_w = p_p
     if HAS_MASTER:
-        p_w = pointer(p_slot, MASTER, ACC, VEC) + o
+        p_w = pointer(p_slot, MASTER, ACC, BLOCK_V) + o
     lr = tl.load(p_numbers + LR)
     rate = tl.load(p_rate).to(ACC)
     weight_decay = tl.load(p_numbers + WEIGHT_DECAY)
     b_p = tl.load(p_w, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
-    b_g = tl.load(pointer(p_slot, GRAD, DTYPE, VEC) + (o_g * width + o_c), mask=m & m_g, other=0.0).to(ACC)
+    b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + (o_g * width + o_c), mask=m & m_g, other=0.0).to(ACC)
     b_g *= tl.load(p_control + SCALE).to(ACC)
     if DECAY:
         if RULE == ADAMW:
@@ -234,7 +236,7 @@ def update_block(
     if RULE == SGD:
         if HAS_MOMENTUM:
             momentum = tl.load(p_numbers + MOMENTUM).to(ACC)
-            p_b = pointer(p_slot, STATE_0, ACC, VEC) + o
+            p_b = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
             b_b = momentum * tl.load(p_b, mask=m, other=0.0) + b_g
             tl.store(p_b, b_b, mask=m)
             if NESTEROV:
@@ -244,11 +246,11 @@ def update_block(
         b_p -= rate * b_g
     elif RULE == RMSPROP:
         alpha = tl.load(p_numbers + ALPHA)
-        p_s = pointer(p_slot, STATE_0, ACC, VEC) + o
+        p_s = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
         b_s = alpha.to(ACC) * tl.load(p_s, mask=m, other=0.0) + (1.0 - alpha).to(ACC) * (b_g * b_g)
         tl.store(p_s, b_s, mask=m)
         if CENTERED:
-            p_a = pointer(p_slot, STATE_2, ACC, VEC) + o
+            p_a = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
             b_a = tl.load(p_a, mask=m, other=0.0)
             b_a += (1.0 - alpha).to(ACC) * (b_g - b_a)
             tl.store(p_a, b_a, mask=m)
@@ -256,23 +258,23 @@ def update_block(
             b_s = tl.maximum(b_s - b_a * b_a, 0.0)
         b_d = b_g / (tl.sqrt(b_s) + eps)
         if HAS_MOMENTUM:
-            p_b = pointer(p_slot, STATE_1, ACC, VEC) + o
+            p_b = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
             b_d += tl.load(p_numbers + MOMENTUM).to(ACC) * tl.load(p_b, mask=m, other=0.0)
             tl.store(p_b, b_d, mask=m)
         b_p -= rate * b_d
     elif RULE == ADAGRAD:
-        p_s = pointer(p_slot, STATE_0, ACC, VEC) + o
+        p_s = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
         b_s = tl.load(p_s, mask=m, other=0.0) + b_g * b_g
         tl.store(p_s, b_s, mask=m)
         b_p -= rate * (b_g / (tl.sqrt(b_s) + eps))
     else:
         beta1 = tl.load(p_numbers + BETA1)
         beta2 = tl.load(p_numbers + BETA2)
-        p_m = pointer(p_slot, STATE_0, ACC, VEC) + o
+        p_m = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
         b_m = tl.load(p_m, mask=m, other=0.0)
         b_m += (1.0 - beta1).to(ACC) * (b_g - b_m)
         tl.store(p_m, b_m, mask=m)
-        p_v = pointer(p_slot, STATE_1, ACC, VEC) + o
+        p_v = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
         b_v = beta2.to(ACC) * tl.load(p_v, mask=m, other=0.0) + (1.0 - beta2).to(ACC) * (b_g * b_g)
         tl.store(p_v, b_v, mask=m)
         b_p -= rate * (b_m / (tl.sqrt(b_v) / tl.load(p_rate + 1).to(ACC) + eps))
@@ -285,26 +287,26 @@ def update_block(
 def update_kernel(
     p_like, p_table, p_blocks, p_hyper, p_rates, p_control,
     RULE: tl.constexpr, DECAY: tl.constexpr, HAS_MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
-    CENTERED: tl.constexpr, HAS_MASTER: tl.constexpr, HAS_ROWS: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    CENTERED: tl.constexpr, HAS_MASTER: tl.constexpr, HAS_ROWS: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     DTYPE: tl.constexpr = p_like.dtype.element_ty
     packed = tl.load(p_blocks + tl.program_id(0))
     i_param = packed >> 32
-    i_block = packed & 0xFFFFFFFF
+    i_block = packed & (LARGE - 1)
     p_slot = p_table + i_param * COLUMNS
     p_numbers = p_hyper + i_param * NUMBERS
     p_rate = p_rates + i_param * 2
-    # Vectors of 16 bytes where memory allows; a parameter of odd size goes element by element.
-    if tl.load(p_slot + ALIGNED) != 0:
+    # A parameter that is small, or not made of whole vectors of 16 bytes, goes element by element.
+    if (packed & LARGE) != 0:
         update_block(
             p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, CENTERED,
-            HAS_MASTER, HAS_ROWS, DTYPE, ACC, VEC, BLOCK_R, BLOCK_C,
+            HAS_MASTER, HAS_ROWS, DTYPE, ACC, BLOCK_V, BLOCK_R, BLOCK_C,
         )  # fmt: skip
     else:
         update_block(
             p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, CENTERED,
-            HAS_MASTER, HAS_ROWS, DTYPE, ACC, 1, BLOCK_R, BLOCK_C,
+            HAS_MASTER, HAS_ROWS, DTYPE, ACC, 1, BLOCK_R_SMALL, BLOCK_C,
         )  # fmt: skip
 
 
@@ -406,27 +408,29 @@ class Update:
         for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
             slots.extend(self._slot(index, param, grad))
         plans, table = self._plans(slots, params, grads)
-        partials = sum(plan.measured for plan in plans)
+        partials = sum(plan.measure.count for plan in plans)
         partial = torch.empty(partials, dtype=torch.float64, device=self.device)
         first = 0
         for plan in plans:
+            blocks = plan.measure
             launch.run(
-                measure_kernel, (plan.measured,), plan.like, table, table[plan.measure_at :], partial[first:],
-                HAS_ROWS=plan.has_rows, VEC=plan.vec, **plan.measure_tile.options,
+                measure_kernel, (blocks.count,), plan.like, table, table[blocks.start :], partial[first:],
+                HAS_ROWS=plan.rows, **blocks.tile.options,
             )  # fmt: skip
-            first += plan.measured
+            first += blocks.count
         tile = launch.tile("update_prepare", torch.float64, P=len(params))
         launch.run(
             prepare_kernel, (1,), partial, partials, table, self.hyper, self.steps, self._rates, self.control,
             self.skipped, len(params), RULE=RULES[self.rule], MAX_NORM=self.max_norm, **tile.options,
         )  # fmt: skip
         for plan in plans:
+            dtype, blocks = plan.like.dtype, plan.update
             launch.run(
-                update_kernel, (plan.updated,), plan.like, table, table[plan.update_at :], self.hyper, self._rates,
+                update_kernel, (blocks.count,), plan.like, table, table[blocks.start :], self.hyper, self._rates,
                 self.control, RULE=RULES[self.rule], DECAY=self.decay,
                 HAS_MOMENTUM="momentum_buffer" in self.states, NESTEROV=self.nesterov,
-                CENTERED="grad_avg" in self.states, HAS_MASTER=plan.like.dtype != launch.acc_torch(plan.like.dtype),
-                HAS_ROWS=plan.has_rows, ACC=launch.acc(plan.like.dtype), VEC=plan.vec, **plan.update_tile.options,
+                CENTERED="grad_avg" in self.states, HAS_MASTER=dtype != launch.acc_torch(dtype),
+                HAS_ROWS=plan.rows, ACC=launch.acc(dtype), **blocks.tile.options,
             )  # fmt: skip
 
     def _slot(self, index: int, param: torch.Tensor, grad: torch.Tensor | Rows | None) -> list[int]:
@@ -453,9 +457,6 @@ class Update:
             slot[GRAD_NUMEL.value] = memory[GRAD].numel()
         for column, tensor in memory.items():
             slot[column.value] = tensor.data_ptr()
-        vec = 16 // param.element_size()
-        whole = param.numel() % vec == 0 and width % vec == 0
-        slot[ALIGNED.value] = int(whole and all(tensor.data_ptr() % 16 == 0 for tensor in memory.values()))
         return slot
 
     def _position(self, index: int, param: torch.Tensor) -> torch.Tensor:
@@ -474,10 +475,10 @@ class Update:
             return self._made
         values = array("q", slots)
         plans = []
-        for dtype, (measure_tile, update_tile) in tiles.items():
+        for dtype, pair in tiles.items():
             used = [i for i, param in enumerate(params) if param.dtype == dtype and grads[i] is not None]
             if used:
-                plans.append(self._plan(used, params, grads, measure_tile, update_tile, values))
+                plans.append(self._plan(used, params, grads, pair, values))
         if capturing:
             return plans, self._table.captured(values)
         self._made_for, self._made = key, (plans, self._table.hold(values))
@@ -488,50 +489,43 @@ class Update:
         used: list[int],
         params: Sequence[torch.Tensor],
         grads: Sequence[torch.Tensor | Rows | None],
-        measure_tile: launch.Tile,
-        update_tile: launch.Tile,
+        tiles: tuple[launch.Tile, launch.Tile],
         values: array[int],
     ) -> _Plan:
         """The launches for the parameters `used`; their lists of blocks are added to `values`."""
-        rows = any(isinstance(grads[i], Rows) for i in used)
-        plan = _Plan(
-            like=params[used[0]],
-            vec=16 // params[used[0]].element_size(),
-            has_rows=(LAZY if self.lazy else DENSE_MOMENTS) if rows else NO_ROWS,
-            measure_tile=measure_tile,
-            update_tile=update_tile,
-        )
-        plan.measure_at = len(values)
-        for i in used:
-            grad = grads[i]
-            width = grad.values.shape[1] if isinstance(grad, Rows) else 0
-            _add_blocks(values, i, grad.values.numel() if isinstance(grad, Rows) else grad.numel(), width, measure_tile)
-        plan.measured = len(values) - plan.measure_at
-        _align(values)
-        plan.update_at = len(values)
-        for i in used:
-            grad = grads[i]
-            width = grad.values.shape[1] if isinstance(grad, Rows) else 0
-            numel = grad.values.numel() if isinstance(grad, Rows) and self.lazy else params[i].numel()
-            _add_blocks(values, i, numel, width, update_tile)
-        plan.updated = len(values) - plan.update_at
-        _align(values)
-        return plan
+        by_rows = {i: grad.values for i in used if isinstance(grad := grads[i], Rows)}
+        measured = {i: by_rows.get(i, params[i]) for i in used}
+        updated = measured if self.lazy else {i: params[i] for i in used}
+        lists = []
+        for tile, visited in zip(tiles, (measured, updated), strict=True):
+            start = len(values)
+            for i, tensor in visited.items():
+                whole = _whole(values[i * COLUMNS.value : (i + 1) * COLUMNS.value], tile["BLOCK_V"])
+                _add_blocks(values, i, tensor.numel(), by_rows[i].shape[1] if i in by_rows else 0, whole, tile)
+            lists.append(_Blocks(tile, start, len(values) - start))
+            # Lists begin at multiples of 16 bytes: Triton compiles a variant for pointers that do not.
+            values.extend([0] * (len(values) % 2))
+        rows = (LAZY if self.lazy else DENSE_MOMENTS) if by_rows else NO_ROWS
+        return _Plan(params[used[0]], rows, measure=lists[0], update=lists[1])
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Blocks:
+    """What a launch visits: where its list of blocks begins in the table, and how many there are."""
+
+    tile: launch.Tile
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
 class _Plan:
-    """The launches for the parameters of one dtype, and where their lists of blocks begin in the table."""
+    """The launches for the parameters of one dtype, that of `like`."""
 
     like: torch.Tensor
-    vec: int
-    has_rows: tl.constexpr
-    measure_tile: launch.Tile
-    update_tile: launch.Tile
-    measure_at: int = 0
-    measured: int = 0
-    update_at: int = 0
-    updated: int = 0
+    rows: tl.constexpr
+    measure: _Blocks
+    update: _Blocks
 
 
 class _DeviceList:
@@ -583,20 +577,25 @@ def _contiguous(grad: torch.Tensor | Rows | None) -> torch.Tensor | Rows | None:
 def _tiles(
     dtype: torch.dtype, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | Rows | None]
 ) -> tuple[launch.Tile, launch.Tile]:
-    """Tiles of `measure` and `update`, for the widest gradient by rows."""
+    """Tiles of `measure` and `update`, for the widest gradient by rows; BLOCK_V is how many values make 16 bytes."""
     widths = [g.values.shape[1] for p, g in zip(params, grads, strict=True) if p.dtype == dtype and isinstance(g, Rows)]
-    extent = max(widths, default=WIDE)
-    return launch.tile("update_measure", dtype, C=extent), launch.tile("update", dtype, C=extent)
+    extents = {"C": max(widths, default=WIDE), "V": 16 // dtype.itemsize}
+    return launch.tile("update_measure", dtype, **extents), launch.tile("update", dtype, **extents)
 
 
-def _add_blocks(values: array[int], index: int, numel: int, width: int, tile: launch.Tile) -> None:
+def _whole(slot: array[int], vector: int) -> bool:
+    """Whether all memory of a parameter is made of whole vectors of that many values."""
+    counts = (slot[NUMEL.value], slot[WIDTH.value])
+    addresses = (PARAM, MASTER, STATE_0, STATE_1, STATE_2, GRAD)
+    return vector == 1 or (
+        all(count % vector == 0 for count in counts) and all(slot[column.value] % 16 == 0 for column in addresses)
+    )
+
+
+def _add_blocks(values: array[int], index: int, numel: int, width: int, whole: bool, tile: launch.Tile) -> None:
+    """Add the blocks of `numel` values in rows of `width`; large ones where at least half of one is filled."""
     width = width or tile["BLOCK_C"]
-    rows = triton.cdiv(numel, max(1, width))
-    blocks = triton.cdiv(rows, tile["BLOCK_R"]) * triton.cdiv(width, tile["BLOCK_C"])
-    values.extend(range(index << 32, (index << 32) + blocks))
-
-
-def _align(values: array[int]) -> None:
-    """Lists begin at multiples of 16 bytes: Triton compiles a variant for pointers that do not."""
-    if len(values) % 2:
-        values.append(0)
+    large = whole and 2 * numel >= tile["BLOCK_R"] * tile["BLOCK_C"]
+    rows = triton.cdiv(triton.cdiv(numel, width), tile["BLOCK_R" if large else "BLOCK_R_SMALL"])
+    first = (index << 32) + large * LARGE.value
+    values.extend(range(first, first + rows * triton.cdiv(width, tile["BLOCK_C"])))

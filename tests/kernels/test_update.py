@@ -49,7 +49,7 @@ def some_rows(count, width, dtype=torch.float64, seed=0):
 
 def tiles():
     names = launch.table("update") if launch.INTERPRETED else [launch.target()]
-    small = [launch.Tile({"BLOCK_R": 64, "BLOCK_C": 32}, 4, 1)]
+    small = [launch.Tile({"BLOCK_R": 64, "BLOCK_R_SMALL": 32, "BLOCK_C": 32, "BLOCK_V": 2}, 4, 1)]
     found = [tile for family in ("update", "update_measure") for name in names for tile in launch.tiles(family, name)]
     return {str(tile): tile for tile in [*found, *small]}
 
@@ -82,7 +82,7 @@ def test_many_partial_sums_and_parameters():
     params = [values(3, seed=i) for i in range(20)] + [values(900)]
     grads = [torch.ones_like(p) for p in params]
     step = made("adam", params)
-    tile = launch.Tile({"BLOCK_R": 1, "BLOCK_C": 16}, 1, 1)
+    tile = launch.Tile({"BLOCK_R": 1, "BLOCK_R_SMALL": 1, "BLOCK_C": 16, "BLOCK_V": 1}, 1, 1)
     with launch.force(update_measure=tile, update_prepare=launch.Tile({"BLOCK": 32, "BLOCK_P": 8}, 1, 1)):
         step(params, grads)
     assert float(step.control[0]) == pytest.approx(math.sqrt(960), rel=1e-15)
