@@ -215,11 +215,11 @@ CHECKS = {
 
 
 def examples(spec: OpSpec, dtype: torch.dtype) -> dict[str, Problem]:
-    """The record's fixed cases with seeded values, or one drawn from its inputs where it has none."""
-    named = spec.examples or {"seed 0": spec.inputs}
+    """The record's fixed cases with seeded values, or some drawn from its inputs where it has none."""
+    named = spec.examples or {f"seed {seed}": spec.inputs for seed in range(4)}
     return {
-        name: pose(spec, SeededMake(0, dtype, default_device(), sizes=EXTENTS), name, inputs)
-        for name, inputs in named.items()
+        name: pose(spec, SeededMake(seed, dtype, default_device(), sizes=EXTENTS), name, inputs)
+        for seed, (name, inputs) in enumerate(named.items())
     }
 
 

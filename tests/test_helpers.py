@@ -481,6 +481,7 @@ class TestCheckGrads:
         check_grads(cube, point(3, 4), mode=mode)
         check_grads(cube, point(), mode=mode)
         check_grads(cube, point(0, 3), mode=mode)
+        check_grads(ops.mean, point(0, 3), mode=mode)
 
     @pytest.mark.parametrize("mode", ["fast", "slow"])
     @pytest.mark.parametrize("factor", [1.001, -1.0, 0.0, math.nan])

@@ -178,6 +178,8 @@ class _Run:
         gradients = self.gradients(cotangents)
         terms = sum(c.numel() for c in cotangents)
         for entry, gradient in zip(self.checked, gradients, strict=True):
+            if entry.value.numel() == 0:
+                continue
             direction = _direction(entry.value, generator)
             direction = direction / math.sqrt(max(direction.numel(), 1))
             change, largest = self.difference(entry, self.eps * direction)
