@@ -23,8 +23,10 @@ TensorLike = "Tensor | Scalar"
 
 
 def default_device() -> torch.device:
-    """Where new tensors are made: the current CUDA device where kernels are compiled, else the CPU."""
-    return torch.device("cpu") if launch.INTERPRETED else torch.device("cuda", torch.cuda.current_device())
+    """Where new tensors are made: the current CUDA device where kernels are compiled and run, else the CPU."""
+    if launch.INTERPRETED or launch.recording():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 class Tensor:

@@ -1,0 +1,118 @@
+"""`minidl doctor`: what this machine can run and what is missing, and the kernels compiled for GPUs it has not.
+
+Importing this package is cheap: what needs torch or rich is imported by the command.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ARCHITECTURES = (80, 90)
+
+
+def doctor() -> int:
+    """Print what this machine can run and what is missing; 1 when something needed is missing, else 0."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from minidl import __version__
+    from minidl.doctor import machine
+
+    colours = {machine.GOOD: "green", machine.FAIR: "yellow", machine.BAD: "red"}
+    console = Console()
+    table = Table(title=f"minidl {__version__} on this machine", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    with console.status("looking") as status:
+        found = []
+        for check in machine.checks():
+            found.append(check)
+            status.update(f"looking: {check.name}")
+    for check in found:
+        colour = colours[check.status]
+        advice = f"\n[{colour}]{escape(check.advice)}[/]" if check.advice else ""
+        table.add_row(check.name, f"[{colour}]{check.status}[/]", escape(check.found) + advice)
+    console.print(table)
+    bad = [check.name for check in found if check.status == machine.BAD]
+    if bad:
+        console.print(f"[red]Needs attention:[/] {escape(', '.join(bad))}")
+        return 1
+    console.print("[green]Everything needed is there.[/]")
+    return 0
+
+
+def doctor_compile(
+    arch: Sequence[int] = ARCHITECTURES,
+    *,
+    json: Path | None = None,
+    only: str = "",
+    every_tile: bool = True,
+    workers: int | None = None,
+    python: str = sys.executable,
+) -> int:
+    """Compile every kernel offline for the given architectures, print the table; 1 when something is wrong, else 0.
+
+    `only` picks kernels by a part of their name; without `every_tile` the tiles are those that the examples' shapes
+    get; `python` is the interpreter of the compiling processes, to try another version of Triton. Raises ValueError
+    for an unknown architecture, OSError when the JSON file cannot be written.
+    """
+    from rich.console import Console
+
+    from minidl.doctor import compile, report
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    with _Progress(console) as progress:
+        try:
+            verdict = compile.run(
+                arch, only=only, every_tile=every_tile, workers=workers, python=python, progress=progress.tell
+            )
+        except compile.WorkerError as error:
+            console.print("[red]failed[/] ", end="")
+            console.print(str(error), markup=False, highlight=False)
+            return 1
+    if not verdict.figures and not verdict.failures:
+        console.print(f"no kernel has {only!r} in its name", markup=False, highlight=False)
+        return 1
+    report.show(verdict, console)
+    if json is not None:
+        from minidl.training.files import write_json
+
+        write_json(json, report.as_json(verdict))
+    return 0 if verdict.fine else 1
+
+
+class _Progress:
+    """A bar per stage in a terminal, a line per stage elsewhere."""
+
+    def __init__(self, console: object) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        assert isinstance(console, Console)
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._tasks: dict[str, object] = {}
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def tell(self, stage: str, done: int, of: int) -> None:
+        """`done` of a stage's jobs are done."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bar.add_task(stage, total=of)
+            if not self._console.is_terminal:
+                self._console.print(f"{stage}: {of} to do", highlight=False)
+        self._bar.update(self._tasks[stage], completed=done, total=of)  # type: ignore[arg-type]

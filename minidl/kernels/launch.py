@@ -257,6 +257,11 @@ def record(recorder: Callable[..., None], target_: str) -> Iterator[None]:
         processors.cache_clear()
 
 
+def recording() -> bool:
+    """Whether launches are recorded and not run."""
+    return _state.recorder is not None
+
+
 def precision(dtype: torch.dtype) -> str:
     """`input_precision` for a `tl.dot` of this dtype: the float32 setting for float32, "ieee" for all others."""
     return _precision(dtype)

@@ -27,7 +27,7 @@ def describe(threads: int) -> dict[str, Any]:
         "device": device_name(),
         "kernels": "interpreted" if launch.INTERPRETED else "compiled",
         "target": launch.target(),
-        "driver": _driver(),
+        "driver": driver(),
         "threads": threads,
         "tile_tables": tile_hash(),
     }
@@ -84,7 +84,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _driver() -> str | None:
+def driver() -> str | None:
     """The NVIDIA driver's version, where there is one."""
     try:
         with Path("/proc/driver/nvidia/version").open() as file:

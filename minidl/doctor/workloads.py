@@ -1,0 +1,132 @@
+"""What the offline compile calls: the examples of every operation's record, and launchers that no record reaches."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minidl import optim
+from minidl.kernels import activation, gemm, launch
+from minidl.kernels import random as random_kernels
+from minidl.rows import RowGrad
+from minidl.specs import OpSpec, all_specs
+from minidl.specs.base import FLOATS
+from minidl.specs.make import SeededMake
+from minidl.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Calls whose launches are compiled.
+
+    families  tile families whose every tile is forced in turn
+    calls     for a dtype, the calls by name; their results are garbage, since nothing is computed
+    """
+
+    name: str
+    families: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    calls: Callable[[torch.dtype], Iterator[tuple[str, Callable[[], Any]]]]
+
+
+def workloads() -> list[Workload]:
+    """Everything to compile."""
+    found = [Workload(spec.name, spec.families, spec.dtypes, _examples(spec)) for spec in all_specs().values()]
+    return [
+        *found,
+        Workload("gemm", ("gemm", "gemm_pointer", "gemm_sum"), FLOATS, _gemm),
+        Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
+        Workload("random numbers", ("random",), FLOATS, _random),
+    ]
+
+
+def _examples(spec: OpSpec) -> Callable[[torch.dtype], Iterator[tuple[str, Callable[[], Any]]]]:
+    def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+        for name, example in spec.examples.items():
+            yield name, lambda example=example: _forward_and_backward(spec, example(SeededMake(0, dtype)))
+
+    return calls
+
+
+def _forward_and_backward(spec: OpSpec, case: Any) -> None:
+    args = [_wrap(value, position in spec.differentiable) for position, value in enumerate(case.args)]
+    outputs = spec.op(*args, **{name: _wrap(value) for name, value in case.kwargs.items()})
+    for output in outputs if isinstance(outputs, list | tuple) else (outputs,):
+        if output.requires_grad:
+            output.backward(Tensor(torch.zeros_like(output.data)), retain_graph=True)
+
+
+def _wrap(value: Any, requires_grad: bool = False) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Tensor(value, requires_grad and value.dtype.is_floating_point)
+    if isinstance(value, list | tuple):
+        return type(value)(_wrap(item, requires_grad) for item in value)
+    return value
+
+
+def _gemm(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """All four transpositions, in rows that are aligned and rows that are not; shares of K; every epilogue."""
+    for a_turned, b_turned, gap in itertools.product((False, True), (False, True), (0, 1)):
+        M, N, K = (512, 1024, 768) if gap == 0 else (517, 1030, 777)
+        a, b = _matrix(M, K, a_turned, gap, dtype), _matrix(K, N, b_turned, gap, dtype)
+        bias = torch.zeros(N, dtype=dtype)
+        name = f"{'A^T' if a_turned else 'A'} {'B^T' if b_turned else 'B'}{', unaligned' if gap else ''}"
+        yield name, lambda a=a, b=b, bias=bias: gemm.gemm(a, b, bias, "gelu_tanh", preactivation=True, split=1)
+        yield f"{name}, shares of K", lambda a=a, b=b: gemm.gemm(a, b, split=2)
+    a, b, bias = (torch.zeros(size, dtype=dtype) for size in ((512, 768), (768, 1024), (1024,)))
+    for act in (None, *activation.NAMES):
+        for split in (1, 2):
+            yield f"{act}, {split} shares", lambda act=act, split=split: gemm.gemm(a, b, bias, act, split=split)
+    yield "batches", lambda: gemm.gemm(a.expand(3, *a.shape), b.expand(3, *b.shape))
+
+
+@functools.cache
+def _matrix(rows: int, columns: int, turned: bool, gap: int, dtype: torch.dtype) -> torch.Tensor:
+    if turned:
+        return _matrix(columns, rows, False, gap, dtype).t()
+    return torch.zeros(rows, columns + gap, dtype=dtype)[:, :columns]
+
+
+def _optimizers(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+    made: dict[str, Callable[[list[Tensor], bool], optim.Optimizer]] = {
+        "sgd": lambda params, lazy: optim.SGD(params, lr=0.1, max_norm=1.0),
+        "sgd, nesterov": lambda params, lazy: optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        "rmsprop": lambda params, lazy: optim.RMSprop(params, momentum=0.9, centered=True, weight_decay=0.1),
+        "adagrad": lambda params, lazy: optim.Adagrad(params, weight_decay=0.1, lazy=lazy),
+        "adam": lambda params, lazy: optim.Adam(params, lazy=lazy),
+        "adamw": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy),
+    }
+    for name, make in made.items():
+        for rows, lazy in ((False, False), (True, False), (True, True)):
+            yield (
+                f"{name}{', rows' if rows else ''}{', lazy' if lazy else ''}",
+                (lambda make=make, rows=rows, lazy=lazy: _step(make, dtype, rows, lazy)),
+            )
+
+
+def _step(make: Callable[[list[Tensor], bool], optim.Optimizer], dtype: torch.dtype, rows: bool, lazy: bool) -> None:
+    shapes = ((1000, 128), (128,), (33, 7))
+    params = [Tensor(torch.zeros(shape, dtype=dtype), requires_grad=True) for shape in shapes]
+    optimizer = make(params, lazy)
+    for param in params:
+        param.grad = Tensor(torch.zeros(param.shape, dtype=dtype))
+    if rows:
+        params[0]._grad = RowGrad(torch.arange(50, dtype=torch.int32), torch.zeros(50, 128, dtype=dtype), (1000, 128))
+    optimizer.step()
+
+
+def _random(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+    t = torch.zeros(300, 1000, dtype=dtype)
+    yield "uniform", lambda: random_kernels.uniform_(t, 0.0, 1.0, seed=1)
+    yield "normal", lambda: random_kernels.normal_(t, 0.0, 1.0, seed=1)
+    yield "integers", lambda: random_kernels.randint((300, 1000), 0, 10, seed=1)
+
+
+def precisions(dtype: torch.dtype) -> tuple[str, ...]:
+    """Those that a product of this dtype may be computed in."""
+    return launch.PRECISIONS if dtype == torch.float32 else ("ieee",)
