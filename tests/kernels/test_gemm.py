@@ -93,7 +93,8 @@ def test_aligned_matrices_go_through_boxes(dtype, kernels):
     ids=["base not aligned", "rows not aligned", "no axis contiguous", "float64"],
 )
 def test_other_matrices_go_through_pointers(change, kernels):
-    a = change(matrix(24, 40))
+    # float16: a GPU copies float32 operands that do not lie along K, which makes boxes of them.
+    a = change(matrix(24, 40, dtype=torch.float16))
     b = matrix(a.shape[1], 16, dtype=a.dtype)
     assert_product(gemm.gemm(a, b), a, b)
     assert kernels == ["gemm_pointer_kernel"]
@@ -155,10 +156,10 @@ def test_epilogue(act):
 @pytest.mark.parametrize("shape", [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0), (1, 1, 1)], ids=str)
 def test_empty_and_single(shape):
     M, K, N = shape
-    a, b, bias = matrix(M, K), matrix(K, N), matrix(N)
+    a, b, bias = integers(M, K), integers(K, N, seed=1), integers(N, seed=2)
     with GuardedAllocations():
         c = gemm.gemm(a, b, bias, "relu")
-    assert torch.equal(c, torch.relu(a @ b + bias)) if K < 2 else torch.allclose(c, torch.relu(a @ b + bias))
+    assert torch.equal(c, torch.relu(a @ b + bias))
     assert gemm.gemm(matrix(2, M, K), matrix(2, K, N)).shape == (2, M, N)
 
 
