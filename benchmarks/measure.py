@@ -24,7 +24,10 @@ Call = Callable[[], object]
 
 @dataclass
 class Work:
-    """One row: calls of ours and of each peer (one per input set), and whether ours is right."""
+    """One row: calls of ours and of each peer (one per input set), and whether ours is right.
+
+    A `whole_step` is captured once and replayed, as training does it; other calls fill a graph many times over.
+    """
 
     name: str
     dtype: str
@@ -32,6 +35,7 @@ class Work:
     peers: Mapping[str, Sequence[Call]]
     floor_ms: float
     check: Callable[[], bool]
+    whole_step: bool = False
 
 
 def floor_ms(bytes_moved: float, flop: float = 0.0, rate: str = "bfloat16") -> float:
@@ -53,7 +57,7 @@ def measure(work: Work) -> dict[str, object]:
             "error_ok": False,
         }  # fmt: skip
     sides = {"ours": work.ours, **work.peers}
-    graphs = {name: _Replay(calls) for name, calls in sides.items()}
+    graphs = {name: _Replay(calls, work.whole_step) for name, calls in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
@@ -77,7 +81,7 @@ def measure(work: Work) -> dict[str, object]:
 class _Replay:
     """A CUDA graph with enough calls to last TARGET_MS, cycling through the input sets."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], whole_step: bool) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -87,7 +91,8 @@ class _Replay:
                 call()
             once = self._timed(lambda: [call() for call in calls]) / len(calls)
         torch.cuda.current_stream().wait_stream(stream)
-        self.count = max(len(calls), min(400, int(TARGET_MS / max(once, 1e-3)))) // len(calls) * len(calls)
+        wanted = max(len(calls), min(400, int(TARGET_MS / max(once, 1e-3)))) // len(calls) * len(calls)
+        self.count, self.replays = (len(calls), wanted) if whole_step else (wanted, 1)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             for index in range(self.count):
@@ -97,7 +102,7 @@ class _Replay:
 
     def time(self) -> float:
         """Milliseconds per call."""
-        return self._timed(self.graph.replay) / self.count
+        return self._timed(lambda: [self.graph.replay() for _ in range(self.replays)]) / (self.count * self.replays)
 
     @staticmethod
     def _timed(call: Call) -> float:
