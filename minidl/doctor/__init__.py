@@ -51,14 +51,16 @@ def doctor_compile(
     json: Path | None = None,
     only: str = "",
     every_tile: bool = True,
+    details: bool = False,
     workers: int | None = None,
     python: str = sys.executable,
 ) -> int:
     """Compile every kernel offline for the given architectures, print the table; 1 when something is wrong, else 0.
 
     `only` picks kernels by a part of their name; without `every_tile` the tiles are those that the examples' shapes
-    get; `python` is the interpreter of the compiling processes, to try another version of Triton. Raises ValueError
-    for an unknown architecture, OSError when the JSON file cannot be written.
+    get; `details` prints a row per tile, which `json` holds in any case; `python` is the interpreter of the compiling
+    processes, to try another version of Triton. Raises ValueError for an unknown architecture, OSError when the JSON
+    file cannot be written.
     """
     from rich.console import Console
 
@@ -79,7 +81,7 @@ def doctor_compile(
     if not verdict.figures and not verdict.failures:
         console.print(f"no kernel has {only!r} in its name", markup=False, highlight=False)
         return 1
-    report.show(verdict, console)
+    report.show(verdict, console, details)
     if json is not None:
         from minidl.training.files import write_json
 

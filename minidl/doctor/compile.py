@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from minidl.doctor import plan as plans
-from minidl.doctor.jobs import Figures, Job, problems
+from minidl.doctor.jobs import Figures, Job, problems, target_name
 from minidl.doctor.plan import Plan
 
 COMPILE_SECONDS = 300
@@ -121,7 +122,7 @@ def run(
     are not known, WorkerError when the launches cannot be recorded.
     """
     for arch in archs:
-        plans.target_name(arch)
+        target_name(arch)
     start = time.perf_counter()
     verdict = Verdict()
     pool = [Worker(python) for _ in range(workers or len(os.sched_getaffinity(0)))]
@@ -129,12 +130,11 @@ def run(
         verdict.versions = pool[0].ask({"versions": True}, PLAN_SECONDS)
         made = _plan(pool, archs, only, every_tile, progress)
         verdict.failures = plans.failures(made)
-        for stage, choose in (
-            ("every flag", plans.shorten),
-            ("every tile", lambda plan: plans.heaviest(plan, {k: f for k, (_, f) in verdict.figures.items()})),
-        ):
-            jobs = [job for plan in made for job in choose(plan)]
-            verdict.figures.update(_compile(pool, jobs, lambda done, of, stage=stage: progress(stage, done, of)))
+        jobs = [job for plan in made for job in plans.shorten(plan)]
+        verdict.figures = _compile(pool, jobs, partial(progress, "every flag"))
+        known = {key: figures for key, (_, figures) in verdict.figures.items()}
+        jobs = [job for plan in made for job in plans.heaviest(plan, known)]
+        verdict.figures |= _compile(pool, jobs, partial(progress, "every tile"))
     finally:
         for worker in pool:
             worker.close()

@@ -41,7 +41,8 @@ from minidl.kernels import launch
 
 # wgmma had to be serialised because the registers of the accumulators are touched in between.
 SERIALISED = ("C7510", "C7511", "C7515")
-MATRIX = {"wgmma": r"\bwgmma\.mma_async\b", "mma": r"\bmma\.sync\b", "tcgen05": r"\btcgen05\.mma\b"}
+MATRIX = (r"\bwgmma\.mma_async\b", r"\bmma\.sync\b", r"\btcgen05\.mma\b")
+TMA = r"\bcp\.async\.bulk\.tensor\b"
 FIGURES_FILE = "minidl_figures_1.json"
 
 
@@ -54,11 +55,11 @@ def recording(arch: int) -> Iterator[list[Job]]:
     if launch.INTERPRETED:
         raise RuntimeError("kernels are interpreted in this process; set TRITON_INTERPRET=0 before starting Python")
     jobs: list[Job] = []
-    with launch.record(lambda *recorded: jobs.append(job_of(*recorded, arch=arch)), target_name(arch)):
+    with launch.record(lambda *launched: jobs.append(job_of(arch, *launched)), target_name(arch)):
         yield jobs
 
 
-def job_of(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any], arch: int) -> Job:
+def job_of(arch: int, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> Job:
     """The job of one launch, specialised as Triton itself does at a launch on that architecture."""
     backend, bind = _binder(kernel, arch)
     bound, specialization, extra = bind(*args, **meta)
@@ -155,14 +156,17 @@ def _type(kind: Any) -> Any:
 def _read(compiled: Any, said: str, seconds: float) -> Figures:
     ptx = compiled.asm["ptx"]
     spilled = [int(stores) + int(loads) for stores, loads in re.findall(r"(\d+) bytes spill stores, (\d+)", said)]
+    wgmma, mma, tcgen05, tma = (len(re.findall(pattern, ptx)) for pattern in (*MATRIX, TMA))
     return Figures(
         registers=max(map(int, re.findall(r"Used (\d+) registers", said)), default=0),
         spill=max(spilled, default=0),
         stack=max(map(int, re.findall(r"(\d+) bytes stack frame", said)), default=0),
         shared=compiled.metadata.shared,
         warps=compiled.metadata.num_warps,
-        **{name: len(re.findall(pattern, ptx)) for name, pattern in MATRIX.items()},
-        tma=len(re.findall(r"\bcp\.async\.bulk\.tensor\b", ptx)),
+        wgmma=wgmma,
+        mma=mma,
+        tcgen05=tcgen05,
+        tma=tma,
         lines=ptx.count("\n"),
         wants_matrix=_wants_matrix(compiled.asm["ttir"]),
         serialised=any(code in said for code in SERIALISED),

@@ -59,7 +59,8 @@ def shorten(plan: Plan) -> list[Job]:
 
     Flags are the constants that no tile table sets: operation, epilogue, layout.
     """
-    chosen, seen = [], set()
+    chosen: list[Job] = []
+    seen: set[tuple[str, ...]] = set()
     for job in sorted(plan.first.values(), key=lambda job: -_volume(job, plan.tile_names)):
         kind = (job.kernel, job.dtype, job.precision)
         new = {(*kind, "flags", _flags(job, plan.tile_names)), (*kind, "tile", _sizes(job, plan.tile_names))}
@@ -86,9 +87,9 @@ def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
     for group in groups.values():
         like = known.get((group[0].kernel, group[0].dtype, group[0].precision), [])
         guesses = [(job, _most_like(_traits(job, plan), like)) for job in group]
-        for weight in ("lines", "shared"):
-            job = max(guesses, key=lambda pair, weight=weight: getattr(pair[1], weight))[0]
-            chosen[job.key] = job
+        longest = max(guesses, key=lambda pair: pair[1].lines)[0]
+        largest = max(guesses, key=lambda pair: pair[1].shared)[0]
+        chosen.update({job.key: job for job in (longest, largest)})
     return [job for key, job in chosen.items() if key not in figures]
 
 

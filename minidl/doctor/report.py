@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,15 +12,22 @@ from minidl import __version__
 from minidl.doctor.compile import Verdict
 from minidl.doctor.jobs import Figures, Job, accepted_spills, problems
 
-_ORDER = ("kernel", "arch", "dtype", "precision", "tile")
+_FIELDS = ("kernel", "arch", "dtype", "precision", "tile")
 
 
-def rows(verdict: Verdict) -> list[dict[str, Any]]:
-    """One row per kernel, architecture, dtype, precision and tile, with the largest figures among its launches."""
+def rows(verdict: Verdict, fields: Sequence[str] = _FIELDS) -> list[dict[str, Any]]:
+    """One row per kernel, architecture, dtype, precision and tile, or per what `fields` names of these.
+
+    It has the number of launches and tiles in it, their largest figures and all of their problems.
+    """
     groups: dict[tuple[Any, ...], list[tuple[Job, Figures]]] = {}
     for job, figures in verdict.figures.values():
-        groups.setdefault((job.name, job.arch, job.dtype, job.precision, job.tile), []).append((job, figures))
-    return [dict(zip(_ORDER, group, strict=True)) | _summary(groups[group]) for group in sorted(groups)]
+        groups.setdefault(tuple(_field(job, name) for name in fields), []).append((job, figures))
+    return [dict(zip(fields, group, strict=True)) | _summary(groups[group]) for group in sorted(groups)]
+
+
+def _field(job: Job, name: str) -> Any:
+    return getattr(job, "name" if name == "kernel" else name)
 
 
 def _summary(found: list[tuple[Job, Figures]]) -> dict[str, Any]:
@@ -34,7 +41,8 @@ def _summary(found: list[tuple[Job, Figures]]) -> dict[str, Any]:
         for entry in accepted_spills()
         if entry.covers(job, figures)
     )
-    return {"launches": len(found), **largest, "problems": list(wrong), "accepted": list(reasons)}
+    tiles = len({job.tile for job, _ in found})
+    return {"launches": len(found), "tiles": tiles, **largest, "problems": list(wrong), "accepted": list(reasons)}
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
@@ -50,27 +58,27 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def show(verdict: Verdict, console: Console) -> None:
-    """The table, then what is wrong in full, then one line with the result."""
-    table = Table(title="Kernels compiled offline", title_justify="left")
-    for name in ("kernel", "sm", "dtype", "precision", "tile"):
-        table.add_column(name, no_wrap=name != "tile")
+def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
+    """A table of kernels (of their tiles, with `every_tile`), then what is wrong in full, then the result in a line."""
+    table = Table(title="Kernels compiled offline: the largest figures of their launches", title_justify="left")
+    for name in ("kernel", "sm", "dtype", "precision", "tile" if every_tile else "tiles"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "tiles" else "left")
     for name in ("launches", "registers", "spilled", "shared", "matrix", "TMA"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    summary = rows(verdict)
     before = None
-    for row in summary:
+    for row in rows(verdict, _FIELDS if every_tile else _FIELDS[:-1]):
         if before is not None and row["kernel"] != before:
             table.add_section()
         before = row["kernel"]
         mark = "[red]wrong[/]" if row["problems"] else "[yellow]accepted[/]" if row["accepted"] else "[green]ok[/]"
         table.add_row(
-            row["kernel"].removesuffix("_kernel"), str(row["arch"]), row["dtype"], row["precision"], row["tile"],
-            str(row["launches"]), str(row["registers"]), str(row["spill"]), str(row["shared"]), _matrix(row),
-            str(row["tma"] or "-"), mark,
+            row["kernel"].removesuffix("_kernel"), str(row["arch"]), row["dtype"], row["precision"],
+            row["tile"] if every_tile else str(row["tiles"]), str(row["launches"]), str(row["registers"]),
+            str(row["spill"]), str(row["shared"]), _matrix(row), str(row["tma"] or "-"), mark,
         )  # fmt: skip
     console.print(table)
+    summary = rows(verdict)
     for row in summary:
         what = f"{row['kernel']} \\[{row['tile']}] {row['dtype']} {row['precision']} sm_{row['arch']}"
         for line in row["problems"]:
@@ -91,8 +99,4 @@ def show(verdict: Verdict, console: Console) -> None:
 
 
 def _matrix(row: dict[str, Any]) -> str:
-    return _join(f"{name} {row[name]}" for name in ("wgmma", "mma", "tcgen05") if row[name]) or "-"
-
-
-def _join(parts: Iterable[str]) -> str:
-    return ", ".join(parts)
+    return ", ".join(f"{name} {row[name]}" for name in ("wgmma", "mma", "tcgen05") if row[name]) or "-"

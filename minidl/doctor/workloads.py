@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from minidl import optim
 from minidl.kernels import activation, gemm, launch
 from minidl.kernels import random as random_kernels
 from minidl.rows import RowGrad
-from minidl.specs import OpSpec, all_specs
+from minidl.specs import Case, Make, OpSpec, all_specs
 from minidl.specs.base import FLOATS
 from minidl.specs.make import SeededMake
 from minidl.tensor import Tensor
@@ -48,12 +48,13 @@ def workloads() -> list[Workload]:
 def _examples(spec: OpSpec) -> Callable[[torch.dtype], Iterator[tuple[str, Callable[[], Any]]]]:
     def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
         for name, example in spec.examples.items():
-            yield name, lambda example=example: _forward_and_backward(spec, example(SeededMake(0, dtype)))
+            yield name, partial(_forward_and_backward, spec, example, dtype)
 
     return calls
 
 
-def _forward_and_backward(spec: OpSpec, case: Any) -> None:
+def _forward_and_backward(spec: OpSpec, example: Callable[[Make], Case], dtype: torch.dtype) -> None:
+    case = example(SeededMake(0, dtype))
     args = [_wrap(value, position in spec.differentiable) for position, value in enumerate(case.args)]
     outputs = spec.op(*args, **{name: _wrap(value) for name, value in case.kwargs.items()})
     for output in outputs if isinstance(outputs, list | tuple) else (outputs,):
@@ -76,16 +77,16 @@ def _gemm(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
         a, b = _matrix(M, K, a_turned, gap, dtype), _matrix(K, N, b_turned, gap, dtype)
         bias = torch.zeros(N, dtype=dtype)
         name = f"{'A^T' if a_turned else 'A'} {'B^T' if b_turned else 'B'}{', unaligned' if gap else ''}"
-        yield name, lambda a=a, b=b, bias=bias: gemm.gemm(a, b, bias, "gelu_tanh", preactivation=True, split=1)
-        yield f"{name}, shares of K", lambda a=a, b=b: gemm.gemm(a, b, split=2)
+        yield name, partial(gemm.gemm, a, b, bias, "gelu_tanh", preactivation=True, split=1)
+        yield f"{name}, shares of K", partial(gemm.gemm, a, b, split=2)
     a, b, bias = (torch.zeros(size, dtype=dtype) for size in ((512, 768), (768, 1024), (1024,)))
     for act in (None, *activation.NAMES):
         for split in (1, 2):
-            yield f"{act}, {split} shares", lambda act=act, split=split: gemm.gemm(a, b, bias, act, split=split)
-    yield "batches", lambda: gemm.gemm(a.expand(3, *a.shape), b.expand(3, *b.shape))
+            yield f"{act}, {split} shares", partial(gemm.gemm, a, b, bias, act, split=split)
+    yield "batches", partial(gemm.gemm, a.expand(3, *a.shape), b.expand(3, *b.shape))
 
 
-@functools.cache
+@cache
 def _matrix(rows: int, columns: int, turned: bool, gap: int, dtype: torch.dtype) -> torch.Tensor:
     if turned:
         return _matrix(columns, rows, False, gap, dtype).t()
@@ -103,10 +104,8 @@ def _optimizers(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     }
     for name, make in made.items():
         for rows, lazy in ((False, False), (True, False), (True, True)):
-            yield (
-                f"{name}{', rows' if rows else ''}{', lazy' if lazy else ''}",
-                (lambda make=make, rows=rows, lazy=lazy: _step(make, dtype, rows, lazy)),
-            )
+            variant = f"{', rows' if rows else ''}{', lazy' if lazy else ''}"
+            yield name + variant, partial(_step, make, dtype, rows, lazy)
 
 
 def _step(make: Callable[[list[Tensor], bool], optim.Optimizer], dtype: torch.dtype, rows: bool, lazy: bool) -> None:
@@ -122,9 +121,9 @@ def _step(make: Callable[[list[Tensor], bool], optim.Optimizer], dtype: torch.dt
 
 def _random(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     t = torch.zeros(300, 1000, dtype=dtype)
-    yield "uniform", lambda: random_kernels.uniform_(t, 0.0, 1.0, seed=1)
-    yield "normal", lambda: random_kernels.normal_(t, 0.0, 1.0, seed=1)
-    yield "integers", lambda: random_kernels.randint((300, 1000), 0, 10, seed=1)
+    yield "uniform", partial(random_kernels.uniform_, t, 0.0, 1.0, seed=1)
+    yield "normal", partial(random_kernels.normal_, t, 0.0, 1.0, seed=1)
+    yield "integers", partial(random_kernels.randint, (300, 1000), 0, 10, seed=1)
 
 
 def precisions(dtype: torch.dtype) -> tuple[str, ...]:
