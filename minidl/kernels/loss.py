@@ -408,7 +408,7 @@ def cross_entropy_parts(
     if each:
         return CrossEntropy(loss, grad, None)
     divisor = torch.empty((), dtype=acc, device=device) if mean else None
-    _total(parts, loss, sums if mean else None, count, divisor)
+    _total(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
     return CrossEntropy(loss, grad, divisor if defer else None)
 
 

@@ -1,0 +1,85 @@
+"""What is special to softmax: rows longer than a tile, infinities and NaN, addresses beyond 32 bits."""
+
+import pytest
+import torch
+
+from minidl.kernels import launch, softmax
+
+WHOLE = launch.Tile({"BLOCK_M": 4, "BLOCK_N": 16})
+WALK = launch.Tile({"BLOCK_M": 2, "BLOCK_N": 4})
+NAN, INF = float("nan"), float("inf")
+
+FORMS = pytest.mark.parametrize("tile", [WHOLE, WALK], ids=["whole", "walk"])
+KINDS = pytest.mark.parametrize(
+    ("ours", "grad", "theirs"),
+    [
+        (softmax.softmax, softmax.softmax_grad, torch.softmax),
+        (softmax.log_softmax, softmax.log_softmax_grad, torch.log_softmax),
+    ],
+    ids=["softmax", "log_softmax"],
+)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same numbers in every run."""
+    torch.manual_seed(0)
+
+
+@FORMS
+@KINDS
+def test_infinities_and_nan_as_torch(tile, ours, grad, theirs, device):
+    rows = [
+        [1.0, 2.0, 3.0, 0.5, NAN, 2.0],
+        [NAN] * 6,
+        [-INF] * 6,
+        [INF, 1.0, 2.0, 3.0, 4.0, 5.0],
+        [1.0, 2.0, 3.0, 4.0, 5.0, INF],
+        [-INF, -INF, -INF, -INF, -INF, 7.0],
+        [7.0, -INF, -INF, -INF, -INF, -INF],
+        [NAN, -INF, -INF, -INF, -INF, -INF],
+        [INF, -INF, NAN, 0.0, 0.0, 0.0],
+        [-3e38, 3e38, 0.0, 1.0, 2.0, 3.0],
+    ]
+    x = torch.tensor(rows, device=device)
+    with launch.force(softmax=tile):
+        y = ours(x)
+    torch.testing.assert_close(y, theirs(x.double(), -1).float(), equal_nan=True)
+
+
+@KINDS
+def test_integer_rows_do_not_depend_on_a_shift(ours, grad, theirs, device):
+    x = torch.randint(-20, 20, (50, 37), device=device).float()
+    assert torch.equal(ours(x), ours(x + 1000.0))
+
+
+@FORMS
+@KINDS
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_any_dimension_of_a_view(tile, ours, grad, theirs, dim, device):
+    base = torch.randn(7, 11, 5, dtype=torch.float64, device=device)
+    for x in (base, base.permute(2, 0, 1), base[::2, 1:], base[:, :1].expand(7, 4, 5)):
+        leaf = x.clone().requires_grad_()
+        expected = theirs(leaf, dim)
+        dy = torch.randn(x.shape, dtype=torch.float64, device=device).flip(0)
+        expected.backward(dy)
+        with launch.force(softmax=tile, softmax_grad=tile):
+            y = ours(x, dim)
+            dx = grad(dy, y, dim)
+        torch.testing.assert_close(y, expected.detach(), rtol=1e-13, atol=1e-14)
+        torch.testing.assert_close(dx, leaf.grad, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((2, 3), (2**31, 1)), ((3, 2), (1, 2**31))])
+def test_addresses_beyond_32_bits(shape, strides, device):
+    # The memory is reserved but for a few pages never touched.
+    x = torch.empty(2**31 + 3, dtype=torch.float16, device=device).as_strided(shape, strides)
+    values = torch.tensor([[0.5, -1.0, 2.0], [1.0, 3.0, -2.0]], dtype=torch.float16, device=device).reshape(shape)
+    x.copy_(values)
+    assert torch.equal(softmax.softmax(x, 1), softmax.softmax(values, 1))
+    assert torch.equal(softmax.softmax_grad(x, values, 1), softmax.softmax_grad(values, values, 1))
+
+
+def test_a_gradient_of_another_shape_is_refused(device):
+    with pytest.raises(ValueError, match=r"dy has shape \[3\], expected y's shape \[4\]"):
+        softmax.softmax_grad(torch.ones(3, device=device), torch.ones(4, device=device))

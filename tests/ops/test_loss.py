@@ -1,0 +1,80 @@
+"""Losses in the graph: a gradient that waits, walked twice, and what gets none."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minidl import from_torch, no_grad, ops
+from minidl.kernels import loss as kernels
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same numbers in every run."""
+    torch.manual_seed(0)
+
+
+def leaf(*shape, device):
+    return from_torch(torch.randn(*shape, dtype=torch.float64, device=device), requires_grad=True)
+
+
+def classes(rows, count, device):
+    return from_torch(torch.randint(count, (rows,), device=device))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_second_walk_adds_the_same_gradient(reduction, device):
+    x, target = leaf(6, 5, device=device), classes(6, 5, device)
+    value = ops.cross_entropy(x, target, reduction=reduction)
+    dy = from_torch(torch.rand(value.shape, dtype=torch.float64, device=device) + 0.5)
+    value.backward(dy, retain_graph=True)
+    once = x.grad.data.clone()
+    value.backward(dy)
+    torch.testing.assert_close(x.grad.data, 2 * once)
+    reference = x.data.clone().requires_grad_()
+    F.cross_entropy(reference, target.data, reduction=reduction).backward(dy.data)
+    torch.testing.assert_close(once, reference.grad)
+
+
+def test_no_gradient_is_computed_when_none_is_wanted(device, monkeypatch):
+    x, target = leaf(6, 5, device=device), classes(6, 5, device)
+    wanted = []
+    parts = kernels.cross_entropy_parts
+
+    def spy(*args):
+        wanted.append(args[-1])
+        return parts(*args)
+
+    monkeypatch.setattr(kernels, "cross_entropy_parts", spy)
+    ops.cross_entropy(x, target)
+    with no_grad():
+        ops.cross_entropy(x, target)
+    ops.cross_entropy(x.detach(), target)
+    assert wanted == [True, False, False]
+
+
+def test_the_first_gradient_is_not_copied(device):
+    x, target = leaf(6, 5, device=device), classes(6, 5, device)
+    made = []
+    value = ops.cross_entropy(x, target)
+    made.append(value._node.context.made.grad.data_ptr())
+    value.backward()
+    assert x.grad.data.data_ptr() == made[0]
+
+
+def test_what_gets_no_gradient_is_refused(device):
+    x, p = leaf(6, 5, device=device), leaf(6, 5, device=device)
+    with pytest.raises(ValueError, match=r"target requires a gradient, which it cannot get; pass target.detach\(\)"):
+        ops.cross_entropy(x, p)
+    with pytest.raises(ValueError, match="pos_weight requires a gradient"):
+        ops.binary_cross_entropy_with_logits(x, p, pos_weight=leaf(5, device=device))
+
+
+def test_logits_changed_in_place_before_a_second_walk(device):
+    x = leaf(6, 5, device=device)
+    z = x * 2
+    value = ops.cross_entropy(z, classes(6, 5, device))
+    value.backward(retain_graph=True)
+    z.data.zero_()
+    with pytest.raises(RuntimeError, match=r"CrossEntropy.*was changed in place"):
+        value.backward()
