@@ -31,6 +31,7 @@ def speed_up() -> None:
     interpreter.InterpretedFunction.__call__ = _call_helper
     interpreter.GridExecutor.__call__ = _without_warnings(interpreter.GridExecutor.__call__)
     interpreter._interpreter = _Memory(interpreter._interpreter)
+    interpreter.InterpreterBuilder.create_splat = _keeping_bools(interpreter.InterpreterBuilder.create_splat)
 
 
 def _sees_the_whole_language() -> None:
@@ -50,6 +51,17 @@ def _without_warnings(call):
             return call(executor, *args, **kwargs)
 
     return quiet
+
+
+def _keeping_bools(create_splat):
+    def splat(builder, shape, scalar):
+        # A comparison of scalars carries the type of its operands; as a block it would become numbers of that type.
+        block = create_splat(builder, shape, scalar)
+        if scalar.data.dtype == bool:
+            block.data = block.data.astype(bool)
+        return block
+
+    return splat
 
 
 class _Memory:
