@@ -58,7 +58,8 @@ def parse(act: Activation) -> tuple[str | None, float]:
 def sigmoid(z):
     """1 / (1 + exp(-z)) without overflow: the exponential is only taken of numbers at or below 0."""
     e = tl.exp(-tl.abs(z))
-    return tl.where(z >= 0, 1.0 / (1.0 + e), e / (1.0 + e))
+    larger = 1.0 / (1.0 + e)
+    return tl.where(z >= 0, larger, e * larger)
 
 
 @triton.jit
@@ -80,6 +81,14 @@ def tanh(z):
         p = p * s - 1.0 / 3.0
         t = tl.where(a < 0.25, a + a * (p * s), t)
     return tl.where(z < 0, -t, t)
+
+
+@triton.jit
+def tanh_grad(z):
+    """1 - tanh(z)^2 = 4 e / (1 + e)^2 with e = exp(-2|z|), which does not cancel for large z."""
+    e = tl.exp(-2.0 * tl.abs(z))
+    d = 1.0 + e
+    return 4.0 * e / (d * d)
 
 
 @triton.jit
@@ -111,20 +120,20 @@ def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
     elif ACT == LEAKY_RELU:
         return tl.where(z <= 0.0, tl.full(z.shape, SLOPE, z.dtype), 1.0)  # two literals would be float32
     elif ACT == SIGMOID:
-        s = sigmoid(z)
-        return s * (1.0 - s)
+        return sigmoid(z) * sigmoid(-z)
     elif ACT == TANH:
-        t = tanh(z)
-        return 1.0 - t * t
+        return tanh_grad(z)
     elif ACT == GELU:
         cdf = 0.5 * (1.0 + tl.erf(z * 0.7071067811865476))
         return cdf + z * 0.3989422804014327 * tl.exp(-0.5 * z * z)
     elif ACT == GELU_TANH:
-        t = tanh(0.7978845608028654 * (z + 0.044715 * z * z * z))
-        return 0.5 * (1.0 + t) + 0.5 * z * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 0.134145 * z * z)
+        inner = 0.7978845608028654 * (z + 0.044715 * z * z * z)
+        slope = tanh_grad(inner)
+        bend = 0.5 * z * slope * 0.7978845608028654 * (1.0 + 0.134145 * z * z)
+        return 0.5 * (1.0 + tanh(inner)) + tl.where(slope == 0.0, 0.0, bend)  # z z may be infinite there
     elif ACT == SILU:
-        s = sigmoid(z)
-        return s * (1.0 + z * (1.0 - s))
+        # sigmoid(-z) and not 1 - sigmoid(z), which z would multiply with its rounding error.
+        return sigmoid(z) * (1.0 + z * sigmoid(-z))
     else:
         return tl.full(z.shape, 1.0, z.dtype)
 

@@ -208,20 +208,19 @@ def kept_shape(x: torch.Tensor, dims: Sequence[int] | int | None) -> list[int]:
     return [1 if i in axes else size for i, size in enumerate(x.shape)]
 
 
-def depth(x: torch.Tensor, dims: Sequence[int] | int | None = None) -> int:
-    """The longest chain of additions that a term of a sum over `dims` goes through.
+def depth(K: int, R: int, dtype: torch.dtype) -> int:
+    """The longest chain of additions that a term goes through when x [K, R] is summed over R, in any layout.
 
     A lane takes one term of each block of its share. The lanes of a block are joined as a tree over runs, together at
     most 64 deep: a thread of a GPU has at most 32 lanes of its own, and NumPy sums in pairs of runs of 16. Then come
     the shares.
     """
-    seen = _seen(x, _axes("depth", dims, x.dim()))
-    if seen.R <= 1:
-        return 0
-    tile, share = _plan(seen, x.dtype, None)
-    shares = triton.cdiv(seen.R, share)
-    chain = triton.cdiv(share, tile["BLOCK_R"]) + min(tile["BLOCK_R"], 64) + shares
-    return min(seen.R - 1, chain)
+    longest = 0
+    for family in ("reduce_rows", "reduce_columns"):
+        tile, share = _plan(family, K, R, dtype, None)
+        blocks = triton.cdiv(share, tile["BLOCK_R"])
+        longest = max(longest, blocks + min(tile["BLOCK_R"], 64) + triton.cdiv(R, share))
+    return min(max(R - 1, 0), longest)
 
 
 class _Seen(NamedTuple):
@@ -276,12 +275,12 @@ def _inner(levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
     return levels[-1][0], levels[0][1] if len(levels) == 2 else 0, levels[-1][1]
 
 
-def _plan(seen: _Seen, dtype: torch.dtype, shares: int | None) -> tuple[launch.Tile, int]:
+def _plan(family: str, K: int, R: int, dtype: torch.dtype, shares: int | None) -> tuple[launch.Tile, int]:
     """The tile, and how much of R each program takes: shares of at least 4 blocks, enough to fill the device twice."""
-    tile = launch.tile(seen.family, dtype, K=seen.K, R=seen.R)
-    blocks = triton.cdiv(seen.R, tile["BLOCK_R"])
+    tile = launch.tile(family, dtype, K=K, R=R)
+    blocks = max(1, triton.cdiv(R, tile["BLOCK_R"]))
     if shares is None:
-        programs = triton.cdiv(seen.K, tile["BLOCK_K"])
+        programs = max(1, triton.cdiv(K, tile["BLOCK_K"]))
         shares = max(1, min(2 * launch.processors() // programs, blocks // 4))
     return tile, triton.cdiv(blocks, shares) * tile["BLOCK_R"]
 
@@ -316,7 +315,7 @@ def _run_sum(
     wide: torch.dtype,
     shares: int | None,
 ) -> None:
-    tile, share = _plan(seen, seen.x.dtype, shares)
+    tile, share = _plan(seen.family, seen.K, seen.R, seen.x.dtype, shares)
     shares = triton.cdiv(seen.R, share)
     partial = y if shares == 1 else torch.empty(shares, seen.K, dtype=wide, device=y.device)
     launch.run(
@@ -332,7 +331,7 @@ def _max(x: torch.Tensor, axes: Sequence[int], y: torch.Tensor | None, positions
     if x.numel() == 0:
         return
     seen = _seen(x, axes)
-    tile, share = _plan(seen, x.dtype, None)
+    tile, share = _plan(seen.family, seen.K, seen.R, x.dtype, None)
     shares = triton.cdiv(seen.R, share)
     integers = not x.is_floating_point()
     acc = tl.int64 if integers else launch.acc(x.dtype)
@@ -348,7 +347,7 @@ def _max(x: torch.Tensor, axes: Sequence[int], y: torch.Tensor | None, positions
     if shares > 1:
         assert top is not None
         seen = _seen(top, (0,))
-        tile, share = _plan(seen, x.dtype, 1)
+        tile, share = _plan(seen.family, seen.K, seen.R, x.dtype, 1)
         launch.run(
             max_kernel, (triton.cdiv(seen.K, tile["BLOCK_K"]), 1), top, first, y, positions, *seen.extents, share,
             SHARES=True, LAST=True, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels, **flags, **tile.options,

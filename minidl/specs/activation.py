@@ -1,0 +1,257 @@
+"""Records of activations, by themselves and with a bias.
+
+`evaluation` is the error of act(z) at exactly z. The exponential of -|z| is off by 2|z| + 5 units relatively where
+kernels are compiled, which the result feels in full only where it is small itself; tanh is good to 16 units, and in
+float64, where it has no series, to 4 units of 1 besides. 1 + erf and 1 + tanh cancel for z < 0, so gelu is off by units
+of z. An error of z, by adding the bias, enters times the steepest slope.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from minidl import ops
+from minidl.kernels import activation, bias_act, launch
+from minidl.kernels.activation import Activation
+from minidl.specs import bounds
+from minidl.specs.base import Bad, Case, Make, OpSpec
+from minidl.specs.elementwise import kept, one, times, where_finite
+
+# The largest |act'|.
+STEEPEST = {"sigmoid": 0.25, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+# How many units act' is off where it is computed from z, of which a relative error of z makes less than one.
+DERIVATIVE_UNITS = {"gelu": 12, "gelu_tanh": 48, "silu": 24}
+
+
+def apply(z: torch.Tensor, act: Activation) -> torch.Tensor:
+    """act(z) by torch."""
+    name, slope = activation.parse(act)
+    if name is None:
+        return z + 0
+    if name == "leaky_relu":
+        return F.leaky_relu(z, slope)
+    if name == "gelu_tanh":
+        return F.gelu(z, approximate="tanh")
+    return getattr(torch, name)(z) if name in ("sigmoid", "tanh", "relu") else getattr(F, name)(z)
+
+
+def evaluation(z: torch.Tensor, act: Activation, dtype: torch.dtype) -> torch.Tensor:
+    """The error of act(z), computed in the accumulate type of `dtype` at exactly z, before it is rounded."""
+    name, _ = activation.parse(act)
+    u = bounds.acc_unit(dtype)
+    y, below = apply(z, act).abs(), (-z).clamp(min=0)
+    tiny = bounds.TINY[launch.acc_torch(dtype)]
+    if name in (None, "relu"):
+        return torch.zeros_like(z)
+    if name == "leaky_relu":
+        return 2 * u * y
+    if name == "sigmoid":
+        return u * y * (12 + 2 * below) + tiny
+    if name == "silu":
+        return u * y * (14 + 2 * below) + tiny * z.abs()
+    if name == "tanh":
+        return u * (16 * y + (4 if dtype == torch.float64 else 0))
+    if name == "gelu":
+        return u * (6 * z.abs() + 2 * y)
+    return u * (16 * z.abs() + 2 * y)
+
+
+def output_error(z: torch.Tensor, z_error: torch.Tensor | float, act: Activation, dtype: torch.dtype) -> torch.Tensor:
+    """The error of act(z) before it is rounded, for a z that is itself off by z_error."""
+    name, slope = activation.parse(act)
+    steepest = max(1.0, slope) if name == "leaky_relu" else STEEPEST.get(name or "", 1.0)
+    return evaluation(z, act, dtype) + steepest * z_error
+
+
+def gradient_error(
+    dy: torch.Tensor, z: torch.Tensor, z_error: torch.Tensor | float, act: Activation, dtype: torch.dtype
+) -> torch.Tensor:
+    """The error of dy act'(z) before it is rounded, from the rounded output or from z, as the operation keeps it."""
+    name, slope = activation.parse(act)
+    u = bounds.acc_unit(dtype)
+    if name in (None, "relu"):
+        return torch.zeros_like(dy)
+    if name == "leaky_relu":
+        return 2 * u * dy.abs() * max(1.0, slope)
+    if name not in ("sigmoid", "tanh"):
+        return u * (DERIVATIVE_UNITS[name] + 2) * dy.abs()
+    y = apply(z, act)
+    off = kept(y, output_error(z, z_error, act, dtype), dtype)
+    if name == "sigmoid":
+        return times(dy, (1 - 2 * y).abs() * off + off * off + 4 * u * y * (1 - y))
+    return times(dy, 2 * y.abs() * off + off * off + 3 * u)
+
+
+def _leaky_reference(x: torch.Tensor, negative_slope: float = activation.NEGATIVE_SLOPE) -> torch.Tensor:
+    return F.leaky_relu(x, negative_slope)
+
+
+def _gelu_reference(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    return F.gelu(x, approximate=approximate)
+
+
+def _record(name: str, act: Callable[[Case], Activation], **fields: Any) -> OpSpec:
+    """The record of an activation; `act` reads it off the arguments."""
+
+    def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return where_finite(result, bounds.rounded(result, output_error(case.args[0], 0.0, act(case), dtype), dtype))
+
+    def grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        error = gradient_error(dy, case.args[0], 0.0, act(case), dtype)
+        return (bounds.rounded(grads[0], error, dtype),)
+
+    fields = {
+        "inputs": one(),
+        "families": ("elementwise",),
+        "examples": {
+            "one run": lambda make: Case((make.tensor(3, 700),)),
+            "every second": lambda make: Case((make.tensor(37, 66)[:, ::2],)),
+        },
+        "bad": (_INTEGERS,),
+        **fields,
+    }
+    return OpSpec(name=name, op=getattr(ops, name), bound=bound, grad_bound=grad_bound, differentiable=(0,), **fields)
+
+
+_INTEGERS = Bad(
+    lambda make: Case((make.integers(3, low=0, high=5),)),
+    TypeError,
+    r"x has dtype torch.int64, expected a floating type; convert it with .to\(\)",
+)
+
+_ACTS: tuple[Activation, ...] = (None, ("leaky_relu", 0.25), *activation.NAMES)
+
+
+def _bias_act_inputs(make: Make) -> Case:
+    shape = make.shape(1, 3)
+    bias = None if make.integer(0, 4) == 0 else make.tensor(shape[-1])
+    return Case((make.tensor(*shape), bias, make.choice(_ACTS)))
+
+
+def _z(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    x, b = case.args[:2]
+    z = x if b is None else x + b
+    return z, torch.zeros_like(z) if b is None else bounds.acc_unit(dtype) * z.abs()
+
+
+def _act(case: Case) -> Activation:
+    return case.args[2] if len(case.args) > 2 else "relu"
+
+
+def _bias_act_reference(x: torch.Tensor, b: torch.Tensor | None, act: Activation = "relu") -> torch.Tensor:
+    return apply(x if b is None else x + b, act)
+
+
+def _bias_act_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    z, z_error = _z(case, dtype)
+    error = output_error(z, z_error, _act(case), dtype)
+    # Where x + b overflows, so may what follows from it.
+    error = torch.where(z.abs() > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
+    return where_finite(result, bounds.rounded(result, error, dtype))
+
+
+def _bias_act_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    z, z_error = _z(case, dtype)
+    each = gradient_error(dy, z, z_error, _act(case), dtype)
+    each = torch.where(z.abs() > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, each)
+    dx, db = grads
+    for_x = bounds.rounded(dx, each, dtype)
+    if db is None:
+        return for_x, None
+    # The bias sums dx before it is rounded.
+    N = dx.shape[-1]
+    rows = dx.numel() // max(N, 1)
+    total = (dx.abs() + each).reshape(rows, N).sum(0)
+    chain = max(bias_act.depth(rows, N, dtype), 1)
+    error = each.reshape(rows, N).sum(0) + bounds.gamma(chain, bounds.acc_unit(dtype)) * total
+    error = torch.where(total > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
+    return for_x, bounds.rounded(db, error, dtype)
+
+
+def _with_bias(*shape: int, act: Activation) -> Callable[[Make], Case]:
+    return lambda make: Case((make.tensor(*shape), make.tensor(shape[-1]), act))
+
+
+SPECS = [
+    _record("relu", lambda case: "relu", reference=torch.relu, exact=True),
+    _record(
+        "leaky_relu",
+        lambda case: ("leaky_relu", case.args[1]) if len(case.args) > 1 else "leaky_relu",
+        reference=_leaky_reference,
+        inputs=lambda make: Case(
+            (make.tensor(*make.shape(0, 4)), *make.choice([(), (0.25,), (1e-3,), (2.0,)]))  # type: ignore[arg-type]
+        ),
+        bad=(_INTEGERS, Bad(lambda make: Case((make.tensor(3), 0.0)), ValueError, "needs a slope above 0, got 0.0")),
+    ),
+    _record("sigmoid", lambda case: "sigmoid", reference=torch.sigmoid),
+    _record("tanh", lambda case: "tanh", reference=torch.tanh),
+    _record(
+        "gelu",
+        lambda case: "gelu_tanh" if case.args[1:] == ("tanh",) else "gelu",
+        reference=_gelu_reference,
+        inputs=lambda make: Case(
+            (make.tensor(*make.shape(0, 4)), *make.choice([(), ("none",), ("tanh",)]))  # type: ignore[arg-type]
+        ),
+        examples={
+            "exact": lambda make: Case((make.tensor(3, 700),)),
+            "by tanh": lambda make: Case((make.tensor(3, 700), "tanh")),
+        },
+        bad=(
+            _INTEGERS,
+            Bad(
+                lambda make: Case((make.tensor(3), "erf")),
+                ValueError,
+                'approximate is \'erf\', expected "none" or "tanh"',
+            ),
+        ),
+    ),
+    _record("silu", lambda case: "silu", reference=F.silu),
+    OpSpec(
+        name="bias_act",
+        op=ops.bias_act,
+        reference=_bias_act_reference,
+        inputs=_bias_act_inputs,
+        bound=_bias_act_bound,
+        grad_bound=_bias_act_grad,
+        differentiable=(0, 1),
+        families=("bias_act", "bias_act_grad"),
+        examples={
+            "relu": _with_bias(37, 70, act="relu"),
+            "gelu": _with_bias(70, 5, act="gelu"),
+            "no activation": _with_bias(2, 7, 40, act=None),
+            "wide": _with_bias(3, 1030, act="tanh"),
+            "rows apart": lambda make: Case((make.tensor(37, 40)[:, :33], make.tensor(33), "silu")),
+            "turned": lambda make: Case((make.tensor(33, 37).t(), make.tensor(33), "sigmoid")),
+            "one bias": lambda make: Case((make.tensor(37, 40), make.tensor(1).expand(40), "gelu_tanh")),
+        },
+        bad=(
+            Bad(
+                lambda make: Case((make.tensor(2, 4), make.tensor(3), "relu")),
+                ValueError,
+                r"bias has shape \[3\], expected \[4\], the last size of x \[2, 4\]",
+            ),
+            Bad(
+                lambda make: Case((make.tensor(2, 4), make.tensor(4), "softplus")),
+                ValueError,
+                "unknown activation 'softplus'; known: relu, leaky_relu",
+            ),
+            Bad(
+                lambda make: Case((make.tensor(2, 4), make.tensor(4), ("tanh", 0.5))),
+                ValueError,
+                "activation 'tanh' takes no slope",
+            ),
+            Bad(
+                lambda make: Case((make.tensor(2, 4), make.tensor(4).double(), "relu")),
+                TypeError,
+                "x is torch.float32 and b is torch.float64; convert one of them",
+            ),
+            Bad(lambda make: Case((make.integers(3, low=0, high=5), None)), TypeError, "x has dtype torch.int64"),
+        ),
+        bench={"bias + relu": (16384, 8192)},
+    ),
+]
