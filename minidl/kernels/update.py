@@ -472,6 +472,7 @@ class Update:
         tiles = {dtype: _tiles(dtype, params, grads) for dtype in dict.fromkeys(param.dtype for param in params)}
         key = (slots, tiles)
         if not capturing and key == self._made_for:
+            self._table.prepare_capture()
             return self._made
         values = array("q", slots)
         plans = []
@@ -482,6 +483,7 @@ class Update:
         if capturing:
             return plans, self._table.captured(values)
         self._made_for, self._made = key, (plans, self._table.hold(values))
+        self._table.prepare_capture()
         return self._made
 
     def _plan(
@@ -531,10 +533,14 @@ class _Plan:
 class _DeviceList:
     """int64 numbers made by the host, on the device."""
 
+    GRAPHS = 16
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._held = torch.empty(0, dtype=torch.int64, device=device)
-        self._spare: tuple[torch.Tensor, torch.Tensor] | None = None
+        # Memory for CUDA graphs, on the device and pinned on the host, and how much of it is taken.
+        self._pool = self._held, self._held
+        self._taken = 0
         self._captured: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def hold(self, values: array[int]) -> torch.Tensor:
@@ -547,24 +553,32 @@ class _DeviceList:
             self._held = torch.empty(triton.next_power_of_2(count), dtype=torch.int64, device=self._device)
         # Pageable memory is staged before the call returns, so `values` may go.
         self._held[:count].copy_(host, non_blocking=True)
-        if self._spare is None or self._spare[0].numel() < self._held.numel():
-            pinned = torch.empty(self._held.numel(), dtype=torch.int64, pin_memory=True)
-            self._spare = torch.empty_like(self._held), pinned
         return self._held
+
+    def prepare_capture(self) -> None:
+        """Keep room for the numbers of a CUDA graph: memory cannot be pinned during capture."""
+        if self._taken + self._held.numel() > self._pool[0].numel():
+            size = self.GRAPHS * self._held.numel()
+            pinned = torch.empty(size, dtype=torch.int64, pin_memory=True)
+            self._pool = torch.empty(size, dtype=torch.int64, device=self._device), pinned
+            self._taken = 0
 
     def captured(self, values: array[int]) -> torch.Tensor:
         """The numbers for a CUDA graph being captured, which copies them again at every replay: kept for good.
 
-        Raises RuntimeError when no step of this size went before, because nothing can be pinned during capture.
+        Raises RuntimeError when there is no room for them.
         """
         count = len(values)
-        if self._spare is None or self._spare[0].numel() < count:
-            raise RuntimeError("run one optimizer step of the same shapes before capturing one in a CUDA graph")
-        held, pinned = self._spare
-        pinned[:count].copy_(torch.frombuffer(values, dtype=torch.int64))
-        held[:count].copy_(pinned[:count], non_blocking=True)
-        self._captured.append(self._spare)
-        self._spare = None
+        if self._taken + count > self._pool[0].numel():
+            raise RuntimeError(
+                "an optimizer step of these shapes cannot be captured in a CUDA graph yet: run one outside the graph"
+            )
+        held, pinned = (part[self._taken : self._taken + count] for part in self._pool)
+        pinned.copy_(torch.frombuffer(values, dtype=torch.int64))
+        held.copy_(pinned, non_blocking=True)
+        self._captured.append((held, pinned))
+        # The next one begins at a multiple of 16 bytes again.
+        self._taken += count + count % 2
         return held
 
 
