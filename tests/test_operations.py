@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +24,11 @@ SPECS = all_specs()
 # Operations that have no record, each with what holds it.
 WITHOUT_RECORD: dict[str, str] = {}
 # Tile families that no operation of `ops` runs, each with the test that forces their tiles.
-TESTED_ELSEWHERE: dict[str, str] = {}
+TESTED_ELSEWHERE = {
+    "update": "tests/kernels/test_update.py",
+    "update_measure": "tests/kernels/test_update.py",
+    "update_prepare": "tests/kernels/test_update.py",
+}
 
 
 def each(keep=lambda spec: True, dtypes=battery.dtypes):
@@ -153,6 +158,8 @@ def test_every_exception_is_needed():
 def test_every_tile_family_is_forced():
     forced = {family for spec in SPECS.values() for family in spec.families}
     assert set(launch.families()) - forced == set(TESTED_ELSEWHERE)
+    for family, path in TESTED_ELSEWHERE.items():
+        assert f"{family}=" in (Path(__file__).parent.parent / path).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
