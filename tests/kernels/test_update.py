@@ -77,13 +77,20 @@ def test_every_tile_visits_every_element_once(tile):
     assert float(step.control[0]) == math.sqrt(count)
 
 
-def test_many_partial_sums_and_parameters():
-    """More partial sums and parameters than `prepare` takes at a time."""
+def prepare_tiles():
+    names = launch.table("update_prepare") if launch.INTERPRETED else [launch.target()]
+    found = [tile for name in names for tile in launch.tiles("update_prepare", name)]
+    return {str(tile): tile for tile in [*found, launch.Tile({"BLOCK": 32, "BLOCK_P": 8}, 1, 1)]}
+
+
+@pytest.mark.parametrize("prepare", prepare_tiles())
+def test_many_partial_sums_and_parameters(prepare):
+    """With the smallest tile more of both than `prepare` takes at a time."""
     params = [values(3, seed=i) for i in range(20)] + [values(900)]
     grads = [torch.ones_like(p) for p in params]
     step = made("adam", params)
     tile = launch.Tile({"BLOCK_R": 1, "BLOCK_R_SMALL": 1, "BLOCK_C": 16, "BLOCK_V": 1}, 1, 1)
-    with launch.force(update_measure=tile, update_prepare=launch.Tile({"BLOCK": 32, "BLOCK_P": 8}, 1, 1)):
+    with launch.force(update_measure=tile, update_prepare=prepare_tiles()[prepare]):
         step(params, grads)
     assert float(step.control[0]) == pytest.approx(math.sqrt(960), rel=1e-15)
     assert step.steps.tolist() == [1] * 21
