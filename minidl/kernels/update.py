@@ -321,7 +321,10 @@ STATES = {
 
 @dataclass(frozen=True)
 class Rows:
-    """The gradient of a matrix by rows: `values` [U, C] belong to the distinct `rows` int32 [U] (negative: padding)."""
+    """The gradient of a matrix by rows: `values` [U, C] belong to the distinct `rows` int32 [U].
+
+    A negative row is padding: its values must be 0, since the norm counts them.
+    """
 
     rows: torch.Tensor
     values: torch.Tensor
