@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 a failure, 2 bad usage or input, 130 stopped by Ctrl-C or 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from minidl import __version__
+from minidl.training import runs
 from minidl.training.config import Evaluate, Predict, TrainTable, TrainText, parse_sizes
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 
@@ -38,6 +40,9 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        # What was to be said is said: one more Ctrl-C must not print a trace while Python closes.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _show_version(wanted: bool) -> None:
@@ -201,6 +206,7 @@ def evaluate(
     """Score a finished run on its test split or on other data."""
     with _errors():
         config = Evaluate(**locals())
+        runs.finished_run(run)
         _choose_device(device)
         from minidl.training import predict as work
         from minidl.training import reports
@@ -234,15 +240,52 @@ def predict(
     """
     with _errors():
         config = Predict(run=run, inputs=tuple(text or ()), file=file, text_column=text_column, top=top, device=device)
+        runs.finished_run(run)
         _choose_device(device)
         from minidl.training import predict as work
 
         work.predict(config, sys.stdout)
 
 
+@app.command(
+    epilog="Examples: [bold]minidl doctor[/bold] · [bold]minidl doctor --compile --arch 80,90[/bold] · "
+    "[bold]minidl doctor --compile --only gemm --details[/bold]"
+)
+def doctor(
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile every kernel for GPUs, which need not be there.")
+    ] = False,
+    arch: Annotated[str, typer.Option("--arch", help="With --compile: compute capabilities, such as 80,90.")] = "80,90",
+    only: Annotated[str, typer.Option("--only", help="With --compile: kernels with this in their name.")] = "",
+    details: Annotated[bool, typer.Option("--details", help="With --compile: a row for each tile.")] = False,
+    json: Annotated[Path | None, typer.Option("--json", help="With --compile: also write the figures here.")] = None,
+) -> None:
+    """Say what this machine can run and what is missing; with --compile, check every kernel for each GPU.
+
+    The offline compile prints registers, spills, shared memory and matrix instructions of every kernel and fails
+    where one spills, exceeds a limit or has its matrix instructions serialised.
+    """
+    with _errors():
+        from minidl import doctor as work
+
+        if not compile_:
+            for name, given in (("--only", only), ("--details", details), ("--json", json)):
+                if given:
+                    raise ConfigError(f"{name} goes with --compile")
+            raise typer.Exit(work.doctor())
+        parts = [part.strip() for part in arch.split(",")]
+        if not all(part.isdecimal() for part in parts):
+            raise ConfigError(f"--arch is {arch}, expected compute capabilities without the point, such as 80,90")
+        try:
+            code = work.doctor_compile([int(part) for part in parts], json=json, only=only, details=details)
+        except ValueError as error:
+            raise ConfigError(f"--arch {arch}: {error}") from None
+        raise typer.Exit(code)
+
+
 def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
     with _errors():
-        from minidl.training import runs, sources
+        from minidl.training import sources
 
         flags["hidden"] = parse_sizes(flags["hidden"])
         given = {name: value for name, value in flags.items() if value is not None}
@@ -254,10 +297,12 @@ def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
             typer.echo(done, nl=False)
             return
         dataset = sources.load(config)
+        checksum = sources.fingerprint(dataset)
+        runs.check_data(config, checksum)
         _choose_device(config.device)
         from minidl.training.train import train
 
-        train(kind, config, dataset)
+        train(kind, config, dataset, checksum)
 
 
 def _choose_device(device: str) -> None:

@@ -74,8 +74,10 @@ class Training:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for the first setting of a wrong type or range."""
-        _require(self, "data", isinstance(self.data, str) and self.data, "a name or a file")
-        sizes = isinstance(self.hidden, tuple) and all(type(size) is int and 1 <= size <= 65536 for size in self.hidden)
+        data: Any = self.data  # what was read from config.json may be anything
+        hidden: Any = self.hidden
+        _require(self, "data", isinstance(data, str) and data != "", "a name or a file")
+        sizes = isinstance(hidden, tuple) and all(type(size) is int and 1 <= size <= 65536 for size in hidden)
         _require(self, "hidden", sizes, "layer sizes from 1 to 65536, such as 128 or 256,128")
         _require(self, "hidden", len(self.hidden) >= 1, "at least one layer size")
         _number(self, "dropout", lambda value: 0 <= value < 1, "a number from 0 to below 1")
@@ -112,7 +114,7 @@ class TrainText(Training, Session):
     label_column: str | None = None
     hidden: tuple[int, ...] = (128,)
     dropout: float = 0.5
-    lr: float = 0.01
+    lr: float = 0.008
     weight_decay: float = 0.0
     label_smoothing: float = 0.1
     balance: float = 0.3

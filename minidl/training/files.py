@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 _CHECKSUM = "sha256"
+_PART = ".part"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Put `content` at `path`, whole or not at all. Raises OSError naming `path`, with the old content still there."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
@@ -76,7 +77,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
 
     on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     checksum = _checksum(on_cpu)
-    write_bytes(path, save(on_cpu, metadata={"format": "minidl", _CHECKSUM: checksum}))
+    write_bytes(path, save(on_cpu, metadata={_CHECKSUM: checksum}))
     return checksum
 
 
@@ -97,6 +98,12 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def sweep(folder: Path) -> None:
+    """Delete what a killed process has left of unfinished files."""
+    for path in folder.glob(".*" + _PART):
+        remove(path)
+
+
 def remove(path: Path) -> None:
     """Delete a file that may be gone already."""
     with contextlib.suppress(FileNotFoundError):
@@ -110,7 +117,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

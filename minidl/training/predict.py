@@ -16,7 +16,7 @@ import numpy as np
 
 from minidl import data, models, nn, ops
 from minidl.data import DataError
-from minidl.data.files import Records
+from minidl.data.files import Records, read_records
 from minidl.data.tables import TableSchema
 from minidl.data.vectorizer import Tfidf
 from minidl.tensor import Tensor
@@ -92,9 +92,11 @@ def predict(config: Predict, write: IO[str]) -> None:
     Raises DataError for an input that cannot be read; the answers before it are written.
     """
     predictor = load(config.run)
-    for chunk in _inputs(config, predictor):
-        answers = predictor.answers(chunk, config.top)  # type: ignore[arg-type]  (the inputs are of its kind)
-        write.writelines(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
+    answers = (
+        _answer_texts(config, predictor) if isinstance(predictor, TextClassifier) else _answer_rows(config, predictor)
+    )
+    for chunk in answers:
+        write.writelines(json.dumps(answer, ensure_ascii=False) + "\n" for answer in chunk)
         write.flush()
 
 
@@ -192,23 +194,31 @@ def _torch(array: np.ndarray) -> Any:
     return torch.from_numpy(array).to(default_device())
 
 
-def _inputs(config: Predict, predictor: TextClassifier | TablePredictor) -> Iterator[list[str] | Records]:
-    """The inputs in chunks: texts for a text run, rows for a table run."""
-    if isinstance(predictor, TextClassifier):
-        if config.inputs:
-            texts: Iterable[list[str]] = [list(config.inputs)]
-        elif config.file is not None:
-            every = data.read_texts(config.file, config.text_column)
-            texts = (every[start : start + CHUNK] for start in range(0, len(every), CHUNK))
-        else:
-            texts = ([line for _, line in chunk] for chunk in _lines_as_they_come(sys.stdin.buffer))
-        yield from texts
+def _answer_texts(config: Predict, classifier: TextClassifier) -> Iterator[list[dict[str, Any]]]:
+    """The answers to the texts of a command, in chunks."""
+    chunks: Iterable[list[str]]
+    if config.inputs:
+        chunks = [list(config.inputs)]
     elif config.file is not None:
-        yield data.files.read_records(config.file)
-    elif config.inputs:
-        yield _json_rows(list(enumerate(config.inputs, 1)), Path("argument"))
+        texts = data.read_texts(config.file, config.text_column)
+        chunks = (texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK))
     else:
-        yield from _rows_as_they_come(sys.stdin.buffer)
+        chunks = ([line for _, line in chunk] for chunk in _lines_as_they_come(sys.stdin.buffer))
+    return (classifier.answers(chunk, config.top) for chunk in chunks)
+
+
+def _answer_rows(config: Predict, predictor: TablePredictor) -> Iterator[list[dict[str, Any]]]:
+    """The answers to the table rows of a command, in chunks."""
+    chunks: Iterable[Records]
+    if config.text_column is not None:
+        raise ConfigError("--text-column is for text runs; a table run knows its columns")
+    if config.inputs:
+        chunks = [_json_rows(list(enumerate(config.inputs, 1)), Path("argument"))]
+    elif config.file is not None:
+        chunks = [read_records(config.file)]
+    else:
+        chunks = _rows_as_they_come(sys.stdin.buffer)
+    return (predictor.answers(chunk, config.top) for chunk in chunks)
 
 
 def _lines_as_they_come(stream: IO[bytes]) -> Iterator[list[tuple[int, str]]]:

@@ -73,16 +73,14 @@ def as_text(report: dict[str, Any]) -> str:
 def _scores(report: dict[str, Any]) -> list[str]:
     """The model's test scores, with those of the baselines below."""
     if "accuracy" in report:
-        names = ("accuracy", "macro_f1")
-        titles = ["test", "accuracy", "macro-F1"]
+        titles = {"accuracy": "accuracy", "macro_f1": "macro-F1"}
     else:
-        names = ("rmse", "mae", "r2")
-        titles = ["test", "RMSE", "MAE", "R2"]
-    rows = [["minidl", *(f"{report[name]:.4f}" for name in names)]]
+        titles = {"rmse": "RMSE", "mae": "MAE", "r2": "R2"}
+    rows = [["minidl", *(f"{report[name]:.4f}" for name in titles)]]
     for key, scores in report.get("baseline", {}).items():
         method = f"{key}: {scores['method']}" if "method" in scores else key
-        rows.append([method, *(f"{scores[name]:.4f}" for name in names)])
-    return _table(titles, rows)
+        rows.append([method, *(f"{scores[name]:.4f}" for name in titles)])
+    return _table(["test", *titles.values()], rows)
 
 
 def _classes(classes: Sequence[dict[str, Any]]) -> list[str]:

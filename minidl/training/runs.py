@@ -192,6 +192,12 @@ def finish(folder: Path) -> str | None:
     return f"the replaced run had files of yours: they are in {aside}" if aside.exists() else None
 
 
+def check_data(config: Session, data_sha256: str) -> None:
+    """Raises ConfigError when the run to continue was started on other data."""
+    if config.resume and (config.out / "config.json").exists():
+        same_data(read_run(config.out), data_sha256)
+
+
 def same_data(run: SavedRun, data_sha256: str) -> None:
     """Raises ConfigError when a run was started on other data."""
     if run.data_sha256 != data_sha256:
@@ -247,8 +253,7 @@ def _delete_run(folder: Path) -> None:
     # config.json last: until then the folder is still known as a run.
     for name in reversed(_OWN_FILES):
         files.remove(folder / name)
-    for path in folder.glob(".*.part"):
-        files.remove(path)
+    files.sweep(folder)
     with contextlib.suppress(OSError):
         folder.rmdir()
 

@@ -13,7 +13,7 @@ from minidl.data import TableDataset, TextDataset
 from minidl.data.batches import Batches
 from minidl.kernels import launch
 from minidl.tensor import Tensor, default_device
-from minidl.training import baselines, environment, files, metrics, plots, reports, runs, sources
+from minidl.training import baselines, environment, files, metrics, plots, reports, runs
 from minidl.training.checkpoints import Checkpoints
 from minidl.training.config import TrainTable, TrainText
 from minidl.training.display import Display
@@ -23,14 +23,18 @@ from minidl.training.loop import Progress, Task, Trainer
 from minidl.training.problems import Problem, Split, make_problem
 
 
-def train(kind: str, config: TrainText | TrainTable, dataset: TextDataset | TableDataset) -> dict[str, Any]:
+def train(
+    kind: str, config: TrainText | TrainTable, dataset: TextDataset | TableDataset, checksum: str
+) -> dict[str, Any]:
     """Train, test and report: the run in `config.out` is finished afterwards. Returns the content of report.json.
+
+    `checksum` is the data's fingerprint, kept in the run.
 
     Raises DataError, ConfigError, RunError, Interrupted.
     """
     display = Display(config.quiet)
     try:
-        return _train(kind, config, dataset, display)
+        return _train(kind, config, dataset, checksum, display)
     except OSError as error:
         raise runs.cannot_save(config.out, kind, error) from None
     except torch.cuda.OutOfMemoryError:
@@ -43,14 +47,14 @@ def train(kind: str, config: TrainText | TrainTable, dataset: TextDataset | Tabl
 
 
 def _train(
-    kind: str, config: TrainText | TrainTable, dataset: TextDataset | TableDataset, display: Display
+    kind: str, config: TrainText | TrainTable, dataset: TextDataset | TableDataset, checksum: str, display: Display
 ) -> dict[str, Any]:
     problem = make_problem(config, dataset)
     display.note(_introduction(config, problem))
-    checksum = sources.fingerprint(dataset)
     resumed = config.resume and (config.out / "config.json").exists()
     if resumed:
-        runs.same_data(runs.read_run(config.out), checksum)
+        files.sweep(config.out)
+        files.sweep(config.out / "checkpoints")
     else:
         runs.start(config, kind, checksum, problem.documents)
     checkpoint = Checkpoints(config.out / "checkpoints").last() if resumed else None
@@ -138,14 +142,14 @@ def class_weights(targets: np.ndarray, classes: int, balance: float) -> Tensor |
         return None
     counts = np.maximum(1, np.bincount(targets, minlength=classes))
     weights = (len(targets) / (classes * counts)) ** balance
-    return Tensor(torch.from_numpy(weights.astype(np.float32)).to(default_device()))
+    return _tensor(weights.astype(np.float32))
 
 
 def _judge_classes(model: nn.Module, problem: Problem) -> dict[str, float]:
     features, truth = problem.validation
     logits = outputs(model, features)
     with no_grad():
-        loss = ops.cross_entropy(*_tensors(logits, truth)).item()
+        loss = ops.cross_entropy(_tensor(logits), _tensor(truth)).item()
     return {"loss": float(loss), **metrics.classification(truth, logits.argmax(1), len(problem.labels))}
 
 
@@ -154,7 +158,7 @@ def _judge_numbers(model: nn.Module, problem: Problem) -> dict[str, float]:
     features, truth = problem.validation
     raw = outputs(model, features).reshape(-1)
     with no_grad():
-        loss = ops.mse_loss(*_tensors(raw, truth)).item()
+        loss = ops.mse_loss(_tensor(raw), _tensor(truth)).item()
     return {"loss": float(loss), **metrics.regression(in_units(truth, problem), in_units(raw, problem))}
 
 
@@ -163,8 +167,8 @@ def in_units(standardised: np.ndarray, problem: Problem) -> np.ndarray:
     return standardised.reshape(-1).astype(np.float64) * problem.scale + problem.mean
 
 
-def _tensors(*arrays: np.ndarray) -> list[Tensor]:
-    return [Tensor(torch.from_numpy(array).to(default_device())) for array in arrays]
+def _tensor(array: np.ndarray) -> Tensor:
+    return Tensor(torch.from_numpy(array).to(default_device()))
 
 
 def _report(

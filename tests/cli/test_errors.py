@@ -10,6 +10,9 @@ import sys
 import pytest
 import torch
 
+from minidl.data import DataError
+from minidl.training import predict
+from minidl.training.errors import ConfigError, DamagedError
 from tests.cli.conftest import SMALL, environment, sentences, write_csv
 
 
@@ -68,14 +71,10 @@ def test_a_label_that_the_model_does_not_know(minidl, text_run, tmp_path):
     refused(minidl("evaluate", text_run[0], "--data", data), "line 3: label 'football' is unknown to the model")
 
 
-def test_a_text_of_ten_megabytes_is_a_text(minidl, text_run, tmp_path):
-    long = "barrel of oil " * 750_000
-    (tmp_path / "long.txt").write_text(long)
-    by_file = minidl("predict", text_run[0], "--file", tmp_path / "long.txt")
-    by_line = minidl("predict", text_run[0], stdin=long)
-    assert by_file.code == by_line.code == 0
-    assert json.loads(by_file.out)["label"] == "crude"
-    assert by_file.out == by_line.out
+def test_a_text_of_ten_megabytes_is_a_text(minidl, text_run):
+    result = minidl("predict", text_run[0], stdin="barrel of oil " * 750_000)
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["label"] == "crude"
 
 
 def test_a_text_of_ten_megabytes_can_be_trained_on(minidl, tmp_path):
@@ -94,18 +93,36 @@ def test_binary_junk_at_standard_input_keeps_the_answers_before_it(text_run, tmp
     assert b"error: standard input, line 2: byte 0xff is not UTF-8 text" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "vocabulary.json", "labels.json", "config.json"])
-def test_a_truncated_file_of_a_run(minidl, text_run, tmp_path, name):
+def test_a_truncated_model_file(minidl, text_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(text_run[0], folder)
-    whole = (folder / name).read_bytes()
-    (folder / name).write_bytes(whole[: len(whole) // 2])
-    refused(minidl("predict", folder, "oil"), f"{name} is damaged")
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    refused(minidl("predict", folder, "oil"), "model.safetensors is damaged")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "vocabulary.json", "labels.json", "config.json"])
+@pytest.mark.parametrize("harm", ["cut", "empty", "junk", "gone"])
+def test_a_damaged_file_of_a_run(text_run, tmp_path, name, harm):
+    folder = tmp_path / "run"
+    shutil.copytree(text_run[0], folder)
+    path = folder / name
+    whole = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "junk": b"\x80\x04" + whole[2:]}[harm])
+    with pytest.raises((DamagedError, ConfigError, DataError), match=f"{name}.* is (damaged|gone)|has no config.json"):
+        predict.load(folder)
 
 
 def test_what_is_no_run(minidl, tmp_path):
     refused(minidl("predict", tmp_path / "none", "oil"), "is no minidl run: it is no folder")
     refused(minidl("evaluate", tmp_path), "is no minidl run: it has no config.json")
+
+
+# The tensors of its checkpoints are larger than every other file.
+WIDE = tuple("64" if word == "8" else word for word in SMALL)
 
 
 def limit_files(size):
@@ -117,7 +134,7 @@ def test_a_full_disk_keeps_the_run_that_was_to_be_replaced(minidl, texts, text_r
     folder = tmp_path / "run"
     shutil.copytree(text_run[0], folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    result = train(minidl, texts, folder, *SMALL, "--overwrite", preexec_fn=limit_files(8000))
+    result = train(minidl, texts, folder, *WIDE, "--overwrite", preexec_fn=limit_files(16_000))
     assert result.code == 1
     assert "cannot be written: File too large" in result.err
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
@@ -126,8 +143,7 @@ def test_a_full_disk_keeps_the_run_that_was_to_be_replaced(minidl, texts, text_r
 
 def test_a_full_disk_during_training_leaves_what_can_be_continued(minidl, texts, tmp_path):
     folder = tmp_path / "run"
-    # Room for all but the checkpoint's tensors, which are the largest file.
-    result = train(minidl, texts, folder, *SMALL, preexec_fn=limit_files(16_000))
+    result = train(minidl, texts, folder, *WIDE, preexec_fn=limit_files(16_000))
     assert result.code == 1
     assert "cannot be written: File too large" in result.err
     assert f"minidl train text --out {folder} --resume" in result.err

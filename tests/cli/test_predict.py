@@ -1,11 +1,16 @@
 """`predict` and `evaluate` on finished runs."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
 
+from minidl.data import DataError
+from minidl.training import predict
+from minidl.training.config import Evaluate, Predict
+from minidl.training.errors import ConfigError
 from tests.cli.conftest import environment, report, sentences, start, write_csv
 
 
@@ -14,28 +19,48 @@ def lines(result):
     return [json.loads(line) for line in result.out.splitlines()]
 
 
+@pytest.fixture
+def answers(monkeypatch):
+    """What `predict` answers, without a process of its own: importing torch takes longer than the answer."""
+
+    def ask(folder, *inputs, stdin=None, **options):
+        out = io.StringIO()
+        if stdin is not None:
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        predict.predict(Predict(run=folder, inputs=inputs, **options), out)
+        return [json.loads(line) for line in out.getvalue().splitlines()]
+
+    return ask
+
+
 def test_a_line_of_standard_input_is_one_line_of_json(minidl, text_run):
     (answer,) = lines(minidl("predict", text_run[0], stdin="crude oil output rose to 2 mln barrels a day\n"))
     assert answer["label"] == "crude"
-    assert answer["probability"] > 0.5
     assert answer["top"][0] == {"label": "crude", "probability": answer["probability"]}
-    assert [entry["probability"] for entry in answer["top"]] == sorted(
-        (entry["probability"] for entry in answer["top"]), reverse=True
-    )
-    assert sum(entry["probability"] for entry in answer["top"]) == pytest.approx(1, abs=1e-4)
+    probabilities = [entry["probability"] for entry in answer["top"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert sum(probabilities) == pytest.approx(1, abs=1e-4)
 
 
-def test_arguments_files_and_standard_input_agree(minidl, text_run, tmp_path):
+def test_arguments_files_and_standard_input_agree(answers, text_run, tmp_path):
+    folder, _ = text_run
     texts = ["wheat and corn harvest", "tariff on imports", "", "words that were never seen", "ö ß ☃"]
     (tmp_path / "lines.txt").write_text("\n".join(texts) + "\n")
     write_csv(tmp_path / "texts.csv", [[text] for text in texts if text], ("text",))
-    by_argument = lines(minidl("predict", text_run[0], *texts, "--top", "1"))
+    by_argument = answers(folder, *texts, top=1)
     assert [answer["label"] for answer in by_argument[:2]] == ["grain", "trade"]
     assert all(len(answer["top"]) == 1 for answer in by_argument)
-    assert lines(minidl("predict", text_run[0], "--file", tmp_path / "lines.txt", "--top", "1")) == by_argument
-    assert lines(minidl("predict", text_run[0], "--top", "1", stdin="\r\n".join(texts))) == by_argument
-    by_column = lines(minidl("predict", text_run[0], "--file", tmp_path / "texts.csv", "--top", "1"))
+    assert answers(folder, file=tmp_path / "lines.txt", top=1) == by_argument
+    assert answers(folder, stdin="\r\n".join(texts), top=1) == by_argument
+    by_column = answers(folder, file=tmp_path / "texts.csv", top=1)
     assert by_column == [answer for answer, text in zip(by_argument, texts, strict=True) if text]
+
+
+def test_many_lines_are_answered_in_order(answers, text_run):
+    kinds = {"crude": "oil barrel", "grain": "wheat corn", "trade": "tariff quota"}
+    wanted = [label for label in kinds for _ in range(300)] * 2
+    found = answers(text_run[0], stdin="".join(kinds[label] + "\n" for label in wanted))
+    assert [answer["label"] for answer in found] == wanted
 
 
 def test_standard_input_is_answered_as_it_comes(text_run, tmp_path):
@@ -48,9 +73,9 @@ def test_standard_input_is_answered_as_it_comes(text_run, tmp_path):
     assert (out, err, process.returncode) == ("", "", 0)
 
 
-def test_nothing_in_is_nothing_out(minidl, text_run):
-    result = minidl("predict", text_run[0], stdin="")
-    assert (result.code, result.out, result.err) == (0, "", "")
+def test_nothing_in_is_nothing_out(answers, text_run, table_run):
+    assert answers(text_run[0], stdin="") == []
+    assert answers(table_run[0], stdin="\n\n") == []
 
 
 def test_a_reader_that_leaves_is_no_error(text_run, tmp_path):
@@ -79,34 +104,63 @@ def test_evaluate_repeats_the_scores_of_the_report(minidl, text_run, tmp_path):
     assert "macro-F1" in result.out
 
 
-def test_evaluate_takes_other_data(minidl, text_run, tmp_path):
-    write_csv(tmp_path / "new.csv", [(label, text) for text, label in sentences(30, seed=9)], ("topic", "body"))
-    result = minidl(
-        "evaluate", text_run[0], "--data", tmp_path / "new.csv", "--text-column", "body", "--label-column", "topic",
-        "--json", tmp_path / "scores.json",
-    )  # fmt: skip
-    assert result.code == 0, result.err
-    assert sum(map(sum, json.loads((tmp_path / "scores.json").read_text())["confusion"])) == 30
+def test_evaluate_takes_other_data(text_run, tmp_path):
+    data = write_csv(tmp_path / "new.csv", [(label, text) for text, label in sentences(30, seed=9)], ("topic", "body"))
+    scores = predict.evaluate(
+        Evaluate(
+            run=text_run[0], data=str(data), text_column="body", label_column="topic", json=tmp_path / "scores.json"
+        )
+    )
+    assert sum(map(sum, scores["confusion"])) == 30
+    assert json.loads((tmp_path / "scores.json").read_text()) == scores
 
 
-def test_table_rows_come_as_json_or_csv(minidl, table_run, tmp_path):
+def test_table_rows_come_as_json_or_csv(answers, table_run, tmp_path):
+    folder, _ = table_run
     rows = [{"size": 100, "age": 10, "kind": "house"}, {"size": 50.5, "age": 30, "kind": "flat"}]
     as_json = "".join(json.dumps(row) + "\n" for row in rows)
     as_csv = "kind,age,size\nhouse,10,100\nflat,30,50.5\n"
     (tmp_path / "rows.csv").write_text(as_csv)
-    by_argument = lines(minidl("predict", table_run[0], *as_json.splitlines()))
+    by_argument = answers(folder, *as_json.splitlines())
     assert by_argument[0].keys() == {"prediction"}
     assert by_argument[0]["prediction"] > by_argument[1]["prediction"]
-    assert lines(minidl("predict", table_run[0], stdin=as_json)) == by_argument
-    assert lines(minidl("predict", table_run[0], stdin=as_csv)) == by_argument
-    assert lines(minidl("predict", table_run[0], "--file", tmp_path / "rows.csv")) == by_argument
+    assert answers(folder, stdin=as_json) == by_argument
+    assert answers(folder, stdin=as_csv) == by_argument
+    assert answers(folder, file=tmp_path / "rows.csv") == by_argument
 
 
-def test_evaluate_of_a_table_repeats_the_report(minidl, table_run, table, tmp_path):
-    for arguments in ([], ["--data", table]):
-        result = minidl("evaluate", table_run[0], "--json", tmp_path / "scores.json", *arguments)
-        assert result.code == 0, result.err
-        scores = json.loads((tmp_path / "scores.json").read_text())
-        if not arguments:
-            assert scores["r2"] == report(table_run[0])["r2"]
-        assert scores["r2"] > 0.8
+@pytest.mark.parametrize(
+    ("stdin", "message"),
+    [
+        ('{"size": 1}\n', "standard input has no input column 'age'"),
+        (
+            '{"size": 1, "age": "old", "kind": "flat"}\n',
+            "line 1, column 'age': 'old' where a finite number is expected",
+        ),
+        ('{"size": 1, "age": 2, "kind": "flat"}\n[]\n', "line 2: no JSON object"),
+        ('{"size": \n', "line 1: not JSON"),
+        ("size,age,kind\n1,2\n", "line 2: 2 fields where the header has 3"),
+        ('size,age,kind\n1,2,"flat\n', "line 2: unexpected end of data; a row must stand on one line"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_told_by_its_line(answers, table_run, stdin, message):
+    with pytest.raises(DataError) as caught:
+        answers(table_run[0], stdin=stdin)
+    assert message in str(caught.value)
+
+
+def test_evaluate_of_a_table_repeats_the_report(table_run, table):
+    assert predict.evaluate(Evaluate(run=table_run[0]))["r2"] == report(table_run[0])["r2"]
+    assert predict.evaluate(Evaluate(run=table_run[0], data=str(table)))["r2"] > 0.8
+
+
+def test_evaluate_on_data_with_other_labels_is_refused(text_run):
+    with pytest.raises(DataError, match="docstrings has labels that the model does not know: 'binary data'"):
+        predict.evaluate(Evaluate(run=text_run[0], data="docstrings"))
+
+
+def test_evaluate_refuses_columns_that_mean_nothing(text_run, table_run):
+    with pytest.raises(ConfigError, match="are for a file given by --data"):
+        predict.evaluate(Evaluate(run=text_run[0], text_column="text"))
+    with pytest.raises(ConfigError, match="are for text runs"):
+        predict.evaluate(Evaluate(run=table_run[0], label_column="kind"))

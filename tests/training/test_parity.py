@@ -109,8 +109,7 @@ def table_case():
     )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("case", [text_case, table_case])
+@pytest.mark.parametrize(("case", "optimizer"), [(text_case, "adamw"), (table_case, "sgd")])
 def test_fifty_steps_stay_with_torch(case, optimizer, device):
     random.manual_seed(0)
     make_ours, make_torchs = OPTIMIZERS[optimizer]
