@@ -4,8 +4,10 @@ The interpreter replaces the functions of `triton.language` at every launch and 
 as `tl.sum` (about 200 us each), and computes each int32 sum twice to look for overflow. A process that interprets
 never compiles, so the replacement is done once and kept; the overflow check only acts in debug mode. NumPy's warnings
 about infinities and NaN are silenced during a launch: a GPU gives none. Loads and stores of blocks go through NumPy's
-gather over the memory that the pointers span. Only lanes whose mask is set are read or written, as before.
-Measured on two cores: 2 to 2.5 times faster with small tiles; a load 1 to 3 ns an element in place of 10.
+gather over the memory that the pointers span. Only lanes whose mask is set are read or written, as before. And glibc
+keeps the megabytes of a block for the next operation, in place of returning them to the system and faulting them in.
+Measured on two cores: 2 to 2.5 times faster with small tiles; a load 1 to 3 ns an element in place of 10; an Adam step
+on 2.6 million parameters 0.11 s in place of 0.20 s for the memory that is kept.
 """
 
 import ctypes
@@ -31,7 +33,16 @@ def speed_up() -> None:
     interpreter.InterpretedFunction.__call__ = _call_helper
     interpreter.GridExecutor.__call__ = _without_warnings(interpreter.GridExecutor.__call__)
     interpreter._interpreter = _Memory(interpreter._interpreter)
+    _keep_memory()
     interpreter.InterpreterBuilder.create_splat = _keeping_bools(interpreter.InterpreterBuilder.create_splat)
+
+
+def _keep_memory() -> None:
+    """Let malloc keep up to 1 GiB of freed blocks, of up to 32 MiB each (where the C library is glibc)."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for option, value in ((-3, 32 << 20), (-1, 1 << 30), (-2, 64 << 20)):  # M_MMAP_THRESHOLD, M_TRIM_..., M_TOP_PAD
+            libc.mallopt(option, value)
 
 
 def _sees_the_whole_language() -> None:
