@@ -50,6 +50,7 @@ def doctor_compile(
     *,
     json: Path | None = None,
     only: str = "",
+    work: str = "",
     every_tile: bool = True,
     details: bool = False,
     workers: int | None = None,
@@ -57,10 +58,13 @@ def doctor_compile(
 ) -> int:
     """Compile every kernel offline for the given architectures, print the table; 1 when something is wrong, else 0.
 
-    `only` picks kernels by a part of their name; without `every_tile` the tiles are those that the examples' shapes
-    get; `details` prints a row per tile, which `json` holds in any case; `python` is the interpreter of the compiling
-    processes, to try another version of Triton. Raises ValueError for an unknown architecture, OSError when the JSON
-    file cannot be written.
+    only        a part of the names of the kernels to compile
+    work        a part of the names of the operations that are called to launch them
+    every_tile  every tile of the tables; else those that the shapes of the examples get
+    details     a row per tile in the table; `json` has them in any case
+    python      the interpreter of the compiling processes: to try another version of Triton
+
+    Raises ValueError for an unknown architecture, OSError when the JSON file cannot be written.
     """
     from rich.console import Console
 
@@ -72,7 +76,13 @@ def doctor_compile(
     with _Progress(console) as progress:
         try:
             verdict = compile.run(
-                arch, only=only, every_tile=every_tile, workers=workers, python=python, progress=progress.tell
+                arch,
+                only=only,
+                work=work,
+                every_tile=every_tile,
+                workers=workers,
+                python=python,
+                progress=progress.tell,
             )
         except compile.WorkerError as error:
             console.print("[red]failed[/] ", end="")

@@ -111,6 +111,7 @@ def run(
     archs: Sequence[int],
     *,
     only: str = "",
+    work: str = "",
     every_tile: bool = True,
     workers: int | None = None,
     python: str = sys.executable,
@@ -118,6 +119,7 @@ def run(
 ) -> Verdict:
     """Compile the kernels with `only` in their name for each architecture, in child processes of `python`.
 
+    `work` picks the operations that are called, by a part of their name: `minidl.doctor.workloads` lists them.
     `progress` is told the stage, and how many of its jobs are done. Raises ValueError for an architecture whose limits
     are not known, WorkerError when the launches cannot be recorded.
     """
@@ -128,7 +130,8 @@ def run(
     pool = [Worker(python) for _ in range(workers or len(os.sched_getaffinity(0)))]
     try:
         verdict.versions = pool[0].ask({"versions": True}, PLAN_SECONDS)
-        made = _plan(pool, archs, only, every_tile, progress)
+        chosen = {"only": only, "work": work, "every_tile": every_tile}
+        made = _plan(pool, [{"arch": arch, **chosen} for arch in archs], progress)
         verdict.failures = plans.failures(made)
         jobs = [job for plan in made for job in plans.shorten(plan)]
         verdict.figures = _compile(pool, jobs, partial(progress, "every flag"))
@@ -143,21 +146,21 @@ def run(
 
 
 def _plan(
-    pool: Sequence[Worker], archs: Sequence[int], only: str, every_tile: bool, progress: Callable[[str, int, int], None]
+    pool: Sequence[Worker], wanted: Sequence[dict[str, Any]], progress: Callable[[str, int, int], None]
 ) -> list[Plan]:
     made: dict[int, Plan] = {}
 
-    def one(worker: Worker, arch: int) -> None:
-        fields = worker.ask({"plan": arch, "only": only, "every_tile": every_tile}, PLAN_SECONDS)
+    def one(worker: Worker, arguments: dict[str, Any]) -> None:
+        fields = worker.ask({"plan": arguments}, PLAN_SECONDS)
         for name in ("first", "forced"):
             jobs = [Job(**job) for job in fields[name]]
             fields[name] = {job.key: job for job in jobs}
-        made[arch] = Plan(**fields)
-        progress("recording launches", len(made), len(archs))
+        made[arguments["arch"]] = Plan(**fields)
+        progress("recording launches", len(made), len(wanted))
 
-    progress("recording launches", 0, len(archs))
-    _share(pool, archs, one)
-    return [made[arch] for arch in archs]
+    progress("recording launches", 0, len(wanted))
+    _share(pool, wanted, one)
+    return [made[arguments["arch"]] for arguments in wanted]
 
 
 def _compile(

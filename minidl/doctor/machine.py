@@ -243,7 +243,7 @@ def _compare(dtype: object, device: object) -> Check:
     ):
         error = (result.data.double() - exact).abs()
         figures.append(f"{op.__name__} off by {float(error.max()):.1e}")
-        if not bool((error <= error_bound(op, *args).to(error.device)).all()):
+        if not bool((error <= error_bound(op.__name__, *args).to(error.device)).all()):
             wrong.append(op.__name__)
     name = f"self-test {str(dtype).removeprefix('torch.')}"
     found = f"{', '.join(figures)}; {seconds:.2f} s{'' if str(device) == 'cpu' else ' with compilation'}"

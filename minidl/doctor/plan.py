@@ -32,23 +32,26 @@ class Plan:
     uncovered: list[str] = field(default_factory=list)
 
 
-def make(arch: int, only: str = "", every_tile: bool = True) -> Plan:
-    """Call everything and keep the launches of kernels with `only` in their name. Imports torch and Triton."""
+def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> Plan:
+    """Make every call of the workloads with `work` in their name; keep kernels with `only` in theirs.
+
+    Imports torch and Triton.
+    """
     from minidl.doctor.workloads import precisions, workloads
     from minidl.kernels import launch
 
     plan = Plan(tile_names=_tile_names())
-    for work in workloads():
-        for dtype in work.dtypes:
+    for load in workloads(work):
+        for dtype in load.dtypes:
             for precision in precisions(dtype):
                 with _float32_in(precision):
-                    _record(plan.first, plan, work, dtype, arch)
-                    for family in work.families if every_tile else ():
+                    _record(plan.first, plan, load, dtype, arch)
+                    for family in load.families if every_tile else ():
                         for tile in launch.tiles(family, target_name(arch), dtype):
                             with launch.force(**{family: tile}):
-                                _record(plan.forced, plan, work, dtype, arch)
+                                _record(plan.forced, plan, load, dtype, arch)
     launched = {job.kernel for job in plan.first.values()}
-    plan.uncovered = sorted(kernel for kernel in _kernels() - launched if only in kernel)
+    plan.uncovered = sorted(kernel for kernel in _kernels() - launched if only in kernel and not work)
     plan.first = {key: job for key, job in plan.first.items() if only in job.name}
     plan.forced = {key: job for key, job in plan.forced.items() if only in job.name}
     return plan
@@ -131,15 +134,15 @@ def _float32_in(precision: str) -> Iterator[None]:
         launch.set_float32_precision(before)
 
 
-def _record(jobs: dict[str, Job], plan: Plan, work: Any, dtype: Any, arch: int) -> None:
+def _record(jobs: dict[str, Job], plan: Plan, load: Any, dtype: Any, arch: int) -> None:
     from minidl.doctor import offline
 
-    for name, call in work.calls(dtype):
+    for name, call in load.calls(dtype):
         with offline.recording(arch) as found:
             try:
                 call()
             except Exception as error:  # noqa: BLE001 (named in the report; the other calls still count)
-                plan.failed[f"{work.name}: {name}, {dtype}"] = offline.first_line(error)
+                plan.failed[f"{load.name}: {name}, {dtype}"] = offline.first_line(error)
         jobs.update({job.key: job for job in found})
 
 

@@ -2,9 +2,9 @@
 
 Both are JSON, one line each:
 
-    {"plan": arch, "only": text, "every_tile": bool}   ->  the fields of a Plan
-    {"compile": fields of a Job}                       ->  the fields of Figures
-    {"versions": true}                                 ->  versions of Python, torch and Triton
+    {"plan": arguments of plan.make}  ->  the fields of a Plan
+    {"compile": fields of a Job}      ->  the fields of Figures
+    {"versions": true}                ->  versions of Python, torch and Triton
 
 What the compiler prints goes to standard error.
 """
@@ -38,7 +38,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if "plan" in request:
         from minidl.doctor import plan
 
-        made = plan.make(request["plan"], request["only"], request["every_tile"])
+        made = plan.make(**request["plan"])
         fields = {name: getattr(made, name) for name in ("tile_names", "failed", "uncovered")}
         for name in ("first", "forced"):
             fields[name] = [job.as_json() for job in getattr(made, name).values()]

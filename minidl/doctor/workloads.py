@@ -34,15 +34,15 @@ class Workload:
     calls: Callable[[torch.dtype], Iterator[tuple[str, Callable[[], Any]]]]
 
 
-def workloads() -> list[Workload]:
-    """Everything to compile."""
+def workloads(name: str = "") -> list[Workload]:
+    """Everything to compile, or the part with `name` in its name."""
     found = [Workload(spec.name, spec.families, spec.dtypes, _examples(spec)) for spec in all_specs().values()]
-    return [
-        *found,
+    found += [
         Workload("gemm", ("gemm", "gemm_pointer", "gemm_sum"), FLOATS, _gemm),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("random numbers", ("random",), FLOATS, _random),
     ]
+    return [load for load in found if name in load.name]
 
 
 def _examples(spec: OpSpec) -> Callable[[torch.dtype], Iterator[tuple[str, Callable[[], Any]]]]:

@@ -1,0 +1,29 @@
+"""Kernels for the offline compile: one without fault, two with."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_one_kernel(p_x, p_y, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(p_y + o, tl.load(p_x + o, mask=o < n, other=0.0) + 1.0, mask=o < n)
+
+
+@triton.jit
+def product_kernel(p_a, p_b, p_c, K, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    """One block of a product: with BLOCK 256 in 8 warps, the sums alone want 256 registers of the 255 there are."""
+    o = tl.arange(0, BLOCK)
+    o_k = tl.arange(0, BLOCK_K)
+    b_c = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        m_k = k + o_k < K
+        b_a = tl.load(p_a + o[:, None] * K + (k + o_k)[None, :], mask=m_k[None, :], other=0.0)  # [BLOCK, BLOCK_K]
+        b_b = tl.load(p_b + (k + o_k)[:, None] * BLOCK + o[None, :], mask=m_k[:, None], other=0.0)  # [BLOCK_K, BLOCK]
+        b_c = tl.dot(b_a, b_b, b_c, input_precision="ieee")
+    tl.store(p_c + o[:, None] * BLOCK + o[None, :], b_c)
+
+
+@triton.jit
+def broken_kernel(p_x, BLOCK: tl.constexpr):
+    tl.store(p_x + tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK))
