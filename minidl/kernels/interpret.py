@@ -110,7 +110,7 @@ class _Memory:
 
 
 def _lanes(ptrs, mask, itemsize):
-    """(lowest address, index of every lane from there, whether all lanes are active); inactive lanes get an active one's.
+    """(lowest address, index of every lane from there, whether all are active); an inactive lane gets an active one's place.
 
     None where no lane is active or addresses are not whole elements apart: the original then does it.
     """
