@@ -236,6 +236,18 @@ class TestGradients:
         x.grad.zero_()
         assert grad_of(y) == [1.0, 1.0]
 
+    def test_one_new_gradient_for_two_leaves_is_not_shared(self):
+        class Both(Add):
+            @staticmethod
+            def backward(ctx, dy):
+                doubled = elementwise.add(dy, dy)
+                return doubled, doubled
+
+        x, y = leaf(1.0), leaf(1.0)
+        Both.apply(x, y).backward()
+        x.grad.zero_()
+        assert grad_of(y) == [2.0]
+
     def test_saved_memory_does_not_become_a_gradient(self):
         class Saves(Function):
             @staticmethod
@@ -480,6 +492,14 @@ class TestHooks:
         assert z.grad is None
         x.grad.zero_()
         assert grad_of(y) == [19.0]
+
+    def test_retained_gradients_accumulate(self):
+        y = Square.apply(leaf(3.0))
+        y.retain_grad()
+        z = Square.apply(y)
+        z.backward(retain_graph=True)
+        z.backward()
+        assert grad_of(y) == [36.0]
 
     def test_retain_grad_sees_what_hooks_return(self):
         x = leaf(3.0)
