@@ -6,10 +6,12 @@ Importing this package is cheap: what needs torch or rich is imported by the com
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 ARCHITECTURES = (80, 90)
+SECONDS_BETWEEN_LINES = 30
 
 
 def doctor() -> int:
@@ -100,7 +102,7 @@ def doctor_compile(
 
 
 class _Progress:
-    """A bar per stage in a terminal, a line per stage elsewhere."""
+    """A bar per stage in a terminal, a line now and then elsewhere."""
 
     def __init__(self, console: object) -> None:
         from rich.console import Console
@@ -113,6 +115,7 @@ class _Progress:
             console=console, disable=not console.is_terminal,
         )  # fmt: skip
         self._tasks: dict[str, object] = {}
+        self._told = time.monotonic()
 
     def __enter__(self) -> _Progress:
         self._bar.start()
@@ -125,6 +128,12 @@ class _Progress:
         """`done` of a stage's jobs are done."""
         if stage not in self._tasks:
             self._tasks[stage] = self._bar.add_task(stage, total=of)
-            if not self._console.is_terminal:
-                self._console.print(f"{stage}: {of} to do", highlight=False)
+            self._line(f"{stage}: {of} to do")
+        elif time.monotonic() - self._told > SECONDS_BETWEEN_LINES:
+            self._line(f"{stage}: {done} of {of}")
         self._bar.update(self._tasks[stage], completed=done, total=of)  # type: ignore[arg-type]
+
+    def _line(self, text: str) -> None:
+        self._told = time.monotonic()
+        if not self._console.is_terminal:
+            self._console.print(text, highlight=False)

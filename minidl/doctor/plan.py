@@ -58,15 +58,15 @@ def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> 
 
 
 def shorten(plan: Plan) -> list[Job]:
-    """Of the first pass, jobs such that each kernel meets every combination of its flags and every tile, by dtype.
+    """Of the first pass, jobs such that each kernel meets every combination of its flags, and every tile by dtype.
 
-    Flags are the constants that no tile table sets: operation, epilogue, layout.
+    Flags are the constants that no tile table sets: operation, epilogue, layout, accumulating type.
     """
     chosen: list[Job] = []
     seen: set[tuple[str, ...]] = set()
     for job in sorted(plan.first.values(), key=lambda job: -_volume(job, plan.tile_names)):
-        kind = (job.kernel, job.dtype, job.precision)
-        new = {(*kind, "flags", _flags(job, plan.tile_names)), (*kind, "tile", _sizes(job, plan.tile_names))}
+        flags, sizes = _flags(job, plan.tile_names), _sizes(job, plan.tile_names)
+        new = {(job.kernel, flags), (job.kernel, job.dtype, job.precision, sizes)}
         if new - seen:
             chosen.append(job)
             seen |= new

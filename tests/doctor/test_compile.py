@@ -186,9 +186,11 @@ def test_architectures():
 
 
 def test_every_flag_and_every_tile_is_kept_once():
-    flags = [product(block, 4, dtype) for block in (16, 64) for dtype in ("*fp16", "*fp32")]
-    chosen = plan.shorten(Plan({j.key: j for j in [*flags, *flags]}, {}, ["BLOCK", "BLOCK_K"]))
-    assert {j.key for j in chosen} == {j.key for j in flags}
+    tiles = [product(block, 4, dtype) for block in (16, 64) for dtype in ("*fp16", "*fp32")]
+    chosen = plan.shorten(Plan({j.key: j for j in [*tiles, *tiles]}, {}, ["BLOCK", "BLOCK_K"]))
+    assert {j.key for j in chosen} == {j.key for j in tiles}
+    flags = [with_act(64, act) for act in ("relu", "gelu")] + [with_act(32, "tanh")]
+    assert len(plan.shorten(Plan({j.key: j for j in flags}, {}, ["BLOCK"]))) == 3
     same = [product(64, 4), dataclasses.replace(product(64, 4), attributes=[])]
     assert len(plan.shorten(Plan({j.key: j for j in same}, {}, ["BLOCK", "BLOCK_K"]))) == 1
     odd = dataclasses.replace(product(64, 4), options={"num_warps": 8, "num_stages": 3})
