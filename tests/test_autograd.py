@@ -301,7 +301,7 @@ class TestDagsLikeTorch:
             assert mine[-1].requires_grad == reference[-1].requires_grad
             assert torch.equal(mine[-1].data.cpu(), reference[-1].detach())
         roots = data.draw(st.lists(st.integers(0, len(mine) - 1), min_size=1, max_size=3))
-        # Summed here: torch's own backward() into two leaves can leave both with one piece of memory for their gradient.
+        # Summed here: torch's own backward() into two leaves can leave both with one piece of memory.
         expected = [None] * leaves
         for root in roots:
             if reference[root].requires_grad:

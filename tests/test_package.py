@@ -50,7 +50,8 @@ def test_names_agree():
 
 
 def test_operators_are_there_without_importing_ops():
-    assert run_python("from minidl import as_tensor; print((as_tensor([1.0]) + as_tensor([2.0])).item())").strip() == "3.0"
+    code = "from minidl import as_tensor; print((as_tensor([1.0]) + as_tensor([2.0])).item())"
+    assert run_python(code).strip() == "3.0"
 
 
 def test_unknown_name_is_an_attribute_error():

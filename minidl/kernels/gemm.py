@@ -10,6 +10,8 @@ of K its own partial product; the shares are then added in order, so results do 
 A transposed operand is read in place: the block is loaded as it is stored and turned on its way to the tensor cores.
 """
 
+from typing import Literal, overload
+
 import torch
 import triton
 import triton.language as tl
@@ -172,6 +174,30 @@ def gemm_sum_kernel(
     tl.store(p_c + o, activate(b_acc, ACT, SLOPE).to(p_c.dtype.element_ty), mask=m)
 
 
+@overload
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = ...,
+    act: Activation = ...,
+    *,
+    preactivation: Literal[False] = ...,
+    form: str | None = ...,
+    split: int | None = ...,
+    precision: str | None = ...,
+) -> torch.Tensor: ...
+@overload
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = ...,
+    act: Activation = ...,
+    *,
+    preactivation: Literal[True],
+    form: str | None = ...,
+    split: int | None = ...,
+    precision: str | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,

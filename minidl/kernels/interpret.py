@@ -110,9 +110,10 @@ class _Memory:
 
 
 def _lanes(ptrs, mask, itemsize):
-    """(lowest address, index of every lane from there, whether all are active); an inactive lane gets an active one's place.
+    """(lowest address, index of every lane from there, whether all lanes are active).
 
-    None where no lane is active or addresses are not whole elements apart: the original then does it.
+    An inactive lane gets the place of an active one. None where no lane is active or addresses are not whole elements
+    apart: the original then does it.
     """
     np = interpreter.np
     full = bool(mask.all())

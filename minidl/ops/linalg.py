@@ -48,10 +48,9 @@ class Linear(Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, weight, kept = ctx.saved
-        if kept is None:
-            dz, db = dy, reduce.sum_rows(dy) if ctx.needs[2] else None
-        else:
-            dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
+        x_or_y = dy if kept is None else kept
+        dz, db = bias_act.bias_act_grad(dy, x_or_y, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
+        assert dz is not None
         dx = gemm.gemm(dz, weight) if ctx.needs[0] else None
         dw = gemm.gemm(dz.t(), x) if ctx.needs[1] else None
         return dx, dw, db, None

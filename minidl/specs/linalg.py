@@ -152,7 +152,7 @@ def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     x, weight, bias, _ = _parts(case)
     z = F.linear(x, weight, bias)
     total = F.linear(x.abs(), weight.abs())
-    error = product_error(total, _numbers(x.shape[:-1]), *weight.shape, dtype)
+    error = product_error(total, _numbers(x.shape[:-1]), weight.shape[0], weight.shape[1], dtype)
     return z, error if bias is None else error + bounds.acc_unit(dtype) * (z.abs() + error)
 
 

@@ -20,8 +20,11 @@ import torch
 
 from minidl import ops
 from minidl.kernels import launch
+from minidl.kernels.softmax import row_tile
 from minidl.specs import bounds
 from minidl.specs.base import Bad, Case, Make, OpSpec
+
+LOOPS = {"softmax": "softmax_loop", "softmax_grad": "softmax_loop", "cross_entropy": "cross_entropy_loop"}
 
 
 def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -29,7 +32,8 @@ def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]
 
     Within a block a thread adds its own run (or NumPy a leaf of its tree), at most a 16th, and a tree joins them.
     """
-    block = launch.tile(family, dtype, M=rows, N=N)["BLOCK_N"]
+    tile, _ = row_tile(family, LOOPS[family], dtype, rows, N)
+    block = tile["BLOCK_N"]
     blocks = -(-N // block)
     return min(N, min(block, block // 16 + 32) + blocks), blocks
 
@@ -162,7 +166,7 @@ SPECS = [
         bound=_softmax_bound,
         grad_bound=_softmax_grad_bound,
         differentiable=(0,),
-        families=("softmax", "softmax_grad"),
+        families=("softmax", "softmax_grad", "softmax_loop"),
         examples=_EXAMPLES,
         bad=_BAD,
         bench=_BENCH,
@@ -175,7 +179,7 @@ SPECS = [
         bound=_log_softmax_bound,
         grad_bound=_log_softmax_grad_bound,
         differentiable=(0,),
-        families=("softmax", "softmax_grad"),
+        families=("softmax", "softmax_grad", "softmax_loop"),
         examples={name: _EXAMPLES[name] for name in ("between", "long rows")},
         bad=_BAD,
     ),

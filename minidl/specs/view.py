@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from minidl import ops
+from minidl.kernels import launch
 from minidl.specs import bounds
 from minidl.specs.base import Bad, Case, Make, OpSpec
 from minidl.tensor import Tensor
@@ -74,7 +75,7 @@ def _expand_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     if copies <= 1:
         return _no_grad_error(case, dy, grads, dtype)
     error = bounds.gamma(copies + 1, bounds.acc_unit(dtype)) * total
-    error = torch.where(total > torch.finfo(bounds.launch.acc_torch(dtype)).max / 2, torch.inf, error)
+    error = torch.where(total > torch.finfo(launch.acc_torch(dtype)).max / 2, torch.inf, error)
     return (bounds.rounded(grads[0], error, dtype),)
 
 
