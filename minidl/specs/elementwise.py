@@ -19,9 +19,8 @@ from minidl.kernels import launch, reduce
 from minidl.specs import bounds
 from minidl.specs.base import Bad, Case, Make, OpSpec
 
-# Units in the last place of exp and log: a compiled `tl.exp` of |r| <= ln(2)/2 is off by 5, a compiled `tl.log`
-# beside 1 by 10 of its result.
-FUNCTION_UNITS = 16
+# Units in the last place of exp and log.
+FUNCTION_UNITS = 8
 
 
 def no_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -230,10 +229,12 @@ _FRACTION = Bad(
 BINARY_BAD = (_DO_NOT_FIT, _MIXED, _NO_NUMBER, _NO_TENSOR)
 
 
-def _binary_grads(
-    left: Callable[..., tuple[torch.Tensor, torch.Tensor]], right: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-) -> Callable[..., tuple[Any, ...]]:
-    """Bounds from functions (dy, a, b, dtype) -> (terms, their errors) for each operand."""
+# The terms of a gradient, before they are summed over what was broadcast, and their errors.
+Terms = tuple[torch.Tensor, torch.Tensor]
+
+
+def _binary_grads(left: Callable[..., Terms], right: Callable[..., Terms]) -> Callable[..., tuple[Any, ...]]:
+    """Bounds from functions (dy, a, b, dtype) -> Terms for each operand."""
 
     def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         sides = zip(grads, (left, right), strict=True)
@@ -242,21 +243,21 @@ def _binary_grads(
     return bound
 
 
-def _dy_itself(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def _dy_itself(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
     return dy, torch.zeros_like(dy)
 
 
-def _units_of(terms: torch.Tensor, units: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _units_of(terms: torch.Tensor, units: float, dtype: torch.dtype) -> Terms:
     return terms, units * bounds.acc_unit(dtype) * terms.abs()
 
 
-def _div_grad_b(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def _div_grad_b(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
     terms, errors = _units_of(dy * a / b / b, 4, dtype)
     # a / b and (a / b) / b may vanish before dy lifts them again.
     return terms, errors + dy.abs() * (1 + 1 / b.abs()) * bounds.TINY[launch.acc_torch(dtype)]
 
 
-def _tie(dy: torch.Tensor, wins: torch.Tensor, ties: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _tie(dy: torch.Tensor, wins: torch.Tensor, ties: torch.Tensor) -> Terms:
     terms = torch.where(ties, dy / 2, torch.where(wins, dy, 0.0))
     return terms, torch.zeros_like(terms)
 
@@ -273,12 +274,12 @@ def _pow_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Te
     return where_finite(result, bounds.rounded(result, error, dtype))
 
 
-def _pow_grad_a(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def _pow_grad_a(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
     terms = torch.where(b == 0, 0.0, dy * (b * a.pow(b - 1)))
     return terms, ((_power_error(a, b - 1) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
 
 
-def _pow_grad_b(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def _pow_grad_b(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
     terms = dy * torch.where((a == 0) & (b >= 0), 0.0, a.pow(b) * a.log())
     return terms, ((_power_error(a, b) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
 
