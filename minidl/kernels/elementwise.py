@@ -549,7 +549,7 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, fl
     if total == 0:
         return
     padding = [tensors[0]] * (3 - len(tensors))
-    if all(x.numel() == 1 or (x.shape == y.shape and x.is_contiguous()) for x in tensors):
+    if all(x.numel() == 1 or (x.numel() == total and x.is_contiguous()) for x in tensors):
         tile = launch.tile("elementwise", dtype, N=total)
         # One element in all is a run of length 1, so that no result is a scalar.
         scalars = sum((x.numel() == 1 < total) << i for i, x in enumerate(tensors))

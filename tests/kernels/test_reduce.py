@@ -1,0 +1,136 @@
+"""Shares of a long reduction, ties and NaN across them, layouts without a copy, norms beyond the range of squares."""
+
+import functools
+
+import pytest
+import torch
+
+from minidl.kernels import launch, reduce
+
+TILES = {
+    "reduce_rows": launch.Tile({"BLOCK_K": 2, "BLOCK_R": 16}),
+    "reduce_columns": launch.Tile({"BLOCK_K": 4, "BLOCK_R": 8}),
+}
+
+
+@pytest.fixture
+def many_shares(monkeypatch):
+    """Small tiles on a device of 50 multiprocessors: every long reduction is shared out."""
+    monkeypatch.setattr(launch, "processors", functools.cache(lambda: 50))
+    with launch.force(**TILES):
+        yield
+
+
+def grids(function):
+    """Grids of the launches of a call."""
+    found = []
+    with launch.record(lambda kernel, grid, args, meta: found.append(grid), launch.target()):
+        function()
+    return found
+
+
+@pytest.mark.usefixtures("many_shares")
+@pytest.mark.parametrize("dims", [0, 1, None])
+def test_a_long_reduction_is_shared_out_and_joined(dims, device):
+    x = torch.randint(-3, 4, (37, 301), device=device).float()
+    x = x.t() if dims == 0 else x
+    assert max(grid[1] for grid in grids(lambda: reduce.sum(x, dims))) > 1
+    assert torch.equal(reduce.sum(x, dims), torch.sum(x, dim=dims))
+    assert torch.equal(reduce.amax(x, dims), torch.amax(x, dim=() if dims is None else dims))
+    assert torch.equal(reduce.argmax(x, dims).cpu(), torch.argmax(x.cpu(), dim=dims))
+    torch.testing.assert_close(reduce.mean(x, dims), torch.mean(x, dim=dims))
+    torch.testing.assert_close(reduce.norm(x, dims), torch.linalg.vector_norm(x, dim=dims))
+
+
+@pytest.mark.usefixtures("many_shares")
+def test_the_first_of_equal_maxima_is_found_across_shares(device):
+    x = torch.zeros(2, 500, device=device)
+    x[0, 400], x[0, 499], x[1, 130], x[1, 131] = 5, 5, 7, 7
+    assert reduce.argmax(x, 1).tolist() == [400, 130]
+    assert reduce.argmax(torch.full((2, 500), -torch.inf, device=device), 1).tolist() == [0, 0]
+
+
+@pytest.mark.usefixtures("many_shares")
+def test_the_first_nan_wins_across_shares(device):
+    x = torch.zeros(2, 500, device=device)
+    x[0, 20], x[0, 300], x[0, 400], x[1, 10] = torch.inf, torch.nan, torch.nan, torch.inf
+    assert reduce.argmax(x, 1).tolist() == [300, 10]
+    assert reduce.amax(x, 1).isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_result_depends_on_the_run(dtype, device, many_shares):
+    x = torch.randn(3, 4001, dtype=dtype, device=device)
+    assert torch.equal(reduce.sum(x, 1), reduce.sum(x, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
+def test_integers_and_bools_are_summed_in_int64(dtype, device):
+    x = torch.randint(0, 2 if dtype == torch.bool else 100, (7, 300), device=device).to(dtype)
+    for dims in (None, 0, 1):
+        assert torch.equal(reduce.sum(x, dims), torch.sum(x, dim=dims))
+
+
+def test_the_position_of_an_integer_maximum(device):
+    x = torch.tensor([[3, 9, 9], [-5, -7, -5]], device=device)
+    assert reduce.argmax(x, 1).tolist() == [1, 0]
+    assert reduce.amax(x, 0).tolist() == [3, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("x", "dims", "copies"),
+    [
+        (torch.empty(4, 3, 5, 6), (0, 2, 3), False),
+        (torch.empty(4, 5, 6, 3).permute(0, 3, 1, 2), (0, 2, 3), False),
+        (torch.empty(4, 6)[:, ::2], 1, False),
+        (torch.empty(2, 3, 2, 3, 2, 3), (0, 2, 4), True),
+    ],
+)
+def test_two_levels_of_strides_need_no_copy(x, dims, copies):
+    read = []
+    with launch.record(lambda kernel, grid, args, meta: read.append(args[0]), launch.target()):
+        reduce.sum(x, dims)
+    assert (read[0].data_ptr() != x.data_ptr()) == copies
+
+
+@pytest.mark.parametrize("value", [1e30, 1e-30])
+def test_squares_beyond_the_range_of_float32(value, device):
+    x = torch.full((100,), value, device=device)
+    assert reduce.norm(x).item() == pytest.approx(10 * value, rel=1e-6)
+
+
+@pytest.mark.parametrize("dims", [None, 0, 1])
+def test_nothing_to_reduce(dims, device):
+    x = torch.empty(0, 3, device=device)
+    torch.testing.assert_close(reduce.sum(x, dims), torch.sum(x, dim=dims))
+    torch.testing.assert_close(reduce.mean(x, dims), torch.mean(x, dim=dims), equal_nan=True)
+    if dims == 1:
+        assert reduce.amax(x, dims).shape == (0,)
+        assert reduce.argmax(x, dims).shape == (0,)
+    else:
+        with pytest.raises(ValueError, match="argmax: nothing to compare"):
+            reduce.argmax(x, dims)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (4, 3, 5), (1,), (), (4, 1, 1), (5,)])
+def test_sum_to_undoes_a_broadcast(shape, device):
+    x = torch.randint(-3, 4, (4, 3, 5), device=device).float()
+    assert torch.equal(reduce.sum_to(x, shape), x.sum_to_size(shape))
+
+
+def test_rows_are_summed_into_another_dtype(device):
+    x = torch.ones(3000, 5, device=device)
+    assert reduce.sum_rows(x, torch.float16).tolist() == [3000] * 5
+
+
+def test_depth_is_never_above_what_any_order_needs():
+    for K, R in ((1, 0), (1, 1), (3, 2), (5, 40), (1, 2**22), (1024, 4096)):
+        assert 0 <= reduce.depth(K, R, torch.float32) <= max(R - 1, 0)
+    assert reduce.depth(1, 2**22, torch.float32) < 2**14
+
+
+def test_addresses_beyond_2_31(device):
+    far = torch.empty(2**31, dtype=torch.float16, device=device).as_strided((2, 2), (2**31 - 2, 1))
+    far.copy_(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
+    assert reduce.sum(far, 0).tolist() == [4, 7]
+    assert reduce.argmax(far, 0).tolist() == [1, 1]

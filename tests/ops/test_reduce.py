@@ -1,0 +1,40 @@
+"""Gradients where a reduction has no derivative, and how dimensions are named."""
+
+import pytest
+import torch
+
+from minidl import ops
+from minidl.tensor import Tensor
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_ties_share_the_gradient_as_in_torch(dim, device):
+    values = torch.tensor([[2.0, 2.0, 1.0], [2.0, 0.0, 3.0]])
+    x, expected = Tensor(values.to(device), requires_grad=True), values.clone().requires_grad_()
+    ops.max(x, dim).sum().backward()
+    torch.amax(expected, dim=() if dim is None else dim).sum().backward()
+    torch.testing.assert_close(x.grad.data.cpu(), expected.grad)
+
+
+def test_the_norm_of_zeros_has_gradient_zero(device):
+    x = Tensor(torch.zeros(3, device=device), requires_grad=True)
+    ops.norm(x).backward()
+    assert x.grad.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dim", [(), [], None, (0, 1), (-1, -2)])
+def test_no_dimensions_are_all_of_them(dim, device):
+    assert ops.sum(Tensor(torch.ones(2, 3, device=device)), dim).item() == 6
+
+
+def test_a_mean_of_nothing_has_an_empty_gradient(device):
+    x = Tensor(torch.empty(0, 3, device=device), requires_grad=True)
+    ops.mean(x, 0).sum().backward()
+    assert x.grad.shape == (0, 3)
+
+
+def test_errors_name_the_operation(device):
+    x = Tensor(torch.ones(2, 3, device=device))
+    for name in ("sum", "mean", "norm", "amax", "argmax"):
+        with pytest.raises(IndexError, match=f"{name}: dim 2 is out of range for a tensor of 2 dimensions"):
+            getattr(ops, name)(x, 2)
