@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import activation, bias_act, gemm, reduce
+from minidl.kernels import activation, bias_act, gemm
 from minidl.kernels.activation import Activation
 from minidl.ops import view
 from minidl.tensor import Tensor
