@@ -29,7 +29,7 @@ import triton.language as tl
 
 from minidl.kernels import check, launch
 from minidl.kernels.reduce import offsets
-from minidl.kernels.softmax import MINUS_INF, as_rows, online, row_max, row_strides, shift
+from minidl.kernels.softmax import MINUS_INF, in_shape, levels, online, row_max, row_strides, rows_of, shift
 
 REDUCTIONS = ("mean", "sum", "none")
 # The weights of the targets are summed by at most so many programs, since every later program adds their sums up.
@@ -154,35 +154,34 @@ def cross_entropy_kernel(
 
 @triton.jit
 def cross_entropy_loop_kernel(
-    p_x, p_t, p_w, p_sum, p_loss, p_dx, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn, ignore_index, count,
+    p_x, p_t, p_w, p_sum, p_loss, p_dx, R, N, s_x, ignore_index, count,
     SMOOTHING: tl.constexpr, SOFT: tl.constexpr, WEIGHTED: tl.constexpr, EACH: tl.constexpr, GRAD: tl.constexpr,
-    DIVIDE: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DIVIDE: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows of any length; probabilities and dx have the same strides."""
+    """Rows of any length and of neighbours, those of x s_x apart."""
     SPREAD: tl.constexpr = SOFT or SMOOTHING > 0.0  # more classes than one have a share
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_m = o_m < R
-    o_row = offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None]
     b_t, b_wt, m_kept, m_class = row_targets(p_t, p_w, o_m, m_m, N, ignore_index, SOFT, WEIGHTED, ACC)
-    p_x += offsets(o_m, INNER, s_x1, s_x2, LEVELS)[:, None]
+    o_row = o_m[:, None] * N
+    p_x += o_m[:, None] * s_x
     b_m = tl.full((BLOCK_M,), MINUS_INF, ACC)
     b_s = tl.zeros((BLOCK_M,), ACC)
     b_all = tl.zeros((BLOCK_M,), ACC)
     for n in range(0, N, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
         m_mn = m_m[:, None] & (o_n < N)
-        b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
+        b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
         b_m, b_s = online(b_x, b_m, b_s)
         if SPREAD:
-            o_y = o_row + o_n.to(tl.int64) * s_yn
-            b_q = shares(p_t + o_y, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
+            b_q = shares(p_t + o_row + o_n, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
             b_all += tl.sum(b_q, axis=1)
     b_m = shift(b_m)
     if SPREAD:
         b_loss = b_all * tl.log(b_s)
     else:
         b_all = b_wt
-        p_xt = p_x + b_t[:, None] * s_xn
+        p_xt = p_x + b_t[:, None]
         b_xt = tl.sum(tl.load(p_xt, mask=(m_kept & m_class)[:, None], other=0.0).to(ACC), axis=1)  # [BLOCK_M]
         b_loss = b_all * (tl.log(b_s) - (b_xt - b_m))
     b_ratio = b_all / b_s
@@ -193,16 +192,15 @@ def cross_entropy_loop_kernel(
         for n in range(0, N, BLOCK_N):
             o_n = n + tl.arange(0, BLOCK_N)[None, :]
             m_mn = m_m[:, None] & (o_n < N)
-            o_y = o_row + o_n.to(tl.int64) * s_yn
-            b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
+            b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
             b_z = b_x - b_m[:, None]
-            b_q = shares(p_t + o_y, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
+            b_q = shares(p_t + o_row + o_n, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
             if SPREAD:
                 b_loss -= share_times(b_q, b_z)
             if GRAD:
                 b_dx = (tl.exp(b_z) * b_ratio[:, None] - b_q) * b_scale[:, None]
                 b_dx = tl.where(m_kept[:, None], b_dx, 0.0)
-                tl.store(p_dx + o_y, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+                tl.store(p_dx + o_row + o_n, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
     store_losses(p_loss, b_loss, o_m, m_m, m_kept, m_class, EACH)
 
 
@@ -380,36 +378,43 @@ def cross_entropy_parts(
     """
     soft = _check_cross_entropy(x, target, weight, ignore_index, reduction, label_smoothing)
     axis = min(1, x.dim() - 1)
-    rows = as_rows(x, axis)
+    (rows, *shares_), tile, fits = rows_of(
+        "cross_entropy", "cross_entropy_loop", axis, *((x, target) if soft else (x,))
+    )
     outer, N, inner = rows.shape
     R, acc, device = outer * inner, launch.acc_torch(x.dtype), x.device
-    target = target.contiguous()
+    target = (shares_[0] if soft else target).contiguous()
     weight = None if weight is None else weight.contiguous()
     each, mean = reduction == "none", reduction == "mean"
     loss = torch.empty(x.shape[:axis] + x.shape[axis + 1 :] if each else (), dtype=x.dtype, device=device)
-    grad = torch.empty(x.shape, dtype=x.dtype, device=device) if with_grad else None
+    # Its strides are those of probabilities, also where it is not wanted.
+    grad = torch.empty(rows.shape, dtype=x.dtype, device=device if with_grad else "meta")
     defer = mean and with_grad and x.dtype == torch.float16
     sums, count = None, 1
     if soft and mean:
         sums = torch.full((1,), R, dtype=acc, device=device)
     elif not soft and (mean or launch.INTERPRETED):
         sums, count = _target_weights(target, weight, R, N, ignore_index, acc, x.dtype)
-    tile = launch.tile("cross_entropy", x.dtype, M=R, N=N)
     programs = triton.cdiv(R, tile["BLOCK_M"])
     parts = loss if each else torch.empty(programs, dtype=acc, device=device)
-    # The strides of the gradient, which it has whether or not it is wanted.
-    dense = (N * inner, 1 if inner > 1 else N * inner, inner)
-    launch.run(
-        cross_entropy_kernel if tile["BLOCK_N"] >= N else cross_entropy_loop_kernel, (programs,),
-        rows, target, weight, sums, parts, grad, R, N, inner, *row_strides(rows), *dense, ignore_index, count,
-        SMOOTHING=float(label_smoothing), SOFT=soft, WEIGHTED=weight is not None, EACH=each, GRAD=with_grad,
-        DIVIDE=mean and not defer, LEVELS=2 if outer > 1 and inner > 1 else 1, ACC=launch.acc(x.dtype), **tile.options,
-    )  # fmt: skip
+    pointers = rows, target, weight, sums, parts, grad if with_grad else None
+    meta = {
+        "SMOOTHING": float(label_smoothing), "SOFT": soft, "WEIGHTED": weight is not None, "EACH": each,
+        "GRAD": with_grad, "DIVIDE": mean and not defer, "ACC": launch.acc(x.dtype), **tile.options,
+    }  # fmt: skip
+    if fits:
+        launch.run(
+            cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad),
+            ignore_index, count, LEVELS=levels(rows), **meta,
+        )  # fmt: skip
+    else:
+        launch.run(cross_entropy_loop_kernel, (programs,), *pointers, R, N, rows.stride(0), ignore_index, count, **meta)
+    found = in_shape(grad, x.shape, axis) if with_grad else None
     if each:
-        return CrossEntropy(loss, grad, None)
+        return CrossEntropy(loss, found, None)
     divisor = torch.empty((), dtype=acc, device=device) if mean else None
     _total(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
-    return CrossEntropy(loss, grad, divisor if defer else None)
+    return CrossEntropy(loss, found, divisor if defer else None)
 
 
 def cross_entropy_grad_(

@@ -8,7 +8,8 @@
 The shifted form neither overflows nor loses accuracy (Blanchard, D. J. Higham and N. J. Higham, IMA Journal of
 Numerical Analysis 41(4), 2021). A tensor is seen as [outer, N, inner] with rows of N elements, `inner` apart, and a
 program takes BLOCK_M rows. A row that fits BLOCK_N is read once; a longer one is walked twice, first for m and s
-together (Milakov and Gimelshein, arXiv 1805.02867), then for y: the second walk finds it in the cache.
+together (Milakov and Gimelshein, arXiv 1805.02867), then for y: the second walk finds it in the cache. Long rows whose
+elements are no neighbours in memory are copied before: each element's address would take two registers.
 NaN anywhere in a row makes the row NaN, and so do +inf and a row of nothing but -inf.
 """
 
@@ -20,6 +21,8 @@ from minidl.kernels import check, launch
 from minidl.kernels.reduce import offsets
 
 MINUS_INF = tl.constexpr(float("-inf"))
+# The largest block of elements that are no neighbours.
+SCATTERED = 1024
 
 
 @triton.jit
@@ -67,21 +70,18 @@ def softmax_kernel(
 
 @triton.jit
 def softmax_loop_kernel(
-    p_x, p_y, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn,
-    LOG: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    p_x, p_y, R, N, s_x, LOG: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Rows of any length."""
+    """Rows of any length, s_x apart and of neighbours."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_m = (o_m < R)[:, None]
-    p_x += offsets(o_m, INNER, s_x1, s_x2, LEVELS)[:, None]
-    p_y += offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None]
+    p_x += o_m[:, None] * s_x
+    p_y += o_m[:, None] * N
     b_m = tl.full((BLOCK_M,), MINUS_INF, ACC)
     b_s = tl.zeros((BLOCK_M,), ACC)
     for n in range(0, N, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
-        b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_m & (o_n < N), other=MINUS_INF).to(
-            ACC
-        )  # [BLOCK_M, BLOCK_N]
+        b_x = tl.load(p_x + o_n, mask=m_m & (o_n < N), other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
         b_m, b_s = online(b_x, b_m, b_s)
     b_m = shift(b_m)[:, None]
     b_scale = (1.0 / b_s)[:, None]
@@ -89,12 +89,12 @@ def softmax_loop_kernel(
     for n in range(0, N, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
         m_mn = m_m & (o_n < N)
-        b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
+        b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
         if LOG:
             b_y = (b_x - b_m) - b_log
         else:
             b_y = tl.exp(b_x - b_m) * b_scale
-        tl.store(p_y + o_n.to(tl.int64) * s_yn, b_y.to(p_y.dtype.element_ty), mask=m_mn)
+        tl.store(p_y + o_n, b_y.to(p_y.dtype.element_ty), mask=m_mn)
 
 
 @triton.jit
@@ -119,34 +119,34 @@ def softmax_grad_kernel(
 
 @triton.jit
 def softmax_grad_loop_kernel(
-    p_dy, p_y, p_dx, R, N, INNER, s_d1, s_d2, s_dn, s_y1, s_y2, s_yn,
-    LOG: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    p_dy, p_y, p_dx, R, N, s_d, LOG: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Rows of any length; y and dx have the same strides."""
+    """Rows of any length and of neighbours, those of dy s_d apart."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_m = (o_m < R)[:, None]
-    p_dy += offsets(o_m, INNER, s_d1, s_d2, LEVELS)[:, None]
-    o_row = offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None]
+    p_dy += o_m[:, None] * s_d
+    p_y += o_m[:, None] * N
+    p_dx += o_m[:, None] * N
     b_sum = tl.zeros((BLOCK_M,), ACC)
     for n in range(0, N, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
         m_mn = m_m & (o_n < N)
-        b_dy = tl.load(p_dy + o_n.to(tl.int64) * s_dn, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+        b_dy = tl.load(p_dy + o_n, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         if LOG:
             b_sum += tl.sum(b_dy, axis=1)
         else:
-            b_y = tl.load(p_y + o_row + o_n.to(tl.int64) * s_yn, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+            b_y = tl.load(p_y + o_n, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
             b_sum += tl.sum(b_dy * b_y, axis=1)
     for n in range(0, N, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
         m_mn = m_m & (o_n < N)
-        b_dy = tl.load(p_dy + o_n.to(tl.int64) * s_dn, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
-        b_y = tl.load(p_y + o_row + o_n.to(tl.int64) * s_yn, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+        b_dy = tl.load(p_dy + o_n, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+        b_y = tl.load(p_y + o_n, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         if LOG:
             b_dx = b_dy - tl.exp(b_y) * b_sum[:, None]
         else:
             b_dx = b_y * (b_dy - b_sum[:, None])
-        tl.store(p_dx + o_row + o_n.to(tl.int64) * s_yn, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+        tl.store(p_dx + o_n, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
 
 
 def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -172,26 +172,61 @@ def log_softmax_grad(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.
     return _backward("log_softmax_grad", dy, y, dim, log=True)
 
 
-def as_rows(x: torch.Tensor, axis: int) -> torch.Tensor:
-    """x as [outer, N, inner] with N along `axis`: a view where the strides allow, else a copy."""
-    return x.reshape(x.shape[:axis].numel(), x.shape[axis], x.shape[axis + 1 :].numel())
+def rows_of(family: str, loop: str, axis: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], launch.Tile, bool]:
+    """Tensors of one shape as [outer, N, inner] with rows along `axis`, the tile, and whether rows fit it.
+
+    The tile is `family`'s where rows fit that, else `loop`'s. Views where that will do, else copies: of all of them to
+    [R, N, 1] where rows of neighbours are needed.
+    """
+    shape = tensors[0].shape
+    outer, N, inner = shape[:axis].numel(), shape[axis], shape[axis + 1 :].numel()
+    rows = [t.reshape(outer, N, inner) for t in tensors]
+    tile = launch.tile(family, tensors[0].dtype, M=outer * inner, N=N)
+    fits = tile["BLOCK_N"] >= N
+    if (not fits or tile["BLOCK_N"] > SCATTERED) and (inner > 1 or any(t.stride(1) != 1 for t in rows)):
+        rows = [t.transpose(1, 2).reshape(outer * inner, N, 1).contiguous() for t in rows]
+    if not fits:
+        tile = launch.tile(loop, tensors[0].dtype, M=outer * inner, N=N)
+    return rows, tile, fits
 
 
-def row_strides(x: torch.Tensor) -> tuple[int, int, int]:
-    """Strides of x [outer, N, inner] for `reduce.offsets`: two of the row index, one along the row."""
-    outer, along, inner = x.stride()
-    return outer, inner if x.shape[2] > 1 else outer, along
+def row_strides(rows: torch.Tensor) -> tuple[int, int, int]:
+    """Strides of rows [outer, N, inner] for `reduce.offsets`: two of the row index, one along the row."""
+    outer, along, inner = rows.stride()
+    return outer, inner if rows.shape[2] > 1 else outer, along
+
+
+def levels(rows: torch.Tensor) -> int:
+    """How many strides the row index of rows [outer, N, inner] needs."""
+    return 2 if rows.shape[0] > 1 and rows.shape[2] > 1 else 1
+
+
+def in_shape(rows: torch.Tensor, shape: torch.Size, axis: int) -> torch.Tensor:
+    """Contiguous rows [outer, N, inner] or [R, N, 1] as a contiguous tensor of `shape`."""
+    if rows.shape[2] == 1:
+        rest = shape[:axis].numel(), shape[axis + 1 :].numel(), shape[axis]
+        rows = rows.view(rest).transpose(1, 2).contiguous()
+    return rows.view(shape)
 
 
 def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     check.floating(op, x=x)
     axis = check.axis(op, dim, max(x.dim(), 1))
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel():
-        kernels = softmax_kernel, softmax_loop_kernel
-        x_rows, y_rows = (as_rows(t if t.dim() else t.view(1), axis) for t in (x, y))
-        _launch("softmax", kernels, (x_rows, y_rows), x_rows, y_rows, log)
-    return y
+    if x.numel() == 0:
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    flat = x if x.dim() else x.view(1)
+    (rows,), tile, fits = rows_of("softmax", "softmax_loop", axis, flat)
+    y = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    outer, N, inner = rows.shape
+    R = outer * inner
+    grid = (triton.cdiv(R, tile["BLOCK_M"]),)
+    meta = {"LOG": log, "ACC": launch.acc(x.dtype), **tile.options}
+    if fits:
+        strides = *row_strides(rows), *row_strides(y)
+        launch.run(softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), **meta)
+    else:
+        launch.run(softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), **meta)
+    return in_shape(y, flat.shape, axis).view(x.shape)
 
 
 def _backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
@@ -200,23 +235,18 @@ def _backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -
     if dy.shape != y.shape:
         raise ValueError(f"{op}: dy has shape {list(dy.shape)}, expected y's shape {list(y.shape)}")
     axis = check.axis(op, dim, max(y.dim(), 1))
-    y = y.contiguous()
-    dx = torch.empty_like(y)
-    if y.numel():
-        kernels = softmax_grad_kernel, softmax_grad_loop_kernel
-        dy_rows, y_rows, dx_rows = (as_rows(t if t.dim() else t.view(1), axis) for t in (dy, y, dx))
-        _launch("softmax_grad", kernels, (dy_rows, y_rows, dx_rows), dy_rows, y_rows, log)
-    return dx
-
-
-def _launch(family, kernels, pointers, source, target, log):
-    """Launch the kernel for whole rows where they fit the tile, else the one that walks them."""
-    outer, N, inner = target.shape
+    if y.numel() == 0:
+        return torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    flat = y.contiguous() if y.dim() else y.view(1)
+    (dy_rows, y_rows), tile, fits = rows_of("softmax_grad", "softmax_loop", axis, dy.reshape(flat.shape), flat)
+    dx = torch.empty_like(y_rows)
+    outer, N, inner = y_rows.shape
     R = outer * inner
-    tile = launch.tile(family, target.dtype, M=R, N=N)
-    whole, loop = kernels
-    launch.run(
-        whole if tile["BLOCK_N"] >= N else loop, (triton.cdiv(R, tile["BLOCK_M"]),), *pointers,
-        R, N, inner, *row_strides(source), *row_strides(target),
-        LOG=log, LEVELS=2 if outer > 1 and inner > 1 else 1, ACC=launch.acc(target.dtype), **tile.options,
-    )  # fmt: skip
+    grid = (triton.cdiv(R, tile["BLOCK_M"]),)
+    meta = {"LOG": log, "ACC": launch.acc(y.dtype), **tile.options}
+    if fits:
+        strides = *row_strides(dy_rows), *row_strides(y_rows)
+        launch.run(softmax_grad_kernel, grid, dy_rows, y_rows, dx, R, N, inner, *strides, LEVELS=levels(y_rows), **meta)
+    else:
+        launch.run(softmax_grad_loop_kernel, grid, dy_rows, y_rows, dx, R, N, dy_rows.stride(0), **meta)
+    return in_shape(dx, flat.shape, axis).view(y.shape)

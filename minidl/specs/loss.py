@@ -18,7 +18,7 @@ from minidl import ops
 from minidl.kernels import launch
 from minidl.specs import bounds
 from minidl.specs.base import Bad, Case, Make, OpSpec
-from minidl.specs.softmax import chain, row_errors
+from minidl.specs.softmax import chain, row_errors, row_tile
 
 _OPTIONS = {"weight": None, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0, "pos_weight": None}
 
@@ -88,16 +88,17 @@ def _cross_entropy_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -
     u = bounds.acc_unit(dtype)
     q, axis, kept = _shares(case)
     row = row_errors(x, axis, "cross_entropy", dtype)
-    d, _ = chain("cross_entropy", x.numel() // x.shape[axis], x.shape[axis], dtype)
+    rows, N = x.numel() // x.shape[axis], x.shape[axis]
+    d, _ = chain("cross_entropy", rows, N, dtype)
     a = q.abs()
     share, log = a.sum(axis, keepdim=True), row.s.log()
     times = torch.where(a == 0, 0.0, a * row.z.abs()).sum(axis, keepdim=True)
     loss = torch.where(kept, share * log + times, 0.0)
     error = share * (row.s_error + 8 * u * log) + bounds.gamma(d + 20, u) * (share * log + times)
     error = torch.where(kept, error, 0.0)
-    extra = launch.tile("cross_entropy", dtype, M=loss.numel(), N=x.shape[axis])["BLOCK_M"]
+    tile = row_tile("cross_entropy", rows, N, dtype)
     reduction = _options(case)["reduction"]
-    return _reduced(loss.squeeze(axis), error.squeeze(axis), reduction, _divisor(case), extra, dtype)
+    return _reduced(loss.squeeze(axis), error.squeeze(axis), reduction, _divisor(case), tile["BLOCK_M"], dtype)
 
 
 def _cross_entropy_grad_bound(
@@ -262,7 +263,7 @@ SPECS = [
         bound=_cross_entropy_bound,
         grad_bound=_cross_entropy_grad_bound,
         differentiable=(0,),
-        families=("cross_entropy", "loss"),
+        families=("cross_entropy", "cross_entropy_loop", "loss"),
         examples={
             "few classes": lambda make: _classes(make, 70, 10),
             "one block": lambda make: _classes(make, 5, 300, reduction="sum", label_smoothing=0.1),

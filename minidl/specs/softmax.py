@@ -20,11 +20,16 @@ import torch
 
 from minidl import ops
 from minidl.kernels import launch
-from minidl.kernels.softmax import row_tile
 from minidl.specs import bounds
 from minidl.specs.base import Bad, Case, Make, OpSpec
 
 LOOPS = {"softmax": "softmax_loop", "softmax_grad": "softmax_loop", "cross_entropy": "cross_entropy_loop"}
+
+
+def row_tile(family: str, rows: int, N: int, dtype: torch.dtype) -> launch.Tile:
+    """The tile for rows of N elements: of the kernel for whole rows where they fit it, else of the walk."""
+    tile = launch.tile(family, dtype, M=rows, N=N)
+    return tile if tile["BLOCK_N"] >= N else launch.tile(LOOPS[family], dtype, M=rows, N=N)
 
 
 def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -32,8 +37,7 @@ def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]
 
     Within a block a thread adds its own run (or NumPy a leaf of its tree), at most a 16th, and a tree joins them.
     """
-    tile, _ = row_tile(family, LOOPS[family], dtype, rows, N)
-    block = tile["BLOCK_N"]
+    block = row_tile(family, rows, N, dtype)["BLOCK_N"]
     blocks = -(-N // block)
     return min(N, min(block, block // 16 + 32) + blocks), blocks
 
@@ -50,8 +54,9 @@ class RowErrors(NamedTuple):
 
 def row_errors(x: torch.Tensor, dim: int, family: str, dtype: torch.dtype) -> RowErrors:
     """The errors of the shifted exponentials and their sum, x in float64 with at least one dimension."""
-    u, N = bounds.acc_unit(dtype), x.shape[dim]
-    d, blocks = chain(family, x.numel() // max(N, 1), N, dtype)
+    u = bounds.acc_unit(dtype)
+    N = x.shape[dim]
+    d, blocks = chain(family, x.numel() // N, N, dtype)
     z = x - x.amax(dim, keepdim=True)
     e = torch.exp(z)
     s = e.sum(dim, keepdim=True)

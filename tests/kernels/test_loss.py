@@ -31,7 +31,7 @@ def test_every_row_counts_whatever_the_tile(tile, rows, device):
     target = torch.randint(13, (rows,), device=device)
     small = launch.Tile({"BLOCK_N": 4})
     for reduction in ("mean", "sum"):
-        with launch.force(cross_entropy=tile, loss=small):
+        with launch.force(cross_entropy=tile, cross_entropy_loop=tile, loss=small):
             got = loss.cross_entropy(x, target, reduction=reduction)
         torch.testing.assert_close(got, F.cross_entropy(x, target, reduction=reduction), rtol=1e-13, atol=0)
 
@@ -43,7 +43,7 @@ def test_ignored_rows_are_zero_whatever_they_hold(tile, smoothing, device):
     x[1], x[3] = NAN, -INF
     target = classes(0, -100, 5, -100, 12, device=device)
     kept = [0, 2, 4]
-    with launch.force(cross_entropy=tile):
+    with launch.force(cross_entropy=tile, cross_entropy_loop=tile):
         value, grad = loss.cross_entropy(x, target, label_smoothing=smoothing, with_grad=True)
         each = loss.cross_entropy(x, target, reduction="none", label_smoothing=smoothing)
     expected = F.cross_entropy(x[kept].double(), target[kept], label_smoothing=smoothing)
@@ -65,7 +65,7 @@ def test_infinite_logits_as_torch(tile, device):
     ]
     x, target = torch.tensor(rows, device=device), torch.zeros(5, dtype=torch.int64, device=device)
     for smoothing in (0.0, 0.1):
-        with launch.force(cross_entropy=tile):
+        with launch.force(cross_entropy=tile, cross_entropy_loop=tile):
             got = loss.cross_entropy(x, target, reduction="none", label_smoothing=smoothing)
         expected = F.cross_entropy(x.double(), target, reduction="none", label_smoothing=smoothing)
         torch.testing.assert_close(got, expected.float(), equal_nan=True)

@@ -42,7 +42,7 @@ def test_infinities_and_nan_as_torch(tile, ours, grad, theirs, device):
         [-3e38, 3e38, 0.0, 1.0, 2.0, 3.0],
     ]
     x = torch.tensor(rows, device=device)
-    with launch.force(softmax=tile):
+    with launch.force(softmax=tile, softmax_loop=tile):
         y = ours(x)
     torch.testing.assert_close(y, theirs(x.double(), -1).float(), equal_nan=True)
 
@@ -63,7 +63,7 @@ def test_any_dimension_of_a_view(tile, ours, grad, theirs, dim, device):
         expected = theirs(leaf, dim)
         dy = torch.randn(x.shape, dtype=torch.float64, device=device).flip(0)
         expected.backward(dy)
-        with launch.force(softmax=tile, softmax_grad=tile):
+        with launch.force(softmax=tile, softmax_grad=tile, softmax_loop=tile):
             y = ours(x, dim)
             dx = grad(dy, y, dim)
         torch.testing.assert_close(y, expected.detach(), rtol=1e-13, atol=1e-14)
