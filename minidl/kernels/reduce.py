@@ -276,12 +276,12 @@ def _inner(levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
 
 
 def _plan(family: str, K: int, R: int, dtype: torch.dtype, shares: int | None) -> tuple[launch.Tile, int]:
-    """The tile, and how much of R each program takes: shares of at least 4 blocks, enough to fill the device twice."""
+    """The tile, and how much of R a program takes: 4 blocks or more, enough for at most 8 programs per processor."""
     tile = launch.tile(family, dtype, K=K, R=R)
     blocks = max(1, triton.cdiv(R, tile["BLOCK_R"]))
     if shares is None:
         programs = max(1, triton.cdiv(K, tile["BLOCK_K"]))
-        shares = max(1, min(2 * launch.processors() // programs, blocks // 4))
+        shares = max(1, min(8 * launch.processors() // programs, blocks // 4))
     return tile, triton.cdiv(blocks, shares) * tile["BLOCK_R"]
 
 
