@@ -195,8 +195,8 @@ class TestTheBatteryFindsPlantedBugs:
     )
     def test_in_the_kernel(self, check, bug, message):
         with pytest.raises(AssertionError, match=message):
-            # As many cases as on a CPU: a GPU profile draws fewer, and not always one with strides.
-            holds(check, weigh_spec(bug), torch.float32, 16 / settings.default.max_examples, phases=[Phase.generate])
+            # More cases than a GPU profile draws: not every one has strides.
+            holds(check, weigh_spec(bug), torch.float32, 64 / settings.default.max_examples, phases=[Phase.generate])
 
     @pytest.mark.parametrize("mistake", ["factor", "one element", "no gradient"])
     def test_in_the_gradient(self, mistake):
@@ -351,7 +351,7 @@ class TestMakes:
         found = find(
             st.composite(lambda draw: (m := DrawnMake(draw, torch.float32, KINDS, LAYOUTS), m.tensor(m.size(), 4)))(),
             lambda pair: pair[1].numel() > 0,
-            settings=settings(max_examples=200),
+            settings=settings(max_examples=2000),
         )
         assert found[1].shape == (2, 4)
         assert found[0].decisions == [0, 0, 0, 0]
@@ -438,7 +438,7 @@ class TestErrorBound:
         assert bound.dtype == torch.float64
         error = (a.to(default_device()) @ b.to(default_device())).cpu().double() - (a.double() @ b.double())
         assert (error.abs() <= bound).all()
-        assert bound.max() < 1e-5
+        assert bound.max() < 1e-4
         assert torch.equal(error_bound("matmul", a, b), bound)
 
     def test_unknown(self):
