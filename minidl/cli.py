@@ -70,7 +70,7 @@ HELP = {
     "balance": "Extra weight of rare classes, from 0 (none) to 1 (all classes alike).",
     "schedule": "Course of the learning rate: constant, cosine or linear.",
     "warmup": "Epochs in which the learning rate rises to --lr.",
-    "patience": "Stop after so many epochs without a better one; 0: never.",
+    "patience": "Stop after so many epochs far from the best validation score; 0: never.",
     "seed": "Decides first weights, order of examples and dropout.",
     "precision": "Matrix products on a GPU: float32 or tf32.",
     "ngrams": "Longest run of words that is a feature.",

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from minidl import nn
+from minidl.kernels.activation import Activation
 
 
 class TableMLP(nn.MLP):
-    """W_k relu(... relu(x W_1^T + b_1) ...) + b_k, with dropout after each relu.
+    """W_k act(... act(x W_1^T + b_1) ...) + b_k, with dropout after each activation.
 
     Shapes: [batch, features] -> [batch, outputs]: one standardised value in a regression, logits in a classification.
+    tanh, because on few rows its smooth functions vary less with the choice of rows than those of relu.
     """
 
     def __init__(
@@ -21,7 +23,8 @@ class TableMLP(nn.MLP):
         outputs: int,
         hidden: Sequence[int] = (64, 64),
         dropout: float = 0.0,
+        act: Activation = "tanh",
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(features, hidden, outputs, dropout=dropout, device=device, dtype=dtype)
+        super().__init__(features, hidden, outputs, act=act, dropout=dropout, device=device, dtype=dtype)

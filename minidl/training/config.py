@@ -50,7 +50,7 @@ class Session:
 class Training:
     """What every training command shares. `warmup` is the number of epochs in which the rate rises from 0 to `lr`.
 
-    `patience` is the number of epochs without a better validation score after which training stops (0: never).
+    `patience` is the number of epochs far from the best validation score after which training stops (0: never).
     `balance` b gives class c the weight (N / (C n_c))^b in the loss: 0 weighs examples alike, 1 weighs classes alike.
     """
 
@@ -114,12 +114,12 @@ class TrainText(Training, Session):
     label_column: str | None = None
     hidden: tuple[int, ...] = (128,)
     dropout: float = 0.5
-    lr: float = 0.008
+    lr: float = 0.01
     weight_decay: float = 0.0
     label_smoothing: float = 0.1
     balance: float = 0.3
     schedule: str = "cosine"
-    epochs: int = 16
+    epochs: int = 12
     batch_size: int = 256
     patience: int = 5
     lazy: bool = False
@@ -149,9 +149,10 @@ class TrainTable(Training, Session):
     dropout: float = 0.3
     lr: float = 0.003
     weight_decay: float = 0.1
-    epochs: int = 100
+    schedule: str = "cosine"
+    epochs: int = 40
     batch_size: int = 32
-    patience: int = 20
+    patience: int = 10
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""

@@ -1,5 +1,9 @@
 """The training loop: batches in an order that the seed decides, validation after every epoch, the best state kept.
 
+The best epoch is the last whose validation score lies within one standard error of the highest (Breiman et al.,
+Classification and Regression Trees, 1984): a few hundred examples tell no finer differences. Training stops early when
+no epoch has come that close for `patience` epochs.
+
 Nothing in a step waits for the device: losses stay on it and are fetched together from time to time. The state that
 goes into a checkpoint is complete, so a run continued from any step repeats the uninterrupted one bit for bit (on
 the same device, with the same versions, tile tables and number of threads).
@@ -32,21 +36,28 @@ _FETCH_SECONDS = 0.5
 _MOST_PENDING = 1000
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What validation found: scores by name, and the one that decides (the greater the better) with its standard error.
+
+    An error of `margin` comes from the choice of the validation examples: scores that are closer do not differ.
+    """
+
+    scores: dict[str, float]
+    score: float
+    margin: float
+
+
 @dataclass
 class Task:
-    """What the loop trains and how it is judged.
-
-    `loss(x, y)` is a scalar Tensor; `validate()` gives scores by name, and `score` makes one number of them, the
-    greater the better.
-    """
+    """What the loop trains and how it is judged. `loss(x, y)` is a scalar Tensor."""
 
     model: nn.Module
     optimizer: Optimizer
     schedule: Schedule
     batches: Batches
     loss: Callable[[CSR | Tensor, Tensor], Tensor]
-    validate: Callable[[], dict[str, float]]
-    score: Callable[[dict[str, float]], float]
+    validate: Callable[[], Judgement]
 
 
 @dataclass
@@ -131,9 +142,9 @@ class Trainer:
                 progress.finished = True
             elif self.patience and progress.epoch - progress.best_epoch >= self.patience:
                 progress.finished = True
-                self.display.note(f"no better for {self.patience} epochs: stopping early")
+                self.display.note(f"{self.patience} epochs far from the best validation score: stopping early")
             self._save(best=progress.best_epoch == progress.epoch)
-            if interrupts.requested and not progress.finished:
+            if interrupts.requested:
                 raise Interrupted(self._interruption())
 
     def _epoch(self, interrupts: Interrupts) -> None:
@@ -161,12 +172,12 @@ class Trainer:
                 raise Interrupted(self._interruption())
         self._fetch_losses(always=True)
         task.model.eval()
-        scores = task.validate()
+        judged = task.validate()
         record = {
             "epoch": progress.epoch + 1,
             "steps": progress.steps,
             "loss": progress.loss_sum / progress.loss_count if progress.loss_count else None,
-            "validation": {name: value if math.isfinite(value) else None for name, value in scores.items()},
+            "validation": {name: value if math.isfinite(value) else None for name, value in judged.scores.items()},
             "lr": task.schedule.lr(progress.steps - 1),
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -175,10 +186,12 @@ class Trainer:
         progress.epoch_seconds = progress.loss_sum = 0.0
         progress.loss_count = 0
         progress.history.append(record)
-        score = task.score(scores)
-        # Of equal epochs the later one: the rate has fallen, its weights have settled.
-        if math.isfinite(score) and (progress.best_score is None or score >= progress.best_score):
-            progress.best_score, progress.best_epoch = score, progress.epoch
+        # Of epochs that do not differ the last: the rate has fallen and the weights have settled.
+        if math.isfinite(judged.score):
+            highest = judged.score if progress.best_score is None else max(progress.best_score, judged.score)
+            progress.best_score = highest
+            if judged.score >= highest - judged.margin:
+                progress.best_epoch = progress.epoch
         files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
         self.display.epoch(progress.epoch, self.epochs, record, progress.best_epoch == progress.epoch)
 

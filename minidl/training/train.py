@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from minidl.training.config import TrainTable, TrainText
 from minidl.training.display import Display
 from minidl.training.errors import RunError
 from minidl.training.forward import outputs
-from minidl.training.loop import Progress, Task, Trainer
-from minidl.training.problems import Problem, Split, make_problem
+from minidl.training.loop import Judgement, Progress, Task, Trainer
+from minidl.training.problems import Problem, make_problem
 
 
 def train(
@@ -101,14 +102,12 @@ def make_task(config: TrainText | TrainTable, problem: Problem) -> Task:
             model, optimizer, schedule, batches,
             loss=lambda x, y: ops.mse_loss(ops.flatten(model(x), 0), y),
             validate=lambda: _judge_numbers(model, problem),
-            score=lambda scores: -scores["loss"],
         )  # fmt: skip
     weight = class_weights(problem.train[1], len(problem.labels), config.balance)
     return Task(
         model, optimizer, schedule, batches,
         loss=lambda x, y: ops.cross_entropy(model(x), y, weight, label_smoothing=config.label_smoothing),
         validate=lambda: _judge_classes(model, problem),
-        score=lambda scores: scores["accuracy"],
     )  # fmt: skip
 
 
@@ -145,21 +144,26 @@ def class_weights(targets: np.ndarray, classes: int, balance: float) -> Tensor |
     return _tensor(weights.astype(np.float32))
 
 
-def _judge_classes(model: nn.Module, problem: Problem) -> dict[str, float]:
+def _judge_classes(model: nn.Module, problem: Problem) -> Judgement:
+    """The accuracy a of N examples decides; its standard error is sqrt(a (1 - a) / N)."""
     features, truth = problem.validation
     logits = outputs(model, features)
     with no_grad():
         loss = ops.cross_entropy(_tensor(logits), _tensor(truth)).item()
-    return {"loss": float(loss), **metrics.classification(truth, logits.argmax(1), len(problem.labels))}
+    scores = metrics.classification(truth, logits.argmax(1), len(problem.labels))
+    accuracy = scores["accuracy"]
+    return Judgement({"loss": float(loss), **scores}, accuracy, math.sqrt(accuracy * (1 - accuracy) / len(truth)))
 
 
-def _judge_numbers(model: nn.Module, problem: Problem) -> dict[str, float]:
-    """The loss is that of training, of standardised values; the scores are in the target's units."""
+def _judge_numbers(model: nn.Module, problem: Problem) -> Judgement:
+    """The mean square error decides, of standardised values as in training; the scores are in the target's units."""
     features, truth = problem.validation
     raw = outputs(model, features).reshape(-1)
     with no_grad():
-        loss = ops.mse_loss(_tensor(raw), _tensor(truth)).item()
-    return {"loss": float(loss), **metrics.regression(in_units(truth, problem), in_units(raw, problem))}
+        loss = float(ops.mse_loss(_tensor(raw), _tensor(truth)).item())
+    squares = np.square(raw.astype(np.float64) - truth)
+    scores = metrics.regression(in_units(truth, problem), in_units(raw, problem))
+    return Judgement({"loss": loss, **scores}, -loss, float(squares.std() / math.sqrt(len(truth))))
 
 
 def in_units(standardised: np.ndarray, problem: Problem) -> np.ndarray:
@@ -177,7 +181,7 @@ def _report(
     """The content of report.json. This is where the test split is read."""
     test_x, test_y = problem.test()
     raw = outputs(model, test_x)
-    train_x, train_y = _together(problem.train, problem.validation)
+    train_x, train_y = problem.train
     report = {
         "task": problem.task,
         "kind": problem.kind,
@@ -197,15 +201,6 @@ def _report(
         **metrics.regression(in_units(test_y, problem), in_units(raw, problem)),
         "baseline": baselines.regression(train_x, train_y, test_x, test_y, problem.mean, problem.scale),
     }
-
-
-def _together(first: Split, second: Split) -> Split:
-    targets = np.concatenate([first[1], second[1]])
-    if isinstance(first[0], np.ndarray):
-        return np.concatenate([first[0], second[0]]), targets
-    from scipy.sparse import vstack
-
-    return vstack([first[0], second[0]], format="csr"), targets
 
 
 def _plots(

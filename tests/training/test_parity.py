@@ -22,9 +22,9 @@ FEATURES, CLASSES, HIDDEN = 300, 4, (16, 8)
 class TorchMLP(torch.nn.Module):
     """The same network; the sparse product is a product with the dense matrix."""
 
-    def __init__(self, state, names):
+    def __init__(self, state, names, act):
         super().__init__()
-        self.names = names
+        self.names, self.act = names, act
         self.weights = torch.nn.ParameterDict({name.replace(".", "_"): value.clone() for name, value in state.items()})
 
     def forward(self, x):
@@ -32,7 +32,7 @@ class TorchMLP(torch.nn.Module):
             w, b = self.weights[weight.replace(".", "_")], self.weights[bias.replace(".", "_")]
             x = x @ (w if w.shape[0] == x.shape[1] else w.T) + b
             if i < len(self.names) - 1:
-                x = torch.relu(x)
+                x = self.act(x)
         return x
 
 
@@ -65,9 +65,9 @@ def ours(model, loss_of, optimizer, batches, device):
     return np.array(losses), {name: value.cpu().double() for name, value in model.state_dict().items()}
 
 
-def torchs(state, dtype, loss_of, make_optimizer, batches):
+def torchs(state, dtype, act, loss_of, make_optimizer, batches):
     names = [(name, name.replace("weight", "bias")) for name in state if name.endswith("weight")]
-    model = TorchMLP({name: value.cpu().to(dtype) for name, value in state.items()}, names)
+    model = TorchMLP({name: value.cpu().to(dtype) for name, value in state.items()}, names, act)
     optimizer = make_optimizer(model.parameters())
     losses = []
     for x, y in steps(batches):
@@ -94,6 +94,7 @@ def text_case():
     model = models.TextMLP(FEATURES, CLASSES, HIDDEN, dropout=0.0, std=0.3)
     return (
         model,
+        torch.relu,
         text_batches(),
         lambda z, y: ops.cross_entropy(z, y, label_smoothing=0.1),
         lambda z, y: torch.nn.functional.cross_entropy(z, y, label_smoothing=0.1),
@@ -103,6 +104,7 @@ def text_case():
 def table_case():
     return (
         models.TableMLP(12, 1, HIDDEN),
+        torch.tanh,
         table_batches(),
         lambda z, y: ops.mse_loss(ops.flatten(z, 0), y),
         lambda z, y: torch.nn.functional.mse_loss(z.flatten(), y),
@@ -113,10 +115,10 @@ def table_case():
 def test_fifty_steps_stay_with_torch(case, optimizer, device):
     random.manual_seed(0)
     make_ours, make_torchs = OPTIMIZERS[optimizer]
-    model, batches, our_loss, torch_loss = case()
+    model, act, batches, our_loss, torch_loss = case()
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    exact, exact_weights = torchs(start, torch.float64, torch_loss, make_torchs, batches)
-    peer, peer_weights = torchs(start, torch.float32, torch_loss, make_torchs, batches)
+    exact, exact_weights = torchs(start, torch.float64, act, torch_loss, make_torchs, batches)
+    peer, peer_weights = torchs(start, torch.float32, act, torch_loss, make_torchs, batches)
     mine, my_weights = ours(model, our_loss, make_ours(list(model.parameters())), batches, device)
 
     assert exact[-1] < 0.9 * exact[0], "the run must move for the comparison to say anything"
