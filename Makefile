@@ -44,7 +44,7 @@ compile-check: $(VENV)/.installed ## compile every kernel for sm_80 and sm_90; n
 	$(BIN)/minidl doctor --compile --arch 80,90
 
 notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb from the text sources
-	$(BIN)/jupytext --to ipynb --execute notebooks/[0-9]*.py
+	$(BIN)/python notebooks/run.py
 
 venv: $(VENV)/.installed-dev ## make the virtual environment with all the tools
 

@@ -27,13 +27,15 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
+
+from minidl.kernels import launch
+
+INTERPRETED = launch.INTERPRETED  # minidl comes before Triton: it decides whether kernels are compiled or interpreted
+
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import launch  # imported before Triton: it decides whether kernels are compiled or interpreted
-
-INTERPRETED = launch.INTERPRETED
 SIZE = 48 if INTERPRETED else 4096
 DEVICE = "cpu" if INTERPRETED else "cuda"
 HERE = Path("notebooks") if Path("notebooks").is_dir() else Path()

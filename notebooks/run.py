@@ -1,0 +1,26 @@
+"""Run the notebooks and write each .ipynb, with its output, from the text source of the same name."""
+
+import os
+from pathlib import Path
+
+import jupytext
+import nbclient
+import nbformat
+
+FOLDER = Path(__file__).parent
+
+
+def main() -> None:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])
+    for source in sorted(FOLDER.glob("[0-9]*.py")):
+        notebook = jupytext.read(source)
+        resources = {"metadata": {"path": FOLDER}}
+        nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+        for cell in notebook.cells:
+            cell.metadata.pop("execution", None)  # timestamps
+        nbformat.write(notebook, source.with_suffix(".ipynb"))
+        print(source.with_suffix(".ipynb"))
+
+
+if __name__ == "__main__":
+    main()
