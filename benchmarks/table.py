@@ -12,7 +12,7 @@ def markdown() -> str:
     """A line per row: ours, the best of torch, the ratio theirs / ours, and the share of the hardware floor."""
     stored = json.loads(RESULTS.read_text())
     lines = [
-        f"{stored['device']}, driver {stored['driver']}, torch {stored['torch']}, Triton {stored['triton']}, {stored['date']}.",
+        "{device}, driver {driver}, torch {torch}, Triton {triton}, {date}.".format_map(stored),
         "A ratio above 1 is ahead of the best of torch (eager and compiled).",
         "",
         "| work | dtype | ours, ms | torch's best, ms | ratio | share of the floor |",

@@ -259,9 +259,9 @@ if INTERPRETED and RESULTS.exists():
 if results:
     figure, axes = plt.subplots(figsize=(8, 3.2))
     bars = axes.barh(list(results), [r["tflops"] for r in results.values()], color="#4c78a8")
-    axes.bar_label(bars, [f"{r['tflops']:.0f} TFLOP/s, {r['ms']:.3g} ms" for r in results.values()], padding=4)
+    axes.bar_label(bars, [f"{r['tflops']:.3g} TFLOP/s, {r['ms']:.3g} ms" for r in results.values()], padding=4)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.35 * max(r["tflops"] for r in results.values()))
+    axes.set_xlim(0, 1.6 * max(r["tflops"] for r in results.values()))
     axes.set_xlabel("TFLOP/s")
     axes.set_title(title, fontsize=10)
     figure.tight_layout()
