@@ -1,6 +1,6 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest lint types compile-check notebooks venv clean
+.PHONY: help demo test pytest lint types compile-check compile-versions notebooks venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -42,6 +42,14 @@ types: $(VENV)/.installed-dev ## mypy, strict, on the public API
 
 compile-check: $(VENV)/.installed ## compile every kernel for sm_80 and sm_90; needs no GPU
 	$(BIN)/minidl doctor --compile --arch 80,90
+
+compile-versions: $(VENV)/.installed-dev ## compile the kernels with Triton 3.6.0 and 3.9.0 as well
+	for v in 3.6.0 3.9.0; do \
+		test -e .venv-triton$$v/.installed || { $(BIN)/python -m venv .venv-triton$$v && \
+		.venv-triton$$v/bin/python -m pip install --quiet torch==2.13.0 triton==$$v "numpy<2.4" platformdirs rich \
+			safetensors scikit-learn typer && touch .venv-triton$$v/.installed; } || exit 1; \
+	done
+	$(BIN)/python -m pytest tests/doctor/test_versions.py -rs
 
 notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb from the text sources
 	$(BIN)/python notebooks/run.py
