@@ -22,7 +22,6 @@ from minidl.kernels.activation import Activation, activate, activate_grad, activ
 Operand = torch.Tensor | float | int | bool
 
 # One operand.
-COPY = tl.constexpr(0)
 NEG = tl.constexpr(1)
 ABS = tl.constexpr(2)
 EXP = tl.constexpr(3)

@@ -6,8 +6,6 @@ never compiles, so the replacement is done once and kept; the overflow check onl
 about infinities and NaN are silenced during a launch: a GPU gives none. Loads and stores of blocks go through NumPy's
 gather over the memory that the pointers span. Only lanes whose mask is set are read or written, as before. And glibc
 keeps the megabytes of a block for the next operation, in place of returning them to the system and faulting them in.
-Measured on two cores: 2 to 2.5 times faster with small tiles; a load 1 to 3 ns an element in place of 10; an Adam step
-on 2.6 million parameters 0.11 s in place of 0.20 s for the memory that is kept.
 """
 
 import ctypes

@@ -193,7 +193,9 @@ def _report(
         return {
             **report,
             **reports.classification(test_y, raw.argmax(1), problem.labels),
-            "baseline": baselines.classification(train_x, train_y, test_x, test_y, len(problem.labels)),
+            "baseline": baselines.classification(
+                problem.train, problem.validation, (test_x, test_y), len(problem.labels)
+            ),
         }
     return {
         **report,

@@ -44,7 +44,7 @@ def test_a_text_report_has_its_keys(text_run):
     assert content["optimizer"] == {
         "name": "adamw", "variant": "dense", "lr": 0.05, "weight_decay": 0.0, "schedule": "cosine",
     }  # fmt: skip
-    assert content["baseline"].keys() == {"majority", "linear"}
+    assert content["baseline"].keys() == {"majority", "linear", "linear_all"}
     assert content["baseline"]["linear"].keys() == {"method", "accuracy", "macro_f1"}
     assert content["source"]["sizes"] == {"train": 168, "validation": 24, "test": 48}
     assert content["epochs"] == 2
@@ -135,7 +135,7 @@ def test_a_table_may_be_classified(minidl, table, tmp_path):
     assert result.code == 0, result.err
     content = report(tmp_path / "run")
     assert content["task"] == "classification"
-    assert content["baseline"].keys() == {"majority", "linear"}
+    assert content["baseline"].keys() == {"majority", "linear", "linear_all"}
     assert {"labels.json", "schema.json"} <= names(tmp_path / "run")
 
 
