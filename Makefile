@@ -12,7 +12,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c '$(SUPPORTED)' 2>/dev/null; then echo $$p; break; fi; done)
 
 # pip's progress bars in a terminal, silence in a log.
-PIP := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo --quiet)
+QUIET_PIP := python -m pip install --disable-pip-version-check $(shell test -t 2 || echo --quiet)
+PIP := $(BIN)/$(QUIET_PIP)
 
 # One thread for each of pytest's two workers.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -46,8 +47,9 @@ compile-check: $(VENV)/.installed ## compile every kernel for sm_80 and sm_90; n
 compile-versions: $(VENV)/.installed-dev ## compile the kernels with Triton 3.6.0 and 3.9.0 as well
 	for v in 3.6.0 3.9.0; do \
 		test -e .venv-triton$$v/.installed || { $(BIN)/python -m venv .venv-triton$$v && \
-		.venv-triton$$v/bin/python -m pip install --quiet torch==2.13.0 triton==$$v "numpy<2.4" platformdirs rich \
-			safetensors scikit-learn typer && touch .venv-triton$$v/.installed; } || exit 1; \
+		.venv-triton$$v/bin/$(QUIET_PIP) -c constraints.txt torch platformdirs rich safetensors scikit-learn typer && \
+		.venv-triton$$v/bin/$(QUIET_PIP) --no-deps triton==$$v && \
+		touch .venv-triton$$v/.installed; } || exit 1; \
 	done
 	$(BIN)/python -m pytest tests/doctor/test_versions.py -rs
 
@@ -80,5 +82,5 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean: ## remove the virtual environment, caches and build products; runs/ stays
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-triton* dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
