@@ -1,0 +1,144 @@
+"""2-D convolution: forward, gradient of the input, gradient of the weight, each in the form that suits its shape.
+
+    x  [N, groups * C, H, W]     w  [groups * M, C, R, S]     y  [N, groups * M, OH, OW]
+    y[n, m, oh, ow] = act(sum over c, r, s of x[n, c, oh * stride - padding + r * dilation, ...] w[m, c, r, s] + bias[m])
+
+Shapes are torch's; memory is channels-last inside ([N, H, W, C]): a tensor in `torch.channels_last` is used as it is,
+any other is copied once, and results are channels-last. The gradient of the input is the transposed convolution.
+
+Forms: `pixel_tiled` takes every shape.
+"""
+
+import torch
+
+from minidl.kernels import check, launch
+from minidl.kernels.activation import Activation
+from minidl.kernels.conv import pixel_tiled
+from minidl.kernels.conv.geometry import Geometry, Walk
+from minidl.kernels.conv.problem import POOLS, Epilogue
+
+FORMS = ("pixel",)
+
+
+def forward(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    geometry: Geometry,
+    bias: torch.Tensor | None = None,
+    act: Activation = None,
+    *,
+    scale: torch.Tensor | None = None,
+    pool: str | None = None,
+    preactivation: bool = False,
+    form: str | None = None,
+    precision: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(y, z): z is the value before the activation where `preactivation` is set, else None.
+
+    scale and bias [groups * M]: y = act(scale * conv(x, w) + bias), as a folded batch norm has it. pool "max" or "avg"
+    takes the maximum or the mean of 2x2 windows (stride 2, incomplete windows left out) after the activation.
+    Raises ValueError for shapes that do not fit, a form that cannot take the shape, or pool with preactivation.
+    """
+    _check("conv2d", x=x, w=w, bias=bias, scale=scale)
+    if pool not in POOLS:
+        raise ValueError(f"conv2d: unknown pool {pool!r}, expected 'max', 'avg' or None")
+    if pool and preactivation:
+        raise ValueError("conv2d: preactivation has no meaning for pooled outputs; pool afterwards")
+    h, v = geometry.h.forward(), geometry.w.forward()
+    size = (h.count // 2, v.count // 2) if pool else (h.count, v.count)
+    y = torch.empty(x.shape[0], *size, w.shape[0], dtype=x.dtype, device=x.device)
+    z = torch.empty_like(y) if preactivation else None
+    epilogue = Epilogue(_contiguous(bias), _contiguous(scale), act, pool, z)
+    _correlate(channels_last(x), channels_last(w), y, h, v, geometry.groups, epilogue, form, precision)
+    return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)
+
+
+def grad_input(
+    dy: torch.Tensor,
+    w: torch.Tensor,
+    geometry: Geometry,
+    bias: torch.Tensor | None = None,
+    act: Activation = None,
+    *,
+    scale: torch.Tensor | None = None,
+    form: str | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """The gradient [N, groups * C, H, W] of the input, given that of the output, dy [N, groups * M, OH, OW].
+
+    It is the transposed convolution of dy, for which bias, scale [groups * C] and act are there.
+    """
+    _check("conv2d", dy=dy, w=w, bias=bias, scale=scale)
+    groups, (GM, C, R, S) = geometry.groups, w.shape
+    turned = w.reshape(groups, GM // groups, C, R, S).permute(0, 2, 3, 4, 1).reshape(groups * C, R, S, GM // groups)
+    dx = torch.empty(dy.shape[0], geometry.h.size, geometry.w.size, groups * C, dtype=dy.dtype, device=dy.device)
+    epilogue = Epilogue(_contiguous(bias), _contiguous(scale), act)
+    dy_last = channels_last(dy)
+    for h in geometry.h.backward():
+        for v in geometry.w.backward():
+            _correlate(dy_last, _pick(turned, h, v), dx, h, v, groups, epilogue, form, precision)
+    return dx.permute(0, 3, 1, 2)
+
+
+def grad_weight(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    geometry: Geometry,
+    *,
+    form: str | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """The gradient [groups * M, C, R, S] of the weight, given x [N, groups * C, H, W] and dy [N, groups * M, OH, OW]."""
+    _check("conv2d", x=x, dy=dy)
+    precision = precision or launch.precision(x.dtype)
+    x_last, dy_last = channels_last(x), channels_last(dy)
+    if 0 in (*x.shape, *dy.shape):
+        return torch.zeros(
+            dy.shape[1], x.shape[1] // geometry.groups, geometry.h.kernel, geometry.w.kernel, dtype=x.dtype,
+            device=x.device,
+        )  # fmt: skip
+    return pixel_tiled.grad_weight(x_last, dy_last, geometry, precision).permute(0, 3, 1, 2)
+
+
+def _correlate(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    h: Walk,
+    v: Walk,
+    groups: int,
+    epilogue: Epilogue,
+    form: str | None,
+    precision: str | None,
+) -> None:
+    """One pair of walks in the form that suits it."""
+    precision = precision or launch.precision(x.dtype)
+    if w.shape[3] == 0:
+        # No channels: one of zeros, so that the sum is empty and the epilogue still runs.
+        x = x.new_zeros(1).expand(*x.shape[:3], groups)
+        x = x.contiguous()
+        w = w.new_zeros(*w.shape[:3], 1)
+    pixel_tiled.correlate(x, w, y, h, v, groups, epilogue, precision)
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """x [N, C, H, W] as a contiguous [N, H, W, C]: a view where it is channels-last, else a copy."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def _pick(w: torch.Tensor, h: Walk, v: Walk) -> torch.Tensor:
+    """The taps of two walks out of w [.., R, S, ..], in their order, contiguous."""
+    for axis, taps in ((1, h.taps), (2, v.taps)):
+        if taps != tuple(range(w.shape[axis])):
+            w = torch.cat([w.narrow(axis, tap, 1) for tap in taps], axis)
+    return w.contiguous()
+
+
+def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _check(op: str, **tensors: torch.Tensor | None) -> None:
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    check.floating(op, **given)
+    check.same(op, **given)

@@ -1,0 +1,258 @@
+"""The batch-tiled form: a row tile of the GEMM is a run of images at one output pixel.
+
+Seen as a matrix [N, H * W * channels], the inputs of a run of images at one tap and a block of channels are one box. So
+padding is a bound on the loops over taps: no mask, no multiplication by zero, no index arithmetic per element; stride
+and dilation only change which boxes are read. Boxes are read through tensor descriptors (TMA on sm_90).
+
+It takes 16 channels or more per group, in a multiple of 16, and wants runs of 64 images or more. A box ends at a
+multiple of BLOCK_K channels, so that no neighbour's value is multiplied. The weight gradient has the run of images as
+its K: one program sums one tap of a block of output and input channels over its share of (pixel, run of images). The
+shares are interleaved, so that programs running together read one neighbourhood (an H200 at 56x56, 64 channels: 81 us
+in place of 88), and their partial sums are added in order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from minidl.kernels import launch, reduce
+from minidl.kernels.activation import activate
+from minidl.kernels.conv.geometry import Axis, Geometry, Walk
+from minidl.kernels.conv.problem import Epilogue
+
+
+@triton.jit
+def inside(start, size, STEP: tl.constexpr, COUNT):
+    """(first, number) of the j < COUNT for which start + j * STEP is in [0, size)."""
+    first = tl.cdiv(tl.maximum(-start, 0), STEP)
+    last = tl.minimum(COUNT, tl.cdiv(tl.maximum(size - start, 0), STEP))
+    return first, tl.maximum(last - first, 0)
+
+
+@triton.jit
+def conv_batch_tile(
+    i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
+    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
+    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    tiles_n = tl.cdiv(M, BLOCK_N)
+    runs = tl.cdiv(N, BLOCK_M)
+    m = i_tile % tiles_n * BLOCK_N
+    i_group = i_tile // tiles_n % GROUPS
+    n = i_tile // (tiles_n * GROUPS) % runs * BLOCK_M
+    q = i_tile // (tiles_n * GROUPS * runs)
+    start_h = in_h + q // QW * IN_STEP_H
+    start_w = in_w + q % QW * IN_STEP_W
+    j_h, taps_h = inside(start_h, H, IN_TAP_H, JH)
+    j_w, taps_w = inside(start_w, W, IN_TAP_W, JW)
+    channels = GROUPS * C
+    # A run: what is read from x without a jump. A row of taps where they are side by side, else one tap.
+    run = taps_w * C if IN_TAP_W == 1 else C + 0 * taps_w
+    steps = taps_h * taps_w * (C // BLOCK_K)
+    o_x = ((start_h + j_h * IN_TAP_H) * W + start_w + j_w * IN_TAP_W) * channels + i_group * C
+    # Without a tap inside, one step outside: its box is zeros.
+    o_x = tl.where(steps == 0, H * W * channels, o_x)
+    steps = tl.maximum(steps, 1)
+    o_w = (j_h * JW + j_w) * C
+    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    k = 0
+    i_w = 0
+    tl.assume(steps > 0)
+    for _ in range(steps):
+        b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
+        b_w = d_w.load([i_group * M + m, o_w]).T  # [BLOCK_K, BLOCK_N]
+        b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        k += BLOCK_K
+        o_x += BLOCK_K
+        o_w += BLOCK_K
+        end = k == run
+        if IN_TAP_W == 1:
+            o_x += tl.where(end, IN_TAP_H * W * channels - run, 0)
+            o_w += tl.where(end, JW * C - run, 0)
+        else:
+            i_w += tl.where(end, 1, 0)
+            row = i_w == taps_w
+            o_x += tl.where(end, IN_TAP_W * channels - C, 0)
+            o_x += tl.where(row, (IN_TAP_H * W - taps_w * IN_TAP_W) * channels, 0)
+            o_w += tl.where(row, (JW - taps_w) * C, 0)
+            i_w = tl.where(row, 0, i_w)
+        k = tl.where(end, 0, k)
+    o_m = m + tl.arange(0, BLOCK_N)
+    m_m = o_m < M
+    o_m += i_group * M
+    if HAS_SCALE:
+        b_acc *= tl.load(p_scale + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
+    if HAS_BIAS:
+        b_acc += tl.load(p_bias + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
+    o_n = n + tl.arange(0, BLOCK_M)
+    pixel = (out_h + q // QW * OUT_STEP_H) * OW + out_w + q % QW * OUT_STEP_W
+    o_y = (o_n.to(tl.int64) * (OH * OW) + pixel)[:, None] * (GROUPS * M) + o_m[None, :]
+    m_y = (o_n < N)[:, None] & m_m[None, :]
+    if SAVE_Z:
+        tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
+    tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+
+
+@triton.jit
+def conv_batch_kernel(
+    d_x, d_w, p_bias, p_scale, p_y, p_z,
+    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, tiles, programs,
+    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+):  # fmt: skip
+    """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
+    if PER_PROCESSOR == 0:
+        conv_batch_tile(
+            tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
+            N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
+            C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    else:
+        for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
+            conv_batch_tile(
+                i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
+                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
+                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+
+
+@triton.jit
+def conv_batch_grad_weight_kernel(
+    d_dy, d_x, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, SHARES,
+    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """partial [shares, groups * M, J * C]: one tap of BLOCK_M x BLOCK_N channels, BLOCK_K images a step."""
+    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    c = tl.program_id(0) % tiles_c * BLOCK_N
+    m = tl.program_id(0) // tiles_c % tiles_m * BLOCK_M
+    i_group = tl.program_id(0) // (tiles_c * tiles_m) % GROUPS
+    j = tl.program_id(0) // (tiles_c * tiles_m * GROUPS) % (JH * JW)
+    i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * JH * JW)
+    tap_h = in_h + j // JW * IN_TAP_H
+    tap_w = in_w + j % JW * IN_TAP_W
+    q_h, rows = inside(tap_h, H, IN_STEP_H, QH)
+    q_w, columns = inside(tap_w, W, IN_STEP_W, QW)
+    runs = tl.cdiv(N, BLOCK_K)
+    channels = GROUPS * C
+    work = rows * columns * runs
+    steps = tl.cdiv(tl.maximum(work - i_share, 0), SHARES)
+    nothing = steps == 0  # one step outside then: its boxes are zeros
+    steps = tl.maximum(steps, 1)
+    columns = tl.maximum(columns, 1)
+    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    tl.assume(steps > 0)
+    for i in range(steps):
+        k = i_share + i * SHARES
+        n = tl.where(nothing, N, k % runs * BLOCK_K)
+        q = k // runs
+        h = q_h + q // columns
+        w = q_w + q % columns
+        b_dy = d_dy.load([n, (h * QW + w) * (GROUPS * M) + i_group * M + m]).T  # [BLOCK_M, BLOCK_K]
+        o_x = ((tap_h + h * IN_STEP_H) * W + tap_w + w * IN_STEP_W) * channels
+        b_x = d_x.load([n, o_x + i_group * C + c])  # [BLOCK_K, BLOCK_N]
+        b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+    o_m = m + tl.arange(0, BLOCK_M)
+    o_c = c + tl.arange(0, BLOCK_N)
+    p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * JW * C)
+    o_w = (i_group * M + o_m).to(tl.int64)[:, None] * (JH * JW * C) + j * C + o_c[None, :]
+    tl.store(p_partial + o_w, b_acc, mask=(o_m < M)[:, None] & (o_c < C)[None, :])
+
+
+def takes(x: torch.Tensor, w: torch.Tensor, groups: int) -> bool:
+    """Whether the form can correlate x [N, H, W, groups * C] with w [groups * M, JH, JW, C]."""
+    return w.shape[3] % 16 == 0 and _has_boxes(x) and _has_boxes(w) and x.shape[0] > 0
+
+
+def takes_grad_weight(x: torch.Tensor, dy: torch.Tensor, groups: int) -> bool:
+    """Whether the form can find the weight gradient of x [N, H, W, groups * C] and dy [N, OH, OW, groups * M]."""
+    # A block of channels of one group starts at a multiple of 16 bytes.
+    whole = all(t.shape[3] // groups * t.element_size() % 16 == 0 for t in (x, dy))
+    return whole and _has_boxes(x) and _has_boxes(dy)
+
+
+def _has_boxes(x: torch.Tensor) -> bool:
+    row = x[0].numel() if x.shape[0] else 0
+    return (
+        launch.boxes() and x.dtype != torch.float64 and x.data_ptr() % 16 == 0
+        and row > 0 and row * x.element_size() % 16 == 0 and row < 2**31 - 2**16
+    )  # fmt: skip
+
+
+def correlate(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, h: Walk, v: Walk, groups: int, epilogue: Epilogue, precision: str
+) -> None:
+    """Write the outputs of one pair of walks into y.
+
+    x [N, H, W, groups * C], w [groups * M, JH, JW, C], y [N, OH, OW, groups * M], all contiguous; no pool.
+    """
+    N, H, W, _ = x.shape
+    M, C = w.shape[0] // groups, w.shape[3]
+    pixels = h.count * v.count
+    tile = launch.tile("conv_batch", x.dtype, floor=16, precision=precision, M=N, N=M, K=C & -C, pixels=pixels)
+    tiles = triton.cdiv(N, tile["BLOCK_M"]) * triton.cdiv(M, tile["BLOCK_N"]) * groups * pixels
+    walking = tile["PER_PROCESSOR"] * launch.processors()
+    programs = min(tiles, walking) if walking else tiles
+    flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
+    launch.run(
+        conv_batch_kernel, (programs,), _rows(x, tile["BLOCK_M"], tile["BLOCK_K"]),
+        _rows(w, tile["BLOCK_N"], tile["BLOCK_K"]), epilogue.bias, epilogue.scale, y, epilogue.z,
+        N, H, W, v.count, y.shape[1], y.shape[2], M, groups,
+        h.in_start, v.in_start, h.out_start, v.out_start, tiles, programs,
+        C=C, JH=len(h.taps), JW=len(v.taps),
+        IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
+        OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step,
+        ACC=launch.acc(x.dtype), PRECISION=precision, **flags, **tile.options,
+    )  # fmt: skip
+
+
+def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision: str) -> torch.Tensor:
+    """The weight gradient [groups * M, R, S, C] of a convolution of x [N, H, W, groups * C] with output gradient dy."""
+    N, H, W, channels = x.shape
+    h, v, groups = geometry.h.forward(), geometry.w.forward(), geometry.groups
+    C, M = channels // groups, dy.shape[3] // groups
+    taps = len(h.taps) * len(v.taps)
+    tile = launch.tile("conv_batch_grad_weight", x.dtype, floor=16, precision=precision, M=M, N=C, K=N)
+    tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups * taps
+    work = _steps(geometry.h) * _steps(geometry.w) * triton.cdiv(N, tile["BLOCK_K"])
+    shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
+    partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
+    sizes = {name: value for name, value in tile.options.items() if name != "PER_PROCESSOR"}
+    launch.run(
+        conv_batch_grad_weight_kernel, (tiles * shares,), _rows(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
+        _rows(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial,
+        N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares,
+        C=C, JH=len(h.taps), JW=len(v.taps),
+        IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
+        ACC=launch.acc(x.dtype), PRECISION=precision, **sizes,
+    )  # fmt: skip
+    total = reduce.sum_rows(partial.view(shares, -1), out_dtype=x.dtype)
+    return total.view(groups * M, len(h.taps), len(v.taps), C)
+
+
+def _steps(axis: Axis) -> int:
+    """The outputs that the middle tap of an axis visits: what a share of the work is counted by."""
+    tap = axis.kernel // 2 * axis.dilation - axis.padding
+    return max(1, sum(0 <= tap + o * axis.stride < axis.size for o in range(axis.output)))
+
+
+def _rows(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """x as a matrix with a row for each index of its first axis, to be read in boxes."""
+    matrix = x.view(x.shape[0], -1)
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])

@@ -1,0 +1,110 @@
+"""Where the pixels of a convolution find their inputs.
+
+Along one axis, output o of a convolution with kernel size R reads input o * stride - padding + r * dilation with weight
+r = 0 .. R - 1, as far as that input exists (Dumoulin and Visin, A guide to convolution arithmetic, arXiv 1603.07285).
+
+The gradient of the input turns that round. Input i got a share from output o by tap r where i + padding - r * dilation
+= o * stride. For inputs with the same remainder (i + padding) mod stride the taps that have a solution are the same,
+and from one such input to the next o grows by 1: each remainder is a convolution with stride 1 over the output's
+gradient, with a part of the taps in reverse. So everything here is a list of `Walk`s, and a kernel knows only them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+# An input index that no image has: a walk without taps reads there, and gets zeros.
+NOWHERE = -(2**30)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Outputs out_start + q * out_step for q < count; tap j < len(taps) of q reads in_start + q * in_step + j * in_tap.
+
+    `taps` names the weights in the order of j.
+    """
+
+    out_start: int
+    out_step: int
+    count: int
+    in_start: int
+    in_step: int
+    in_tap: int
+    taps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a convolution: sizes of input, kernel and output, and how they meet; padding at the low end."""
+
+    size: int
+    kernel: int
+    output: int
+    stride: int
+    padding: int
+    dilation: int
+
+    def forward(self) -> Walk:
+        """The walk from outputs to inputs."""
+        return Walk(0, 1, self.output, -self.padding, self.stride, self.dilation, tuple(range(self.kernel)))
+
+    def backward(self) -> list[Walk]:
+        """The walks from inputs to outputs, one for each remainder that an input has."""
+        return _backward(self)
+
+
+
+@functools.lru_cache(maxsize=4096)
+def _backward(axis: Axis) -> list[Walk]:
+    common = math.gcd(axis.stride, axis.dilation)
+    period = axis.stride // common
+    walks = []
+    for first in range(min(axis.stride, axis.size)):
+        count = -(-(axis.size - first) // axis.stride)
+        remainder = (first + axis.padding) % axis.stride
+        taps = [r for r in range(axis.kernel) if (r * axis.dilation - remainder) % axis.stride == 0]
+        if not taps:
+            walks.append(Walk(first, axis.stride, count, NOWHERE, 0, 0, (0,)))
+            continue
+        assert all(b - a == period for a, b in zip(taps, taps[1:], strict=False))
+        start = (first + axis.padding - taps[-1] * axis.dilation) // axis.stride
+        walks.append(
+            Walk(first, axis.stride, count, start, 1, axis.dilation // common, tuple(reversed(taps)))
+        )  # fmt: skip
+    return walks
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A 2-D convolution: both axes, and the number of groups that the channels are cut into."""
+
+    h: Axis
+    w: Axis
+    groups: int = 1
+
+    @staticmethod
+    def of(
+        size: tuple[int, int],
+        kernel: tuple[int, int],
+        stride: tuple[int, int],
+        padding: tuple[tuple[int, int], tuple[int, int]],
+        dilation: tuple[int, int],
+        groups: int = 1,
+    ) -> Geometry:
+        """The geometry for an input of `size`; padding is ((top, bottom), (left, right)).
+
+        Raises ValueError where the kernel does not fit into the padded input.
+        """
+        axes = []
+        for name, i in (("height", 0), ("width", 1)):
+            low, high = padding[i]
+            room = size[i] + low + high - dilation[i] * (kernel[i] - 1) - 1
+            if room < 0:
+                raise ValueError(
+                    f"conv2d: the kernel's {name} {dilation[i] * (kernel[i] - 1) + 1} (dilation included) is above that "
+                    f"of the padded input, {size[i] + low + high}; pad more, or use a smaller kernel"
+                )
+            axes.append(Axis(size[i], kernel[i], room // stride[i] + 1, stride[i], low, dilation[i]))
+        return Geometry(axes[0], axes[1], groups)
