@@ -316,9 +316,10 @@ def apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
     from minidl.tensor import Tensor
 
     dense = grad.dense() if isinstance(grad, RowGrad) else grad
+    version = dense._version
     changed = hook(Tensor(dense))
     if changed is None:
-        return grad
+        return grad if dense._version == version else dense
     if changed.data.shape != dense.shape or changed.data.dtype != dense.dtype:
         raise RuntimeError(
             f"{where}: a hook returned shape {list(changed.shape)} and dtype {changed.dtype}, "

@@ -225,6 +225,10 @@ def update_block(
     rate = tl.load(p_rate).to(ACC)
     weight_decay = tl.load(p_numbers + WEIGHT_DECAY)
     b_p = tl.load(p_w, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
+    if HAS_MASTER:
+        # A parameter that was set from outside since is no longer its master, rounded.
+        b_now = tl.load(p_p, mask=m, other=0.0).to(ACC)
+        b_p = tl.where(b_p.to(DTYPE).to(ACC) == b_now, b_p, b_now)
     b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + (o_g * width + o_c), mask=m & m_g, other=0.0).to(ACC)
     b_g *= tl.load(p_control + SCALE).to(ACC)
     if DECAY:
