@@ -274,7 +274,8 @@ def _through(node: Node, grads: list[Grad | None], retain_graph: bool) -> Iterat
     if all(g is None for g in grads):
         returned: Sequence[Grad | None] = (None,) * len(node.edges)
     else:
-        result = node.function.backward(context, *grads)
+        # Only a leaf, and so the optimiser, is given rows.
+        result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
         returned = result if isinstance(result, tuple) else (result,)
     if len(returned) != len(node.edges):
         raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")

@@ -31,7 +31,8 @@ def stratified_split(
     """TRAIN, VALIDATION or TEST for each row, the same shares of distinct keys from every class.
 
     A class with one distinct key is all in training; with two it has no validation share; with three or more each
-    wanted side gets at least one, and training always does. A key seen with several classes counts with the class of its smallest index.
+    wanted side gets at least one, and training always does. A key seen with several classes counts with the class of
+    its smallest index.
     """
     class_of: dict[str, int] = {}
     for key, cls in zip(keys, classes, strict=True):

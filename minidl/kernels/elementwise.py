@@ -664,5 +664,9 @@ def _filled(
     if dtype == torch.bool:
         # Beyond 0 and 1 only the order counts.
         return torch.full((), max(-1, min(2, value)), dtype=torch.int8, device=device)
-    wide = dtype.is_floating_point and not narrow
-    return torch.full((), value, dtype=launch.acc_torch(dtype) if wide else dtype, device=device)
+    kind = launch.acc_torch(dtype) if dtype.is_floating_point and not narrow else dtype
+    if not dtype.is_floating_point and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:
+        raise ValueError(f"{name}: the number {value} is outside the range of {dtype}; convert the tensor with .to()")
+    if isinstance(value, int) and value.bit_length() > 1023:
+        raise ValueError(f"{name}: a whole number of {value.bit_length()} bits is outside the range of {dtype}")
+    return torch.full((), value, dtype=kind, device=device)
