@@ -274,7 +274,8 @@ def _through(node: Node, grads: list[Grad | None], retain_graph: bool) -> Iterat
     if all(g is None for g in grads):
         returned: Sequence[Grad | None] = (None,) * len(node.edges)
     else:
-        result = node.function.backward(context, *grads)
+        # Only a leaf, and so the optimiser, is given rows.
+        result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
         returned = result if isinstance(result, tuple) else (result,)
     if len(returned) != len(node.edges):
         raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
@@ -316,9 +317,10 @@ def apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
     from minidl.tensor import Tensor
 
     dense = grad.dense() if isinstance(grad, RowGrad) else grad
+    version = dense._version
     changed = hook(Tensor(dense))
     if changed is None:
-        return grad
+        return grad if dense._version == version else dense
     if changed.data.shape != dense.shape or changed.data.dtype != dense.dtype:
         raise RuntimeError(
             f"{where}: a hook returned shape {list(changed.shape)} and dtype {changed.dtype}, "

@@ -119,6 +119,11 @@ class Optimizer:
         """Copy the numbers that have changed to the device."""
         for group, (first, end), known in zip(self.param_groups, self._bounds, self._on_device, strict=True):
             numbers = _flat(type(self).__name__, group)
+            if numbers.get("momentum", 0.0) != 0.0 and "momentum_buffer" not in self._update.states:
+                raise ValueError(
+                    f"{type(self).__name__}: momentum was 0 when the optimizer was made, so it keeps no velocities; "
+                    "give a momentum there, and set it to 0 until it is wanted"
+                )
             for key, value in numbers.items():
                 if known.get(key) != value:
                     self._update.set(key, value, first, end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,6 +18,7 @@ class RowGrad:
     rows: torch.Tensor
     values: torch.Tensor
     shape: tuple[int, int]
+    _shown: list[torch.Tensor] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -28,6 +29,13 @@ class RowGrad:
         return self.values.device
 
     def dense(self) -> torch.Tensor:
-        """The whole gradient [R, H], with zeros in the other rows."""
-        full = torch.zeros(self.shape, dtype=self.values.dtype, device=self.values.device)
-        return full.index_copy_(0, self.rows.long(), self.values)
+        """The whole gradient [R, H], with zeros in the other rows; the same tensor at every call."""
+        if not self._shown:
+            full = torch.zeros(self.shape, dtype=self.values.dtype, device=self.values.device)
+            self._shown.append(full.index_copy_(0, self.rows.long(), self.values))
+        return self._shown[0]
+
+    def changed(self) -> bool:
+        """Whether the tensor that `dense` gave was changed in place since: then it is the gradient."""
+        # Filled with zeros it had version 0, and 1 with the rows.
+        return bool(self._shown) and self._shown[0]._version > 1

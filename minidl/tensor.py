@@ -191,6 +191,8 @@ class Tensor:
     @property
     def raw_grad(self) -> Grad | None:
         """The gradient as it is stored: a torch tensor, or a RowGrad when it touches few rows."""
+        if isinstance(self._grad, RowGrad) and self._grad.changed():
+            self._grad = self._grad.dense()
         return self._grad
 
     def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:

@@ -405,3 +405,25 @@ def test_a_schedule_scales_every_group_and_resumes():
     assert [group["lr"] for group in again.optimizer.param_groups] == [0.25, 0.05]
     with pytest.raises(ValueError, match="the state is of 'StepLR' with 2 groups, expected 'ConstantLR' with 2"):
         optim.ConstantLR(again.optimizer).load_state_dict(schedule.state_dict())
+
+
+@pytest.mark.parametrize("made", [lambda p: optim.SGD(p, lr=0.1), optim.RMSprop], ids=["sgd", "rmsprop"])
+def test_a_momentum_that_was_not_there_at_first_is_refused(made):
+    optimizer = made(leaves())
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(ValueError, match="momentum was 0 when the optimizer was made"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("betas", [(0.0, 0.0), (0.2, 0.9), (0.9, 0.999)])
+def test_adam_keeps_its_accuracy_at_every_beta(betas):
+    start, grads = values(3000, dtype=torch.float32), [values(3000, seed=i, dtype=torch.float32) for i in range(6)]
+    ours = Tensor(start.clone(), requires_grad=True)
+    exact = start.double().clone().requires_grad_()
+    mine, reference = optim.Adam([ours], lr=0.1, betas=betas), torch.optim.Adam([exact], lr=0.1, betas=betas)
+    for grad in grads:
+        ours.grad, exact.grad = Tensor(grad), grad.double()
+        mine.step()
+        reference.step()
+    # Six steps of 0.1, each off by a few units in the last place of itself and of the parameter.
+    assert_within(ours.data, exact.detach(), 6 * 2.0**-24 * (exact.detach().abs() + 8 * 0.1))

@@ -10,6 +10,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -218,10 +219,15 @@ def _read_bytes(path: Path) -> bytes:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
+# A number with a decimal comma, alone in its cell.
+_DECIMAL_COMMA = re.compile(r"^(\s*[-+]?\d+),(\d+\s*)$")
+
+
 def _parse_csv(text: str, path: Path) -> tuple[list[str], list[list[Any]], list[int]]:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     header_line = text.lstrip("\r\n").split("\n", 1)[0]
-    if delimiter == "," and "," not in header_line and ";" in header_line:
+    decimal_comma = delimiter == "," and "," not in header_line and ";" in header_line
+    if decimal_comma:
         delimiter = ";"  # what a spreadsheet writes where the comma is the decimal mark
     limit = csv.field_size_limit(_MAX_FIELD)
     header: list[str] | None = None
@@ -244,7 +250,7 @@ def _parse_csv(text: str, path: Path) -> tuple[list[str], list[list[Any]], list[
                     f"contains {_NAMES[delimiter]} or a line end in double quotes"
                 )
             else:
-                rows.append(row)
+                rows.append([_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in row] if decimal_comma else row)
                 lines.append(line)
             line = reader.line_num + 1
     except csv.Error as error:

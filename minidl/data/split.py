@@ -31,7 +31,8 @@ def stratified_split(
     """TRAIN, VALIDATION or TEST for each row, the same shares of distinct keys from every class.
 
     A class with one distinct key is all in training; with two it has no validation share; with three or more each
-    wanted side gets at least one. A key seen with several classes counts with the class of its smallest index.
+    wanted side gets at least one, and training always does. A key seen with several classes counts with the class of
+    its smallest index.
     """
     class_of: dict[str, int] = {}
     for key, cls in zip(keys, classes, strict=True):
@@ -45,6 +46,8 @@ def stratified_split(
         count_test = max(1, round(len(group) * test)) if test > 0 and len(group) >= 2 else 0
         least = 3 if test > 0 else 2
         count_validation = max(1, round(len(group) * validation)) if validation > 0 and len(group) >= least else 0
+        count_test = min(count_test, len(group) - 1)
+        count_validation = min(count_validation, len(group) - 1 - count_test)
         for position, key in enumerate(group):
             if position < count_test:
                 side_of[key] = TEST

@@ -251,7 +251,7 @@ def table_dataset(
             )
         index = {label: i for i, label in enumerate(labels)}
         classes = [index[label] for label in names]
-    keys = [json.dumps([row[i] for i in inputs]) for row in records.rows]
+    keys = [json.dumps([_same_cell(row[i]) for i in inputs]) for row in records.rows]
     sides = stratified_split(keys, classes, validation, test, split_seed)
     parts = [_subset(records, [i for i, its in enumerate(sides) if its == side]) for side in (TRAIN, VALIDATION, TEST)]
     if not all(part.rows for part in parts):
@@ -336,9 +336,10 @@ def _guess_task(records: Records, at: int) -> str:
     for row in records.rows:
         value = row[at]
         number = None if isinstance(value, bool) else _to_number(value)
-        if number is None:
-            return REGRESSION if _is_missing_number(value) and numbers - _whole(numbers) else CLASSIFICATION
-        numbers.add(number)
+        if number is not None:
+            numbers.add(number)
+        elif not _is_missing_number(value):
+            return CLASSIFICATION
     return CLASSIFICATION if numbers == _whole(numbers) and len(numbers) <= MAX_INTEGER_CLASSES else REGRESSION
 
 
@@ -384,6 +385,14 @@ def _to_number(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _same_cell(value: Any) -> Any:
+    """Equal for cells that the model cannot tell apart: 1, "1" and " 1.0"."""
+    number = _to_number(value)
+    if number is not None:
+        return number
+    return value.strip() if isinstance(value, str) else value
 
 
 def _is_missing_number(value: Any) -> bool:

@@ -66,6 +66,8 @@ NORM_GRAD = tl.constexpr(69)
 AMAX_GRAD = tl.constexpr(70)
 
 COMPARISONS = (EQ, NE, LT, LE, GT, GE)
+# They choose among their operands, so a number has to be one that the tensor's type has.
+CHOICES = (*COMPARISONS, MAXIMUM, MINIMUM, CLAMP, MAXIMUM_GRAD, MINIMUM_GRAD, PASS_GE, PASS_LE)
 
 
 @triton.jit
@@ -123,7 +125,10 @@ def power(a, b):
 @triton.jit
 def function_of_1(a, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
     if OP == NEG:
-        return a * -1  # a compiled minus is 0 - a, which loses the sign of 0
+        if a.dtype.is_floating():
+            return a * -1  # a compiled minus is 0 - a, which loses the sign of 0
+        else:
+            return tl.zeros_like(a) - a
     elif OP == ABS:
         return tl.abs(a)
     elif OP == EXP:
@@ -527,7 +532,7 @@ def _compute(
     for i, x in enumerate(operands):
         if isinstance(x, torch.Tensor):
             _check(name, x, first, condition and i == 0, wide)
-    tensors = [x if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device) for x in operands]
+    tensors = [x if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device, op in CHOICES) for x in operands]
     shape = broadcast(name, [x.shape for x in tensors])
     y = torch.empty(shape, dtype=torch.bool if comparison else dtype, device=device)
     activation_, slope = activation.parse(act)
@@ -648,10 +653,20 @@ def _check(name: str, x: torch.Tensor, first: torch.Tensor, condition: bool, wid
         raise ValueError(f"{name}: got operands on {first.device} and {x.device}; move one of them with .to()")
 
 
-def _filled(name: str, value: float | int | bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A number as a tensor in the type computed in, so that it is not rounded to a narrower one."""
+def _filled(
+    name: str, value: float | int | bool, dtype: torch.dtype, device: torch.device, narrow: bool
+) -> torch.Tensor:
+    """A number as a tensor: in the type computed in, so that it is not rounded to a narrower one, unless `narrow`."""
     if not isinstance(value, int | float):
         raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor or a number")
     if not dtype.is_floating_point and isinstance(value, float):
         raise TypeError(f"{name}: got a {dtype} tensor and the number {value}; convert the tensor to a floating type")
-    return torch.full((), value, dtype=launch.acc_torch(dtype) if dtype.is_floating_point else dtype, device=device)
+    if dtype == torch.bool:
+        # Beyond 0 and 1 only the order counts.
+        return torch.full((), max(-1, min(2, value)), dtype=torch.int8, device=device)
+    kind = launch.acc_torch(dtype) if dtype.is_floating_point and not narrow else dtype
+    if not dtype.is_floating_point and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:
+        raise ValueError(f"{name}: the number {value} is outside the range of {dtype}; convert the tensor with .to()")
+    if isinstance(value, int) and value.bit_length() > 1023:
+        raise ValueError(f"{name}: a whole number of {value.bit_length()} bits is outside the range of {dtype}")
+    return torch.full((), value, dtype=kind, device=device)

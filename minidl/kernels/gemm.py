@@ -107,8 +107,8 @@ def gemm_pointer_kernel(
         b_a = tl.load(p_a, mask=(o_m < M)[:, None] & m_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
         b_b = tl.load(p_b, mask=m_k[:, None] & (o_n < N)[None, :], other=0.0)  # [BLOCK_K, BLOCK_N]
         b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=ACC)
-        p_a += BLOCK_K * s_ak
-        p_b += BLOCK_K * s_bk
+        p_a += tl.full((), BLOCK_K, tl.int64) * s_ak
+        p_b += tl.full((), BLOCK_K, tl.int64) * s_bk
     p_c += (i_split.to(tl.int64) * s_split) + i_batch * M * N
     if SAVE_Z:
         p_z += i_batch * M * N

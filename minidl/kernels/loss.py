@@ -312,7 +312,7 @@ def scale_kernel(
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     if EACH:
-        o_r = (o // (N * INNER)) * INNER + o % INNER
+        o_r = (o // INNER // N) * INNER + o % INNER
         b_dy = tl.load(p_dy + o_r, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
         b_g = tl.load(p_g + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
         tl.store(p_g + o, (b_g * b_dy).to(p_g.dtype.element_ty), mask=m)

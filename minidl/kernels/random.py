@@ -254,7 +254,10 @@ def _fill(op, t, seed, stream, kind, offset, factor):
         fill_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), y, n, *_halves(seed), *_halves(stream), offset, factor,
         KIND=kind, ACC=launch.acc(t.dtype), enable_fp_fusion=False, **tile.options,
     )  # fmt: skip
-    return t if y is t else t.copy_(y)
+    if y is not t:
+        return t.copy_(y)
+    torch.autograd.graph.increment_version(t)
+    return t
 
 
 def _check_key(op, seed, stream):

@@ -225,6 +225,10 @@ def update_block(
     rate = tl.load(p_rate).to(ACC)
     weight_decay = tl.load(p_numbers + WEIGHT_DECAY)
     b_p = tl.load(p_w, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
+    if HAS_MASTER:
+        # A parameter that was set from outside since is no longer its master, rounded.
+        b_now = tl.load(p_p, mask=m, other=0.0).to(ACC)
+        b_p = tl.where(b_p.to(DTYPE).to(ACC) == b_now, b_p, b_now)
     b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + (o_g * width + o_c), mask=m & m_g, other=0.0).to(ACC)
     b_g *= tl.load(p_control + SCALE).to(ACC)
     if DECAY:
@@ -272,7 +276,9 @@ def update_block(
         beta2 = tl.load(p_numbers + BETA2)
         p_m = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
         b_m = tl.load(p_m, mask=m, other=0.0)
-        b_m += (1.0 - beta1).to(ACC) * (b_g - b_m)
+        # From the nearer end: m + (g - m) would keep m's rounding error.
+        b_d = b_g - b_m
+        b_m = tl.where(beta1 > 0.5, b_m + (1.0 - beta1).to(ACC) * b_d, b_g - beta1.to(ACC) * b_d)
         tl.store(p_m, b_m, mask=m)
         p_v = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
         b_v = beta2.to(ACC) * tl.load(p_v, mask=m, other=0.0) + (1.0 - beta2).to(ACC) * (b_g * b_g)

@@ -7,7 +7,7 @@ import json
 import queue
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -212,12 +212,14 @@ def _answer_rows(config: Predict, predictor: TablePredictor) -> Iterator[list[di
     chunks: Iterable[Records]
     if config.text_column is not None:
         raise ConfigError("--text-column is for text runs; a table run knows its columns")
+    # Where missing values are filled, so is a column that no line of a chunk names.
+    expected = [column.name for column in predictor.schema.columns] if predictor.schema.missing == "fill" else []
     if config.inputs:
-        chunks = [_json_rows(list(enumerate(config.inputs, 1)), Path("argument"))]
+        chunks = [_json_rows(list(enumerate(config.inputs, 1)), Path("argument"), expected)]
     elif config.file is not None:
         chunks = [read_records(config.file)]
     else:
-        chunks = _rows_as_they_come(sys.stdin.buffer)
+        chunks = _rows_as_they_come(sys.stdin.buffer, expected)
     return (predictor.answers(chunk, config.top) for chunk in chunks)
 
 
@@ -268,7 +270,7 @@ def _line(raw: bytes | None, number: int) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _rows_as_they_come(stream: IO[bytes]) -> Iterator[Records]:
+def _rows_as_they_come(stream: IO[bytes], expected: Sequence[str]) -> Iterator[Records]:
     """Table rows from JSON lines or from CSV with a header line: a first line that begins with { decides."""
     header: list[str] | None = None
     is_json: bool | None = None
@@ -281,7 +283,7 @@ def _rows_as_they_come(stream: IO[bytes]) -> Iterator[Records]:
         if not lines:
             continue
         if is_json:
-            yield _json_rows(lines, STANDARD_INPUT)
+            yield _json_rows(lines, STANDARD_INPUT, expected)
         else:
             assert header is not None
             rows = [_csv_row(number, line, header) for number, line in lines]
@@ -302,7 +304,8 @@ def _csv_row(number: int, line: str, header: list[str]) -> list[str]:
     return fields
 
 
-def _json_rows(lines: list[tuple[int, str]], where: Path) -> Records:
+def _json_rows(lines: list[tuple[int, str]], where: Path, expected: Sequence[str] = ()) -> Records:
+    """Rows with the `expected` columns, whether or not one of the lines has them, and those that the lines have."""
     rows = []
     for number, line in lines:
         try:
@@ -312,7 +315,7 @@ def _json_rows(lines: list[tuple[int, str]], where: Path) -> Records:
         if not isinstance(value, dict):
             raise DataError(f"{where}, line {number}: no JSON object; give an object per row")
         rows.append(value)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = list(dict.fromkeys([*expected, *(key for row in rows for key in row)]))
     cells = [[row.get(column) for column in columns] for row in rows]
     return Records(where, columns, cells, [number for number, _ in lines], "")
 

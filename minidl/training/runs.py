@@ -28,9 +28,12 @@ from minidl.training.errors import ConfigError, DamagedError, RunError
 
 FORMAT, VERSION = "minidl-run", 1
 KINDS = {"text": TrainText, "table": TrainTable}
+# Stands in a run that is being replaced: a folder without it is never deleted.
+_REPLACED = "replaced"
 _OWN_FILES = (
     "config.json", "environment.json", "labels.json", "vocabulary.json", "schema.json", "metrics.jsonl",
     "model.safetensors", "report.json", "report.txt", "loss.png", "scores.png", "confusion.png", "predictions.png",
+    _REPLACED,
 )  # fmt: skip
 
 
@@ -174,11 +177,12 @@ def start(config: TrainText | TrainTable, kind: str, data_sha256: str, documents
 def abandon(folder: Path) -> bool:
     """Undo `start` when nothing worth keeping was made: the run that was moved aside comes back; tells if it did."""
     aside = _previous(folder)
-    if not aside.exists():
+    if not (aside / _REPLACED).exists():
         return False
     with contextlib.suppress(OSError):
         _delete_run(folder)
         aside.rename(folder)
+        files.remove(folder / _REPLACED)
         return True
     return False
 
@@ -186,7 +190,7 @@ def abandon(folder: Path) -> bool:
 def finish(folder: Path) -> str | None:
     """Delete the run that `start` moved aside. Returns a sentence when it holds files that are not a run's."""
     aside = _previous(folder)
-    if not aside.exists():
+    if not (aside / _REPLACED).exists():
         return None
     _delete_run(aside)
     return f"the replaced run had files of yours: they are in {aside}" if aside.exists() else None
@@ -236,13 +240,14 @@ def _move_aside(folder: Path) -> bool:
     Where an earlier replacement was stopped there is a FOLDER.previous already: the one that was finished stays.
     """
     aside = _previous(folder)
-    if aside.exists():
+    if (aside / _REPLACED).exists():
         if not (folder / "report.json").exists():
             _delete_run(folder)
             return True
         _delete_run(aside)
-        if aside.exists():
-            raise RunError(f"{aside} has files that are not a run's: move them elsewhere, then try again")
+    if aside.exists():
+        raise RunError(f"{aside} exists: move or delete it, then try again")
+    files.write_text(folder / _REPLACED, "")
     folder.rename(aside)
     return True
 

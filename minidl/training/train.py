@@ -42,9 +42,6 @@ def train(
         raise RunError(
             f"the GPU's memory is full: train with a smaller --batch-size than {config.batch_size}"
         ) from None
-    finally:
-        if not (config.out / "checkpoints" / "last.json").exists() and runs.abandon(config.out):
-            display.note(f"{config.out} is again the run that was to be replaced")
 
 
 def _train(
@@ -56,8 +53,18 @@ def _train(
     if resumed:
         files.sweep(config.out)
         files.sweep(config.out / "checkpoints")
-    else:
-        runs.start(config, kind, checksum, problem.documents)
+        return _fit(kind, config, problem, resumed, display)
+    runs.start(config, kind, checksum, problem.documents)
+    try:
+        return _fit(kind, config, problem, resumed, display)
+    finally:
+        if not (config.out / "checkpoints" / "last.json").exists() and runs.abandon(config.out):
+            display.note(f"{config.out} is again the run that was to be replaced")
+
+
+def _fit(
+    kind: str, config: TrainText | TrainTable, problem: Problem, resumed: bool, display: Display
+) -> dict[str, Any]:
     checkpoint = Checkpoints(config.out / "checkpoints").last() if resumed else None
     threads = checkpoint.state["environment"]["threads"] if checkpoint else environment.wanted_threads()
     environment.fix_threads(threads)
@@ -128,7 +135,7 @@ def make_optimizer(config: TrainText | TrainTable, model: nn.Module) -> optim.Op
 def make_schedule(config: TrainText | TrainTable, optimizer: optim.Optimizer, steps_per_epoch: int) -> optim.Schedule:
     """The learning rate's course over all steps."""
     steps = config.epochs * steps_per_epoch
-    warmup = round(config.warmup * steps_per_epoch)
+    warmup = min(round(config.warmup * steps_per_epoch), steps - 1)
     if config.schedule == "constant":
         return optim.ConstantLR(optimizer, warmup=warmup)
     falling = {"cosine": optim.CosineLR, "linear": optim.LinearLR}

@@ -25,6 +25,11 @@ def test_the_order_of_the_rows_is_irrelevant(pairs, seed, random):
     assert sides == dict(zip(keys, stratified_split(keys, classes, 0.1, 0.2, seed), strict=True))
 
 
+@given(st.integers(1, 6), st.floats(0, 0.9), st.floats(0, 0.9))
+def test_every_class_is_trained_at_any_shares(count, validation, test):
+    assert TRAIN in stratified_split([str(i) for i in range(count)], [0] * count, validation, test)
+
+
 @given(rows)
 def test_equal_texts_stay_together_and_every_class_is_trained(pairs):
     keys, classes = zip(*pairs, strict=True)

@@ -209,6 +209,19 @@ def test_addresses_beyond_two_to_the_31(form):
     assert torch.equal(tall, (a.double().t() @ integers(2, 8).double()).half())
 
 
+def test_a_step_along_k_beyond_two_to_the_31():
+    """Columns so far apart that a block of them spans 2^31 elements."""
+    columns, far = 2 * 512 + 16, 2**22
+    memory = torch.empty(columns * far, dtype=torch.float16, device=default_device())
+    a = memory.as_strided((2, columns), (1, far))
+    a.copy_(integers(2, columns, dtype=torch.float16))
+    b = integers(columns, 8, dtype=torch.float16, seed=1)
+    with launch.force(
+        gemm_pointer=launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 512, "GROUP_M": 1, "PIECES": 1}, 4, 1)
+    ):
+        assert torch.equal(gemm.gemm(a, b, form="pointer"), (a.double() @ b.double()).half())
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_runs_are_bitwise_equal(form):
     a, b = matrix(48, 200), matrix(200, 40, seed=1)

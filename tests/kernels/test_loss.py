@@ -158,3 +158,13 @@ def test_binary_cross_entropy_against_torch(device):
     dx, dt = loss.binary_cross_entropy_with_logits_grad(torch.ones((), dtype=torch.float64, device=device), *given)
     torch.testing.assert_close(dx, x.grad)
     torch.testing.assert_close(dt, target.grad)
+
+
+def test_the_scale_of_a_row_beyond_two_to_the_32_logits(device):
+    """N * INNER is above 2^32 where no row is that long by itself."""
+    N, INNER, n = 65537, 65537, 200_000
+    g = torch.ones(n, device=device)
+    dy = torch.arange(INNER, dtype=torch.float32, device=device)
+    grid = (-(-n // 1024),)
+    launch.run(loss.scale_kernel, grid, g, dy, None, n, N, INNER, EACH=True, ACC=launch.acc(g.dtype), BLOCK_N=1024)
+    assert torch.equal(g.cpu(), (torch.arange(n) % INNER).float())

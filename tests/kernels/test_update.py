@@ -358,3 +358,12 @@ def test_bfloat16_is_refused_by_the_interpreter():
     step = Update("sgd", [param], [])
     with pytest.raises(TypeError, match="bfloat16 is not supported on the CPU"):
         step([param], [param])
+
+
+def test_a_narrow_parameter_that_was_set_from_outside_is_taken_over():
+    params = [torch.ones(40, dtype=torch.float16, device=default_device())]
+    step = made("sgd", params)
+    step.set("lr", 0.0, 0, 1)
+    params[0][:20].copy_(torch.full((20,), 7.0))
+    step(params, [torch.zeros_like(params[0])])
+    assert params[0].tolist() == [7.0] * 20 + [1.0] * 20

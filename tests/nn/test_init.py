@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from minidl import nn
+from minidl import nn, no_grad
+from minidl.nn import init
 from minidl.tensor import Tensor, default_device
 
 SHAPE = (200, 300)
@@ -49,3 +50,12 @@ def test_a_seed_repeats_and_the_default_moves_on():
 def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_filling_a_saved_tensor_is_an_in_place_change(device):
+    w = Tensor(torch.ones(3, device=device), True)
+    loss = (w * w).sum()
+    with no_grad():
+        init.normal_(w, 100.0, 0.0)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        loss.backward()

@@ -1,5 +1,7 @@
 """Numbers beside tensors, and powers that are computed as something else."""
 
+import operator
+
 import pytest
 import torch
 
@@ -66,3 +68,28 @@ def test_where_passes_no_gradient_to_a_number(device):
     x = tensor(device)
     ops.where(x > 0, x, 0).sum().backward()
     assert x.grad.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_truth_values_beside_numbers(device):
+    x = torch.tensor([True, False], device=device)
+    for number in (-300, -1, 0, 1, 2, 3, 300):
+        for compare in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge):
+            assert compare(Tensor(x), number).tolist() == compare(x, number).tolist()
+
+
+def test_a_number_is_chosen_as_the_tensor_has_it(device):
+    x = Tensor(torch.tensor([0.1], dtype=torch.float16, device=device), True)
+    assert (x == 0.1).tolist() == (x >= 0.1).tolist() == [True]
+    ops.clamp(x, 0.1).sum().backward()
+    ops.maximum(x, 0.1).sum().backward()
+    assert x.grad.tolist() == [1.5]
+
+
+def test_a_minus_before_unsigned_numbers_wraps(device):
+    assert ops.neg(Tensor(torch.tensor([1, 0, 255], dtype=torch.uint8, device=device))).tolist() == [255, 0, 1]
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.uint8, 300), (torch.int32, 2**31), (torch.float32, 10**400)])
+def test_numbers_outside_the_range_are_refused(dtype, number, device):
+    with pytest.raises(ValueError, match="outside the range"):
+        Tensor(torch.ones(2, dtype=dtype, device=device)) * number

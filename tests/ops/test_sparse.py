@@ -97,3 +97,35 @@ def test_a_few_steps_fit_a_small_table(batch, lazy):
     assert losses[-1] < 0.01 * losses[0]
     unseen = torch.tensor([2, 3, 5, 6, 8, 10], device=start.device)
     assert torch.equal(weight.data[unseen], start[unseen])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w * 2, lambda w: w * w, lambda w: 1 - w, ops.relu, lambda w: w.T.T, lambda w: w[:],
+        lambda w: ops.cat([w, w], 1)[:, :6], lambda w: ops.softmax(w, 1), ops.exp,
+    ],
+)  # fmt: skip
+def test_a_weight_may_come_from_other_operations(batch, change):
+    weight, dense = leaf(11, 6), leaf(11, 6)
+    ops.sum(ops.square(ops.sparse_linear(batch, change(weight)))).backward()
+    ops.sum(ops.square(ops.matmul(Tensor(batch.to_dense()), change(dense)))).backward()
+    torch.testing.assert_close(weight.grad.data, dense.grad.data, rtol=1e-12, atol=1e-12)
+
+
+def test_changes_of_the_gradient_in_place_are_kept(batch):
+    weight = leaf(11, 6)
+    ops.sum(ops.sparse_linear(batch, weight)).backward()
+    before = weight.grad.data.clone()
+    assert isinstance(weight.raw_grad, RowGrad)
+    weight.grad.data.mul_(5)
+    assert torch.equal(weight.grad.data, 5 * before)
+    assert torch.equal(weight.raw_grad, 5 * before)
+    hooked = leaf(11, 6)
+
+    def five_times(gradient):
+        gradient.data.mul_(5)
+
+    hooked.register_hook(five_times)
+    ops.sum(ops.sparse_linear(batch, hooked)).backward()
+    assert torch.equal(hooked.grad.data, 5 * before)

@@ -173,3 +173,16 @@ def test_changed_data_is_refused(tmp_path):
     runs.same_data(run, "0" * 64)
     with pytest.raises(ConfigError, match="is not what the run was started on"):
         runs.same_data(run, "1" * 64)
+
+
+def test_a_neighbour_with_the_name_of_a_replaced_run_is_left_alone(tmp_path):
+    mine = tmp_path / "run.previous"
+    finished(mine, epochs=7)
+    folder = tmp_path / "run"
+    finished(folder, epochs=1)
+    assert runs.finish(folder) is None
+    assert not runs.abandon(folder)
+    assert epochs(mine) == 7
+    with pytest.raises(RunError, match=r"run\.previous exists: move or delete it"):
+        started(folder, epochs=2, overwrite=True)
+    assert (epochs(mine), epochs(folder)) == (7, 1)
