@@ -6,18 +6,18 @@
 Shapes are torch's; memory is channels-last inside ([N, H, W, C]): a tensor in `torch.channels_last` is used as it is,
 any other is copied once, and results are channels-last. The gradient of the input is the transposed convolution.
 
-Forms: `pixel_tiled` takes every shape.
+Forms: `batch_tiled` for many images and channels, `banded` for few channels, `pixel_tiled` for every shape.
 """
 
 import torch
 
 from minidl.kernels import check, launch
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import pixel_tiled
+from minidl.kernels.conv import banded, batch_tiled, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import POOLS, Epilogue
 
-FORMS = ("pixel",)
+FORMS = ("pixel", "batch", "banded")
 
 
 def forward(
@@ -97,7 +97,13 @@ def grad_weight(
             dy.shape[1], x.shape[1] // geometry.groups, geometry.h.kernel, geometry.w.kernel, dtype=x.dtype,
             device=x.device,
         )  # fmt: skip
-    return pixel_tiled.grad_weight(x_last, dy_last, geometry, precision).permute(0, 3, 1, 2)
+    able = ["pixel"]
+    if batch_tiled.takes_grad_weight(x_last, dy_last, geometry.groups):
+        able.append("batch")
+    if banded.takes_grad_weight(x_last, dy_last, geometry):
+        able.append("banded")
+    form_ = {"pixel": pixel_tiled, "batch": batch_tiled, "banded": banded}[_choose(form, able, x.shape[0])]
+    return form_.grad_weight(x_last, dy_last, geometry, precision).permute(0, 3, 1, 2)
 
 
 def _correlate(
@@ -118,7 +124,40 @@ def _correlate(
         x = x.new_zeros(1).expand(*x.shape[:3], groups)
         x = x.contiguous()
         w = w.new_zeros(*w.shape[:3], 1)
-    pixel_tiled.correlate(x, w, y, h, v, groups, epilogue, precision)
+    chosen = _choose(form, _forms(x, w, h, v, groups, epilogue.pool is not None), x.shape[0])
+    if chosen == "batch":
+        batch_tiled.correlate(x, w, y, h, v, groups, epilogue, precision)
+    elif chosen == "banded":
+        banded.correlate(x, w, y, h, v, epilogue, precision)
+    else:
+        pixel_tiled.correlate(x, w, y, h, v, groups, epilogue, precision)
+
+
+def _forms(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool: bool) -> list[str]:
+    """The forms that can take x [N, H, W, channels] and w [channels, JH, JW, C] on these walks."""
+    able = ["pixel"]
+    if batch_tiled.takes(x, w, groups) and not pool:
+        able.append("batch")
+    if banded.takes(x, w, h, v, groups, pool):
+        able.append("banded")
+    return able
+
+
+def _choose(wanted: str | None, able: list[str], N: int) -> str:
+    """The form to use of those that are able to. Raises ValueError for one that is wanted and is not able.
+
+    Few channels (less than a block of K) gain most by bands. Runs of images fill a row tile from 64 on; the
+    interpreter runs the programs of one pixel each one after another, and gains nothing by them.
+    """
+    if wanted is not None:
+        if wanted not in FORMS:
+            raise ValueError(f"conv2d: unknown form {wanted!r}; known: {', '.join(FORMS)}")
+        if wanted not in able:
+            raise ValueError(f"conv2d: the {wanted} form cannot take this shape; these can: {', '.join(able)}")
+        return wanted
+    if "batch" in able and N >= 64 and not launch.INTERPRETED:
+        return "batch"
+    return "banded" if "banded" in able else "pixel"
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ def conv_batch_tile(
     N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -53,7 +53,7 @@ def conv_batch_tile(
     j_w, taps_w = inside(start_w, W, IN_TAP_W, JW)
     channels = GROUPS * C
     # A run: what is read from x without a jump. A row of taps where they are side by side, else one tap.
-    run = taps_w * C if IN_TAP_W == 1 else C + 0 * taps_w
+    run = taps_w * C if ROW_OF_TAPS else C + 0 * taps_w
     steps = taps_h * taps_w * (C // BLOCK_K)
     o_x = ((start_h + j_h * IN_TAP_H) * W + start_w + j_w * IN_TAP_W) * channels + i_group * C
     # Without a tap inside, one step outside: its box is zeros.
@@ -72,7 +72,7 @@ def conv_batch_tile(
         o_x += BLOCK_K
         o_w += BLOCK_K
         end = k == run
-        if IN_TAP_W == 1:
+        if ROW_OF_TAPS:
             o_x += tl.where(end, IN_TAP_H * W * channels - run, 0)
             o_w += tl.where(end, JW * C - run, 0)
         else:
@@ -105,7 +105,7 @@ def conv_batch_kernel(
     N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, tiles, programs,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -116,7 +116,7 @@ def conv_batch_kernel(
         conv_batch_tile(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
             N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
-            C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
+            C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     else:
@@ -124,7 +124,7 @@ def conv_batch_kernel(
             conv_batch_tile(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
                 N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
-                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
+                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
 
@@ -210,15 +210,15 @@ def correlate(
     walking = tile["PER_PROCESSOR"] * launch.processors()
     programs = min(tiles, walking) if walking else tiles
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
+    block_k = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
     launch.run(
-        conv_batch_kernel, (programs,), _rows(x, tile["BLOCK_M"], tile["BLOCK_K"]),
-        _rows(w, tile["BLOCK_N"], tile["BLOCK_K"]), epilogue.bias, epilogue.scale, y, epilogue.z,
+        conv_batch_kernel, (programs,), _rows(x, tile["BLOCK_M"], block_k), _rows(w, tile["BLOCK_N"], block_k), epilogue.bias, epilogue.scale, y, epilogue.z,
         N, H, W, v.count, y.shape[1], y.shape[2], M, groups,
         h.in_start, v.in_start, h.out_start, v.out_start, tiles, programs,
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
-        OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step,
-        ACC=launch.acc(x.dtype), PRECISION=precision, **flags, **tile.options,
+        OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, ROW_OF_TAPS=v.in_tap == 1 and groups == 1,
+        ACC=launch.acc(x.dtype), PRECISION=precision, **flags, **{**tile.options, "BLOCK_K": block_k},
     )  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def _backward(axis: Axis) -> list[Walk]:
         remainder = (first + axis.padding) % axis.stride
         taps = [r for r in range(axis.kernel) if (r * axis.dilation - remainder) % axis.stride == 0]
         if not taps:
-            walks.append(Walk(first, axis.stride, count, NOWHERE, 0, 0, (0,)))
+            walks.append(Walk(first, axis.stride, count, NOWHERE, 0, 1, (0,)))
             continue
         assert all(b - a == period for a, b in zip(taps, taps[1:], strict=False))
         start = (first + axis.padding - taps[-1] * axis.dilation) // axis.stride

@@ -43,10 +43,9 @@ class Epilogue:
 
 
 @triton.jit
-def pool_quads(b_x, POOL: tl.constexpr):
-    """Every four rows [4 R, N] as one [R, N]: their maximum (NaN if one is NaN) or their mean."""
-    b_x = tl.reshape(b_x, (b_x.shape[0] // 4, 2, 2, b_x.shape[1]))
-    b_left, b_right = tl.split(tl.permute(b_x, (0, 3, 1, 2)))
+def pool_last(b_x, POOL: tl.constexpr):
+    """The last two axes, of size 2 each, pooled: their maximum (NaN if one is NaN) or their mean."""
+    b_left, b_right = tl.split(b_x)
     b_0, b_2 = tl.split(b_left)
     b_1, b_3 = tl.split(b_right)
     if POOL == MAX_POOL:
@@ -55,3 +54,10 @@ def pool_quads(b_x, POOL: tl.constexpr):
         return tl.maximum(top, bottom, propagate_nan=tl.PropagateNan.ALL)
     else:
         return 0.25 * ((b_0 + b_1) + (b_2 + b_3))
+
+
+@triton.jit
+def pool_quads(b_x, POOL: tl.constexpr):
+    """Every four rows [4 R, N] pooled to one [R, N]."""
+    b_x = tl.reshape(b_x, (b_x.shape[0] // 4, 2, 2, b_x.shape[1]))
+    return pool_last(tl.permute(b_x, (0, 3, 1, 2)), POOL)

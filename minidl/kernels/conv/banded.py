@@ -1,0 +1,267 @@
+"""The banded form, for few channels: one row of the GEMM is a group of neighbouring output pixels.
+
+With 1, 3 or 12 channels a tap has too few values to load at once and to fill a matrix instruction with. But in
+channels-last memory the inputs that G neighbouring outputs need from one row of an image lie side by side, and so do
+the G * M results. So for every row r of the filter
+
+    y[n, oh, g, (p, m)] += sum over k of x[n, h(oh, r), start(g) + k] band[r, k, (p, m)]
+    band[r, (p * stride + s) * C + c, (p, m)] = w[m, r, s, c],  0 elsewhere
+
+a product with a band (Toeplitz) matrix, made once per call. It multiplies zeros, on matrix units that would be idle,
+and in exchange loads and stores whole rows. Padding is a mask. An input that is not finite makes outputs NaN within the
+width of the band. The weight gradient is the same product turned round: the gradient of the band, in shares of the rows
+whose sums are added in order, folded back by adding the G places of each weight.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import launch
+from minidl.kernels.activation import activate
+from minidl.kernels.conv.geometry import Geometry, Walk
+from minidl.kernels.conv.problem import Epilogue, pool_last
+
+
+@triton.jit
+def conv_band_kernel(
+    p_w, p_band, total, M, G,
+    SC: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """band [R, KP, NP] of w [M, R, SC], SC = S * C; neighbouring pixels are STEP values apart."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = o % NP
+    k = o // NP % KP
+    r = o // (NP * KP)
+    p = column // M
+    sc = k - p * STEP
+    m_w = (o < total) & (p < G) & (sc >= 0) & (sc < SC)
+    b_w = tl.load(p_w + (column % M * R + r) * SC + sc, mask=m_w, other=0.0)  # [BLOCK]
+    tl.store(p_band + o, b_w, mask=o < total)
+
+
+@triton.jit
+def group_of(i_first, BLOCK: tl.constexpr, QH, GROUPS, POOL: tl.constexpr):
+    """Image, row and group of `BLOCK` rows from number i_first; with POOL two image rows stand together."""
+    per_image = QH * GROUPS
+    o = (i_first % per_image).to(tl.int32) + tl.arange(0, BLOCK)
+    n = (i_first // per_image).to(tl.int64) + o // per_image
+    o = o % per_image
+    if POOL:
+        return n, o // (2 * GROUPS) * 2 + o % 2, o // 2 % GROUPS
+    else:
+        return n, o // GROUPS, o % GROUPS
+
+
+@triton.jit
+def conv_banded_kernel(
+    p_x, p_band, p_bias, p_scale, p_y, p_z, rows, H, QH, QW, G, GROUPS, in_h,
+    M: tl.constexpr, R: tl.constexpr, WC: tl.constexpr, IN_W: tl.constexpr, STEP: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    POOL: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
+    n, q_h, g = group_of(i_first, BLOCK_M, QH, GROUPS, POOL)
+    m_row = i_first + tl.arange(0, BLOCK_M) < rows
+    start = IN_W + g * (G * STEP)
+    x_h = in_h + q_h * IN_STEP_H
+    o_x = (n * H + x_h) * WC + start
+    o_column = tl.arange(0, NP)
+    b_acc = tl.zeros((BLOCK_M, NP), dtype=ACC)
+    for r in range(R):
+        h = x_h + r * IN_TAP_H
+        m_h = m_row & (h >= 0) & (h < H)
+        for k in tl.static_range(0, KP, BLOCK_K):
+            o_k = k + tl.arange(0, BLOCK_K)
+            at = start[:, None] + o_k[None, :]
+            b_x = tl.load(
+                p_x + (o_x + r * (IN_TAP_H * WC))[:, None] + o_k[None, :],
+                mask=m_h[:, None] & (at >= 0) & (at < WC), other=0.0,
+            )  # [BLOCK_M, BLOCK_K]
+            b_band = tl.load(p_band + (r * KP + o_k)[:, None] * NP + o_column[None, :])  # [BLOCK_K, NP]
+            b_acc = tl.dot(b_x, b_band, b_acc, input_precision=PRECISION, out_dtype=ACC)
+    m_column = o_column < G * M
+    if HAS_SCALE:
+        b_acc *= tl.load(p_scale + o_column % M, mask=m_column, other=0.0).to(ACC)[None, :]
+    if HAS_BIAS:
+        b_acc += tl.load(p_bias + o_column % M, mask=m_column, other=0.0).to(ACC)[None, :]
+    if POOL:
+        b_y = tl.reshape(activate(b_acc, ACT, SLOPE), (BLOCK_M // 2, 2, NP // (2 * M), 2, M))
+        b_y = pool_last(tl.permute(b_y, (0, 2, 4, 1, 3)), POOL)
+        b_y = tl.reshape(b_y, (BLOCK_M // 2, NP // 2))
+        i_window = tl.program_id(0).to(tl.int64) * (BLOCK_M // 2) + tl.arange(0, BLOCK_M // 2)
+        first = i_window // GROUPS * ((QW // 2) * M) + i_window % GROUPS * (G // 2 * M)
+        limit = tl.minimum(G // 2, QW // 2 - (i_window % GROUPS).to(tl.int32) * (G // 2)) * M
+        o_half = tl.arange(0, NP // 2)
+        m_y = (i_window < rows // 2)[:, None] & (o_half[None, :] < limit[:, None])
+        tl.store(p_y + first[:, None] + o_half[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
+    else:
+        o_y = ((n * QH + q_h) * QW + g * G) * M
+        limit = tl.minimum(G, QW - g * G) * M
+        m_y = m_row[:, None] & (o_column[None, :] < limit[:, None])
+        if SAVE_Z:
+            tl.store(p_z + o_y[:, None] + o_column[None, :], b_acc.to(p_z.dtype.element_ty), mask=m_y)
+        b_y = activate(b_acc, ACT, SLOPE)
+        tl.store(p_y + o_y[:, None] + o_column[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
+
+
+@triton.jit
+def conv_banded_grad_weight_kernel(
+    p_dy, p_x, p_partial, rows, H, QH, QW, G, GROUPS, in_h, share,
+    M: tl.constexpr, R: tl.constexpr, WC: tl.constexpr, IN_W: tl.constexpr, STEP: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    KP: tl.constexpr, NP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """partial [shares, R, KP, NP]: the gradient of BLOCK_K rows of the band, over one share of the rows of dy."""
+    BLOCKS_K: tl.constexpr = KP // BLOCK_K
+    r = tl.program_id(0) // BLOCKS_K
+    o_k = tl.program_id(0) % BLOCKS_K * BLOCK_K + tl.arange(0, BLOCK_K)
+    o_column = tl.arange(0, NP)
+    first = tl.program_id(1).to(tl.int64) * share
+    end = tl.minimum(first + share, rows)
+    b_acc = tl.zeros((BLOCK_K, NP), dtype=ACC)
+    tl.assume(share > 0)
+    for i in range(0, share, BLOCK_M):
+        i_first = first + i
+        n, q_h, g = group_of(i_first, BLOCK_M, QH, GROUPS, False)
+        m_row = i_first + tl.arange(0, BLOCK_M) < end
+        start = IN_W + g * (G * STEP)
+        h = in_h + q_h * IN_STEP_H + r * IN_TAP_H
+        at = start[:, None] + o_k[None, :]
+        m_x = (m_row & (h >= 0) & (h < H))[:, None] & (at >= 0) & (at < WC)
+        o_x = (n * H + h) * WC + start
+        b_x = tl.load(p_x + o_x[:, None] + o_k[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
+        o_dy = ((n * QH + q_h) * QW + g * G) * M
+        limit = tl.minimum(G, QW - g * G) * M
+        m_dy = m_row[:, None] & (o_column[None, :] < limit[:, None])
+        b_dy = tl.load(p_dy + o_dy[:, None] + o_column[None, :], mask=m_dy, other=0.0)  # [BLOCK_M, NP]
+        b_acc = tl.dot(tl.trans(b_x), b_dy, b_acc, input_precision=PRECISION, out_dtype=ACC)
+    p_partial += (tl.program_id(1).to(tl.int64) * R + r) * (KP * NP)
+    tl.store(p_partial + o_k[:, None] * NP + o_column[None, :], b_acc)
+
+
+@triton.jit
+def conv_band_fold_kernel(
+    p_partial, p_dw, total, shares, M, G,
+    SC: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
+    ACC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dw [M, R, SC]: the places of each weight in the band, added share by share and pixel by pixel."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_o = o < total
+    sc = o % SC
+    r = o // SC % R
+    column = o // (SC * R)
+    o_first = ((r * KP + sc) * NP + column).to(tl.int64)
+    b_dw = tl.zeros((BLOCK,), dtype=ACC)
+    for i in range(shares * G):
+        share = i // G
+        p = i % G
+        o_p = o_first + share * (R * KP * NP) + p * (STEP * NP + M)
+        b_dw += tl.load(p_partial + o_p, mask=m_o, other=0.0)
+    tl.store(p_dw + o, b_dw.to(p_dw.dtype.element_ty), mask=m_o)
+
+
+@functools.lru_cache(maxsize=4096)
+def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[int, int, int] | None:
+    """(G, KP, NP): pixels in a group, rows and columns of the band; None where no group has two pixels.
+
+    KP is a multiple of 16 and NP a power of two, both at most 128. The cheapest per pixel is taken: KP * NP products, and
+    the loads of KP values, which cost as much as 64 products each.
+    """
+    best = None
+    for KP in (16, 32, 64, 128):
+        for NP in (16, 32, 64, 128):
+            room = (KP // C - S) // stride + 1 if KP // C >= S else 0
+            G = min(room, NP // M, width)
+            if pool:
+                # Whole windows, in a column for each of which a power of two stands.
+                G = min(NP // M, 1 << max(G, 0).bit_length() - 1) if G > 1 and NP % M == 0 and NP // M <= room else 0
+            if G > 1:
+                cost = KP * (NP + 64) / G
+                if best is None or cost <= best[0]:
+                    best = cost, G, KP, NP
+    return None if best is None else best[1:]
+
+
+def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool: bool = False) -> bool:
+    """Whether the form can correlate x [N, H, W, C] with w [M, JH, JW, C] on these walks."""
+    plain = groups == 1 and v.in_tap == 1 and h.out_step == 1 and v.out_step == 1
+    return plain and w.numel() > 0 and band(w.shape[3], w.shape[0], w.shape[2], v.in_step, v.count, pool) is not None
+
+
+def takes_grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> bool:
+    """Whether the form can find the weight gradient of x [N, H, W, C] and dy [N, OH, OW, M]."""
+    v = geometry.w.forward()
+    plain = geometry.groups == 1 and v.in_tap == 1
+    return plain and band(x.shape[3], dy.shape[3], len(v.taps), v.in_step, v.count, False) is not None
+
+
+def correlate(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue, precision: str
+) -> None:
+    """Write the outputs of one pair of walks into y. x [N, H, W, C], w [M, JH, JW, C], y [N, OH, OW, M] or pooled."""
+    N, H, W, C = x.shape
+    M, R, S, _ = w.shape
+    found = band(C, M, S, v.in_step, v.count, epilogue.pool is not None)
+    assert found is not None
+    G, KP, NP = found
+    step = v.in_step * C
+    bands = torch.empty(R, KP, NP, dtype=w.dtype, device=w.device)
+    block = launch.tile("conv_band", w.dtype, total=bands.numel())
+    launch.run(
+        conv_band_kernel, (triton.cdiv(bands.numel(), block["BLOCK"]),), w, bands, bands.numel(), M, G,
+        SC=S * C, STEP=step, R=R, KP=KP, NP=NP, **block.options,
+    )  # fmt: skip
+    q_h, q_w = (h.count // 2 * 2, v.count // 2 * 2) if epilogue.pool else (h.count, v.count)
+    groups = triton.cdiv(q_w, G)
+    rows = N * q_h * groups
+    tile = launch.tile("conv_banded", x.dtype, floor=16, precision=precision, M=rows, K=KP, N=NP)
+    launch.run(
+        conv_banded_kernel, (triton.cdiv(rows, tile["BLOCK_M"]),), x, bands, epilogue.bias, epilogue.scale, y,
+        epilogue.z, rows, H, q_h, q_w, G, groups, h.in_start,
+        M=M, R=R, WC=W * C, IN_W=v.in_start * C, STEP=step, IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap,
+        ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **epilogue.flags, **_sizes(tile, KP),
+    )  # fmt: skip
+
+
+def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision: str) -> torch.Tensor:
+    """The weight gradient [M, R, S, C] of a convolution of x [N, H, W, C] with output gradient dy [N, OH, OW, M]."""
+    N, H, W, C = x.shape
+    h, v, M = geometry.h.forward(), geometry.w.forward(), dy.shape[3]
+    R, S = len(h.taps), len(v.taps)
+    found = band(C, M, S, v.in_step, v.count, False)
+    assert found is not None
+    G, KP, NP = found
+    step = v.in_step * C
+    groups = triton.cdiv(v.count, G)
+    rows = N * h.count * groups
+    tile = launch.tile("conv_banded_grad_weight", x.dtype, floor=16, precision=precision, M=rows, K=KP, N=NP)
+    sizes = _sizes(tile, KP)
+    tiles = R * (KP // sizes["BLOCK_K"])
+    blocks = triton.cdiv(rows, tile["BLOCK_M"])
+    share = triton.cdiv(blocks, max(1, min(4 * launch.processors() // tiles, blocks // 8)))
+    shares = triton.cdiv(blocks, share)
+    partial = torch.empty(shares, R, KP, NP, dtype=launch.acc_torch(x.dtype), device=x.device)
+    launch.run(
+        conv_banded_grad_weight_kernel, (tiles, shares), dy, x, partial,
+        rows, H, h.count, v.count, G, groups, h.in_start, share * tile["BLOCK_M"],
+        M=M, R=R, WC=W * C, IN_W=v.in_start * C, STEP=step, IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap,
+        ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **sizes,
+    )  # fmt: skip
+    dw = torch.empty(M, R, S, C, dtype=x.dtype, device=x.device)
+    block = launch.tile("conv_band", x.dtype, total=dw.numel())
+    launch.run(
+        conv_band_fold_kernel, (triton.cdiv(dw.numel(), block["BLOCK"]),), partial, dw, dw.numel(), shares, M, G,
+        SC=S * C, STEP=step, R=R, KP=KP, NP=NP, ACC=launch.acc(x.dtype), **block.options,
+    )  # fmt: skip
+    return dw
+
+
+def _sizes(tile: launch.Tile, KP: int) -> dict[str, int]:
+    """The tile's sizes and options; a band has whole blocks of K."""
+    return {**tile.options, "BLOCK_K": min(tile["BLOCK_K"], KP)}
