@@ -160,8 +160,8 @@ def _kernels() -> set[str]:
     from minidl import kernels
 
     found = set()
-    for info in pkgutil.iter_modules(kernels.__path__):
-        module = importlib.import_module(f"{kernels.__name__}.{info.name}")
+    for info in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        module = importlib.import_module(info.name)
         for name, value in vars(module).items():
             if isinstance(value, JITFunction) and name.endswith("_kernel") and value.__module__ == module.__name__:
                 found.add(f"{module.__name__}:{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 
 from minidl import optim
-from minidl.kernels import activation, gemm, launch
+from minidl.kernels import activation, conv, gemm, launch
 from minidl.kernels import random as random_kernels
+from minidl.kernels.conv.geometry import Geometry
 from minidl.rows import RowGrad
 from minidl.specs import Case, Make, OpSpec, all_specs
 from minidl.specs.base import FLOATS
@@ -39,6 +41,7 @@ def workloads(name: str = "") -> list[Workload]:
     found = [Workload(spec.name, spec.families, spec.dtypes, _examples(spec)) for spec in all_specs().values()]
     found += [
         Workload("gemm", ("gemm", "gemm_pointer", "gemm_sum"), FLOATS, _gemm),
+        Workload("convolution", conv.FAMILIES, FLOATS, _convolution),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("random numbers", ("random",), FLOATS, _random),
     ]
@@ -91,6 +94,41 @@ def _matrix(rows: int, columns: int, turned: bool, gap: int, dtype: torch.dtype)
     if turned:
         return _matrix(columns, rows, False, gap, dtype).t()
     return torch.zeros(rows, columns + gap, dtype=dtype)[:, :columns]
+
+
+def _convolution(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Every form on shapes that it is for, with every epilogue; strides, for the walks of the input's gradient."""
+    for C, M, size, kernel, stride, N in (
+        (1, 12, 72, 7, 1, 256), (12, 24, 33, 7, 1, 256), (1, 32, 28, 5, 1, 256), (3, 16, 32, 3, 1, 2),
+        (64, 64, 56, 3, 1, 128), (128, 128, 28, 3, 1, 128), (256, 256, 14, 3, 1, 128), (512, 512, 7, 3, 1, 128),
+        (256, 256, 56, 3, 1, 128), (64, 128, 28, 3, 2, 128), (24, 40, 9, 3, 1, 2),
+    ):  # fmt: skip
+        geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((1, 1), (1, 1)), (1, 1))
+        x, w, bias = (
+            _images(N, C, size, dtype),
+            torch.zeros(M, C, kernel, kernel, dtype=dtype),
+            torch.zeros(M, dtype=dtype),
+        )
+        dy = _images(N, M, geometry.h.output, dtype)
+        for form in conv.FORMS:
+            calls: dict[str, Callable[..., Any]] = {
+                "forward": partial(conv.forward, x, w, geometry, bias, "gelu_tanh", preactivation=True, scale=bias),
+                "pooled": partial(conv.forward, x, w, geometry, bias, "gelu_tanh", pool="max"),
+                "gradient of the input": partial(conv.grad_input, dy, w, geometry),
+                "gradient of the weight": partial(conv.grad_weight, x, dy, geometry),
+            }
+            for name, call in calls.items():
+                yield f"{name}, {form}, {C} to {M} at {size}", partial(_if_able, call, form)
+
+
+def _if_able(call: Callable[..., Any], form: str) -> None:
+    with contextlib.suppress(conv.UnableError):
+        call(form=form)
+
+
+@cache
+def _images(N: int, C: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(N, C, size, size, dtype=dtype).to(memory_format=torch.channels_last)
 
 
 def _optimizers(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:

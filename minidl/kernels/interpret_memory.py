@@ -184,7 +184,9 @@ def _box_load(create_descriptor_load):
         assert start[-1] * dtype.itemsize % 16 == 0, "block offset start must be 16-byte aligned"
         values = np.zeros(desc.block_shape, dtype)
         first = [max(s, 0) for s in start]
-        last = [min(s + b, int(n.data.reshape(()))) for s, b, n in zip(start, desc.block_shape, desc.shape, strict=True)]
+        last = [
+            min(s + b, int(n.data.reshape(()))) for s, b, n in zip(start, desc.block_shape, desc.shape, strict=True)
+        ]
         extent = [b - a for a, b in zip(first, last, strict=True)]
         if min(extent) > 0:
             strides = [int(s.data.reshape(())) * dtype.itemsize for s in desc.strides]

@@ -1,6 +1,7 @@
 """Layers and models' building blocks, with torch's names where torch has the thing."""
 
 from minidl.nn import init
+from minidl.nn.conv import Conv2d
 from minidl.nn.layers import (
     GELU,
     MLP,
@@ -20,6 +21,7 @@ from minidl.nn.module import Module, Parameter
 __all__ = [
     "GELU",
     "MLP",
+    "Conv2d",
     "Dropout",
     "Flatten",
     "LeakyReLU",

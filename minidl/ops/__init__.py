@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minidl.ops.activation import bias_act, gelu, leaky_relu, relu, sigmoid, silu, tanh
+from minidl.ops.conv import conv2d
 from minidl.ops.elementwise import (
     abs,
     add,
@@ -66,6 +67,7 @@ __all__ = [
     "clamp",
     "clone",
     "contiguous",
+    "conv2d",
     "cross_entropy",
     "div",
     "dropout",

@@ -34,11 +34,16 @@ def chain(M: int, N: int, K: int, dtype: torch.dtype) -> int:
 
 def product_error(total: torch.Tensor, M: int, N: int, K: int, dtype: torch.dtype) -> torch.Tensor:
     """The error of a product before it is rounded, for total = |A| |B|; infinite where a partial sum may overflow."""
+    return sum_error(total, K, chain(M, N, K, dtype), dtype)
+
+
+def sum_error(total: torch.Tensor, K: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
+    """The error of sums of K products, for the sum of their magnitudes and the longest chain of additions."""
     left_out = 0.0
     if dtype == torch.float32 and not launch.INTERPRETED:
         # The parts of a number that the products leave out, if parts are cut to 11 bits and not rounded.
         left_out = {"tf32x3": 3 * 2.0**-20, "tf32": 2 * 2.0**-10 + 2.0**-20, "ieee": 0.0}[launch.float32_precision()]
-    relative = bounds.gamma(chain(M, N, K, dtype), bounds.dot_unit(dtype)) + left_out
+    relative = bounds.gamma(depth, bounds.dot_unit(dtype)) + left_out
     # Products of numbers near the smallest normal one may vanish, as may such numbers themselves.
     flushed = K * bounds.TINY[launch.acc_torch(dtype)] * (1 + 2 * float(total.sqrt().max()) if total.numel() else 1)
     largest = torch.finfo(launch.acc_torch(dtype)).max

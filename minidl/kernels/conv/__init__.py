@@ -1,7 +1,7 @@
 """2-D convolution: forward, gradient of the input, gradient of the weight, each in the form that suits its shape.
 
     x  [N, groups * C, H, W]     w  [groups * M, C, R, S]     y  [N, groups * M, OH, OW]
-    y[n, m, oh, ow] = act(sum over c, r, s of x[n, c, oh * stride - padding + r * dilation, ...] w[m, c, r, s] + bias[m])
+    y[n, m, oh, ow] = act(sum over c, r, s of x[n, c, oh stride - padding + r dilation, ...] w[m, c, r, s] + bias[m])
 
 Shapes are torch's; memory is channels-last inside ([N, H, W, C]): a tensor in `torch.channels_last` is used as it is,
 any other is copied once, and results are channels-last. The gradient of the input is the transposed convolution.
@@ -18,6 +18,14 @@ from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import POOLS, Epilogue
 
 FORMS = ("pixel", "batch", "banded")
+FAMILIES = (
+    "conv", "conv_grad_weight", "conv_batch", "conv_batch_grad_weight", "conv_band", "conv_banded",
+    "conv_banded_grad_weight",
+)  # fmt: skip
+
+
+class UnableError(ValueError):
+    """A form was asked for that cannot take the shape."""
 
 
 def forward(
@@ -88,7 +96,7 @@ def grad_weight(
     form: str | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """The gradient [groups * M, C, R, S] of the weight, given x [N, groups * C, H, W] and dy [N, groups * M, OH, OW]."""
+    """The weight gradient [groups * M, C, R, S], given x [N, groups * C, H, W] and dy [N, groups * M, OH, OW]."""
     _check("conv2d", x=x, dy=dy)
     precision = precision or launch.precision(x.dtype)
     x_last, dy_last = channels_last(x), channels_last(dy)
@@ -144,7 +152,8 @@ def _forms(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool
 
 
 def _choose(wanted: str | None, able: list[str], N: int) -> str:
-    """The form to use of those that are able to. Raises ValueError for one that is wanted and is not able.
+    """The form to use of those that are able to. Raises ValueError for an unknown
+    name, UnableError for one that is not able.
 
     Few channels (less than a block of K) gain most by bands. Runs of images fill a row tile from 64 on; the
     interpreter runs the programs of one pixel each one after another, and gains nothing by them.
@@ -153,7 +162,7 @@ def _choose(wanted: str | None, able: list[str], N: int) -> str:
         if wanted not in FORMS:
             raise ValueError(f"conv2d: unknown form {wanted!r}; known: {', '.join(FORMS)}")
         if wanted not in able:
-            raise ValueError(f"conv2d: the {wanted} form cannot take this shape; these can: {', '.join(able)}")
+            raise UnableError(f"conv2d: the {wanted} form cannot take this shape; these can: {', '.join(able)}")
         return wanted
     if "batch" in able and N >= 64 and not launch.INTERPRETED:
         return "batch"

@@ -72,18 +72,18 @@ def conv_banded_kernel(
     o_x = (n * H + x_h) * WC + start
     o_column = tl.arange(0, NP)
     b_acc = tl.zeros((BLOCK_M, NP), dtype=ACC)
-    for r in range(R):
+    BLOCKS_K: tl.constexpr = KP // BLOCK_K
+    for i in range(R * BLOCKS_K):
+        r = i // BLOCKS_K
+        o_k = i % BLOCKS_K * BLOCK_K + tl.arange(0, BLOCK_K)
         h = x_h + r * IN_TAP_H
-        m_h = m_row & (h >= 0) & (h < H)
-        for k in tl.static_range(0, KP, BLOCK_K):
-            o_k = k + tl.arange(0, BLOCK_K)
-            at = start[:, None] + o_k[None, :]
-            b_x = tl.load(
-                p_x + (o_x + r * (IN_TAP_H * WC))[:, None] + o_k[None, :],
-                mask=m_h[:, None] & (at >= 0) & (at < WC), other=0.0,
-            )  # [BLOCK_M, BLOCK_K]
-            b_band = tl.load(p_band + (r * KP + o_k)[:, None] * NP + o_column[None, :])  # [BLOCK_K, NP]
-            b_acc = tl.dot(b_x, b_band, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        at = start[:, None] + o_k[None, :]
+        m_x = (m_row & (h >= 0) & (h < H))[:, None] & (at >= 0) & (at < WC)
+        b_x = tl.load(
+            p_x + (o_x + r * (IN_TAP_H * WC))[:, None] + o_k[None, :], mask=m_x, other=0.0
+        )  # [BLOCK_M, BLOCK_K]
+        b_band = tl.load(p_band + (r * KP + o_k)[:, None] * NP + o_column[None, :])  # [BLOCK_K, NP]
+        b_acc = tl.dot(b_x, b_band, b_acc, input_precision=PRECISION, out_dtype=ACC)
     m_column = o_column < G * M
     if HAS_SCALE:
         b_acc *= tl.load(p_scale + o_column % M, mask=m_column, other=0.0).to(ACC)[None, :]
@@ -170,13 +170,13 @@ def conv_band_fold_kernel(
 def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[int, int, int] | None:
     """(G, KP, NP): pixels in a group, rows and columns of the band; None where no group has two pixels.
 
-    KP is a multiple of 16 and NP a power of two, both at most 128. The cheapest per pixel is taken: KP * NP products, and
-    the loads of KP values, which cost as much as 64 products each.
+    KP and NP are powers of two from 16 to 128. The cheapest per pixel is taken: KP * NP products, and the loads of KP
+    values, which cost as much as 64 products each.
     """
     best = None
     for KP in (16, 32, 64, 128):
         for NP in (16, 32, 64, 128):
-            room = (KP // C - S) // stride + 1 if KP // C >= S else 0
+            room = (KP // C - S) // stride + 1 if S <= KP // C else 0
             G = min(room, NP // M, width)
             if pool:
                 # Whole windows, in a column for each of which a power of two stands.

@@ -212,7 +212,8 @@ def correlate(
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
     block_k = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
     launch.run(
-        conv_batch_kernel, (programs,), _rows(x, tile["BLOCK_M"], block_k), _rows(w, tile["BLOCK_N"], block_k), epilogue.bias, epilogue.scale, y, epilogue.z,
+        conv_batch_kernel, (programs,), _rows(x, tile["BLOCK_M"], block_k), _rows(w, tile["BLOCK_N"], block_k),
+        epilogue.bias, epilogue.scale, y, epilogue.z,
         N, H, W, v.count, y.shape[1], y.shape[2], M, groups,
         h.in_start, v.in_start, h.out_start, v.out_start, tiles, programs,
         C=C, JH=len(h.taps), JW=len(v.taps),

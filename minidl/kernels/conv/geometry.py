@@ -12,6 +12,7 @@ gradient, with a part of the taps in reverse. So everything here is a list of `W
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -55,7 +56,6 @@ class Axis:
         return _backward(self)
 
 
-
 @functools.lru_cache(maxsize=4096)
 def _backward(axis: Axis) -> list[Walk]:
     common = math.gcd(axis.stride, axis.dilation)
@@ -68,7 +68,7 @@ def _backward(axis: Axis) -> list[Walk]:
         if not taps:
             walks.append(Walk(first, axis.stride, count, NOWHERE, 0, 1, (0,)))
             continue
-        assert all(b - a == period for a, b in zip(taps, taps[1:], strict=False))
+        assert all(b - a == period for a, b in itertools.pairwise(taps))
         start = (first + axis.padding - taps[-1] * axis.dilation) // axis.stride
         walks.append(
             Walk(first, axis.stride, count, start, 1, axis.dilation // common, tuple(reversed(taps)))
@@ -103,8 +103,8 @@ class Geometry:
             room = size[i] + low + high - dilation[i] * (kernel[i] - 1) - 1
             if room < 0:
                 raise ValueError(
-                    f"conv2d: the kernel's {name} {dilation[i] * (kernel[i] - 1) + 1} (dilation included) is above that "
-                    f"of the padded input, {size[i] + low + high}; pad more, or use a smaller kernel"
+                    f"conv2d: the kernel's {name} {dilation[i] * (kernel[i] - 1) + 1} (dilation included) is above "
+                    f"that of the padded input, {size[i] + low + high}; pad more, or use a smaller kernel"
                 )
             axes.append(Axis(size[i], kernel[i], room // stride[i] + 1, stride[i], low, dilation[i]))
         return Geometry(axes[0], axes[1], groups)

@@ -2,7 +2,8 @@
 
     y[n, q, m] = act(scale[m] * sum over taps j and channels c of x[n, at(q, j), c] w[m, j, c] + bias[m])
 
-    x  [N, H, W, groups * C]   w  [groups * M, J, C], J = JH * JW taps   y  [N, OH, OW, groups * M]   bias, scale  [groups * M]
+    x  [N, H, W, groups * C]     w  [groups * M, J, C], J = JH * JW taps
+    y  [N, OH, OW, groups * M]   bias, scale  [groups * M]
 
 `at` is given by two walks (geometry.py). Nothing is unrolled in memory: the rows' addresses are computed once, and each
 tap adds one number to all of them. With few channels a tap would leave most of a block of K empty: then taps and

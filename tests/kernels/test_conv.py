@@ -1,0 +1,286 @@
+"""Convolutions: laws that hold exactly on whole numbers, every form on every shape it takes, every tile, refusals."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from minidl.kernels import conv, launch
+from minidl.kernels.conv.geometry import Geometry
+from minidl.tensor import default_device
+
+pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+FORMS = pytest.mark.parametrize("form", conv.FORMS)
+# A shape each form takes: (N, C, M, (H, W), kernel, stride, padding, dilation, groups).
+SHAPES = {
+    "pixel": (2, 5, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
+    "batch": (3, 32, 24, (6, 7), (3, 3), (1, 2), (1, 1), (1, 1), 1),
+    "banded": (2, 3, 6, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
+}
+
+
+def whole(*shape, seed=0, dtype=torch.float32, low=-3, high=3):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(low, high + 1, shape, generator=generator).to(dtype).to(default_device())
+
+
+class Problem:
+    """A convolution of whole numbers with its float64 reference."""
+
+    def __init__(self, shape, seed=0, dtype=torch.float32):
+        N, C, M, size, kernel, stride, padding, dilation, groups = shape
+        self.geometry = Geometry.of(size, kernel, stride, tuple((p, p) for p in padding), dilation, groups)
+        self.how = stride, padding, dilation, groups
+        self.x = whole(N, groups * C, *size, seed=seed, dtype=dtype)
+        self.w = whole(groups * M, C, *kernel, seed=seed + 1, dtype=dtype)
+        self.bias = whole(groups * M, seed=seed + 2, dtype=dtype)
+        self.scale = whole(groups * M, seed=seed + 3, dtype=dtype)
+        self.dy = whole(N, groups * M, self.geometry.h.output, self.geometry.w.output, seed=seed + 4, dtype=dtype)
+        x, w = self.x.double().requires_grad_(), self.w.double().requires_grad_()
+        self.y = F.conv2d(x, w, None, *self.how)
+        self.dx, self.dw = torch.autograd.grad(self.y, (x, w), self.dy.double())
+        self.y = self.y.detach()
+
+    def check(self, form=None):
+        """The names of what the form could do; all of it exact."""
+        done = []
+        channel = (slice(None), None, None)
+        z = self.y * self.scale.double()[channel] + self.bias.double()[channel]
+        calls = {
+            "forward": (self.y, lambda: conv.forward(self.x, self.w, self.geometry, form=form)[0]),
+            "epilogue": (
+                z.relu(),
+                lambda: conv.forward(self.x, self.w, self.geometry, self.bias, "relu", scale=self.scale, form=form)[0],
+            ),
+            "preactivation": (
+                z,
+                lambda: conv.forward(
+                    self.x, self.w, self.geometry, self.bias, "relu", scale=self.scale, preactivation=True, form=form
+                )[1],
+            ),
+            "grad_input": (self.dx, lambda: conv.grad_input(self.dy, self.w, self.geometry, form=form)),
+            "grad_weight": (self.dw, lambda: conv.grad_weight(self.x, self.dy, self.geometry, form=form)),
+        }
+        if min(self.y.shape[2:]) > 1:
+            for pool, function in (("max", F.max_pool2d), ("avg", F.avg_pool2d)):
+                calls[pool] = (
+                    function(z.relu(), 2),
+                    lambda pool=pool: conv.forward(
+                        self.x, self.w, self.geometry, self.bias, "relu", scale=self.scale, pool=pool, form=form
+                    )[0],
+                )
+        for name, (expected, call) in calls.items():
+            try:
+                got = call()
+            except conv.UnableError:
+                continue
+            assert got.shape == expected.shape
+            assert torch.equal(got, expected.to(got.dtype)), f"{name} in form {form}"
+            done.append(name)
+        return done
+
+
+@st.composite
+def shapes(draw):
+    """Batch 1 to 3, one channel and odd ones, strides that leave a rest, kernels beyond the image."""
+    kernel, stride = (draw(st.integers(1, 5)), draw(st.integers(1, 5))), draw(pair)
+    padding = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    dilation = draw(st.integers(1, 2)), draw(st.sampled_from([1, 1, 2]))
+    size = draw(st.integers(1, 13)), draw(st.integers(1, 19))
+    assume(all(s + 2 * p > d * (k - 1) for s, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
+    C, M = draw(st.sampled_from([1, 3, 13, 16, 32])), draw(st.sampled_from([1, 4, 8, 12, 16, 20]))
+    return draw(st.integers(1, 3)), C, M, size, kernel, stride, padding, dilation, draw(st.sampled_from([1, 1, 2]))
+
+
+@FORMS
+@given(shape=shapes(), seed=st.integers(0, 9))
+def test_every_form_gives_the_same_integers(form, shape, seed):
+    Problem(shape, seed).check(form)
+
+
+@FORMS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_each_form_does_all_that_it_is_for(form, dtype):
+    done = Problem(SHAPES[form], dtype=dtype).check(form)
+    assert {"forward", "epilogue", "preactivation", "grad_weight"} <= set(done)
+    assert "grad_input" in done or form in ("banded", "batch")
+    assert "max" in done or form != "pixel"
+
+
+@given(shape=shapes(), seed=st.integers(0, 9))
+def test_adjoint(shape, seed):
+    """<conv(x, w), y> = <x, conv_transposed(y, w)> = <w, grad_weight(x, y)>."""
+    p = Problem(shape, seed)
+    y, _ = conv.forward(p.x, p.w, p.geometry)
+    through_y = (y.double() * p.dy.double()).sum()
+    assert through_y == (p.x.double() * conv.grad_input(p.dy, p.w, p.geometry).double()).sum()
+    assert through_y == (p.w.double() * conv.grad_weight(p.x, p.dy, p.geometry).double()).sum()
+
+
+@FORMS
+@pytest.mark.parametrize("C", [1, 3, 16, 32])
+def test_a_delta_filter_returns_the_input(form, C):
+    x = whole(2, C, 7, 18)
+    w = torch.zeros(C, C, 3, 3, device=x.device)
+    w[:, :, 1, 1] = torch.eye(C)
+    geometry = Geometry.of((7, 18), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    try:
+        y, _ = conv.forward(x, w, geometry, form=form)
+    except conv.UnableError:
+        pytest.skip(f"the {form} form does not take {C} channels")
+    assert torch.equal(y, x)
+    assert torch.equal(conv.grad_input(y, w, geometry, form=form), x)
+
+
+@FORMS
+def test_permuting_the_batch_permutes_the_output(form):
+    p = Problem((5, *SHAPES[form][1:]))
+    order = [3, 0, 4, 2, 1]
+    y, _ = conv.forward(p.x, p.w, p.geometry, form=form)
+    permuted, _ = conv.forward(p.x[order], p.w, p.geometry, form=form)
+    assert torch.equal(permuted, y[order])
+
+
+def tiles_of_forms():
+    """Every tile of every table, once per size, with a form that it serves."""
+    forms = {"conv": "pixel", "conv_grad_weight": "pixel", "conv_batch": "batch", "conv_batch_grad_weight": "batch"}
+    seen = set()
+    for family in conv.FAMILIES:
+        for name in launch.table(family) if launch.INTERPRETED else [launch.target()]:
+            for dtype in (torch.float32, torch.float16):
+                for tile in launch.tiles(family, name, dtype):
+                    key = (family, *tile.sizes.items()) if launch.INTERPRETED else (family, dtype, str(tile))
+                    if key not in seen:
+                        seen.add(key)
+                        label = f"{family}-{dtype}-{tile}".replace(" ", ",").replace("torch.", "")
+                        yield pytest.param(family, forms.get(family, "banded"), dtype, tile, id=label)
+
+
+@pytest.mark.parametrize(("family", "form", "dtype", "tile"), list(tiles_of_forms()))
+def test_every_tile_of_every_form(family, form, dtype, tile):
+    with launch.force(**{family: tile}):
+        assert Problem(SHAPES[form], dtype=dtype).check(form)
+        # Two or three tiles along every axis.
+        larger = {
+            "pixel": (3, 40, 150, (9, 8), (3, 2), (1, 1), (1, 0), (1, 1), 1),
+            "batch": (150, 48, 136, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+            "banded": (9, 4, 24, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1),
+        }
+        assert Problem(larger[form], dtype=dtype).check(form)
+
+
+@FORMS
+def test_runs_are_bitwise_equal(form):
+    p = Problem(SHAPES[form])
+    x, dy = torch.randn_like(p.x), torch.randn_like(p.dy)
+    for call in (
+        lambda: conv.forward(x, p.w, p.geometry, form=form)[0],
+        lambda: conv.grad_weight(x, dy, p.geometry, form=form),
+    ):
+        assert torch.equal(call(), call())
+
+
+@FORMS
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_with_its_neighbours(form, bad):
+    """Outputs none of whose inputs are the bad one are as ever; in bands, none in reach of the band."""
+    N, C, M, size, kernel, *_ = SHAPES[form]
+    geometry = Geometry.of(size, kernel, (1, 1), ((1, 1), (2, 2)), (1, 1))
+    x, w = whole(N, C, *size), whole(M, C, *kernel, seed=1)
+    before, _ = conv.forward(x, w, geometry, form=form)
+    x[0, 0, 4, 4] = bad
+    after, _ = conv.forward(x, w, geometry, form=form)
+    reached = torch.zeros(1, 1, *size, device=x.device)
+    reached[0, 0, 4, 4] = 1
+    touched = F.conv2d(reached, torch.ones(1, 1, *kernel, device=x.device), None, 1, (1, 2))[0, 0] > 0
+    if form == "banded":
+        touched |= touched.any(1, keepdim=True)
+    assert torch.equal(after[1:], before[1:])
+    assert torch.equal(after[0][:, ~touched], before[0][:, ~touched])
+    exact = F.conv2d(x.double().cpu(), w.double().cpu(), None, 1, (1, 2)).isnan().to(x.device)
+    if form != "banded":
+        assert torch.equal(after.isnan() | after.isinf(), ~F.conv2d(x.double(), w.double(), None, 1, (1, 2)).isfinite())
+        assert torch.equal(after.isnan(), exact)
+
+
+def test_no_images_and_no_channels():
+    geometry = Geometry.of((5, 6), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    w, bias = whole(4, 2, 3, 3), whole(4)
+    y, _ = conv.forward(whole(0, 2, 5, 6), w, geometry, bias)
+    assert y.shape == (0, 4, 5, 6)
+    assert conv.grad_input(y, w, geometry).shape == (0, 2, 5, 6)
+    assert torch.equal(conv.grad_weight(whole(0, 2, 5, 6), y, geometry), torch.zeros_like(w))
+    y, _ = conv.forward(whole(2, 0, 5, 6), whole(4, 0, 3, 3), geometry, bias, "relu")
+    assert torch.equal(y, bias.relu()[None, :, None, None].expand(2, 4, 5, 6))
+
+
+def test_layouts_are_copied_only_where_they_must_be():
+    x = whole(2, 16, 5, 6)
+    last = x.to(memory_format=torch.channels_last)
+    assert conv.channels_last(last).data_ptr() == last.data_ptr()
+    geometry = Geometry.of((5, 6), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    w = whole(8, 16, 3, 3)
+    y, _ = conv.forward(last, w, geometry)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    for other in (x, x.transpose(2, 3).contiguous().transpose(2, 3), torch.cat([x, x], 1)[:, :16]):
+        assert torch.equal(conv.forward(other, w, geometry)[0], y)
+
+
+def test_the_gradients_of_a_stride_beyond_the_kernel():
+    """Inputs that no output reads have a gradient of zero."""
+    p = Problem((2, 16, 16, (11, 9), (2, 1), (5, 4), (0, 1), (1, 1), 1))
+    for form in ("pixel", "batch"):
+        assert "grad_input" in p.check(form)
+
+
+def test_a_batch_of_many_drawn_shapes_in_the_form_that_is_chosen():
+    draw = random.Random(0)
+    for seed in range(12):
+        C, M = draw.choice([1, 3, 16, 64]), draw.choice([1, 3, 16, 48])
+        size = draw.randint(3, 12), draw.randint(3, 12)
+        kernel = draw.randint(1, 3), draw.randint(1, 3)
+        shape = (draw.choice([1, 64, 70]), C, M, size, kernel, (draw.randint(1, 2),) * 2, (1, 0), (1, 1), 1)
+        assert {"forward", "grad_input", "grad_weight"} <= set(Problem(shape, seed).check())
+
+
+def test_refusals():
+    p = Problem(SHAPES["pixel"])
+    with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, batch, banded"):
+        conv.forward(p.x, p.w, p.geometry, form="fast")
+    with pytest.raises(conv.UnableError, match="the banded form cannot take this shape; these can: pixel"):
+        conv.forward(p.x, p.w, p.geometry, form="banded")
+    with pytest.raises(ValueError, match="unknown pool"):
+        conv.forward(p.x, p.w, p.geometry, pool="min")
+    with pytest.raises(ValueError, match="pool afterwards"):
+        conv.forward(p.x, p.w, p.geometry, pool="max", preactivation=True)
+    with pytest.raises(TypeError, match="convert one of them"):
+        conv.grad_weight(p.x, p.dy.double(), p.geometry)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 30), st.integers(1, 7), st.integers(1, 5), st.integers(0, 6), st.integers(1, 4)
+)  # fmt: skip
+def test_the_backward_walks_hold_every_pair_once(size, kernel, stride, padding, dilation):
+    """(input, tap) pairs of the forward walk, and those of the walks back, are the same."""
+    assume(size + 2 * padding > dilation * (kernel - 1))
+    axis = Geometry.of((size, 9), (kernel, 1), (stride, 1), ((padding, padding), (0, 0)), (dilation, 1)).h
+    forward, w = set(), axis.forward()
+    for q in range(w.count):
+        for j, tap in enumerate(w.taps):
+            i = w.in_start + q * w.in_step + j * w.in_tap
+            if 0 <= i < size:
+                forward.add((i, tap, w.out_start + q * w.out_step))
+    backward, covered = [], []
+    for w in axis.backward():
+        for q in range(w.count):
+            covered.append(w.out_start + q * w.out_step)
+            for j, tap in enumerate(w.taps):
+                o = w.in_start + q * w.in_step + j * w.in_tap
+                if 0 <= o < axis.output:
+                    backward.append((covered[-1], tap, o))
+    assert sorted(covered) == list(range(size))
+    assert sorted(backward) == sorted(forward)
