@@ -37,17 +37,15 @@ MINUS_INF = tl.constexpr(float("-inf"))
 def pixels(P, H, W, INDEX: tl.constexpr, BLOCK_P: tl.constexpr):
     """(index, image, row, column) of this program's pixels of P = N H W."""
     o_p = tl.program_id(0).to(INDEX) * BLOCK_P + tl.arange(0, BLOCK_P)
-    image = o_p // (H * W)
-    within = o_p % (H * W)
-    return o_p, image.to(tl.int64), within // W, within % W
+    row = o_p // W
+    return o_p, (row // H).to(tl.int64), row % H, o_p % W
 
 
 @triton.jit
 def window(o, size, outputs, stride, padding, K: tl.constexpr, ADAPTIVE: tl.constexpr):
     """The window of output o along one axis: its first input, and the one behind its last, padding included."""
     if ADAPTIVE:
-        wide = o.to(tl.int64)
-        return ((wide * size) // outputs).to(tl.int32), (((wide + 1) * size + outputs - 1) // outputs).to(tl.int32)
+        return (o * size) // outputs, ((o + 1) * size + (outputs - 1)) // outputs
     else:
         start = o * stride - padding
         return start, tl.minimum(start + K, size + padding)
@@ -55,15 +53,14 @@ def window(o, size, outputs, stride, padding, K: tl.constexpr, ADAPTIVE: tl.cons
 
 @triton.jit
 def share(h0, h1, w0, w1, H, W, DIVISOR: tl.constexpr, PADDED: tl.constexpr, ACC: tl.constexpr):
-    """One over what the sum of a window is divided by."""
+    """One over what the sum of a window is divided by; finite also where there is no such window."""
     if DIVISOR != 0:
         return tl.full(h0.shape, 1.0, ACC) / DIVISOR
     elif PADDED:
-        return 1.0 / ((h1 - h0) * (w1 - w0)).to(ACC)
+        return 1.0 / tl.maximum((h1 - h0) * (w1 - w0), 1).to(ACC)
     else:
         height = tl.minimum(h1, H) - tl.maximum(h0, 0)
         width = tl.minimum(w1, W) - tl.maximum(w0, 0)
-        # Lanes without a window must not divide by zero.
         return 1.0 / tl.maximum(height * width, 1).to(ACC)
 
 
@@ -183,8 +180,8 @@ def avg_pool_grad_kernel(
     m_c = o_c < C
     if ADAPTIVE:
         # Pixel i is in the windows from floor(i O / I) on: the same rule with the sizes exchanged.
-        first_h = ((o_h.to(tl.int64) * OH) // H).to(tl.int32)
-        first_w = ((o_w.to(tl.int64) * OW) // W).to(tl.int32)
+        first_h = (o_h * OH) // H
+        first_w = (o_w * OW) // W
     else:
         first_h = (o_h + pad_h) // s_h - (NEAR_H - 1)
         first_w = (o_w + pad_w) // s_w - (NEAR_W - 1)
@@ -196,7 +193,7 @@ def avg_pool_grad_kernel(
         w0, w1 = window(ow, W, OW, s_w, pad_w, S, ADAPTIVE)
         m_t = m_p & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW)
         m_t = m_t & (h0 <= o_h) & (o_h < h1) & (w0 <= o_w) & (o_w < w1)
-        b_share = tl.where(m_t, share(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC), 0.0)
+        b_share = share(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC)
         o_t = (((o_n * OH + oh) * OW + ow) * C)[:, None] + o_c[None, :]
         b_dy = tl.load(p_dy + o_t, mask=m_t[:, None] & m_c[None, :], other=0).to(ACC)  # [BLOCK_P, BLOCK_C]
         b_dx += b_dy * b_share[:, None]
@@ -292,7 +289,7 @@ def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[in
     if len(sizes) != 2:
         raise TypeError(f"{op}: output_size is {output_size!r}, expected an integer or a pair")
     kept = tuple(size[axis] if value is None else value for axis, value in enumerate(sizes))
-    output = pair(op, "output_size", (kept[0], kept[1]), 0)
+    output = pair(op, "output_size", output_size if isinstance(output_size, int) else kept, 0)
     if 0 in size:
         raise ValueError(f"{op}: the image is {size[0]} x {size[1]}, expected a height and width of 1 or more")
     kernel = largest_window(size[0], output[0]), largest_window(size[1], output[1])
@@ -313,7 +310,7 @@ def max_pool2d(x: torch.Tensor, at: Windows, keep: bool = False) -> tuple[torch.
     image, y = _last(x), _empty(x, at.output)
     R, S = at.kernel
     places = torch.empty_like(y, dtype=torch.int8 if R * S <= 127 else torch.int32) if keep else None
-    grid, meta = _plan("pool", y, R * S)
+    grid, meta = _plan("pool", y, at, R * S)
     launch.run(
         max_pool_kernel, grid, image, y, places, *_extents(y, at),
         R=R, S=S, DIL_H=at.dilation[0], DIL_W=at.dilation[1], KEEP=keep, **meta,
@@ -326,7 +323,7 @@ def max_pool2d_grad(dy: torch.Tensor, places: torch.Tensor, at: Windows) -> torc
     dx = _empty(dy, at.size)
     R, S = at.kernel
     near_h, near_w = at.near
-    grid, meta = _plan("pool_grad", dx, near_h * near_w)
+    grid, meta = _plan("pool_grad", dx, at, near_h * near_w)
     launch.run(
         max_pool_grad_kernel, grid, _last(dy), _last(places), dx, *_extents(dx, at),
         R=R, S=S, DIL_H=at.dilation[0], DIL_W=at.dilation[1], NEAR_H=near_h, NEAR_W=near_w, **meta,
@@ -342,7 +339,7 @@ def avg_pool2d(x: torch.Tensor, at: Windows) -> torch.Tensor:
     if at.adaptive and at.output == (1, 1):
         return reduce.mean(_last(x), (1, 2), keepdim=True).permute(0, 3, 1, 2)
     y = _empty(x, at.output)
-    grid, meta = _plan("pool", y, at.kernel[0] * at.kernel[1])
+    grid, meta = _plan("pool", y, at, at.kernel[0] * at.kernel[1])
     launch.run(avg_pool_kernel, grid, _last(x), y, *_extents(y, at), **_mean_of(at), **meta)
     return y.permute(0, 3, 1, 2)
 
@@ -351,7 +348,7 @@ def avg_pool2d_grad(dy: torch.Tensor, at: Windows) -> torch.Tensor:
     """dx [N, C, H, W] from dy [N, C, OH, OW]."""
     dx = _empty(dy, at.size)
     near_h, near_w = at.near
-    grid, meta = _plan("pool_grad", dx, near_h * near_w)
+    grid, meta = _plan("pool_grad", dx, at, near_h * near_w)
     launch.run(
         avg_pool_grad_kernel, grid, _last(dy), dx, *_extents(dx, at), NEAR_H=near_h, NEAR_W=near_w,
         **_mean_of(at), **meta,
@@ -387,10 +384,12 @@ def _mean_of(at: Windows) -> dict[str, Any]:
     return {"R": R, "S": S, "ADAPTIVE": at.adaptive, "DIVISOR": at.divisor, "PADDED": at.padded}
 
 
-def _plan(family: str, y: torch.Tensor, taps: int) -> tuple[tuple[int, int], dict[str, Any]]:
+def _plan(family: str, y: torch.Tensor, at: Windows, taps: int) -> tuple[tuple[int, int], dict[str, Any]]:
     """The grid for writing y [N, H, W, C], and the constants that go with it."""
     P, C = y.shape[:3].numel(), y.shape[3]
     tile = launch.tile(family, y.dtype, P=P, C=C)
-    index = tl.int32 if P < 2**31 - tile["BLOCK_P"] else tl.int64
+    # An adaptive window multiplies an index of one size by the other size.
+    largest = max(P + tile["BLOCK_P"], *(2 * (a + 1) * (b + 1) for a, b in zip(at.size, at.output, strict=True)))
+    index = tl.int32 if largest < 2**31 else tl.int64
     meta = {"UNROLL": taps if taps <= UNROLLED else 1, "INDEX": index, "ACC": launch.acc(y.dtype), **tile.options}
     return (triton.cdiv(P, tile["BLOCK_P"]), triton.cdiv(C, tile["BLOCK_C"])), meta

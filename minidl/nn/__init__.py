@@ -17,15 +17,21 @@ from minidl.nn.layers import (
     Tanh,
 )
 from minidl.nn.module import Module, Parameter
+from minidl.nn.vision import AdaptiveAvgPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, MaxPool2d
 
 __all__ = [
     "GELU",
     "MLP",
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
     "Conv2d",
     "Dropout",
     "Flatten",
     "LeakyReLU",
     "Linear",
+    "MaxPool2d",
     "Module",
     "Parameter",
     "ReLU",

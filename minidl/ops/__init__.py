@@ -34,6 +34,8 @@ from minidl.ops.elementwise import (
 )
 from minidl.ops.linalg import linear, matmul
 from minidl.ops.loss import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from minidl.ops.norm import batch_norm, fold_batch_norm
+from minidl.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from minidl.ops.random import dropout, rand, randn
 from minidl.ops.reduce import amax, argmax, max, mean, norm, sum
 from minidl.ops.softmax import log_softmax, softmax
@@ -58,9 +60,12 @@ from minidl.tensor import Tensor
 
 __all__ = [
     "abs",
+    "adaptive_avg_pool2d",
     "add",
     "amax",
     "argmax",
+    "avg_pool2d",
+    "batch_norm",
     "bias_act",
     "binary_cross_entropy_with_logits",
     "cat",
@@ -75,6 +80,7 @@ __all__ = [
     "exp",
     "expand",
     "flatten",
+    "fold_batch_norm",
     "ge",
     "gelu",
     "getitem",
@@ -87,6 +93,7 @@ __all__ = [
     "lt",
     "matmul",
     "max",
+    "max_pool2d",
     "maximum",
     "mean",
     "minimum",

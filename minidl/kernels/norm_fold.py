@@ -1,0 +1,90 @@
+"""Batch norm with running statistics as a scale and a shift of each channel.
+
+    scale = weight / sqrt(var + eps)        shift = bias + (conv_bias - mean) scale
+
+With them the epilogue of a convolution is its batch norm as well: act(scale conv(x, w) + shift). All vectors are [C];
+conv_bias is the convolution's own. Computed in float64, which costs nothing for a few numbers, and rounded once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import launch
+from minidl.kernels.norm import Statistics, check_vectors
+
+
+@triton.jit
+def batch_norm_fold_kernel(
+    p_mean, p_var, p_weight, p_bias, p_conv_bias, p_scale, p_shift, C,
+    EPS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CONV_BIAS: tl.constexpr,
+    SHIFT: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """scale = weight / sqrt(var + eps) and, with SHIFT, shift = bias + (conv_bias - mean) scale, in float64."""
+    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    b_scale = 1.0 / tl.sqrt(tl.load(p_var + o_c, mask=m_c, other=1).to(tl.float64) + EPS)  # [BLOCK_C]
+    if HAS_WEIGHT:
+        b_scale *= tl.load(p_weight + o_c, mask=m_c, other=0).to(tl.float64)
+    tl.store(p_scale + o_c, b_scale.to(p_scale.dtype.element_ty), mask=m_c)
+    if SHIFT:
+        b_shift = -tl.load(p_mean + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
+        if HAS_CONV_BIAS:
+            b_shift += tl.load(p_conv_bias + o_c, mask=m_c, other=0).to(tl.float64)
+        b_shift *= b_scale
+        if HAS_BIAS:
+            b_shift += tl.load(p_bias + o_c, mask=m_c, other=0).to(tl.float64)
+        tl.store(p_shift + o_c, b_shift.to(p_shift.dtype.element_ty), mask=m_c)
+
+
+def running_statistics(mean: torch.Tensor, var: torch.Tensor, eps: float, dtype: torch.dtype) -> Statistics:
+    """Statistics for x of `dtype` from running ones [C]."""
+    acc = launch.acc_torch(dtype)
+    rstd = torch.empty(mean.shape, dtype=acc, device=mean.device)
+    _fold(rstd, None, mean, var, None, None, None, eps)
+    return Statistics(mean.to(acc, copy=True), rstd)
+
+
+def fold(
+    conv_weight: torch.Tensor,
+    conv_bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float = 1e-5,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scale, shift), both [M], such that scale * conv(x, conv_weight) + shift is the batch norm of the convolution.
+
+    conv_weight [M, ...], all others [M] or None where that is allowed. Results have conv_weight's dtype.
+    Raises ValueError for other lengths, TypeError for integers.
+    """
+    check_vectors(
+        "fold_batch_norm", "conv_weight's outputs", conv_weight, conv_weight.shape[0], eps, conv_bias=conv_bias,
+        running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
+    )  # fmt: skip
+    scale, shift = (torch.empty(len(running_mean), dtype=conv_weight.dtype, device=conv_weight.device) for _ in "ab")
+    _fold(scale, shift, running_mean, running_var, weight, bias, conv_bias, eps)
+    return scale, shift
+
+
+def _fold(
+    scale: torch.Tensor,
+    shift: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    conv_bias: torch.Tensor | None,
+    eps: float,
+) -> None:
+    C = len(mean)
+    tile = launch.tile("norm_fold", scale.dtype, C=C)
+    given = [None if t is None else t.contiguous() for t in (mean, var, weight, bias, conv_bias)]
+    launch.run(
+        batch_norm_fold_kernel, (triton.cdiv(C, tile["BLOCK_C"]),), *given, scale, shift, C,
+        EPS=float(eps), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+        HAS_CONV_BIAS=conv_bias is not None, SHIFT=shift is not None, **tile.options,
+    )  # fmt: skip

@@ -1,0 +1,157 @@
+"""Layers for images: pooling and batch norm, with torch's arguments and state_dict names."""
+
+from __future__ import annotations
+
+import torch
+
+from minidl import ops
+from minidl.kernels import activation
+from minidl.kernels.activation import Activation
+from minidl.kernels.pool import Pair
+from minidl.nn import init
+from minidl.nn.layers import Device, _act_repr, _empty
+from minidl.nn.module import Module, Parameter
+from minidl.tensor import Tensor, default_device
+
+
+class MaxPool2d(Module):
+    """The maximum of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
+
+    def __init__(
+        self,
+        kernel_size: Pair,
+        stride: Pair | None = None,
+        padding: Pair = 0,
+        dilation: Pair = 1,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+
+    def extra_repr(self) -> str:
+        return (
+            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
+            f"ceil_mode={self.ceil_mode}"
+        )
+
+
+class AvgPool2d(Module):
+    """The mean of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
+
+    def __init__(
+        self,
+        kernel_size: Pair,
+        stride: Pair | None = None,
+        padding: Pair = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.ceil_mode = padding, ceil_mode
+        self.count_include_pad, self.divisor_override = count_include_pad, divisor_override
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.avg_pool2d(
+            x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad,
+            self.divisor_override,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class AdaptiveAvgPool2d(Module):
+    """Means over output_size windows that share the image out. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
+
+    def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
+        super().__init__()
+        self.output_size = output_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.adaptive_avg_pool2d(x, self.output_size)
+
+    def extra_repr(self) -> str:
+        return f"output_size={self.output_size}"
+
+
+class _BatchNorm(Module):
+    """What batch norms have in common; `ranks` are the numbers of dimensions that x may have."""
+
+    ranks: tuple[int, ...]
+    expected: str
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        act: Activation = None,
+        device: Device = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        activation.parse(act)
+        self.num_features, self.eps, self.momentum, self.act = num_features, eps, momentum, act
+        self.affine, self.track_running_stats = affine, track_running_stats
+        self.weight: Parameter | None = None
+        self.bias: Parameter | None = None
+        if affine:
+            self.weight = _empty(num_features, device=device, dtype=dtype)
+            self.bias = _empty(num_features, device=device, dtype=dtype)
+            init.constant_(self.weight, 1.0)
+            init.zeros_(self.bias)
+        buffers: dict[str, torch.Tensor | None] = dict.fromkeys(("running_mean", "running_var", "num_batches_tracked"))
+        if track_running_stats:
+            place = device or default_device()
+            buffers = {
+                "running_mean": torch.zeros(num_features, device=place, dtype=dtype),
+                "running_var": torch.ones(num_features, device=place, dtype=dtype),
+                "num_batches_tracked": torch.zeros((), device=place, dtype=torch.int64),
+            }
+        for name, buffer in buffers.items():
+            self.register_buffer(name, None if buffer is None else Tensor(buffer))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() not in self.ranks:
+            raise ValueError(f"{type(self).__name__}: x has shape {list(x.shape)}, expected {self.expected}")
+        if x.shape[1] != self.num_features:
+            raise ValueError(
+                f"{type(self).__name__}: x has {x.shape[1]} channels (shape {list(x.shape)}), expected num_features, "
+                f"{self.num_features}"
+            )
+        # Without running statistics the batch's are used in evaluation as well.
+        training = self.training or self.running_mean is None
+        return ops.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps,
+            self.act, self.num_batches_tracked,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}{_act_repr(self.act)}"
+        )
+
+
+class BatchNorm1d(_BatchNorm):
+    """Batch norm of [N, C] or [N, C, L], then `act`. weight, bias and the running statistics are named as torch's.
+
+    In training the batch's statistics are used, and the running ones moved towards them by `momentum` (None: they are
+    means over all batches). In evaluation the running ones are used, where track_running_stats keeps some.
+    """
+
+    ranks, expected = (2, 3), "[N, C] or [N, C, L]"
+
+
+class BatchNorm2d(_BatchNorm):
+    """Batch norm of [N, C, H, W]; all else as `BatchNorm1d`."""
+
+    ranks, expected = (4,), "[N, C, H, W]"

@@ -1,0 +1,208 @@
+"""What is special to pooling: torch's windows in every mode, ties and NaN, what is kept, large windows."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minidl import ops
+from minidl.autograd import no_grad
+from minidl.kernels import launch, pool
+from minidl.tensor import Tensor
+
+NAN, INF = float("nan"), float("inf")
+
+
+def drawn(seed):
+    """Arguments of a pooling, without regard to whether a window fits."""
+    pick = random.Random(seed)
+    kernel = pick.randint(1, 5), pick.randint(1, 5)
+    return {
+        "shape": (pick.randint(1, 2), pick.choice([1, 3, 5]), pick.randint(1, 11), pick.randint(1, 11)),
+        "kernel_size": kernel,
+        "stride": pick.choice([None, 1, 2, 3, (2, 1), (3, 4)]),
+        "padding": tuple(pick.randint(0, k // 2) for k in kernel),
+        "ceil_mode": pick.random() < 0.7,
+        "dilation": pick.choice([1, 1, 2, (1, 3)]),
+        "count_include_pad": pick.random() < 0.5,
+        "divisor_override": pick.choice([None, None, 3]),
+    }
+
+
+def differentiated(function, x, *args, **named):
+    """The result and the gradient of x for a fixed gradient of the result, by torch or by minidl."""
+    if function.__module__.startswith("minidl"):
+        leaf = Tensor(x, requires_grad=True)
+        y = function(leaf, *args, **named)
+        y.backward(Tensor(cotangent(y.data)))
+        return y.data, leaf.grad.data
+    leaf = x.clone().requires_grad_()
+    y = function(leaf, *args, **named)
+    y.backward(cotangent(y))
+    return y.detach(), leaf.grad
+
+
+def cotangent(y):
+    return torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype).to(y.device)
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    ("ours", "theirs", "names"),
+    [
+        (ops.max_pool2d, F.max_pool2d, ("kernel_size", "stride", "padding", "dilation", "ceil_mode")),
+        (
+            ops.avg_pool2d,
+            F.avg_pool2d,
+            ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
+        ),
+    ],
+    ids=["max", "avg"],
+)
+def test_any_configuration_is_torchs(ours, theirs, names, part, device):
+    refused = 0
+    for seed in range(75 * part, 75 * part + 75):
+        case = drawn(seed)
+        named = {name: case[name] for name in names}
+        x = torch.randn(case["shape"], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        # Small integers have ties.
+        x = (x.round() if seed % 3 == 0 else x).to(device)
+        try:
+            expected = differentiated(theirs, x, **named)
+        except RuntimeError:
+            refused += 1
+            with pytest.raises(ValueError, match="does not fit into an image"):
+                ours(Tensor(x), **named)
+            continue
+        if expected[0].isinf().any():
+            continue  # a dilated window that misses the image
+        for got, wanted in zip(differentiated(ours, x, **named), expected, strict=True):
+            torch.testing.assert_close(
+                got, wanted, rtol=1e-12, atol=1e-12, msg=lambda text, case=case: f"{case}: {text}"
+            )
+    assert 0 < refused < 60
+
+
+@pytest.mark.parametrize("size", [(7, 5), (1, 1), (12, 4)])
+@pytest.mark.parametrize("output", [1, 2, 3, 7, (5, None), (1, 6), (20, 3)])
+def test_adaptive_windows_are_torchs(size, output, device):
+    x = torch.randn(2, 3, *size, dtype=torch.float64, device=device)
+    expected = differentiated(F.adaptive_avg_pool2d, x, output)
+    for got, wanted in zip(differentiated(ops.adaptive_avg_pool2d, x, output), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_nan_and_infinities_in_a_maximum(device):
+    rows = [[NAN, 1.0, 2.0, 3.0], [1.0, NAN, 2.0, NAN], [-INF, -INF, -INF, -INF], [INF, -INF, 1.0, INF]]
+    x = torch.tensor(rows, device=device).view(4, 1, 2, 2)
+    y, dx = differentiated(ops.max_pool2d, x, 2)
+    expected_y, expected_dx = differentiated(F.max_pool2d, x, 2)
+    torch.testing.assert_close(y, expected_y, equal_nan=True)
+    torch.testing.assert_close(dx, expected_dx)
+    assert pool.max_pool2d(x, pool.windows("max_pool2d", (2, 2), 2))[0].isnan().flatten().tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_first_of_equal_maxima_has_the_gradient(device):
+    x = torch.ones(1, 1, 4, 4, device=device)
+    leaf = Tensor(x, requires_grad=True)
+    ops.max_pool2d(leaf, 3, 1).sum().backward()
+    expected = torch.zeros(4, 4)
+    expected[:2, :2] = 1
+    assert torch.equal(leaf.grad.data.cpu().view(4, 4), expected)
+
+
+def test_a_window_without_a_pixel_is_minus_infinity(device):
+    x = torch.ones(1, 2, 1, 3, device=device)
+    y, dx = differentiated(ops.max_pool2d, x, 2, 1, 1, 2)
+    assert (y == -INF).all()
+    assert (dx == 0).all()
+
+
+def test_places_are_kept_only_for_a_gradient(device, monkeypatch):
+    kept = []
+    original = pool.max_pool2d
+    monkeypatch.setattr(pool, "max_pool2d", lambda x, at, keep: kept.append(keep) or original(x, at, keep))
+    x = torch.zeros(1, 1, 4, 4, device=device)
+    ops.max_pool2d(Tensor(x), 2)
+    with no_grad():
+        ops.max_pool2d(Tensor(x, requires_grad=True), 2)
+    ops.max_pool2d(Tensor(x, requires_grad=True), 2)
+    assert kept == [False, False, True]
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), [(11, torch.int8), (12, torch.int32)])
+def test_places_have_the_smallest_type_that_holds_them(kernel, dtype, device):
+    x = torch.randn(2, 3, 13, 14, dtype=torch.float64, device=device)
+    at = pool.windows("max_pool2d", (13, 14), kernel, 1, kernel // 2)
+    _, places = pool.max_pool2d(x, at, keep=True)
+    assert places.dtype == dtype
+    got = differentiated(ops.max_pool2d, x, kernel, 1, kernel // 2)
+    for a, b in zip(got, differentiated(F.max_pool2d, x, kernel, 1, kernel // 2), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_means_over_powers_of_two_are_exact(dtype, device):
+    x = torch.randint(-8, 9, (3, 5, 9, 12), generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    for kernel, stride in ((2, 2), (4, 1), ((1, 8), 3)):
+        got = differentiated(ops.avg_pool2d, x, kernel, stride)[0]
+        assert torch.equal(got.double(), F.avg_pool2d(x.double(), kernel, stride))
+
+
+@pytest.mark.parametrize("ours", [ops.max_pool2d, ops.avg_pool2d])
+def test_two_runs_give_the_same_bits(ours, device):
+    x = torch.randn(5, 33, 21, 17, device=device)
+    first, again = (differentiated(ours, x, 5, 2, 2) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_channels_last_stays_without_a_copy(device):
+    x = torch.randn(2, 8, 6, 6, device=device).to(memory_format=torch.channels_last)
+    assert pool._last(x).data_ptr() == x.data_ptr()
+    assert ops.max_pool2d(Tensor(x), 2).data.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4, 4), (2, 0, 4, 4)])
+@pytest.mark.parametrize("ours", [ops.max_pool2d, ops.avg_pool2d, ops.adaptive_avg_pool2d])
+def test_nothing_to_pool(ours, shape, device):
+    y, dx = differentiated(ours, torch.zeros(shape, device=device), 2)
+    assert y.shape == (*shape[:2], 2, 2)
+    assert dx.shape == shape
+
+
+def test_long_images_take_64_bit_indices(device, monkeypatch):
+    # The same numbers as with 32 bits, which this image would do with.
+    x = torch.randn(2, 3, 9, 10, dtype=torch.float64, device=device)
+    plan = pool._plan
+
+    def wide(*args):
+        grid, meta = plan(*args)
+        return grid, {**meta, "INDEX": pool.tl.int64}
+
+    calls = [(ops.max_pool2d, (3, 2, 1)), (ops.avg_pool2d, (3, 2, 1)), (ops.adaptive_avg_pool2d, ((4, 7),))]
+    expected = [differentiated(op, x, *args) for op, args in calls]
+    monkeypatch.setattr(pool, "_plan", wide)
+    for (op, args), wanted in zip(calls, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(differentiated(op, x, *args), wanted, strict=True))
+
+
+def test_an_image_of_a_long_side_counts_in_64_bits():
+    at = pool.adaptive_windows("adaptive_avg_pool2d", (1, 70_000), (1, 60_000))
+    y = torch.empty(1, 1, 60_000, 1)
+    assert pool._plan("pool", y, at, 1)[1]["INDEX"] == pool.tl.int64
+    assert pool._plan("pool", torch.empty(1, 9, 9, 1), pool.windows("p", (18, 18), 2), 4)[1]["INDEX"] == pool.tl.int32
+
+
+def test_many_programs(device):
+    tile = launch.Tile({"BLOCK_P": 16, "BLOCK_C": 2})
+    x = torch.randn(2, 5, 9, 7, dtype=torch.float64, device=device)
+    expected = differentiated(ops.max_pool2d, x, 3, 2, 1)
+    with launch.force(pool=tile, pool_grad=tile):
+        got = differentiated(ops.max_pool2d, x, 3, 2, 1)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
