@@ -164,7 +164,7 @@ def gemm_sum_kernel(
     m = o < total
     b_acc = tl.zeros((BLOCK,), dtype=ACC)
     p_partial += o
-    for _ in range(SPLIT):
+    for _ in tl.range(0, SPLIT, loop_unroll_factor=8):
         b_acc += tl.load(p_partial, mask=m, other=0.0)  # [BLOCK]
         p_partial += total
     if HAS_BIAS:
@@ -262,6 +262,19 @@ def gemm(
         grid = (triton.cdiv(c.numel(), sum_tile["BLOCK"]),)
         launch.run(gemm_sum_kernel, grid, partial, bias, c, z, N, c.numel(), **flags, **sum_tile.options)
     return (c, z) if z is not None else c
+
+
+def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum over the first axis of partial [shares, n], contiguous, added in order and rounded once to `dtype`: [n]."""
+    shares, n = partial.shape
+    total = torch.empty(n, dtype=dtype, device=partial.device)
+    tile = launch.tile("gemm_sum", dtype, total=n)
+    launch.run(
+        gemm_sum_kernel, (triton.cdiv(n, tile["BLOCK"]),), partial, None, total, None, 1, n,
+        HAS_BIAS=False, ACT=activation.NONE, SLOPE=0.0, SAVE_Z=False, SPLIT=shares, ACC=launch.acc(dtype),
+        **tile.options,
+    )  # fmt: skip
+    return total
 
 
 def _product(use_tma, a, b, bias, c, z, tile, tiles, precision, flags) -> None:

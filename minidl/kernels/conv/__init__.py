@@ -15,12 +15,12 @@ from minidl.kernels import check, launch
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv import banded, batch_tiled, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry, Walk
-from minidl.kernels.conv.problem import POOLS, Epilogue
+from minidl.kernels.conv.problem import POOLS, Epilogue, turned
 
 FORMS = ("pixel", "batch", "banded")
 FAMILIES = (
     "conv", "conv_grad_weight", "conv_batch", "conv_batch_grad_weight", "conv_band", "conv_banded",
-    "conv_banded_grad_weight",
+    "conv_banded_grad_weight", "conv_turn",
 )  # fmt: skip
 
 
@@ -77,14 +77,14 @@ def grad_input(
     It is the transposed convolution of dy, for which bias, scale [groups * C] and act are there.
     """
     _check("conv2d", dy=dy, w=w, bias=bias, scale=scale)
-    groups, (GM, C, R, S) = geometry.groups, w.shape
-    turned = w.reshape(groups, GM // groups, C, R, S).permute(0, 2, 3, 4, 1).reshape(groups * C, R, S, GM // groups)
-    dx = torch.empty(dy.shape[0], geometry.h.size, geometry.w.size, groups * C, dtype=dy.dtype, device=dy.device)
+    groups = geometry.groups
+    shape = (dy.shape[0], geometry.h.size, geometry.w.size, groups * w.shape[1])
+    dx = torch.empty(shape, dtype=dy.dtype, device=dy.device)
     epilogue = Epilogue(_contiguous(bias), _contiguous(scale), act)
     dy_last = channels_last(dy)
     for h in geometry.h.backward():
         for v in geometry.w.backward():
-            _correlate(dy_last, _pick(turned, h, v), dx, h, v, groups, epilogue, form, precision)
+            _correlate(dy_last, turned(w, h, v, groups), dx, h, v, groups, epilogue, form, precision)
     return dx.permute(0, 3, 1, 2)
 
 
@@ -172,14 +172,6 @@ def _choose(wanted: str | None, able: list[str], N: int) -> str:
 def channels_last(x: torch.Tensor) -> torch.Tensor:
     """x [N, C, H, W] as a contiguous [N, H, W, C]: a view where it is channels-last, else a copy."""
     return x.permute(0, 2, 3, 1).contiguous()
-
-
-def _pick(w: torch.Tensor, h: Walk, v: Walk) -> torch.Tensor:
-    """The taps of two walks out of w [.., R, S, ..], in their order, contiguous."""
-    for axis, taps in ((1, h.taps), (2, v.taps)):
-        if taps != tuple(range(w.shape[axis])):
-            w = torch.cat([w.narrow(axis, tap, 1) for tap in taps], axis)
-    return w.contiguous()
 
 
 def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:

@@ -24,6 +24,9 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import Epilogue, pool_last
 
+# From so many rows on they are counted in 64 bits, whose divisions take a twentieth of the time of a program.
+MANY = 2**31 - 2**21
+
 
 @triton.jit
 def conv_band_kernel(
@@ -43,12 +46,12 @@ def conv_band_kernel(
 
 
 @triton.jit
-def group_of(i_first, BLOCK: tl.constexpr, QH, GROUPS, POOL: tl.constexpr):
+def group_of(i_first, BLOCK: tl.constexpr, QH: tl.constexpr, GROUPS: tl.constexpr, POOL: tl.constexpr):
     """Image, row and group of `BLOCK` rows from number i_first; with POOL two image rows stand together."""
-    per_image = QH * GROUPS
-    o = (i_first % per_image).to(tl.int32) + tl.arange(0, BLOCK)
-    n = (i_first // per_image).to(tl.int64) + o // per_image
-    o = o % per_image
+    PER_IMAGE: tl.constexpr = QH * GROUPS
+    o = (i_first % PER_IMAGE).to(tl.int32) + tl.arange(0, BLOCK)
+    n = (i_first // PER_IMAGE).to(tl.int64) + o // PER_IMAGE
+    o = o % PER_IMAGE
     if POOL:
         return n, o // (2 * GROUPS) * 2 + o % 2, o // 2 % GROUPS
     else:
@@ -57,14 +60,17 @@ def group_of(i_first, BLOCK: tl.constexpr, QH, GROUPS, POOL: tl.constexpr):
 
 @triton.jit
 def conv_banded_kernel(
-    p_x, p_band, p_bias, p_scale, p_y, p_z, rows, H, QH, QW, G, GROUPS, in_h,
+    p_x, p_band, p_bias, p_scale, p_y, p_z, rows, H, in_h,
+    QH: tl.constexpr, QW: tl.constexpr, G: tl.constexpr, GROUPS: tl.constexpr,
     M: tl.constexpr, R: tl.constexpr, WC: tl.constexpr, IN_W: tl.constexpr, STEP: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr, PADDED_H: tl.constexpr, WIDE: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     POOL: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
+    i_first = tl.program_id(0) * BLOCK_M
+    if WIDE:
+        i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     n, q_h, g = group_of(i_first, BLOCK_M, QH, GROUPS, POOL)
     m_row = i_first + tl.arange(0, BLOCK_M) < rows
     start = IN_W + g * (G * STEP)
@@ -73,12 +79,21 @@ def conv_banded_kernel(
     o_column = tl.arange(0, NP)
     b_acc = tl.zeros((BLOCK_M, NP), dtype=ACC)
     BLOCKS_K: tl.constexpr = KP // BLOCK_K
+    # Without padding every filter row lies in the image; and where the last group ends inside it, every column.
+    INSIDE: tl.constexpr = IN_W >= 0 and IN_W + (GROUPS - 1) * G * STEP + KP <= WC
     for i in range(R * BLOCKS_K):
         r = i // BLOCKS_K
         o_k = i % BLOCKS_K * BLOCK_K + tl.arange(0, BLOCK_K)
-        h = x_h + r * IN_TAP_H
-        at = start[:, None] + o_k[None, :]
-        m_x = (m_row & (h >= 0) & (h < H))[:, None] & (at >= 0) & (at < WC)
+        m_h = m_row
+        if PADDED_H:
+            h = x_h + r * IN_TAP_H
+            m_h = m_row & (h >= 0) & (h < H)
+        m_x = m_h[:, None] & (o_k < KP)[None, :]
+        if not INSIDE:
+            at = start[:, None] + o_k[None, :]
+            m_x = m_x & (at < WC)
+            if IN_W < 0:
+                m_x = m_x & (at >= 0)
         b_x = tl.load(
             p_x + (o_x + r * (IN_TAP_H * WC))[:, None] + o_k[None, :], mask=m_x, other=0.0
         )  # [BLOCK_M, BLOCK_K]
@@ -111,17 +126,22 @@ def conv_banded_kernel(
 
 @triton.jit
 def conv_banded_grad_weight_kernel(
-    p_dy, p_x, p_partial, rows, H, QH, QW, G, GROUPS, in_h, share,
+    p_dy, p_x, p_partial, rows, H, in_h, share,
+    QH: tl.constexpr, QW: tl.constexpr, G: tl.constexpr, GROUPS: tl.constexpr,
     M: tl.constexpr, R: tl.constexpr, WC: tl.constexpr, IN_W: tl.constexpr, STEP: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     KP: tl.constexpr, NP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """partial [shares, R, KP, NP]: the gradient of BLOCK_K rows of the band, over one share of the rows of dy."""
-    BLOCKS_K: tl.constexpr = KP // BLOCK_K
-    r = tl.program_id(0) // BLOCKS_K
-    o_k = tl.program_id(0) % BLOCKS_K * BLOCK_K + tl.arange(0, BLOCK_K)
+    """partial [shares, R * KP, NP]: the gradient of BLOCK_K rows of the bands, over one share of the rows of dy."""
+    o_rk = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    m_rk = o_rk < R * KP
+    r = o_rk // KP
+    o_k = o_rk % KP
+    o_tap = r * (IN_TAP_H * WC) + o_k
     o_column = tl.arange(0, NP)
-    first = tl.program_id(1).to(tl.int64) * share
+    first = tl.program_id(1) * share
+    if WIDE:
+        first = tl.program_id(1).to(tl.int64) * share
     end = tl.minimum(first + share, rows)
     b_acc = tl.zeros((BLOCK_K, NP), dtype=ACC)
     tl.assume(share > 0)
@@ -130,18 +150,19 @@ def conv_banded_grad_weight_kernel(
         n, q_h, g = group_of(i_first, BLOCK_M, QH, GROUPS, False)
         m_row = i_first + tl.arange(0, BLOCK_M) < end
         start = IN_W + g * (G * STEP)
-        h = in_h + q_h * IN_STEP_H + r * IN_TAP_H
+        x_h = in_h + q_h * IN_STEP_H
+        h = x_h[:, None] + (r * IN_TAP_H)[None, :]
         at = start[:, None] + o_k[None, :]
-        m_x = (m_row & (h >= 0) & (h < H))[:, None] & (at >= 0) & (at < WC)
-        o_x = (n * H + h) * WC + start
-        b_x = tl.load(p_x + o_x[:, None] + o_k[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
+        m_x = (m_row[:, None] & m_rk[None, :]) & (h >= 0) & (h < H) & (at >= 0) & (at < WC)
+        o_x = (n * H + x_h) * WC + start
+        b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
         o_dy = ((n * QH + q_h) * QW + g * G) * M
         limit = tl.minimum(G, QW - g * G) * M
         m_dy = m_row[:, None] & (o_column[None, :] < limit[:, None])
         b_dy = tl.load(p_dy + o_dy[:, None] + o_column[None, :], mask=m_dy, other=0.0)  # [BLOCK_M, NP]
         b_acc = tl.dot(tl.trans(b_x), b_dy, b_acc, input_precision=PRECISION, out_dtype=ACC)
-    p_partial += (tl.program_id(1).to(tl.int64) * R + r) * (KP * NP)
-    tl.store(p_partial + o_k[:, None] * NP + o_column[None, :], b_acc)
+    p_partial += tl.program_id(1).to(tl.int64) * (R * KP * NP)
+    tl.store(p_partial + o_rk[:, None] * NP + o_column[None, :], b_acc, mask=m_rk[:, None] & (o_column < NP)[None, :])
 
 
 @triton.jit
@@ -223,8 +244,9 @@ def correlate(
     tile = launch.tile("conv_banded", x.dtype, floor=16, precision=precision, M=rows, K=KP, N=NP)
     launch.run(
         conv_banded_kernel, (triton.cdiv(rows, tile["BLOCK_M"]),), x, bands, epilogue.bias, epilogue.scale, y,
-        epilogue.z, rows, H, q_h, q_w, G, groups, h.in_start,
-        M=M, R=R, WC=W * C, IN_W=v.in_start * C, STEP=step, IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap,
+        epilogue.z, rows, H, h.in_start,
+        QH=q_h, QW=q_w, G=G, GROUPS=groups, M=M, R=R, WC=W * C, IN_W=v.in_start * C, STEP=step,
+        IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, PADDED_H=_padded(h, H), WIDE=rows >= MANY,
         ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **epilogue.flags, **_sizes(tile, KP),
     )  # fmt: skip
 
@@ -240,18 +262,18 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     step = v.in_step * C
     groups = triton.cdiv(v.count, G)
     rows = N * h.count * groups
-    tile = launch.tile("conv_banded_grad_weight", x.dtype, floor=16, precision=precision, M=rows, K=KP, N=NP)
-    sizes = _sizes(tile, KP)
-    tiles = R * (KP // sizes["BLOCK_K"])
+    tile = launch.tile("conv_banded_grad_weight", x.dtype, floor=16, precision=precision, M=rows, K=R * KP, N=NP)
+    tiles = triton.cdiv(R * KP, tile["BLOCK_K"])
     blocks = triton.cdiv(rows, tile["BLOCK_M"])
     share = triton.cdiv(blocks, max(1, min(4 * launch.processors() // tiles, blocks // 8)))
     shares = triton.cdiv(blocks, share)
     partial = torch.empty(shares, R, KP, NP, dtype=launch.acc_torch(x.dtype), device=x.device)
     launch.run(
         conv_banded_grad_weight_kernel, (tiles, shares), dy, x, partial,
-        rows, H, h.count, v.count, G, groups, h.in_start, share * tile["BLOCK_M"],
-        M=M, R=R, WC=W * C, IN_W=v.in_start * C, STEP=step, IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap,
-        ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **sizes,
+        rows, H, h.in_start, share * tile["BLOCK_M"],
+        QH=h.count, QW=v.count, G=G, GROUPS=groups, M=M, R=R, WC=W * C, IN_W=v.in_start * C, STEP=step,
+        IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, WIDE=rows >= MANY,
+        ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **tile.options,
     )  # fmt: skip
     dw = torch.empty(M, R, S, C, dtype=x.dtype, device=x.device)
     block = launch.tile("conv_band", x.dtype, total=dw.numel())
@@ -260,6 +282,11 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         SC=S * C, STEP=step, R=R, KP=KP, NP=NP, ACC=launch.acc(x.dtype), **block.options,
     )  # fmt: skip
     return dw
+
+
+def _padded(h: Walk, H: int) -> bool:
+    """Whether a filter row of some output lies outside an image of H rows."""
+    return h.in_start < 0 or h.in_start + (h.count - 1) * h.in_step + (len(h.taps) - 1) * h.in_tap >= H
 
 
 def _sizes(tile: launch.Tile, KP: int) -> dict[str, int]:

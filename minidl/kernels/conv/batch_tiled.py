@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import launch, reduce
+from minidl.kernels import gemm, launch
 from minidl.kernels.activation import activate
 from minidl.kernels.conv.geometry import Axis, Geometry, Walk
 from minidl.kernels.conv.problem import Epilogue
@@ -31,6 +31,28 @@ def inside(start, size, STEP: tl.constexpr, COUNT):
 
 
 @triton.jit
+def finish(
+    b_acc, p_bias, p_scale, p_y, p_z, n, N, pixel, pixels, m, M, i_group, GROUPS,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+):  # fmt: skip
+    """The epilogue for a block of images from n on, at one pixel (of `pixels` of the output), channels from m on."""
+    ACC: tl.constexpr = b_acc.dtype
+    o_m = m + tl.arange(0, b_acc.shape[1])
+    m_m = o_m < M
+    o_m += i_group * M
+    if HAS_SCALE:
+        b_acc *= tl.load(p_scale + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
+    if HAS_BIAS:
+        b_acc += tl.load(p_bias + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
+    o_n = n + tl.arange(0, b_acc.shape[0])
+    o_y = ((o_n.to(tl.int64) * pixels + pixel) * (GROUPS * M))[:, None] + o_m[None, :]
+    m_y = (o_n < N)[:, None] & m_m[None, :]
+    if SAVE_Z:
+        tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
+    tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+
+
+@triton.jit
 def conv_batch_tile(
     i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
     N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
@@ -39,35 +61,58 @@ def conv_batch_tile(
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
+    """A run of images at one pixel, or at two neighbours (PIXELS) that share the weights' boxes."""
     tiles_n = tl.cdiv(M, BLOCK_N)
     runs = tl.cdiv(N, BLOCK_M)
+    columns = tl.cdiv(QW, PIXELS)
     m = i_tile % tiles_n * BLOCK_N
     i_group = i_tile // tiles_n % GROUPS
     n = i_tile // (tiles_n * GROUPS) % runs * BLOCK_M
     q = i_tile // (tiles_n * GROUPS * runs)
-    start_h = in_h + q // QW * IN_STEP_H
-    start_w = in_w + q % QW * IN_STEP_W
+    q_h = q // columns
+    q_w = q % columns * PIXELS
+    start_h = in_h + q_h * IN_STEP_H
+    start_w = in_w + q_w * IN_STEP_W
     j_h, taps_h = inside(start_h, H, IN_TAP_H, JH)
     j_w, taps_w = inside(start_w, W, IN_TAP_W, JW)
+    if PIXELS == 2:
+        # Both walk the taps that either has; one that lies outside reads a box of zeros.
+        first_0 = j_w
+        end_0 = j_w + taps_w
+        first_1, taps_1 = inside(start_w + IN_STEP_W, W, IN_TAP_W, tl.where(q_w + 1 < QW, JW, 0))
+        end_1 = first_1 + taps_1
+        j_w = tl.minimum(tl.where(taps_w > 0, first_0, JW), tl.where(taps_1 > 0, first_1, JW))
+        taps_w = tl.maximum(tl.maximum(tl.where(taps_w > 0, end_0, 0), tl.where(taps_1 > 0, end_1, 0)) - j_w, 0)
     channels = GROUPS * C
+    nowhere = H * W * channels
     # A run: what is read from x without a jump. A row of taps where they are side by side, else one tap.
     run = taps_w * C if ROW_OF_TAPS else C + 0 * taps_w
     steps = taps_h * taps_w * (C // BLOCK_K)
     o_x = ((start_h + j_h * IN_TAP_H) * W + start_w + j_w * IN_TAP_W) * channels + i_group * C
-    # Without a tap inside, one step outside: its box is zeros.
-    o_x = tl.where(steps == 0, H * W * channels, o_x)
+    # Without a tap inside, one step outside.
+    o_x = tl.where(steps == 0, nowhere, o_x)
     steps = tl.maximum(steps, 1)
     o_w = (j_h * JW + j_w) * C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    if PIXELS == 2:
+        b_acc_1 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     k = 0
     i_w = 0
     tl.assume(steps > 0)
     for _ in range(steps):
-        b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
         b_w = d_w.load([i_group * M + m, o_w]).T  # [BLOCK_K, BLOCK_N]
-        b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        if PIXELS == 1:
+            b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
+            b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        else:
+            tap = j_w + k // C if ROW_OF_TAPS else j_w + i_w
+            b_x = d_x.load([n, tl.where((tap >= first_0) & (tap < end_0), o_x, nowhere)])
+            b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            o_next = o_x + IN_STEP_W * channels
+            b_x = d_x.load([n, tl.where((tap >= first_1) & (tap < end_1), o_next, nowhere)])
+            b_acc_1 = tl.dot(b_x, b_w, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
         k += BLOCK_K
         o_x += BLOCK_K
         o_w += BLOCK_K
@@ -83,20 +128,17 @@ def conv_batch_tile(
             o_w += tl.where(row, (JW - taps_w) * C, 0)
             i_w = tl.where(row, 0, i_w)
         k = tl.where(end, 0, k)
-    o_m = m + tl.arange(0, BLOCK_N)
-    m_m = o_m < M
-    o_m += i_group * M
-    if HAS_SCALE:
-        b_acc *= tl.load(p_scale + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
-    if HAS_BIAS:
-        b_acc += tl.load(p_bias + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
-    o_n = n + tl.arange(0, BLOCK_M)
-    pixel = (out_h + q // QW * OUT_STEP_H) * OW + out_w + q % QW * OUT_STEP_W
-    o_y = (o_n.to(tl.int64) * (OH * OW) + pixel)[:, None] * (GROUPS * M) + o_m[None, :]
-    m_y = (o_n < N)[:, None] & m_m[None, :]
-    if SAVE_Z:
-        tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
-    tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+    pixel = (out_h + q_h * OUT_STEP_H) * OW + out_w + q_w * OUT_STEP_W
+    finish(
+        b_acc, p_bias, p_scale, p_y, p_z, n, N, pixel, OH * OW, m, M, i_group, GROUPS,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z,
+    )  # fmt: skip
+    if PIXELS == 2:
+        images = tl.where(q_w + 1 < QW, N, 0)  # none where the row ends before the second pixel
+        finish(
+            b_acc_1, p_bias, p_scale, p_y, p_z, n, images, pixel + OUT_STEP_W, OH * OW, m, M, i_group, GROUPS,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -109,7 +151,7 @@ def conv_batch_kernel(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+    PIXELS: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
     if PER_PROCESSOR == 0:
@@ -117,7 +159,7 @@ def conv_batch_kernel(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
             N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
             C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS,
         )  # fmt: skip
     else:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
@@ -125,7 +167,7 @@ def conv_batch_kernel(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
                 N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
                 C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS,
             )  # fmt: skip
 
 
@@ -135,20 +177,29 @@ def conv_batch_grad_weight_kernel(
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """partial [shares, groups * M, J * C]: one tap of BLOCK_M x BLOCK_N channels, BLOCK_K images a step."""
+    """partial [shares, groups * M, J * C]: TAPS (1 or 3) taps of a row, BLOCK_M x BLOCK_N channels, BLOCK_K images a step.
+
+    With one tap only the pixels that it reads are walked; three taps walk all pixels of a row, and a tap outside the
+    image reads a box of zeros.
+    """
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
+    J: tl.constexpr = JH * JW // TAPS
     tiles_m = tl.cdiv(M, BLOCK_M)
     c = tl.program_id(0) % tiles_c * BLOCK_N
     m = tl.program_id(0) // tiles_c % tiles_m * BLOCK_M
     i_group = tl.program_id(0) // (tiles_c * tiles_m) % GROUPS
-    j = tl.program_id(0) // (tiles_c * tiles_m * GROUPS) % (JH * JW)
-    i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * JH * JW)
+    j = tl.program_id(0) // (tiles_c * tiles_m * GROUPS) % J * TAPS
+    i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * J)
     tap_h = in_h + j // JW * IN_TAP_H
     tap_w = in_w + j % JW * IN_TAP_W
     q_h, rows = inside(tap_h, H, IN_STEP_H, QH)
-    q_w, columns = inside(tap_w, W, IN_STEP_W, QW)
+    if TAPS == 1:
+        q_w, columns = inside(tap_w, W, IN_STEP_W, QW)
+    else:
+        q_w = 0
+        columns = QW
     runs = tl.cdiv(N, BLOCK_K)
     channels = GROUPS * C
     work = rows * columns * runs
@@ -157,6 +208,9 @@ def conv_batch_grad_weight_kernel(
     steps = tl.maximum(steps, 1)
     columns = tl.maximum(columns, 1)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    if TAPS == 3:
+        b_acc_1 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+        b_acc_2 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     tl.assume(steps > 0)
     for i in range(steps):
         k = i_share + i * SHARES
@@ -165,14 +219,31 @@ def conv_batch_grad_weight_kernel(
         h = q_h + q // columns
         w = q_w + q % columns
         b_dy = d_dy.load([n, (h * QW + w) * (GROUPS * M) + i_group * M + m]).T  # [BLOCK_M, BLOCK_K]
-        o_x = ((tap_h + h * IN_STEP_H) * W + tap_w + w * IN_STEP_W) * channels
-        b_x = d_x.load([n, o_x + i_group * C + c])  # [BLOCK_K, BLOCK_N]
-        b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        x_w = tap_w + w * IN_STEP_W
+        o_x = ((tap_h + h * IN_STEP_H) * W + x_w) * channels + i_group * C + c
+        if TAPS == 1:
+            b_x = d_x.load([n, o_x])  # [BLOCK_K, BLOCK_N]
+            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        else:
+            STEP: tl.constexpr = IN_TAP_W
+            nowhere = H * W * channels
+            b_x = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x, nowhere)])
+            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            x_w += STEP
+            b_x = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + STEP * channels, nowhere)])
+            b_acc_1 = tl.dot(b_dy, b_x, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
+            x_w += STEP
+            b_x = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 2 * STEP * channels, nowhere)])
+            b_acc_2 = tl.dot(b_dy, b_x, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
     o_m = m + tl.arange(0, BLOCK_M)
     o_c = c + tl.arange(0, BLOCK_N)
     p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * JW * C)
-    o_w = (i_group * M + o_m).to(tl.int64)[:, None] * (JH * JW * C) + j * C + o_c[None, :]
-    tl.store(p_partial + o_w, b_acc, mask=(o_m < M)[:, None] & (o_c < C)[None, :])
+    p_partial += (i_group * M + o_m).to(tl.int64)[:, None] * (JH * JW * C) + j * C + o_c[None, :]
+    m_mc = (o_m < M)[:, None] & (o_c < C)[None, :]
+    tl.store(p_partial, b_acc, mask=m_mc)
+    if TAPS == 3:
+        tl.store(p_partial + C, b_acc_1, mask=m_mc)
+        tl.store(p_partial + 2 * C, b_acc_2, mask=m_mc)
 
 
 def takes(x: torch.Tensor, w: torch.Tensor, groups: int) -> bool:
@@ -206,7 +277,8 @@ def correlate(
     M, C = w.shape[0] // groups, w.shape[3]
     pixels = h.count * v.count
     tile = launch.tile("conv_batch", x.dtype, floor=16, precision=precision, M=N, N=M, K=C & -C, pixels=pixels)
-    tiles = triton.cdiv(N, tile["BLOCK_M"]) * triton.cdiv(M, tile["BLOCK_N"]) * groups * pixels
+    places = h.count * triton.cdiv(v.count, tile["PIXELS"])
+    tiles = triton.cdiv(N, tile["BLOCK_M"]) * triton.cdiv(M, tile["BLOCK_N"]) * groups * places
     walking = tile["PER_PROCESSOR"] * launch.processors()
     programs = min(tiles, walking) if walking else tiles
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
@@ -229,12 +301,15 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     h, v, groups = geometry.h.forward(), geometry.w.forward(), geometry.groups
     C, M = channels // groups, dy.shape[3] // groups
     taps = len(h.taps) * len(v.taps)
-    tile = launch.tile("conv_batch_grad_weight", x.dtype, floor=16, precision=precision, M=M, N=C, K=N)
-    tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups * taps
+    tile = launch.tile(
+        "conv_batch_grad_weight", x.dtype, floor=16, precision=precision, M=M, N=C, K=N, pixels=h.count * v.count
+    )
+    together = tile["TAPS"] if len(v.taps) == 3 else 1
+    tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
     work = _steps(geometry.h) * _steps(geometry.w) * triton.cdiv(N, tile["BLOCK_K"])
     shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
     partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
-    sizes = {name: value for name, value in tile.options.items() if name != "PER_PROCESSOR"}
+    sizes = {name: value for name, value in tile.options.items() if name != "PER_PROCESSOR"} | {"TAPS": together}
     launch.run(
         conv_batch_grad_weight_kernel, (tiles * shares,), _rows(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
         _rows(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial,
@@ -243,7 +318,7 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
         ACC=launch.acc(x.dtype), PRECISION=precision, **sizes,
     )  # fmt: skip
-    total = reduce.sum_rows(partial.view(shares, -1), out_dtype=x.dtype)
+    total = gemm.sum_shares(partial.view(shares, -1), x.dtype)
     return total.view(groups * M, len(h.taps), len(v.taps), C)
 
 

@@ -17,10 +17,13 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import launch, reduce
+from minidl.kernels import gemm, launch
 from minidl.kernels.activation import activate
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import Epilogue, pool_quads
+
+# From so many pixels on they are counted in 64 bits.
+MANY = 2**31 - 2**21
 
 
 @triton.jit
@@ -49,12 +52,14 @@ def conv_pixel_kernel(
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    POOL: tl.constexpr, FLAT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    POOL: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     tiles_n = tl.cdiv(M, BLOCK_N)
     i_group = tl.program_id(0) // tiles_n % GROUPS
-    i_first = (tl.program_id(0) // (tiles_n * GROUPS)).to(tl.int64) * BLOCK_M
+    i_first = tl.program_id(0) // (tiles_n * GROUPS) * BLOCK_M
+    if WIDE:
+        i_first = (tl.program_id(0) // (tiles_n * GROUPS)).to(tl.int64) * BLOCK_M
     o_m = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m = o_m < M
     n, q_h, q_w = pixel(i_first, BLOCK_M, QH, QW, POOL)
@@ -104,7 +109,7 @@ def conv_pixel_kernel(
         b_acc += tl.load(p_bias + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
     if POOL:
         b_y = pool_quads(activate(b_acc, ACT, SLOPE), POOL)  # [BLOCK_M // 4, BLOCK_N]
-        o_row = i_first // 4 + tl.arange(0, BLOCK_M // 4)
+        o_row = (i_first // 4).to(tl.int64) + tl.arange(0, BLOCK_M // 4)
         m_y = (o_row < pixels // 4)[:, None] & m_m[None, :]
         tl.store(p_y + (o_row * (GROUPS * M))[:, None] + o_m[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
     else:
@@ -121,7 +126,7 @@ def conv_pixel_grad_weight_kernel(
     p_dy, p_x, p_partial, pixels, H, W, QH, QW, M, GROUPS, in_h, in_w, share,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    FLAT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, FLAT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """partial [shares, groups * M, J * C]: the sum over one share of the pixels. BLOCK_N channels, BLOCK_K pixels."""
@@ -146,15 +151,17 @@ def conv_pixel_grad_weight_kernel(
     t_w = j % JW * IN_TAP_W
     p_x += i_group * C
     p_dy += i_group * M
-    first = tl.program_id(1).to(tl.int64) * share
+    first = tl.program_id(1) * share
+    if WIDE:
+        first = tl.program_id(1).to(tl.int64) * share
     end = tl.minimum(first + share, pixels)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     tl.assume(share > 0)
     for k in range(0, share, BLOCK_K):
         i_first = first + k
         n, q_h, q_w = pixel(i_first, BLOCK_K, QH, QW, False)
-        o_row = i_first + tl.arange(0, BLOCK_K)
-        m_row = o_row < end
+        m_row = i_first + tl.arange(0, BLOCK_K) < end
+        o_row = i_first.to(tl.int64) + tl.arange(0, BLOCK_K)
         x_h = in_h + q_h * IN_STEP_H
         x_w = in_w + q_w * IN_STEP_W
         o_x = ((n * H + x_h) * W + x_w) * (GROUPS * C)
@@ -202,7 +209,7 @@ def correlate(
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
         OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step,
-        FLAT=flat, ACC=launch.acc(x.dtype), PRECISION=precision, **epilogue.flags, **tile.options,
+        WIDE=pixels >= MANY, FLAT=flat, ACC=launch.acc(x.dtype), PRECISION=precision, **epilogue.flags, **tile.options,
     )  # fmt: skip
 
 
@@ -226,9 +233,9 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         pixels, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, share,
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
-        FLAT=flat, ACC=launch.acc(x.dtype), PRECISION=precision, **tile.options,
+        WIDE=pixels >= MANY, FLAT=flat, ACC=launch.acc(x.dtype), PRECISION=precision, **tile.options,
     )  # fmt: skip
-    total = reduce.sum_rows(partial.view(shares, -1), out_dtype=x.dtype)
+    total = gemm.sum_shares(partial.view(shares, -1), x.dtype)
     return total.view(groups * M, len(h.taps), len(v.taps), C)
 
 

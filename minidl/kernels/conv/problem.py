@@ -1,4 +1,4 @@
-"""What the forms of a convolution share: the epilogue after the sum, and weights packed for a walk."""
+"""What the forms of a convolution share: the epilogue after the sum, and the weights turned round for a walk back."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,8 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation
+from minidl.kernels import activation, launch
 from minidl.kernels.activation import Activation
+from minidl.kernels.conv.geometry import Walk
 
 MAX_POOL = tl.constexpr(1)
 AVERAGE_POOL = tl.constexpr(2)
@@ -61,3 +62,40 @@ def pool_quads(b_x, POOL: tl.constexpr):
     """Every four rows [4 R, N] pooled to one [R, N]."""
     b_x = tl.reshape(b_x, (b_x.shape[0] // 4, 2, 2, b_x.shape[1]))
     return pool_last(tl.permute(b_x, (0, 3, 1, 2)), POOL)
+
+
+@triton.jit
+def conv_turn_kernel(
+    p_w, p_turned, M, C, s_m, s_c, s_r, s_s, first_r, step_r, first_s, step_s,
+    JH: tl.constexpr, JW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """turned[g * C + c, j, m] = w[g * M + m, c, taps of j]: one group, tap and block of channels per program."""
+    tiles_m = tl.cdiv(M, BLOCK_N)
+    tiles_c = tl.cdiv(C, BLOCK_M)
+    o_m = tl.program_id(0) % tiles_m * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_c = tl.program_id(0) // tiles_m % tiles_c * BLOCK_M + tl.arange(0, BLOCK_M)
+    j = tl.program_id(0) // (tiles_m * tiles_c) % (JH * JW)
+    i_group = (tl.program_id(0) // (tiles_m * tiles_c * JH * JW)).to(tl.int64)
+    m_cm = (o_c < C)[:, None] & (o_m < M)[None, :]
+    p_w += i_group * M * s_m + (first_r + j // JW * step_r) * s_r + (first_s + j % JW * step_s) * s_s
+    b_w = tl.load(
+        p_w + o_c.to(tl.int64)[:, None] * s_c + o_m.to(tl.int64)[None, :] * s_m, mask=m_cm, other=0.0
+    )  # [BLOCK_M, BLOCK_N]
+    o_row = ((i_group * C + o_c) * (JH * JW) + j) * M
+    tl.store(p_turned + o_row[:, None] + o_m[None, :], b_w, mask=m_cm)
+
+
+def turned(w: torch.Tensor, h: Walk, v: Walk, groups: int) -> torch.Tensor:
+    """The weights of two walks back, [groups * C, JH, JW, M] out of w [groups * M, C, R, S], in any strides."""
+    M, C, JH, JW = w.shape[0] // groups, w.shape[1], len(h.taps), len(v.taps)
+    out = torch.empty(groups * C, JH, JW, M, dtype=w.dtype, device=w.device)
+    tile = launch.tile("conv_turn", w.dtype, M=C, N=M)
+    grid = (triton.cdiv(M, tile["BLOCK_N"]) * triton.cdiv(C, tile["BLOCK_M"]) * JH * JW * groups,)
+    (first_r, step_r), (first_s, step_s) = (
+        (t.taps[0], t.taps[1] - t.taps[0] if len(t.taps) > 1 else 0) for t in (h, v)
+    )
+    launch.run(
+        conv_turn_kernel, grid, w, out, M, C, *w.stride(), first_r, step_r, first_s, step_s,
+        JH=JH, JW=JW, **tile.options,
+    )  # fmt: skip
+    return out
