@@ -5,13 +5,12 @@ What can be read before a fault is handed on first, and then the fault is raised
 
 from __future__ import annotations
 
+import io
 import itertools
-import queue
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from minidl.data.files import Records
 from minidl.data.parsing import CsvRows, decode, in_columns, json_object
@@ -19,6 +18,7 @@ from minidl.data.records import DataError
 
 STANDARD_INPUT = Path("standard input")
 CHUNK = 256
+_BLOCK = 2**16
 _EXAMPLE = '{"column": 1.5}'
 
 Line = tuple[int, str]
@@ -26,48 +26,53 @@ _Item = TypeVar("_Item")
 _Read = TypeVar("_Read")
 
 
-def standard_input() -> IO[bytes]:
+def standard_input() -> io.BufferedIOBase:
     """Raises DataError when the process was started without one."""
     if sys.stdin is None:
         raise DataError(f"{STANDARD_INPUT} is closed: give the inputs as arguments or by --file")
-    return sys.stdin.buffer
+    return cast(io.BufferedIOBase, sys.stdin.buffer)
 
 
-def lines_as_they_come(stream: IO[bytes]) -> Iterator[list[Line]]:
+def lines_as_they_come(stream: io.BufferedIOBase) -> Iterator[list[Line]]:
     """Numbered lines in chunks of what has arrived: the first is answered at once, many are answered together.
 
-    A thread reads, so that a chunk can be closed when no further line is waiting. Raises DataError for a line that is
-    not UTF-8 text, and when reading fails.
+    Raises DataError for a line that is not UTF-8 text, and when reading fails.
     """
-    arrived: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=4 * CHUNK)
-
-    def read() -> None:
-        try:
-            for line in stream:
-                arrived.put(line)
-            arrived.put(None)
-        except Exception as error:  # noqa: BLE001  (it is raised where the lines are used)
-            arrived.put(error)
-
-    threading.Thread(target=read, daemon=True).start()
     number = 0
+    for arrived in _lines(stream):
+        for start in range(0, len(arrived), CHUNK):
+            raw = arrived[start : start + CHUNK]
+            yield from _until_fault(enumerate(raw, number + 1), lambda line: [(line[0], _text(line[1], line[0]))])
+            number += len(raw)
+
+
+def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
+    """The lines that each read completes, without their ends. Raises DataError when reading fails.
+
+    `read1` waits for the first byte only and returns what is there: nothing has to be read ahead in a thread, which
+    would hold the lock of standard input when the process ends.
+    """
+    begun: list[bytes] = []
     while True:
-        waiting = [arrived.get()]
-        while len(waiting) < CHUNK and isinstance(waiting[-1], bytes) and not arrived.empty():
-            waiting.append(arrived.get())
-        raw = [line for line in waiting if isinstance(line, bytes)]
-        yield from _until_fault(enumerate(raw, number + 1), lambda line: [(line[0], _text(line[1], line[0]))])
-        number += len(raw)
-        end = waiting[-1]
-        if end is None:
-            return
-        if isinstance(end, OSError):
-            raise DataError(f"{STANDARD_INPUT} cannot be read: {end.strerror or end}; give a file with --file")
-        if isinstance(end, Exception):
-            raise end
+        try:
+            block = stream.read1(_BLOCK)
+        except OSError as error:
+            raise DataError(
+                f"{STANDARD_INPUT} cannot be read: {error.strerror or error}; give a file with --file"
+            ) from None
+        if not block:
+            break
+        end, newline, rest = block.rpartition(b"\n")
+        if newline:
+            yield b"".join([*begun, end]).split(b"\n")
+            begun.clear()
+        if rest:
+            begun.append(rest)
+    if begun:
+        yield [b"".join(begun)]
 
 
-def rows_as_they_come(stream: IO[bytes], expected: Sequence[str]) -> Iterator[Records]:
+def rows_as_they_come(stream: io.BufferedIOBase, expected: Sequence[str]) -> Iterator[Records]:
     """Table rows from JSON lines or from CSV with a header line: a first line that begins with { decides."""
     reader: CsvRows | None = None
     is_json: bool | None = None
@@ -116,4 +121,4 @@ def _until_fault(items: Iterable[_Item], read: Callable[[_Item], list[_Read]]) -
 
 
 def _text(raw: bytes, number: int) -> str:
-    return decode(raw, STANDARD_INPUT, number).removesuffix("\n").removesuffix("\r")
+    return decode(raw, STANDARD_INPUT, number).removesuffix("\r")

@@ -1,5 +1,6 @@
 """`predict` and `evaluate` on finished runs."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -71,6 +72,25 @@ def test_standard_input_is_answered_as_it_comes(text_run, tmp_path):
         assert json.loads(process.stdout.readline())["label"] == label
     out, err = process.communicate(timeout=60)
     assert (out, err, process.returncode) == ("", "", 0)
+
+
+def test_an_error_while_standard_input_is_open_ends_the_process_whole(table_run, tmp_path):
+    for rest in (b"", b"50,3\n" * 20_000):
+        for _ in range(3):
+            process = start("predict", table_run[0], folder=tmp_path)
+            process.stdin.buffer.write(b"size,age\n100,3\n")
+            process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.buffer.write(rest)
+                process.stdin.flush()
+            assert process.wait(60) == 2
+            error = process.stderr.read()
+            assert error.startswith("error: standard input has no input column 'kind'")
+            assert error.count("\n") == 1
+            for pipe in (process.stdout, process.stderr):
+                pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
 
 
 def test_nothing_in_is_nothing_out(answers, text_run, table_run):

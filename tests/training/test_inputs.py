@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from minidl.data import DataError
-from minidl.data.files import read_records
+from minidl.data.files import read_records, read_texts
 from minidl.training import inputs
 
 
@@ -77,11 +77,53 @@ class Failing(io.BytesIO):
         super().__init__(b"one\ntwo\n")
         self.error = error
 
-    def __next__(self):
-        line = self.readline()
-        if not line:
+    def read1(self, size=-1):
+        block = super().read1(size)
+        if not block:
             raise self.error
-        return line
+        return block
+
+
+class Slow(io.BytesIO):
+    """A stream whose every read brings a few bytes."""
+
+    def read1(self, size=-1):
+        return super().read1(3)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"a\n\nlong line\r\n\nend", b"first\nx\n", b"\n\n\nabc"])
+def test_lines_do_not_depend_on_how_they_arrive(content):
+    wanted = [line.removesuffix("\r") for line in content.decode().split("\n")]
+    if not wanted[-1]:
+        wanted.pop()
+    for stream in (io.BytesIO(content), Slow(content)):
+        lines = itertools.chain.from_iterable(inputs.lines_as_they_come(stream))
+        assert list(lines) == list(enumerate(wanted, 1))
+
+
+def test_a_line_is_handed_on_before_the_next_one_is_read():
+    chunks = inputs.lines_as_they_come(Failing(RuntimeError("read too far")))
+    assert next(chunks) == [(1, "one"), (2, "two")]
+
+
+def test_many_lines_come_in_chunks():
+    chunks = list(inputs.lines_as_they_come(io.BytesIO(b"x\n" * 1000)))
+    assert {len(chunk) for chunk in chunks[:-1]} == {inputs.CHUNK}
+    assert sum(map(len, chunks)) == 1000
+
+
+@pytest.mark.parametrize("content", [b"a\0b\n", b"one\n\0\n", b"x\0"])
+def test_zero_bytes_are_no_text_as_in_a_file(tmp_path, content):
+    (tmp_path / "lines.txt").write_bytes(content)
+    complaints = []
+    for read in (
+        lambda: read_texts(tmp_path / "lines.txt"),
+        lambda: list(inputs.lines_as_they_come(io.BytesIO(content))),
+    ):
+        with pytest.raises(DataError, match=r"a zero byte, so this is not a text file") as caught:
+            read()
+        complaints.append(str(caught.value).partition(", ")[2])
+    assert complaints[0] == complaints[1]
 
 
 @pytest.mark.parametrize(
