@@ -18,7 +18,7 @@ import typer
 
 from minidl import __version__
 from minidl.training import runs
-from minidl.training.config import Evaluate, Predict, TrainTable, TrainText, parse_sizes
+from minidl.training.config import Evaluate, Predict, TrainTable, TrainText, check_output, parse_sizes
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 
 app = typer.Typer(
@@ -273,6 +273,8 @@ def doctor(
                 if given:
                     raise ConfigError(f"{name} goes with --compile")
             raise typer.Exit(work.doctor())
+        if json is not None:
+            check_output("--json", json)
         parts = [part.strip() for part in arch.split(",")]
         if not all(part.isdecimal() for part in parts):
             raise ConfigError(f"--arch is {arch}, expected compute capabilities without the point, such as 80,90")

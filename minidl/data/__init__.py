@@ -14,7 +14,8 @@ from minidl.data.records import DataError, Rows, TableDataset, TextDataset, Text
 if TYPE_CHECKING:
     from minidl.data.batches import Batches, csr_from_scipy, epoch_order
     from minidl.data.files import read_labelled, read_texts
-    from minidl.data.tables import TableSchema, read_features, read_rows
+    from minidl.data.schema import TableSchema
+    from minidl.data.tables import read_features, read_rows
     from minidl.data.vectorizer import Tfidf, TfidfOptions
 
 _Set = TypeVar("_Set")
@@ -56,7 +57,7 @@ _LAZY = {
     "epoch_order": "batches",
     "read_labelled": "files",
     "read_texts": "files",
-    "TableSchema": "tables",
+    "TableSchema": "schema",
     "read_features": "tables",
     "read_rows": "tables",
     "Tfidf": "vectorizer",
@@ -119,10 +120,15 @@ def _call(loader: Callable[..., _Set], name: str, arguments: tuple[Any, ...], op
 
 
 def _check_path(name_or_path: str | Path, known: dict[str, str], what: str) -> None:
-    path = Path(name_or_path)
-    if not path.exists():
+    try:
+        there = Path(name_or_path).exists()
+    except OSError:  # a name that no file can have, or a folder that cannot be looked into
+        there = False
+    if not there:
+        from minidl.data.parsing import shorten
+
         raise DataError(
-            f"unknown {what} {str(name_or_path)!r}: neither one of {', '.join(known)} nor a file that exists; "
+            f"unknown {what} {shorten(str(name_or_path))}: neither one of {', '.join(known)} nor a file that exists; "
             "give a name or the path of a .csv, .tsv or .jsonl file"
         )
 

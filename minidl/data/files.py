@@ -6,25 +6,23 @@ Every fault is a DataError that names the file, the line and what to do.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
-import json
-import re
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minidl.data.parsing import CsvRows, decode, in_columns, json_object, kind_of, listed, shorten
 from minidl.data.records import DataError, TextDataset, Texts
 from minidl.data.split import TEST, TRAIN, VALIDATION, stratified_split
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "document")
 LABEL_NAMES = ("label", "class", "category", "target", "topic")
-_MAX_FIELD = 2**31 - 1  # csv's own limit of 131,072 characters would refuse long texts
 _MAX_CELLS = 10**8
+_EXAMPLE = '{"text": "...", "label": "..."}'
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,13 @@ class Records:
         if column not in self.columns:
             raise DataError(f"{self.path} has no {role} column {column!r}; its columns are: {listed(self.columns)}")
         return self.columns.index(column)
+
+    def taken(self, rows: Iterable[int]) -> Records:
+        """The rows of these indices."""
+        chosen = list(rows)
+        return Records(
+            self.path, self.columns, [self.rows[i] for i in chosen], [self.lines[i] for i in chosen], self.sha256
+        )
 
 
 def read_records(path: str | Path) -> Records:
@@ -188,111 +193,32 @@ def sort_labels(names: set[str]) -> list[str]:
     return sorted(names)
 
 
-def decode(raw: bytes, path: Path) -> str:
-    """UTF-8 bytes (with or without a mark) as text. Raises DataError with the line of the first bad byte."""
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError(f"{path} is UTF-16 text: save it as UTF-8")
-    zero = raw.find(b"\0")
-    if zero >= 0:
-        raise DataError(
-            f"{path}, line {raw.count(bytes([10]), 0, zero) + 1}: a zero byte, so this is not a text file; "
-            "save the data as UTF-8 text"
-        )
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}, line {line}: byte 0x{raw[error.start]:02x} is not UTF-8 text; save the file as UTF-8 "
-            "(a spreadsheet's CSV export has the choice)"
-        ) from None
-
-
 def _read_bytes(path: Path) -> bytes:
-    if path.is_dir():
-        raise DataError(f"{path} is a folder: give a file ending in {', '.join(SUFFIXES)}")
     try:
         return path.read_bytes()
+    except IsADirectoryError:
+        raise DataError(f"{path} is a folder: give a file ending in {', '.join(SUFFIXES)}") from None
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; give the path of a file that can") from None
+    except ValueError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
-# A number with a decimal comma, alone in its cell.
-_DECIMAL_COMMA = re.compile(r"^(\s*[-+]?\d+),(\d+\s*)$")
-
-
 def _parse_csv(text: str, path: Path) -> tuple[list[str], list[list[Any]], list[int]]:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    header_line = text.lstrip("\r\n").split("\n", 1)[0]
-    decimal_comma = delimiter == "," and "," not in header_line and ";" in header_line
-    if decimal_comma:
-        delimiter = ";"  # what a spreadsheet writes where the comma is the decimal mark
-    limit = csv.field_size_limit(_MAX_FIELD)
-    header: list[str] | None = None
-    rows: list[list[Any]] = []
-    lines: list[int] = []
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    line = 1
-    try:
-        for row in reader:
-            if not row:
-                pass
-            elif header is None:
-                header = [name.strip() for name in row]
-                for name, count in Counter(header).items():
-                    if count > 1:
-                        raise DataError(f"{path}, line {line}: column {shorten(name)} occurs twice; rename one of them")
-            elif len(row) != len(header):
-                raise DataError(
-                    f"{path}, line {line}: {len(row)} fields where the header has {len(header)}; put a field that "
-                    f"contains {_NAMES[delimiter]} or a line end in double quotes"
-                )
-            else:
-                rows.append([_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in row] if decimal_comma else row)
-                lines.append(line)
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"{path}, line {line}: {error}; close every quoted field and write a double quote inside one twice"
-        ) from None
-    finally:
-        csv.field_size_limit(limit)
-    return header or [], rows, lines
-
-
-_NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+    reader = CsvRows(path, text.lstrip("\r\n").split("\n", 1)[0])
+    rows = list(reader.read(io.StringIO(text, newline="")))
+    return reader.columns, [cells for _, cells in rows], [line for line, _ in rows]
 
 
 def _parse_jsonl(text: str, path: Path) -> tuple[list[str], list[list[Any]], list[int]]:
-    found: list[dict[str, Any]] = []
-    lines: list[int] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{path}, line {number}: not JSON ({error.msg} at character {error.pos + 1}); "
-                'write one object per line, such as {"text": "...", "label": "..."}'
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: JSON that cannot be read ({error})") from None
-        if not isinstance(value, dict):
-            raise DataError(
-                f"{path}, line {number}: {kind_of(value)} where an object is expected; "
-                'write one object per line, such as {"text": "...", "label": "..."}'
-            )
-        found.append(value)
-        lines.append(number)
-    columns = list(dict.fromkeys(key for value in found for key in value))
-    if len(columns) * len(found) > _MAX_CELLS:
-        raise DataError(
-            f"{path}: {len(columns)} different keys in {len(found)} objects; give every object the same keys"
-        )
-    return columns, [[value.get(column) for column in columns] for value in found], lines
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    found = [json_object(line, path, number, _EXAMPLE) for number, line in lines]
+    keys = len({key for value in found for key in value})
+    if keys * len(found) > _MAX_CELLS:
+        raise DataError(f"{path}: {keys} different keys in {len(found)} objects; give every object the same keys")
+    return *in_columns(found), [number for number, _ in lines]
 
 
 def _guess(
@@ -323,17 +249,20 @@ def text_at(records: Records, row: int, at: int) -> str:
 
 
 def label_at(records: Records, row: int, at: int) -> str:
-    """The label in a cell; numbers and truth values as JSON writes them. Raises DataError for an empty cell."""
+    """The label in a cell; numbers and truth values as JSON writes them.
+
+    Raises DataError for an empty cell and for a number that is not finite, which is how tables write a missing one.
+    """
     value = records.rows[row][at]
     where = f"{records.path}, line {records.lines[row]}"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int | float):
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return repr(value)
     if isinstance(value, str) and value.strip():
         _check_characters(value, where)
         return value.strip()
-    if value is None or isinstance(value, str):
+    if value is None or isinstance(value, str | float):
         raise DataError(f"{where}: no label in column {records.columns[at]!r}; fill it in or delete the row")
     raise DataError(f"{where}: {kind_of(value)} in label column {records.columns[at]!r} where one label is expected")
 
@@ -346,26 +275,6 @@ def _check_characters(value: str, where: str) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise DataError(f"{where}: half of a surrogate pair, which is no character; remove it") from None
-
-
-def kind_of(value: object) -> str:
-    """A JSON value's type in words."""
-    if value is None:
-        return "nothing"
-    names = {bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list"}
-    return names.get(type(value), "an object")
-
-
-def shorten(value: str) -> str:
-    """A quoted, printable form of a value for a message."""
-    shown = value if len(value) <= 60 else value[:57] + "..."
-    return ascii(shown) if not shown.isprintable() else repr(shown)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names for a message, the first thirty of them."""
-    shown = ", ".join(shorten(name) for name in names[:30])
-    return shown + (f" and {len(names) - 30} more" if len(names) > 30 else "")
 
 
 def _header_hint(path: Path) -> str:

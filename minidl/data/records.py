@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from minidl.data.tables import TableSchema
+    from minidl.data.schema import TableSchema
 
 
 class DataError(ValueError):

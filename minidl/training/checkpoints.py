@@ -15,22 +15,26 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from minidl.training import files
-from minidl.training.errors import DamagedError
+from minidl.training.errors import DamagedError, damaged
+
+if TYPE_CHECKING:
+    import torch
 
 FORMAT, VERSION = "minidl-checkpoint", 1
 _TENSOR = "tensor:"
+_JSON_FILES = ("last.json", "best.json")
 _NAME = re.compile(r"step-\d+\.safetensors")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state that was read back. `state` is what `save` got as `state`, `optimizer` what it got as `optimizer`."""
+    """A state that was read back from `path` and `tensors`: `weights`, `optimizer` and `state` are what `save` got."""
 
+    path: Path
+    tensors: Path
     weights: dict[str, torch.Tensor]
     optimizer: Any
     state: dict[str, Any]
@@ -82,36 +86,49 @@ class Checkpoints:
             content = files.read_json(path)
         except FileNotFoundError:
             return None
+        if content.get("format") != FORMAT or content.get("version") != VERSION:
+            raise DamagedError(f"{path} is no checkpoint of version {VERSION}; train again with --overwrite")
+        named = content.get("tensors")
+        if not isinstance(named, str) or not _NAME.fullmatch(named):
+            raise DamagedError(f"{path} names {named!r} as its tensor file; train again with --overwrite")
+        file = self.folder / named
         try:
-            if content["format"] != FORMAT or content["version"] != VERSION:
-                raise DamagedError(f"{path} is no checkpoint of version {VERSION}; train again with --overwrite")
-            if not _NAME.fullmatch(content["tensors"]):
-                raise DamagedError(
-                    f"{path} names {content['tensors']!r} as its tensor file; train again with --overwrite"
-                )
-            file = self.folder / content["tensors"]
-            tensors = files.read_tensors(file)
+            tensors = files.read_tensors(file, str(content["sha256"]))
             weights = {
                 key.removeprefix("weights."): value for key, value in tensors.items() if key.startswith("weights.")
             }
-            return Checkpoint(weights, _put_tensors(content["optimizer"], tensors), content)
-        except FileNotFoundError as error:
-            raise DamagedError(f"{path} names {error.filename}, which is gone; train again with --overwrite") from None
-        except (KeyError, TypeError) as error:
-            raise DamagedError(f"{path} is damaged ({error!r}); train again with --overwrite") from None
+            return Checkpoint(path, file, weights, _put_tensors(content["optimizer"], tensors), content)
+        except FileNotFoundError:
+            raise DamagedError(f"{path} names {file}, which is gone; train again with --overwrite") from None
+        except KeyError as error:
+            raise damaged(path, f"{error} is missing") from None
 
     def _drop_unnamed(self) -> None:
         named = set()
-        for name in ("last.json", "best.json"):
+        for name in _JSON_FILES:
             with contextlib.suppress(FileNotFoundError):
-                named.add(files.read_json(self.folder / name)["tensors"])
+                named.add(files.read_json(self.folder / name).get("tensors"))
         for path in self.folder.iterdir():
             if _NAME.fullmatch(path.name) and path.name not in named:
                 files.remove(path)
 
 
+def delete(folder: Path) -> None:
+    """Delete what `save` has written, and the folder if nothing else is in it."""
+    if not folder.is_dir() or folder.is_symlink():
+        return
+    for path in folder.iterdir():
+        if path.name in _JSON_FILES or _NAME.fullmatch(path.name):
+            files.remove(path)
+    files.sweep(folder)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
 def _take_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     """`value` with each tensor put into `tensors` and replaced by its name there."""
+    import torch
+
     if isinstance(value, torch.Tensor):
         tensors[name] = value
         return _TENSOR + name

@@ -7,7 +7,7 @@ goes about it.
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +21,7 @@ SCHEDULES = ("constant", "cosine", "linear")
 PRECISIONS = ("float32", "tf32")
 TASKS = ("regression", "classification")
 MISSING = ("error", "fill")
+_LARGEST = 3.4028234663852886e38  # of float32: what the device gets
 
 
 def flag(name: str) -> str:
@@ -82,8 +83,8 @@ class Training:
         _require(self, "hidden", len(self.hidden) >= 1, "at least one layer size")
         _number(self, "dropout", lambda value: 0 <= value < 1, "a number from 0 to below 1")
         _choice(self, "optimizer", OPTIMIZERS)
-        _number(self, "lr", lambda value: value > 0, "a number above 0")
-        _number(self, "weight_decay", lambda value: value >= 0, "a number of at least 0")
+        _number(self, "lr", lambda value: value > 0, "a number above 0 that float32 holds")
+        _number(self, "weight_decay", lambda value: value >= 0, "a number of at least 0 that float32 holds")
         _choice(self, "schedule", SCHEDULES)
         _number(self, "warmup", lambda value: value >= 0, "a number of epochs of at least 0")
         _number(self, "label_smoothing", lambda value: 0 <= value < 1, "a number from 0 to below 1")
@@ -131,6 +132,8 @@ class TrainText(Training, Session):
         """Raises ConfigError."""
         Session.__post_init__(self)
         Training.__post_init__(self)
+        _name(self, "text_column")
+        _name(self, "label_column")
         _whole(self, "ngrams", 1, 5)
         _whole(self, "min_df", 1, 10**9)
         _whole(self, "max_features", 1, 10**9)
@@ -158,8 +161,12 @@ class TrainTable(Training, Session):
         """Raises ConfigError."""
         Session.__post_init__(self)
         Training.__post_init__(self)
+        _name(self, "target")
         if self.task is not None:
             _choice(self, "task", TASKS)
+        ignore: Any = self.ignore
+        names = isinstance(ignore, tuple) and all(isinstance(name, str) for name in ignore)
+        _require(self, "ignore", names, "names of columns")
         _choice(self, "missing", MISSING)
 
 
@@ -177,6 +184,8 @@ class Evaluate:
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         _choice(self, "device", DEVICES)
+        if self.json is not None:
+            check_output("--json", self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +222,20 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
     ]
 
 
+def check_output(name: str, path: Path) -> None:
+    """Raises ConfigError when the file that a flag names cannot be made: told before the work, not after it."""
+    try:
+        is_folder, has_folder = path.is_dir(), path.parent.is_dir()
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be made: {error.strerror}; give another name") from None
+    if is_folder:
+        raise ConfigError(f"{name} {path} is a folder: give the name of a file")
+    if not has_folder:
+        raise ConfigError(f"{name} {path}: {path.parent} is no folder; make it, or give a file in another folder")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{name} {path}: {path.parent} cannot be written; give a file in another folder")
+
+
 def parse_sizes(texts: list[str] | None) -> tuple[int, ...] | None:
     """Layer sizes from repeated or comma-separated values: ["256,128"] or ["256", "128"]. Raises ConfigError."""
     if not texts:
@@ -246,8 +269,13 @@ def _choice(config: Any, name: str, known: tuple[str, ...]) -> None:
 
 def _number(config: Any, name: str, good: Callable[[float], bool], expected: str) -> None:
     value = getattr(config, name)
-    number = type(value) in (int, float) and math.isfinite(value)
+    number = type(value) in (int, float) and abs(value) <= _LARGEST
     _require(config, name, number and good(value), expected)
+
+
+def _name(config: Any, name: str) -> None:
+    value = getattr(config, name)
+    _require(config, name, value is None or isinstance(value, str), "the name of a column")
 
 
 def _whole(config: Any, name: str, low: int, high: int) -> None:

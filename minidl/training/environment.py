@@ -12,7 +12,8 @@ from typing import Any
 from minidl import __version__
 
 _PACKAGES = ("torch", "triton", "numpy", "scipy", "scikit-learn", "safetensors")
-_MOST_THREADS = 4
+MOST_THREADS = 65536
+_USUAL_THREADS = 4
 
 
 def describe(threads: int) -> dict[str, Any]:
@@ -61,8 +62,8 @@ def wanted_threads() -> int:
     """OMP_NUM_THREADS if it is set, else the processors this process may use, at most 4."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given) > 0:
-        return int(given)
-    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        return min(MOST_THREADS, int(given))
+    return min(_USUAL_THREADS, len(os.sched_getaffinity(0)))
 
 
 def fix_threads(count: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class ConfigError(ValueError):
     """A setting, or a combination of them, that cannot be used. The message names the flag and what it takes."""
@@ -13,6 +15,18 @@ class RunError(RuntimeError):
 
 class DamagedError(RunError):
     """A file of a run that is not what minidl wrote."""
+
+
+class DivergedError(RunError):
+    """Training that left the numbers there are. `what` says what is not finite."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"training diverged: {what}; train again with a smaller --lr or --weight-decay")
+
+
+def damaged(path: Path, what: object) -> DamagedError:
+    """The error for a file of a run, with what is wrong in it."""
+    return DamagedError(f"{path} is damaged ({what}); restore it or train again with --overwrite")
 
 
 class Interrupted(Exception):  # noqa: N818  (an outcome, not an error)

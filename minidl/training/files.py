@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import struct
 import tempfile
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidl.training.errors import DamagedError
+from minidl.training.errors import damaged
 
 if TYPE_CHECKING:
     import torch
@@ -60,14 +61,44 @@ def write_json_lines(path: Path, values: list[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises FileNotFoundError, and DamagedError when it is anything else."""
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; False, too, for a name that no file can have."""
     try:
-        value = json.loads(path.read_bytes())
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a run's file. Raises FileNotFoundError, and DamagedError when there is something else than a file.
+
+    A path through a file raises NotADirectoryError.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        raise
+    except OSError as error:
+        raise damaged(path, error.strerror or error) from None
+
+
+def read_text(path: Path) -> str:
+    """`read_bytes` of UTF-8 text. Raises DamagedError for anything else, too."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise damaged(path, error) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises as `read_bytes`, and DamagedError when it is anything else."""
+    raw = read_bytes(path)
+    try:
+        value = json.loads(raw, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{path} is damaged ({error}); restore it or train again") from None
+        raise damaged(path, error) from None
     if not isinstance(value, dict):
-        raise DamagedError(f"{path} is damaged (no JSON object); restore it or train again")
+        raise damaged(path, "no JSON object")
     return value
 
 
@@ -81,20 +112,25 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     return checksum
 
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors that `write_tensors` wrote. Raises FileNotFoundError, and DamagedError for any other content."""
+def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Tensor]:
+    """The tensors that `write_tensors` wrote, when it returned `checksum` if that is given.
+
+    Raises FileNotFoundError, and DamagedError for any other content.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    raw = path.read_bytes()
+    raw = read_bytes(path)
     try:
         tensors = load(raw)
         (length,) = struct.unpack("<Q", raw[:8])
         written = json.loads(raw[8 : 8 + length]).get("__metadata__", {}).get(_CHECKSUM)
     except (SafetensorError, ValueError, KeyError, struct.error, RecursionError) as error:
-        raise DamagedError(f"{path} is damaged ({error}); restore it or train again") from None
+        raise damaged(path, error) from None
     if written != _checksum(tensors):
-        raise DamagedError(f"{path} is damaged (its values do not match their checksum); restore it or train again")
+        raise damaged(path, "its values do not match their checksum")
+    if checksum is not None and written != checksum:
+        raise damaged(path, "its values are whole, but not those that were saved under this name")
     return tensors
 
 
@@ -108,6 +144,19 @@ def remove(path: Path) -> None:
     """Delete a file that may be gone already."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
+
+
+def text_checksum(text: str) -> str:
+    """SHA-256 of a text file's content."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _finite(text: str) -> float:
+    """A number of a JSON text; Python reads NaN, Infinity and 1e999 as well, which nothing here has written."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ from minidl.csr import CSR
 from minidl.data.batches import Batches
 from minidl.optim import Optimizer, Schedule
 from minidl.tensor import Tensor, default_device
-from minidl.training import files
+from minidl.training import files, weights
 from minidl.training.checkpoints import Checkpoint, Checkpoints
 from minidl.training.display import Display
-from minidl.training.errors import Interrupted, RunError
+from minidl.training.errors import DivergedError, Interrupted, damaged
 from minidl.training.interrupts import Interrupts
+from minidl.training.progress import Progress
 
 MOST_SKIPPED = 20  # steps in a row that the optimiser's guard skipped: the weights are whole, but nothing is learnt
 _FETCH_SECONDS = 0.5
@@ -58,24 +59,6 @@ class Task:
     batches: Batches
     loss: Callable[[CSR | Tensor, Tensor], Tensor]
     validate: Callable[[], Judgement]
-
-
-@dataclass
-class Progress:
-    """Where training stands; plain JSON values. `step` counts within the epoch, `steps` from the beginning."""
-
-    epoch: int = 0
-    step: int = 0
-    steps: int = 0
-    finished: bool = False
-    seconds: float = 0.0
-    epoch_seconds: float = 0.0
-    loss_sum: float = 0.0
-    loss_count: int = 0
-    skipped: int = 0
-    best_epoch: int = 0
-    best_score: float | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Trainer:
@@ -110,29 +93,64 @@ class Trainer:
         self._skipped_in_a_row = 0
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint. Raises RunError when its parts do not fit the task."""
+        """Go on from a checkpoint. Raises DamagedError when its parts do not fit the task or each other."""
+        state, task = checkpoint.state, self.task
+        part = "progress"
         try:
-            self.task.model.load_state_dict(checkpoint.weights)
-            self.task.optimizer.load_state_dict(checkpoint.optimizer)
-            self.task.schedule.load_state_dict(checkpoint.state["schedule"])
-            random.set_state(checkpoint.state["generator"])
-            self.progress = Progress(**checkpoint.state["progress"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"the checkpoint in {self.checkpoints.folder} does not fit this run: {error}") from error
+            progress = Progress.from_saved(state["progress"])
+            part = "optimizer"
+            task.optimizer.load_state_dict(checkpoint.optimizer)
+            part = "schedule"
+            # A schedule has no memory but the number of steps.
+            schedule = {**task.schedule.state_dict(), "step": progress.steps}
+            if state["schedule"] != schedule:
+                raise ValueError(f"it is {state['schedule']!r}, expected {schedule!r}")
+            task.schedule.load_state_dict(schedule)
+            part = "generator"
+            random.set_state(state["generator"])
+        except KeyError as error:
+            raise damaged(checkpoint.path, f"{error} is missing") from None
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise damaged(checkpoint.path, f"{part}: {error}") from None
+        steps = progress.epoch * len(task.batches) + progress.step
+        if progress.epoch > self.epochs or progress.step >= len(task.batches) or progress.steps != steps:
+            where = f"epoch {progress.epoch}, step {progress.step} and {progress.steps} steps in all"
+            raise damaged(checkpoint.path, f"{where}; an epoch has {len(task.batches)} steps, training {self.epochs}")
+        weights.load(task.model, checkpoint.weights, checkpoint.tensors)
+        self.progress = progress
+        # A process that was killed between the two files has left the best state of the epoch that is to come.
+        self._best(progress.best_epoch, progress.epoch + 1)
 
     def run(self) -> Progress:
         """Train to the end, then put the best weights into the model.
 
-        Raises Interrupted after Ctrl-C or SIGTERM, with everything saved; RunError when gradients stay not finite.
+        Raises Interrupted after Ctrl-C or SIGTERM, with everything saved; DivergedError when gradients stay not finite
+        or validation is not finite; DamagedError when the best state is gone.
         """
         with Interrupts() as interrupts, self.display:
             if not self.progress.finished:
                 self._started = time.monotonic() - self.progress.seconds
                 self._train(interrupts)
-        best = self.checkpoints.best()
+        best = self._best(self.progress.best_epoch)
         if best is not None:
-            self.task.model.load_state_dict(best.weights)
+            weights.load(self.task.model, best.weights, best.tensors)
         return self.progress
+
+    def _best(self, *epochs: int) -> Checkpoint | None:
+        """The state of the best epoch, None before there is one. Raises DamagedError unless it is of these epochs."""
+        best = self.checkpoints.best()
+        if best is None:
+            if self.progress.best_epoch == 0:
+                return None
+            path = self.checkpoints.folder / "best.json"
+            raise damaged(path, f"it is gone, and epoch {self.progress.best_epoch} is the best of the run")
+        try:
+            epoch = Progress.from_saved(best.state.get("progress")).epoch
+        except ValueError as error:
+            raise damaged(best.path, error) from None
+        if epoch not in epochs or best.state.get("config") != self.state["config"]:
+            raise damaged(best.path, f"it is of epoch {epoch}, or of other settings; the best is epoch {epochs[0]}")
+        return best
 
     def _train(self, interrupts: Interrupts) -> None:
         progress = self.progress
@@ -172,12 +190,12 @@ class Trainer:
                 raise Interrupted(self._interruption())
         self._fetch_losses(always=True)
         task.model.eval()
-        judged = task.validate()
+        judged = self._judge()
         record = {
             "epoch": progress.epoch + 1,
             "steps": progress.steps,
-            "loss": progress.loss_sum / progress.loss_count if progress.loss_count else None,
-            "validation": {name: value if math.isfinite(value) else None for name, value in judged.scores.items()},
+            "loss": progress.loss_sum / progress.loss_count,
+            "validation": judged.scores,
             "lr": task.schedule.lr(progress.steps - 1),
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -187,13 +205,26 @@ class Trainer:
         progress.loss_count = 0
         progress.history.append(record)
         # Of epochs that do not differ the last: the rate has fallen and the weights have settled.
-        if math.isfinite(judged.score):
-            highest = judged.score if progress.best_score is None else max(progress.best_score, judged.score)
-            progress.best_score = highest
-            if judged.score >= highest - judged.margin:
-                progress.best_epoch = progress.epoch
+        highest = judged.score if progress.best_score is None else max(progress.best_score, judged.score)
+        progress.best_score = highest
+        if judged.score >= highest - judged.margin:
+            progress.best_epoch = progress.epoch
         files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
         self.display.epoch(progress.epoch, self.epochs, record, progress.best_epoch == progress.epoch)
+
+    def _judge(self) -> Judgement:
+        """Validation after an epoch. Raises DivergedError when it, or every loss of the epoch, is not finite."""
+        epoch = self.progress.epoch + 1
+        if not self.progress.loss_count:
+            raise DivergedError(f"no loss of epoch {epoch} is finite")
+        try:
+            judged = self.task.validate()
+        except DivergedError:
+            raise DivergedError(f"the model's outputs after epoch {epoch} are not finite") from None
+        for name, value in (*judged.scores.items(), ("score", judged.score), ("margin", judged.margin)):
+            if not math.isfinite(value):
+                raise DivergedError(f"the validation {name} after epoch {epoch} is {value}")
+        return judged
 
     def _fetch_losses(self, always: bool) -> None:
         """Add the losses that wait on the device to the sum: one transfer, at most twice a second.
@@ -214,10 +245,9 @@ class Trainer:
         self._pending.clear()
         self._fetched = time.monotonic()
         if self._skipped_in_a_row >= MOST_SKIPPED:
-            raise RunError(
+            raise DivergedError(
                 f"the gradient was not finite in {self._skipped_in_a_row} steps in a row (epoch "
-                f"{self.progress.epoch + 1}, step {self.progress.step}); the last good checkpoint stays in "
-                f"{self.checkpoints.folder}: train again with a smaller --lr"
+                f"{self.progress.epoch + 1}, step {self.progress.step})"
             )
 
     def _save(self, best: bool) -> None:

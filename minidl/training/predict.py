@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
+import bisect
 import json
-import queue
-import sys
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,16 +14,13 @@ import numpy as np
 from minidl import data, models, nn, ops
 from minidl.data import DataError
 from minidl.data.files import Records, read_records
-from minidl.data.tables import TableSchema
+from minidl.data.schema import TableSchema
 from minidl.data.vectorizer import Tfidf
 from minidl.tensor import Tensor
-from minidl.training import files, metrics, reports, runs, sources
+from minidl.training import files, inputs, metrics, reports, runs, sources, weights
 from minidl.training.config import Evaluate, Predict, TrainText
-from minidl.training.errors import ConfigError, DamagedError
+from minidl.training.errors import ConfigError, DamagedError, DivergedError, damaged
 from minidl.training.forward import outputs
-
-STANDARD_INPUT = Path("standard input")
-CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,7 @@ class TextClassifier:
 
     def answers(self, texts: list[str], top: int) -> list[dict[str, Any]]:
         """One answer per text: label, probability and the `top` best labels."""
-        return _ranked(outputs(self.model, self.vocabulary.transform(texts)), self.labels, top)
+        return _ranked(_outputs(self.model, self.vocabulary.transform(texts)), self.labels, top)
 
 
 @dataclass(frozen=True)
@@ -51,39 +45,67 @@ class TablePredictor:
 
     def answers(self, records: Records, top: int) -> list[dict[str, Any]]:
         """One answer per row: the prediction in the target's units, or label, probability and the `top` best labels."""
-        raw = outputs(self.model, self.schema.features(records))
+        raw = _outputs(self.model, self.schema.features(records))
         if self.schema.task == "classification":
             return _ranked(raw, self.schema.labels, top)
         return [
             {"prediction": float(value)} for value in in_units(raw, self.schema.target_mean, self.schema.target_scale)
         ]
 
+    def readable(self, records: Records) -> int:
+        """How many rows there are before the first that cannot be read."""
+
+        def fails(count: int) -> bool:
+            try:
+                self.schema.features(records.taken(range(count)))
+            except DataError:
+                return True
+            return False
+
+        return bisect.bisect_left(range(1, len(records.rows) + 1), True, key=fails)
+
 
 def load(folder: Path) -> TextClassifier | TablePredictor:
     """The model of a finished run. Raises ConfigError when there is none, DamagedError when a file is not whole."""
     run = runs.finished_run(folder)
     config = runs.saved_settings(run)
+    model: nn.Module
     try:
         if isinstance(config, TrainText):
-            labels = files.read_json(folder / "labels.json").get("labels")
-            if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-                raise DamagedError(f"{folder / 'labels.json'} is damaged; restore it or train again")
-            vocabulary = Tfidf.from_json(_text(folder / "vocabulary.json"), str(folder / "vocabulary.json"))
-            model: nn.Module = models.TextMLP(len(vocabulary), len(labels), config.hidden, config.dropout)
-            _load_weights(model, folder / "model.safetensors")
+            labels = _labels(run)
+            vocabulary = Tfidf.from_json(runs.document(run, "vocabulary.json"), str(folder / "vocabulary.json"))
+            model = models.TextMLP(len(vocabulary), len(labels), config.hidden, config.dropout)
+            _read_weights(model, folder / "model.safetensors")
             return TextClassifier(labels, vocabulary, model)
-        schema = TableSchema.from_json(_text(folder / "schema.json"), str(folder / "schema.json"))
+        schema = TableSchema.from_json(runs.document(run, "schema.json"), str(folder / "schema.json"))
         size = 1 if schema.task == "regression" else len(schema.labels)
         model = models.TableMLP(len(schema.feature_names), size, config.hidden, config.dropout)
-        _load_weights(model, folder / "model.safetensors")
+        _read_weights(model, folder / "model.safetensors")
         return TablePredictor(schema, model)
+    except DataError as error:
+        raise DamagedError(str(error)) from None
     except FileNotFoundError as error:
-        raise DamagedError(f"{error.filename} is gone; restore it or train again") from None
+        raise DamagedError(f"{error.filename} is gone; restore it or train again with --overwrite") from None
+
+
+def _labels(run: runs.SavedRun) -> list[str]:
+    runs.document(run, "labels.json")
+    path = run.folder / "labels.json"
+    labels = files.read_json(path).get("labels")
+    if not isinstance(labels, list) or len(labels) < 2 or not all(isinstance(label, str) for label in labels):
+        raise damaged(path, "labels is no list of two names or more")
+    if len(set(labels)) != len(labels):
+        raise damaged(path, "two labels are equal")
+    return labels
 
 
 def in_units(raw: np.ndarray, mean: float, scale: float) -> np.ndarray:
-    """Standardised outputs [N, 1] in the target's units, float64 [N]."""
-    return raw.reshape(-1).astype(np.float64) * scale + mean
+    """Standardised outputs [N, 1] in the target's units, float64 [N]. Raises DamagedError for what is not finite."""
+    with np.errstate(over="ignore"):
+        values = raw.reshape(-1).astype(np.float64) * scale + mean
+    if not np.isfinite(values).all():
+        raise DamagedError(f"the model's answers, {scale:g} times its outputs, are not finite; train it again")
+    return values
 
 
 def predict(config: Predict, write: IO[str]) -> None:
@@ -96,7 +118,7 @@ def predict(config: Predict, write: IO[str]) -> None:
         _answer_texts(config, predictor) if isinstance(predictor, TextClassifier) else _answer_rows(config, predictor)
     )
     for chunk in answers:
-        write.writelines(json.dumps(answer, ensure_ascii=False) + "\n" for answer in chunk)
+        write.writelines(json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n" for answer in chunk)
         write.flush()
 
 
@@ -111,13 +133,13 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
         texts, source = _labelled_texts(config, settings, predictor.labels)
         features = predictor.vocabulary.transform(texts.texts)
         truth = np.asarray(texts.labels, dtype=np.int64)
-        scores = reports.classification(truth, outputs(predictor.model, features).argmax(1), predictor.labels)
+        scores = reports.classification(truth, _outputs(predictor.model, features).argmax(1), predictor.labels)
         task = "classification"
     else:
         if config.text_column or config.label_column:
             raise ConfigError("--text-column and --label-column are for text runs; a table run knows its columns")
         rows, source = _rows(config, settings, predictor.schema)
-        raw = outputs(predictor.model, rows.x)
+        raw = _outputs(predictor.model, rows.x)
         schema = predictor.schema
         task = schema.task
         if task == "classification":
@@ -201,136 +223,45 @@ def _answer_texts(config: Predict, classifier: TextClassifier) -> Iterator[list[
         chunks = [list(config.inputs)]
     elif config.file is not None:
         texts = data.read_texts(config.file, config.text_column)
-        chunks = (texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK))
+        chunks = (texts[start : start + inputs.CHUNK] for start in range(0, len(texts), inputs.CHUNK))
     else:
-        chunks = ([line for _, line in chunk] for chunk in _lines_as_they_come(sys.stdin.buffer))
+        chunks = ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))
     return (classifier.answers(chunk, config.top) for chunk in chunks)
 
 
 def _answer_rows(config: Predict, predictor: TablePredictor) -> Iterator[list[dict[str, Any]]]:
-    """The answers to the table rows of a command, in chunks."""
+    """The answers to the table rows of a command, in chunks; those before a row that cannot be read come first."""
     chunks: Iterable[Records]
     if config.text_column is not None:
         raise ConfigError("--text-column is for text runs; a table run knows its columns")
     # Where missing values are filled, so is a column that no line of a chunk names.
     expected = [column.name for column in predictor.schema.columns] if predictor.schema.missing == "fill" else []
     if config.inputs:
-        chunks = [_json_rows(list(enumerate(config.inputs, 1)), Path("argument"), expected)]
+        chunks = inputs.json_rows(list(enumerate(config.inputs, 1)), Path("argument"), expected)
     elif config.file is not None:
         chunks = [read_records(config.file)]
     else:
-        chunks = _rows_as_they_come(sys.stdin.buffer, expected)
-    return (predictor.answers(chunk, config.top) for chunk in chunks)
-
-
-def _lines_as_they_come(stream: IO[bytes]) -> Iterator[list[tuple[int, str]]]:
-    """Numbered lines in chunks of what has arrived: the first is answered at once, many are answered together.
-
-    A thread reads, so that a chunk can be closed when no further line is waiting.
-    """
-    arrived: queue.Queue[bytes | None] = queue.Queue(maxsize=4 * CHUNK)
-
-    def read() -> None:
-        for line in stream:
-            arrived.put(line)
-        arrived.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    number, open_ = 0, True
-    while open_:
-        waiting = [arrived.get()]
-        while len(waiting) < CHUNK and not arrived.empty():
-            waiting.append(arrived.get())
-        if waiting[-1] is None:
-            open_ = False
-            waiting.pop()
-        chunk = []
-        failure = None
-        for raw in waiting:
-            number += 1
-            try:
-                chunk.append((number, _line(raw, number)))
-            except DataError as error:
-                failure = error
-                break
-        if chunk:
-            yield chunk
-        if failure is not None:
-            raise failure
-
-
-def _line(raw: bytes | None, number: int) -> str:
-    assert raw is not None
-    try:
-        text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{STANDARD_INPUT}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8 text; convert the input"
-        ) from None
-    return text.removesuffix("\n").removesuffix("\r")
-
-
-def _rows_as_they_come(stream: IO[bytes], expected: Sequence[str]) -> Iterator[Records]:
-    """Table rows from JSON lines or from CSV with a header line: a first line that begins with { decides."""
-    header: list[str] | None = None
-    is_json: bool | None = None
-    for chunk in _lines_as_they_come(stream):
-        lines = [(number, line) for number, line in chunk if line.strip()]
-        if lines and is_json is None:
-            is_json = lines[0][1].lstrip().startswith("{")
-        if lines and not is_json and header is None:
-            header = _csv_fields(*lines.pop(0))
-        if not lines:
-            continue
-        if is_json:
-            yield _json_rows(lines, STANDARD_INPUT, expected)
-        else:
-            assert header is not None
-            rows = [_csv_row(number, line, header) for number, line in lines]
-            yield Records(STANDARD_INPUT, header, rows, [number for number, _ in lines], "")
-
-
-def _csv_fields(number: int, line: str) -> list[str]:
-    try:
-        return next(csv.reader([line], strict=True))
-    except csv.Error as error:
-        raise DataError(f"{STANDARD_INPUT}, line {number}: {error}; a row must stand on one line") from None
-
-
-def _csv_row(number: int, line: str, header: list[str]) -> list[str]:
-    fields = _csv_fields(number, line)
-    if len(fields) != len(header):
-        raise DataError(f"{STANDARD_INPUT}, line {number}: {len(fields)} fields where the header has {len(header)}")
-    return fields
-
-
-def _json_rows(lines: list[tuple[int, str]], where: Path, expected: Sequence[str] = ()) -> Records:
-    """Rows with the `expected` columns, whether or not one of the lines has them, and those that the lines have."""
-    rows = []
-    for number, line in lines:
+        chunks = inputs.rows_as_they_come(inputs.standard_input(), expected)
+    for chunk in chunks:
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}, line {number}: not JSON ({error}); give an object per row") from None
-        if not isinstance(value, dict):
-            raise DataError(f"{where}, line {number}: no JSON object; give an object per row")
-        rows.append(value)
-    columns = list(dict.fromkeys([*expected, *(key for row in rows for key in row)]))
-    cells = [[row.get(column) for column in columns] for row in rows]
-    return Records(where, columns, cells, [number for number, _ in lines], "")
+            answers = predictor.answers(chunk, config.top)
+        except DataError:
+            readable = predictor.readable(chunk)
+            if readable:
+                yield predictor.answers(chunk.taken(range(readable)), config.top)
+            raise
+        yield answers
 
 
-def _load_weights(model: nn.Module, path: Path) -> None:
+def _outputs(model: nn.Module, features: Any) -> np.ndarray:
+    """`forward.outputs` of a saved model. Raises DamagedError when one is not finite."""
     try:
-        model.load_state_dict(files.read_tensors(path))
-    except (KeyError, ValueError) as error:
+        return outputs(model, features)
+    except DivergedError as error:
         raise DamagedError(
-            f"{path} does not fit the settings of its run ({error}); restore it or train again"
+            f"{error}, or correct the input: a number in it may lie too far from those of the training split"
         ) from None
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise DamagedError(f"{path} is damaged ({error}); restore it or train again") from None
+def _read_weights(model: nn.Module, path: Path) -> None:
+    weights.load(model, files.read_tensors(path), path)

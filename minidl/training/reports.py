@@ -9,7 +9,7 @@ import numpy as np
 
 from minidl.training import metrics
 from minidl.training.config import TrainTable, TrainText
-from minidl.training.loop import Progress
+from minidl.training.progress import Progress
 
 
 def training(config: TrainText | TrainTable, progress: Progress, device: str, parameters: int) -> dict[str, Any]:

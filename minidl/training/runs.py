@@ -1,8 +1,8 @@
 """Run folders: made, replaced, continued, and read again.
 
-    config.json       what the run is: command, settings, a checksum of the data
+    config.json       what the run is: command, settings, checksums of the data and of the documents
     environment.json  versions, device, threads
-    labels.json, vocabulary.json | schema.json
+    labels.json, vocabulary.json | schema.json      the documents: what a reader of the model needs
     metrics.jsonl     a line per epoch
     checkpoints/      while and after training: last and best state
     model.safetensors, report.json, report.txt, *.png   when finished; report.json is written last
@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minidl import __version__
-from minidl.training import files
+from minidl.training import checkpoints, files
 from minidl.training.config import Session, TrainTable, TrainText, differences, from_saved
-from minidl.training.errors import ConfigError, DamagedError, RunError
+from minidl.training.errors import ConfigError, DamagedError, RunError, damaged
 
 FORMAT, VERSION = "minidl-run", 1
 KINDS = {"text": TrainText, "table": TrainTable}
@@ -39,33 +38,44 @@ _OWN_FILES = (
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The parts of config.json of a run that exists."""
+    """The parts of config.json of a run that exists; `documents` are checksums by file name (older runs have none)."""
 
     folder: Path
     kind: str
     config: dict[str, Any]
     data_sha256: str
+    documents: dict[str, str]
     finished: bool
 
 
 def read_run(folder: Path) -> SavedRun:
     """What the run in `folder` is. Raises ConfigError when there is none, DamagedError when it is not whole."""
     path = folder / "config.json"
-    try:
-        saved = files.read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        what = "is no folder" if not folder.is_dir() else "has no config.json"
-        raise ConfigError(f"{folder} is no minidl run: it {what}; give a folder that `minidl train` made") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{folder} is no minidl run: its config.json is a folder") from None
+    what = None
+    if not files.is_folder(folder):
+        what = "it is no folder"
+    elif files.is_folder(path):
+        what = "its config.json is a folder"
+    elif not path.exists():
+        what = "it has no config.json"
+    if what is not None:
+        raise ConfigError(f"{folder} is no minidl run: {what}; give a folder that `minidl train` made")
+    saved = files.read_json(path)
     if saved.get("format") != FORMAT:
         raise ConfigError(f"{folder} is no minidl run: its config.json is of another program")
     if saved.get("version") != VERSION:
         raise ConfigError(f"{path} has version {saved.get('version')}, this minidl reads {VERSION}; update minidl")
     kind, config, checksum = saved.get("kind"), saved.get("config"), saved.get("data_sha256")
-    if kind not in KINDS or not isinstance(config, dict) or not isinstance(checksum, str):
-        raise DamagedError(f"{path} is damaged; restore it or train again")
-    return SavedRun(folder, kind, config, checksum, (folder / "report.json").exists())
+    documents = saved.get("documents", {})
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise damaged(path, f"kind is {kind!r}, expected {' or '.join(KINDS)}")
+    if not isinstance(config, dict):
+        raise damaged(path, f"config is {config!r}, expected the settings")
+    if not isinstance(checksum, str):
+        raise damaged(path, f"data_sha256 is {checksum!r}, expected the checksum of the data")
+    if not isinstance(documents, dict):
+        raise damaged(path, f"documents is {documents!r}, expected checksums by file name")
+    return SavedRun(folder, kind, config, checksum, documents, _report(folder) is not None)
 
 
 def finished_run(folder: Path) -> SavedRun:
@@ -78,17 +88,37 @@ def finished_run(folder: Path) -> SavedRun:
 
 def saved_settings(run: SavedRun) -> Any:
     """The TrainText or TrainTable of a run. Raises DamagedError."""
+    return _saved_settings(run, {"out": run.folder})
+
+
+def _saved_settings(run: SavedRun, session: dict[str, Any]) -> Any:
     try:
-        return from_saved(KINDS[run.kind], run.config, {"out": run.folder})
+        return from_saved(KINDS[run.kind], run.config, session)
     except (ConfigError, TypeError) as error:
-        raise DamagedError(f"{run.folder / 'config.json'} is damaged ({error}); restore it or train again") from None
+        raise damaged(run.folder / "config.json", error) from None
+
+
+def document(run: SavedRun, name: str) -> str:
+    """The text of a document of a run. Raises DamagedError when it is gone or not what training wrote."""
+    path = run.folder / name
+    try:
+        text = files.read_text(path)
+    except FileNotFoundError:
+        raise DamagedError(f"{path} is gone; restore it or train again with --overwrite") from None
+    if name in run.documents and run.documents[name] != files.text_checksum(text):
+        raise damaged(path, "its content does not match its checksum in config.json")
+    return text
 
 
 def finished_report(config: Session) -> str | None:
-    """The text report of the run to continue when there is nothing left to do."""
-    if not config.resume or not (config.out / "report.json").exists():
+    """The text report of the run to continue when there is nothing left to do. Raises DamagedError when it is gone."""
+    if not config.resume or _report(config.out) is None:
         return None
-    return f"{config.out} is finished already:\n\n" + (config.out / "report.txt").read_text()
+    path = config.out / "report.txt"
+    try:
+        return f"{config.out} is finished already:\n\n" + files.read_text(path)
+    except FileNotFoundError:
+        raise DamagedError(f"{path} is gone; restore it or train again with --overwrite") from None
 
 
 def resume_command(kind: str, folder: Path) -> str:
@@ -106,6 +136,10 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
     session = {name: given[name] for name in Session.__dataclass_fields__ if name in given}
     own = {name: value for name, value in given.items() if name not in session}
     checked = Session(**session)
+    try:
+        checked.out.exists()
+    except OSError as error:
+        raise ConfigError(_cannot_write(checked.out, error)) from None
     if checked.resume:
         run = _run_to_resume(kind, checked.out)
         if run is not None:
@@ -115,10 +149,7 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
                     f"{checked.out} was started with other settings: {'; '.join(changed)}. "
                     "Leave these flags out to continue it, or choose another --out"
                 )
-            try:
-                return from_saved(cls, run.config, session)
-            except (ConfigError, TypeError) as error:
-                raise DamagedError(f"{run.folder / 'config.json'} is damaged ({error}); train again") from None
+            return _saved_settings(run, session)
     if "data" not in own:
         raise ConfigError("--data is missing: name a data set or a file")
     config = cls(**own, **session)
@@ -144,7 +175,7 @@ def check_out(config: Session) -> None:
         raise ConfigError(f"--overwrite replaces runs only; {error}") from None
 
 
-def start(config: TrainText | TrainTable, kind: str, data_sha256: str, documents: dict[str, Any]) -> None:
+def start(config: TrainText | TrainTable, kind: str, data_sha256: str, documents: dict[str, str]) -> None:
     """Make the folder of a new run with its config.json and the JSON texts in `documents`.
 
     A run there is moved aside, see `finish`. Raises RunError when the folder cannot be written.
@@ -166,12 +197,30 @@ def start(config: TrainText | TrainTable, kind: str, data_sha256: str, documents
             "kind": kind,
             "config": config.identity(),
             "data_sha256": data_sha256,
+            "documents": _checksums(documents),
         }
         files.write_json(folder / "config.json", saved)
     except OSError as error:
         if moved:
             abandon(folder)
         raise RunError(_cannot_write(folder, error)) from None
+
+
+def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
+    """Write the documents of a run to continue, which follow from its data and settings; names those that differed."""
+    changed = []
+    for name, text in documents.items():
+        try:
+            same = files.read_text(folder / name) == text
+        except (FileNotFoundError, DamagedError):
+            same = False
+        if not same:
+            files.write_text(folder / name, text)
+            changed.append(name)
+    saved = files.read_json(folder / "config.json")
+    if saved.get("documents") != _checksums(documents):
+        files.write_json(folder / "config.json", {**saved, "documents": _checksums(documents)})
+    return changed
 
 
 def abandon(folder: Path) -> bool:
@@ -230,6 +279,18 @@ def _run_to_resume(kind: str, folder: Path) -> SavedRun | None:
     return run
 
 
+def _report(folder: Path) -> dict[str, Any] | None:
+    """The content of a finished run's report.json; None where it is missing, empty or junk: the run is not finished."""
+    try:
+        return files.read_json(folder / "report.json") or None
+    except (FileNotFoundError, NotADirectoryError, DamagedError):
+        return None
+
+
+def _checksums(documents: dict[str, str]) -> dict[str, str]:
+    return {name: files.text_checksum(text) for name, text in documents.items()}
+
+
 def _previous(folder: Path) -> Path:
     return folder.with_name(folder.name + ".previous")
 
@@ -241,7 +302,7 @@ def _move_aside(folder: Path) -> bool:
     """
     aside = _previous(folder)
     if (aside / _REPLACED).exists():
-        if not (folder / "report.json").exists():
+        if _report(folder) is None:
             _delete_run(folder)
             return True
         _delete_run(aside)
@@ -254,7 +315,7 @@ def _move_aside(folder: Path) -> bool:
 
 def _delete_run(folder: Path) -> None:
     """Delete what training writes, and the folder if nothing else is in it."""
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    checkpoints.delete(folder / "checkpoints")
     # config.json last: until then the folder is still known as a run.
     for name in reversed(_OWN_FILES):
         files.remove(folder / name)

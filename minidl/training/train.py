@@ -15,13 +15,14 @@ from minidl.data.batches import Batches
 from minidl.kernels import launch
 from minidl.tensor import Tensor, default_device
 from minidl.training import baselines, environment, files, metrics, plots, reports, runs
-from minidl.training.checkpoints import Checkpoints
+from minidl.training.checkpoints import Checkpoint, Checkpoints
 from minidl.training.config import TrainTable, TrainText
 from minidl.training.display import Display
-from minidl.training.errors import RunError
+from minidl.training.errors import RunError, damaged
 from minidl.training.forward import outputs
-from minidl.training.loop import Judgement, Progress, Task, Trainer
+from minidl.training.loop import Judgement, Task, Trainer
 from minidl.training.problems import Problem, make_problem
+from minidl.training.progress import Progress
 
 
 def train(
@@ -53,19 +54,39 @@ def _train(
     if resumed:
         files.sweep(config.out)
         files.sweep(config.out / "checkpoints")
-        return _fit(kind, config, problem, resumed, display)
+        checkpoint = _last_checkpoint(config)
+        for name in runs.restore_documents(config.out, problem.documents):
+            display.note(f"note: {name} was missing or changed; it is written again from the data")
+        return _fit(kind, config, problem, checkpoint, display)
     runs.start(config, kind, checksum, problem.documents)
     try:
-        return _fit(kind, config, problem, resumed, display)
+        return _fit(kind, config, problem, None, display)
     finally:
         if not (config.out / "checkpoints" / "last.json").exists() and runs.abandon(config.out):
             display.note(f"{config.out} is again the run that was to be replaced")
 
 
+def _last_checkpoint(config: TrainText | TrainTable) -> Checkpoint | None:
+    """The state to go on from, None before there is one. Raises DamagedError, also for one of other settings."""
+    checkpoint = Checkpoints(config.out / "checkpoints").last()
+    if checkpoint is None:
+        return None
+    saved, identity = checkpoint.state.get("config"), config.identity()
+    if not isinstance(saved, dict):
+        raise damaged(checkpoint.path, "it has no settings")
+    changed = sorted(name for name in saved.keys() | identity.keys() if saved.get(name) != identity.get(name))
+    if changed:
+        raise damaged(config.out / "config.json", f"{', '.join(changed)} differ from those in {checkpoint.path}")
+    described = checkpoint.state.get("environment")
+    threads = described.get("threads") if isinstance(described, dict) else None
+    if type(threads) is not int or not 1 <= threads <= environment.MOST_THREADS:
+        raise damaged(checkpoint.path, f"environment.threads is {threads!r}, expected a number of threads")
+    return checkpoint
+
+
 def _fit(
-    kind: str, config: TrainText | TrainTable, problem: Problem, resumed: bool, display: Display
+    kind: str, config: TrainText | TrainTable, problem: Problem, checkpoint: Checkpoint | None, display: Display
 ) -> dict[str, Any]:
-    checkpoint = Checkpoints(config.out / "checkpoints").last() if resumed else None
     threads = checkpoint.state["environment"]["threads"] if checkpoint else environment.wanted_threads()
     environment.fix_threads(threads)
     launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")

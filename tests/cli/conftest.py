@@ -4,12 +4,17 @@ import csv
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from typer.testing import CliRunner
+
+from minidl.cli import app
 
 ROOT = Path(__file__).parents[2]
 WORDS = {
@@ -51,6 +56,21 @@ def minidl(tmp_path_factory):
         return Result(process.returncode, out, err)
 
     return run
+
+
+@pytest.fixture
+def command():
+    """Runs the command in this process, where importing torch takes no time. An unexpected exception is raised."""
+    threads = torch.get_num_threads()
+
+    def run(*arguments, stdin=None):
+        done = CliRunner().invoke(app, list(map(str, arguments)), input=stdin)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return Result(done.exit_code, done.stdout, done.stderr)
+
+    yield run
+    torch.set_num_threads(threads)
 
 
 def sentences(count, seed=0):
@@ -107,6 +127,20 @@ def table_run(minidl, table):
     )  # fmt: skip
     assert result.code == 0, result.err
     return folder, result.out
+
+
+def unfinished(run, folder):
+    """A copy of a run as it is when training is done and the report is not yet written."""
+    shutil.copytree(run, folder)
+    for name in ("report.json", "report.txt", "model.safetensors"):
+        (folder / name).unlink()
+    return folder
+
+
+def edited(path, change):
+    """Change the JSON in a file: `change` gets its content, and returns another one or alters it."""
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(change(content) or content))
 
 
 def report(folder):

@@ -59,6 +59,29 @@ def test_data_that_is_not_there(minidl, tmp_path):
     refused(train(minidl, "mails.csv", tmp_path / "run"), "unknown text data 'mails.csv': neither one of docstrings")
 
 
+def test_names_that_no_file_can_have(command, text_run, tmp_path):
+    name = "a" * 5000
+    refused(command("train", "text", "--data", name, "--out", tmp_path / "run"), "nor a file that exists")
+    refused(command("predict", text_run[0], "--file", name + ".csv"), "cannot be read: File name too long")
+    refused(command("evaluate", text_run[0], "--json", name), "--json cannot be made: File name too long")
+    refused(command("predict", name, "oil"), "is no minidl run: it is no folder")
+    for more in ((), ("--resume",), ("--overwrite",)):
+        result = command("train", "text", "--data", "docstrings", "--out", name, *more)
+        refused(result, "File name too long; choose another folder")
+
+
+def test_a_target_that_is_ignored(command, table, tmp_path):
+    result = command(
+        "train", "table", "--data", table, "--target", "price", "--ignore", "price", "--out", tmp_path / "r"
+    )
+    refused(result, "column 'price' is the target (--target) and cannot be ignored (--ignore)")
+
+
+def test_figures_of_a_compile_that_cannot_be_written_are_told_before_the_work(command, tmp_path):
+    result = command("doctor", "--compile", "--json", tmp_path / "none" / "x.json")
+    refused(result, "is no folder; make it, or give a file in another folder")
+
+
 def test_columns_are_for_files(minidl, tmp_path):
     result = train(minidl, "docstrings", tmp_path / "run", "--text-column", "body")
     refused(result, "--text-column is for your own file; docstrings takes none")
@@ -187,5 +210,5 @@ def test_a_loss_that_explodes_stops_with_advice(minidl, table, tmp_path):
         "train", "table", "--data", table, "--target", "price", "--out", tmp_path / "run", "--epochs", "9",
         "--batch-size", "8", "--hidden", "8", "--optimizer", "sgd", "--lr", "1e30", "--patience", "0", "--no-plots",
     )  # fmt: skip
-    refused(result, "the gradient was not finite in", code=1)
+    refused(result, "training diverged: the validation loss after epoch 1 is", code=1)
     assert "train again with a smaller --lr" in result.err

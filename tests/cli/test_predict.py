@@ -1,5 +1,6 @@
 """`predict` and `evaluate` on finished runs."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -73,6 +74,25 @@ def test_standard_input_is_answered_as_it_comes(text_run, tmp_path):
     assert (out, err, process.returncode) == ("", "", 0)
 
 
+def test_an_error_while_standard_input_is_open_ends_the_process_whole(table_run, tmp_path):
+    for rest in (b"", b"50,3\n" * 20_000):
+        for _ in range(3):
+            process = start("predict", table_run[0], folder=tmp_path)
+            process.stdin.buffer.write(b"size,age\n100,3\n")
+            process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.buffer.write(rest)
+                process.stdin.flush()
+            assert process.wait(60) == 2
+            error = process.stderr.read()
+            assert error.startswith("error: standard input has no input column 'kind'")
+            assert error.count("\n") == 1
+            for pipe in (process.stdout, process.stderr):
+                pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+
 def test_nothing_in_is_nothing_out(answers, text_run, table_run):
     assert answers(text_run[0], stdin="") == []
     assert answers(table_run[0], stdin="\n\n") == []
@@ -137,7 +157,7 @@ def test_table_rows_come_as_json_or_csv(answers, table_run, tmp_path):
             '{"size": 1, "age": "old", "kind": "flat"}\n',
             "line 1, column 'age': 'old' where a finite number is expected",
         ),
-        ('{"size": 1, "age": 2, "kind": "flat"}\n[]\n', "line 2: no JSON object"),
+        ('{"size": 1, "age": 2, "kind": "flat"}\n[]\n', "line 2: a list where an object is expected"),
         ('{"size": \n', "line 1: not JSON"),
         ("size,age,kind\n1,2\n", "line 2: 2 fields where the header has 3"),
         ('size,age,kind\n1,2,"flat\n', "line 2: unexpected end of data; a row must stand on one line"),
@@ -147,6 +167,54 @@ def test_a_row_that_cannot_be_read_is_told_by_its_line(answers, table_run, stdin
     with pytest.raises(DataError) as caught:
         answers(table_run[0], stdin=stdin)
     assert message in str(caught.value)
+
+
+GOOD = {"size": 100, "age": 10, "kind": "house"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("not json", "line 3: not JSON"),
+        ('{"size": "big", "age": 10, "kind": "flat"}', "line 3, column 'size': 'big' where a finite number"),
+        ('{"size": 5, "kind": "flat"}', "column 'age'"),
+    ],
+)
+def test_good_rows_are_answered_before_a_bad_one(command, table_run, bad, message):
+    good = json.dumps(GOOD)
+    wanted = command("predict", table_run[0], good).out * 2
+    for given in ({"stdin": f"{good}\n{good}\n{bad}\n{good}\n"}, {"arguments": (good, good, bad, good)}):
+        result = command("predict", table_run[0], *given.get("arguments", ()), stdin=given.get("stdin"))
+        assert result.code == 2
+        assert message in result.err
+        assert result.out == wanted
+
+
+def test_good_rows_of_csv_are_answered_before_a_bad_one(command, table_run, tmp_path):
+    content = "size,age,kind\n100,10,house\n100,10,house\nbig,10,house\n"
+    (tmp_path / "rows.csv").write_text(content)
+    wanted = command("predict", table_run[0], json.dumps(GOOD)).out * 2
+    for result in (
+        command("predict", table_run[0], stdin=content),
+        command("predict", table_run[0], "--file", tmp_path / "rows.csv"),
+        command("predict", table_run[0], stdin=content.replace("big,10,house", "1,2")),
+    ):
+        assert result.code == 2
+        assert "line 4" in result.err
+        assert result.out == wanted
+
+
+def test_an_argument_that_is_no_row_is_told(command, table_run):
+    assert "argument, line 1: not JSON" in command("predict", table_run[0], "").err
+
+
+def test_scores_that_cannot_be_written_are_told_before_the_work(command, text_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "evaluate", None)
+    for path, message in ((tmp_path / "none" / "x.json", "is no folder; make it"), (tmp_path, "is a folder: give")):
+        result = command("evaluate", text_run[0], "--json", path)
+        assert result.code == 2
+        assert f"--json {path}" in result.err
+        assert message in result.err
 
 
 def test_evaluate_of_a_table_repeats_the_report(table_run, table):

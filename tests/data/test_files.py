@@ -151,6 +151,7 @@ def test_semicolons_where_the_comma_is_the_decimal_mark(tmp_path):
         ("a.jsonl", b'{"text": "x", "label": "a"}\n{"label": "a"}', "line 2: nothing in text column"),
         ("a.jsonl", b'{"text": "x", "label": ["a"]}', "line 1: a list in label column 'label' where one label"),
         ("a.jsonl", b'{"text": "x", "label": null}', "line 1: no label in column"),
+        ("a.jsonl", b'{"text": "x", "label": NaN}', "line 1: no label in column 'label'; fill it in or delete the row"),
         ("a.jsonl", b'{"text": "\\u0000", "label": "a"}', "line 1: a zero character"),
         ("a.jsonl", b'{"text": "\\ud800", "label": "a"}', "line 1: half of a surrogate pair"),
         ("a.jsonl", b'{"n": ' + b"9" * 5000 + b"}", "line 1: JSON that cannot be read"),
@@ -172,6 +173,11 @@ def test_paths_that_are_no_files(tmp_path):
         read_texts(tmp_path / "none.csv")
     with pytest.raises(DataError, match="cannot be read"):
         read_records(tmp_path / "a\0.csv")
+    with pytest.raises(DataError, match="cannot be read: File name too long; give the path"):
+        read_texts(tmp_path / ("a" * 5000 + ".csv"))
+    with pytest.raises(DataError, match=r"unknown text data 'aaaa.*nor a file that exists") as caught:
+        load_text("a" * 5000)
+    assert len(str(caught.value)) < 400
 
 
 def test_bad_shares(tmp_path):
@@ -223,6 +229,13 @@ def test_texts_to_classify_one_per_line(tmp_path):
     assert read_texts(many, "v") == ["b"]
     with pytest.raises(DataError, match=r"which column is the text\?"):
         read_texts(many)
+
+
+def test_what_comes_first_of_a_zero_byte_and_another_bad_byte_is_told(tmp_path):
+    for content, message in ((b"a\nb\0\n\xff", "line 2: a zero byte"), (b"a\n\xff\n\0", "line 2: byte 0xff")):
+        (tmp_path / "a.txt").write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            read_texts(tmp_path / "a.txt")
 
 
 def test_blank_lines_are_skipped_and_line_numbers_stay_true(tmp_path):

@@ -108,6 +108,42 @@ def test_the_task_is_guessed(tmp_path, values, task):
     assert load_table(path).schema.task == task
 
 
+@pytest.mark.parametrize(
+    ("values", "bad"),
+    [
+        ([i / 7 for i in range(120)], "inf"),
+        ([i / 7 for i in range(120)], "abc"),
+        (range(120), "12,5"),
+        ([i % 12 for i in range(120)], "seven"),
+        ([i % 2 for i in range(10)], "one"),
+    ],
+)
+def test_one_bad_target_is_a_mistake_and_no_class(tmp_path, values, bad):
+    values = list(values)
+    values[7] = bad
+    path = write(tmp_path / "t.csv", ["x", "target"], list(enumerate(values)))
+    with pytest.raises(DataError, match=f"line 9, column 'target': '{bad}' is no finite number, as most of the column"):
+        load_table(path)
+
+
+def test_texts_among_numbers_are_classes_when_they_are_many_or_the_task_says_so(tmp_path):
+    grades = [["1", "2", "3", "fail"][i % 4] for i in range(120)]
+    few = [i % 12 if i % 40 else "seven" for i in range(120)]
+    path = write(tmp_path / "t.csv", ["x", "target"], list(enumerate(grades)))
+    assert load_table(path).schema.labels == ["1", "2", "3", "fail"]
+    path = write(tmp_path / "few.csv", ["x", "target"], list(enumerate(few)))
+    assert len(load_table(path, task="classification").schema.labels) == 13
+
+
+def test_a_missing_category_may_be_nan(tmp_path):
+    path = tmp_path / "t.jsonl"
+    cells = ["red", "blue", math.nan]
+    path.write_text("\n".join(json.dumps({"colour": cells[i % 3], "x": i, "target": i / 3}) for i in range(60)))
+    with pytest.raises(DataError, match="line 3, column 'colour': the value is missing"):
+        load_table(path)
+    assert load_table(path, missing="fill").schema.feature_names == ["colour=blue", "colour=red", "x"]
+
+
 def test_missing_values(tmp_path):
     cells = rows()
     cells[4][1] = "NA"
@@ -133,6 +169,10 @@ def test_missing_values(tmp_path):
     [
         ({"target": "price"}, "has no target column 'price'; its columns are: 'n', 'ratio', 'colour', 'goal'"),
         ({}, r"which column is to be predicted\? Name it with target \(--target\)"),
+        (
+            {"target": "goal", "ignore": ["n", "goal"]},
+            r"column 'goal' is the target \(--target\) and cannot be ignored",
+        ),
         ({"target": "goal", "ignore": ["size"]}, "has no ignored column 'size'"),
         ({"target": "goal", "ignore": ["n", "ratio", "colour"]}, "no input column besides the target 'goal'"),
         ({"target": "goal", "task": "clustering"}, "unknown task 'clustering'"),
@@ -162,6 +202,7 @@ def test_bad_options(tmp_path, change, message):
         (["x", "target"], [["inf" if i == 3 else i, i] for i in range(40)], r"line 5, column 'x': 'inf' is no finite"),
         (["x", "target"], [[i * 4e306 * (-1) ** i, i] for i in range(40)], "numbers too large to standardise"),
         (["x", "z", "target"], [["", i, i] for i in range(40)], "the value is missing"),
+        (["x", "target"], [[i, i * 1e120] for i in range(40)], "numbers too large to standardise"),
     ],
 )
 def test_bad_tables(tmp_path, header, cells, message):
@@ -220,6 +261,12 @@ def damage(change):
     [
         lambda data: data.update(version=2),
         lambda data: data.pop("columns"),
+        lambda data: data.update(columns=[]),
+        lambda data: data.pop("target_mean"),
+        lambda data: data.pop("missing"),
+        lambda data: data["columns"][0].pop("scale"),
+        lambda data: data["columns"][0].update(mean=10**400),
+        lambda data: data["columns"][0].update(categories=[]),
         lambda data: data.update(columns=[{"name": 3}]),
         lambda data: data.update(columns=3),
         lambda data: data["columns"][0].update(scale=0),

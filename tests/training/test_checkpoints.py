@@ -95,6 +95,14 @@ def test_a_lost_or_changed_file_is_told(tmp_path):
         checkpoints.last()
 
 
+def test_another_file_under_the_name_is_refused(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    save(checkpoints, 1)
+    files.write_tensors(tmp_path / "c" / "step-000001.safetensors", {"weights.0.weight": torch.zeros(2, 3)})
+    with pytest.raises(DamagedError, match="not those that were saved under this name"):
+        checkpoints.last()
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "step-1.txt", ""])
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
     checkpoints = Checkpoints(tmp_path / "c")

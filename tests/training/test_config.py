@@ -26,6 +26,9 @@ def test_settings_cannot_be_changed_after_they_were_checked():
         ({"optimizer": "lion"}, "--optimizer is lion, expected one of adamw, adam, rmsprop, adagrad, sgd"),
         ({"lr": 0.0}, "--lr is 0.0, expected a number above 0"),
         ({"lr": float("nan")}, "--lr is nan, expected a number above 0"),
+        ({"lr": 1e39}, "--lr is 1e+39, expected a number above 0 that float32 holds"),
+        ({"weight_decay": 1e308}, "--weight-decay is 1e+308, expected a number of at least 0 that float32 holds"),
+        ({"text_column": 5}, "--text-column is 5, expected the name of a column"),
         ({"weight_decay": -1.0}, "--weight-decay is -1.0"),
         ({"schedule": "step"}, "--schedule is step, expected one of constant, cosine, linear"),
         ({"warmup": 10.0, "epochs": 10}, "--warmup 10 must be shorter than the 10 epochs"),
@@ -53,6 +56,9 @@ def test_a_bad_setting_is_named_with_what_is_expected(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"ignore": 5}, "--ignore is 5, expected names of columns"),
+        ({"ignore": ("a", 5)}, "--ignore is a,5, expected names of columns"),
+        ({"target": []}, "--target is"),
         ({"task": "ranking"}, "--task is ranking"),
         ({"missing": "drop"}, "--missing is drop, expected one of error, fill"),
     ],

@@ -57,11 +57,21 @@ def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
     assert caught.value.filename == str(tmp_path / "none" / "a.txt")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"a": NaN}', b'{"a": 1e999}'])
 def test_json_that_is_no_object_is_damage(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DamagedError, match=r"a\.json is damaged"):
         files.read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("read", [files.read_bytes, files.read_text, files.read_json, files.read_tensors])
+def test_what_is_no_file_is_damage_and_what_is_missing_is_not(tmp_path, read):
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path, tmp_path / "loop"):
+        with pytest.raises(DamagedError, match=r"is damaged \((Is a directory|Too many levels)"):
+            read(path)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "none")
 
 
 def some_tensors():

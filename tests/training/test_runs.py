@@ -35,6 +35,11 @@ def test_a_started_run_can_be_read_and_is_not_finished(tmp_path):
         runs.finished_run(tmp_path / "a" / "run")
 
 
+def config_loop(folder):
+    folder.mkdir()
+    (folder / "config.json").symlink_to("config.json")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -42,6 +47,7 @@ def test_a_started_run_can_be_read_and_is_not_finished(tmp_path):
         (lambda folder: folder.write_text(""), "is no folder"),
         (lambda folder: folder.mkdir(), "has no config.json"),
         (lambda folder: (folder / "config.json").mkdir(parents=True), "its config.json is a folder"),
+        (config_loop, "has no config.json"),
         (lambda folder: other_config(folder, {"a": 1}), "of another program"),
         (lambda folder: other_config(folder, {"format": "minidl-run", "version": 99}), "has version 99"),
         (lambda folder: other_config(folder, {"format": "minidl-run", "version": 1}), "is damaged"),
@@ -123,6 +129,28 @@ def test_files_of_the_user_in_a_replaced_run_are_kept(tmp_path):
     started(folder, overwrite=True)
     assert "run.previous" in runs.finish(folder)
     assert (tmp_path / "run.previous" / "notes.txt").read_text() == "mine"
+
+
+def test_files_of_the_user_among_the_checkpoints_are_kept(tmp_path):
+    folder = tmp_path / "run"
+    finished(folder)
+    (folder / "checkpoints").mkdir()
+    for name in ("last.json", "best.json", "step-000004.safetensors", ".last.json.x.part", "notes.txt", "mine.json"):
+        (folder / "checkpoints" / name).write_text("{}")
+    started(folder, overwrite=True)
+    assert "run.previous" in runs.finish(folder)
+    kept = {path.name for path in (tmp_path / "run.previous" / "checkpoints").iterdir()}
+    assert kept == {"notes.txt", "mine.json"}
+
+
+def test_checkpoints_that_lie_elsewhere_are_kept(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "last.json").write_text("{}")
+    finished(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    started(tmp_path / "run", overwrite=True)
+    assert runs.finish(tmp_path / "run") is not None
+    assert (tmp_path / "elsewhere" / "last.json").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_told():

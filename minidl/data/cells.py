@@ -1,0 +1,99 @@
+"""Cells of a table: numbers, missing values, and how a message names them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minidl.data.files import Records
+from minidl.data.parsing import kind_of, shorten
+from minidl.data.records import DataError
+
+_MISSING_NUMBER = {"", "na", "n/a", "nan", "null", "none", "?"}
+
+
+def standardised(values: Sequence[float], mean: float, scale: float, records: Records, column: str) -> np.ndarray:
+    """float32 [N] of (v - mean) / scale. Raises DataError for a value of the column that float32 does not hold."""
+    with np.errstate(over="ignore"):
+        narrow = ((np.array(values, dtype=np.float64) - mean) / scale).astype(np.float32)
+    if not np.isfinite(narrow).all():
+        row = int(np.flatnonzero(~np.isfinite(narrow))[0])
+        at = records.columns.index(column)
+        raise DataError(
+            f"{place(records, row, at)}: {shown(records.rows[row][at])} is too large; correct or rescale it"
+        )
+    return narrow
+
+
+def to_number(value: Any) -> float | None:
+    """A finite float, or None for anything else; truth values are categories."""
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def same_cell(value: Any) -> Any:
+    """Equal for cells that the model cannot tell apart: 1, "1" and " 1.0"."""
+    number = to_number(value)
+    if number is not None:
+        return number
+    return value.strip() if isinstance(value, str) else value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell is empty: nothing, a blank text, or the NaN that tables write for nothing."""
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def is_missing_number(value: Any) -> bool:
+    """Whether a cell is empty, or says so in a column of numbers."""
+    return is_missing(value) or (isinstance(value, str) and value.strip().lower() in _MISSING_NUMBER)
+
+
+def target_number(records: Records, row: int, at: int) -> float:
+    """The target of a regression in a row. Raises DataError when it is no finite number."""
+    value = records.rows[row][at]
+    number = to_number(value)
+    if number is None:
+        raise DataError(
+            f"{place(records, row, at)}: {shown(value)} where the target of a regression must be a finite number; "
+            "correct it, delete the row, or choose the task classification"
+        )
+    return number
+
+
+def not_a_number(records: Records, row: int, at: int, more: str = "") -> DataError:
+    """The error for a cell that is no finite number in a column of numbers."""
+    return DataError(
+        f"{place(records, row, at)}: {shown(records.rows[row][at])} is no finite number, as most of the column are; "
+        f"correct it{more}"
+    )
+
+
+def missing(records: Records, row: int, at: int) -> DataError:
+    """The error for an empty cell."""
+    return DataError(
+        f"{place(records, row, at)}: the value is missing; fill it in, delete the row, ignore the column "
+        "(--ignore), or let missing values be filled (--missing fill)"
+    )
+
+
+def place(records: Records, row: int, at: int) -> str:
+    """File, line and column of a cell for a message."""
+    return f"{records.path}, line {records.lines[row]}, column {records.columns[at]!r}"
+
+
+def shown(value: Any) -> str:
+    """A cell's value for a message."""
+    if isinstance(value, str):
+        return shorten(value)
+    return str(value) if isinstance(value, int | float) else kind_of(value)

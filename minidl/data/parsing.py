@@ -1,0 +1,139 @@
+"""Bytes to rows: UTF-8 text, CSV under a header line, JSON objects. The same rules for files and for standard input.
+
+Every fault is a DataError that names where the text comes from, the line and what to do.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from minidl.data.records import DataError
+
+_MAX_FIELD = 2**31 - 1  # csv's own limit of 131,072 characters would refuse long texts
+# A number with a decimal comma, alone in its cell.
+_DECIMAL_COMMA = re.compile(r"^(\s*[-+]?\d+),(\d+\s*)$")
+_NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+QUOTES = "close every quoted field and write a double quote inside one twice"
+
+
+def decode(raw: bytes, path: Path, first: int = 1) -> str:
+    """UTF-8 bytes (with or without a mark) that begin with line `first`, as text.
+
+    Raises DataError with the line of the first bad byte.
+    """
+    if first == 1 and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{path} is UTF-16 text: save it as UTF-8")
+    zero = raw.find(b"\0")
+    whole = raw if zero < 0 else raw[:zero]
+    try:
+        text = whole.decode("utf-8-sig" if first == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        line = first + raw.count(b"\n", 0, error.start)
+        raise DataError(
+            f"{path}, line {line}: byte 0x{raw[error.start]:02x} is not UTF-8 text; save the file as UTF-8 "
+            "(a spreadsheet's CSV export has the choice)"
+        ) from None
+    if zero >= 0:
+        raise DataError(
+            f"{path}, line {first + whole.count(bytes([10]))}: a zero byte, so this is not a text file; "
+            "save the data as UTF-8 text"
+        )
+    return text
+
+
+class CsvRows:
+    """Rows of CSV or TSV under a header line. `columns` is empty until the header is read.
+
+    The header line decides the delimiter: a semicolon where it has one and no comma, as spreadsheets write where the
+    comma is the decimal mark. `advice` is what to do about a field that is not closed.
+    """
+
+    def __init__(self, path: Path, header_line: str, advice: str = QUOTES) -> None:
+        self.path = path
+        self.advice = advice
+        self.columns: list[str] = []
+        self.delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+        self.decimal_comma = self.delimiter == "," and "," not in header_line and ";" in header_line
+        if self.decimal_comma:
+            self.delimiter = ";"
+
+    def read(self, lines: Iterable[str], first: int = 1) -> Iterator[tuple[int, list[str]]]:
+        """Each row with the number of its line, where `lines` begin with line `first`.
+
+        Raises DataError for a column named twice, another number of fields than the header has, and bad quotes.
+        """
+        limit = csv.field_size_limit(_MAX_FIELD)
+        reader = csv.reader(lines, delimiter=self.delimiter, strict=True)
+        line = first
+        try:
+            for row in reader:
+                if row and self.columns:
+                    yield line, self._cells(row, line)
+                elif row:
+                    self.columns = self._header(row, line)
+                line = first + reader.line_num
+        except csv.Error as error:
+            raise DataError(f"{self.path}, line {line}: {error}; {self.advice}") from None
+        finally:
+            csv.field_size_limit(limit)
+
+    def _header(self, row: list[str], line: int) -> list[str]:
+        columns = [name.strip() for name in row]
+        for name, count in Counter(columns).items():
+            if count > 1:
+                raise DataError(f"{self.path}, line {line}: column {shorten(name)} occurs twice; rename one of them")
+        return columns
+
+    def _cells(self, row: list[str], line: int) -> list[str]:
+        if len(row) != len(self.columns):
+            raise DataError(
+                f"{self.path}, line {line}: {len(row)} fields where the header has {len(self.columns)}; put a field "
+                f"that contains {_NAMES[self.delimiter]} or a line end in double quotes"
+            )
+        return [_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in row] if self.decimal_comma else row
+
+
+def json_object(text: str, path: Path, line: int, example: str) -> dict[str, Any]:
+    """The JSON object on a line. Raises DataError for anything else; `example` shows what a line may be."""
+    advice = f"write one object per line, such as {example}"
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {line}: not JSON ({error.msg} at character {error.pos + 1}); {advice}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}, line {line}: JSON that cannot be read ({error})") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}, line {line}: {kind_of(value)} where an object is expected; {advice}")
+    return value
+
+
+def in_columns(objects: Sequence[dict[str, Any]], expected: Sequence[str] = ()) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of JSON objects: the `expected` columns first, then the keys by first occurrence."""
+    columns = list(dict.fromkeys([*expected, *(key for value in objects for key in value)]))
+    return columns, [[value.get(column) for column in columns] for value in objects]
+
+
+def kind_of(value: object) -> str:
+    """A JSON value's type in words."""
+    if value is None:
+        return "nothing"
+    names = {bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list"}
+    return names.get(type(value), "an object")
+
+
+def shorten(value: str) -> str:
+    """A quoted, printable form of a value for a message."""
+    shown = value if len(value) <= 60 else value[:57] + "..."
+    return ascii(shown) if not shown.isprintable() else repr(shown)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message, the first thirty of them."""
+    shown = ", ".join(shorten(name) for name in names[:30])
+    return shown + (f" and {len(names) - 30} more" if len(names) > 30 else "")

@@ -1,0 +1,124 @@
+"""What `minidl predict` is asked: lines and rows as they arrive at standard input, or as arguments.
+
+What can be read before a fault is handed on first, and then the fault is raised.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from minidl.data.files import Records
+from minidl.data.parsing import CsvRows, decode, in_columns, json_object
+from minidl.data.records import DataError
+
+STANDARD_INPUT = Path("standard input")
+CHUNK = 256
+_BLOCK = 2**16
+_EXAMPLE = '{"column": 1.5}'
+
+Line = tuple[int, str]
+_Item = TypeVar("_Item")
+_Read = TypeVar("_Read")
+
+
+def standard_input() -> io.BufferedIOBase:
+    """Raises DataError when the process was started without one."""
+    if sys.stdin is None:
+        raise DataError(f"{STANDARD_INPUT} is closed: give the inputs as arguments or by --file")
+    return cast(io.BufferedIOBase, sys.stdin.buffer)
+
+
+def lines_as_they_come(stream: io.BufferedIOBase) -> Iterator[list[Line]]:
+    """Numbered lines in chunks of what has arrived: the first is answered at once, many are answered together.
+
+    Raises DataError for a line that is not UTF-8 text, and when reading fails.
+    """
+    number = 0
+    for arrived in _lines(stream):
+        for start in range(0, len(arrived), CHUNK):
+            raw = arrived[start : start + CHUNK]
+            yield from _until_fault(enumerate(raw, number + 1), lambda line: [(line[0], _text(line[1], line[0]))])
+            number += len(raw)
+
+
+def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
+    """The lines that each read completes, without their ends. Raises DataError when reading fails.
+
+    `read1` waits for the first byte only and returns what is there: nothing has to be read ahead in a thread, which
+    would hold the lock of standard input when the process ends.
+    """
+    begun: list[bytes] = []
+    while True:
+        try:
+            block = stream.read1(_BLOCK)
+        except OSError as error:
+            raise DataError(
+                f"{STANDARD_INPUT} cannot be read: {error.strerror or error}; give a file with --file"
+            ) from None
+        if not block:
+            break
+        end, newline, rest = block.rpartition(b"\n")
+        if newline:
+            yield b"".join([*begun, end]).split(b"\n")
+            begun.clear()
+        if rest:
+            begun.append(rest)
+    if begun:
+        yield [b"".join(begun)]
+
+
+def rows_as_they_come(stream: io.BufferedIOBase, expected: Sequence[str]) -> Iterator[Records]:
+    """Table rows from JSON lines or from CSV with a header line: a first line that begins with { decides."""
+    reader: CsvRows | None = None
+    is_json: bool | None = None
+    for lines in lines_as_they_come(stream):
+        chunk = lines
+        if is_json is None:
+            chunk = list(itertools.dropwhile(lambda line: not line[1].strip(), lines))
+            if not chunk:
+                continue
+            is_json = chunk[0][1].lstrip().startswith("{")
+        if is_json:
+            yield from json_rows([line for line in chunk if line[1].strip()], STANDARD_INPUT, expected)
+            continue
+        reader = reader or CsvRows(STANDARD_INPUT, chunk[0][1], "a row must stand on one line")
+        yield from _csv_rows(chunk, reader)
+
+
+def json_rows(lines: Sequence[Line], where: Path, expected: Sequence[str] = ()) -> Iterator[Records]:
+    """Rows with the `expected` columns, whether or not one of the lines has them, and those that the lines have."""
+
+    def read(line: Line) -> list[tuple[int, dict[str, Any]]]:
+        return [(line[0], json_object(line[1], where, line[0], _EXAMPLE))]
+
+    for found in _until_fault(lines, read):
+        columns, rows = in_columns([value for _, value in found], expected)
+        yield Records(where, columns, rows, [number for number, _ in found], "")
+
+
+def _csv_rows(lines: Sequence[Line], reader: CsvRows) -> Iterator[Records]:
+    for found in _until_fault(lines, lambda line: list(reader.read([line[1]], line[0]))):
+        yield Records(reader.path, reader.columns, [row for _, row in found], [number for number, _ in found], "")
+
+
+def _until_fault(items: Iterable[_Item], read: Callable[[_Item], list[_Read]]) -> Iterator[list[_Read]]:
+    """What `read` makes of the items, as one chunk (none when it is empty); then the DataError that stopped it."""
+    done: list[_Read] = []
+    try:
+        for item in items:
+            done.extend(read(item))
+    except DataError:
+        if done:
+            yield done
+        raise
+    if done:
+        yield done
+
+
+def _text(raw: bytes, number: int) -> str:
+    return decode(raw, STANDARD_INPUT, number).removesuffix("\r")

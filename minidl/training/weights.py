@@ -1,0 +1,27 @@
+"""Saved weights put into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from minidl import nn
+from minidl.training.errors import damaged
+
+
+def load(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Put the weights that were read from `path` into the model.
+
+    Raises DamagedError for missing, unknown or differently shaped ones, and for values that are not finite.
+    """
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {name: list(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(expected.keys() | given.keys()):
+        if expected.get(name) != given.get(name):
+            has, wants = given.get(name, "missing"), expected.get(name, "nothing of this name")
+            raise damaged(path, f"{name} is {has}, the settings of its run expect {wants}")
+        if not torch.isfinite(weights[name]).all():
+            raise damaged(path, f"{name} has values that are not finite: training had diverged")
+    model.load_state_dict(weights)

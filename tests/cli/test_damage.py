@@ -1,0 +1,255 @@
+"""Files of a run that were deleted, altered or exchanged: each is told by name, and nothing is scored or answered."""
+
+import json
+import math
+import shutil
+
+import pytest
+from safetensors.torch import load_file
+
+from minidl.training import files
+from tests.cli.conftest import edited, report, unfinished
+
+
+def refused(result, *words):
+    assert result.code == 2, result.err
+    assert result.err.startswith("error: ")
+    for word in words:
+        assert word in result.err
+
+
+def resumed(command, folder, kind="table"):
+    return command("train", kind, "--out", folder, "--resume", "--no-plots")
+
+
+def test_an_unfinished_run_is_finished_by_resume(command, text_run, tmp_path):
+    folder = unfinished(text_run[0], tmp_path / "run")
+    result = resumed(command, folder, "text")
+    assert result.code == 0, result.err
+    assert report(folder)["confusion"] == report(text_run[0])["confusion"]
+
+
+def test_a_run_without_its_best_state_is_not_scored(command, table_run, tmp_path):
+    folder = unfinished(table_run[0], tmp_path / "run")
+    (folder / "checkpoints" / "best.json").unlink()
+    refused(resumed(command, folder), "best.json is damaged (it is gone, and epoch")
+    assert not (folder / "report.json").exists()
+
+
+def test_the_best_state_of_another_epoch_is_not_scored(command, table_run, tmp_path):
+    folder = unfinished(table_run[0], tmp_path / "run")
+
+    def one_epoch_less(content):
+        content["progress"]["epoch"] -= 1
+        content["progress"]["best_epoch"] -= 1
+        content["progress"]["history"].pop()
+
+    edited(folder / "checkpoints" / "best.json", one_epoch_less)
+    refused(resumed(command, folder), "best.json is damaged (it is of epoch")
+
+
+@pytest.mark.parametrize("harm", ["gone", "empty", "changed", "folder"])
+def test_documents_are_written_again_by_resume(command, text_run, tmp_path, harm):
+    folder = unfinished(text_run[0], tmp_path / "run")
+    for name in ("labels.json", "vocabulary.json"):
+        if harm == "gone":
+            (folder / name).unlink()
+        else:
+            (folder / name).write_text("" if harm == "empty" else (folder / name).read_text().replace("crude", "oil"))
+    if harm == "folder":
+        (folder / "labels.json").unlink()
+        (folder / "labels.json").mkdir()
+        result = resumed(command, folder, "text")
+        assert result.code == 1
+        assert "labels.json cannot be written: Is a directory" in result.err
+        return
+    result = resumed(command, folder, "text")
+    assert result.code == 0, result.err
+    assert "labels.json was missing or changed" in result.out
+    for name in ("labels.json", "vocabulary.json", "config.json"):
+        assert (folder / name).read_bytes() == (text_run[0] / name).read_bytes()
+
+
+def test_a_schema_is_written_again_by_resume(command, table_run, tmp_path):
+    folder = unfinished(table_run[0], tmp_path / "run")
+    edited(folder / "schema.json", lambda content: content.update(target_mean=0.0))
+    assert resumed(command, folder).code == 0
+    assert (folder / "schema.json").read_bytes() == (table_run[0] / "schema.json").read_bytes()
+
+
+def test_tensors_that_the_checkpoint_does_not_name_are_refused(command, table_run, tmp_path):
+    folder = unfinished(table_run[0], tmp_path / "run")
+    path = folder / "checkpoints" / json.loads((folder / "checkpoints" / "last.json").read_text())["tensors"]
+    files.write_tensors(path, {name: tensor * 2 for name, tensor in load_file(path).items()})
+    refused(resumed(command, folder), f"{path.name} is damaged (its values are whole, but not those")
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", 7), ("batch_size", 8), ("epochs", 80), ("ignore", ["age"])])
+def test_settings_that_were_edited_are_refused(command, table_run, tmp_path, name, value):
+    folder = unfinished(table_run[0], tmp_path / "run")
+    before = (folder / "checkpoints" / "last.json").read_bytes()
+    edited(folder / "config.json", lambda content: content["config"].update({name: value}))
+    result = resumed(command, folder)
+    assert result.code == 2
+    assert name == "ignore" or f"config.json is damaged ({name} differ from those in" in result.err
+    assert (folder / "checkpoints" / "last.json").read_bytes() == before
+
+
+def put(path, value):
+    """A change of the JSON value at `path`, such as "progress.epoch"."""
+
+    def change(content):
+        *outer, last = path.split(".")
+        for name in outer:
+            content = content[name]
+        content[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("environment") and None, "environment.threads is None"),
+        (put("environment", 3), "environment.threads is None"),
+        (put("environment.threads", "two"), "environment.threads is 'two'"),
+        (put("config", None), "it has no settings"),
+        (put("schedule", None), "schedule: it is None"),
+        (put("schedule.step", 1), "schedule: it is {"),
+        (put("generator", []), "generator: the state of random numbers"),
+        (put("generator.stream", "x"), "generator: "),
+        (put("optimizer", 5), "optimizer: 'int' object"),
+        (lambda content: content.pop("optimizer") and None, "'optimizer' is missing"),
+        (lambda content: content.pop("sha256") and None, "'sha256' is missing"),
+        (put("tensors", 5), "names 5 as its tensor file"),
+        (put("progress", []), "progress: [] is no object of"),
+        (put("progress.epoch", "zz"), "progress: epoch is 'zz', expected a whole number"),
+        (put("progress.epoch", 7), "progress: history is"),
+        (put("progress.steps", 1), "schedule: it is {"),
+        (put("progress.step", 100000), "an epoch has"),
+        (put("progress.history", 5), "progress: history is 5, expected a list of 8 epochs"),
+        (put("progress.history", [{}] * 8), "progress: history[0] is {}, expected the record of epoch 1"),
+        (put("progress.skipped", None), "progress: skipped is None"),
+        (put("progress.finished", 1), "progress: finished is 1, expected true or false"),
+        (put("progress.best_epoch", 9), "progress: best_epoch is 9, expected at most 8"),
+        (put("progress.best_score", math.nan), "NaN is no finite number"),
+        (put("progress.best_score", "high"), "progress: best_score is 'high'"),
+        (put("progress.loss_sum", math.inf), "Infinity is no finite number"),
+    ],
+)
+def test_a_checkpoint_that_was_altered(command, table_run, tmp_path, change, message):
+    folder = unfinished(table_run[0], tmp_path / "run")
+    edited(folder / "checkpoints" / "last.json", change)
+    refused(resumed(command, folder), "last.json", message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("kind", []), "kind is [], expected text or table"),
+        (put("data_sha256", None), "data_sha256 is None"),
+        (put("documents", 3), "documents is 3"),
+        (put("config.ignore", 5), "--ignore is 5, expected names of columns"),
+        (put("config.target", 5), "--target is 5, expected the name of a column"),
+        (put("config.lr", 10**400), "--lr is"),
+        (put("config.hidden", [[1]]), "--hidden is [1], expected layer sizes"),
+    ],
+)
+def test_settings_of_other_types(command, table_run, tmp_path, change, message):
+    for folder in (shutil.copytree(table_run[0], tmp_path / "run"), unfinished(table_run[0], tmp_path / "open")):
+        edited(folder / "config.json", change)
+        refused(resumed(command, folder), "config.json is damaged", message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("target_mean") and None, "the schema lacks target_mean"),
+        (lambda content: content.pop("target_scale") and None, "the schema lacks target_scale"),
+        (lambda content: content["columns"][0].pop("mean") and None, "a column lacks mean"),
+        (lambda content: content["columns"][0].pop("scale") and None, "a column lacks scale"),
+        (put("columns", []), "no columns"),
+        (put("target_mean", 10**400), "too large"),
+    ],
+)
+def test_a_schema_that_lacks_something_has_no_defaults(command, table_run, tmp_path, change, message):
+    folder = shutil.copytree(table_run[0], tmp_path / "run")
+    edited(folder / "schema.json", change)
+    row = '{"size": 100, "age": 10, "kind": "house"}'
+    refused(command("predict", folder, row), "schema.json is damaged (its content does not match its checksum")
+    # Runs of older versions have no checksums of their documents.
+    edited(folder / "config.json", lambda content: content.pop("documents") and None)
+    refused(command("predict", folder, row), "schema.json is damaged", message)
+
+
+@pytest.mark.parametrize("name", ["labels.json", "vocabulary.json"])
+def test_a_document_that_was_altered(command, text_run, tmp_path, name):
+    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    path = folder / name
+    path.write_text(path.read_text().replace("crude", "crudes"))
+    refused(command("predict", folder, "oil"), f"{name} is damaged (its content does not match its checksum")
+
+
+def test_a_run_without_checksums_of_its_documents_is_read(command, text_run, tmp_path):
+    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    edited(folder / "config.json", lambda content: content.pop("documents") and None)
+    assert json.loads(command("predict", folder, "crude oil barrel").out)["label"] == "crude"
+
+
+@pytest.mark.parametrize("content", ["", "junk", "{}", "[]", None])
+def test_a_report_that_is_none_does_not_finish_a_run(command, text_run, tmp_path, content):
+    folder = unfinished(text_run[0], tmp_path / "run")
+    if content is None:
+        (folder / "report.json").mkdir()
+    else:
+        (folder / "report.json").write_text(content)
+    refused(command("predict", folder, "oil"), "is not trained to its end; continue it with")
+
+
+@pytest.mark.parametrize("content", [b"caf\xe9", None])
+def test_the_report_as_text_is_told_when_it_is_lost(command, text_run, tmp_path, content):
+    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    (folder / "report.txt").unlink()
+    if content is not None:
+        (folder / "report.txt").write_bytes(content)
+    refused(resumed(command, folder, "text"), "report.txt is", "train again")
+
+
+@pytest.mark.parametrize("name", ["labels.json", "vocabulary.json", "model.safetensors"])
+@pytest.mark.parametrize("harm", ["folder", "loop"])
+def test_a_folder_or_a_loop_in_place_of_a_file(command, text_run, tmp_path, name, harm):
+    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    (folder / name).unlink()
+    if harm == "folder":
+        (folder / name).mkdir()
+    else:
+        (folder / name).symlink_to(name)
+    refused(command("predict", folder, "oil"), f"{name} is damaged", "restore it or train again")
+
+
+def test_weights_that_do_not_fit_get_advice_that_a_user_can_follow(command, text_run, tmp_path):
+    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("0.bias")
+    files.write_tensors(folder / "model.safetensors", weights)
+    result = command("predict", folder, "oil")
+    refused(result, "model.safetensors is damaged (0.bias is missing", "restore it or train again")
+    assert "strict" not in result.err
+
+
+def test_weights_that_are_not_finite_answer_nothing(command, text_run, tmp_path):
+    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    weights = load_file(folder / "model.safetensors")
+    files.write_tensors(folder / "model.safetensors", {name: tensor * math.nan for name, tensor in weights.items()})
+    for result in (command("predict", folder, "oil"), command("evaluate", folder)):
+        refused(result, "has values that are not finite: training had diverged")
+        assert result.out == ""
+
+
+def test_outputs_that_are_not_finite_answer_nothing(command, text_run, tmp_path):
+    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    weights = load_file(folder / "model.safetensors")
+    files.write_tensors(folder / "model.safetensors", {name: tensor * 1e30 for name, tensor in weights.items()})
+    for result in (command("predict", folder, "crude oil barrel"), command("evaluate", folder)):
+        refused(result, "outputs are not finite")
+        assert result.out == ""

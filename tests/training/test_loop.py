@@ -1,0 +1,93 @@
+"""The trainer's checkpoints: what a process leaves that is killed between two of their files."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from minidl import nn, ops, optim, random
+from minidl.data.batches import Batches
+from minidl.training.display import Display
+from minidl.training.errors import DamagedError
+from minidl.training.loop import Judgement, Task, Trainer
+
+
+def trainer(folder, epochs=3):
+    """A trainer of a tiny regression whose every epoch is the best so far."""
+    random.manual_seed(0)
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(8, 2)).astype(np.float32), draw.normal(size=8).astype(np.float32)
+    model = nn.Linear(2, 1)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    scores = iter(range(1, 10))
+
+    def validate():
+        score = float(next(scores))
+        return Judgement({"loss": -score}, score, 0.0)
+
+    def loss(x, y):
+        return ops.mse_loss(ops.flatten(model(x), 0), y)
+
+    task = Task(model, optimizer, optim.ConstantLR(optimizer), Batches(x, y, 4), loss, validate)
+    folder.mkdir(exist_ok=True)
+    return Trainer(task, folder, epochs, 0, Display(quiet=True), {"config": {"seed": 0}}, "minidl")
+
+
+def weights(one):
+    return {name: tensor.tolist() for name, tensor in one.task.model.state_dict().items()}
+
+
+def one_and_two_epochs(tmp_path):
+    """Two folders of the same training, stopped after one and after two epochs."""
+    for count in (1, 2):
+        started = trainer(tmp_path / str(count), count)
+        started.run()
+        last = started.checkpoints.folder / "last.json"
+        last.write_text(last.read_text().replace('"finished": true', '"finished": false'))
+    return tmp_path / "1" / "checkpoints", tmp_path / "2" / "checkpoints"
+
+
+def test_a_process_killed_between_the_best_and_the_last_state_goes_on(tmp_path):
+    first, second = one_and_two_epochs(tmp_path)
+    for path in second.iterdir():
+        if path.name != "last.json":
+            shutil.copy(path, first)
+    whole, again = trainer(tmp_path / "whole"), trainer(tmp_path / "1")
+    whole.run()
+    again.restore(again.checkpoints.last())
+    again.task.validate()
+    again.run()
+    assert weights(again) == weights(whole)
+
+
+@pytest.mark.parametrize("harm", ["gone", "other epoch", "other settings"])
+def test_a_best_state_that_is_not_the_best_is_refused(tmp_path, harm):
+    first, second = one_and_two_epochs(tmp_path)
+    best = second / "best.json"
+    if harm == "gone":
+        best.unlink()
+    elif harm == "other epoch":
+        for path in first.iterdir():
+            if path.name != "last.json":
+                shutil.copy(path, second)
+    else:
+        best.write_text(best.read_text().replace('"seed": 0', '"seed": 1', 1))
+    again = trainer(tmp_path / "2")
+    with pytest.raises(DamagedError, match=r"best\.json is damaged \(it is"):
+        again.restore(again.checkpoints.last())
+
+
+def test_a_best_state_that_is_lost_during_training_is_not_replaced_by_the_last(tmp_path):
+    running = trainer(tmp_path / "run")
+    judge = running.task.validate
+
+    def worse_and_lost():
+        judged = judge()
+        if judged.score == 3:
+            (running.checkpoints.folder / "best.json").unlink()
+            return Judgement(judged.scores, -1.0, 0.0)
+        return judged
+
+    running.task.validate = worse_and_lost
+    with pytest.raises(DamagedError, match="it is gone, and epoch 2 is the best"):
+        running.run()
