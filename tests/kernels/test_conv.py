@@ -246,6 +246,49 @@ def test_a_batch_of_many_drawn_shapes_in_the_form_that_is_chosen():
         assert {"forward", "grad_input", "grad_weight"} <= set(Problem(shape, seed).check())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("block", range(50))
+def test_five_hundred_drawn_shapes_forms_and_tiles(block):
+    """Ten of them each: a drawn shape, dtype, form and tile of that form; exact on whole numbers, and twice the same."""
+    families = {
+        "pixel": ("conv", "conv_grad_weight"),
+        "batch": ("conv_batch", "conv_batch_grad_weight"),
+        "banded": ("conv_banded", "conv_banded_grad_weight"),
+    }
+    draw = random.Random(block)
+    for seed in range(10):
+        form = draw.choice(sorted(families))
+        dtype = draw.choice([torch.float32, torch.float16, torch.bfloat16])
+        channels = (
+            [16, 32, 48, 64, 128] if form == "batch" else [1, 2, 3, 4, 12] if form == "banded" else [1, 3, 13, 40]
+        )
+        kernel = draw.randint(1, 5), draw.randint(1, 7)
+        dilation = (draw.randint(1, 2), 1 if form == "banded" else draw.randint(1, 2))
+        padding = draw.randint(0, 3), draw.randint(0, 3)
+        size = tuple(
+            max(1, d * (k - 1) + 1 - 2 * p) + draw.choice([0, 1, 3, 8, 17])
+            for d, k, p in zip(dilation, kernel, padding, strict=True)
+        )
+        shape = (
+            draw.choice([1, 3, 64, 130]), draw.choice(channels), draw.choice([1, 4, 8, 24, 32, 96, 136]), size, kernel,
+            (draw.randint(1, 3), draw.randint(1, 2)), padding, dilation, 1 if form == "banded" else draw.choice([1, 1, 2]),
+        )  # fmt: skip
+        tiles = {name: draw.choice(launch.tiles(name, dtype=dtype)) for name in families[form]}
+        with launch.force(**tiles):
+            problem = Problem(shape, seed, dtype)
+            problem.check(form)
+            x, dy = torch.randn_like(problem.x), torch.randn_like(problem.dy)
+            for call in (
+                lambda p=problem, x=x, form=form: conv.forward(x, p.w, p.geometry, form=form)[0],
+                lambda p=problem, dy=dy, form=form: conv.grad_input(dy, p.w, p.geometry, form=form),
+                lambda p=problem, x=x, dy=dy, form=form: conv.grad_weight(x, dy, p.geometry, form=form),
+            ):
+                try:
+                    assert torch.equal(call(), call())
+                except conv.UnableError:
+                    continue
+
+
 def test_refusals():
     p = Problem(SHAPES["pixel"])
     with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, batch, banded"):

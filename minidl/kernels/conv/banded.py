@@ -201,7 +201,7 @@ def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[i
             G = min(room, NP // M, width)
             if pool:
                 # Whole windows, in a column for each of which a power of two stands.
-                G = min(NP // M, 1 << max(G, 0).bit_length() - 1) if G > 1 and NP % M == 0 and NP // M <= room else 0
+                G = min(NP // M, 1 << max(G, 0).bit_length() - 1) if G > 1 and NP % M == 0 and room >= NP // M else 0
             if G > 1:
                 cost = KP * (NP + 64) / G
                 if best is None or cost <= best[0]:

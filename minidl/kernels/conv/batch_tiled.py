@@ -179,7 +179,7 @@ def conv_batch_grad_weight_kernel(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """partial [shares, groups * M, J * C]: TAPS (1 or 3) taps of a row, BLOCK_M x BLOCK_N channels, BLOCK_K images a step.
+    """partial [shares, groups * M, J * C]: TAPS (1 or 3) taps of a row, BLOCK_M x BLOCK_N channels, BLOCK_K images.
 
     With one tap only the pixels that it reads are walked; three taps walk all pixels of a row, and a tap outside the
     image reads a box of zeros.
