@@ -12,10 +12,10 @@
 Ioffe and Szegedy, arXiv 1502.03167. Memory is channels-last inside, a matrix [M, C]. Sums go in two stages: a program
 takes a band of rows of BLOCK_C channels, so that few channels fill a GPU as well, and the bands are joined in order.
 
-Statistics do not cancel where the mean is large: each lane of a band takes one value after another into its mean and
-its sum of squared distances from it (Welford, Technometrics 4(3), 1962); lanes, and then bands in float64, are joined
-by sum_i [M2_i + n_i (mean_i - mean)^2] (Chan, Golub and LeVeque, The American Statistician 37(3), 1983). For the
-gradient x is kept with mean and rstd, and z is computed again.
+Statistics do not cancel where the mean is large: values are taken relative to the channel's first, and each lane of a
+band takes one after another into its mean and its sum of squared distances from it (Welford, Technometrics 4(3),
+1962); lanes and then bands are joined, in float64, by sum_i [M2_i + n_i (mean_i - mean)^2] (Chan, Golub and LeVeque,
+The American Statistician 37(3), 1983). For the gradient x is kept with mean and rstd, and z is computed again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ def batch_norm_stats_kernel(
     p_x, p_mean, p_m2, p_tracked, M, C, band,
     TRACKED: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Mean and sum of squared distances from it of each band of rows, [bands, C]; counts one more batch."""
+    """Mean (less the first row) and sum of squared distances from it of each band, [bands, C]; counts the batch."""
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     start = tl.program_id(1).to(tl.int64) * band
     rows = tl.minimum(M - start, band)
+    b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(ACC)[None, :]  # [1, BLOCK_C]
     b_mean = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
     b_m2 = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
     b_count = tl.zeros((1, 1), dtype=ACC)
@@ -47,7 +48,7 @@ def batch_norm_stats_kernel(
         o_m = m + tl.arange(0, BLOCK_M)
         m_mc = (o_m < rows)[:, None] & m_c[None, :]
         p_m = p_x + (start + o_m) * C
-        b_x = tl.load(p_m[:, None] + o_c[None, :], mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+        b_x = tl.load(p_m[:, None] + o_c[None, :], mask=m_mc, other=0).to(ACC) - b_first  # [BLOCK_M, BLOCK_C]
         b_count += 1.0
         b_delta = tl.where(m_mc, b_x - b_mean, 0.0)
         b_mean += b_delta * (1.0 / b_count)
@@ -55,12 +56,12 @@ def batch_norm_stats_kernel(
     # How many rows each lane has had.
     o_m = tl.arange(0, BLOCK_M)
     b_n = tl.maximum((rows - o_m + (BLOCK_M - 1)) // BLOCK_M, 0).to(ACC)[:, None]  # [BLOCK_M, 1]
-    b_all = tl.sum(b_n * b_mean, axis=0) * (1.0 / rows.to(ACC))  # [BLOCK_C]
+    b_all = (tl.sum((b_n * b_mean).to(tl.float64), axis=0) / rows.to(tl.float64)).to(ACC)  # [BLOCK_C]
     b_apart = b_mean - b_all[None, :]
-    b_m2 = tl.sum(b_m2 + b_n * (b_apart * b_apart), axis=0)
+    b_m2 = tl.sum((b_m2 + b_n * (b_apart * b_apart)).to(tl.float64), axis=0)
     o_y = tl.program_id(1).to(tl.int64) * C + o_c
     tl.store(p_mean + o_y, b_all, mask=m_c)
-    tl.store(p_m2 + o_y, b_m2, mask=m_c)
+    tl.store(p_m2 + o_y, b_m2.to(ACC), mask=m_c)
     if TRACKED:
         first = (tl.program_id(0) == 0) & (tl.program_id(1) == 0)
         tl.store(p_tracked, tl.load(p_tracked, mask=first, other=0) + 1, mask=first)
@@ -68,7 +69,7 @@ def batch_norm_stats_kernel(
 
 @triton.jit
 def batch_norm_join_kernel(
-    p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
+    p_x, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, CUMULATIVE: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -96,6 +97,7 @@ def batch_norm_join_kernel(
         b_sum += tl.where(m_bc, b_m2 + b_n[:, None] * (b_apart * b_apart), 0.0)
     b_m2 = tl.sum(b_sum, axis=0)
     b_rstd = 1.0 / tl.sqrt(b_m2 / b_count + EPS)
+    b_all += tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)
     tl.store(p_mean + o_c, b_all.to(p_mean.dtype.element_ty), mask=m_c)
     tl.store(p_rstd + o_c, b_rstd.to(p_rstd.dtype.element_ty), mask=m_c)
     if RUNNING:
@@ -168,8 +170,8 @@ def batch_norm_sums_kernel(
         b_dbias += b_dz
         b_dweight += b_dz * b_x
     o_y = tl.program_id(1).to(tl.int64) * (2 * C) + o_c
-    tl.store(p_sums + o_y, tl.sum(b_dbias, axis=0), mask=m_c)
-    b_dweight = tl.sum(b_dweight, axis=0)[None, :] * b_rstd
+    tl.store(p_sums + o_y, tl.sum(b_dbias.to(tl.float64), axis=0).to(ACC), mask=m_c)
+    b_dweight = tl.sum(b_dweight.to(tl.float64), axis=0).to(ACC)[None, :] * b_rstd
     tl.store((p_sums + o_y + C)[None, :], b_dweight, mask=m_c[None, :])
 
 
@@ -239,7 +241,7 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     tile = launch.tile("norm_join", x.dtype, B=bands, C=C)
     running = (None, None) if buffers is None else buffers[:2]
     launch.run(
-        batch_norm_join_kernel, (triton.cdiv(C, tile["BLOCK_C"]),), means, m2s, *found, *running, batches,
+        batch_norm_join_kernel, (triton.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *running, batches,
         M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
         RUNNING=buffers is not None, CUMULATIVE=momentum is None, **tile.options,
     )  # fmt: skip
@@ -315,10 +317,10 @@ def normalise_grad(
 
 
 def depth(M: int, C: int, dtype: torch.dtype, family: str) -> int:
-    """The longest chain of additions of a band, and the joining of its lanes: "norm_stats" or "norm_sums"."""
+    """The longest chain of additions of a band: "norm_stats" or "norm_sums". Lanes are joined in float64."""
     tile, band = _bands(family, M, C, dtype)
     lanes = tile["BLOCK_M"]
-    return band // lanes + min(lanes, 64)
+    return band // lanes + (lanes if dtype == torch.float64 else 2)
 
 
 def bands(M: int, C: int, dtype: torch.dtype, family: str) -> int:

@@ -1,15 +1,16 @@
 """Records of batch norm.
 
-Per channel, X = max |x|, s^2 = var, u the unit of the accumulate type. A lane's mean of n values is off by its steps'
-roundings, each of a mean (u X) and of a step towards the next value (5 u 2 X / k in step k), of which later steps keep
-a share: (n / 2 + 12) u X. Lanes are joined by a sum, gamma(depth) X, bands by one in float64, and the mean is rounded:
-together D = u X (16 + depth), where a band's depth is n and the joining of its lanes, and float64 adds the bands.
+Per channel, R = max |x - x_0|, x_0 its first value, s^2 = var, u the unit of the accumulate type. x - x_0 is off by
+u R. A lane's mean of n of them is off by its steps' roundings, each of a mean (u R) and of a step towards the next
+value (5 u 2 R / k in step k), of which later steps keep a share: (n / 2 + 12) u R. Lanes and bands are joined by sums
+in float64: together D = u R (17 + depth), where a band's depth is n and 2 roundings, for float64 n and its lanes, to
+which the bands add. Then x_0 is added in float64, and the mean is rounded.
 
 The sum of squares takes each distance from such a mean. An error of D in distances of mean square s^2 makes at most
 2 D s + D^2 in it; both factors of a lane's product are off by D, distances of lanes from a band and of bands from all
 by twice D: 12 D s + 12 D^2 covers them. The sum itself adds gamma(depth + 8) s^2. With E for all of this, rstd lies
-between its values for var + E and var - E (or 0). So the condition is mean / deviation: D grows with the one, s with
-the other.
+between its values for var + E and var - E (or 0). So the condition of rstd is R / s, and that of x - mean is
+mean / deviation, by the rounding of the mean alone.
 
 z = (x - mean) rstd weight + bias follows with a rounding for each operation, act(z) as its own record has it. The
 gradient multiplies dy by act'(z): where z is off by e, act' is off by at most e (no smooth activation here bends
@@ -67,12 +68,18 @@ def _running(x: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> tuple[Tensor, 
 
 
 def _reference(*args: Any) -> torch.Tensor:
+    """The formula itself: torch multiplies mean and weight out first, which cancels, and makes NaN of infinities."""
     given = Arguments(*args)
-    mean, var = (None if t is None else t.clone() for t in (given.running_mean, given.running_var))
-    z = given.x + 0
-    if z.numel():
-        z = F.batch_norm(z, mean, var, given.weight, given.bias, given.training, given.momentum, given.eps)
-    return apply(z, given.act)
+    rows = _rows(given.x)
+    if given.training:
+        mean, var = rows.mean(0), rows.var(0, correction=0)
+    else:
+        assert given.running_mean is not None
+        assert given.running_var is not None
+        mean, var = given.running_mean, given.running_var
+    scale = 1 / torch.sqrt(var + given.eps)
+    z = (rows - mean) * (scale if given.weight is None else scale * given.weight)
+    return _unrows(apply(z if given.bias is None else z + given.bias, given.act), given.x)
 
 
 def _running_reference(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,10 +136,11 @@ def _errors(given: Arguments, dtype: torch.dtype) -> Errors:
         depth = norm.depth(M, C, dtype, "norm_stats")
         if dtype == torch.float64:
             depth += norm.bands(M, C, dtype, "norm_stats")
-        largest = x.abs().amax(0)
-        mean_error = u * largest * (16 + depth) + tiny
-        var_error = 12 * mean_error * var.sqrt() + 12 * mean_error**2 + bounds.gamma(depth + 8, u) * var + 8 * tiny
+        largest = (x - x[0]).abs().amax(0)
+        apart = u * largest * (17 + depth) + tiny
+        var_error = 12 * apart * var.sqrt() + 12 * apart**2 + bounds.gamma(depth + 8, u) * var + 8 * tiny
         var_error = _known(var_error, 4 * M * largest**2, dtype=dtype)
+        mean_error = apart + (u + DOUBLE) * (mean.abs() + apart) + tiny
     else:
         assert given.running_mean is not None
         assert given.running_var is not None
@@ -224,7 +232,9 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
         g_error = g_error + (along * (dw_error + 6 * u * dw) + dw * (d_error * r + d.abs() * off.rstd_error)) / M
         g_error = g_error + 3 * u * (g + g_error)
     factor = off.scale + off.scale_error
-    dx_error = g_error * factor + g * off.scale_error + u * (g + g_error) * factor + tiny
+    dx_error = g_error * factor + g * off.scale_error + u * (g + g_error) * factor
+    # What vanishes below the smallest number may be multiplied by rstd up to three times afterwards.
+    dx_error = dx_error + 16 * tiny * (1 + r * r) * (1 + d.abs()) * (1 + factor)
     full = db_size, sizes.sum(0), dw_size, dy.abs(), off.z.abs() + off.z_error
     dx_error = _known(dx_error, *full, (g + g_error) * factor, dtype=dtype)
     affine = [_known(e, *full[:3], full[4].amax(0), dy.abs().amax(0), dtype=dtype) for e in (dw_error, db_error)]

@@ -1,0 +1,169 @@
+"""What is special to batch norm: large means, bands of rows, running statistics, infinities, folding."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minidl import ops
+from minidl.kernels import launch, norm, norm_fold
+from minidl.kernels.conv import forward
+from minidl.kernels.conv.geometry import Geometry
+from minidl.tensor import Tensor
+
+NAN, INF = float("nan"), float("inf")
+# Few rows in a block and few channels, so that there are several of both.
+SMALL = {
+    "norm": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
+    "norm_grad": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
+    "norm_join": launch.Tile({"BLOCK_B": 4, "BLOCK_C": 2}),
+    "norm_stats": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
+    "norm_sums": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
+}
+
+
+def numbers(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def differentiated(x, weight, bias, training=True, act=None, dy=None, running=(None, None)):
+    """y and the gradients of x, weight and bias."""
+    leaves = [Tensor(t, requires_grad=True) for t in (x, weight, bias)]
+    running = [None if t is None else Tensor(t.clone()) for t in running]
+    y = ops.batch_norm(leaves[0], *running, *leaves[1:], training, act=act)
+    y.backward(Tensor(numbers(*x.shape, seed=9).to(x) if dy is None else dy))
+    return y.data, *(leaf.grad.data for leaf in leaves)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (4, 3, 7), (5, 3, 4, 6), (3, 2, 2, 3, 4), (200, 1)])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("forced", [{}, SMALL], ids=["table", "small tiles"])
+def test_values_and_gradients_are_torchs(shape, training, forced, device, monkeypatch):
+    # Several bands also where one program would do.
+    monkeypatch.setattr(launch, "processors", lambda: 2)
+    C = shape[1]
+    x, w, b = (numbers(*s, seed=i).to(device) for i, s in enumerate((shape, (C,), (C,))))
+    running = numbers(C, seed=4).to(device), numbers(C, seed=5).to(device).abs() + 0.1
+    with launch.force(**forced):
+        got = differentiated(x * 3 + 7, w, b, training, "relu", running=running)
+    leaves = [t.clone().requires_grad_() for t in (x * 3 + 7, w, b)]
+    y = F.relu(F.batch_norm(leaves[0], *(t.clone() for t in running), *leaves[1:], training))
+    y.backward(numbers(*shape, seed=9).to(device))
+    for a, e in zip(got, (y.detach(), *(leaf.grad for leaf in leaves)), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("forced", [{}, SMALL], ids=["table", "small tiles"])
+def test_a_large_mean_does_not_cancel(forced, device, monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda: 2)
+    # Squares of these need 27 bits more than float32 has: their mean less that of the mean squared is nothing.
+    x = (
+        numbers(64, 3, 9, 9) * 0.25 + torch.tensor([0.0, 1000.0, -4000.0], dtype=torch.float64).view(1, 3, 1, 1)
+    ).float()
+    with launch.force(**forced):
+        found = norm.batch_statistics(x.to(device), 0.0, None, None)
+    exact = x.double()
+    mean, var = exact.mean((0, 2, 3)), exact.var((0, 2, 3), correction=0)
+    relative = (1 / found.rstd.double().cpu() ** 2 / var - 1).abs()
+    # The mean is right to its last place, and the variance as if there were no mean.
+    assert ((found.mean.double().cpu() - mean).abs() <= 2.0**-24 * mean.abs() + 1e-6).all()
+    assert (relative < 1e-6).all(), relative
+
+
+def test_statistics_of_one_value_repeated_are_exact(device):
+    x = torch.tensor([0.1, -3.7e4, 1e-3], device=device).view(1, 3, 1, 1).expand(16, 3, 8, 8)
+    with launch.force(**SMALL):
+        found = norm.batch_statistics(x, 1.0, None, None)
+    assert torch.equal(found.mean, x[0, :, 0, 0])
+    assert torch.equal(found.rstd, torch.ones_like(found.rstd))
+
+
+@pytest.mark.parametrize("processors", [1, 7, 132])
+def test_bands_cover_all_rows_once(processors, device, monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda: processors)
+    for rows in (2, 3, 8, 9, 1000, 1057):
+        # Integers: sums and means of powers of two are exact in any order.
+        x = torch.arange(rows, dtype=torch.float64, device=device).view(rows, 1)
+        with launch.force(**SMALL):
+            found = norm.batch_statistics(x, 0.0, None, None)
+            _, _, dbias = norm.normalise_grad(torch.ones_like(x), x, found, None, None, None, True)
+        torch.testing.assert_close(found.mean.cpu(), x.mean(0).cpu(), rtol=1e-14, atol=0)
+        torch.testing.assert_close(1 / found.rstd.cpu() ** 2, x.var(0, correction=0).cpu(), rtol=1e-13, atol=0)
+        assert dbias.item() == rows
+
+
+def test_few_channels_fill_a_gpu(monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda: 132)
+    tile = launch.Tile({"BLOCK_M": 64, "BLOCK_C": 16})
+    with launch.force(norm_stats=tile):
+        assert norm.bands(128 * 56 * 56, 16, torch.float16, "norm_stats") > 7 * 132
+
+
+def test_two_runs_give_the_same_bits(device, monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda: 4)
+    x, w, b = (numbers(*s, seed=i, dtype=torch.float32).to(device) for i, s in enumerate(((9, 5, 7, 7), (5,), (5,))))
+    with launch.force(**SMALL):
+        first, again = (differentiated(x, w, b, act="gelu") for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_nothing_leaks_between_channels(device):
+    x = numbers(6, 4, 5, 5, dtype=torch.float32).to(device)
+    clean = differentiated(x, torch.ones(4, device=device), torch.zeros(4, device=device))
+    x[2, 1, 3, 3], x[1, 2, 0, 0] = NAN, INF
+    spoilt = differentiated(x, torch.ones(4, device=device), torch.zeros(4, device=device))
+    for a, b in zip(clean[:2], spoilt[:2], strict=True):
+        assert torch.equal(a[:, [0, 3]], b[:, [0, 3]])
+        assert b[:, [1, 2]].isnan().all()
+
+
+def test_an_empty_batch_in_evaluation(device):
+    x = torch.zeros(0, 3, 4, 4, device=device)
+    y, dx, dw, db = differentiated(
+        x, torch.ones(3, device=device), torch.zeros(3, device=device), training=False,
+        running=(torch.zeros(3, device=device), torch.ones(3, device=device)),
+    )  # fmt: skip
+    assert y.shape == dx.shape == x.shape
+    assert dw.tolist() == db.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (0, 3), (1, 3, 1, 1), (5, 3, 0, 2)])
+def test_too_few_values_in_training(shape, device):
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training, got input size"):
+        ops.batch_norm(Tensor(torch.zeros(shape, device=device)), None, None, training=True)
+
+
+def test_parameters_and_buffers_may_be_wider(device):
+    x = numbers(7, 3, 4, 4, dtype=torch.float16).to(device)
+    w, b = numbers(3, seed=1, dtype=torch.float32).to(device), numbers(3, seed=2, dtype=torch.float32).to(device)
+    running = torch.zeros(3, device=device), torch.ones(3, device=device)
+    y, dx, dw, db = differentiated(x, w, b, running=running)
+    assert [t.dtype for t in (y, dx, dw, db)] == [torch.float16] * 2 + [torch.float32] * 2
+    expected = F.batch_norm(x.double(), None, None, w.double(), b.double(), True)
+    torch.testing.assert_close(y.double(), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_gradient_that_nobody_wants_is_not_computed(device, monkeypatch):
+    launched = []
+    monkeypatch.setattr(
+        launch,
+        "run",
+        lambda kernel, *args, run=launch.run, **meta: (launched.append(kernel.__name__), run(kernel, *args, **meta)),
+    )
+    x, ones = numbers(4, 3, dtype=torch.float32).to(device), torch.ones(3, device=device)
+    weight, running = Tensor(ones, requires_grad=True), (Tensor(ones), Tensor(ones))
+    ops.batch_norm(Tensor(x), *running, weight, None, False).sum().backward()
+    assert "batch_norm_grad_kernel" not in launched
+    launched.clear()
+    ops.batch_norm(Tensor(x, requires_grad=True), *running, Tensor(ones), None, False).sum().backward()
+    assert "batch_norm_sums_kernel" not in launched
+
+
+def test_folding_gives_the_batch_norm_of_a_convolution(device):
+    x, w = numbers(3, 4, 9, 9).to(device), numbers(6, 4, 3, 3, seed=1).to(device)
+    conv_bias, mean, var, weight, bias = (numbers(6, seed=i).to(device) for i in range(2, 7))
+    var = var.abs() + 0.1
+    scale, shift = norm_fold.fold(w, conv_bias, mean, var, weight, bias, 1e-3)
+    geometry = Geometry.of((9, 9), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    y, _ = forward(x, w, geometry, shift, "relu", scale=scale)
+    expected = F.relu(F.batch_norm(F.conv2d(x, w, conv_bias, padding=1), mean, var, weight, bias, eps=1e-3))
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
