@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import activation, check, launch, reduce
-from minidl.kernels.activation import Activation, activate, activate_grad
+from minidl.kernels.activation import NONE, RELU, Activation, activate, activate_grad
 
 
 @triton.jit
@@ -123,6 +123,15 @@ def channel(p, o_c, m_c, GIVEN: tl.constexpr, ELSE: tl.constexpr, ACC: tl.conste
 
 
 @triton.jit
+def through(b_dy, b_z, m, ACT: tl.constexpr, SLOPE: tl.constexpr):
+    """dy act'(z), and 0 outside the mask, where act' of the bias alone may not be finite."""
+    if ACT == RELU:
+        return tl.where(b_z <= 0.0, 0.0, b_dy)
+    else:
+        return tl.where(m, b_dy * activate_grad(b_z, ACT, SLOPE), 0.0)
+
+
+@triton.jit
 def batch_norm_kernel(
     p_x, p_y, p_mean, p_rstd, p_weight, p_bias, M, C,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
@@ -164,9 +173,8 @@ def batch_norm_sums_kernel(
         o_mc = (o_m * C)[:, None] + o_c[None, :]
         b_x = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC) - b_mean  # [BLOCK_M, BLOCK_C]
         b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
-        if ACT != 0:
-            b_dz *= activate_grad(b_x * b_scale + b_bias, ACT, SLOPE)
-            b_dz = tl.where(m_mc, b_dz, 0.0)
+        if ACT != NONE:
+            b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
         b_dbias += b_dz
         b_dweight += b_dz * b_x
     o_y = tl.program_id(1).to(tl.int64) * (2 * C) + o_c
@@ -191,12 +199,12 @@ def batch_norm_grad_kernel(
     b_scale = b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
     o_mc = (o_m * C)[:, None] + o_c[None, :]
     b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
-    if TRAINING or ACT != 0:
+    if TRAINING or ACT != NONE:
         b_x = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
         b_x -= channel(p_mean, o_c, m_c, True, 0.0, ACC)
-    if ACT != 0:
+    if ACT != NONE:
         b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
-        b_dz *= activate_grad(b_x * b_scale + b_bias, ACT, SLOPE)
+        b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
     if TRAINING:
         b_share = 1.0 / (tl.full((1, BLOCK_C), 0.0, ACC) + M)
         b_dbias = channel(p_sums, o_c, m_c, True, 0.0, ACC) * b_share
