@@ -153,15 +153,17 @@ def avg_pool_kernel(
     m_c = o_c < C
     h0, h1 = window(o_h, H, OH, s_h, pad_h, R, ADAPTIVE)
     w0, w1 = window(o_w, W, OW, s_w, pad_w, S, ADAPTIVE)
+    b_share = share(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC)
+    h1 = tl.where(m_p, tl.minimum(h1, H), 0)
+    w1 = tl.minimum(w1, W)
     b_y = tl.zeros((BLOCK_P, BLOCK_C), dtype=ACC)
     for t in tl.range(0, R * S, loop_unroll_factor=UNROLL):
         h = h0 + t // S
         w = w0 + t % S
-        m_t = m_p & (h >= 0) & (h < tl.minimum(h1, H)) & (w >= 0) & (w < tl.minimum(w1, W))
+        m_t = (h >= 0) & (h < h1) & (w >= 0) & (w < w1)
         p_t = p_x + ((o_n * H + h) * W + w) * C
         b_x = tl.load(p_t[:, None] + o_c[None, :], mask=m_t[:, None] & m_c[None, :], other=0)  # [BLOCK_P, BLOCK_C]
         b_y += b_x.to(ACC)
-    b_share = share(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC)
     o_y = (o_p.to(tl.int64) * C)[:, None] + o_c[None, :]
     tl.store(p_y + o_y, (b_y * b_share[:, None]).to(p_y.dtype.element_ty), mask=m_p[:, None] & m_c[None, :])
 
