@@ -6,21 +6,22 @@
 Shapes are torch's; memory is channels-last inside ([N, H, W, C]): a tensor in `torch.channels_last` is used as it is,
 any other is copied once, and results are channels-last. The gradient of the input is the transposed convolution.
 
-Forms: `batch_tiled` for many images and channels, `banded` for few channels, `pixel_tiled` for every shape.
+Forms: `batch_tiled` for many images and channels, `banded` for few channels, `pixel_tiled` for every shape; `fft` where
+it is asked for.
 """
 
 import torch
 
 from minidl.kernels import check, launch
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import banded, batch_tiled, pixel_tiled
+from minidl.kernels.conv import banded, batch_tiled, fft, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import POOLS, Epilogue, turned
 
-FORMS = ("pixel", "batch", "banded")
+FORMS = ("pixel", "batch", "banded", "fft")
 FAMILIES = (
     "conv", "conv_grad_weight", "conv_batch", "conv_batch_grad_weight", "conv_band", "conv_banded",
-    "conv_banded_grad_weight", "conv_turn",
+    "conv_banded_grad_weight", "conv_turn", "conv_fft", "conv_fft_product",
 )  # fmt: skip
 
 
@@ -137,6 +138,8 @@ def _correlate(
         batch_tiled.correlate(x, w, y, h, v, groups, epilogue, precision)
     elif chosen == "banded":
         banded.correlate(x, w, y, h, v, epilogue, precision)
+    elif chosen == "fft":
+        fft.correlate(x, w, y, h, v, epilogue, precision)
     else:
         pixel_tiled.correlate(x, w, y, h, v, groups, epilogue, precision)
 
@@ -148,6 +151,8 @@ def _forms(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool
         able.append("batch")
     if banded.takes(x, w, h, v, groups, pool):
         able.append("banded")
+    if fft.takes(x, w, h, v, groups, pool):
+        able.append("fft")
     return able
 
 
