@@ -36,6 +36,7 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
     "eps": (lambda v: v >= 0.0, "at least 0"),
     "lr_decay": (lambda v: v >= 0.0, "at least 0"),
     "max_norm": (lambda v: v > 0.0, "above 0"),
+    "loss_scale": (lambda v: 1.0 <= v <= 2.0**24 and math.frexp(v)[0] == 0.5, "from 1 to 2^24, a power of two"),
     "initial_accumulator_value": (lambda v: v >= 0.0, "at least 0"),
 }
 
@@ -49,6 +50,9 @@ class Optimizer:
 
     max_norm    clip the gradients of a step so that their joint 2-norm is at most this
     lazy        a gradient of few rows changes only those rows and their moments (weight decay included)
+    loss_scale  gradients are those of the loss times `self.loss_scale`, a number on the device that starts with this
+                value: call loss.backward(optimizer.loss_scale). It is halved where a gradient is not finite, and doubled
+                after 2,000 finite steps. For float16, which cannot hold small gradients
 
     Where any gradient is not finite a step changes nothing but `skipped`. float16 and bfloat16 parameters have float32
     masters among the state. Raises ValueError for no parameters, one given twice, one that an operation made or one
@@ -67,6 +71,7 @@ class Optimizer:
         states: Sequence[str],
         nesterov: bool = False,
         initial: float = 0.0,
+        loss_scale: float | None = None,
     ) -> None:
         name = type(self).__name__
         self.param_groups: list[dict[str, Any]] = []
@@ -85,9 +90,11 @@ class Optimizer:
         _check_params(name, self._params)
         if max_norm is not None:
             _check_number(name, "max_norm", max_norm)
+        if loss_scale is not None:
+            _check_number(name, "loss_scale", loss_scale)
         self._update = update.Update(
             self._rule, [p.data for p in self._params], states,
-            nesterov=nesterov, max_norm=max_norm, lazy=lazy, initial=initial,
+            nesterov=nesterov, max_norm=max_norm, lazy=lazy, initial=initial, loss_scale=loss_scale,
         )  # fmt: skip
         self.max_norm, self.lazy = max_norm, lazy
         self._on_device: list[dict[str, float]] = [{} for _ in self.param_groups]
@@ -155,6 +162,12 @@ class Optimizer:
         return Tensor(self._update.control[update.NORM.value].clone())
 
     @property
+    def loss_scale(self) -> Tensor | None:
+        """What the loss of the next step is multiplied by, float32 of shape [] on the device; None without scaling."""
+        scale = self._update.scale
+        return None if scale is None else Tensor(scale[update.LOSS_SCALE.value])
+
+    @property
     def skipped(self) -> int:
         """How many steps changed nothing because a gradient was not finite. Waits for the device."""
         return int(self._update.skipped)
@@ -163,7 +176,8 @@ class Optimizer:
         """All that the next step depends on besides parameters and gradients: tensors and numbers under flat names.
 
         The tensors are the optimiser's own: copy them to keep them. Names: "steps", "skipped", "<state>.<parameter>"
-        (states as torch calls them, and "master"), "group.<group>.<number>", and "optimizer", the class.
+        (states as torch calls them, and "master"), "group.<group>.<number>", "loss_scale" where there is one (the scale
+        and the finite steps since it changed), and "optimizer", the class.
         """
         found: dict[str, Any] = {"optimizer": type(self).__name__}
         for index, group in enumerate(self.param_groups):
@@ -202,6 +216,8 @@ class Optimizer:
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         found = {"steps": self._update.steps, "skipped": self._update.skipped}
+        if self._update.scale is not None:
+            found["loss_scale"] = self._update.scale
         for name, states in self._update.states.items():
             found.update({f"{name}.{index}": state for index, state in enumerate(states)})
         found.update({f"master.{i}": master for i, master in enumerate(self._update.masters) if master is not None})
@@ -226,6 +242,7 @@ class SGD(Optimizer):
         *,
         max_norm: float | None = None,
         lazy: bool = False,
+        loss_scale: float | None = None,
     ) -> None:
         groups = _groups("SGD", params)
         momenta = [group.get("momentum", momentum) for group in groups]
@@ -233,7 +250,7 @@ class SGD(Optimizer):
             raise ValueError("SGD: nesterov needs a momentum above 0, got 0")
         super().__init__(
             groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay},
-            max_norm=max_norm, lazy=lazy, nesterov=nesterov,
+            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, nesterov=nesterov,
             states=["momentum_buffer"] if any(value != 0.0 for value in momenta) else [],
         )  # fmt: skip
 
@@ -259,6 +276,7 @@ class RMSprop(Optimizer):
         *,
         max_norm: float | None = None,
         lazy: bool = False,
+        loss_scale: float | None = None,
     ) -> None:
         groups = _groups("RMSprop", params)
         states = ["square_avg"]
@@ -268,7 +286,7 @@ class RMSprop(Optimizer):
             states.append("grad_avg")
         super().__init__(
             groups, {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum},
-            max_norm=max_norm, lazy=lazy, states=states,
+            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, states=states,
         )  # fmt: skip
 
 
@@ -291,11 +309,12 @@ class Adagrad(Optimizer):
         *,
         max_norm: float | None = None,
         lazy: bool = False,
+        loss_scale: float | None = None,
     ) -> None:
         _check_number("Adagrad", "initial_accumulator_value", initial_accumulator_value)
         super().__init__(
             params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps},
-            max_norm=max_norm, lazy=lazy, states=["sum"], initial=initial_accumulator_value,
+            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, states=["sum"], initial=initial_accumulator_value,
         )  # fmt: skip
 
 
@@ -318,10 +337,11 @@ class Adam(Optimizer):
         *,
         max_norm: float | None = None,
         lazy: bool = False,
+        loss_scale: float | None = None,
     ) -> None:
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
-            max_norm=max_norm, lazy=lazy, states=["exp_avg", "exp_avg_sq"],
+            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, states=["exp_avg", "exp_avg_sq"],
         )  # fmt: skip
 
 
@@ -343,8 +363,9 @@ class AdamW(Adam):
         *,
         max_norm: float | None = None,
         lazy: bool = False,
+        loss_scale: float | None = None,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, max_norm=max_norm, lazy=lazy)
+        super().__init__(params, lr, betas, eps, weight_decay, max_norm=max_norm, lazy=lazy, loss_scale=loss_scale)
 
 
 class Schedule:

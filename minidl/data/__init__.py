@@ -9,11 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from minidl.data.records import DataError, Rows, TableDataset, TextDataset, Texts
+from minidl.data.records import (
+    Augment,
+    DataError,
+    ImageDataset,
+    Images,
+    Pictures,
+    Rows,
+    TableDataset,
+    TextDataset,
+    Texts,
+)
 
 if TYPE_CHECKING:
     from minidl.data.batches import Batches, csr_from_scipy, epoch_order
     from minidl.data.files import read_labelled, read_texts
+    from minidl.data.image_batches import ImageBatches
+    from minidl.data.images import read_labelled_pictures
+    from minidl.data.pictures import read_pictures
     from minidl.data.schema import TableSchema
     from minidl.data.tables import read_features, read_rows
     from minidl.data.vectorizer import Tfidf, TfidfOptions
@@ -21,10 +34,16 @@ if TYPE_CHECKING:
 _Set = TypeVar("_Set")
 
 __all__ = [
+    "IMAGE_DATA",
     "TABLE_DATA",
     "TEXT_DATA",
+    "Augment",
     "Batches",
     "DataError",
+    "ImageBatches",
+    "ImageDataset",
+    "Images",
+    "Pictures",
     "Rows",
     "TableDataset",
     "TableSchema",
@@ -34,10 +53,13 @@ __all__ = [
     "TfidfOptions",
     "csr_from_scipy",
     "epoch_order",
+    "load_images",
     "load_table",
     "load_text",
     "read_features",
     "read_labelled",
+    "read_labelled_pictures",
+    "read_pictures",
     "read_rows",
     "read_texts",
 ]
@@ -50,6 +72,11 @@ TEXT_DATA = {
 TABLE_DATA = {
     "diabetes": "disease progression of 442 patients from ten measurements (regression); no download",
 }
+IMAGE_DATA = {
+    "digits": "scikit-learn's 1,797 handwritten digits of 8x8 pixels; no download",
+    "mnist": "handwritten digits of 28x28 pixels, 60,000 + 10,000; downloaded or from MINIDL_DATA",
+    "fashion-mnist": "clothes of 28x28 pixels, 60,000 + 10,000 in 10 classes; downloaded or from MINIDL_DATA",
+}
 
 _LAZY = {
     "Batches": "batches",
@@ -57,6 +84,9 @@ _LAZY = {
     "epoch_order": "batches",
     "read_labelled": "files",
     "read_texts": "files",
+    "ImageBatches": "image_batches",
+    "read_labelled_pictures": "images",
+    "read_pictures": "pictures",
     "TableSchema": "schema",
     "read_features": "tables",
     "read_rows": "tables",
@@ -107,6 +137,27 @@ def load_table(name_or_path: str | Path, **options: Any) -> TableDataset:
     return _call(load_table_file, name, (name_or_path,), options)
 
 
+def load_images(name_or_path: str | Path, **options: Any) -> ImageDataset:
+    """An image classification task: a name of `IMAGE_DATA`, or a folder with a folder of pictures per class.
+
+    Options of a folder: `size`, `validation`, `test`, `split_seed`, see `images.load_folder`. Options of `mnist` and
+    `fashion-mnist`: `progress`, `cache`, `mirrors`, see `images.load_mnist`. `digits` takes none.
+
+    Raises DataError for an unknown name, an option that the data does not take, and data that cannot be used.
+    """
+    from minidl.data import images
+
+    name = str(name_or_path)
+    if name == "digits":
+        return _call(images.load_digits, name, (), options)
+    if name in IMAGE_DATA:
+        return _call(images.load_mnist, name, (name,), options)
+    _check_path(name_or_path, IMAGE_DATA, "image data", "a folder that exists", "of a folder of class folders")
+    if not Path(name_or_path).is_dir():
+        raise DataError(f"{name_or_path} is a file; expected a folder with a folder of pictures per class")
+    return _call(images.load_folder, name, (name_or_path,), options)
+
+
 def _call(loader: Callable[..., _Set], name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Set:
     """Options left at None are not given: a command passes all its flags."""
     import inspect
@@ -119,7 +170,13 @@ def _call(loader: Callable[..., _Set], name: str, arguments: tuple[Any, ...], op
     return loader(*arguments, **given)
 
 
-def _check_path(name_or_path: str | Path, known: dict[str, str], what: str) -> None:
+def _check_path(
+    name_or_path: str | Path,
+    known: dict[str, str],
+    what: str,
+    expected: str = "a file that exists",
+    path: str = "of a .csv, .tsv or .jsonl file",
+) -> None:
     try:
         there = Path(name_or_path).exists()
     except OSError:  # a name that no file can have, or a folder that cannot be looked into
@@ -128,8 +185,8 @@ def _check_path(name_or_path: str | Path, known: dict[str, str], what: str) -> N
         from minidl.data.parsing import shorten
 
         raise DataError(
-            f"unknown {what} {shorten(str(name_or_path))}: neither one of {', '.join(known)} nor a file that exists; "
-            "give a name or the path of a .csv, .tsv or .jsonl file"
+            f"unknown {what} {shorten(str(name_or_path))}: neither one of {', '.join(known)} nor {expected}; "
+            f"give a name or the path {path}"
         )
 
 

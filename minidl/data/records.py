@@ -67,3 +67,60 @@ class TableDataset:
     validation: Rows
     test: Rows
     source: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pixels uint8 [N, H, W, C] with the mean and deviation of each channel that they are standardised by."""
+
+    pixels: np.ndarray
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.pixels.shape
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pixels uint8 [N, H, W, C] and the class index of each picture, int64 [N]."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How training pictures are varied: moved by up to `shift` pixels each way, mirrored left to right.
+
+    What comes in at an edge is 0, or with `replicate` the pixels of that edge.
+    """
+
+    shift: int = 0
+    flip: bool = False
+    replicate: bool = False
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """An image classification task; pictures have one size and 1 (grey) or 3 (red, green, blue) channels.
+
+    `mean` and `std` are those of each channel over the training split; `augment` is what suits the data.
+    """
+
+    name: str
+    labels: list[str]
+    train: Images
+    validation: Images
+    test: Images
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augment
+    source: dict[str, Any] = field(default_factory=dict)

@@ -26,6 +26,10 @@ from minidl.kernels import interpret
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 TILE_FOLDER = Path(__file__).parent / "tiles"
 PRECISIONS = ("tf32x3", "ieee", "tf32")
+NO_BFLOAT16 = (
+    "bfloat16 is not supported on the CPU (Triton's interpreter computes it wrongly): use float32 or float16, or a CUDA "
+    "device"
+)
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 if INTERPRETED:
@@ -95,10 +99,7 @@ def _check_place(kernel: Any, args: tuple[Any, ...]) -> torch.device | None:
             continue
         device = tensor.device
         if INTERPRETED and tensor.dtype == torch.bfloat16:
-            raise TypeError(
-                "bfloat16 is not supported on the CPU (Triton's interpreter computes it wrongly): "
-                "use float32 or float16, or a CUDA device"
-            )
+            raise TypeError(NO_BFLOAT16)
         if not INTERPRETED and device.type != "cuda":
             raise TypeError(
                 f"{kernel.__name__}: got a tensor on {device}, but kernels are compiled for CUDA in this process; "

@@ -17,6 +17,9 @@ A step is three launches (the first and the last once per dtype):
     prepare    one program adds them in order, finds the norm, the clip scale min(1, max_norm / (norm + 1e-6)) and
                whether all is finite, counts the step of every parameter that has a gradient, and corrects the rates
     update     changes parameters and moments; where a gradient is not finite it changes nothing at all
+Gradients of a scaled loss (float16 would lose the small ones) are divided by the scale, which `prepare` then adapts:
+half of it where a gradient is not finite, twice as much after GROWTH_INTERVAL finite steps in a row (Micikevicius et
+al., arXiv 1710.03740).
 Nothing is read back by the host, so a CUDA graph can hold a step. Learning rates and all other numbers of a parameter
 are a row of `hyper` on the device.
 
@@ -81,6 +84,12 @@ HYPER = {
     "lr": LR, "weight_decay": WEIGHT_DECAY, "momentum": MOMENTUM, "alpha": ALPHA, "beta1": BETA1, "beta2": BETA2,
     "eps": EPS, "lr_decay": LR_DECAY,
 }  # fmt: skip
+
+# The scale of the loss and the finite steps since it changed, float32.
+LOSS_SCALE = tl.constexpr(0)
+GOOD_STEPS = tl.constexpr(1)
+GROWTH_INTERVAL = tl.constexpr(2000)
+MOST_SCALE = tl.constexpr(2.0**24)
 
 # How gradients of few rows are used.
 NO_ROWS = tl.constexpr(0)
@@ -152,8 +161,8 @@ def measure_kernel(
 # The number of blocks changes from step to step: kernels are not compiled again for multiples of 16 of it.
 @triton.jit(do_not_specialize=["partials"])
 def prepare_kernel(
-    p_partial, partials, p_table, p_hyper, p_steps, p_rates, p_control, p_skipped, count,
-    RULE: tl.constexpr, MAX_NORM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
+    p_partial, partials, p_table, p_hyper, p_steps, p_rates, p_control, p_skipped, p_scale, count,
+    RULE: tl.constexpr, MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     b_total = tl.zeros((BLOCK,), dtype=tl.float64)
     for i in range(0, partials, BLOCK):
@@ -162,11 +171,22 @@ def prepare_kernel(
     norm = tl.sqrt(tl.sum(b_total))
     # An integer: the interpreter makes floats of a truth value that it spreads over a block.
     finite = tl.where(norm < float("inf"), 1, 0)
+    if HAS_SCALE:
+        loss_scale = tl.load(p_scale + LOSS_SCALE)
+        good = tl.load(p_scale + GOOD_STEPS) + 1.0
+        rest = good < GROWTH_INTERVAL
+        grown = tl.where(rest, loss_scale, tl.minimum(2.0 * loss_scale, MOST_SCALE))
+        tl.store(p_scale + LOSS_SCALE, tl.where(finite != 0, grown, tl.maximum(0.5 * loss_scale, 1.0)))
+        tl.store(p_scale + GOOD_STEPS, tl.where((finite != 0) & rest, good, 0.0))
+        unscale = 1.0 / loss_scale.to(tl.float64)
+        norm *= unscale
     tl.store(p_control + NORM, norm)
-    if MAX_NORM is None:
-        tl.store(p_control + SCALE, 1.0)
-    else:
-        tl.store(p_control + SCALE, tl.minimum(MAX_NORM / (norm + 1e-6), 1.0))
+    scale = 1.0
+    if MAX_NORM is not None:
+        scale = tl.minimum(MAX_NORM / (norm + 1e-6), 1.0)
+    if HAS_SCALE:
+        scale *= unscale
+    tl.store(p_control + SCALE, scale)
     tl.store(p_control + FINITE, finite.to(tl.float64))
     tl.store(p_skipped, tl.load(p_skipped) + 1 - finite)
     for i in range(0, count, BLOCK_P):
@@ -342,7 +362,8 @@ class Update:
     `params` are contiguous floating tensors on one device, updated in place; they may be views. States and, for
     float16 and bfloat16, `masters` are float32 (float64 for float64), one per parameter. `hyper` float64
     [parameters, NUMBERS], `steps` int64 [parameters], `skipped` int64 [1]: how many steps met a gradient that was not
-    finite, `control` float64 [3]: norm of the last gradient, clip scale, whether it was finite.
+    finite, `control` float64 [3]: norm of the last gradient, what it is multiplied by, whether it was finite. With a
+    `loss_scale`, gradients are those of the loss times `scale[0]`; `scale` is float32 [2], see LOSS_SCALE.
 
     `states` names those to keep out of STATES[rule]; `initial` fills them. Raises ValueError for a parameter that is
     not contiguous or parameters on two devices, TypeError for one that is not floating.
@@ -358,6 +379,7 @@ class Update:
         max_norm: float | None = None,
         lazy: bool = False,
         initial: float = 0.0,
+        loss_scale: float | None = None,
     ) -> None:
         for index, param in enumerate(params):
             check.floating(f"parameter {index}", data=param)
@@ -386,6 +408,10 @@ class Update:
         self.steps = torch.zeros(count, dtype=torch.int64, device=self.device)
         self.skipped = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.control = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.scale: torch.Tensor | None = None
+        if loss_scale is not None:
+            self.scale = torch.zeros(2, dtype=torch.float32, device=self.device)
+            self.scale[LOSS_SCALE.value].fill_(loss_scale)
         self.decay = False
         self._rates = torch.zeros(count, 2, dtype=torch.float64, device=self.device)
         self._positions: dict[int, torch.Tensor] = {}
@@ -430,7 +456,8 @@ class Update:
         tile = launch.tile("update_prepare", torch.float64, P=len(params))
         launch.run(
             prepare_kernel, (1,), partial, partials, table, self.hyper, self.steps, self._rates, self.control,
-            self.skipped, len(params), RULE=RULES[self.rule], MAX_NORM=self.max_norm, **tile.options,
+            self.skipped, self.scale, len(params), RULE=RULES[self.rule], MAX_NORM=self.max_norm,
+            HAS_SCALE=self.scale is not None, **tile.options,
         )  # fmt: skip
         for plan in plans:
             dtype, blocks = plan.like.dtype, plan.update

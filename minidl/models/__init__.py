@@ -1,6 +1,7 @@
 """Complete models, each short enough to read like its description."""
 
+from minidl.models.cnn import ECE408, SmallCNN
 from minidl.models.table_mlp import TableMLP
 from minidl.models.text_mlp import TextMLP
 
-__all__ = ["TableMLP", "TextMLP"]
+__all__ = ["ECE408", "SmallCNN", "TableMLP", "TextMLP"]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from minidl.training.errors import ConfigError
 
@@ -19,6 +19,8 @@ DEVICES = ("auto", "cuda", "cpu")
 OPTIMIZERS = ("adamw", "adam", "rmsprop", "adagrad", "sgd")
 SCHEDULES = ("constant", "cosine", "linear")
 PRECISIONS = ("float32", "tf32")
+IMAGE_PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
+MODELS = ("small", "ece408")
 TASKS = ("regression", "classification")
 MISSING = ("error", "fill")
 _LARGEST = 3.4028234663852886e38  # of float32: what the device gets
@@ -56,7 +58,6 @@ class Training:
     """
 
     data: str
-    hidden: tuple[int, ...]
     dropout: float
     optimizer: str = "adamw"
     lr: float
@@ -72,15 +73,12 @@ class Training:
     precision: str = "float32"
     val_split: float | None = None
     test_split: float | None = None
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
 
     def __post_init__(self) -> None:
         """Raises ConfigError for the first setting of a wrong type or range."""
         data: Any = self.data  # what was read from config.json may be anything
-        hidden: Any = self.hidden
         _require(self, "data", isinstance(data, str) and data != "", "a name or a file")
-        sizes = isinstance(hidden, tuple) and all(type(size) is int and 1 <= size <= 65536 for size in hidden)
-        _require(self, "hidden", sizes, "layer sizes from 1 to 65536, such as 128 or 256,128")
-        _require(self, "hidden", len(self.hidden) >= 1, "at least one layer size")
         _number(self, "dropout", lambda value: 0 <= value < 1, "a number from 0 to below 1")
         _choice(self, "optimizer", OPTIMIZERS)
         _number(self, "lr", lambda value: value > 0, "a number above 0 that float32 holds")
@@ -93,7 +91,7 @@ class Training:
         _whole(self, "batch_size", 1, 10**6)
         _whole(self, "patience", 0, 10**6)
         _whole(self, "seed", 0, 2**63 - 1)
-        _choice(self, "precision", PRECISIONS)
+        _choice(self, "precision", self.precisions)
         for name in ("val_split", "test_split"):
             if getattr(self, name) is not None:
                 _number(self, name, lambda value: 0 < value < 1, "a share between 0 and 1")
@@ -108,7 +106,22 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainText(Training, Session):
+class Perceptron(Training):
+    """What the commands share that train a multilayer perceptron."""
+
+    hidden: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        Training.__post_init__(self)
+        hidden: Any = self.hidden
+        sizes = isinstance(hidden, tuple) and all(type(size) is int and 1 <= size <= 65536 for size in hidden)
+        _require(self, "hidden", sizes, "layer sizes from 1 to 65536, such as 128 or 256,128")
+        _require(self, "hidden", len(self.hidden) >= 1, "at least one layer size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainText(Perceptron, Session):
     """`minidl train text`."""
 
     text_column: str | None = None
@@ -131,7 +144,7 @@ class TrainText(Training, Session):
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         Session.__post_init__(self)
-        Training.__post_init__(self)
+        Perceptron.__post_init__(self)
         _name(self, "text_column")
         _name(self, "label_column")
         _whole(self, "ngrams", 1, 5)
@@ -141,7 +154,7 @@ class TrainText(Training, Session):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainTable(Training, Session):
+class TrainTable(Perceptron, Session):
     """`minidl train table`. `task` None: decided by the target column."""
 
     target: str | None = None
@@ -160,7 +173,7 @@ class TrainTable(Training, Session):
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         Session.__post_init__(self)
-        Training.__post_init__(self)
+        Perceptron.__post_init__(self)
         _name(self, "target")
         if self.task is not None:
             _choice(self, "task", TASKS)
@@ -168,6 +181,37 @@ class TrainTable(Training, Session):
         names = isinstance(ignore, tuple) and all(isinstance(name, str) for name in ignore)
         _require(self, "ignore", names, "names of columns")
         _choice(self, "missing", MISSING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainImages(Training, Session):
+    """`minidl train images`. `size` (height, width), `shift` and `flip` None: what suits the data."""
+
+    model: str = "small"
+    size: tuple[int, int] | None = None
+    shift: int | None = None
+    flip: bool | None = None
+    dropout: float = 0.0
+    lr: float = 0.003
+    weight_decay: float = 0.05
+    schedule: str = "cosine"
+    warmup: float = 1.0
+    epochs: int = 20
+    batch_size: int = 128
+    patience: int = 0
+    precisions: ClassVar[tuple[str, ...]] = IMAGE_PRECISIONS
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        Session.__post_init__(self)
+        Training.__post_init__(self)
+        _choice(self, "model", MODELS)
+        size: Any = self.size
+        sides = isinstance(size, tuple) and len(size) == 2 and all(type(side) is int and 1 <= side <= 1024 for side in size)
+        _require(self, "size", size is None or sides, "a height and width from 1 to 1024, such as 32 or 32x48")
+        if self.shift is not None:
+            _whole(self, "shift", 0, 1024)
+        _require(self, "flip", self.flip is None or type(self.flip) is bool, "true or false")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +290,16 @@ def parse_sizes(texts: list[str] | None) -> tuple[int, ...] | None:
             raise ConfigError(f"--hidden: {part.strip()!r} is no layer size; give numbers, such as 128 or 256,128")
         sizes.append(int(part))
     return tuple(sizes)
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """(height, width) from 32 or 32x48. Raises ConfigError."""
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if not 1 <= len(parts) <= 2 or not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--size is {text}, expected a height and width in pixels, such as 32 or 32x48")
+    return int(parts[0]), int(parts[-1])
 
 
 def _plain(value: Any) -> Any:

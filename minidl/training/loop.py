@@ -23,6 +23,7 @@ import torch
 from minidl import nn, random
 from minidl.csr import CSR
 from minidl.data.batches import Batches
+from minidl.data.image_batches import ImageBatches
 from minidl.optim import Optimizer, Schedule
 from minidl.tensor import Tensor, default_device
 from minidl.training import files, weights
@@ -56,7 +57,7 @@ class Task:
     model: nn.Module
     optimizer: Optimizer
     schedule: Schedule
-    batches: Batches
+    batches: Batches | ImageBatches
     loss: Callable[[CSR | Tensor, Tensor], Tensor]
     validate: Callable[[], Judgement]
 
@@ -175,7 +176,7 @@ class Trainer:
             features = x.to(device) if isinstance(x, CSR) else Tensor(x.to(device))
             task.optimizer.zero_grad()
             loss = task.loss(features, Tensor(y.to(device)))
-            loss.backward()
+            loss.backward(task.optimizer.loss_scale)
             task.optimizer.step()
             task.schedule.step()
             progress.step += 1

@@ -1,6 +1,7 @@
 """What a training command learns, as arrays: features, targets, and how answers are read.
 
-A text problem has sparse features, a table problem dense ones; everything after this page is the same for both.
+A text problem has sparse features, a table problem dense ones, an image problem pixels; everything after this page is
+the same for all.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from minidl import models, nn
-from minidl.data import Rows, TableDataset, TextDataset, Texts
+from minidl.data import Augment, ImageDataset, Images, Pictures, Rows, TableDataset, TextDataset, Texts
 from minidl.data.vectorizer import Tfidf, TfidfOptions
-from minidl.training.config import TrainTable, TrainText
+from minidl.training.config import TrainImages, TrainTable, TrainText
 from minidl.training.errors import ConfigError
+from minidl.training.pictures import HALVES, PictureFormat
 
-Split = tuple[Any, np.ndarray]  # features (scipy CSR or float32 array [N, F]) and targets [N]
+Split = tuple[Any, np.ndarray]  # features (scipy CSR, float32 array [N, F] or Pictures) and targets [N]
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,19 @@ class Problem:
     target: str = ""
     mean: float = 0.0
     scale: float = 1.0
+    augment: Augment | None = None
 
 
-def make_problem(config: TrainText | TrainTable, dataset: TextDataset | TableDataset) -> Problem:
+def make_problem(
+    config: TrainText | TrainTable | TrainImages, dataset: TextDataset | TableDataset | ImageDataset
+) -> Problem:
     """The problem of a data set. Raises DataError when no feature is left, ConfigError for flags that do not fit."""
     if isinstance(config, TrainText) and isinstance(dataset, TextDataset):
         return _text_problem(config, dataset)
     if isinstance(config, TrainTable) and isinstance(dataset, TableDataset):
         return _table_problem(config, dataset)
+    if isinstance(config, TrainImages) and isinstance(dataset, ImageDataset):
+        return _image_problem(config, dataset)
     raise TypeError(f"{type(config).__name__} does not take a {type(dataset).__name__}")
 
 
@@ -104,7 +112,42 @@ def _table_problem(config: TrainTable, dataset: TableDataset) -> Problem:
     )
 
 
-def _sizes(dataset: TextDataset | TableDataset) -> dict[str, int]:
+def _image_problem(config: TrainImages, dataset: ImageDataset) -> Problem:
+    height, width, channels = dataset.train.pixels.shape[1:]
+    described = PictureFormat(height, width, channels, dataset.mean, dataset.std)
+    suited = dataset.augment
+    augment = Augment(
+        shift=suited.shift if config.shift is None else config.shift,
+        flip=suited.flip if config.flip is None else config.flip,
+        replicate=suited.replicate,
+    )
+    if augment.shift >= min(height, width):
+        raise ConfigError(f"--shift {augment.shift} moves pictures of {height} x {width} out of sight; give less")
+    build = described.model(config, len(dataset.labels))
+
+    def split(images: Images) -> Split:
+        return Pictures(images.pixels, dataset.mean, dataset.std), images.labels
+
+    return Problem(
+        kind="images",
+        task="classification",
+        source={
+            **dataset.source,
+            "sizes": _sizes(dataset),
+            "features": height * width * channels,
+            "augment": {"shift": augment.shift, "flip": augment.flip},
+        },
+        labels=dataset.labels,
+        train=split(dataset.train),
+        validation=split(dataset.validation),
+        test=lambda: split(dataset.test),
+        model=lambda: build(HALVES.get(config.precision, torch.float32)),
+        documents={"labels.json": _labels_json(dataset.labels), "pictures.json": described.to_json()},
+        augment=augment,
+    )
+
+
+def _sizes(dataset: TextDataset | TableDataset | ImageDataset) -> dict[str, int]:
     return {"train": len(dataset.train), "validation": len(dataset.validation), "test": len(dataset.test)}
 
 

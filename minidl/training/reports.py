@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from minidl.training import metrics
-from minidl.training.config import TrainTable, TrainText
+from minidl.training.config import TrainImages, TrainTable, TrainText
 from minidl.training.progress import Progress
 
 
-def training(config: TrainText | TrainTable, progress: Progress, device: str, parameters: int) -> dict[str, Any]:
+def training(config: TrainText | TrainTable | TrainImages, progress: Progress, device: str, parameters: int) -> dict[str, Any]:
     """The part of a report that says how the model was trained."""
     return {
         "data": config.data,
@@ -88,7 +88,7 @@ def _classes(classes: Sequence[dict[str, Any]]) -> list[str]:
         [entry["label"], *(f"{entry[name]:.3f}" for name in ("precision", "recall", "f1")), str(entry["support"])]
         for entry in classes
     ]
-    return _table(["class", "precision", "recall", "F1", "texts"], rows)
+    return _table(["class", "precision", "recall", "F1", "examples"], rows)
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -2,7 +2,7 @@
 
     config.json       what the run is: command, settings, checksums of the data and of the documents
     environment.json  versions, device, threads
-    labels.json, vocabulary.json | schema.json      the documents: what a reader of the model needs
+    labels.json, vocabulary.json | schema.json | pictures.json      the documents: what a reader of the model needs
     metrics.jsonl     a line per epoch
     checkpoints/      while and after training: last and best state
     model.safetensors, report.json, report.txt, *.png   when finished; report.json is written last
@@ -22,17 +22,17 @@ from typing import Any
 
 from minidl import __version__
 from minidl.training import checkpoints, files
-from minidl.training.config import Session, TrainTable, TrainText, differences, from_saved
+from minidl.training.config import Session, TrainImages, TrainTable, TrainText, differences, from_saved
 from minidl.training.errors import ConfigError, DamagedError, RunError, damaged
 
 FORMAT, VERSION = "minidl-run", 1
-KINDS = {"text": TrainText, "table": TrainTable}
+KINDS = {"text": TrainText, "table": TrainTable, "images": TrainImages}
 # Stands in a run that is being replaced: a folder without it is never deleted.
 _REPLACED = "replaced"
 _OWN_FILES = (
-    "config.json", "environment.json", "labels.json", "vocabulary.json", "schema.json", "metrics.jsonl",
-    "model.safetensors", "report.json", "report.txt", "loss.png", "scores.png", "confusion.png", "predictions.png",
-    _REPLACED,
+    "config.json", "environment.json", "labels.json", "vocabulary.json", "schema.json", "pictures.json",
+    "metrics.jsonl",     "model.safetensors", "report.json", "report.txt", "loss.png", "scores.png", "confusion.png", "predictions.png",
+    "mistakes.png", "filters.png", _REPLACED,
 )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def finished_run(folder: Path) -> SavedRun:
 
 
 def saved_settings(run: SavedRun) -> Any:
-    """The TrainText or TrainTable of a run. Raises DamagedError."""
+    """The TrainText, TrainTable or TrainImages of a run. Raises DamagedError."""
     return _saved_settings(run, {"out": run.folder})
 
 
@@ -175,7 +175,7 @@ def check_out(config: Session) -> None:
         raise ConfigError(f"--overwrite replaces runs only; {error}") from None
 
 
-def start(config: TrainText | TrainTable, kind: str, data_sha256: str, documents: dict[str, str]) -> None:
+def start(config: TrainText | TrainTable | TrainImages, kind: str, data_sha256: str, documents: dict[str, str]) -> None:
     """Make the folder of a new run with its config.json and the JSON texts in `documents`.
 
     A run there is moved aside, see `finish`. Raises RunError when the folder cannot be written.

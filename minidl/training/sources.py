@@ -7,21 +7,25 @@ import json
 from typing import Any
 
 from minidl import data
-from minidl.data import TableDataset, TextDataset
-from minidl.training.config import TrainTable, TrainText
+from minidl.data import ImageDataset, TableDataset, TextDataset
+from minidl.training.config import TrainImages, TrainTable, TrainText
 from minidl.training.errors import ConfigError
 
 
-def load(config: TrainText | TrainTable) -> TextDataset | TableDataset:
+def load(config: TrainText | TrainTable | TrainImages) -> TextDataset | TableDataset | ImageDataset:
     """Raises DataError for data that cannot be used, ConfigError for flags that the data does not take."""
     if isinstance(config, TrainText):
         return data.load_text(config.data, **text_options(config))
+    if isinstance(config, TrainImages):
+        return data.load_images(config.data, **image_options(config))
     return data.load_table(config.data, **table_options(config))
 
 
-def fingerprint(dataset: TextDataset | TableDataset) -> str:
+def fingerprint(dataset: TextDataset | TableDataset | ImageDataset) -> str:
     """SHA-256 of every example with its target and split: a run is continued on the same data only."""
-    return _text_hash(dataset) if isinstance(dataset, TextDataset) else _table_hash(dataset)
+    if isinstance(dataset, TextDataset):
+        return _text_hash(dataset)
+    return _image_hash(dataset) if isinstance(dataset, ImageDataset) else _table_hash(dataset)
 
 
 def text_options(config: TrainText) -> dict[str, Any]:
@@ -44,6 +48,25 @@ def table_options(config: TrainTable) -> dict[str, Any]:
         return splits
     ignore = config.ignore or None
     return {**splits, "target": config.target, "task": config.task, "ignore": ignore, "missing": config.missing}
+
+
+def image_options(config: TrainImages) -> dict[str, Any]:
+    """Options of `load_images`. Raises ConfigError for flags that only a folder takes."""
+    splits = {"val_split": config.val_split, "test_split": config.test_split}
+    if config.data in data.IMAGE_DATA:
+        for option, value in {"size": config.size, **splits}.items():
+            if value is not None:
+                flag = option.replace("_", "-")
+                raise ConfigError(f"--{flag} is for your own folder; {config.data} takes none: its size and splits are fixed")
+        return {} if config.data == "digits" else {"progress": not config.quiet}
+    return {"size": config.size, "validation": config.val_split, "test": config.test_split}
+
+
+def _image_hash(dataset: ImageDataset) -> str:
+    digest = hashlib.sha256(json.dumps(dataset.labels).encode())
+    for part in (dataset.train, dataset.validation, dataset.test):
+        digest.update(f"{part.pixels.shape}\n".encode() + part.pixels.tobytes() + part.labels.tobytes())
+    return digest.hexdigest()
 
 
 def _text_hash(dataset: TextDataset) -> str:

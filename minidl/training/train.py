@@ -1,4 +1,4 @@
-"""`minidl train text` and `minidl train table`: from settings to a finished run."""
+"""`minidl train text`, `table` and `images`: from settings to a finished run."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ import torch
 
 from minidl import nn, ops, optim, random
 from minidl.autograd import no_grad
-from minidl.data import TableDataset, TextDataset
+from minidl.data import ImageDataset, Pictures, TableDataset, TextDataset
 from minidl.data.batches import Batches
+from minidl.data.image_batches import ImageBatches
 from minidl.kernels import launch
 from minidl.tensor import Tensor, default_device
 from minidl.training import baselines, environment, files, metrics, plots, reports, runs
 from minidl.training.checkpoints import Checkpoint, Checkpoints
-from minidl.training.config import TrainTable, TrainText
+from minidl.training.config import TrainImages, TrainTable, TrainText
 from minidl.training.display import Display
-from minidl.training.errors import RunError, damaged
+from minidl.training.errors import ConfigError, RunError, damaged
 from minidl.training.forward import outputs
 from minidl.training.loop import Judgement, Task, Trainer
+from minidl.training.pictures import HALVES
 from minidl.training.problems import Problem, make_problem
 from minidl.training.progress import Progress
 
 
+LOSS_SCALE = 2.0**16  # of float16, to begin with
+Training = TrainText | TrainTable | TrainImages
+
+
 def train(
-    kind: str, config: TrainText | TrainTable, dataset: TextDataset | TableDataset, checksum: str
+    kind: str, config: Training, dataset: TextDataset | TableDataset | ImageDataset, checksum: str
 ) -> dict[str, Any]:
     """Train, test and report: the run in `config.out` is finished afterwards. Returns the content of report.json.
 
@@ -46,8 +52,10 @@ def train(
 
 
 def _train(
-    kind: str, config: TrainText | TrainTable, dataset: TextDataset | TableDataset, checksum: str, display: Display
+    kind: str, config: Training, dataset: TextDataset | TableDataset | ImageDataset, checksum: str, display: Display
 ) -> dict[str, Any]:
+    if config.precision == "bfloat16" and launch.INTERPRETED:
+        raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
     problem = make_problem(config, dataset)
     display.note(_introduction(config, problem))
     resumed = config.resume and (config.out / "config.json").exists()
@@ -66,7 +74,7 @@ def _train(
             display.note(f"{config.out} is again the run that was to be replaced")
 
 
-def _last_checkpoint(config: TrainText | TrainTable) -> Checkpoint | None:
+def _last_checkpoint(config: Training) -> Checkpoint | None:
     """The state to go on from, None before there is one. Raises DamagedError, also for one of other settings."""
     checkpoint = Checkpoints(config.out / "checkpoints").last()
     if checkpoint is None:
@@ -85,7 +93,7 @@ def _last_checkpoint(config: TrainText | TrainTable) -> Checkpoint | None:
 
 
 def _fit(
-    kind: str, config: TrainText | TrainTable, problem: Problem, checkpoint: Checkpoint | None, display: Display
+    kind: str, config: Training, problem: Problem, checkpoint: Checkpoint | None, display: Display
 ) -> dict[str, Any]:
     threads = checkpoint.state["environment"]["threads"] if checkpoint else environment.wanted_threads()
     environment.fix_threads(threads)
@@ -118,11 +126,11 @@ def _fit(
     return report
 
 
-def make_task(config: TrainText | TrainTable, problem: Problem) -> Task:
+def make_task(config: Training, problem: Problem) -> Task:
     """Model, optimiser, schedule and batches, all decided by the settings and the seed."""
     random.manual_seed(config.seed)
     model = problem.model()
-    batches = Batches(*problem.train, batch_size=config.batch_size, seed=config.seed)
+    batches = _batches(config, problem)
     optimizer = make_optimizer(config, model)
     schedule = make_schedule(config, optimizer, len(batches))
     if problem.task == "regression":
@@ -131,21 +139,37 @@ def make_task(config: TrainText | TrainTable, problem: Problem) -> Task:
             loss=lambda x, y: ops.mse_loss(ops.flatten(model(x), 0), y),
             validate=lambda: _judge_numbers(model, problem),
         )  # fmt: skip
+
+    def logits(x: Any) -> Tensor:
+        y = model(x)
+        return y if y.dtype == torch.float32 else y.to(torch.float32)
+
     weight = class_weights(problem.train[1], len(problem.labels), config.balance)
     return Task(
         model, optimizer, schedule, batches,
-        loss=lambda x, y: ops.cross_entropy(model(x), y, weight, label_smoothing=config.label_smoothing),
+        loss=lambda x, y: ops.cross_entropy(logits(x), y, weight, label_smoothing=config.label_smoothing),
         validate=lambda: _judge_classes(model, problem),
     )  # fmt: skip
 
 
-def make_optimizer(config: TrainText | TrainTable, model: nn.Module) -> optim.Optimizer:
+def _batches(config: Training, problem: Problem) -> Batches | ImageBatches:
+    features, targets = problem.train
+    if not isinstance(features, Pictures):
+        return Batches(features, targets, batch_size=config.batch_size, seed=config.seed)
+    dtype = HALVES.get(config.precision, torch.float32)
+    return ImageBatches(
+        features, targets, config.batch_size, config.seed, augment=problem.augment, dtype=dtype
+    )  # fmt: skip
+
+
+def make_optimizer(config: Training, model: nn.Module) -> optim.Optimizer:
     """The optimiser named in the settings, with its usual constants."""
     parameters = list(model.parameters())
     options: dict[str, Any] = {
         "lr": config.lr,
         "weight_decay": config.weight_decay,
         "lazy": isinstance(config, TrainText) and config.lazy,
+        "loss_scale": LOSS_SCALE if config.precision == "float16" else None,
     }
     if config.optimizer == "sgd":
         return optim.SGD(parameters, momentum=0.9, **options)
@@ -153,7 +177,7 @@ def make_optimizer(config: TrainText | TrainTable, model: nn.Module) -> optim.Op
     return makers[config.optimizer](parameters, **options)
 
 
-def make_schedule(config: TrainText | TrainTable, optimizer: optim.Optimizer, steps_per_epoch: int) -> optim.Schedule:
+def make_schedule(config: Training, optimizer: optim.Optimizer, steps_per_epoch: int) -> optim.Schedule:
     """The learning rate's course over all steps."""
     steps = config.epochs * steps_per_epoch
     warmup = min(round(config.warmup * steps_per_epoch), steps - 1)
@@ -204,7 +228,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def _report(
-    config: TrainText | TrainTable, problem: Problem, model: nn.Module, progress: Progress, device: str
+    config: Training, problem: Problem, model: nn.Module, progress: Progress, device: str
 ) -> dict[str, Any]:
     """The content of report.json. This is where the test split is read."""
     test_x, test_y = problem.test()
@@ -234,7 +258,7 @@ def _report(
 
 
 def _plots(
-    config: TrainText | TrainTable, problem: Problem, model: nn.Module, progress: Progress, report: dict[str, Any]
+    config: Training, problem: Problem, model: nn.Module, progress: Progress, report: dict[str, Any]
 ) -> str | None:
     """The pictures of the run; a sentence instead when they cannot be made."""
     if not config.plots:
@@ -252,7 +276,7 @@ def _plots(
     return None
 
 
-def _introduction(config: TrainText | TrainTable, problem: Problem) -> str:
+def _introduction(config: Training, problem: Problem) -> str:
     sizes = problem.source["sizes"]
     what = f"{len(problem.labels)} classes" if problem.labels else f"target {problem.target!r}"
     return (

@@ -250,7 +250,7 @@ def test_a_batch_of_many_drawn_shapes_in_the_form_that_is_chosen():
 @pytest.mark.gpu
 @pytest.mark.parametrize("block", range(50))
 def test_five_hundred_drawn_shapes_forms_and_tiles(block):
-    """Ten of them each: a drawn shape, dtype, form and tile of that form; exact on whole numbers, and twice the same."""
+    """Ten each: a drawn shape, dtype, form and tile of that form; exact on whole numbers, and twice the same."""
     families = {
         "pixel": ("conv", "conv_grad_weight"),
         "batch": ("conv_batch", "conv_batch_grad_weight"),
@@ -272,7 +272,8 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block):
         )
         shape = (
             draw.choice([1, 3, 64, 130]), draw.choice(channels), draw.choice([1, 4, 8, 24, 32, 96, 136]), size, kernel,
-            (draw.randint(1, 3), draw.randint(1, 2)), padding, dilation, 1 if form == "banded" else draw.choice([1, 1, 2]),
+            (draw.randint(1, 3), draw.randint(1, 2)), padding, dilation,
+            1 if form == "banded" else draw.choice([1, 1, 2]),
         )  # fmt: skip
         tiles = {name: draw.choice(launch.tiles(name, dtype=dtype)) for name in families[form]}
         with launch.force(**tiles):

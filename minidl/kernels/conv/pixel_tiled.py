@@ -44,7 +44,8 @@ def pixel(i_first, BLOCK: tl.constexpr, QH, QW, POOL: tl.constexpr):
         return n, o // QW, o % QW
 
 
-@triton.jit
+# Triton 3.6 computed wrong addresses where QW was known to be 1 (128x128x64, 8 warps, dilation 2).
+@triton.jit(do_not_specialize=["QH", "QW"])
 def conv_pixel_kernel(
     p_x, p_w, p_bias, p_scale, p_y, p_z,
     pixels, H, W, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
@@ -121,7 +122,7 @@ def conv_pixel_kernel(
         tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["QH", "QW"])
 def conv_pixel_grad_weight_kernel(
     p_dy, p_x, p_partial, pixels, H, W, QH, QW, M, GROUPS, in_h, in_w, share,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
