@@ -18,7 +18,16 @@ import typer
 
 from minidl import __version__
 from minidl.training import runs
-from minidl.training.config import Evaluate, Predict, TrainTable, TrainText, check_output, parse_sizes
+from minidl.training.config import (
+    Evaluate,
+    Predict,
+    TrainImages,
+    TrainTable,
+    TrainText,
+    check_output,
+    parse_size,
+    parse_sizes,
+)
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 
 app = typer.Typer(
@@ -77,14 +86,21 @@ HELP = {
     "min_df": "Texts that a feature must occur in.",
     "max_features": "Most frequent features kept.",
     "missing": "Missing values: error or fill.",
+    "model": "small (3x3 convolutions with batch norm) or ece408 (two 5x5 convolutions, for 28x28).",
+}
+IMAGE_HELP = {
+    "dropout": "Share of the values before the last layer dropped in training.",
+    "seed": "Decides first weights, order and shifts of examples, and dropout.",
+    "precision": "float32, tf32, bfloat16 or float16: of weights and activations; half precision has float32 masters.",
 }
 
 
-def _flag(settings: type[TrainText | TrainTable], name: str) -> Any:
+def _flag(settings: type[TrainText | TrainTable | TrainImages], name: str) -> Any:
     """A setting's option. It is None when it is not given, so that --resume can tell; its help names the default."""
     default = getattr(settings, name)
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-    return typer.Option("--" + name.replace("_", "-"), help=f"{HELP[name]} Default: {shown}.", show_default=False)
+    text = IMAGE_HELP.get(name, HELP[name]) if settings is TrainImages else HELP[name]
+    return typer.Option("--" + name.replace("_", "-"), help=f"{text} Default: {shown}.", show_default=False)
 
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run; made if it is missing.")]
@@ -190,13 +206,71 @@ def train_table(
     _train("table", flags, no_plots)
 
 
+@train_app.command(
+    "images",
+    epilog="Examples: [bold]minidl train images --data digits --out runs/digits[/bold] · "
+    "[bold]minidl train images --data mnist --out runs/mnist --epochs 10 --precision bfloat16[/bold] · "
+    "[bold]minidl train images --data photos --size 64 --flip --out runs/photos[/bold]",
+)
+def train_images(
+    out: Out,
+    data: Annotated[
+        str | None, typer.Option("--data", help="digits, mnist, fashion-mnist, or a folder with a folder per class.")
+    ] = None,
+    model: Annotated[str | None, _flag(TrainImages, "model")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option("--size", help="Pixels of your pictures, 32 or 32x48 (height first). Default: the most common size."),
+    ] = None,
+    shift: Annotated[
+        int | None,
+        typer.Option("--shift", help="Move training pictures by up to so many pixels. Default: what suits the data."),
+    ] = None,
+    flip: Annotated[
+        bool | None,
+        typer.Option("--flip/--no-flip", help="Mirror half of the training pictures. Default: fashion-mnist only."),
+    ] = None,
+    epochs: Annotated[int | None, _flag(TrainImages, "epochs")] = None,
+    batch_size: Annotated[int | None, _flag(TrainImages, "batch_size")] = None,
+    lr: Annotated[float | None, _flag(TrainImages, "lr")] = None,
+    dropout: Annotated[float | None, _flag(TrainImages, "dropout")] = None,
+    optimizer: Annotated[str | None, _flag(TrainImages, "optimizer")] = None,
+    weight_decay: Annotated[float | None, _flag(TrainImages, "weight_decay")] = None,
+    label_smoothing: Annotated[float | None, _flag(TrainImages, "label_smoothing")] = None,
+    balance: Annotated[float | None, _flag(TrainImages, "balance")] = None,
+    schedule: Annotated[str | None, _flag(TrainImages, "schedule")] = None,
+    warmup: Annotated[float | None, _flag(TrainImages, "warmup")] = None,
+    patience: Annotated[int | None, _flag(TrainImages, "patience")] = None,
+    val_split: Annotated[
+        float | None, typer.Option("--val-split", help="Share of your folder for validation. Default: 0.1.")
+    ] = None,
+    test_split: Annotated[
+        float | None, typer.Option("--test-split", help="Share of your folder for the test. Default: 0.2.")
+    ] = None,
+    seed: Annotated[int | None, _flag(TrainImages, "seed")] = None,
+    precision: Annotated[str | None, _flag(TrainImages, "precision")] = None,
+    device: Device = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    no_plots: NoPlots = False,
+) -> None:
+    """Train an image classifier: a convolutional network on pictures of one size.
+
+    A folder holds one folder of pictures (PNG, JPEG, BMP, GIF, TIFF, WebP, PPM) per class. The test split is read once,
+    at the end; the report has the majority class and a linear machine on the pixels beside the result.
+    """
+    flags = {name: value for name, value in locals().items() if name != "no_plots"}
+    _train("images", flags, no_plots)
+
+
 @app.command(
     epilog="Examples: [bold]minidl evaluate runs/first[/bold] · [bold]minidl evaluate runs/mails --data new.csv[/bold]"
 )
 def evaluate(
     run: RunFolder,
     data: Annotated[
-        str | None, typer.Option("--data", help="A data set or a file with labels; else the run's own test split.")
+        str | None, typer.Option("--data", help="A data set, a file with labels, or a folder of class folders; else the run's own test split.")
     ] = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
@@ -216,14 +290,17 @@ def evaluate(
 
 @app.command(
     epilog='Examples: [bold]minidl predict runs/first "Open a socket"[/bold] · '
-    "[bold]minidl predict runs/mails --file new.csv[/bold] · [bold]cat lines.txt | minidl predict runs/first[/bold]"
+    "[bold]minidl predict runs/mails --file new.csv[/bold] · [bold]minidl predict runs/photos a.png b.jpg[/bold] · "
+    "[bold]cat lines.txt | minidl predict runs/first[/bold]"
 )
 def predict(
     run: RunFolder,
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Texts, or JSON objects for a table run; standard input when there is none.", show_default=False
+            help="Texts; JSON objects for a table run; picture files or folders of them for an image run. Standard input "
+            "when there is none.",
+            show_default=False,
         ),
     ] = None,
     file: Annotated[
@@ -236,7 +313,7 @@ def predict(
     """Answer each input with one JSON line: label, probability and the best labels, or the predicted number.
 
     Standard input is read line by line and answered as it comes: texts for a text run; JSON objects, or CSV with a
-    header line, for a table run.
+    header line, for a table run; paths of picture files for an image run.
     """
     with _errors():
         config = Predict(run=run, inputs=tuple(text or ()), file=file, text_column=text_column, top=top, device=device)
@@ -289,11 +366,14 @@ def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
     with _errors():
         from minidl.training import sources
 
-        flags["hidden"] = parse_sizes(flags["hidden"])
+        if "hidden" in flags:
+            flags["hidden"] = parse_sizes(flags["hidden"])
+        if "size" in flags:
+            flags["size"] = parse_size(flags["size"])
         given = {name: value for name, value in flags.items() if value is not None}
         if not flags.get("lazy", True):
             del given["lazy"]
-        config: TrainText | TrainTable = runs.settings(kind, {**given, "plots": not no_plots})
+        config: TrainText | TrainTable | TrainImages = runs.settings(kind, {**given, "plots": not no_plots})
         done = runs.finished_report(config)
         if done is not None:
             typer.echo(done, nl=False)

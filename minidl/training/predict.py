@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 
 from minidl import data, models, nn, ops
-from minidl.data import DataError
+from minidl.data import DataError, Pictures
 from minidl.data.files import Records, read_records
+from minidl.data.pictures import picture_files
 from minidl.data.schema import TableSchema
 from minidl.data.vectorizer import Tfidf
+from minidl.kernels import launch
 from minidl.tensor import Tensor
 from minidl.training import files, inputs, metrics, reports, runs, sources, weights
-from minidl.training.config import Evaluate, Predict, TrainText
+from minidl.training.config import Evaluate, Predict, TrainImages, TrainText
 from minidl.training.errors import ConfigError, DamagedError, DivergedError, damaged
 from minidl.training.forward import outputs
+from minidl.training.pictures import HALVES, PictureFormat
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,31 @@ class TablePredictor:
         return bisect.bisect_left(range(1, len(records.rows) + 1), True, key=fails)
 
 
-def load(folder: Path) -> TextClassifier | TablePredictor:
+@dataclass(frozen=True)
+class PictureClassifier:
+    """The model of an image run with what turns a picture file into its input."""
+
+    labels: list[str]
+    format: PictureFormat
+    model: nn.Module
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.format.height, self.format.width
+
+    def logits(self, pixels: np.ndarray) -> np.ndarray:
+        """float32 [N, classes] of pixels uint8 [N, H, W, C]."""
+        return _outputs(self.model, Pictures(pixels, self.format.mean, self.format.std))
+
+    def answers(self, paths: list[Path], top: int) -> list[dict[str, Any]]:
+        """One answer per file: its path, label, probability and the `top` best labels."""
+        pixels = data.read_pictures(paths, self.size, self.format.channels)
+        ranked = _ranked(self.logits(pixels), self.labels, top)
+        return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]
+
+
+def load(folder: Path) -> TextClassifier | TablePredictor | PictureClassifier:
     """The model of a finished run. Raises ConfigError when there is none, DamagedError when a file is not whole."""
     run = runs.finished_run(folder)
     config = runs.saved_settings(run)
@@ -77,6 +105,8 @@ def load(folder: Path) -> TextClassifier | TablePredictor:
             model = models.TextMLP(len(vocabulary), len(labels), config.hidden, config.dropout)
             _read_weights(model, folder / "model.safetensors")
             return TextClassifier(labels, vocabulary, model)
+        if isinstance(config, TrainImages):
+            return _load_images(run, config)
         schema = TableSchema.from_json(runs.document(run, "schema.json"), str(folder / "schema.json"))
         size = 1 if schema.task == "regression" else len(schema.labels)
         model = models.TableMLP(len(schema.feature_names), size, config.hidden, config.dropout)
@@ -86,6 +116,20 @@ def load(folder: Path) -> TextClassifier | TablePredictor:
         raise DamagedError(str(error)) from None
     except FileNotFoundError as error:
         raise DamagedError(f"{error.filename} is gone; restore it or train again with --overwrite") from None
+
+
+def _load_images(run: runs.SavedRun, config: TrainImages) -> PictureClassifier:
+    labels = _labels(run)
+    described = PictureFormat.from_json(runs.document(run, "pictures.json"), str(run.folder / "pictures.json"))
+    dtype = HALVES.get(config.precision, torch.float32)
+    if launch.INTERPRETED and dtype == torch.bfloat16:
+        dtype = torch.float32  # which holds every bfloat16
+    try:
+        model = described.model(config, len(labels))(dtype)
+    except ConfigError as error:
+        raise damaged(run.folder / "config.json", error) from None
+    _read_weights(model, run.folder / "model.safetensors")
+    return PictureClassifier(labels, described, model)
 
 
 def _labels(run: runs.SavedRun) -> list[str]:
@@ -114,9 +158,12 @@ def predict(config: Predict, write: IO[str]) -> None:
     Raises DataError for an input that cannot be read; the answers before it are written.
     """
     predictor = load(config.run)
-    answers = (
-        _answer_texts(config, predictor) if isinstance(predictor, TextClassifier) else _answer_rows(config, predictor)
-    )
+    if isinstance(predictor, TextClassifier):
+        answers = _answer_texts(config, predictor)
+    elif isinstance(predictor, PictureClassifier):
+        answers = _answer_pictures(config, predictor)
+    else:
+        answers = _answer_rows(config, predictor)
     for chunk in answers:
         write.writelines(json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n" for answer in chunk)
         write.flush()
@@ -134,6 +181,12 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
         features = predictor.vocabulary.transform(texts.texts)
         truth = np.asarray(texts.labels, dtype=np.int64)
         scores = reports.classification(truth, _outputs(predictor.model, features).argmax(1), predictor.labels)
+        task = "classification"
+    elif isinstance(predictor, PictureClassifier):
+        if config.text_column or config.label_column:
+            raise ConfigError("--text-column and --label-column are for text runs; a folder names its classes")
+        images, source = _labelled_pictures(config, settings, predictor)
+        scores = reports.classification(images.labels, predictor.logits(images.pixels).argmax(1), predictor.labels)
         task = "classification"
     else:
         if config.text_column or config.label_column:
@@ -178,6 +231,30 @@ def _labelled_texts(config: Evaluate, settings: TrainText, labels: list[str]) ->
     return texts, {"name": name, "part": "test split", "examples": len(texts)}
 
 
+def _labelled_pictures(
+    config: Evaluate, settings: TrainImages, predictor: PictureClassifier
+) -> tuple[data.Images, dict[str, Any]]:
+    name = settings.data if config.data is None else config.data
+    size, channels = predictor.size, predictor.format.channels
+    if config.data is not None and name not in data.IMAGE_DATA:
+        if not Path(name).is_dir():
+            raise DataError(
+                f"{name} is neither one of {', '.join(data.IMAGE_DATA)} nor a folder with a folder of pictures per class"
+            )
+        images, source = data.read_labelled_pictures(name, predictor.labels, size, channels)
+        return images, {**source, "examples": len(images)}
+    dataset = data.load_images(name, **(sources.image_options(settings) if config.data is None else {}))
+    if config.data is None:
+        runs.same_data(runs.read_run(config.run), sources.fingerprint(dataset))
+    shape = dataset.test.pixels.shape[1:]
+    if dataset.labels != predictor.labels or shape != (*size, channels):
+        raise DataError(
+            f"{name} has pictures of {' x '.join(map(str, shape))} in {len(dataset.labels)} classes; the model of "
+            f"{config.run} takes {size[0]} x {size[1]} x {channels} and knows {data_list(predictor.labels)}"
+        )
+    return dataset.test, {"name": name, "part": "test split", "examples": len(dataset.test)}
+
+
 def _rows(config: Evaluate, settings: Any, schema: TableSchema) -> tuple[data.Rows, dict[str, Any]]:
     name = settings.data if config.data is None else config.data
     if config.data is not None and name not in data.TABLE_DATA:
@@ -209,8 +286,6 @@ def _ranked(logits: np.ndarray, labels: list[str], top: int) -> list[dict[str, A
 
 
 def _torch(array: np.ndarray) -> Any:
-    import torch
-
     from minidl.tensor import default_device
 
     return torch.from_numpy(array).to(default_device())
@@ -227,6 +302,40 @@ def _answer_texts(config: Predict, classifier: TextClassifier) -> Iterator[list[
     else:
         chunks = ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))
     return (classifier.answers(chunk, config.top) for chunk in chunks)
+
+
+def _answer_pictures(config: Predict, classifier: PictureClassifier) -> Iterator[list[dict[str, Any]]]:
+    """The answers to the picture files of a command, in chunks; those before one that cannot be read come first."""
+    if config.file is not None or config.text_column is not None:
+        raise ConfigError(
+            "--file and --text-column are for text and table runs; give picture files as arguments, or their paths on "
+            "standard input"
+        )
+    chunks: Iterable[list[Path]]
+    if config.inputs:
+        paths = [path for name in config.inputs for path in _pictures(Path(name))]
+        chunks = (paths[start : start + inputs.CHUNK] for start in range(0, len(paths), inputs.CHUNK))
+    else:
+        lines = inputs.lines_as_they_come(inputs.standard_input())
+        chunks = ([Path(line.strip()) for _, line in chunk if line.strip()] for chunk in lines)
+    for chunk in chunks:
+        try:
+            answers = classifier.answers(chunk, config.top)
+        except DataError:
+            for path in chunk:
+                yield classifier.answers([path], config.top)
+            raise
+        yield answers
+
+
+def _pictures(path: Path) -> list[Path]:
+    """The file, or the picture files in a folder. Raises DataError for a folder without pictures."""
+    if not path.is_dir():
+        return [path]
+    found = picture_files(path)
+    if not found:
+        raise DataError(f"{path} is a folder without pictures; give picture files or a folder of them")
+    return found
 
 
 def _answer_rows(config: Predict, predictor: TablePredictor) -> Iterator[list[dict[str, Any]]]:

@@ -268,12 +268,22 @@ def _plots(
     plots.curves(config.out, progress.history)
     if problem.task == "classification":
         plots.confusion(config.out, report["confusion"], problem.labels)
+        if isinstance(config, TrainImages):
+            _plot_pictures(config, problem, model)
     else:
         test_x, test_y = problem.test()
         plots.predictions(
             config.out, in_units(test_y, problem), in_units(outputs(model, test_x), problem), problem.target
         )
     return None
+
+
+def _plot_pictures(config: TrainImages, problem: Problem, model: nn.Module) -> None:
+    test_x, test_y = problem.test()
+    probabilities = ops.softmax(_tensor(outputs(model, test_x)), -1).data.cpu().numpy()
+    plots.mistakes(config.out, test_x.pixels, test_y, probabilities, problem.labels)
+    first = next(parameter for parameter in model.parameters() if parameter.ndim == 4)
+    plots.filters(config.out, first.data.to(torch.float32).cpu().numpy())
 
 
 def _introduction(config: Training, problem: Problem) -> str:

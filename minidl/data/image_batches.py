@@ -1,0 +1,93 @@
+"""Batches of pictures: the data set lies on the device, and a kernel picks, varies and standardises each batch.
+
+Which pictures, and how each is moved, depends on the seed, the epoch and the picture's index alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from minidl.data.batches import epoch_order
+from minidl.data.records import Augment, Pictures
+from minidl.kernels import images
+from minidl.tensor import default_device
+
+_MOVES = 1  # the place in Philox's counter that keeps these words apart from those of `epoch_order`
+
+
+def epoch_moves(count: int, augment: Augment, seed: int, epoch: int) -> np.ndarray:
+    """int32 [count, 3]: shift down and right, from -augment.shift to augment.shift, and whether to mirror.
+
+    Picture i takes raw word i of a Philox generator keyed by (seed, epoch).
+    """
+    generator = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64), counter=[0, 0, 0, _MOVES])
+    words = generator.random_raw(count)
+    span = np.uint64(2 * augment.shift + 1)
+    moves = np.empty((count, 3), dtype=np.int32)
+    # 24 bits each: the bias of the remainder is below span / 2^24.
+    moves[:, 0] = (words & np.uint64(0xFFFFFF)) % span
+    moves[:, 1] = (words >> np.uint64(24) & np.uint64(0xFFFFFF)) % span
+    moves[:, :2] -= augment.shift
+    moves[:, 2] = (words >> np.uint64(63)) if augment.flip else 0
+    return moves
+
+
+class ImageBatches:
+    """Batches (x, y) on the device: x [B, C, H, W] of `dtype` in channels-last memory, y int64 [B].
+
+    Orders and sizes are those of `Batches`. Raises ValueError as it does.
+    """
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        targets: Sequence[int] | np.ndarray,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        augment: Augment | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.targets = np.asarray(targets, dtype=np.int64)
+        if self.targets.ndim != 1 or len(pictures) != len(self.targets):
+            raise ValueError(f"{len(pictures)} pictures and targets of shape {list(self.targets.shape)}")
+        if batch_size < 1:
+            raise ValueError(f"the batch size must be positive, got {batch_size}")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"the seed must lie in 0 .. 2^64 - 1, got {seed}")
+        self.batch_size, self.seed, self.shuffle, self.dtype = batch_size, seed, shuffle, dtype
+        self.augment = None if augment is None or augment == Augment(replicate=augment.replicate) else augment
+        self._device = default_device()
+        self._pixels = self._put(np.ascontiguousarray(pictures.pixels))
+        self._mean, self._std = (self._put(np.array(v, dtype=np.float32)) for v in (pictures.mean, pictures.std))
+
+    def __len__(self) -> int:
+        """Batches in one epoch."""
+        return (len(self.targets) + self.batch_size - 1) // self.batch_size
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Picture indices, int64 [N], in the order this epoch visits them."""
+        if not self.shuffle:
+            return np.arange(len(self.targets))
+        return epoch_order(len(self.targets), self.seed, epoch)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches of an epoch from a step on, which are what the whole epoch yields after its first ones."""
+        order = self.order(epoch)
+        index, targets = self._put(order), self._put(self.targets[order])
+        moves = None
+        if self.augment is not None:
+            moves = self._put(epoch_moves(len(order), self.augment, self.seed, epoch)[order])
+        replicate = self.augment is not None and self.augment.replicate
+        for start in range(start_step * self.batch_size, len(order), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            picked = None if moves is None else moves[part]
+            x = images.pick(self._pixels, index[part], picked, self._mean, self._std, self.dtype, replicate)
+            yield x, targets[part]
+
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        # A copy: torch does not take arrays that cannot be written, such as those over a file's bytes.
+        return torch.from_numpy(array.copy()).to(self._device)

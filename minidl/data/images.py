@@ -1,0 +1,268 @@
+"""Pictures to classify: scikit-learn's digits, MNIST, Fashion-MNIST, or a folder with a folder per class.
+
+MNIST: LeCun, Bottou, Bengio and Haffner, Proc. IEEE 86(11), 1998. Fashion-MNIST: Xiao, Rasul and Vollgraf, arXiv
+1708.07747. digits: the test half of Alpaydin and Kaynak's optical digits (UCI, 1998), 8x8 pixels of 17 greys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl.data import pictures
+from minidl.data.download import Resource, fetch
+from minidl.data.idx import gunzip, parse_idx
+from minidl.data.records import Augment, DataError, ImageDataset, Images
+from minidl.data.split import TEST, TRAIN, VALIDATION, stratified_split
+
+DIGITS = [str(digit) for digit in range(10)]
+CLOTHES = [
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+]  # fmt: skip
+VALIDATION_SHARE = 1 / 12  # of MNIST's training half: about 5,000 pictures
+MIN_CLASS = 3  # one picture for each split
+_MAX_FILE = 64 * 2**20
+_COUNTS = {"train": 60_000, "t10k": 10_000}
+
+MNIST_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    "http://yann.lecun.com/exdb/mnist/",
+)
+FASHION_MIRRORS = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+)
+
+
+def _unpacked(raw: bytes) -> Mapping[str, bytes]:
+    return {"content": gunzip(raw, _MAX_FILE)}
+
+
+def _as_it_is(raw: bytes) -> Mapping[str, bytes]:
+    return {"file": raw}
+
+
+def _resources(
+    folder: str, mirrors: Sequence[str], unpack: Callable[[bytes], Mapping[str, bytes]], checksums: Mapping[str, str]
+) -> dict[str, Resource]:
+    return {
+        name: Resource(
+            path=f"{folder}/{name}-ubyte.gz",
+            mirrors=tuple(f"{mirror}{name}-ubyte.gz" for mirror in mirrors),
+            unpack=unpack,
+            sha256=sha256,
+            max_bytes=_MAX_FILE,
+        )
+        for name, sha256 in checksums.items()
+    }
+
+
+# MNIST's files have been compressed anew by mirrors: the content is checked.
+MNIST = _resources(
+    "mnist",
+    MNIST_MIRRORS,
+    _unpacked,
+    {
+        "train-images-idx3": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-labels-idx1": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "t10k-images-idx3": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-labels-idx1": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
+)
+# All mirrors of Fashion-MNIST have its authors' files, whose checksums are published.
+FASHION = _resources(
+    "fashion-mnist",
+    FASHION_MIRRORS,
+    _as_it_is,
+    {
+        "train-images-idx3": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    },
+)
+
+
+def load_digits() -> ImageDataset:
+    """scikit-learn's 1,797 digits of 8x8 pixels, their 17 greys spread over 0 to 255; split 70, 10 and 20%."""
+    from sklearn import datasets
+
+    bunch = datasets.load_digits()
+    pixels = np.round(bunch.images * (255.0 / 16.0)).astype(np.uint8)[:, :, :, None]
+    source = {
+        "name": "digits",
+        "about": "scikit-learn's digits, 8x8 pixels (UCI optical recognition of handwritten digits, test half)",
+        "split": "by class and hash of the pixels: 10% validation, 20% test",
+    }
+    return _split("digits", DIGITS, Images(pixels, bunch.target.astype(np.int64)), 0.1, 0.2, 0, Augment(1), source)
+
+
+def load_mnist(
+    name: str = "mnist", *, mirrors: Sequence[str] | None = None, cache: Path | None = None, progress: bool = True
+) -> ImageDataset:
+    """`mnist` or `fashion-mnist`: the published test half; a twelfth of the training half is for validation.
+
+    `mirrors` are addresses of folders that hold the four files. Raises DataError when a file is neither on the machine
+    nor delivered by a mirror, or has another content.
+    """
+    resources, labels, about, augment = {
+        "mnist": (MNIST, DIGITS, "MNIST, handwritten digits of 28x28 pixels", Augment(2)),
+        "fashion-mnist": (FASHION, CLOTHES, "Fashion-MNIST, clothes of 28x28 pixels", Augment(2, flip=True)),
+    }[name]
+    arrays: dict[str, np.ndarray] = {}
+    origin = ""
+    for key, resource in resources.items():
+        addresses = None if mirrors is None else [f"{mirror.rstrip('/')}/{key}-ubyte.gz" for mirror in mirrors]
+        parts, origin = fetch(resource, mirrors=addresses, cache=cache, progress=progress)
+        content = parts["content"] if "content" in parts else gunzip(parts["file"], _MAX_FILE)
+        arrays[key] = parse_idx(content, int(key[-1]), origin)
+    halves = {half: _half(arrays, half) for half in _COUNTS}
+    source = {
+        "name": name,
+        "about": about,
+        "origin": origin.rpartition("/")[0],
+        "sha256": {key: resource.sha256 for key, resource in resources.items()},
+        "split": "the published halves; a twelfth of the training half by class and hash of the pixels is for validation",
+    }
+    whole = halves["train"]
+    sides = _sides(whole, VALIDATION_SHARE, 0.0, 0)
+    train, validation = (_part(whole, sides == side) for side in (TRAIN, VALIDATION))
+    return _dataset(name, labels, train, validation, halves["t10k"], augment, source)
+
+
+def load_folder(
+    folder: str | Path,
+    *,
+    size: tuple[int, int] | None = None,
+    validation: float = 0.1,
+    test: float = 0.2,
+    split_seed: int = 0,
+) -> ImageDataset:
+    """A folder that holds a folder of pictures per class, named as the class.
+
+    Pictures are brought to `size` (height, width), by default the most common one of the files; they are grey when
+    none has colour. Equal pictures fall on the same side of the split. Raises DataError, naming the file, for one that
+    cannot be read, fewer than two classes, and a class of fewer than three different pictures.
+    """
+    root = Path(folder)
+    found = list(pictures.class_folders(root))
+    if len(found) < 2:
+        raise DataError(
+            f"{root} holds {len(found)} folders of pictures, expected one for each of at least two classes: "
+            f"{root}/CLASS/PICTURE.png"
+        )
+    paths = [path for _, files in found for path in files]
+    labels = np.repeat(np.arange(len(found)), [len(files) for _, files in found])
+    whole = Images(pictures.read_pictures(paths, size, None), labels)
+    _check_folder(root, [name for name, _ in found], whole)
+    height, width, channels = whole.pixels.shape[1:]
+    source = {
+        "name": str(folder),
+        "about": f"{len(whole):,} pictures of {root}",
+        "split": f"by class and hash of the pixels, seed {split_seed}: {validation:.0%} validation, {test:.0%} test",
+    }
+    augment = Augment(shift=min(height, width) // 16, replicate=True)
+    names = [name for name, _ in found]
+    return _split(str(folder), names, whole, validation, test, split_seed, augment, source)
+
+
+def read_labelled_pictures(
+    folder: str | Path, labels: Sequence[str], size: tuple[int, int], channels: int
+) -> tuple[Images, dict[str, Any]]:
+    """The pictures of a folder of class folders whose names are among `labels`, for a model that exists.
+
+    Raises DataError for another class and for a file that cannot be read.
+    """
+    root = Path(folder)
+    index = {label: i for i, label in enumerate(labels)}
+    found = list(pictures.class_folders(root))
+    for name, _ in found:
+        if name not in index:
+            known = ", ".join(map(repr, list(labels)[:20]))
+            raise DataError(f"{root / name}: class {name!r} is unknown to the model; its classes are: {known}")
+    if not found:
+        raise DataError(f"{root} holds no folder of pictures; expected {root}/CLASS/PICTURE.png")
+    paths = [path for _, files in found for path in files]
+    targets = np.array([index[name] for name, files in found for _ in files], dtype=np.int64)
+    return Images(pictures.read_pictures(paths, size, channels), targets), {"name": str(folder)}
+
+
+def _half(arrays: Mapping[str, np.ndarray], half: str) -> Images:
+    pixels, labels = arrays[f"{half}-images-idx3"], arrays[f"{half}-labels-idx1"]
+    if len(pixels) != _COUNTS[half] or len(labels) != len(pixels) or labels.max() > 9:
+        raise DataError(f"{half} has {len(pixels)} pictures and {len(labels)} labels, expected {_COUNTS[half]} of both")
+    return Images(pixels[:, :, :, None], labels.astype(np.int64))
+
+
+def _check_folder(root: Path, names: Sequence[str], whole: Images) -> None:
+    keys = _keys(whole.pixels)
+    for index, name in enumerate(names):
+        different = {key for key, label in zip(keys, whole.labels, strict=True) if label == index}
+        if len(different) < MIN_CLASS:
+            raise DataError(
+                f"{root / name} has {len(different)} different pictures, expected at least {MIN_CLASS}: one to learn "
+                "from, one to validate and one to test; add some, or move the folder away"
+            )
+
+
+def _split(
+    name: str,
+    labels: list[str],
+    whole: Images,
+    validation: float,
+    test: float,
+    seed: int,
+    augment: Augment,
+    source: dict[str, Any],
+) -> ImageDataset:
+    sides = _sides(whole, validation, test, seed)
+    part = partial(_part, whole)
+    return _dataset(
+        name, labels, part(sides == TRAIN), part(sides == VALIDATION), part(sides == TEST), augment, source
+    )
+
+
+def _dataset(
+    name: str,
+    labels: list[str],
+    train: Images,
+    validation: Images,
+    test: Images,
+    augment: Augment,
+    source: dict[str, Any],
+) -> ImageDataset:
+    mean, std = _statistics(train.pixels)
+    height, width, channels = train.pixels.shape[1:]
+    described = {**source, "height": height, "width": width, "channels": channels}
+    return ImageDataset(name, labels, train, validation, test, mean, std, augment, described)
+
+
+def _sides(whole: Images, validation: float, test: float, seed: int) -> np.ndarray:
+    return np.array(stratified_split(_keys(whole.pixels), whole.labels.tolist(), validation, test, seed))
+
+
+def _part(whole: Images, mask: np.ndarray) -> Images:
+    return Images(whole.pixels[mask], whole.labels[mask])
+
+
+def _keys(pixels: np.ndarray) -> list[str]:
+    """A key per picture: equal pictures have equal keys."""
+    return [hashlib.sha256(np.ascontiguousarray(picture).data).hexdigest() for picture in pixels]
+
+
+def _statistics(pixels: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel, exact: sums of whole numbers below 2^63. A constant channel has deviation 1."""
+    flat = pixels.reshape(-1, pixels.shape[-1])
+    count = len(flat)
+    counts = [np.bincount(flat[:, c], minlength=256) for c in range(flat.shape[1])]
+    values = np.arange(256)
+    mean = [float((n * values).sum() / count) for n in counts]
+    square = [float((n * values**2).sum() / count) for n in counts]
+    std = [max(0.0, s - m * m) ** 0.5 for m, s in zip(mean, square, strict=True)]
+    return tuple(mean), tuple(s if s > 1e-3 else 1.0 for s in std)

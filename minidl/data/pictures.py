@@ -1,0 +1,157 @@
+"""Picture files, by Pillow: decoded with limits, brought to one size.
+
+A picture is grey (one channel) or colour (red, green, blue); transparency is laid on black. Only formats that Pillow
+decodes itself are tried, never those that start another program.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from minidl.data.records import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
+MAX_PIXELS = 2**26  # of one file: 8192 x 8192; a small file can promise far more
+MAX_SIDE = 1024  # of the pictures a network gets
+MAX_BYTES = 2**32  # of all pictures in memory
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+_THREADS = 2
+_Result = TypeVar("_Result")
+
+
+def read_pictures(paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
+    """uint8 [N, H, W, C] of picture files.
+
+    `size` (height, width) None: the most common one, of equals the largest. `channels` None: 1 where every picture is
+    grey in all its pixels, else 3. Raises DataError, naming the file, for one that is no picture, is cut off or has
+    more than MAX_PIXELS pixels, for a size above MAX_SIDE, and for more than MAX_BYTES in all.
+    """
+    if size is None:
+        counted = Counter(picture_size(path) for path in paths)
+        size = max(counted, key=lambda s: (counted[s], s[0] * s[1], s))
+    height, width = size
+    if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
+        raise DataError(
+            f"the pictures are {height} x {width} pixels, a network takes sides from 1 to {MAX_SIDE}; give a --size"
+        )
+    depth = 3 if channels is None else channels
+    total = len(paths) * height * width * depth
+    if total > MAX_BYTES:
+        raise DataError(
+            f"{len(paths)} pictures of {height} x {width} are {total:,} bytes, above the limit of {MAX_BYTES:,}; give "
+            "a smaller --size"
+        )
+    pixels = np.empty((len(paths), height, width, depth), dtype=np.uint8)
+
+    def read(index: int) -> bool:
+        pixels[index] = read_picture(paths[index], (height, width), depth)
+        return depth == 1 or bool((pixels[index] == pixels[index, :, :, :1]).all())
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        grey = list(pool.map(read, range(len(paths))))
+    if channels is None and all(grey):
+        return np.ascontiguousarray(pixels[:, :, :, :1])
+    return pixels
+
+
+def read_picture(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
+    """uint8 [H, W, C] of a picture file, resized with antialiasing. Raises DataError as `read_pictures`."""
+    from PIL import Image, ImageOps
+
+    def convert(image: Image.Image) -> np.ndarray:
+        plain = _plain(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
+        height, width = size
+        if plain.size != (width, height):
+            plain = plain.resize((width, height), Image.Resampling.BICUBIC)
+        return np.asarray(plain, dtype=np.uint8).reshape(height, width, channels)
+
+    return _opened(path, convert)
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """(height, width) of a picture file as it is shown, from its header. Raises DataError as `read_pictures`."""
+
+    def size(image: Image.Image) -> tuple[int, int]:
+        turned = image.getexif().get(0x0112) in (5, 6, 7, 8)
+        return (image.width, image.height) if turned else (image.height, image.width)
+
+    return _opened(path, size)
+
+
+def picture_files(folder: Path) -> list[Path]:
+    """The picture files directly in a folder by name, known by their suffixes; hidden ones are left out."""
+    return [
+        path
+        for path in sorted(folder.iterdir(), key=lambda path: path.name)
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    ]
+
+
+def class_folders(folder: Path) -> Iterator[tuple[str, list[Path]]]:
+    """Name and picture files of each folder in a folder, by name. Raises DataError for one without pictures."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        found = picture_files(path)
+        if not found:
+            raise DataError(
+                f"{path} holds no picture ({', '.join(SUFFIXES)}): a class folder holds its pictures directly; add "
+                "some, or move the folder away"
+            )
+        yield path.name, found
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """The picture with eight bits a channel and without transparency."""
+    from PIL import Image
+
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        # 16 bits a pixel become the upper 8 of them. Pillow's own conversion cuts all above 255 off.
+        top = 255.0 if image.mode == "F" else 65535.0
+        values = np.nan_to_num(np.asarray(image, dtype=np.float64)) * (255.0 / top)
+        return Image.fromarray(np.clip(values, 0.0, 255.0).astype(np.uint8))
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        full = image.convert("RGBA")
+        ground = Image.new("RGBA", full.size, (0, 0, 0, 255))
+        return Image.alpha_composite(ground, full).convert("RGB")
+    return image
+
+
+def _opened(path: Path, use: Callable[[Image.Image], _Result]) -> _Result:
+    """What `use` makes of the open picture, every failure of which is a DataError that names the file."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path, formats=_FORMATS) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise DataError(
+                        f"{path} has {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS:,}; "
+                        "shrink it or leave it out"
+                    )
+                return use(image)
+    except DataError:
+        raise
+    except UnidentifiedImageError:
+        raise DataError(f"{path} is no picture of a known format ({', '.join(_FORMATS)}); leave it out") from None
+    except Image.DecompressionBombError:
+        raise DataError(f"{path} has more than the limit of {MAX_PIXELS:,} pixels; shrink it or leave it out") from None
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; give the path of a picture") from None
+    except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, struct.error, zlib.error) as error:
+        # What Pillow raises for damaged files depends on the format.
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise DataError(f"{path} cannot be read as a picture: {why}; correct it or leave it out") from None
