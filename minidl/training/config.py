@@ -192,13 +192,13 @@ class TrainImages(Training, Session):
     shift: int | None = None
     flip: bool | None = None
     dropout: float = 0.0
-    lr: float = 0.003
+    lr: float = 0.01
     weight_decay: float = 0.05
     schedule: str = "cosine"
     warmup: float = 1.0
     epochs: int = 20
     batch_size: int = 128
-    patience: int = 0
+    patience: int = 5
     precisions: ClassVar[tuple[str, ...]] = IMAGE_PRECISIONS
 
     def __post_init__(self) -> None:
