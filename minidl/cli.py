@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from minidl import __version__
+from minidl.data.files import LABEL_NAMES, TEXT_NAMES
 from minidl.training import runs
 from minidl.training.config import (
     Evaluate,
@@ -30,16 +32,50 @@ from minidl.training.config import (
 )
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 
+
+def _examples(*commands: str) -> str:
+    """The end of a command's help: a line for each example, as it is typed."""
+    return "\n\n".join(["Examples:", *(f"[bold]{command}[/bold]" for command in commands)])
+
+
+def _without_type(option: Any) -> Any:
+    """--help shows no type, as the other flags."""
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
+class _Command(TyperCommand):
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_type(super().get_help_option(ctx))
+
+
+class _Group(TyperGroup):
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_type(super().get_help_option(ctx))
+
+
 app = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Train and use small neural networks whose every floating-point operation is a Triton kernel: compiled on an "
     "NVIDIA GPU, interpreted on a CPU.",
-    epilog="Example: [bold]minidl train text --data docstrings --out runs/first[/bold]",
+    epilog=_examples(
+        "minidl train text --data docstrings --out runs/first", 'minidl predict runs/first "Open a socket"'
+    ),
 )
-train_app = typer.Typer(no_args_is_help=True, help="Train a model and report how good it is.")
+train_app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    help="Train a model and report how good it is.",
+    epilog=_examples(
+        "minidl train text --data docstrings --out runs/first",
+        "minidl train table --data houses.csv --target price --out runs/houses",
+    ),
+)
 app.add_typer(train_app, name="train")
 
 
@@ -62,7 +98,9 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, metavar="", help="Show it.")
+    ] = False,
 ) -> None:
     pass
 
@@ -79,7 +117,8 @@ HELP = {
     "balance": "Extra weight of rare classes, from 0 (none) to 1 (all classes alike).",
     "schedule": "Course of the learning rate: constant, cosine or linear.",
     "warmup": "Epochs in which the learning rate rises to --lr.",
-    "patience": "Stop after so many epochs far from the best validation score; 0: never.",
+    "patience": "Stop after so many epochs more than one standard error from the best validation score; 0: never. "
+    "The last epoch that is closer is kept.",
     "seed": "Decides first weights, order of examples and dropout.",
     "precision": "Matrix products on a GPU: float32 or tf32.",
     "ngrams": "Longest run of words that is a feature.",
@@ -103,24 +142,39 @@ def _flag(settings: type[TrainText | TrainTable | TrainImages], name: str) -> An
     return typer.Option("--" + name.replace("_", "-"), help=f"{text} Default: {shown}.", show_default=False)
 
 
+def _switch(name: str, text: str) -> Any:
+    """A flag without a value."""
+    return typer.Option(name, help=text, metavar="")
+
+
+def _column(name: str, usual: tuple[str, ...]) -> Any:
+    """The column of a file for `name`, which is guessed where it is not given."""
+    guess = f"{', '.join(usual[:-1])} or {usual[-1]}"
+    text = f"Column of your file with the {name}. Default: a guess, the one named {guess}, or the other one of two."
+    return typer.Option(f"--{name}-column", help=text)
+
+
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run; made if it is missing.")]
 ValSplit = Annotated[float | None, typer.Option("--val-split", help="Share of your file for validation. Default: 0.1.")]
 TestSplit = Annotated[float | None, typer.Option("--test-split", help="Share of your file for the test. Default: 0.2.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu (Triton's interpreter).")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out with its settings.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out when this one is done.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show errors only.")]
-NoPlots = Annotated[bool, typer.Option("--no-plots", help="Make no pictures.")]
-TextColumn = Annotated[str | None, typer.Option("--text-column", help="Column of your file with the text.")]
-LabelColumn = Annotated[str | None, typer.Option("--label-column", help="Column of your file with the label.")]
+Resume = Annotated[bool, _switch("--resume", "Continue the run in --out with its settings.")]
+Overwrite = Annotated[bool, _switch("--overwrite", "Replace the run in --out when this one is done.")]
+Quiet = Annotated[bool, _switch("--quiet", "Show errors only.")]
+NoPlots = Annotated[bool, _switch("--no-plots", "Make no pictures.")]
+TextColumn = Annotated[str | None, _column("text", TEXT_NAMES)]
+LabelColumn = Annotated[str | None, _column("label", LABEL_NAMES)]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)]
 
 
 @train_app.command(
     "text",
-    epilog="Examples: [bold]minidl train text --data docstrings --out runs/first[/bold] · "
-    "[bold]minidl train text --data mails.csv --text-column body --label-column folder --out runs/mails[/bold] · "
-    "[bold]minidl train text --out runs/mails --resume[/bold]",
+    cls=_Command,
+    epilog=_examples(
+        "minidl train text --data docstrings --out runs/first",
+        "minidl train text --data mails.csv --label-column folder --out runs/mails",
+        "minidl train text --out runs/mails --resume",
+    ),
 )
 def train_text(
     out: Out,
@@ -135,9 +189,7 @@ def train_text(
     lr: Annotated[float | None, _flag(TrainText, "lr")] = None,
     dropout: Annotated[float | None, _flag(TrainText, "dropout")] = None,
     optimizer: Annotated[str | None, _flag(TrainText, "optimizer")] = None,
-    lazy: Annotated[
-        bool, typer.Option("--lazy", help="Update only the rows of the first layer that a batch touches.")
-    ] = False,
+    lazy: Annotated[bool, _switch("--lazy", "Update only the rows of the first layer that a batch touches.")] = False,
     weight_decay: Annotated[float | None, _flag(TrainText, "weight_decay")] = None,
     label_smoothing: Annotated[float | None, _flag(TrainText, "label_smoothing")] = None,
     balance: Annotated[float | None, _flag(TrainText, "balance")] = None,
@@ -159,8 +211,9 @@ def train_text(
 ) -> None:
     """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer.
 
-    The test split is read once, at the end; the report has the majority class and a linear support vector machine
-    beside the result. Ctrl-C saves and names the command that continues.
+    The test split is read once, at the end. The majority class and a linear machine stand beside the result.
+
+    Ctrl-C saves and names the command that continues.
     """
     flags = {name: value for name, value in locals().items() if name != "no_plots"}
     _train("text", flags, no_plots)
@@ -168,14 +221,28 @@ def train_text(
 
 @train_app.command(
     "table",
-    epilog="Examples: [bold]minidl train table --data diabetes --out runs/diabetes[/bold] · "
-    "[bold]minidl train table --data houses.csv --target price --out runs/houses[/bold]",
+    cls=_Command,
+    epilog=_examples(
+        "minidl train table --data diabetes --out runs/diabetes",
+        "minidl train table --data houses.csv --target price --out runs/houses",
+        "minidl train table --data cars.csv --target kind --task classification --out c",
+        "minidl train table --data h.csv --target y --ignore id --missing fill --out h",
+    ),
 )
 def train_table(
     out: Out,
     data: Annotated[str | None, typer.Option("--data", help="diabetes, or a .csv, .tsv or .jsonl file.")] = None,
-    target: Annotated[str | None, typer.Option("--target", help="Column to predict.")] = None,
-    task: Annotated[str | None, typer.Option("--task", help="regression or classification.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="Column to predict. Default: a guess, the one named target.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help="regression or classification. Default: a guess, classification where the target is text or has at "
+            "most 20 different whole numbers.",
+        ),
+    ] = None,
     ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Column to leave out; may be repeated.")] = None,
     missing: Annotated[str | None, _flag(TrainTable, "missing")] = None,
     hidden: Annotated[list[str] | None, _flag(TrainTable, "hidden")] = None,
@@ -208,9 +275,12 @@ def train_table(
 
 @train_app.command(
     "images",
-    epilog="Examples: [bold]minidl train images --data digits --out runs/digits[/bold] · "
-    "[bold]minidl train images --data mnist --out runs/mnist --epochs 10 --precision bfloat16[/bold] · "
-    "[bold]minidl train images --data photos --size 64 --flip --out runs/photos[/bold]",
+    cls=_Command,
+    epilog=_examples(
+        "minidl train images --data digits --out runs/digits",
+        "minidl train images --data mnist --out runs/mnist --epochs 10 --precision bfloat16",
+        "minidl train images --data photos --size 64 --flip --out runs/photos",
+    ),
 )
 def train_images(
     out: Out,
@@ -264,9 +334,7 @@ def train_images(
     _train("images", flags, no_plots)
 
 
-@app.command(
-    epilog="Examples: [bold]minidl evaluate runs/first[/bold] · [bold]minidl evaluate runs/mails --data new.csv[/bold]"
-)
+@app.command(cls=_Command, epilog=_examples("minidl evaluate runs/first", "minidl evaluate runs/mails --data new.csv"))
 def evaluate(
     run: RunFolder,
     data: Annotated[
@@ -289,9 +357,15 @@ def evaluate(
 
 
 @app.command(
-    epilog='Examples: [bold]minidl predict runs/first "Open a socket"[/bold] · '
-    "[bold]minidl predict runs/mails --file new.csv[/bold] · [bold]minidl predict runs/photos a.png b.jpg[/bold] · "
-    "[bold]cat lines.txt | minidl predict runs/first[/bold]"
+    cls=_Command,
+    epilog=_examples(
+        'minidl predict runs/first "Open a socket" "Compute a logarithm"',
+        "minidl predict runs/mails --file new.csv",
+        "minidl predict runs/photos a.png b.jpg",
+        "cat lines.txt | minidl predict runs/first",
+        """minidl predict runs/houses '{"area": 100, "rooms": 3, "city": "Bern"}'""",
+        "cat houses.csv | minidl predict runs/houses",
+    ),
 )
 def predict(
     run: RunFolder,
@@ -312,8 +386,10 @@ def predict(
 ) -> None:
     """Answer each input with one JSON line: label, probability and the best labels, or the predicted number.
 
-    Standard input is read line by line and answered as it comes: texts for a text run; JSON objects, or CSV with a
-    header line, for a table run; paths of picture files for an image run.
+    Standard input is answered as it comes, line by line.
+
+    A table run takes JSON objects, or CSV with a header line: the columns it was trained on, in any order.
+    An image run takes paths of picture files.
     """
     with _errors():
         config = Predict(run=run, inputs=tuple(text or ()), file=file, text_column=text_column, top=top, device=device)
@@ -325,40 +401,43 @@ def predict(
 
 
 @app.command(
-    epilog="Examples: [bold]minidl doctor[/bold] · [bold]minidl doctor --compile --arch 80,90[/bold] · "
-    "[bold]minidl doctor --compile --only gemm --details[/bold]"
+    cls=_Command,
+    epilog=_examples(
+        "minidl doctor", "minidl doctor --compile --arch 80,90", "minidl doctor --compile --only gemm --details"
+    ),
 )
 def doctor(
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="Compile every kernel for GPUs, which need not be there.")
-    ] = False,
-    arch: Annotated[str, typer.Option("--arch", help="With --compile: compute capabilities, such as 80,90.")] = "80,90",
+    compile_: Annotated[bool, _switch("--compile", "Compile every kernel for GPUs, which need not be there.")] = False,
+    arch: Annotated[
+        str | None, typer.Option("--arch", help="With --compile: compute capabilities. Default: 80,90.")
+    ] = None,
     only: Annotated[str, typer.Option("--only", help="With --compile: kernels with this in their name.")] = "",
-    details: Annotated[bool, typer.Option("--details", help="With --compile: a row for each tile.")] = False,
+    details: Annotated[bool, _switch("--details", "With --compile: a row for each tile.")] = False,
     json: Annotated[Path | None, typer.Option("--json", help="With --compile: also write the figures here.")] = None,
 ) -> None:
     """Say what this machine can run and what is missing; with --compile, check every kernel for each GPU.
 
-    The offline compile prints registers, spills, shared memory and matrix instructions of every kernel and fails
-    where one spills, exceeds a limit or has its matrix instructions serialised.
+    The compile prints each kernel's registers, spills, shared memory and matrix instructions.
+
+    It fails where a kernel spills, exceeds a limit or has its matrix instructions serialised.
     """
     with _errors():
         from minidl import doctor as work
 
         if not compile_:
-            for name, given in (("--only", only), ("--details", details), ("--json", json)):
+            for name, given in (("--arch", arch), ("--only", only), ("--details", details), ("--json", json)):
                 if given:
                     raise ConfigError(f"{name} goes with --compile")
             raise typer.Exit(work.doctor())
         if json is not None:
             check_output("--json", json)
-        parts = [part.strip() for part in arch.split(",")]
+        parts = [str(known) for known in work.ARCHITECTURES] if arch is None else [p.strip() for p in arch.split(",")]
         if not all(part.isdecimal() for part in parts):
             raise ConfigError(f"--arch is {arch}, expected compute capabilities without the point, such as 80,90")
         try:
             code = work.doctor_compile([int(part) for part in parts], json=json, only=only, details=details)
         except ValueError as error:
-            raise ConfigError(f"--arch {arch}: {error}") from None
+            raise ConfigError(str(error)) from None
         raise typer.Exit(code)
 
 

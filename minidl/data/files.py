@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,7 @@ def read_labelled(
     Raises DataError as `read_records`, and for a missing column, a missing text or an empty label.
     """
     records = read_records(path)
+    guessed = guesses(text_column=text_column, label_column=label_column)
     text_column, label_column = choose_columns(records, text_column, label_column)
     text_position = records.position(text_column, "text")
     label_position = records.position(label_column, "label")
@@ -124,6 +126,7 @@ def read_labelled(
         "rows": len(texts),
         "text_column": text_column,
         "label_column": label_column,
+        "guessed": guessed,
     }
     return Texts(texts, [index[name] for name in names]), known, source
 
@@ -154,11 +157,9 @@ def load_text_file(
     for side in (TRAIN, VALIDATION, TEST):
         chosen = [i for i, its_side in enumerate(sides) if its_side == side]
         parts.append(Texts([whole.texts[i] for i in chosen], [whole.labels[i] for i in chosen]))
-    if not all(len(part) for part in parts):
-        raise DataError(
-            f"{path} has too few rows to split: {len(parts[0])} for training, {len(parts[1])} for validation, "
-            f"{len(parts[2])} for the test; give at least three different texts of some class"
-        )
+    advice = "give at least three different texts of some class"
+    names = [labels[label] for label in whole.labels]
+    check_sizes(path, [len(part) for part in parts], whole.texts, names, source["label_column"], advice)
     source["split"] = f"by class and hash of the text, seed {split_seed}: {validation:.0%} validation, {test:.0%} test"
     return TextDataset(Path(path).stem, labels, parts[0], parts[1], parts[2], source)
 
@@ -170,6 +171,30 @@ def check_shares(validation: float, test: float) -> None:
             f"the validation share {validation} and the test share {test} must lie between 0 and 1 and add up to "
             "less than 1"
         )
+
+
+def check_sizes(
+    path: str | Path, sizes: Sequence[int], keys: Sequence[str], names: Sequence[str], column: str, advice: str
+) -> None:
+    """Raises DataError when training, validation or test got no row, as where nearly every row is its own class.
+
+    `names` are the labels of the rows, empty in a regression; rows of equal `keys` are one.
+    """
+    if all(sizes):
+        return
+    classes = len(set(names))
+    most = max(Counter(name for name, _ in set(zip(names or [""] * len(keys), keys, strict=True))).values())
+    rows = "1 row" if most == 1 else f"{most} different rows"
+    cause = f"each of the {classes} classes in column {column!r} has at most {rows}" if names else f"it has {rows}"
+    raise DataError(
+        f"{path} has too few rows to split: {sizes[0]} for training, {sizes[1]} for validation, {sizes[2]} for the "
+        f"test; {cause}; {advice}"
+    )
+
+
+def guesses(**given: str | None) -> list[str]:
+    """Names of the options that were not given: what they decide is guessed, and the report says so."""
+    return [name for name, value in given.items() if value is None]
 
 
 def choose_columns(records: Records, text_column: str | None, label_column: str | None) -> tuple[str, str]:

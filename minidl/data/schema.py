@@ -73,6 +73,18 @@ class TableSchema:
                 blocks.append(block)
         return np.concatenate(blocks, axis=1)
 
+    def unknown(self, records: Records) -> list[list[str]]:
+        """For each row the columns whose category the training split does not have: they count nothing."""
+        found: list[list[str]] = [[] for _ in records.rows]
+        for column in self.columns:
+            if column.categories is None:
+                continue
+            at, known = records.position(column.name, "input"), {None, *column.categories}
+            for row, names in enumerate(found):
+                if self._category(records, row, at) not in known:
+                    names.append(column.name)
+        return found
+
     def targets(self, records: Records) -> np.ndarray:
         """float32 [N] standardised (regression) or int64 [N] (classification).
 

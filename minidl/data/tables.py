@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from minidl.data import cells
-from minidl.data.files import Records, check_shares, label_at, read_records, sort_labels
+from minidl.data.files import Records, check_shares, check_sizes, guesses, label_at, read_records, sort_labels
 from minidl.data.parsing import listed, shorten
 from minidl.data.records import DataError, Rows, TableDataset
 from minidl.data.schema import CLASSIFICATION, REGRESSION, Column, TableSchema
@@ -91,6 +91,7 @@ def table_dataset(
     if missing not in ("error", "fill"):
         raise DataError(f"unknown treatment of missing values {missing!r}: expected 'error' or 'fill'")
     check_shares(validation, test)
+    guessed = guesses(target=target, task=task)
     if target is None:
         if "target" not in records.columns:
             raise DataError(
@@ -107,6 +108,7 @@ def table_dataset(
         raise DataError(f"{records.path} has no input column besides the target {target!r}")
     task = task or _guess_task(records, target_at)
 
+    names: list[str] = []
     labels: list[str] = []
     classes = [0] * len(records.rows)
     if task == CLASSIFICATION:
@@ -122,11 +124,10 @@ def table_dataset(
     keys = [json.dumps([cells.same_cell(row[i]) for i in inputs]) for row in records.rows]
     sides = stratified_split(keys, classes, validation, test, split_seed)
     parts = [records.taken(i for i, its in enumerate(sides) if its == side) for side in (TRAIN, VALIDATION, TEST)]
-    if not all(part.rows for part in parts):
-        raise DataError(
-            f"{records.path} has too few rows to split: {len(parts[0].rows)} for training, {len(parts[1].rows)} for "
-            f"validation, {len(parts[2].rows)} for the test; give at least three different rows"
-        )
+    numbers = bool(labels) and all(cells.to_number(label) is not None for label in labels)
+    advice = "give at least three different rows of some class" if labels else "give at least three different rows"
+    advice += ", or predict the numbers as such (--task regression)" if numbers else ""
+    check_sizes(records.path, [len(part.rows) for part in parts], keys, names, target, advice)
     train = parts[0]
     columns = [_measure_column(records, train, at, missing) for at in inputs]
     mean, scale = 0.0, 1.0
@@ -143,6 +144,7 @@ def table_dataset(
         **source,
         "target": target,
         "task": task,
+        "guessed": guessed,
         "inputs": [records.columns[i] for i in inputs],
         "split": f"by class and hash of the inputs, seed {split_seed}: {validation:.0%} validation, {test:.0%} test",
     }

@@ -5,6 +5,7 @@ Importing this package is cheap: what needs torch or rich is imported by the com
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -18,27 +19,27 @@ def doctor() -> int:
     """Print what this machine can run and what is missing; 1 when something needed is missing, else 0."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from minidl import __version__
     from minidl.doctor import machine
 
-    colours = {machine.GOOD: "green", machine.FAIR: "yellow", machine.BAD: "red"}
+    colours = {machine.GOOD: "green", machine.NOTE: "yellow", machine.BAD: "red"}
     console = Console()
-    table = Table(title=f"minidl {__version__} on this machine", title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
     with console.status("looking") as status:
         found = []
         for check in machine.checks():
             found.append(check)
             status.update(f"looking: {check.name}")
+    console.print(f"minidl {__version__} on this machine\n", highlight=False)
+    width = max(len(check.name) for check in found)
+    # Lines and no table: a path that is longer than the terminal is wide stays in one piece.
     for check in found:
         colour = colours[check.status]
-        advice = f"\n[{colour}]{escape(check.advice)}[/]" if check.advice else ""
-        table.add_row(check.name, f"[{colour}]{check.status}[/]", escape(check.found) + advice)
-    console.print(table)
+        line = f"{escape(check.name.ljust(width))}  [{colour}]{check.status}[/]  {escape(check.found)}"
+        console.print(line, soft_wrap=True, highlight=False)
+        if check.advice:
+            console.print(f"{'':{width + 8}}[{colour}]{escape(check.advice)}[/]", soft_wrap=True, highlight=False)
+    console.print()
     bad = [check.name for check in found if check.status == machine.BAD]
     if bad:
         console.print(f"[red]Needs attention:[/] {escape(', '.join(bad))}")
@@ -66,12 +67,17 @@ def doctor_compile(
     details     a row per tile in the table; `json` has them in any case
     python      the interpreter of the compiling processes: to try another version of Triton
 
-    Raises ValueError for an unknown architecture, OSError when the JSON file cannot be written.
+    Raises ValueError for an unknown architecture and when no kernel has `only` in its name, OSError when the JSON file
+    cannot be written.
     """
     from rich.console import Console
 
     from minidl.doctor import compile, report
 
+    kernels = kernel_names()
+    if not any(only in name for name in kernels):
+        known = ", ".join(name.removesuffix("_kernel") for name in kernels)
+        raise ValueError(f"no kernel has {only!r} in its name; the kernels are: {known}")
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
@@ -91,7 +97,7 @@ def doctor_compile(
             console.print(str(error), markup=False, highlight=False)
             return 1
     if not verdict.figures and not verdict.failures:
-        console.print(f"no kernel has {only!r} in its name", markup=False, highlight=False)
+        console.print(f"no operation with {work!r} in its name launches such a kernel", markup=False, highlight=False)
         return 1
     report.show(verdict, console, details)
     if json is not None:
@@ -99,6 +105,13 @@ def doctor_compile(
 
         write_json(json, report.as_json(verdict))
     return 0 if verdict.fine else 1
+
+
+def kernel_names() -> list[str]:
+    """The names of the package's kernels, read from their source: nothing is imported for it."""
+    folder = Path(__file__).parents[1] / "kernels"
+    sources = (path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    return sorted({name for source in sources for name in re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)})
 
 
 class _Progress:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-GOOD, FAIR, BAD = "good", "fair", "bad"
+GOOD, NOTE, BAD = "good", "note", "bad"
 # The lowest versions that pyproject.toml allows, and those that constraints.txt names as tested.
 NEEDED = {"torch": "2.11", "triton": "3.6", "numpy": "1.26"}
 TESTED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.4.6"}
@@ -24,7 +24,7 @@ ENOUGH_DISK = 2 * 2**30
 
 @dataclass(frozen=True)
 class Check:
-    """What was found. "fair" is a limit to know of, "bad" keeps something needed from working.
+    """What was found. "note" is a limit to know of, "bad" keeps something needed from working.
 
     `advice` says what to do about it.
     """
@@ -62,7 +62,7 @@ def _version(name: str) -> Check:
         return Check(name, BAD, found, f"minidl needs {name} {NEEDED[name]} or newer.")
     tested = found.split("+")[0] == TESTED[name]
     advice = "" if tested else f"Supported; the tested version is {TESTED[name]} (constraints.txt)."
-    return Check(name, GOOD if tested else FAIR, found, advice)
+    return Check(name, GOOD if tested else NOTE, found, advice)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ def _devices() -> Check | list[Check]:
     driver = environment.driver()
     if not torch.cuda.is_available():
         if driver is None:
-            return Check("GPU", FAIR, "none", "Kernels run on the CPU; training large models wants an NVIDIA GPU.")
+            return Check("GPU", NOTE, "none", "Kernels run on the CPU; training large models wants an NVIDIA GPU.")
         if torch.version.cuda is None:
             advice = "Install a torch built for CUDA: pip install -c constraints.txt torch"
             return Check("GPU", BAD, f"driver {driver}, but torch {torch.__version__} is built without CUDA", advice)
@@ -124,7 +124,7 @@ def _kernels() -> Check:
         return Check("kernels", GOOD, f"compiled, because {why}; tile table {launch.target()}")
     if torch.cuda.is_available():
         advice = "Unset TRITON_INTERPRET to use the GPU."
-        return Check("kernels", FAIR, f"interpreted on the CPU, because TRITON_INTERPRET={given} is set", advice)
+        return Check("kernels", NOTE, f"interpreted on the CPU, because TRITON_INTERPRET={given} is set", advice)
     return Check("kernels", GOOD, "interpreted on the CPU, because there is no CUDA device; no bfloat16 there")
 
 
@@ -152,7 +152,7 @@ def _extra(name: str, packages: tuple[str, ...], without: str) -> Check:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         advice = f'pip install -c constraints.txt "minidl[{name}]"'
-        return Check(name, FAIR, f"{', '.join(missing)} missing: {without}", advice)
+        return Check(name, NOTE, f"{', '.join(missing)} missing: {without}", advice)
     return Check(name, GOOD, "installed")
 
 
@@ -172,7 +172,7 @@ def _data() -> list[Check]:
     else:
         looked = " nor ".join(str(place / reuters.RESOURCE.path) for place in places)
         advice = "The first use downloads it; offline, put it there or set MINIDL_DATA."
-        found.append(Check("reuters", FAIR, f"neither {looked}" if len(places) > 1 else f"not at {looked}", advice))
+        found.append(Check("reuters", NOTE, f"neither {looked}" if len(places) > 1 else f"not at {looked}", advice))
     return found
 
 
@@ -183,7 +183,7 @@ def _threads() -> Check:
     found = f"{wanted_threads()} for BLAS and torch, {processors} processors"
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given) > processors:
-        return Check("threads", FAIR, found, f"OMP_NUM_THREADS={given} is more than this process may use: lower it.")
+        return Check("threads", NOTE, found, f"OMP_NUM_THREADS={given} is more than this process may use: lower it.")
     return Check("threads", GOOD, found)
 
 
@@ -204,7 +204,7 @@ def _disk() -> list[Check]:
         if not os.access(there, os.W_OK):
             found.append(Check(name, BAD, f"{there} cannot be written", f"Make it writable, for {folder}."))
         elif free < ENOUGH_DISK:
-            found.append(Check(name, FAIR, text, "Compiled kernels, data and runs take up to 2 GiB: free some space."))
+            found.append(Check(name, NOTE, text, "Compiled kernels, data and runs take up to 2 GiB: free some space."))
         else:
             found.append(Check(name, GOOD, text))
     return found

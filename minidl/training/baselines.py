@@ -16,7 +16,6 @@ from minidl.training import metrics
 
 LINEAR = "LinearSVC(C=1), same features and training split"
 LINEAR_ALL = "LinearSVC(C=1), same features, training and validation split"
-
 PIXELS = "logistic regression on the pixels{shrunk}, {data}"
 _MOST_PIXELS = 1024  # values of a picture that the logistic regression gets
 
@@ -30,13 +29,19 @@ def classification(train: Split, validation: Split, test: Split, classes: int) -
         return _pictures(train, validation, test, classes)
     test_x, test_y = test
     return {
-        "majority": _majority(train[1], test_y, classes),
+        "majority": majority(train[1], test_y, classes),
         "linear": {"method": LINEAR, **metrics.classification(test_y, _svm(*train, test_x), classes)},
         "linear_all": {
             "method": LINEAR_ALL,
             **metrics.classification(test_y, _svm(*_joined(train, validation), test_x), classes),
         },
     }
+
+
+def majority(train_y: np.ndarray, test_y: np.ndarray, classes: int) -> dict[str, float]:
+    """Scores of always answering the most frequent of the training labels."""
+    constant = np.full(len(test_y), np.bincount(train_y, minlength=classes).argmax())
+    return metrics.classification(test_y, constant, classes)
 
 
 def regression(
@@ -65,17 +70,12 @@ def regression(
     }
 
 
-def _majority(train_y: np.ndarray, test_y: np.ndarray, classes: int) -> dict[str, float]:
-    always = np.full(len(test_y), np.bincount(train_y, minlength=classes).argmax())
-    return metrics.classification(test_y, always, classes)
-
-
 def _pictures(train: Split, validation: Split, test: Split, classes: int) -> dict[str, Any]:
     """As `classification`, with a logistic regression: a support vector machine takes minutes on 60,000 pictures."""
     step = _step(train[0].shape)
     shrunk = f", means of {step} x {step}" if step > 1 else ""
     parts = {"linear": ("training split", train), "linear_all": ("training and validation split", None)}
-    scores: dict[str, Any] = {"majority": _majority(train[1], test[1], classes)}
+    scores: dict[str, Any] = {"majority": majority(train[1], test[1], classes)}
     flat = [(_flat(x, step), y) for x, y in (train, validation, test)]
     for name, (text, own) in parts.items():
         x, y = flat[0] if own is not None else _joined(flat[0], flat[1])

@@ -195,7 +195,7 @@ class TrainImages(Training, Session):
     lr: float = 0.01
     weight_decay: float = 0.05
     schedule: str = "cosine"
-    warmup: float = 1.0
+    warmup: float = 0.5
     epochs: int = 20
     batch_size: int = 128
     patience: int = 5

@@ -6,6 +6,8 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from minidl.training import metrics
+
 
 class Display:
     """Entered while training runs. `note` and `epoch` write lines; `step` moves the bar of the epoch under way."""
@@ -65,17 +67,12 @@ class Display:
             self._bar.update(self._task, completed=done, loss=f"{loss:.4f}")
 
     def epoch(self, epoch: int, epochs: int, record: dict[str, Any], best: bool) -> None:
-        """One line for a finished epoch."""
-        scores = "  ".join(f"{_NAMES.get(name, name)} {number(value)}" for name, value in record["validation"].items())
+        """One line for a finished epoch; a star marks a validation score above all before."""
+        scores = "  ".join(
+            f"{metrics.TITLES.get(name, name)} {metrics.shown(name, value)}"
+            for name, value in record["validation"].items()
+        )
         self.note(
-            f"epoch {epoch:>{len(str(epochs))}}/{epochs}  loss {number(record['loss'])}  validation: {scores}  "
+            f"epoch {epoch:>{len(str(epochs))}}/{epochs}  loss {record['loss']:.4f}  validation: {scores}  "
             f"{record['seconds']:.1f} s{'  *' if best else ''}"
         )
-
-
-def number(value: float | None) -> str:
-    """A score for people; None stands for one that was not finite."""
-    return "not finite" if value is None else f"{value:.4f}"
-
-
-_NAMES = {"macro_f1": "macro-F1", "r2": "R2"}

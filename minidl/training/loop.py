@@ -161,7 +161,10 @@ class Trainer:
                 progress.finished = True
             elif self.patience and progress.epoch - progress.best_epoch >= self.patience:
                 progress.finished = True
-                self.display.note(f"{self.patience} epochs far from the best validation score: stopping early")
+                self.display.note(
+                    f"{self.patience} epochs in a row more than one standard error from the best validation score: "
+                    "stopping early"
+                )
             self._save(best=progress.best_epoch == progress.epoch)
             if interrupts.requested:
                 raise Interrupted(self._interruption())
@@ -183,7 +186,8 @@ class Trainer:
             progress.steps += 1
             self._pending.append(loss.data)
             self._fetch_losses(always=False)
-            self.display.step(progress.step, progress.loss_sum / max(1, progress.loss_count))
+            loss_so_far = progress.loss_sum / progress.loss_count if progress.loss_count else None
+            self.display.step(progress.step, loss_so_far)
             if interrupts.requested and progress.step < len(task.batches):
                 self._fetch_losses(always=True)
                 progress.epoch_seconds = time.monotonic() - started
@@ -206,12 +210,12 @@ class Trainer:
         progress.loss_count = 0
         progress.history.append(record)
         # Of epochs that do not differ the last: the rate has fallen and the weights have settled.
-        highest = judged.score if progress.best_score is None else max(progress.best_score, judged.score)
-        progress.best_score = highest
-        if judged.score >= highest - judged.margin:
+        before = progress.best_score
+        progress.best_score = judged.score if before is None else max(before, judged.score)
+        if judged.score >= progress.best_score - judged.margin:
             progress.best_epoch = progress.epoch
         files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
-        self.display.epoch(progress.epoch, self.epochs, record, progress.best_epoch == progress.epoch)
+        self.display.epoch(progress.epoch, self.epochs, record, before is None or judged.score > before)
 
     def _judge(self) -> Judgement:
         """Validation after an epoch. Raises DivergedError when it, or every loss of the epoch, is not finite."""
@@ -263,6 +267,4 @@ class Trainer:
         self.checkpoints.save(self.progress.steps, self.task.model.state_dict(), optimizer, state, best)
 
     def _interruption(self) -> str:
-        progress = self.progress
-        where = f"epoch {progress.epoch + 1}, step {progress.step}" if progress.step else f"epoch {progress.epoch}"
-        return f"interrupted after {where}; everything is saved. To continue:\n  {self.hint}"
+        return f"interrupted after {self.progress.place}; everything is saved. To continue:\n  {self.hint}"

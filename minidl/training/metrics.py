@@ -13,6 +13,18 @@ from typing import Any
 
 import numpy as np
 
+TITLES = {"accuracy": "accuracy", "macro_f1": "macro-F1", "rmse": "RMSE", "mae": "MAE", "r2": "R2"}
+
+
+def shown(name: str, value: float | None) -> str:
+    """A score for people: four decimals, or six digits in the target's units; None stands for one not finite."""
+    if value is None:
+        return "not finite"
+    if name not in ("rmse", "mae"):
+        return f"{round(value, 4) + 0.0:.4f}"  # no minus before a zero
+    rounded = float(f"{value:.6g}")
+    return f"{rounded:.0f}" if 1e6 <= abs(rounded) < 1e15 else f"{rounded:.6g}"
+
 
 def confusion_matrix(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
     """int64 [C, C] of two whole-number vectors of one length. Raises ValueError for another shape or class."""

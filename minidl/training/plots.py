@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.training import files
+from minidl.training import files, metrics
 
 MISSING = "no plots: matplotlib is not installed; pip install 'minidl[plots]' brings it"
 
@@ -23,48 +23,66 @@ def available() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def curves(folder: Path, history: Sequence[dict[str, Any]]) -> None:
-    """loss.png (training and validation) and scores.png (validation scores) from the records of metrics.jsonl."""
-    epochs = [record["epoch"] for record in history]
-    figure, axes = _figure(6, 4)
-    axes.plot(epochs, _column([record["loss"] for record in history]), label="training (as it is trained)")
-    axes.plot(epochs, _column([record["validation"]["loss"] for record in history]), label="validation")
-    _finish(folder / "loss.png", figure, axes, "epoch", "loss")
-    figure, axes = _figure(6, 4)
-    for name, title in _TITLES.items():
-        if name in history[0]["validation"]:
-            axes.plot(epochs, _column([record["validation"][name] for record in history]), label=title)
-    _finish(folder / "scores.png", figure, axes, "epoch", "validation score")
+def curves(
+    folder: Path, history: Sequence[dict[str, Any]], kept: int, title: str, loss: str, only_in_training: Sequence[str]
+) -> None:
+    """loss.png (training and validation) and scores.png (validation scores) from the records of metrics.jsonl.
+
+    `kept` is the epoch whose weights the run keeps, `loss` names the loss, and `only_in_training` what the training
+    loss has and the validation loss has not.
+    """
+    *first, last = only_in_training or [""]
+    what = f"{', '.join(first)} and {last}" if first else last
+    training, validation = (f"training, with {what}", "validation, without") if what else ("training", "validation")
+    _over_epochs(
+        folder / "loss.png", history, kept, title, loss,
+        {training: [record["loss"] for record in history],
+         validation: [record["validation"]["loss"] for record in history]},
+    )  # fmt: skip
+    scores = {
+        metrics.TITLES[name]: [record["validation"][name] for record in history]
+        for name in ("accuracy", "macro_f1", "r2")
+        if name in history[0]["validation"]
+    }
+    _over_epochs(folder / "scores.png", history, kept, title, "validation score", scores)
 
 
-def confusion(folder: Path, matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> None:
+def confusion(folder: Path, matrix: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> None:
     """confusion.png: the share of each true class (row) by predicted class; numbers are shown up to 25 classes."""
     counts = np.asarray(matrix)
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     size = min(16.0, 3.0 + 0.35 * len(labels))
-    figure, axes = _figure(size, size)
-    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    names = [_short(label, 24) for label in labels]
+    figure, axes = _figure(size + 1.0, size)
+    image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.04, label="share of the true class (row)")
+    names = [_plain(shorten(label)) for label in labels]
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)
     if len(labels) <= 25:
         for i, j in np.argwhere(counts):
             colour = "white" if shares[i, j] > 0.5 else "black"
             axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour, fontsize=7)
-    _finish(folder / "confusion.png", figure, axes, "predicted", "true")
+    _finish(folder / "confusion.png", figure, axes, title, "predicted", "true")
 
 
-def predictions(folder: Path, truth: np.ndarray, predicted: np.ndarray, target: str) -> None:
+def predictions(folder: Path, truth: np.ndarray, predicted: np.ndarray, target: str, title: str) -> None:
     """predictions.png: predicted against true values of a regression."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = _figure(5, 5)
     low, high = float(min(truth.min(), predicted.min())), float(max(truth.max(), predicted.max()))
     axes.plot([low, high], [low, high], color="grey", linewidth=1)
     axes.scatter(truth, predicted, s=12)
-    _finish(folder / "predictions.png", figure, axes, f"true {target}", f"predicted {target}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axes.tick_params(axis="x", rotation=30)
+    name = shorten(target)
+    _finish(folder / "predictions.png", figure, axes, title, f"true {name}", f"predicted {name}")
 
 
 def mistakes(
-    folder: Path, pixels: np.ndarray, truth: np.ndarray, probabilities: np.ndarray, labels: Sequence[str]
+    folder: Path, pixels: np.ndarray, truth: np.ndarray, probabilities: np.ndarray, labels: Sequence[str], title: str
 ) -> None:
     """mistakes.png: up to 40 wrongly classified pictures of uint8 [N, H, W, C], the surest first.
 
@@ -72,22 +90,22 @@ def mistakes(
     """
     predicted = probabilities.argmax(1)
     wrong = np.flatnonzero(predicted != truth)
-    wrong = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:40]
+    surest = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:40]
     columns = 8
-    rows = max(1, -(-len(wrong) // columns))
-    figure, grid = _grid(rows, columns, 1.4, 1.8)
-    for place, index in enumerate(wrong):
+    rows = max(1, -(-len(surest) // columns))
+    figure, grid = _grid(rows, columns, 1.4, 1.8, f"{title}; the surest of {len(wrong)} mistakes")
+    for place, index in enumerate(surest):
         axes = grid[place // columns][place % columns]
         _show(axes, pixels[index])
         guess = predicted[index]
-        title = f"{_short(labels[guess], 12)} {probabilities[index, guess]:.0%}\ntrue: {_short(labels[truth[index]], 12)}"
-        axes.set_title(title, fontsize=7)
+        said, true = (_plain(shorten(labels[i])[:14]) for i in (guess, truth[index]))
+        axes.set_title(f"{said} {probabilities[index, guess]:.0%}\ntrue: {true}", fontsize=7)
     if not len(wrong):
         grid[0][0].text(0.0, 0.5, f"none of {len(truth)} is wrong")
     _write(folder / "mistakes.png", figure)
 
 
-def filters(folder: Path, weight: np.ndarray) -> None:
+def filters(folder: Path, weight: np.ndarray, title: str) -> None:
     """filters.png: the filters of the first layer, [M, C, R, S]; colour where C is 3, else the mean of its channels.
 
     Grey is 0; each filter is scaled by its own greatest value.
@@ -96,18 +114,19 @@ def filters(folder: Path, weight: np.ndarray) -> None:
     shown = weight.astype(np.float32).transpose(0, 2, 3, 1)
     if shown.shape[-1] != 3:
         shown = shown.mean(axis=-1, keepdims=True)
-    figure, grid = _grid(-(-len(shown) // columns), columns, 0.9, 0.9)
+    figure, grid = _grid(-(-len(shown) // columns), columns, 0.9, 0.9, f"{title}; filters of the first layer")
     for place, values in enumerate(shown):
         scaled = 127.5 + 127.5 * values / max(float(np.abs(values).max()), 1e-12)
         _show(grid[place // columns][place % columns], scaled.astype(np.uint8))
     _write(folder / "filters.png", figure)
 
 
-def _grid(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
+def _grid(rows: int, columns: int, width: float, height: float, title: str) -> tuple[Any, Any]:
     """Empty axes [rows][columns]."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
+    figure.suptitle(_plain(title), fontsize=11)
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -122,11 +141,35 @@ def _show(axes: Any, pixels: np.ndarray) -> None:
         axes.imshow(pixels, interpolation="nearest")
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def shorten(name: str) -> str:
+    """A name that may be long, for a label."""
+    line = " ".join(name.split())
+    return line if len(line) <= 24 else line[:23] + "…"
 
 
-_TITLES = {"accuracy": "accuracy", "macro_f1": "macro-F1", "r2": "R2"}
+def _over_epochs(
+    path: Path,
+    history: Sequence[dict[str, Any]],
+    kept: int,
+    title: str,
+    y: str,
+    lines: dict[str, list[float | None]],
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _figure(6, 4.5)
+    epochs = [record["epoch"] for record in history]
+    for name, values in lines.items():
+        axes.plot(epochs, _column(values), label=name, marker=".")
+    axes.axvline(kept, color="grey", linestyle=":", label=f"kept: epoch {kept}")
+    axes.set_xlim(0.5, len(history) + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    _finish(path, figure, axes, title, "epoch", y)
+
+
+def _plain(text: str) -> str:
+    """Text in which a dollar sign begins no formula."""
+    return text.replace("$", r"\$")
 
 
 def _column(values: Sequence[float | None]) -> list[float]:
@@ -140,11 +183,12 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _finish(path: Path, figure: Any, axes: Any, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+def _finish(path: Path, figure: Any, axes: Any, title: str, x: str, y: str) -> None:
+    axes.set_title(_plain(title), fontsize=11)
+    axes.set_xlabel(_plain(x))
+    axes.set_ylabel(_plain(y))
     if axes.get_legend_handles_labels()[1]:
-        axes.legend()
+        figure.legend(loc="outside lower center")
     _write(path, figure)
 
 

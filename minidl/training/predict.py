@@ -20,7 +20,7 @@ from minidl.data.schema import TableSchema
 from minidl.data.vectorizer import Tfidf
 from minidl.kernels import launch
 from minidl.tensor import Tensor
-from minidl.training import files, inputs, metrics, reports, runs, sources, weights
+from minidl.training import baselines, files, inputs, metrics, reports, runs, sources, weights
 from minidl.training.config import Evaluate, Predict, TrainImages, TrainText
 from minidl.training.errors import ConfigError, DamagedError, DivergedError, damaged
 from minidl.training.forward import outputs
@@ -36,8 +36,11 @@ class TextClassifier:
     model: nn.Module
 
     def answers(self, texts: list[str], top: int) -> list[dict[str, Any]]:
-        """One answer per text: label, probability and the `top` best labels."""
-        return _ranked(_outputs(self.model, self.vocabulary.transform(texts)), self.labels, top)
+        """One answer per text: label, probability, the `top` best labels, and how many terms of the text are known."""
+        features = self.vocabulary.transform(texts)
+        known = np.diff(features.indptr).tolist()
+        ranked = _ranked(_outputs(self.model, features), self.labels, top)
+        return [{**answer, "known_terms": count} for answer, count in zip(ranked, known, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,23 @@ class TablePredictor:
     model: nn.Module
 
     def answers(self, records: Records, top: int) -> list[dict[str, Any]]:
-        """One answer per row: the prediction in the target's units, or label, probability and the `top` best labels."""
-        raw = _outputs(self.model, self.schema.features(records))
-        if self.schema.task == "classification":
-            return _ranked(raw, self.schema.labels, top)
-        return [
-            {"prediction": float(value)} for value in in_units(raw, self.schema.target_mean, self.schema.target_scale)
-        ]
+        """One answer per row: the prediction in the target's units, or label, probability and the `top` best labels.
+
+        `unknown` names the columns with a category that training never saw, where there are some.
+        """
+        schema = self.schema
+        raw = _outputs(self.model, schema.features(records))
+        found: list[dict[str, Any]]
+        if schema.task == "classification":
+            found = _ranked(raw, schema.labels, top)
+        else:
+            # Nine digits tell all float32 numbers apart.
+            found = [
+                {"prediction": float(f"{value:.9g}")}
+                for value in in_units(raw, schema.target_mean, schema.target_scale)
+            ]
+        unknown = schema.unknown(records)
+        return [{**answer, "unknown": names} if names else answer for answer, names in zip(found, unknown, strict=True)]
 
     def readable(self, records: Records) -> int:
         """How many rows there are before the first that cannot be read."""
@@ -170,7 +183,9 @@ def predict(config: Predict, write: IO[str]) -> None:
 
 
 def evaluate(config: Evaluate) -> dict[str, Any]:
-    """The scores of a run on other data, or again on its own test split.
+    """The scores of a run on other data, or again on its own test split, with what a constant answer scores.
+
+    The constant is the most frequent label of the data, or the mean of the training split.
 
     Raises DataError for data that does not fit the run, such as a label that the model does not know.
     """
@@ -180,13 +195,13 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
         texts, source = _labelled_texts(config, settings, predictor.labels)
         features = predictor.vocabulary.transform(texts.texts)
         truth = np.asarray(texts.labels, dtype=np.int64)
-        scores = reports.classification(truth, _outputs(predictor.model, features).argmax(1), predictor.labels)
+        scores = _class_scores(truth, _outputs(predictor.model, features), predictor.labels)
         task = "classification"
     elif isinstance(predictor, PictureClassifier):
         if config.text_column or config.label_column:
             raise ConfigError("--text-column and --label-column are for text runs; a folder names its classes")
         images, source = _labelled_pictures(config, settings, predictor)
-        scores = reports.classification(images.labels, predictor.logits(images.pixels).argmax(1), predictor.labels)
+        scores = _class_scores(images.labels, predictor.logits(images.pixels), predictor.labels)
         task = "classification"
     else:
         if config.text_column or config.label_column:
@@ -196,14 +211,21 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
         schema = predictor.schema
         task = schema.task
         if task == "classification":
-            scores = reports.classification(rows.y, raw.argmax(1), schema.labels)
+            scores = _class_scores(rows.y, raw, schema.labels)
         else:
             mean, scale = schema.target_mean, schema.target_scale
-            scores = metrics.regression(in_units(rows.y, mean, scale), in_units(raw, mean, scale))
+            units = in_units(rows.y, mean, scale)
+            constant = metrics.regression(units, np.full(len(units), mean))
+            scores = {**metrics.regression(units, in_units(raw, mean, scale)), "baseline": {"mean": constant}}
     report = {"task": task, "data": source["name"], "run": str(config.run), "source": source, **scores}
     if config.json is not None:
         files.write_json(config.json, report)
     return report
+
+
+def _class_scores(truth: np.ndarray, raw: np.ndarray, labels: list[str]) -> dict[str, Any]:
+    majority = baselines.majority(truth, truth, len(labels))
+    return {**reports.classification(truth, raw.argmax(1), labels), "baseline": {"majority": majority}}
 
 
 def _labelled_texts(config: Evaluate, settings: TrainText, labels: list[str]) -> tuple[data.Texts, dict[str, Any]]:

@@ -23,6 +23,14 @@ class Progress:
     best_score: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def place(self) -> str:
+        """What is done, in words: "epoch 1 and 2 steps"."""
+        steps = f"{self.step} step{'' if self.step == 1 else 's'}"
+        if not self.epoch:
+            return steps
+        return f"epoch {self.epoch} and {steps}" if self.step else f"epoch {self.epoch}"
+
     @classmethod
     def from_saved(cls, saved: object) -> Progress:
         """The progress in a checkpoint. Raises ValueError, naming the part, for values that training cannot have."""

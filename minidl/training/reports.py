@@ -11,6 +11,8 @@ from minidl.training import metrics
 from minidl.training.config import TrainImages, TrainTable, TrainText
 from minidl.training.progress import Progress
 
+_METHODS = {"linear_all": "linear, with validation data"}
+
 
 def training(config: TrainText | TrainTable | TrainImages, progress: Progress, device: str, parameters: int) -> dict[str, Any]:
     """The part of a report that says how the model was trained."""
@@ -46,24 +48,50 @@ def classification(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[st
     }
 
 
+def kept(epoch: int) -> str:
+    """Which epoch's weights a run keeps, and by what rule."""
+    return f"epoch {epoch}, the last within one standard error of the best validation score"
+
+
+def columns(source: dict[str, Any]) -> str:
+    """The columns that data from a file was read by, and what of it was guessed; "" for data without a choice."""
+    names = {"text_column": "text", "label_column": "label", "target": "target", "task": "task"}
+    return ", ".join(
+        f"{title} {source[name] if name == 'task' else repr(source[name])}"
+        + (" (guessed)" if name in source.get("guessed", ()) else "")
+        for name, title in names.items()
+        if name in source
+    )
+
+
 def as_text(report: dict[str, Any]) -> str:
     """The report as plain text with aligned columns."""
     lines = [f"{report['task']} of {report['data']}", ""]
     if "seconds" in report:
         optimizer = report["optimizer"]
-        lines += _pairs(
-            [
-                ("source", _source(report["source"])),
-                ("device", report["device"]),
-                ("training", f"{report['epochs']} epochs (best: {report['best_epoch']}), {report['seconds']:.1f} s"),
-                ("seed", str(report["seed"])),
-                ("parameters", f"{report['parameters']:,}"),
-                ("optimizer", f"{optimizer['name']} ({optimizer['variant']}), rate {optimizer['lr']:g}"),
-                ("precision", report["precision"]),
-                ("steps skipped", str(report["skipped"])),
-            ]
-        )
-        lines.append("")
+        pairs = [
+            ("source", _source(report["source"])),
+            ("columns", columns(report["source"])),
+            ("device", "cpu (interpreted)" if report["device"] == "cpu" else report["device"]),
+            (
+                "training",
+                f"{_count(report['epochs'], 'epoch')}, {_count(report['steps'], 'step')}, {report['seconds']:.1f} s",
+            ),
+            ("kept", kept(report["best_epoch"])),
+            ("seed", str(report["seed"])),
+            ("parameters", f"{report['parameters']:,}"),
+            ("optimizer", f"{optimizer['name']} ({optimizer['variant']}), rate {optimizer['lr']:g}"),
+            ("precision", report["precision"]),
+            ("steps skipped", str(report["skipped"])),
+        ]
+    else:
+        source = report["source"]
+        pairs = [
+            ("run", report["run"]),
+            ("columns", columns(source)),
+            ("examples", f"{source['examples']:,}" + (f", the {source['part']}" if "part" in source else "")),
+        ]
+    lines += [*_pairs(pairs), ""]
     lines += _scores(report)
     if "per_class" in report:
         lines += ["", *_classes(report["per_class"])]
@@ -72,15 +100,19 @@ def as_text(report: dict[str, Any]) -> str:
 
 def _scores(report: dict[str, Any]) -> list[str]:
     """The model's test scores, with those of the baselines below."""
-    if "accuracy" in report:
-        titles = {"accuracy": "accuracy", "macro_f1": "macro-F1"}
-    else:
-        titles = {"rmse": "RMSE", "mae": "MAE", "r2": "R2"}
-    rows = [["minidl", *(f"{report[name]:.4f}" for name in titles)]]
-    for key, scores in report.get("baseline", {}).items():
-        method = f"{key}: {scores['method']}" if "method" in scores else key
-        rows.append([method, *(f"{scores[name]:.4f}" for name in titles)])
-    return _table(["test", *titles.values()], rows)
+    names = [name for name in metrics.TITLES if name in report]
+    baseline = report["baseline"]
+    rows = [["minidl", *(metrics.shown(name, report[name]) for name in names)]]
+    for key, scores in baseline.items():
+        title = _METHODS.get(key, key)
+        method = f"{title}: {scores['method']}" if "method" in scores else title
+        rows.append([method, *(metrics.shown(name, scores[name]) for name in names)])
+    lines = _table(["test", *(metrics.TITLES[name] for name in names)], rows)
+    score, constant = ("accuracy", "majority") if "accuracy" in report else ("r2", "mean")
+    if report[score] < baseline[constant][score]:
+        what = f"the {constant}{' class' if constant == 'majority' else ''}"
+        lines += ["", f"The model is worse than always answering {what}: train longer (--epochs), or on more data."]
+    return lines
 
 
 def _classes(classes: Sequence[dict[str, Any]]) -> list[str]:
@@ -104,8 +136,13 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Lines of the pairs that have a value."""
     width = max(len(name) for name, _ in pairs)
-    return [f"{name.ljust(width)}  {value}" for name, value in pairs]
+    return [f"{name.ljust(width)}  {value}" for name, value in pairs if value]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _source(source: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from minidl.training.pictures import HALVES
 from minidl.training.problems import Problem, make_problem
 from minidl.training.progress import Progress
 
-
+FEW_STEPS = 100  # fewer seldom learn much
 LOSS_SCALE = 2.0**16  # of float16, to begin with
 Training = TrainText | TrainTable | TrainImages
 
@@ -109,8 +110,12 @@ def _fit(
         for change in environment.changes(checkpoint.state["environment"], described):
             display.note(f"note: {change}; the result may differ in its last digits from an uninterrupted run's")
         trainer.restore(checkpoint)
-        display.note(f"going on after {_place(trainer.progress)}")
+        display.note(f"going on after {trainer.progress.place}")
+    elif config.epochs * len(task.batches) < FEW_STEPS:
+        more = math.ceil(FEW_STEPS / len(task.batches))
+        display.note(f"{config.epochs * len(task.batches)} steps in all; try --epochs {more} if the scores are low")
     progress = trainer.run()
+    display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
 
     display.note("training is done; testing, and fitting the baselines")
     report = _report(config, problem, task.model, progress, described["device"])
@@ -265,35 +270,45 @@ def _plots(
         return None
     if not plots.available():
         return plots.MISSING
-    plots.curves(config.out, progress.history)
-    if problem.task == "classification":
-        plots.confusion(config.out, report["confusion"], problem.labels)
-        if isinstance(config, TrainImages):
-            _plot_pictures(config, problem, model)
-    else:
+    regression = problem.task == "regression"
+    score = "r2" if regression else "accuracy"
+    title = f"{plots.shorten(Path(config.data).name)}: test {metrics.TITLES[score]} {report[score]:.3f}"
+    loss = f"mean squared error of standardised {plots.shorten(problem.target)}" if regression else "cross-entropy"
+    plots.curves(config.out, progress.history, progress.best_epoch, title, loss, _only_in_training(config))
+    if regression:
         test_x, test_y = problem.test()
-        plots.predictions(
-            config.out, in_units(test_y, problem), in_units(outputs(model, test_x), problem), problem.target
-        )
+        predicted = in_units(outputs(model, test_x), problem)
+        plots.predictions(config.out, in_units(test_y, problem), predicted, problem.target, title)
+    else:
+        plots.confusion(config.out, report["confusion"], problem.labels, title)
+        if isinstance(config, TrainImages):
+            _plot_pictures(config, problem, model, title)
     return None
 
 
-def _plot_pictures(config: TrainImages, problem: Problem, model: nn.Module) -> None:
+def _plot_pictures(config: TrainImages, problem: Problem, model: nn.Module, title: str) -> None:
     test_x, test_y = problem.test()
     probabilities = ops.softmax(_tensor(outputs(model, test_x)), -1).data.cpu().numpy()
-    plots.mistakes(config.out, test_x.pixels, test_y, probabilities, problem.labels)
+    plots.mistakes(config.out, test_x.pixels, test_y, probabilities, problem.labels, title)
     first = next(parameter for parameter in model.parameters() if parameter.ndim == 4)
-    plots.filters(config.out, first.data.to(torch.float32).cpu().numpy())
+    plots.filters(config.out, first.data.to(torch.float32).cpu().numpy(), title)
+
+
+def _only_in_training(config: Training) -> list[str]:
+    """What makes the training loss another one than the validation loss."""
+    shares = {
+        "dropout": config.dropout,
+        "label smoothing": config.label_smoothing,
+        "class weights": config.balance,
+    }
+    return [name for name, share in shares.items() if share]
 
 
 def _introduction(config: Training, problem: Problem) -> str:
     sizes = problem.source["sizes"]
-    what = f"{len(problem.labels)} classes" if problem.labels else f"target {problem.target!r}"
+    classes = f", {len(problem.labels)} classes" if problem.labels else ""
+    columns = reports.columns(problem.source)
     return (
         f"{config.data}: {sizes['train']:,} training, {sizes['validation']:,} validation and {sizes['test']:,} test "
-        f"examples, {problem.source['features']:,} features, {what}"
+        f"examples, {problem.source['features']:,} features{classes}" + (f"\ncolumns: {columns}" if columns else "")
     )
-
-
-def _place(progress: Progress) -> str:
-    return f"epoch {progress.epoch}" + (f" and {progress.step} steps" if progress.step else "")

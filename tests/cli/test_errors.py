@@ -82,6 +82,27 @@ def test_figures_of_a_compile_that_cannot_be_written_are_told_before_the_work(co
     refused(result, "is no folder; make it, or give a file in another folder")
 
 
+def test_flags_of_a_compile_without_it(command):
+    for flags in (("--arch", "75"), ("--only", "gemm"), ("--details",)):
+        refused(command("doctor", *flags), f"{flags[0]} goes with --compile")
+
+
+def test_what_cannot_be_compiled_is_told_before_the_work(command, monkeypatch):
+    monkeypatch.setattr("minidl.doctor.compile.Worker.ask", None)
+    refused(command("doctor", "--compile", "--arch", "12"), "error: unknown architecture 12; known: 80, 86")
+    result = command("doctor", "--compile", "--only", "zzz")
+    refused(result, "error: no kernel has 'zzz' in its name; the kernels are: bias_act_grad, bias_act")
+
+
+def test_a_number_taken_for_classes(command, table, tmp_path):
+    result = command(
+        "train", "table", "--data", table, "--target", "price", "--task", "classification", "--out", tmp_path / "r"
+    )
+    refused(result, "has too few rows to split: 120 for training, 0 for validation, 0 for the test; each of the 1")
+    assert "has at most 1 row" in result.err
+    assert "(--task regression)" in result.err
+
+
 def test_columns_are_for_files(minidl, tmp_path):
     result = train(minidl, "docstrings", tmp_path / "run", "--text-column", "body")
     refused(result, "--text-column is for your own file; docstrings takes none")

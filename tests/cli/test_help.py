@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 import time
@@ -22,9 +23,9 @@ FLAGS = {
 }
 
 
-def python(*arguments):
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+def python(*arguments, columns=200):
+    command, env = [sys.executable, *arguments], environment() | {"COLUMNS": str(columns)}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 
 def test_help_answers_in_a_second():
@@ -53,12 +54,30 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_has_help_with_an_example(minidl, command):
-    result = minidl(*command, "--help")
-    assert result.code == 0
-    if command != ["train"]:
-        assert f"minidl {' '.join(command)}" in result.out
-        assert "Example" in result.out
+def test_every_command_has_help_with_examples_to_copy(command):
+    done = python("-m", "minidl", *command, "--help", columns=80)
+    assert done.returncode == 0, done.stderr
+    assert "<bool>" not in done.stdout
+    examples = done.stdout.partition(" Examples:")[2]
+    commands = [line.strip() for line in examples.splitlines() if line.strip()]
+    assert len(commands) >= 2
+    for example in commands:
+        assert re.match(rf"(cat \S+ \| )?minidl {' '.join(command)}( |$)", example), "one line each, in 80 columns"
+
+
+def test_help_says_what_is_guessed(minidl):
+    text, table = (
+        " ".join(minidl("train", kind, "--help").out.replace("│", " ").split()) for kind in ("text", "table")
+    )
+    assert "a guess, the one named text, sentence, content, body, message, review or document" in text
+    assert "a guess, the one named label, class, category, target or topic" in text
+    assert "a guess, classification where the target is text or has at most 20 different whole numbers" in table
+    assert "more than one standard error from the best validation score" in table
+    for line in ("--task classification", "--ignore", "--missing fill"):
+        assert line in table.partition("Examples:")[2]
+    shown = minidl("predict", "--help").out.partition("Examples:")[2]
+    assert '\'{"area": 100' in shown
+    assert "cat houses.csv |" in shown
 
 
 @pytest.mark.parametrize("kind", ["text", "table"])

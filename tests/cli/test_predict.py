@@ -41,6 +41,7 @@ def test_a_line_of_standard_input_is_one_line_of_json(minidl, text_run):
     probabilities = [entry["probability"] for entry in answer["top"]]
     assert probabilities == sorted(probabilities, reverse=True)
     assert sum(probabilities) == pytest.approx(1, abs=1e-4)
+    assert answer["known_terms"] > 1
 
 
 def test_arguments_files_and_standard_input_agree(answers, text_run, tmp_path):
@@ -55,6 +56,20 @@ def test_arguments_files_and_standard_input_agree(answers, text_run, tmp_path):
     assert answers(folder, stdin="\r\n".join(texts), top=1) == by_argument
     by_column = answers(folder, file=tmp_path / "texts.csv", top=1)
     assert by_column == [answer for answer, text in zip(by_argument, texts, strict=True) if text]
+
+
+def test_what_the_model_does_not_know_is_told(answers, text_run, table_run):
+    found = answers(text_run[0], "", "qwertz", "oil oil qwertz", "oil barrel")
+    assert [answer["known_terms"] for answer in found] == [0, 0, 1, 2]
+    row = {"size": 100, "age": 10, "kind": "castle"}
+    strange, usual = answers(table_run[0], json.dumps(row), json.dumps(row | {"kind": "flat"}))
+    assert strange["unknown"] == ["kind"]
+    assert usual.keys() == {"prediction"}
+
+
+def test_numbers_have_the_digits_of_float32(answers, table_run):
+    (answer,) = answers(table_run[0], json.dumps({"size": 101, "age": 11, "kind": "flat"}))
+    assert float(f"{answer['prediction']:.9g}") == answer["prediction"]
 
 
 def test_many_lines_are_answered_in_order(answers, text_run):
@@ -122,6 +137,9 @@ def test_evaluate_repeats_the_scores_of_the_report(minidl, text_run, tmp_path):
     for name in ("accuracy", "macro_f1", "per_class", "confusion"):
         assert scores[name] == trained[name]
     assert "macro-F1" in result.out
+    assert "examples  48, the test split\n" in result.out
+    assert scores["baseline"]["majority"]["accuracy"] == trained["baseline"]["majority"]["accuracy"]
+    assert "\nmajority " in result.out
 
 
 def test_evaluate_takes_other_data(text_run, tmp_path):
@@ -219,7 +237,10 @@ def test_scores_that_cannot_be_written_are_told_before_the_work(command, text_ru
 
 def test_evaluate_of_a_table_repeats_the_report(table_run, table):
     assert predict.evaluate(Evaluate(run=table_run[0]))["r2"] == report(table_run[0])["r2"]
-    assert predict.evaluate(Evaluate(run=table_run[0], data=str(table)))["r2"] > 0.8
+    scores = predict.evaluate(Evaluate(run=table_run[0], data=str(table)))
+    assert scores["r2"] > 0.8
+    assert scores["source"]["examples"] == 120
+    assert scores["baseline"]["mean"]["r2"] == pytest.approx(0, abs=0.01)
 
 
 def test_evaluate_on_data_with_other_labels_is_refused(text_run):

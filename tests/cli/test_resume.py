@@ -58,6 +58,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(minidl, texts, whole, tmp_
     run = tmp_path / "run"
     code, _, err = stop(["--data", texts, *LONGER], tmp_path, run, signal.SIGINT)
     assert code == 130, err
+    assert "interrupted after epoch " in err
     assert "everything is saved" in err
     command = next(line for line in err.splitlines() if "--resume" in line).split()
     assert command == ["minidl", "train", "text", "--out", str(run), "--resume"]
@@ -66,7 +67,8 @@ def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(minidl, texts, whole, tmp_
     assert not (run / "report.json").exists()
     resumed = minidl(*command[1:])
     assert resumed.code == 0, resumed.err
-    assert "going on after epoch" in resumed.out
+    place = err.partition("interrupted after ")[2].partition(";")[0]
+    assert f"going on after {place}\n" in resumed.out
     same_run(run, whole)
 
 

@@ -77,6 +77,21 @@ def test_every_epoch_is_a_line(text_run):
         assert f"epoch {record['epoch']}/2  loss {record['loss']:.4f}" in out
 
 
+def test_what_is_kept_and_what_was_guessed_is_said(text_run):
+    folder, out = text_run
+    rule = f"epoch {report(folder)['best_epoch']}, the last within one standard error of the best validation score"
+    text = (folder / "report.txt").read_text()
+    assert f"kept: {rule} (*: the best so far)" in out
+    assert f"kept           {rule}\n" in text
+    assert "columns        text 'text' (guessed), label 'label' (guessed)\n" in text
+    assert "\ncolumns: text 'text' (guessed), label 'label' (guessed)\n" in out
+    assert report(folder)["source"]["guessed"] == ["text_column", "label_column"]
+    assert "\n12 steps in all; try --epochs 17 if the scores are low\n" in out
+    assert "linear, with validation data: LinearSVC" in text
+    assert "examples\n" in text
+    assert "worse than" not in text
+
+
 def test_the_model_is_a_safetensors_file_that_others_read(text_run):
     folder, _ = text_run
     weights = load_file(folder / "model.safetensors")
@@ -123,7 +138,7 @@ def test_a_table_run_has_its_files_and_scores(table_run):
     assert content["baseline"].keys() == {"mean", "ridge", "mlp"}
     assert content["task"] == "regression"
     assert content["r2"] > 0.8
-    for word in ("RMSE", "ridge: RidgeCV", "mlp: MLPRegressor"):
+    for word in ("RMSE", "ridge: RidgeCV", "mlp: MLPRegressor", "target 'price', task regression (guessed)"):
         assert word in out
 
 

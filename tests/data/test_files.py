@@ -108,6 +108,8 @@ def test_a_dataset_is_split_by_class_and_text(tmp_path):
 def test_columns_are_guessed_or_named(tmp_path):
     three = write_csv(tmp_path / "three.csv", ["id", "Text", "Class"], [(i, a, b) for i, (a, b) in enumerate(ROWS)])
     assert load_text(three).source["text_column"] == "Text"
+    assert load_text(three).source["guessed"] == ["text_column", "label_column"]
+    assert load_text(three, text_column="Text").source["guessed"] == ["label_column"]
     two = write_csv(tmp_path / "two.csv", ["label", "words"], [(b, a) for a, b in ROWS])
     assert load_text(two).source["text_column"] == "words"
     also = write_csv(tmp_path / "also.csv", ["text", "kind"], ROWS)
@@ -145,6 +147,7 @@ def test_semicolons_where_the_comma_is_the_decimal_mark(tmp_path):
         ("a.csv", b"text,label\nx,a\ny,a\n", r"has one class only \('a' in column 'label'\)"),
         ("a.csv", b"text,label\nx,a\ny, \n", "line 3: no label in column 'label'; fill it in or delete the row"),
         ("a.csv", b"text,label\nx,a\ny,b\n", "too few rows to split: 2 for training, 0 for validation, 0 for the test"),
+        ("a.csv", b"text,label\nx,a\ny,b\n", "each of the 2 classes in column 'label' has at most 1 row; give"),
         ("a.jsonl", b'{"text": "x", "label": "a"}\n{"text": "x"\n', "line 2: not JSON .*write one object per line"),
         ("a.jsonl", b"[1]\n", "line 1: a list where an object is expected"),
         ("a.jsonl", b'{"text": 3, "label": "a"}', "line 1: a number in text column 'text' where a string is expected"),

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minidl.data import Batches, DataError, TableSchema, load_table, read_features, read_rows
+from minidl.data.files import read_records
 
 keep_files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -192,7 +193,8 @@ def test_bad_options(tmp_path, change, message):
     [
         (["x", "target"], [[i, "one"] for i in range(9)], "has one class only"),
         (["x", "target"], [[i, 1.5] for i in range(9)], "has the one value 1.5"),
-        (["x", "target"], [[1, "a"], [2, "b"]], "too few rows to split"),
+        (["x", "target"], [[1, "a"], [2, "b"]], "each of the 2 classes in column 'target' has at most 1 row; give"),
+        (["x", "target"], [[1, 0.5], [2, 0.7]], "0 for validation, 1 for the test; it has 2 different rows; give at"),
         (["x", "target"], [[f"id {i}", i] for i in range(300)], "different texts, at most 100 categories"),
         (
             ["x", "target"],
@@ -208,6 +210,27 @@ def test_bad_options(tmp_path, change, message):
 def test_bad_tables(tmp_path, header, cells, message):
     with pytest.raises(DataError, match=message):
         load_table(write(tmp_path / "t.csv", header, cells))
+
+
+def test_a_number_taken_for_classes_is_told(tmp_path):
+    path = write(tmp_path / "t.csv", ["x", "price"], [[i, 1000 + i // 2] for i in range(200)])
+    with pytest.raises(DataError) as caught:
+        load_table(path, target="price", task="classification")
+    assert "each of the 100 classes in column 'price' has at most 2 different rows" in str(caught.value)
+    assert "or predict the numbers as such (--task regression)" in str(caught.value)
+
+
+def test_what_was_guessed_is_in_the_source(tmp_path):
+    path = write(tmp_path / "t.csv", HEADER, rows())
+    assert load_table(path).source["guessed"] == ["target", "task"]
+    assert load_table(path, target="target").source["guessed"] == ["task"]
+    assert load_table(path, target="n", task="regression").source["guessed"] == []
+
+
+def test_unknown_categories_are_named(tmp_path):
+    schema = load_table(write(tmp_path / "t.csv", HEADER, rows()), missing="fill").schema
+    new = write(tmp_path / "n.csv", ["colour", "n", "ratio"], [["green", 1, 2], ["red", 3, 4], ["", 3, 4]])
+    assert schema.unknown(read_records(new)) == [["colour"], [], []]
 
 
 def test_an_empty_column_can_only_be_ignored(tmp_path):

@@ -256,7 +256,13 @@ def test_products_of_every_type_use_tensor_cores_and_boxes(tmp_path, capsys):
         assert row["spill"] == 0
 
 
+def test_a_name_that_no_kernel_has_is_told_before_anything_is_compiled(monkeypatch):
+    monkeypatch.setattr(compile, "run", None)
+    with pytest.raises(ValueError, match=r"no kernel has 'zzz' in its name; the kernels are: .*gemm_tma, .*softmax"):
+        doctor_compile((90,), only="zzz")
+
+
 @pytest.mark.slow
-def test_a_name_that_no_kernel_has(capsys):
-    assert doctor_compile((90,), work="gemm", only="no such kernel") == 1
-    assert "no kernel has 'no such kernel' in its name" in capsys.readouterr().out
+def test_a_kernel_that_no_call_launches(capsys):
+    assert doctor_compile((90,), work="gemm", only="softmax") == 1
+    assert "no operation with 'gemm' in its name launches such a kernel" in capsys.readouterr().out

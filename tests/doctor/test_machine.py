@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minidl.doctor import doctor, machine
-from minidl.doctor.machine import BAD, FAIR, GOOD, Check
+from minidl.doctor.machine import BAD, GOOD, NOTE, Check
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,8 +33,8 @@ def test_something_bad_is_named_and_fails(monkeypatch, capsys):
     assert "Free some." in shown
 
 
-def test_what_is_only_fair_does_not_fail(monkeypatch):
-    monkeypatch.setattr(machine, "checks", lambda: iter([Check("plots", FAIR, "missing", "Install it.")]))
+def test_what_is_only_a_note_does_not_fail(monkeypatch):
+    monkeypatch.setattr(machine, "checks", lambda: iter([Check("plots", NOTE, "missing", "Install it.")]))
     assert doctor() == 0
 
 
@@ -53,7 +53,7 @@ def test_a_check_that_raises_is_bad_and_the_others_still_run(monkeypatch):
     ("version", "status", "advice"),
     [
         ("2.13.0+cpu", GOOD, ""),
-        ("2.14.1", FAIR, "the tested version is 2.13.0"),
+        ("2.14.1", NOTE, "the tested version is 2.13.0"),
         ("2.10.0", BAD, "needs torch 2.11 or newer"),
         (None, BAD, "pip install"),
     ],
@@ -81,7 +81,7 @@ def test_the_versions_are_those_of_the_project():
 def test_extras(monkeypatch):
     assert machine._extra("plots", ("json",), "nothing").status == GOOD
     found = machine._extra("plots", ("json", "no_such_package"), "no curves")
-    assert (found.status, found.found) == (FAIR, "no_such_package missing: no curves")
+    assert (found.status, found.found) == (NOTE, "no_such_package missing: no curves")
     assert "minidl[plots]" in found.advice
 
 
@@ -101,14 +101,14 @@ def test_data(monkeypatch, tmp_path):
 def test_little_disk_is_a_warning_and_a_closed_folder_is_bad(monkeypatch):
     usage = type("Usage", (), {"free": 2**20})
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage)
-    assert {check.status for check in machine._disk()} == {FAIR}
+    assert {check.status for check in machine._disk()} == {NOTE}
     monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
     assert {check.status for check in machine._disk()} == {BAD}
 
 
 def test_too_many_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1000")
-    assert machine._threads().status == FAIR
+    assert machine._threads().status == NOTE
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert machine._threads().status == GOOD
 
@@ -136,6 +136,24 @@ def test_compiled_kernels_without_a_device_are_bad():
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "Unset TRITON_INTERPRET" in done.stdout
+
+
+def test_a_long_path_stays_in_one_piece(monkeypatch, capsys):
+    path = "/a_folder_with_a_long_name" * 8
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(machine, "checks", lambda: iter([Check("reuters", NOTE, f"not at {path}", f"Make {path}.")]))
+    assert doctor() == 0
+    assert capsys.readouterr().out.count(path) == 2
+
+
+def test_the_names_of_the_kernels_are_those_that_are_compiled():
+    code = (
+        "from minidl.doctor import kernel_names, plan\n"
+        "assert kernel_names() == sorted({kernel.split(':')[1] for kernel in plan._kernels()}), kernel_names()"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_importing_the_doctor_loads_neither_torch_nor_rich():

@@ -7,6 +7,7 @@ import pytest
 
 from minidl import nn, ops, optim, random
 from minidl.data.batches import Batches
+from minidl.training import loop
 from minidl.training.display import Display
 from minidl.training.errors import DamagedError
 from minidl.training.loop import Judgement, Task, Trainer
@@ -91,3 +92,22 @@ def test_a_best_state_that_is_lost_during_training_is_not_replaced_by_the_last(t
     running.task.validate = worse_and_lost
     with pytest.raises(DamagedError, match="it is gone, and epoch 2 is the best"):
         running.run()
+
+
+def test_a_star_marks_a_new_highest_score_and_the_last_close_epoch_is_kept(tmp_path):
+    one = trainer(tmp_path, epochs=4)
+    scores = iter([0.5, 0.8, 0.75, 0.8])
+    one.task.validate = lambda: Judgement({"loss": 1.0}, next(scores), 0.1)
+    shown = []
+    one.display.epoch = lambda epoch, epochs, record, best: shown.append(best)
+    assert one.run().best_epoch == 4
+    assert shown == [True, True, False, False]
+
+
+def test_no_loss_is_shown_before_one_is_known(tmp_path, monkeypatch):
+    one = trainer(tmp_path, epochs=1)
+    monkeypatch.setattr(loop, "_FETCH_SECONDS", 100)
+    shown = []
+    one.display.step = lambda done, loss: shown.append(loss)
+    one.run()
+    assert shown == [None, None]

@@ -1,0 +1,66 @@
+"""The pictures: what they are called, what is marked in them, and names that matplotlib would read as formulas."""
+
+import numpy as np
+import pytest
+
+from minidl.training import plots
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The axes of every picture that is written."""
+    found = {}
+    finish = plots._finish
+
+    def keep(path, figure, axes, *texts):
+        finish(path, figure, axes, *texts)
+        found[path.name] = axes
+
+    monkeypatch.setattr(plots, "_finish", keep)
+    return found
+
+
+def history(epochs):
+    return [
+        {"epoch": i, "loss": 1 / i, "validation": {"loss": 2 / i, "accuracy": 1 - 1 / i, "macro_f1": 0.1}}
+        for i in range(1, epochs + 1)
+    ]
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 40])
+def test_curves(drawn, tmp_path, epochs):
+    plots.curves(tmp_path, history(epochs), 1, "a.csv: test accuracy 0.9", "cross-entropy", ["dropout", "x", "y"])
+    axes = drawn["loss.png"]
+    assert axes.get_title() == "a.csv: test accuracy 0.9"
+    assert axes.get_ylabel() == "cross-entropy"
+    names = axes.get_legend_handles_labels()[1]
+    assert names == ["training, with dropout, x and y", "validation, without", "kept: epoch 1"]
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert ticks
+    assert all(tick == int(tick) for tick in ticks)
+    assert drawn["scores.png"].get_legend_handles_labels()[1] == ["accuracy", "macro-F1", "kept: epoch 1"]
+
+
+def test_equal_losses_have_plain_names(drawn, tmp_path):
+    plots.curves(tmp_path, history(2), 2, "a", "loss", [])
+    assert drawn["loss.png"].get_legend_handles_labels()[1] == ["training", "validation", "kept: epoch 2"]
+
+
+def test_a_confusion_matrix_has_a_colour_key_and_plain_names(drawn, tmp_path):
+    plots.confusion(tmp_path, [[3, 1], [0, 2]], ["$a_{b", "$$ two\nlines of a name that is very long"], "a")
+    axes = drawn["confusion.png"]
+    assert [other.get_ylabel() for other in axes.figure.axes] == ["true", "share of the true class (row)"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [r"\$a_{b", r"\$\$ two lines of a name …"]
+
+
+def test_large_predictions_have_whole_tick_labels(drawn, tmp_path):
+    truth = 1.5e9 + 1000 * np.arange(20.0)
+    plots.predictions(tmp_path, truth, truth + 50, "price $", "a")
+    axes = drawn["predictions.png"]
+    for axis in (axes.xaxis, axes.yaxis):
+        assert axis.get_major_formatter()(1.5e9 + 5000) == "1,500,005,000"
+        assert axis.get_offset_text().get_text() == ""
+    assert axes.get_xlabel() == r"true price \$"

@@ -1,0 +1,76 @@
+"""The report's text: what is said of columns, of the epoch that is kept, and of a model that learnt nothing."""
+
+import pytest
+
+from minidl.training import metrics, reports
+from minidl.training.progress import Progress
+
+SCORES = {"accuracy": 0.5, "macro_f1": 0.4}
+
+
+def evaluation(**change):
+    source = {"name": "a.csv", "examples": 1200, "text_column": "body", "label_column": "kind", "guessed": []}
+    report = {"task": "classification", "data": "a.csv", "run": "runs/a", "source": source, **SCORES}
+    return {**report, "baseline": {"majority": {"accuracy": 0.4, "macro_f1": 0.1}}, **change}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({}, None),
+        ({"accuracy": 0.4}, None),
+        ({"accuracy": 0.39}, "The model is worse than always answering the majority class: train longer (--epochs)"),
+    ],
+)
+def test_a_model_below_the_majority_class_is_told(change, line):
+    text = reports.as_text(evaluation(**change))
+    assert ("worse than" in text) == (line is not None)
+    assert line is None or line in text
+
+
+def test_a_regression_below_the_mean_is_told():
+    scores = {"rmse": 2.0, "mae": 1.0, "r2": -0.5}
+    report = {"task": "regression", "data": "a", "run": "r", "source": {"examples": 1}, **scores}
+    text = reports.as_text({**report, "baseline": {"mean": {"rmse": 1.5, "mae": 1.0, "r2": -0.1}}})
+    assert "worse than always answering the mean:" in text
+
+
+def test_an_evaluation_says_what_it_read():
+    text = reports.as_text(evaluation())
+    assert "run       runs/a\ncolumns   text 'body', label 'kind'\nexamples  1,200\n" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ({}, ""),
+        ({"text_column": "a", "label_column": "b", "guessed": ["label_column"]}, "text 'a', label 'b' (guessed)"),
+        ({"target": "y", "task": "regression", "guessed": ["task"]}, "target 'y', task regression (guessed)"),
+    ],
+)
+def test_columns(source, text):
+    assert reports.columns(source) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("accuracy", 0.98765, "0.9877"),
+        ("r2", -0.00001, "0.0000"),
+        ("rmse", 84706.8254, "84706.8"),
+        ("mae", 561437059.8, "561437000"),
+        ("mae", 0.000123456789, "0.000123457"),
+        ("rmse", 1e80, "1e+80"),
+        ("macro_f1", None, "not finite"),
+    ],
+)
+def test_scores_have_no_more_digits_than_they_mean(name, value, text):
+    assert metrics.shown(name, value) == text
+
+
+@pytest.mark.parametrize(
+    ("epoch", "step", "text"),
+    [(0, 1, "1 step"), (0, 5, "5 steps"), (1, 2, "epoch 1 and 2 steps"), (3, 0, "epoch 3")],
+)
+def test_a_place_in_training(epoch, step, text):
+    assert Progress(epoch=epoch, step=step).place == text
