@@ -290,7 +290,9 @@ def train_images(
     model: Annotated[str | None, _flag(TrainImages, "model")] = None,
     size: Annotated[
         str | None,
-        typer.Option("--size", help="Pixels of your pictures, 32 or 32x48 (height first). Default: the most common size."),
+        typer.Option(
+            "--size", help="Pixels of your pictures: 32 or 32x48, height first. Default: the most common size."
+        ),
     ] = None,
     shift: Annotated[
         int | None,
@@ -338,7 +340,8 @@ def train_images(
 def evaluate(
     run: RunFolder,
     data: Annotated[
-        str | None, typer.Option("--data", help="A data set, a file with labels, or a folder of class folders; else the run's own test split.")
+        str | None,
+        typer.Option("--data", help="A data set, or a file or folder with labels; else the run's own test split."),
     ] = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
@@ -372,8 +375,8 @@ def predict(
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Texts; JSON objects for a table run; picture files or folders of them for an image run. Standard input "
-            "when there is none.",
+            help="Texts; JSON objects for a table run; picture files, or folders of them, for an image run; standard "
+            "input when there is none.",
             show_default=False,
         ),
     ] = None,

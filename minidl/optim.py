@@ -51,8 +51,8 @@ class Optimizer:
     max_norm    clip the gradients of a step so that their joint 2-norm is at most this
     lazy        a gradient of few rows changes only those rows and their moments (weight decay included)
     loss_scale  gradients are those of the loss times `self.loss_scale`, a number on the device that starts with this
-                value: call loss.backward(optimizer.loss_scale). It is halved where a gradient is not finite, and doubled
-                after 2,000 finite steps. For float16, which cannot hold small gradients
+                value: call loss.backward(optimizer.loss_scale). It is halved where a gradient is not finite, and
+                doubled after 2,000 finite steps. For float16, which cannot hold small gradients
 
     Where any gradient is not finite a step changes nothing but `skipped`. float16 and bfloat16 parameters have float32
     masters among the state. Raises ValueError for no parameters, one given twice, one that an operation made or one

@@ -128,7 +128,7 @@ def load_mnist(
         "about": about,
         "origin": origin.rpartition("/")[0],
         "sha256": {key: resource.sha256 for key, resource in resources.items()},
-        "split": "the published halves; a twelfth of the training half by class and hash of the pixels is for validation",
+        "split": "the published halves; a twelfth of the training half by class and hash is the validation split",
     }
     whole = halves["train"]
     sides = _sides(whole, VALIDATION_SHARE, 0.0, 0)
@@ -161,7 +161,7 @@ def load_folder(
     labels = np.repeat(np.arange(len(found)), [len(files) for _, files in found])
     whole = Images(pictures.read_pictures(paths, size, None), labels)
     _check_folder(root, [name for name, _ in found], whole)
-    height, width, channels = whole.pixels.shape[1:]
+    height, width = whole.pixels.shape[1:3]
     source = {
         "name": str(folder),
         "about": f"{len(whole):,} pictures of {root}",
@@ -223,9 +223,7 @@ def _split(
 ) -> ImageDataset:
     sides = _sides(whole, validation, test, seed)
     part = partial(_part, whole)
-    return _dataset(
-        name, labels, part(sides == TRAIN), part(sides == VALIDATION), part(sides == TEST), augment, source
-    )
+    return _dataset(name, labels, part(sides == TRAIN), part(sides == VALIDATION), part(sides == TEST), augment, source)
 
 
 def _dataset(
@@ -257,7 +255,7 @@ def _keys(pixels: np.ndarray) -> list[str]:
 
 
 def _statistics(pixels: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, exact: sums of whole numbers below 2^63. A constant channel has deviation 1."""
+    """Mean and deviation of each channel, from exact sums of whole numbers; 1 is the deviation of a constant one."""
     flat = pixels.reshape(-1, pixels.shape[-1])
     count = len(flat)
     counts = [np.bincount(flat[:, c], minlength=256) for c in range(flat.shape[1])]

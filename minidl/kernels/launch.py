@@ -27,8 +27,8 @@ INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 TILE_FOLDER = Path(__file__).parent / "tiles"
 PRECISIONS = ("tf32x3", "ieee", "tf32")
 NO_BFLOAT16 = (
-    "bfloat16 is not supported on the CPU (Triton's interpreter computes it wrongly): use float32 or float16, or a CUDA "
-    "device"
+    "bfloat16 is not supported on the CPU (Triton's interpreter computes it wrongly): "
+    "use float32 or float16, or a CUDA device"
 )
 MAX_GRID = (2**31 - 1, 65535, 65535)
 

@@ -54,8 +54,9 @@ class SmallCNN(nn.Module):
         linear 128 -> classes
 
     A smaller picture has fewer stages, and the first convolution of one of 64 pixels or more has a stride (`stages`,
-    `first_stride`): between 65,000 and 400,000 values for ten classes. Batch norms stay in float32 whatever the dtype. After Simonyan and
-    Zisserman, arXiv 1409.1556; Ioffe and Szegedy, arXiv 1502.03167; Lin, Chen and Yan, arXiv 1312.4400.
+    `first_stride`): between 10,000 and 400,000 values for ten classes. Batch norms stay in float32 whatever the dtype.
+    After Simonyan and Zisserman, arXiv 1409.1556; Ioffe and Szegedy, arXiv 1502.03167; Lin, Chen and Yan, arXiv
+    1312.4400.
     """
 
     def __init__(

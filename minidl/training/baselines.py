@@ -95,7 +95,7 @@ def _step(shape: tuple[int, ...]) -> int:
 
 def _flat(pictures: Pictures, step: int) -> np.ndarray:
     """float32 [N, values] from 0 to 1: means of blocks of step x step pixels, smaller ones at the ends."""
-    shrunk = pictures.pixels.astype(np.float32)
+    shrunk: np.ndarray = pictures.pixels.astype(np.float32)
     for axis in (1, 2):
         starts = np.arange(0, shrunk.shape[axis], step)
         counts = np.diff(np.append(starts, shrunk.shape[axis])).astype(np.float32)

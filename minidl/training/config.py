@@ -207,7 +207,8 @@ class TrainImages(Training, Session):
         Training.__post_init__(self)
         _choice(self, "model", MODELS)
         size: Any = self.size
-        sides = isinstance(size, tuple) and len(size) == 2 and all(type(side) is int and 1 <= side <= 1024 for side in size)
+        pair = isinstance(size, tuple) and len(size) == 2
+        sides = pair and all(type(side) is int and 1 <= side <= 1024 for side in size)
         _require(self, "size", size is None or sides, "a height and width from 1 to 1024, such as 32 or 32x48")
         if self.shift is not None:
             _whole(self, "shift", 0, 1024)

@@ -37,7 +37,8 @@ class PictureFormat:
         """What `to_json` wrote. Raises DataError, naming `source`, for anything else."""
         try:
             content = json.loads(text)
-            if not isinstance(content, dict) or (content.pop("format", None), content.pop("version", None)) != (_FORMAT, 1):
+            known = isinstance(content, dict) and content.pop("format", None) == _FORMAT
+            if not known or content.pop("version", None) != 1:
                 raise ValueError(f"not a {_FORMAT} file of version 1")
             names = {"height", "width", "channels", "mean", "std"}
             if content.keys() != names:
@@ -47,7 +48,7 @@ class PictureFormat:
                 raise ValueError(f"{sides} pixels with {content['channels']!r} channels are no pictures")
             for name, least in (("mean", 0.0), ("std", 1e-9)):
                 if not _are_numbers(content[name], content["channels"], least):
-                    raise ValueError(f"{name} is {content[name]!r}, expected {content['channels']} numbers from 0 to 255")
+                    raise ValueError(f"{name} is {content[name]!r}, expected numbers from 0 to 255")
         except (ValueError, RecursionError) as error:
             raise DataError(f"{source} is damaged: {error}; restore it or train again") from None
         return cls(**{**content, "mean": tuple(content["mean"]), "std": tuple(content["std"])})
@@ -60,8 +61,8 @@ class PictureFormat:
         if (self.height, self.width, self.channels) != (28, 28, 1):
             kind = "grey" if self.channels == 1 else "colour"
             raise ConfigError(
-                f"--model ece408 takes grey pictures of 28 x 28 pixels, {config.data} has {kind} ones of {self.height} x "
-                f"{self.width}; use --model small"
+                f"--model ece408 takes grey pictures of 28 x 28 pixels, {config.data} has {kind} ones of "
+                f"{self.height} x {self.width}; use --model small"
             )
         if config.dropout:
             raise ConfigError("--dropout is for --model small; ece408 has none")

@@ -261,7 +261,7 @@ def _labelled_pictures(
     if config.data is not None and name not in data.IMAGE_DATA:
         if not Path(name).is_dir():
             raise DataError(
-                f"{name} is neither one of {', '.join(data.IMAGE_DATA)} nor a folder with a folder of pictures per class"
+                f"{name} is neither one of {', '.join(data.IMAGE_DATA)} nor a folder of class folders with pictures"
             )
         images, source = data.read_labelled_pictures(name, predictor.labels, size, channels)
         return images, {**source, "examples": len(images)}

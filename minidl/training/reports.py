@@ -14,7 +14,9 @@ from minidl.training.progress import Progress
 _METHODS = {"linear_all": "linear, with validation data"}
 
 
-def training(config: TrainText | TrainTable | TrainImages, progress: Progress, device: str, parameters: int) -> dict[str, Any]:
+def training(
+    config: TrainText | TrainTable | TrainImages, progress: Progress, device: str, parameters: int
+) -> dict[str, Any]:
     """The part of a report that says how the model was trained."""
     return {
         "data": config.data,

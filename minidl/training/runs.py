@@ -31,8 +31,8 @@ KINDS = {"text": TrainText, "table": TrainTable, "images": TrainImages}
 _REPLACED = "replaced"
 _OWN_FILES = (
     "config.json", "environment.json", "labels.json", "vocabulary.json", "schema.json", "pictures.json",
-    "metrics.jsonl",     "model.safetensors", "report.json", "report.txt", "loss.png", "scores.png", "confusion.png", "predictions.png",
-    "mistakes.png", "filters.png", _REPLACED,
+    "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "loss.png", "scores.png", "confusion.png",
+    "predictions.png", "mistakes.png", "filters.png", _REPLACED,
 )  # fmt: skip
 
 

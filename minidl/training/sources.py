@@ -56,8 +56,8 @@ def image_options(config: TrainImages) -> dict[str, Any]:
     if config.data in data.IMAGE_DATA:
         for option, value in {"size": config.size, **splits}.items():
             if value is not None:
-                flag = option.replace("_", "-")
-                raise ConfigError(f"--{flag} is for your own folder; {config.data} takes none: its size and splits are fixed")
+                flag = "--" + option.replace("_", "-")
+                raise ConfigError(f"{flag} is for your own folder: the size and splits of {config.data} are fixed")
         return {} if config.data == "digits" else {"progress": not config.quiet}
     return {"size": config.size, "validation": config.val_split, "test": config.test_split}
 

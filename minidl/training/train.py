@@ -232,9 +232,7 @@ def _tensor(array: np.ndarray) -> Tensor:
     return Tensor(torch.from_numpy(array).to(default_device()))
 
 
-def _report(
-    config: Training, problem: Problem, model: nn.Module, progress: Progress, device: str
-) -> dict[str, Any]:
+def _report(config: Training, problem: Problem, model: nn.Module, progress: Progress, device: str) -> dict[str, Any]:
     """The content of report.json. This is where the test split is read."""
     test_x, test_y = problem.test()
     raw = outputs(model, test_x)
