@@ -297,8 +297,9 @@ def forward(
     points: int | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """act(conv(x, w) + bias) [N, OH, OW, M] for contiguous x [N, H, W, C] and w [M, R, S, C]; stride, dilation, groups 1.
+    """y [N, OH, OW, M] = act(conv(x, w) + bias) of contiguous x [N, H, W, C] and w [M, R, S, C].
 
+    Stride and dilation are 1, and there is one group.
     points: 16 or 32, the side of the tiles; None takes the cheaper. Raises ValueError for others, or another geometry.
     """
     h, v = geometry.h.forward(), geometry.w.forward()
