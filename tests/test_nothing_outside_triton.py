@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidl
-from minidl import nn, ops, optim
+from minidl import models, nn, ops, optim
 from minidl.csr import CSR
-from minidl.kernels import launch
+from minidl.kernels import images, launch
 from minidl.tensor import Tensor, default_device
 
 ALLOCATION = {
@@ -120,6 +120,31 @@ def test_float16_with_masters():
     model = nn.MLP(16, [16], 2, dtype=torch.float16)
     x, labels = Tensor(numbers(8, 16).half()), classes(8, 2)
     steps(model, optim.AdamW(model.parameters(), lr=0.01), lambda m: ops.cross_entropy(m(x), labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_image_classifier(dtype):
+    """From bytes on the device to the update: pictures are chosen, moved and standardised by a kernel as well."""
+    minidl.manual_seed(0)
+    model = models.SmallCNN(1, (8, 8), 4, dtype=dtype)
+    scale = 1024.0 if dtype == torch.float16 else None
+    optimizer = optim.AdamW(model.parameters(), lr=0.01, loss_scale=scale)
+    device = default_device()
+    pixels = torch.randint(0, 256, (12, 8, 8, 1), dtype=torch.uint8).to(device)
+    index, moves = torch.arange(12, device=device), torch.ones(12, 3, dtype=torch.int32, device=device)
+    mean, std = torch.full((1,), 128.0, device=device), torch.full((1,), 64.0, device=device)
+    labels = classes(12, 4)
+    mode = StorageOnly()
+    losses = []
+    with mode:
+        for _ in range(3):
+            x = Tensor(images.pick(pixels, index, moves, mean, std, dtype))
+            loss = ops.cross_entropy(model(x).to(torch.float32), labels)
+            loss.backward(optimizer.loss_scale)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+    assert losses[-1].item() < losses[0].item()
 
 
 def every_operation(x, labels):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minidl import optim
-from minidl.kernels import activation, conv, gemm, launch
+from minidl.kernels import activation, conv, gemm, images, launch
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv.geometry import Geometry
 from minidl.rows import RowGrad
@@ -43,6 +43,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("gemm", ("gemm", "gemm_pointer", "gemm_sum"), FLOATS, _gemm),
         Workload("convolution", conv.FAMILIES, FLOATS, _convolution),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
+        Workload("pictures", ("images",), FLOATS, _pictures),
         Workload("random numbers", ("random",), FLOATS, _random),
     ]
     return [load for load in found if name in load.name]
@@ -139,6 +140,7 @@ def _optimizers(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
         "adagrad": lambda params, lazy: optim.Adagrad(params, weight_decay=0.1, lazy=lazy),
         "adam": lambda params, lazy: optim.Adam(params, lazy=lazy),
         "adamw": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy),
+        "adamw, scaled loss": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy, loss_scale=65536.0),
     }
     for name, make in made.items():
         for rows, lazy in ((False, False), (True, False), (True, True)):
@@ -155,6 +157,18 @@ def _step(make: Callable[[list[Tensor], bool], optim.Optimizer], dtype: torch.dt
     if rows:
         params[0]._grad = RowGrad(torch.arange(50, dtype=torch.int32), torch.zeros(50, 128, dtype=dtype), (1000, 128))
     optimizer.step()
+
+
+def _pictures(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+    index, moves = torch.zeros(128, dtype=torch.int64), torch.zeros(128, 3, dtype=torch.int32)
+    for height, width, channels in ((8, 8, 1), (28, 28, 1), (64, 48, 3)):
+        x = torch.zeros(1000, height, width, channels, dtype=torch.uint8)
+        mean, std = torch.zeros(channels), torch.ones(channels)
+        what = f"{height} x {width} x {channels}"
+        yield what, partial(images.pick, x, index, None, mean, std, dtype)
+        for replicate in (False, True):
+            edge = ", edges repeated" if replicate else ""
+            yield f"{what}, moved{edge}", partial(images.pick, x, index, moves, mean, std, dtype, replicate)
 
 
 def _random(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:

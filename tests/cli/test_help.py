@@ -7,10 +7,10 @@ from dataclasses import fields
 import pytest
 
 from minidl import __version__
-from minidl.training.config import TrainTable, TrainText, flag
+from minidl.training.config import TrainImages, TrainTable, TrainText, flag
 from tests.cli.conftest import ROOT, environment
 
-COMMANDS = (["train"], ["train", "text"], ["train", "table"], ["evaluate"], ["predict"], ["doctor"])
+COMMANDS = (["train"], ["train", "text"], ["train", "table"], ["train", "images"], ["evaluate"], ["predict"], ["doctor"])
 
 # Scripts rely on these; adding one is fine, and then it is written here.
 FLAGS = {
@@ -20,6 +20,9 @@ FLAGS = {
     "table": "--balance --batch-size --data --device --dropout --epochs --hidden --ignore --label-smoothing --lr "
     "--missing --no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed "
     "--target --task --test-split --val-split --warmup --weight-decay",
+    "images": "--balance --batch-size --data --device --dropout --epochs --flip --label-smoothing --lr --model --no-flip "
+    "--no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed --shift --size "
+    "--test-split --val-split --warmup --weight-decay",
 }
 
 
@@ -80,14 +83,14 @@ def test_help_says_what_is_guessed(minidl):
     assert "cat houses.csv |" in shown
 
 
-@pytest.mark.parametrize("kind", ["text", "table"])
+@pytest.mark.parametrize("kind", ["text", "table", "images"])
 def test_the_flags_are_those_that_scripts_rely_on(minidl, kind):
     shown = minidl("train", kind, "--help").out
     found = {word.strip("│,.;:") for word in shown.split() if word.startswith("--")} - {"--help"}
     assert found == set(FLAGS[kind].split())
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("text", TrainText), ("table", TrainTable)])
+@pytest.mark.parametrize(("kind", "settings"), [("text", TrainText), ("table", TrainTable), ("images", TrainImages)])
 def test_every_setting_has_a_flag(kind, settings):
     known = set(FLAGS[kind].split()) | {"--plots"}
     assert {flag(field.name) for field in fields(settings)} <= known

@@ -1,0 +1,84 @@
+"""Batches of pictures: orders and moves are functions of seed and epoch, and any tail can be had without its head."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidl.data import Augment, ImageBatches, Pictures
+from minidl.data.image_batches import epoch_moves
+
+
+def pictures(count=23, size=4, channels=1):
+    """Picture i has the value i everywhere."""
+    pixels = np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None, None], (count, size, size, channels))
+    return Pictures(pixels, (0.0,) * channels, (1.0,) * channels)
+
+
+@given(st.integers(1, 9), st.integers(0, 5), st.booleans())
+def test_an_epoch_visits_every_picture_once(batch_size, epoch, shuffle):
+    batches = ImageBatches(pictures(), np.arange(23), batch_size, seed=3, shuffle=shuffle)
+    seen = list(batches.epoch(epoch))
+    assert len(seen) == len(batches)
+    labels = torch.cat([y for _, y in seen]).cpu()
+    assert sorted(labels.tolist()) == list(range(23))
+    assert torch.equal(torch.cat([x for x, _ in seen])[:, 0, 0, 0].cpu(), labels.float())
+    if not shuffle:
+        assert labels.tolist() == list(range(23))
+
+
+@given(st.integers(0, 6))
+def test_a_tail_is_what_the_whole_epoch_ends_with(start):
+    batches = ImageBatches(pictures(), np.arange(23), 4, seed=1, augment=Augment(shift=1, flip=True))
+    whole, tail = list(batches.epoch(2)), list(batches.epoch(2, start))
+    assert len(tail) == len(whole) - start
+    for (x, y), (z, w) in zip(whole[start:], tail, strict=True):
+        assert torch.equal(x, z)
+        assert torch.equal(y, w)
+
+
+def test_moves_never_change():
+    # Changed moves would make a resumed run differ from the uninterrupted one.
+    assert epoch_moves(4, Augment(2, flip=True), seed=0, epoch=0).tolist() == [[1, 1, 0], [0, -1, 1], [1, -1, 0], [1, 2, 1]]
+    assert epoch_moves(3, Augment(1), seed=5, epoch=7).tolist() == [[-1, 1, 0], [1, -1, 0], [-1, 1, 0]]
+
+
+def test_moves_fill_their_range_evenly():
+    moves = epoch_moves(30_000, Augment(2, flip=True), 1, 1)
+    for column in (0, 1):
+        values, counts = np.unique(moves[:, column], return_counts=True)
+        assert values.tolist() == [-2, -1, 0, 1, 2]
+        assert np.abs(counts - 6000).max() < 5 * np.sqrt(6000)
+    assert abs(int(moves[:, 2].sum()) - 15_000) < 5 * np.sqrt(7500)
+    assert np.abs(np.corrcoef(moves.T) - np.eye(3)).max() < 0.03
+    assert not epoch_moves(100, Augment(0, flip=False), 1, 1).any()
+
+
+def test_a_move_belongs_to_the_picture_not_to_its_place():
+    """The same picture in another order is moved alike: moves depend on seed, epoch and index."""
+    draw = np.random.default_rng(0)
+    some = Pictures(draw.integers(0, 256, (9, 6, 6, 1), dtype=np.uint8), (0.0,), (1.0,))
+    augment = Augment(shift=2, flip=True)
+    shuffled, straight = (
+        ImageBatches(some, np.arange(9), 9, seed=4, shuffle=shuffle, augment=augment) for shuffle in (True, False)
+    )
+    (x, order), (z, _) = next(shuffled.epoch(3)), next(straight.epoch(3))
+    assert torch.equal(x, z[order])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_pixels_are_standardised_in_the_dtype(dtype):
+    few = Pictures(np.array([0, 64, 128], dtype=np.uint8).reshape(3, 1, 1, 1), (64.0,), (32.0,))
+    x, _ = next(ImageBatches(few, [0, 1, 2], 3, shuffle=False, dtype=dtype).epoch(0))
+    assert x.dtype == dtype
+    assert x.flatten().tolist() == [-2.0, 0.0, 2.0]
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="23 pictures and targets of shape"):
+        ImageBatches(pictures(), np.arange(22), 4)
+    with pytest.raises(ValueError, match="batch size must be positive"):
+        ImageBatches(pictures(), np.arange(23), 0)
+    with pytest.raises(ValueError, match="the seed must lie in"):
+        ImageBatches(pictures(), np.arange(23), 4, seed=-1)

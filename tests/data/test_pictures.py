@@ -1,0 +1,165 @@
+"""Picture files: every kind of pixels, sizes, and files that are damaged or promise too much."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from minidl.data import DataError, pictures
+from minidl.data.pictures import picture_files, picture_size, read_picture, read_pictures
+
+
+def grey(height=6, width=9, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width), dtype=np.uint8)
+
+
+def saved(path, image, **options):
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".gif", ".pgm", ".webp"])
+def test_formats_without_loss_give_the_pixels(tmp_path, suffix):
+    options = {"lossless": True} if suffix == ".webp" else {}
+    path = saved(tmp_path / f"a{suffix}", grey(), **options)
+    assert np.array_equal(read_picture(path, (6, 9), 1)[:, :, 0], grey())
+    assert np.array_equal(read_picture(path, (6, 9), 3), np.repeat(grey()[:, :, None], 3, axis=2))
+    assert picture_size(path) == (6, 9)
+
+
+def test_a_jpeg_is_close(tmp_path):
+    smooth = np.add.outer(np.arange(16), np.arange(16)).astype(np.uint8) * 8
+    path = saved(tmp_path / "a.jpeg", smooth, quality=95)
+    assert np.abs(read_picture(path, (16, 16), 1)[:, :, 0].astype(int) - smooth).max() < 8
+
+
+def test_16_bits_become_the_upper_8(tmp_path):
+    wide = grey().astype(np.uint16) * 257
+    path = saved(tmp_path / "a.png", wide)
+    assert np.array_equal(read_picture(path, (6, 9), 1)[:, :, 0], grey())
+
+
+def test_one_bit_is_black_and_white(tmp_path):
+    path = saved(tmp_path / "a.png", Image.fromarray(grey() > 127))
+    assert np.array_equal(read_picture(path, (6, 9), 1)[:, :, 0], np.where(grey() > 127, 255, 0))
+
+
+def test_transparency_lies_on_black(tmp_path):
+    pixels = np.zeros((2, 2, 4), dtype=np.uint8)
+    pixels[0, 0] = (255, 0, 0, 255)
+    pixels[1, 1] = (255, 255, 255, 0)
+    found = read_picture(saved(tmp_path / "a.png", pixels), (2, 2), 3)
+    assert found[0, 0].tolist() == [255, 0, 0]
+    assert found[1, 1].tolist() == [0, 0, 0]
+
+
+def test_a_palette_gives_its_colours(tmp_path):
+    colour = np.zeros((4, 4, 3), dtype=np.uint8)
+    colour[1:3] = (10, 200, 30)
+    path = saved(tmp_path / "a.png", Image.fromarray(colour).quantize(4))
+    assert np.array_equal(read_picture(path, (4, 4), 3), colour)
+
+
+def test_the_camera_that_was_held_sideways(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    path = saved(tmp_path / "a.png", grey(), exif=exif)
+    assert picture_size(path) == (9, 6)
+    assert np.array_equal(read_picture(path, (9, 6), 1)[:, :, 0], np.rot90(grey(), -1))
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 20), st.integers(1, 20))
+def test_any_size_becomes_any_other(tmp_path_factory, height, width, rows, columns):
+    path = saved(tmp_path_factory.mktemp("p") / "a.png", np.full((height, width), 77, dtype=np.uint8))
+    found = read_picture(path, (rows, columns), 1)
+    assert found.shape == (rows, columns, 1)
+    assert (found == 77).all()
+
+
+def test_pictures_are_grey_when_no_pixel_has_colour(tmp_path):
+    a = saved(tmp_path / "a.png", np.repeat(grey()[:, :, None], 3, axis=2))
+    b = saved(tmp_path / "b.png", grey(seed=1))
+    assert read_pictures([a, b], None, None).shape == (2, 6, 9, 1)
+    colour = np.repeat(grey()[:, :, None], 3, axis=2)
+    colour[0, 0, 0] ^= 1
+    c = saved(tmp_path / "c.png", colour)
+    assert read_pictures([a, b, c], None, None).shape == (3, 6, 9, 3)
+    assert read_pictures([a, b, c], (3, 3), 1).shape == (3, 3, 3, 1)
+
+
+def test_files_are_known_by_their_suffix(tmp_path):
+    for name in ("b.PNG", "a.jpg", ".c.png", "notes.txt", "d"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "folder.png").mkdir()
+    assert [path.name for path in picture_files(tmp_path)] == ["a.jpg", "b.PNG"]
+
+
+def png(width, height, data=b""):
+    """A PNG whose header says so, whatever its data are."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(("width", "height"), [(8193, 8192), (20_000, 20_000), (2**31 - 1, 2**31 - 1)])
+def test_a_bomb_is_refused_by_its_header(tmp_path, width, height):
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png(width, height))
+    with pytest.raises(DataError, match=r"bomb\.png has .*limit of 67,108,864"):
+        read_pictures([path], (8, 8), None)
+    with pytest.raises(DataError, match="limit of 67,108,864"):
+        picture_size(path)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".gif", ".tif", ".webp"])
+def test_a_file_that_is_cut_off(tmp_path, suffix):
+    whole = saved(tmp_path / f"a{suffix}", grey(64, 64)).read_bytes()
+    path = tmp_path / f"cut{suffix}"
+    for share in (0.02, 0.3, 0.6):
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(DataError, match=rf"cut\{suffix} (cannot be read as a picture|is no picture)"):
+            read_picture(path, (64, 64), 1)
+
+
+@given(st.sampled_from([".png", ".gif", ".tif", ".bmp", ".jpg"]), st.integers(0, 10**6), st.integers(0, 255))
+def test_a_changed_byte_is_read_or_refused(tmp_path_factory, suffix, place, value):
+    path = saved(tmp_path_factory.mktemp("p") / f"a{suffix}", grey())
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] = value
+    path.write_bytes(content)
+    try:
+        found = read_picture(path, (4, 4), 3)
+    except DataError as error:
+        assert str(path) in str(error)
+    else:
+        assert found.shape == (4, 4, 3)
+
+
+def test_a_format_that_starts_a_program_is_not_tried(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EOF\n")
+    with pytest.raises(DataError, match="is no picture of a known format"):
+        read_picture(path, (4, 4), 1)
+
+
+def test_limits_on_what_a_network_gets(tmp_path, monkeypatch):
+    path = saved(tmp_path / "a.png", grey(4, 1100))
+    with pytest.raises(DataError, match="the pictures are 4 x 1100 pixels, a network takes sides from 1 to 1024"):
+        read_pictures([path], None, None)
+    monkeypatch.setattr(pictures, "MAX_BYTES", 100)
+    with pytest.raises(DataError, match=r"1 pictures of 8 x 8 are 192 bytes, above the limit of 100; give a smaller"):
+        read_pictures([path], (8, 8), None)
+
+
+def test_a_file_that_is_missing(tmp_path):
+    with pytest.raises(DataError, match=r"none\.png does not exist"):
+        read_pictures([tmp_path / "none.png"], (8, 8), 1)
+    with pytest.raises(DataError, match="cannot be read as a picture: Is a directory"):
+        read_pictures([tmp_path], (8, 8), 1)
