@@ -300,7 +300,7 @@ def train_images(
     ] = None,
     flip: Annotated[
         bool | None,
-        typer.Option("--flip/--no-flip", help="Mirror half of the training pictures. Default: fashion-mnist only."),
+        typer.Option("--flip/--no-flip", metavar="", help="Mirror half of the pictures. Default: fashion-mnist only."),
     ] = None,
     epochs: Annotated[int | None, _flag(TrainImages, "epochs")] = None,
     batch_size: Annotated[int | None, _flag(TrainImages, "batch_size")] = None,
