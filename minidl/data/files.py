@@ -71,8 +71,10 @@ def read_records(path: str | Path) -> Records:
     return Records(path, columns, rows, lines, hashlib.sha256(raw).hexdigest())
 
 
-def read_texts(path: str | Path, text_column: str | None = None) -> list[str]:
+def read_texts(path: str | Path, text_column: str | None = None, usual: str | None = None) -> list[str]:
     """The texts of a file to be classified: a column of a CSV, TSV or JSONL file, else each line of a text file.
+
+    Where no column is named it is the `usual` one, if the file has it, the only one, or a guess.
 
     Raises DataError as `read_records`.
     """
@@ -81,6 +83,8 @@ def read_texts(path: str | Path, text_column: str | None = None) -> list[str]:
         records = read_records(path)
         if text_column is None and len(records.columns) == 1:
             text_column = records.columns[0]
+        if text_column is None and usual in records.columns:
+            text_column = usual
         if text_column is None:
             text_column = _guess(records, TEXT_NAMES, None, "text")
         at = records.position(text_column, "text")

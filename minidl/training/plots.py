@@ -51,10 +51,10 @@ def confusion(folder: Path, matrix: Sequence[Sequence[int]], labels: Sequence[st
     """confusion.png: the share of each true class (row) by predicted class; numbers are shown up to 25 classes."""
     counts = np.asarray(matrix)
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    size = min(16.0, 3.0 + 0.35 * len(labels))
-    figure, axes = _figure(size + 1.0, size)
+    size = min(16.0, 4.0 + 0.32 * len(labels))
+    figure, axes = _figure(size + 1.5, size)
     image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.04, label="share of the true class (row)")
+    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.04, label="share of the row")
     names = [_plain(shorten(label)) for label in labels]
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)

@@ -319,7 +319,8 @@ def _answer_texts(config: Predict, classifier: TextClassifier) -> Iterator[list[
     if config.inputs:
         chunks = [list(config.inputs)]
     elif config.file is not None:
-        texts = data.read_texts(config.file, config.text_column)
+        usual = runs.saved_settings(runs.read_run(config.run)).text_column
+        texts = data.read_texts(config.file, config.text_column, usual)
         chunks = (texts[start : start + inputs.CHUNK] for start in range(0, len(texts), inputs.CHUNK))
     else:
         chunks = ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))

@@ -110,6 +110,10 @@ def test_columns_are_guessed_or_named(tmp_path):
     assert load_text(three).source["text_column"] == "Text"
     assert load_text(three).source["guessed"] == ["text_column", "label_column"]
     assert load_text(three, text_column="Text").source["guessed"] == ["label_column"]
+    assert read_texts(three)[0] == ROWS[0][0]
+    assert read_texts(three, usual="id")[0] == "0"
+    assert read_texts(three, "Class", usual="id")[0] == ROWS[0][1]
+    assert read_texts(three, usual="gone")[0] == ROWS[0][0]
     two = write_csv(tmp_path / "two.csv", ["label", "words"], [(b, a) for a, b in ROWS])
     assert load_text(two).source["text_column"] == "words"
     also = write_csv(tmp_path / "also.csv", ["text", "kind"], ROWS)

@@ -52,7 +52,7 @@ def test_equal_losses_have_plain_names(drawn, tmp_path):
 def test_a_confusion_matrix_has_a_colour_key_and_plain_names(drawn, tmp_path):
     plots.confusion(tmp_path, [[3, 1], [0, 2]], ["$a_{b", "$$ two\nlines of a name that is very long"], "a")
     axes = drawn["confusion.png"]
-    assert [other.get_ylabel() for other in axes.figure.axes] == ["true", "share of the true class (row)"]
+    assert [other.get_ylabel() for other in axes.figure.axes] == ["true", "share of the row"]
     assert [label.get_text() for label in axes.get_yticklabels()] == [r"\$a_{b", r"\$\$ two lines of a name …"]
 
 
