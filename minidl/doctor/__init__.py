@@ -110,7 +110,7 @@ def doctor_compile(
 def kernel_names() -> list[str]:
     """The names of the package's kernels, read from their source: nothing is imported for it."""
     folder = Path(__file__).parents[1] / "kernels"
-    sources = (path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    sources = (path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
     return sorted({name for source in sources for name in re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)})
 
 
