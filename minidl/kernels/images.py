@@ -20,7 +20,7 @@ from minidl.kernels import launch
 
 @triton.jit
 def pick_kernel(
-    p_x, p_index, p_moves, p_mean, p_std, p_y, rows, H, W, C,
+    p_x, p_index, p_moves, p_y, p_mean, p_std, rows, H, W, C,
     MOVED: tl.constexpr, REPLICATE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows are those of the pictures, one after another; columns are the W C values of a row."""
@@ -88,6 +88,6 @@ def pick(
     grid = (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(columns, tile["BLOCK_N"]),)
     launch.run(
         pick_kernel, grid, x.contiguous(), index.contiguous(), None if moves is None else moves.contiguous(),
-        mean, std, y, rows, H, W, C, MOVED=moves is not None, REPLICATE=replicate, **tile.options,
+        y, mean, std, rows, H, W, C, MOVED=moves is not None, REPLICATE=replicate, **tile.options,
     )  # fmt: skip
     return y.permute(0, 3, 1, 2)
