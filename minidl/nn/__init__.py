@@ -2,6 +2,7 @@
 
 from minidl.nn import init
 from minidl.nn.conv import Conv2d
+from minidl.nn.fold import fold_batch_norms
 from minidl.nn.layers import (
     GELU,
     MLP,
@@ -40,5 +41,6 @@ __all__ = [
     "Sigmoid",
     "SparseLinear",
     "Tanh",
+    "fold_batch_norms",
     "init",
 ]

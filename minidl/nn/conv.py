@@ -19,7 +19,8 @@ from minidl.tensor import Tensor
 class Conv2d(Module):
     """act(conv(x, weight) + bias): weight [out, in / groups, height, width], named and initialised as torch's.
 
-    Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv2d`. `act` is fused into the convolution.
+    Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv2d`. `act` is fused into the convolution; so is `pool`
+    ("max" or "avg" over 2x2 windows) where no gradient is wanted.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Conv2d(Module):
         groups: int = 1,
         bias: bool = True,
         act: Activation = None,
+        pool: str | None = None,
         device: Device = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -45,7 +47,7 @@ class Conv2d(Module):
             )
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
-        self.stride, self.padding, self.dilation = stride, padding, dilation
+        self.stride, self.padding, self.dilation, self.pool = stride, padding, dilation, pool
         self.weight = _empty(out_channels, in_channels // groups, *self.kernel_size, device=device, dtype=dtype)
         init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
         self.bias: Parameter | None = None
@@ -56,8 +58,8 @@ class Conv2d(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv2d(
-            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.act
-        )  # fmt: skip
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.act, pool=self.pool
+        )
 
     def extra_repr(self) -> str:
         shown = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
@@ -65,4 +67,5 @@ class Conv2d(Module):
         for name, value in usual.items():
             if getattr(self, name) not in (value, (value, value)):
                 shown += f", {name}={getattr(self, name)!r}"
-        return f"{shown}, bias={self.bias is not None}{_act_repr(self.act)}"
+        pool = "" if self.pool is None else f", pool={self.pool!r}"
+        return f"{shown}, bias={self.bias is not None}{_act_repr(self.act)}{pool}"

@@ -1,0 +1,71 @@
+"""The convolution layer, and batch norms folded into it."""
+
+import pytest
+import torch
+
+from minidl import nn, no_grad
+from minidl.tensor import Tensor, default_device
+
+
+def images(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(default_device())
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"stride": 2, "padding": 1}, {"padding": "same", "dilation": 2}, {"groups": 3, "bias": False}]
+)
+def test_torchs_weights_load(how):
+    theirs = torch.nn.Conv2d(6, 9, 3, **how, dtype=torch.float64, device=default_device())
+    ours = nn.Conv2d(6, 9, 3, **how, dtype=torch.float64)
+    ours.load_state_dict(theirs.state_dict())
+    x = images(2, 6, 8, 9)
+    torch.testing.assert_close(ours(Tensor(x)).data, theirs(x).detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("pool", ["max", "avg"])
+def test_a_pool_is_the_same_with_a_gradient_and_without(pool):
+    layer = nn.Conv2d(3, 8, 3, act="relu", pool=pool, dtype=torch.float64)
+    x = Tensor(images(2, 3, 9, 8))
+    y = layer(x)
+    assert y.requires_grad
+    with no_grad():
+        fused = layer(x)
+    torch.testing.assert_close(fused.data, y.data, rtol=1e-14, atol=1e-14)
+    y.sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_what_a_layer_shows():
+    layer = nn.Conv2d(3, 8, 3, stride=2, padding=1, act="relu", pool="max")
+    assert repr(layer) == ("Conv2d(3, 8, kernel_size=(3, 3), stride=2, padding=1, bias=True, act='relu', pool='max')")
+    with pytest.raises(ValueError, match="both channels multiples of groups"):
+        nn.Conv2d(3, 8, 3, groups=2)
+
+
+def test_batch_norms_are_folded_into_the_convolutions_before_them():
+    def normed(channels, act=None):
+        norm = nn.BatchNorm2d(channels, act=act, dtype=torch.float64)
+        for i, name in enumerate(("running_mean", "running_var", "weight", "bias")):
+            getattr(norm, name).data.copy_(images(channels, seed=i).abs() + 0.5)
+        return norm
+
+    kit = {"dtype": torch.float64}
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, **kit), normed(8, "relu"), nn.MaxPool2d(2),
+        nn.Sequential(nn.Conv2d(8, 4, 1, bias=False, **kit), normed(4)),
+        nn.Conv2d(4, 4, 1, act="relu", **kit), normed(4),
+    )  # fmt: skip
+    model.eval()
+    x = Tensor(images(2, 3, 6, 6))
+    with no_grad():
+        before = model(x)
+        folded = nn.fold_batch_norms(model)
+        assert folded is model
+        after = folded(x)
+    assert [type(layer).__name__ for layer in model] == [
+        "FoldedConv2d", "MaxPool2d", "Sequential", "Conv2d", "BatchNorm2d",
+    ]  # fmt: skip
+    torch.testing.assert_close(after.data, before.data, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="a scale is for inference"):
+        model(x)
