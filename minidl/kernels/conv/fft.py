@@ -138,7 +138,8 @@ def conv_fft_product_kernel(
     o_row = tl.program_id(0) // tiles_n % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
     o_m = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     i_tile = o_row // N
-    o_x = ((i_tile // tiles_w * tiles_w_x + i_tile % tiles_w) * N + o_row % N).to(tl.int64) * C
+    # Within one frequency 32 bits are enough: the spectrum has at least 128 times as many numbers.
+    o_x = ((i_tile // tiles_w * tiles_w_x + i_tile % tiles_w) * N + o_row % N) * C
     p_xa = p_x + f * rows_x * C
     p_xb = p_x + (f + F) * rows_x * C
     p_wa = p_w + f * taps * M * C
@@ -150,14 +151,14 @@ def conv_fft_product_kernel(
     for i in range(taps * blocks_c):
         tap = i // blocks_c
         o_c = i % blocks_c * BLOCK_K + tl.arange(0, BLOCK_K)
-        o_k = (tap // blocks_w * tiles_w_x + tap % blocks_w).to(tl.int64) * N * C + o_c
+        o_k = (tap // blocks_w * tiles_w_x + tap % blocks_w) * (N * C) + o_c
         m_x = (o_row < rows)[:, None] & (o_c < C)[None, :]
-        b_xa = tl.load(p_xa + o_x[:, None] + o_k[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
-        b_xb = tl.load(p_xb + o_x[:, None] + o_k[None, :], mask=m_x, other=0.0)
-        o_w = (tap * M + o_m).to(tl.int64) * C
+        b_xa = tl.load(p_xa + (o_x[:, None] + o_k[None, :]), mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
+        b_xb = tl.load(p_xb + (o_x[:, None] + o_k[None, :]), mask=m_x, other=0.0)
+        o_w = (tap * M + o_m) * C
         m_w = (o_c < C)[:, None] & (o_m < M)[None, :]
-        b_wa = tl.load(p_wa + o_c[:, None] + o_w[None, :], mask=m_w, other=0.0)  # [BLOCK_K, BLOCK_N]
-        b_wb = tl.load(p_wb + o_c[:, None] + o_w[None, :], mask=m_w, other=0.0)
+        b_wa = tl.load(p_wa + (o_c[:, None] + o_w[None, :]), mask=m_w, other=0.0)  # [BLOCK_K, BLOCK_N]
+        b_wb = tl.load(p_wb + (o_c[:, None] + o_w[None, :]), mask=m_w, other=0.0)
         b_aa = tl.dot(b_xa, b_wa, b_aa, input_precision=PRECISION)
         b_bb = tl.dot(b_xb, b_wb, b_bb, input_precision=PRECISION)
         b_both = tl.dot(b_xa + b_xb, b_wa - b_wb, b_both, input_precision=PRECISION)
