@@ -278,7 +278,7 @@ def train_table(
     cls=_Command,
     epilog=_examples(
         "minidl train images --data digits --out runs/digits",
-        "minidl train images --data mnist --out runs/mnist --epochs 10 --precision bfloat16",
+        "minidl train images --data mnist --precision bfloat16 --out runs/mnist",
         "minidl train images --data photos --size 64 --flip --out runs/photos",
     ),
 )

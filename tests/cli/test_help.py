@@ -10,7 +10,9 @@ from minidl import __version__
 from minidl.training.config import TrainImages, TrainTable, TrainText, flag
 from tests.cli.conftest import ROOT, environment
 
-COMMANDS = (["train"], ["train", "text"], ["train", "table"], ["train", "images"], ["evaluate"], ["predict"], ["doctor"])
+COMMANDS = (
+    ["train"], ["train", "text"], ["train", "table"], ["train", "images"], ["evaluate"], ["predict"], ["doctor"],
+)  # fmt: skip
 
 # Scripts rely on these; adding one is fine, and then it is written here.
 FLAGS = {
@@ -20,8 +22,8 @@ FLAGS = {
     "table": "--balance --batch-size --data --device --dropout --epochs --hidden --ignore --label-smoothing --lr "
     "--missing --no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed "
     "--target --task --test-split --val-split --warmup --weight-decay",
-    "images": "--balance --batch-size --data --device --dropout --epochs --flip --label-smoothing --lr --model --no-flip "
-    "--no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed --shift --size "
+    "images": "--balance --batch-size --data --device --dropout --epochs --flip --label-smoothing --lr --model "
+    "--no-flip --no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed --shift --size "
     "--test-split --val-split --warmup --weight-decay",
 }
 

@@ -215,7 +215,10 @@ def test_bfloat16_is_refused_on_a_cpu(command, photos, tmp_path):
         (("--data", "cats"), "unknown image data 'cats': neither one of digits, mnist, fashion-mnist nor a folder"),
         (("--data", "digits", "--size", "8"), "--size is for your own folder: the size and splits of digits are fixed"),
         (("--data", "digits", "--val-split", "0.5"), "--val-split is for your own folder"),
-        (("--data", "digits", "--model", "ece408"), "ece408 takes grey pictures of 28 x 28 pixels, digits has grey ones of"),
+        (
+            ("--data", "digits", "--model", "ece408"),
+            "ece408 takes grey pictures of 28 x 28 pixels, digits has grey ones of",
+        ),
         (("--data", "digits", "--shift", "8"), "--shift 8 moves pictures of 8 x 8 out of sight"),
         (("--data", "digits", "--size", "8x"), "--size is 8x, expected a height and width in pixels, such as 32 or"),
         (("--data", "digits", "--size", "0"), "--size is 0,0, expected a height and width from 1 to 1024"),

@@ -40,7 +40,12 @@ def test_a_tail_is_what_the_whole_epoch_ends_with(start):
 
 def test_moves_never_change():
     # Changed moves would make a resumed run differ from the uninterrupted one.
-    assert epoch_moves(4, Augment(2, flip=True), seed=0, epoch=0).tolist() == [[1, 1, 0], [0, -1, 1], [1, -1, 0], [1, 2, 1]]
+    assert epoch_moves(4, Augment(2, flip=True), seed=0, epoch=0).tolist() == [
+        [1, 1, 0],
+        [0, -1, 1],
+        [1, -1, 0],
+        [1, 2, 1],
+    ]
     assert epoch_moves(3, Augment(1), seed=5, epoch=7).tolist() == [[-1, 1, 0], [1, -1, 0], [-1, 1, 0]]
 
 

@@ -47,7 +47,7 @@ def test_digits_are_split_in_fifths_by_class():
     assert found.train.pixels.max() == 255
     assert found.augment == Augment(shift=1)
     keys = [{picture.tobytes() for picture in part.pixels} for part in (found.train, found.validation, found.test)]
-    assert not (keys[0] & keys[1] or keys[0] & keys[2] or keys[1] & keys[2])
+    assert sum(map(len, keys)) == len(set().union(*keys))
 
 
 def test_statistics_are_those_of_the_training_split():
@@ -78,7 +78,10 @@ def four_files(tmp_path, monkeypatch):
     monkeypatch.setenv("MINIDL_DATA", str(tmp_path))
     monkeypatch.setattr(images, "_COUNTS", {"train": 24, "t10k": 10})
     made = {}
-    for folder, attribute, unpack in (("mnist", "MNIST", images._unpacked), ("fashion-mnist", "FASHION", images._as_it_is)):
+    for folder, attribute, unpack in (
+        ("mnist", "MNIST", images._unpacked),
+        ("fashion-mnist", "FASHION", images._as_it_is),
+    ):
         resources = {}
         for name, array in arrays.items():
             packed = gzip.compress(idx(array))
@@ -86,7 +89,9 @@ def four_files(tmp_path, monkeypatch):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(packed)
             checked = idx(array) if folder == "mnist" else packed
-            resources[name] = Resource(f"{folder}/{name}-ubyte.gz", (), unpack, hashlib.sha256(checked).hexdigest(), 10**6)
+            resources[name] = Resource(
+                f"{folder}/{name}-ubyte.gz", (), unpack, hashlib.sha256(checked).hexdigest(), 10**6
+            )
         monkeypatch.setattr(images, attribute, resources)
         made[folder] = resources
     return arrays
@@ -176,7 +181,7 @@ def test_equal_pictures_are_on_one_side(tmp_path):
         file(tmp_path, f"a/copy{i}.bmp", grey(i))
     found = load_images(tmp_path, test=0.4)
     sides = [{picture.tobytes() for picture in part.pixels} for part in (found.train, found.validation, found.test)]
-    assert not (sides[0] & sides[1] or sides[0] & sides[2] or sides[1] & sides[2])
+    assert sum(map(len, sides)) == len(set().union(*sides))
 
 
 def test_the_most_common_size_is_taken(tmp_path):

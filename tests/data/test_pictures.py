@@ -134,12 +134,12 @@ def test_a_changed_byte_is_read_or_refused(tmp_path_factory, suffix, place, valu
     content = bytearray(path.read_bytes())
     content[place % len(content)] = value
     path.write_bytes(content)
+    message = ""
     try:
-        found = read_picture(path, (4, 4), 3)
+        assert read_picture(path, (4, 4), 3).shape == (4, 4, 3)
     except DataError as error:
-        assert str(path) in str(error)
-    else:
-        assert found.shape == (4, 4, 3)
+        message = str(error)
+    assert not message or str(path) in message
 
 
 def test_a_format_that_starts_a_program_is_not_tried(tmp_path):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import minidl.data
-from minidl.data import TABLE_DATA, TEXT_DATA, DataError, load_table, load_text
+from minidl.data import IMAGE_DATA, TABLE_DATA, TEXT_DATA, DataError, load_table, load_text
 
 
 def test_an_unknown_name_lists_the_names():
@@ -27,7 +27,7 @@ def test_options_that_a_name_does_not_take():
 
 
 def test_every_name_is_described_in_one_line():
-    for text in [*TEXT_DATA.values(), *TABLE_DATA.values()]:
+    for text in [*TEXT_DATA.values(), *TABLE_DATA.values(), *IMAGE_DATA.values()]:
         assert 20 < len(text) < 110
         assert "\n" not in text
 

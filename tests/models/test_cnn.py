@@ -21,8 +21,9 @@ def test_the_course_network_has_its_size():
 
 
 @pytest.mark.parametrize(
-    ("side", "stages", "stride"), [(1, 1, 1), (7, 1, 1), (8, 2, 1), (16, 3, 1), (63, 3, 1), (64, 3, 2), (128, 3, 4), (1024, 3, 16)]
-)  # fmt: skip
+    ("side", "stages", "stride"),
+    [(1, 1, 1), (7, 1, 1), (8, 2, 1), (16, 3, 1), (63, 3, 1), (64, 3, 2), (128, 3, 4), (1024, 3, 16)],
+)
 def test_stages_follow_the_shorter_side(side, stages, stride):
     assert cnn.stages((side, side + 5)) == stages
     assert cnn.first_stride((side + 5, side)) == stride

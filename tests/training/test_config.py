@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from minidl.training import config
-from minidl.training.config import Evaluate, Predict, Training, TrainTable, TrainText
+from minidl.training.config import Evaluate, Predict, TrainImages, Training, TrainTable, TrainText
 from minidl.training.errors import ConfigError
 
 
@@ -109,3 +109,49 @@ def test_a_prediction_takes_inputs_or_a_file():
         Predict(run=Path("run"), top=0)
     with pytest.raises(ConfigError, match="--device is gpu"):
         Evaluate(run=Path("run"), device="gpu")
+
+
+def images(**changes):
+    return TrainImages(**{"data": "digits", "out": Path("run"), **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "vgg"}, "--model is vgg, expected one of small, ece408"),
+        ({"size": (8,)}, "--size is 8, expected a height and width from 1 to 1024"),
+        ({"size": (8, 1025)}, "--size is 8,1025, expected a height and width"),
+        ({"size": "8"}, "--size is 8, expected a height and width"),
+        ({"shift": -1}, "--shift is -1, expected a whole number from 0 to 1024"),
+        ({"flip": 1}, "--flip is 1, expected true or false"),
+        ({"precision": "double"}, "--precision is double, expected one of float32, tf32, bfloat16, float16"),
+    ],
+)
+def test_a_bad_setting_of_images_is_named(changes, message):
+    with pytest.raises(ConfigError) as caught:
+        images(**changes)
+    assert message in str(caught.value)
+
+
+def test_half_precision_is_for_images():
+    assert images(precision="float16").precision == "float16"
+    with pytest.raises(ConfigError, match="--precision is float16, expected one of float32, tf32"):
+        text(precision="float16")
+
+
+def test_settings_of_images_are_saved_and_read():
+    one = images(size=(8, 9), flip=False, shift=2)
+    saved = one.identity()
+    assert saved["size"] == [8, 9]
+    assert config.from_saved(TrainImages, saved, {"out": Path("run")}) == one
+
+
+@pytest.mark.parametrize(("text_", "size"), [(None, None), ("8", (8, 8)), ("8x9", (8, 9)), ("8X9", (8, 9))])
+def test_a_size_is_parsed(text_, size):
+    assert config.parse_size(text_) == size
+
+
+@pytest.mark.parametrize("text_", ["", "x", "8x", "8x9x3", "-8", "8.5"])
+def test_a_bad_size_is_told(text_):
+    with pytest.raises(ConfigError, match=r"--size is .*, expected a height and width in pixels, such as 32 or 32x48"):
+        config.parse_size(text_)

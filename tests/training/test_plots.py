@@ -64,3 +64,29 @@ def test_large_predictions_have_whole_tick_labels(drawn, tmp_path):
         assert axis.get_major_formatter()(1.5e9 + 5000) == "1,500,005,000"
         assert axis.get_offset_text().get_text() == ""
     assert axes.get_xlabel() == r"true price \$"
+
+
+@pytest.mark.parametrize(("channels", "wrong"), [(1, 0), (3, 1), (1, 50)])
+def test_mistakes_are_shown_surest_first(tmp_path, monkeypatch, channels, wrong):
+    written = {}
+    monkeypatch.setattr(plots, "_write", lambda path, figure: written.update({path.name: figure}))
+    pixels = np.zeros((60, 5, 4, channels), dtype=np.uint8)
+    truth = np.zeros(60, dtype=np.int64)
+    probabilities = np.tile([1.0, 0.0], (60, 1))
+    probabilities[:wrong, 1] = np.linspace(0.6, 0.9, wrong)
+    probabilities[:wrong, 0] = 1 - probabilities[:wrong, 1]
+    plots.mistakes(tmp_path, pixels, truth, probabilities, ["a $1", "b" * 90], "digits")
+    figure = written["mistakes.png"]
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert len(titles) == min(wrong, 40)
+    assert figure.get_suptitle() == f"digits; the surest of {wrong} mistakes"
+    if wrong:
+        assert titles[0].startswith("b" * 14 + (" 90%" if wrong > 1 else " 60%"))
+        assert titles[0].endswith(r"true: a \$1")
+
+
+@pytest.mark.parametrize("shape", [(32, 1, 3, 3), (9, 3, 5, 5), (3, 7, 1, 1)])
+def test_filters_are_shown(tmp_path, shape):
+    plots.filters(tmp_path, np.random.default_rng(0).normal(size=shape).astype(np.float32), "digits")
+    assert (tmp_path / "filters.png").read_bytes().startswith(b"\x89PNG")
+    plots.filters(tmp_path, np.zeros(shape, dtype=np.float32), "digits")
