@@ -265,7 +265,7 @@ def gemm(
 
 
 def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sum over the first axis of partial [shares, n], contiguous, added in order and rounded once to `dtype`: [n]."""
+    """The sum [n] over the first axis of partial [shares, n], contiguous, in order and rounded once to `dtype`."""
     shares, n = partial.shape
     total = torch.empty(n, dtype=dtype, device=partial.device)
     tile = launch.tile("gemm_sum", dtype, total=n)
