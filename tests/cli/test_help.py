@@ -23,8 +23,8 @@ FLAGS = {
     "--missing --no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed "
     "--target --task --test-split --val-split --warmup --weight-decay",
     "images": "--balance --batch-size --data --device --dropout --epochs --flip --label-smoothing --lr --model "
-    "--no-flip --no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed --shift --size "
-    "--test-split --val-split --warmup --weight-decay",
+    "--no-flip --no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed "
+    "--shift --size --test-split --val-split --warmup --weight-decay",
 }
 
 
