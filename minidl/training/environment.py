@@ -58,12 +58,12 @@ def tile_hash() -> str:
     return digest.hexdigest()
 
 
-def wanted_threads() -> int:
-    """OMP_NUM_THREADS if it is set, else the processors this process may use, at most 4."""
+def wanted_threads(most: int = _USUAL_THREADS) -> int:
+    """OMP_NUM_THREADS if it is set, else the processors this process may use, at most `most`."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given) > 0:
         return min(MOST_THREADS, int(given))
-    return min(_USUAL_THREADS, len(os.sched_getaffinity(0)))
+    return min(most, len(os.sched_getaffinity(0)))
 
 
 def fix_threads(count: int) -> None:
