@@ -154,8 +154,8 @@ def load_folder(
     found = list(pictures.class_folders(root))
     if len(found) < 2:
         raise DataError(
-            f"{root} holds {len(found)} folders of pictures, expected one for each of at least two classes: "
-            f"{root}/CLASS/PICTURE.png"
+            f"{root} holds {'one folder' if found else 'no folder'} of pictures, expected one for each of at least two "
+            f"classes: {root}/CLASS/PICTURE.png"
         )
     paths = [path for _, files in found for path in files]
     labels = np.repeat(np.arange(len(found)), [len(files) for _, files in found])

@@ -207,7 +207,7 @@ def test_folders_that_are_refused(tmp_path):
     with pytest.raises(DataError, match="digits takes no option 'size'; it takes: none"):
         load_images("digits", size=(8, 8))
     class_folders(tmp_path, ("a",))
-    with pytest.raises(DataError, match="holds 1 folders of pictures, expected one for each of at least two classes"):
+    with pytest.raises(DataError, match="holds one folder of pictures, expected one for each of at least two classes"):
         load_images(tmp_path)
     (tmp_path / "b").mkdir()
     with pytest.raises(DataError, match="b holds no picture"):
