@@ -27,6 +27,7 @@ WITHOUT_RECORD: dict[str, str] = {}
 TESTED_ELSEWHERE = {
     "conv_batch": "tests/kernels/test_conv.py",
     "conv_batch_grad_weight": "tests/kernels/test_conv.py",
+    "images": "tests/kernels/test_images.py",
     "conv_fft": "tests/kernels/test_conv_fft.py",
     "conv_fft_product": "tests/kernels/test_conv_fft.py",
     "update": "tests/kernels/test_update.py",

@@ -91,7 +91,8 @@ def test_what_cannot_be_compiled_is_told_before_the_work(command, monkeypatch):
     monkeypatch.setattr("minidl.doctor.compile.Worker.ask", None)
     refused(command("doctor", "--compile", "--arch", "12"), "error: unknown architecture 12; known: 80, 86")
     result = command("doctor", "--compile", "--only", "zzz")
-    refused(result, "error: no kernel has 'zzz' in its name; the kernels are: bias_act_grad, bias_act")
+    refused(result, "error: no kernel has 'zzz' in its name; the kernels are: ")
+    assert "bias_act_grad, bias_act" in result.err.replace("\n", " ")
 
 
 def test_a_number_taken_for_classes(command, table, tmp_path):
