@@ -1,0 +1,169 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # From pictures to a classifier
+#
+# Handwritten digits of 8 x 8 pixels, which come with scikit-learn: nothing is downloaded. The network's convolutions,
+# batch norms and pools, forwards and backwards, are Triton kernels; without a GPU, Triton's interpreter runs them on
+# the CPU.
+
+# %%
+import json
+import time
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import minidl
+from minidl import nn, ops, optim
+from minidl.data import ImageBatches, Images, Pictures, load_images
+from minidl.tensor import Tensor
+
+HERE = Path("notebooks") if Path("notebooks").is_dir() else Path()
+minidl.manual_seed(0)
+dataset = load_images("digits")
+train, test = dataset.train, dataset.test
+print(f"{len(train)} pictures to learn from, {len(test)} to test with, {len(dataset.labels)} classes")
+
+
+def pictures(part: Images) -> Pictures:
+    """Bytes, with the mean and deviation that the kernel standardises them by."""
+    return Pictures(part.pixels, dataset.mean, dataset.std)
+
+
+figure, axes = plt.subplots(2, 10, figsize=(8, 2))
+for place, axis in enumerate(axes.flat):
+    axis.imshow(train.pixels[place, :, :, 0], cmap="gray_r")
+    axis.set_title(dataset.labels[train.labels[place]], fontsize=8)
+    axis.axis("off")
+plt.show()
+
+# %% [markdown]
+# ## The network
+#
+# A convolution slides a small filter over the picture; each of its outputs sees nine pixels only. Batch norm brings
+# every channel to mean 0 and deviation 1 over the batch. A pool keeps the largest of four neighbours, so that the next
+# filters see more of the picture. In the end stands the mean of each channel, and a matrix that makes ten scores of
+# them.
+
+# %%
+model = nn.Sequential(
+    nn.Conv2d(1, 32, 3, padding=1, bias=False),
+    nn.BatchNorm2d(32, act="relu"),
+    nn.MaxPool2d(2),
+    nn.Conv2d(32, 64, 3, padding=1, bias=False),
+    nn.BatchNorm2d(64, act="relu"),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(64, 10),
+)
+print(model)
+print(f"{model.num_parameters():,} parameters")
+
+# %% [markdown]
+# ## The graph
+#
+# `draw` shows what `backward()` will walk through.
+
+# %%
+batches = ImageBatches(pictures(train), train.labels, batch_size=128, seed=0, augment=dataset.augment)
+x, y = next(batches.epoch(0))
+minidl.draw(ops.cross_entropy(model(Tensor(x)), Tensor(y)), model)
+
+# %% [markdown]
+# ## Training
+#
+# Every epoch sees each picture at another place, up to a pixel away, as the seed, the epoch and the picture's number
+# decide. The loop is what the command `minidl train images` does, without its checkpoints, validation and reports.
+
+# %%
+optimizer = optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.05)
+epochs = 10
+schedule = optim.CosineLR(optimizer, epochs * len(batches))
+losses = []
+start = time.perf_counter()
+for epoch in range(epochs):
+    for x, y in batches.epoch(epoch):
+        optimizer.zero_grad()
+        loss = ops.cross_entropy(model(Tensor(x)), Tensor(y))
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(float(loss))
+    print(f"epoch {epoch + 1}: loss {losses[-1]:.3f}")
+print(f"{time.perf_counter() - start:.1f} s for {len(losses)} steps")
+
+# %%
+figure, axis = plt.subplots(figsize=(6, 2.8))
+axis.plot(losses)
+axis.set_xlabel("step")
+axis.set_ylabel("cross-entropy")
+figure.tight_layout()
+plt.show()
+
+# %% [markdown]
+# ## How good is it?
+
+# %%
+model.eval()
+with minidl.no_grad():
+    x, _ = next(ImageBatches(pictures(test), test.labels, len(test), shuffle=False).epoch(0))
+    probabilities = ops.softmax(model(Tensor(x))).data.cpu().numpy()
+predicted = probabilities.argmax(1)
+accuracy = float((predicted == test.labels).mean())
+print(f"accuracy {accuracy:.3f} on {len(test)} pictures")
+assert accuracy > 0.9
+
+# %% [markdown]
+# ## Its surest mistakes
+#
+# Above each picture: what the network says, how sure it is, and the truth.
+
+# %%
+wrong = np.flatnonzero(predicted != test.labels)
+surest = wrong[np.argsort(-probabilities[wrong, predicted[wrong]])][:10]
+figure, axes = plt.subplots(1, 10, figsize=(9, 1.5))
+for axis in axes:
+    axis.axis("off")
+for axis, index in zip(axes, surest, strict=False):
+    axis.imshow(test.pixels[index, :, :, 0], cmap="gray_r")
+    said = dataset.labels[predicted[index]]
+    axis.set_title(f"{said} {probabilities[index].max():.0%}\ntrue {dataset.labels[test.labels[index]]}", fontsize=7)
+plt.show()
+
+# %% [markdown]
+# ## For use: the batch norms disappear
+#
+# Once trained, a batch norm is a factor and a summand per channel. `fold_batch_norms` hands them to the convolution
+# before it, whose kernel applies them with the activation on its way out: one kernel in place of two.
+
+# %%
+folded = nn.fold_batch_norms(model)
+with minidl.no_grad():
+    again = ops.softmax(folded(Tensor(x))).data.cpu().numpy()
+print(folded)
+assert np.abs(again - probabilities).max() < 1e-4
+
+# %% [markdown]
+# ## On a GPU
+#
+# The same kernels compiled, beside torch with cuDNN, as measured by `python -m benchmarks.run`:
+
+# %%
+stored = json.loads((HERE / "../benchmarks/results/nvidia-h200.json").read_text())
+print(f"{stored['device']}, torch {stored['torch']}, Triton {stored['triton']}, {stored['date']}\n")
+for row in stored["rows"]:
+    if row["name"].startswith(("conv", "cnn", "batch norm", "max pool")):
+        print(f"{row['name'][:62]:62} {row['ours_ms']:8.4f} ms   torch {row['peer_ms']:8.4f} ms   {row['ratio']:5.2f}")
