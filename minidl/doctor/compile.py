@@ -29,16 +29,23 @@ class WorkerError(RuntimeError):
     """A child process died, answered nonsense or did not answer in time."""
 
 
+# Triton keeps some 2 MB of every kernel it has compiled: a process is replaced after so many.
+RENEW = 500
+
+
 class Worker:
-    """A child process of `minidl.doctor.worker`, started when it is first asked and again after it died."""
+    """A child process of `minidl.doctor.worker`, started when first asked, after it died and after RENEW answers."""
 
     def __init__(self, python: str = sys.executable) -> None:
         self.python = python
         self._process: subprocess.Popen[str] | None = None
         self._errors: Any = None
+        self._answers = 0
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The answer to a request. Raises WorkerError."""
+        if self._answers >= RENEW:
+            self.close()
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -53,6 +60,7 @@ class Worker:
         line = process.stdout.readline()
         if not line:
             raise WorkerError(f"the compiling process ended: {self._stop()}")
+        self._answers += 1
         return json.loads(line)
 
     def close(self) -> None:
@@ -73,6 +81,7 @@ class Worker:
             text=True,
             env={**os.environ, **environment},
         )
+        self._answers = 0
         return self._process
 
     def _stop(self) -> str:

@@ -266,3 +266,14 @@ def test_a_name_that_no_kernel_has_is_told_before_anything_is_compiled(monkeypat
 def test_a_kernel_that_no_call_launches(capsys):
     assert doctor_compile((90,), work="gemm", only="softmax") == 1
     assert "no operation with 'gemm' in its name launches such a kernel" in capsys.readouterr().out
+
+
+def test_a_process_is_replaced_after_many_answers(monkeypatch):
+    monkeypatch.setattr(compile, "RENEW", 2)
+    worker = Worker()
+    seen = []
+    for _ in range(5):
+        assert worker.ask({"versions": True}, 60)
+        seen.append(worker._process.pid)
+    worker.close()
+    assert [len(seen), len(set(seen))] == [5, 3]
