@@ -26,6 +26,7 @@ WITHOUT_RECORD: dict[str, str] = {}
 # Tile families that no operation of `ops` runs, each with the test that forces their tiles.
 TESTED_ELSEWHERE = {
     "conv_batch": "tests/kernels/test_conv.py",
+    "conv_batch_narrow": "tests/kernels/test_conv.py",
     "conv_batch_grad_weight": "tests/kernels/test_conv.py",
     "images": "tests/kernels/test_images.py",
     "conv_fft": "tests/kernels/test_conv_fft.py",

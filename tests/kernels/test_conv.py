@@ -147,7 +147,10 @@ def test_permuting_the_batch_permutes_the_output(form):
 
 def tiles_of_forms():
     """Every tile of every table, once per size, with a form that it serves."""
-    forms = {"conv": "pixel", "conv_grad_weight": "pixel", "conv_batch": "batch", "conv_batch_grad_weight": "batch"}
+    forms = {
+        "conv": "pixel", "conv_flat": "pixel", "conv_grad_weight": "pixel",
+        "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
+    }  # fmt: skip
     seen = set()
     for family in (family for family in conv.FAMILIES if not family.startswith("conv_fft")):
         for name in launch.table(family) if launch.INTERPRETED else [launch.target()]:
@@ -167,7 +170,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
         # Two or three tiles along every axis.
         larger = {
             "pixel": (3, 40, 150, (9, 8), (3, 2), (1, 1), (1, 0), (1, 1), 1),
-            "batch": (150, 48, 136, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+            "batch": (150, 64, 136, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
             "banded": (9, 4, 24, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form)
@@ -232,7 +235,7 @@ def test_layouts_are_copied_only_where_they_must_be():
 
 def test_the_gradients_of_a_stride_beyond_the_kernel():
     """Inputs that no output reads have a gradient of zero."""
-    p = Problem((2, 16, 16, (11, 9), (2, 1), (5, 4), (0, 1), (1, 1), 1))
+    p = Problem((2, 16, 32, (11, 9), (2, 1), (5, 4), (0, 1), (1, 1), 1))
     for form in ("pixel", "batch"):
         assert "grad_input" in p.check(form)
 
@@ -252,8 +255,8 @@ def test_a_batch_of_many_drawn_shapes_in_the_form_that_is_chosen():
 def test_five_hundred_drawn_shapes_forms_and_tiles(block):
     """Ten each: a drawn shape, dtype, form and tile of that form; exact on whole numbers, and twice the same."""
     families = {
-        "pixel": ("conv", "conv_grad_weight"),
-        "batch": ("conv_batch", "conv_batch_grad_weight"),
+        "pixel": ("conv", "conv_flat", "conv_grad_weight"),
+        "batch": ("conv_batch", "conv_batch_narrow", "conv_batch_grad_weight"),
         "banded": ("conv_banded", "conv_banded_grad_weight"),
     }
     draw = random.Random(block)

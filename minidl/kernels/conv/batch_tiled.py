@@ -4,7 +4,7 @@ Seen as a matrix [N, H * W * channels], the inputs of a run of images at one tap
 padding is a bound on the loops over taps: no mask, no multiplication by zero, no index arithmetic per element; stride
 and dilation only change which boxes are read. Boxes are read through tensor descriptors (TMA on sm_90).
 
-It takes 16 channels or more per group, in a multiple of 16, and wants runs of 64 images or more. A box ends at a
+It takes 32 channels or more per group, in a multiple of 32, and wants runs of 64 images or more. A box ends at a
 multiple of BLOCK_K channels, so that no neighbour's value is multiplied. The weight gradient has the run of images as
 its K: one program sums one tap of a block of output and input channels over its share of (pixel, run of images). The
 shares are interleaved, so that programs running together read one neighbourhood (an H200 at 56x56, 64 channels: 81 us
@@ -248,7 +248,7 @@ def conv_batch_grad_weight_kernel(
 
 def takes(x: torch.Tensor, w: torch.Tensor, groups: int) -> bool:
     """Whether the form can correlate x [N, H, W, groups * C] with w [groups * M, JH, JW, C]."""
-    return w.shape[3] % 16 == 0 and _has_boxes(x) and _has_boxes(w) and x.shape[0] > 0
+    return w.shape[3] % 32 == 0 and _has_boxes(x) and _has_boxes(w) and x.shape[0] > 0
 
 
 def takes_grad_weight(x: torch.Tensor, dy: torch.Tensor, groups: int) -> bool:
@@ -276,7 +276,9 @@ def correlate(
     N, H, W, _ = x.shape
     M, C = w.shape[0] // groups, w.shape[3]
     pixels = h.count * v.count
-    tile = launch.tile("conv_batch", x.dtype, floor=16, precision=precision, M=N, N=M, K=C & -C, pixels=pixels)
+    # A short K leaves no time for wide epilogues.
+    family = "conv_batch_narrow" if x.dtype != torch.float32 and C % 64 else "conv_batch"
+    tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=N, N=M, K=C & -C, pixels=pixels)
     places = h.count * triton.cdiv(v.count, tile["PIXELS"])
     tiles = triton.cdiv(N, tile["BLOCK_M"]) * triton.cdiv(M, tile["BLOCK_N"]) * groups * places
     walking = tile["PER_PROCESSOR"] * launch.processors()

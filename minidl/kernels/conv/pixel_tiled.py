@@ -199,9 +199,8 @@ def correlate(
     taps = len(h.taps) * len(v.taps)
     flat = _flat(C, taps)
     pixels = N * (h.count // 2 * 2) * (v.count // 2 * 2) if epilogue.pool else N * h.count * v.count
-    tile = launch.tile(
-        "conv", x.dtype, floor=16, precision=precision, M=pixels, N=M, K=taps * C if flat else C
-    )  # fmt: skip
+    family, K = ("conv_flat", taps * C) if flat else ("conv", C)
+    tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=pixels, N=M, K=K)
     grid = (triton.cdiv(pixels, tile["BLOCK_M"]) * triton.cdiv(M, tile["BLOCK_N"]) * groups,)
     launch.run(
         conv_pixel_kernel, grid, x, w, epilogue.bias, epilogue.scale, y, epilogue.z,
