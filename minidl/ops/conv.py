@@ -12,6 +12,7 @@ from minidl.autograd import Function, is_grad_enabled
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.geometry import Geometry
+from minidl.ops import pool as pools
 from minidl.tensor import Tensor
 
 __all__ = ["conv2d"]
@@ -109,8 +110,6 @@ def conv2d(
 
 
 def _pooled(y: Tensor, pool: str) -> Tensor:
-    from minidl.ops import pool as pools
-
     return pools.max_pool2d(y, 2) if pool == "max" else pools.avg_pool2d(y, 2)
 
 
@@ -139,11 +138,11 @@ def _geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, d
 _geometry = functools.lru_cache(maxsize=4096)(Geometry.of)
 
 
-def _pair(name: str, value: Any, least: int, op: str = "conv2d") -> tuple[int, int]:
+def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
     """(height, width) of a number or a pair. Raises ValueError for anything else, or below `least`."""
     given = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
     if len(given) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in given):
-        raise ValueError(f"{op}: {name} is {value!r}, expected a whole number of {least} or more, or a pair of them")
+        raise ValueError(f"conv2d: {name} is {value!r}, expected a whole number of {least} or more, or a pair of them")
     return given
 
 

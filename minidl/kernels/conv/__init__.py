@@ -157,8 +157,9 @@ def _forms(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool
 
 
 def _choose(wanted: str | None, able: list[str], N: int) -> str:
-    """The form to use of those that are able to. Raises ValueError for an unknown
-    name, UnableError for one that is not able.
+    """The form to use of those that are able to.
+
+    Raises ValueError for an unknown name, UnableError for a form that is not able.
 
     Few channels (less than a block of K) gain most by bands. Runs of images fill a row tile from 64 on; the
     interpreter runs the programs of one pixel each one after another, and gains nothing by them.

@@ -24,10 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from minidl.kernels import launch
 from minidl.kernels.activation import activate
 from minidl.kernels.conv.geometry import Geometry, Walk
-from minidl.kernels.conv.problem import Epilogue, pool_last
-
-# From so many rows on they are counted in 64 bits, whose divisions take a twentieth of the time of a program.
-MANY = 2**31 - 2**21
+from minidl.kernels.conv.problem import MANY, Epilogue, pool_last
 
 
 @triton.jit

@@ -20,10 +20,7 @@ import triton.language as tl
 from minidl.kernels import gemm, launch
 from minidl.kernels.activation import activate
 from minidl.kernels.conv.geometry import Geometry, Walk
-from minidl.kernels.conv.problem import Epilogue, pool_quads
-
-# From so many pixels on they are counted in 64 bits.
-MANY = 2**31 - 2**21
+from minidl.kernels.conv.problem import MANY, Epilogue, pool_quads
 
 
 @triton.jit

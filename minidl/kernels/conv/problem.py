@@ -11,6 +11,9 @@ from minidl.kernels import activation, launch
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.geometry import Walk
 
+# From so many rows on they are counted in 64 bits, whose divisions cost more.
+MANY = 2**31 - 2**21
+
 MAX_POOL = tl.constexpr(1)
 AVERAGE_POOL = tl.constexpr(2)
 POOLS = {None: 0, "max": 1, "avg": 2}
