@@ -174,6 +174,28 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "banded": (9, 4, 24, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form)
+        if form == "batch":
+            # Images in halves, even widths.
+            assert Problem((40, 64, 136, (6, 4), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=dtype).check(form)
+
+
+@pytest.mark.parametrize("N", [17, 33, 64])
+@pytest.mark.parametrize(
+    ("H", "kernel", "stride", "padding", "dilation"),
+    [
+        (8, 3, 1, 1, 1),
+        (12, 5, 1, 2, 1),
+        (16, 3, 2, 1, 1),
+        (12, 3, 1, 2, 2),
+        (6, 1, 1, 0, 1),
+        (16, 4, 2, 1, 1),
+        (4, 3, 1, 1, 1),
+    ],
+)
+def test_images_in_halves(N, H, kernel, stride, padding, dilation):
+    """Both halves of an image in one tile: the rows where they meet, and the first and the last, read beyond them."""
+    shape = (N, 32, 24, (H, 5), (kernel, kernel), (stride, 1), (padding, padding), (dilation, 1), 1)
+    assert Problem(shape).check("batch")
 
 
 @FORMS

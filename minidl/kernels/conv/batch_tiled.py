@@ -21,6 +21,10 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv.geometry import Axis, Geometry, Walk
 from minidl.kernels.conv.problem import Epilogue
 
+WHOLE = tl.constexpr(0)
+INNER = tl.constexpr(1)
+BORDER = tl.constexpr(2)
+
 
 @triton.jit
 def inside(start, size, STEP: tl.constexpr, COUNT):
@@ -55,15 +59,19 @@ def finish(
 @triton.jit
 def conv_batch_tile(
     i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
+    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, low, high,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIXELS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIXELS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """A run of images at one pixel, or at two neighbours (PIXELS) that share the weights' boxes."""
+    """A run of images at one pixel, or at two neighbours (PIXELS) that share the weights' boxes, with every tap inside.
+
+    PART says which rows of the output: all; of half an image all but the first `low` and the last `high`; or just
+    those, of both halves of an image.
+    """
     tiles_n = tl.cdiv(M, BLOCK_N)
     runs = tl.cdiv(N, BLOCK_M)
     columns = tl.cdiv(QW, PIXELS)
@@ -71,20 +79,17 @@ def conv_batch_tile(
     i_group = i_tile // tiles_n % GROUPS
     n = i_tile // (tiles_n * GROUPS) % runs * BLOCK_M
     q = i_tile // (tiles_n * GROUPS * runs)
-    q_h = q // columns
     q_w = q % columns * PIXELS
+    q_h = q // columns
+    if PART == INNER:
+        q_h += low
+    if PART == BORDER:
+        inner = OH // 2 - low - high
+        q_h += tl.where(q_h >= low, inner, 0) + tl.where(q_h >= 2 * low + high, inner, 0)
     start_h = in_h + q_h * IN_STEP_H
     start_w = in_w + q_w * IN_STEP_W
     j_h, taps_h = inside(start_h, H, IN_TAP_H, JH)
     j_w, taps_w = inside(start_w, W, IN_TAP_W, JW)
-    if PIXELS == 2:
-        # Both walk the taps that either has; one that lies outside reads a box of zeros.
-        first_0 = j_w
-        end_0 = j_w + taps_w
-        first_1, taps_1 = inside(start_w + IN_STEP_W, W, IN_TAP_W, tl.where(q_w + 1 < QW, JW, 0))
-        end_1 = first_1 + taps_1
-        j_w = tl.minimum(tl.where(taps_w > 0, first_0, JW), tl.where(taps_1 > 0, first_1, JW))
-        taps_w = tl.maximum(tl.maximum(tl.where(taps_w > 0, end_0, 0), tl.where(taps_1 > 0, end_1, 0)) - j_w, 0)
     channels = GROUPS * C
     nowhere = H * W * channels
     # A run: what is read from x without a jump. A row of taps where they are side by side, else one tap.
@@ -103,15 +108,10 @@ def conv_batch_tile(
     tl.assume(steps > 0)
     for _ in range(steps):
         b_w = d_w.load([i_group * M + m, o_w]).T  # [BLOCK_K, BLOCK_N]
-        if PIXELS == 1:
-            b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
-            b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
-        else:
-            tap = j_w + k // C if ROW_OF_TAPS else j_w + i_w
-            b_x = d_x.load([n, tl.where((tap >= first_0) & (tap < end_0), o_x, nowhere)])
-            b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
-            o_next = o_x + IN_STEP_W * channels
-            b_x = d_x.load([n, tl.where((tap >= first_1) & (tap < end_1), o_next, nowhere)])
+        b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
+        b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        if PIXELS == 2:
+            b_x = d_x.load([n, o_x + IN_STEP_W * channels])
             b_acc_1 = tl.dot(b_x, b_w, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
         k += BLOCK_K
         o_x += BLOCK_K
@@ -143,31 +143,52 @@ def conv_batch_tile(
 
 @triton.jit
 def conv_batch_kernel(
-    d_x, d_w, p_bias, p_scale, p_y, p_z,
-    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, tiles, programs,
+    d_x, d_halves, d_w, p_bias, p_scale, p_y, p_z,
+    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, tiles, border_tiles, low, high, programs,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PIXELS: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+    PIXELS: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
-    """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
+    """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles.
+
+    With HALVES the upper and the lower half of an image are two rows of the matrix that the tiles are cut from; `low`
+    and `high` rows at the ends of the halves read beyond theirs, and are left to tiles of whole images.
+    """
     if PER_PROCESSOR == 0:
         conv_batch_tile(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
-            N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
+            N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, 0, 0,
             C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, WHOLE,
         )  # fmt: skip
+    elif HALVES:
+        for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
+            conv_batch_tile(
+                i_tile, d_halves, d_w, p_bias, p_scale, p_y, p_z,
+                2 * N, H // 2, W, QW, OH // 2, OW, M, GROUPS, in_h, in_w, out_h, out_w, low, high,
+                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, INNER,
+            )  # fmt: skip
+        # The next tile in line is the border's first for the program whose turn it is.
+        first = (tl.program_id(0) + programs - tiles % programs) % programs
+        for i_tile in tl.range(first, border_tiles, programs):
+            conv_batch_tile(
+                i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
+                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, low, high,
+                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M // 2, BLOCK_N, BLOCK_K, PIXELS, BORDER,
+            )  # fmt: skip
     else:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
             conv_batch_tile(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
+                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, 0, 0,
                 C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, WHOLE,
             )  # fmt: skip
 
 
@@ -177,12 +198,13 @@ def conv_batch_grad_weight_kernel(
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TAPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    TAPS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """partial [shares, groups * M, J * C]: TAPS (1 or 3) taps of a row, BLOCK_M x BLOCK_N channels, BLOCK_K images.
 
     With one tap only the pixels that it reads are walked; three taps walk all pixels of a row, and a tap outside the
-    image reads a box of zeros.
+    image reads a box of zeros. With PIXELS 2 a step takes two neighbours, which share boxes of x (strides of 1).
     """
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     J: tl.constexpr = JH * JW // TAPS
@@ -199,7 +221,7 @@ def conv_batch_grad_weight_kernel(
         q_w, columns = inside(tap_w, W, IN_STEP_W, QW)
     else:
         q_w = 0
-        columns = QW
+        columns = QW // PIXELS
     runs = tl.cdiv(N, BLOCK_K)
     channels = GROUPS * C
     work = rows * columns * runs
@@ -217,7 +239,7 @@ def conv_batch_grad_weight_kernel(
         n = tl.where(nothing, N, k % runs * BLOCK_K)
         q = k // runs
         h = q_h + q // columns
-        w = q_w + q % columns
+        w = q_w + q % columns * PIXELS
         b_dy = d_dy.load([n, (h * QW + w) * (GROUPS * M) + i_group * M + m]).T  # [BLOCK_M, BLOCK_K]
         x_w = tap_w + w * IN_STEP_W
         o_x = ((tap_h + h * IN_STEP_H) * W + x_w) * channels + i_group * C + c
@@ -230,11 +252,18 @@ def conv_batch_grad_weight_kernel(
             b_x = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x, nowhere)])
             b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
             x_w += STEP
-            b_x = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + STEP * channels, nowhere)])
-            b_acc_1 = tl.dot(b_dy, b_x, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
+            b_x_1 = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + STEP * channels, nowhere)])
+            b_acc_1 = tl.dot(b_dy, b_x_1, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
             x_w += STEP
-            b_x = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 2 * STEP * channels, nowhere)])
-            b_acc_2 = tl.dot(b_dy, b_x, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
+            b_x_2 = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 2 * STEP * channels, nowhere)])
+            b_acc_2 = tl.dot(b_dy, b_x_2, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
+            if PIXELS == 2:
+                x_w += STEP
+                b_x_3 = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 3 * STEP * channels, nowhere)])
+                b_dy = d_dy.load([n, (h * QW + w + 1) * (GROUPS * M) + i_group * M + m]).T
+                b_acc = tl.dot(b_dy, b_x_1, b_acc, input_precision=PRECISION, out_dtype=ACC)
+                b_acc_1 = tl.dot(b_dy, b_x_2, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
+                b_acc_2 = tl.dot(b_dy, b_x_3, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
     o_m = m + tl.arange(0, BLOCK_M)
     o_c = c + tl.arange(0, BLOCK_N)
     p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * JW * C)
@@ -275,26 +304,55 @@ def correlate(
     """
     N, H, W, _ = x.shape
     M, C = w.shape[0] // groups, w.shape[3]
-    pixels = h.count * v.count
+    low, high = _beyond_half(h, x, y)
+    halves = N <= 64 and low + high < y.shape[1] // 2
     # A short K leaves no time for wide epilogues.
     family = "conv_batch_narrow" if x.dtype != torch.float32 and C % 64 else "conv_batch"
-    tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=N, N=M, K=C & -C, pixels=pixels)
-    places = h.count * triton.cdiv(v.count, tile["PIXELS"])
-    tiles = triton.cdiv(N, tile["BLOCK_M"]) * triton.cdiv(M, tile["BLOCK_N"]) * groups * places
-    walking = tile["PER_PROCESSOR"] * launch.processors()
-    programs = min(tiles, walking) if walking else tiles
+    rows, pixels = (2 * N, h.count * v.count // 2) if halves else (N, h.count * v.count)
+    tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=rows, N=M, K=C & -C, pixels=pixels)
+    options = tile.options
+    halves = halves and tile["BLOCK_M"] >= 32
+    if not halves:
+        rows, low, high = N, 0, 0
+    options["PIXELS"] = tile["PIXELS"] if _all_inside(h, H) and _all_inside(v, W) else 1
+    options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
+    options["PER_PROCESSOR"] = tile["PER_PROCESSOR"] or int(halves)
+    across = triton.cdiv(M, tile["BLOCK_N"]) * groups * triton.cdiv(v.count, options["PIXELS"])
+    tiles = across * triton.cdiv(rows, tile["BLOCK_M"]) * (h.count * N // rows - low - high)
+    border = across * triton.cdiv(N, tile["BLOCK_M"] // 2) * 2 * (low + high)
+    walking = options["PER_PROCESSOR"] * launch.processors()
+    programs = min(tiles + border, walking) if walking else tiles
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
-    block_k = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
+    whole = _rows(x, tile["BLOCK_M"] // (1 + halves), options["BLOCK_K"])
+    parts = x.view(2 * N, H // 2, W, -1) if halves else x
     launch.run(
-        conv_batch_kernel, (programs,), _rows(x, tile["BLOCK_M"], block_k), _rows(w, tile["BLOCK_N"], block_k),
-        epilogue.bias, epilogue.scale, y, epilogue.z,
+        conv_batch_kernel, (programs,), whole, _rows(parts, tile["BLOCK_M"], options["BLOCK_K"]),
+        _rows(w, tile["BLOCK_N"], options["BLOCK_K"]), epilogue.bias, epilogue.scale, y, epilogue.z,
         N, H, W, v.count, y.shape[1], y.shape[2], M, groups,
-        h.in_start, v.in_start, h.out_start, v.out_start, tiles, programs,
+        h.in_start, v.in_start, h.out_start, v.out_start, tiles, border, low, high, programs,
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
         OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, ROW_OF_TAPS=v.in_tap == 1 and groups == 1,
-        ACC=launch.acc(x.dtype), PRECISION=precision, **flags, **{**tile.options, "BLOCK_K": block_k},
+        ACC=launch.acc(x.dtype), PRECISION=precision, HALVES=halves, **flags, **options,
     )  # fmt: skip
+
+
+def _beyond_half(h: Walk, x: torch.Tensor, y: torch.Tensor) -> tuple[int, int]:
+    """How many of the first and of the last rows of half an output read outside their half of the input.
+
+    A row count that leaves no row inside where the halves of output and input do not match.
+    """
+    H, OH = x.shape[1], y.shape[1]
+    if OH % 2 or (h.out_step, h.count, h.count * h.in_step) != (1, OH, H):
+        return OH, OH
+    first, last = -h.in_start, h.in_start + (len(h.taps) - 1) * h.in_tap - (h.in_step - 1)
+    return max(0, -(-first // h.in_step)), max(0, -(-last // h.in_step))
+
+
+def _all_inside(walk: Walk, size: int) -> bool:
+    """Whether every tap of every output is in [0, size)."""
+    last = walk.in_start + (walk.count - 1) * walk.in_step + (len(walk.taps) - 1) * walk.in_tap
+    return walk.in_start >= 0 and last < size
 
 
 def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision: str) -> torch.Tensor:
@@ -307,11 +365,13 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         "conv_batch_grad_weight", x.dtype, floor=16, precision=precision, M=M, N=C, K=N, pixels=h.count * v.count
     )
     together = tile["TAPS"] if len(v.taps) == 3 else 1
+    pixels = tile["PIXELS"] if (together, v.in_step, v.in_tap, v.count % 2) == (3, 1, 1, 0) else 1
     tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
     work = _steps(geometry.h) * _steps(geometry.w) * triton.cdiv(N, tile["BLOCK_K"])
     shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
     partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
-    sizes = {name: value for name, value in tile.options.items() if name != "PER_PROCESSOR"} | {"TAPS": together}
+    sizes = {**tile.options, "TAPS": together, "PIXELS": pixels}
+    del sizes["PER_PROCESSOR"]
     launch.run(
         conv_batch_grad_weight_kernel, (tiles * shares,), _rows(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
         _rows(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial,
