@@ -63,6 +63,12 @@ class Problem:
                 )[1],
             ),
             "grad_input": (self.dx, lambda: conv.grad_input(self.dy, self.w, self.geometry, form=form)),
+            "grad_input, weights channels-last": (
+                self.dx,
+                lambda: conv.grad_input(
+                    self.dy, self.w.to(memory_format=torch.channels_last), self.geometry, form=form
+                ),
+            ),
             "grad_weight": (self.dw, lambda: conv.grad_weight(self.x, self.dy, self.geometry, form=form)),
         }
         if min(self.y.shape[2:]) > 1:
@@ -194,8 +200,21 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
 )
 def test_images_in_halves(N, H, kernel, stride, padding, dilation):
     """Both halves of an image in one tile: the rows where they meet, and the first and the last, read beyond them."""
-    shape = (N, 32, 24, (H, 5), (kernel, kernel), (stride, 1), (padding, padding), (dilation, 1), 1)
-    assert Problem(shape).check("batch")
+    shape = (N, 32, 32, (H, 5), (kernel, kernel), (stride, 1), (padding, padding), (dilation, 1), 1)
+    for dtype in (torch.float32, torch.float16):
+        assert Problem(shape, dtype=dtype).check("batch")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"), [((3, 2), (2, 1), (1, 2)), ((5, 5), (2, 2), (1, 1)), ((1, 1), (1, 1), (1, 1))]
+)
+def test_weights_read_as_they_are_on_the_way_back(kernel, stride, dilation, groups):
+    """float16 weights in channels-last memory are not turned round for the gradient of the input."""
+    p = Problem((5, 40, 64, (8, 9), kernel, stride, (1, 2), dilation, groups), dtype=torch.float16)
+    w = p.w.to(memory_format=torch.channels_last)
+    assert conv._reads_unturned(conv.channels_last(p.dy), w.permute(0, 2, 3, 1), groups, "batch")
+    assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form="batch"), p.dx.to(w.dtype))
 
 
 @FORMS

@@ -14,7 +14,7 @@ import torch
 
 from minidl.kernels import check, launch
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import banded, batch_tiled, fft, pixel_tiled
+from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, fft, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import POOLS, Epilogue, turned
 
@@ -82,11 +82,23 @@ def grad_input(
     shape = (dy.shape[0], geometry.h.size, geometry.w.size, groups * w.shape[1])
     dx = torch.empty(shape, dtype=dy.dtype, device=dy.device)
     epilogue = Epilogue(_contiguous(bias), _contiguous(scale), act)
-    dy_last = channels_last(dy)
-    for h in geometry.h.backward():
-        for v in geometry.w.backward():
+    dy_last, w_last = channels_last(dy), w.permute(0, 2, 3, 1)
+    walks = [(h, v) for h in geometry.h.backward() for v in geometry.w.backward()]
+    if _reads_unturned(dy_last, w_last, groups, form):
+        precision = precision or launch.precision(dy.dtype)
+        for h, v in walks:
+            batch_tiled.correlate(dy_last, w_last, dx, h, v, groups, epilogue, precision, turn=True)
+    else:
+        for h, v in walks:
             _correlate(dy_last, turned(w, h, v, groups), dx, h, v, groups, epilogue, form, precision)
     return dx.permute(0, 3, 1, 2)
+
+
+def _reads_unturned(dy: torch.Tensor, w: torch.Tensor, groups: int, form: str | None) -> bool:
+    """Whether the batch-tiled form is the one to use, and takes the weights [groups * M, R, S, C] as they are."""
+    if not (w.is_contiguous() and batch_tiled.takes_unturned(w) and batch_tiled.takes(dy, w, groups)):
+        return False
+    return form in (None, "batch") and _choose(form, ["pixel", "batch"], dy.shape[0]) == "batch"
 
 
 def grad_weight(
@@ -107,11 +119,11 @@ def grad_weight(
             device=x.device,
         )  # fmt: skip
     able = ["pixel"]
-    if batch_tiled.takes_grad_weight(x_last, dy_last, geometry.groups):
+    if batch_grad_weight.takes(x_last, dy_last, geometry.groups):
         able.append("batch")
     if banded.takes_grad_weight(x_last, dy_last, geometry):
         able.append("banded")
-    form_ = {"pixel": pixel_tiled, "batch": batch_tiled, "banded": banded}[_choose(form, able, x.shape[0])]
+    form_ = {"pixel": pixel_tiled, "batch": batch_grad_weight, "banded": banded}[_choose(form, able, x.shape[0])]
     return form_.grad_weight(x_last, dy_last, geometry, precision).permute(0, 3, 1, 2)
 
 

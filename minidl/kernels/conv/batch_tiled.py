@@ -5,10 +5,10 @@ padding is a bound on the loops over taps: no mask, no multiplication by zero, n
 and dilation only change which boxes are read. Boxes are read through tensor descriptors (TMA on sm_90).
 
 It takes 32 channels or more per group, in a multiple of 32, and wants runs of 64 images or more. A box ends at a
-multiple of BLOCK_K channels, so that no neighbour's value is multiplied. The weight gradient has the run of images as
-its K: one program sums one tap of a block of output and input channels over its share of (pixel, run of images). The
-shares are interleaved, so that programs running together read one neighbourhood (an H200 at 56x56, 64 channels: 81 us
-in place of 88), and their partial sums are added in order.
+multiple of BLOCK_K channels, so that no neighbour's value is multiplied.
+
+With 64 images or fewer, the halves of an image count as two, so that tiles have twice the rows: but for the output rows
+next to the border and to the middle, whose taps reach beyond their half.
 """
 
 import torch
@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import gemm, launch
+from minidl.kernels import launch
 from minidl.kernels.activation import activate
-from minidl.kernels.conv.geometry import Axis, Geometry, Walk
+from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import Epilogue
 
 WHOLE = tl.constexpr(0)
@@ -59,10 +59,10 @@ def finish(
 @triton.jit
 def conv_batch_tile(
     i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, low, high,
+    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, low, high,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr, TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIXELS: tl.constexpr, PART: tl.constexpr,
@@ -70,7 +70,7 @@ def conv_batch_tile(
     """A run of images at one pixel, or at two neighbours (PIXELS) that share the weights' boxes, with every tap inside.
 
     PART says which rows of the output: all; of half an image all but the first `low` and the last `high`; or just
-    those, of both halves of an image.
+    those, of both halves of an image. With TURN the rows of d_w are the channels of x: [groups * C, taps * M].
     """
     tiles_n = tl.cdiv(M, BLOCK_N)
     runs = tl.cdiv(N, BLOCK_M)
@@ -99,15 +99,20 @@ def conv_batch_tile(
     # Without a tap inside, one step outside.
     o_x = tl.where(steps == 0, nowhere, o_x)
     steps = tl.maximum(steps, 1)
-    o_w = (j_h * JW + j_w) * C
+    if TURN:
+        o_w = w_start + j_h * w_tap_h + j_w * w_tap_w + m
+    else:
+        o_w = (j_h * JW + j_w) * C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     if PIXELS == 2:
         b_acc_1 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     k = 0
     i_w = 0
+    c = i_group * C
     tl.assume(steps > 0)
     for _ in range(steps):
-        b_w = d_w.load([i_group * M + m, o_w]).T  # [BLOCK_K, BLOCK_N]
+        # [BLOCK_K, BLOCK_N]
+        b_w = d_w.load([c, o_w]) if TURN else d_w.load([i_group * M + m, o_w]).T
         b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
         b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
         if PIXELS == 2:
@@ -115,17 +120,25 @@ def conv_batch_tile(
             b_acc_1 = tl.dot(b_x, b_w, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
         k += BLOCK_K
         o_x += BLOCK_K
-        o_w += BLOCK_K
+        if TURN:
+            c += BLOCK_K
+            tap = c == i_group * C + C
+            c -= tl.where(tap, C, 0)
+            o_w += tl.where(tap, w_tap_w, 0)
+            row_w = w_tap_h - taps_w * w_tap_w
+        else:
+            o_w += BLOCK_K
+            row_w = (JW - taps_w) * C
         end = k == run
         if ROW_OF_TAPS:
             o_x += tl.where(end, IN_TAP_H * W * channels - run, 0)
-            o_w += tl.where(end, JW * C - run, 0)
+            o_w += tl.where(end, row_w, 0)
         else:
             i_w += tl.where(end, 1, 0)
             row = i_w == taps_w
             o_x += tl.where(end, IN_TAP_W * channels - C, 0)
             o_x += tl.where(row, (IN_TAP_H * W - taps_w * IN_TAP_W) * channels, 0)
-            o_w += tl.where(row, (JW - taps_w) * C, 0)
+            o_w += tl.where(row, row_w, 0)
             i_w = tl.where(row, 0, i_w)
         k = tl.where(end, 0, k)
     pixel = (out_h + q_h * OUT_STEP_H) * OW + out_w + q_w * OUT_STEP_W
@@ -144,10 +157,11 @@ def conv_batch_tile(
 @triton.jit
 def conv_batch_kernel(
     d_x, d_halves, d_w, p_bias, p_scale, p_y, p_z,
-    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, tiles, border_tiles, low, high, programs,
+    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
+    tiles, border_tiles, low, high, programs,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr, TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -161,16 +175,17 @@ def conv_batch_kernel(
     if PER_PROCESSOR == 0:
         conv_batch_tile(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
-            N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, 0, 0,
-            C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
+            N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
+            C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS, TURN,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, WHOLE,
         )  # fmt: skip
     elif HALVES:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
             conv_batch_tile(
                 i_tile, d_halves, d_w, p_bias, p_scale, p_y, p_z,
-                2 * N, H // 2, W, QW, OH // 2, OW, M, GROUPS, in_h, in_w, out_h, out_w, low, high,
-                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
+                2 * N, H // 2, W, QW, OH // 2, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
+                low, high, C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
+                ROW_OF_TAPS, TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, INNER,
             )  # fmt: skip
         # The next tile in line is the border's first for the program whose turn it is.
@@ -178,116 +193,36 @@ def conv_batch_kernel(
         for i_tile in tl.range(first, border_tiles, programs):
             conv_batch_tile(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, low, high,
-                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
+                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
+                low, high, C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
+                ROW_OF_TAPS, TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M // 2, BLOCK_N, BLOCK_K, PIXELS, BORDER,
             )  # fmt: skip
     else:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
             conv_batch_tile(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, 0, 0,
-                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS,
+                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
+                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS, TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, WHOLE,
             )  # fmt: skip
 
 
-@triton.jit
-def conv_batch_grad_weight_kernel(
-    d_dy, d_x, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, SHARES,
-    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    TAPS: tl.constexpr, PIXELS: tl.constexpr,
-):  # fmt: skip
-    """partial [shares, groups * M, J * C]: TAPS (1 or 3) taps of a row, BLOCK_M x BLOCK_N channels, BLOCK_K images.
-
-    With one tap only the pixels that it reads are walked; three taps walk all pixels of a row, and a tap outside the
-    image reads a box of zeros. With PIXELS 2 a step takes two neighbours, which share boxes of x (strides of 1).
-    """
-    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
-    J: tl.constexpr = JH * JW // TAPS
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    c = tl.program_id(0) % tiles_c * BLOCK_N
-    m = tl.program_id(0) // tiles_c % tiles_m * BLOCK_M
-    i_group = tl.program_id(0) // (tiles_c * tiles_m) % GROUPS
-    j = tl.program_id(0) // (tiles_c * tiles_m * GROUPS) % J * TAPS
-    i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * J)
-    tap_h = in_h + j // JW * IN_TAP_H
-    tap_w = in_w + j % JW * IN_TAP_W
-    q_h, rows = inside(tap_h, H, IN_STEP_H, QH)
-    if TAPS == 1:
-        q_w, columns = inside(tap_w, W, IN_STEP_W, QW)
-    else:
-        q_w = 0
-        columns = QW // PIXELS
-    runs = tl.cdiv(N, BLOCK_K)
-    channels = GROUPS * C
-    work = rows * columns * runs
-    steps = tl.cdiv(tl.maximum(work - i_share, 0), SHARES)
-    nothing = steps == 0  # one step outside then: its boxes are zeros
-    steps = tl.maximum(steps, 1)
-    columns = tl.maximum(columns, 1)
-    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    if TAPS == 3:
-        b_acc_1 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-        b_acc_2 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    tl.assume(steps > 0)
-    for i in range(steps):
-        k = i_share + i * SHARES
-        n = tl.where(nothing, N, k % runs * BLOCK_K)
-        q = k // runs
-        h = q_h + q // columns
-        w = q_w + q % columns * PIXELS
-        b_dy = d_dy.load([n, (h * QW + w) * (GROUPS * M) + i_group * M + m]).T  # [BLOCK_M, BLOCK_K]
-        x_w = tap_w + w * IN_STEP_W
-        o_x = ((tap_h + h * IN_STEP_H) * W + x_w) * channels + i_group * C + c
-        if TAPS == 1:
-            b_x = d_x.load([n, o_x])  # [BLOCK_K, BLOCK_N]
-            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
-        else:
-            STEP: tl.constexpr = IN_TAP_W
-            nowhere = H * W * channels
-            b_x = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x, nowhere)])
-            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
-            x_w += STEP
-            b_x_1 = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + STEP * channels, nowhere)])
-            b_acc_1 = tl.dot(b_dy, b_x_1, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
-            x_w += STEP
-            b_x_2 = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 2 * STEP * channels, nowhere)])
-            b_acc_2 = tl.dot(b_dy, b_x_2, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
-            if PIXELS == 2:
-                x_w += STEP
-                b_x_3 = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 3 * STEP * channels, nowhere)])
-                b_dy = d_dy.load([n, (h * QW + w + 1) * (GROUPS * M) + i_group * M + m]).T
-                b_acc = tl.dot(b_dy, b_x_1, b_acc, input_precision=PRECISION, out_dtype=ACC)
-                b_acc_1 = tl.dot(b_dy, b_x_2, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
-                b_acc_2 = tl.dot(b_dy, b_x_3, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
-    o_m = m + tl.arange(0, BLOCK_M)
-    o_c = c + tl.arange(0, BLOCK_N)
-    p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * JW * C)
-    p_partial += (i_group * M + o_m).to(tl.int64)[:, None] * (JH * JW * C) + j * C + o_c[None, :]
-    m_mc = (o_m < M)[:, None] & (o_c < C)[None, :]
-    tl.store(p_partial, b_acc, mask=m_mc)
-    if TAPS == 3:
-        tl.store(p_partial + C, b_acc_1, mask=m_mc)
-        tl.store(p_partial + 2 * C, b_acc_2, mask=m_mc)
-
-
 def takes(x: torch.Tensor, w: torch.Tensor, groups: int) -> bool:
-    """Whether the form can correlate x [N, H, W, groups * C] with w [groups * M, JH, JW, C]."""
-    return w.shape[3] % 32 == 0 and _has_boxes(x) and _has_boxes(w) and x.shape[0] > 0
+    """Whether the form can correlate x [N, H, W, groups * C] with weights w, as `correlate` takes them."""
+    return x.shape[3] // groups % 32 == 0 and has_boxes(x) and has_boxes(w) and x.shape[0] > 0
 
 
-def takes_grad_weight(x: torch.Tensor, dy: torch.Tensor, groups: int) -> bool:
-    """Whether the form can find the weight gradient of x [N, H, W, groups * C] and dy [N, OH, OW, groups * M]."""
-    # A block of channels of one group starts at a multiple of 16 bytes.
-    whole = all(t.shape[3] // groups * t.element_size() % 16 == 0 for t in (x, dy))
-    return whole and _has_boxes(x) and _has_boxes(dy)
+def takes_unturned(w: torch.Tensor) -> bool:
+    """Whether weights w [groups * M, R, S, C] can be read as they are on the way back.
+
+    Tensor cores read 16-bit operands either way round, float32 along K only.
+    """
+    return w.element_size() == 2 and has_boxes(w)
 
 
-def _has_boxes(x: torch.Tensor) -> bool:
+def has_boxes(x: torch.Tensor) -> bool:
+    """Whether boxes of the matrix that has a row for each index of x's first axis can be read."""
     row = x[0].numel() if x.shape[0] else 0
     return (
         launch.boxes() and x.dtype != torch.float64 and x.data_ptr() % 16 == 0
@@ -296,14 +231,24 @@ def _has_boxes(x: torch.Tensor) -> bool:
 
 
 def correlate(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, h: Walk, v: Walk, groups: int, epilogue: Epilogue, precision: str
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    h: Walk,
+    v: Walk,
+    groups: int,
+    epilogue: Epilogue,
+    precision: str,
+    *,
+    turn: bool = False,
 ) -> None:
     """Write the outputs of one pair of walks into y.
 
-    x [N, H, W, groups * C], w [groups * M, JH, JW, C], y [N, OH, OW, groups * M], all contiguous; no pool.
+    x [N, H, W, groups * C], w [groups * M, JH, JW, C] or, to turn, all weights [groups * C, R, S, M] of a convolution
+    from y to x, y [N, OH, OW, groups * M], all contiguous; no pool.
     """
-    N, H, W, _ = x.shape
-    M, C = w.shape[0] // groups, w.shape[3]
+    N, H, W, channels = x.shape
+    M, C = y.shape[3] // groups, channels // groups
     low, high = _beyond_half(h, x, y)
     halves = N <= 64 and low + high < y.shape[1] // 2
     # A short K leaves no time for wide epilogues.
@@ -323,18 +268,25 @@ def correlate(
     walking = options["PER_PROCESSOR"] * launch.processors()
     programs = min(tiles + border, walking) if walking else tiles
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
-    whole = _rows(x, tile["BLOCK_M"] // (1 + halves), options["BLOCK_K"])
+    whole = boxes_of(x, tile["BLOCK_M"] // (1 + halves), options["BLOCK_K"])
     parts = x.view(2 * N, H // 2, W, -1) if halves else x
     launch.run(
-        conv_batch_kernel, (programs,), whole, _rows(parts, tile["BLOCK_M"], options["BLOCK_K"]),
-        _rows(w, tile["BLOCK_N"], options["BLOCK_K"]), epilogue.bias, epilogue.scale, y, epilogue.z,
+        conv_batch_kernel, (programs,), whole, boxes_of(parts, tile["BLOCK_M"], options["BLOCK_K"]),
+        boxes_of(w, options["BLOCK_K"], tile["BLOCK_N"]) if turn else boxes_of(w, tile["BLOCK_N"], options["BLOCK_K"]),
+        epilogue.bias, epilogue.scale, y, epilogue.z,
         N, H, W, v.count, y.shape[1], y.shape[2], M, groups,
-        h.in_start, v.in_start, h.out_start, v.out_start, tiles, border, low, high, programs,
+        h.in_start, v.in_start, h.out_start, v.out_start, *_taps_of(w, h, v, M), tiles, border, low, high, programs,
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
-        OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, ROW_OF_TAPS=v.in_tap == 1 and groups == 1,
+        OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, ROW_OF_TAPS=v.in_tap == 1 and groups == 1, TURN=turn,
         ACC=launch.acc(x.dtype), PRECISION=precision, HALVES=halves, **flags, **options,
     )  # fmt: skip
+
+
+def _taps_of(w: torch.Tensor, h: Walk, v: Walk, M: int) -> tuple[int, int, int]:
+    """Where in a row of w [groups * C, R, S, M] the walks' first tap is, and how far the next one down and across."""
+    row = w.shape[2] * M
+    return h.taps[0] * row + v.taps[0] * M, h.tap_step * row, v.tap_step * M
 
 
 def _beyond_half(h: Walk, x: torch.Tensor, y: torch.Tensor) -> tuple[int, int]:
@@ -355,42 +307,7 @@ def _all_inside(walk: Walk, size: int) -> bool:
     return walk.in_start >= 0 and last < size
 
 
-def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision: str) -> torch.Tensor:
-    """The weight gradient [groups * M, R, S, C] of a convolution of x [N, H, W, groups * C] with output gradient dy."""
-    N, H, W, channels = x.shape
-    h, v, groups = geometry.h.forward(), geometry.w.forward(), geometry.groups
-    C, M = channels // groups, dy.shape[3] // groups
-    taps = len(h.taps) * len(v.taps)
-    tile = launch.tile(
-        "conv_batch_grad_weight", x.dtype, floor=16, precision=precision, M=M, N=C, K=N, pixels=h.count * v.count
-    )
-    together = tile["TAPS"] if len(v.taps) == 3 else 1
-    pixels = tile["PIXELS"] if (together, v.in_step, v.in_tap, v.count % 2) == (3, 1, 1, 0) else 1
-    tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
-    work = _steps(geometry.h) * _steps(geometry.w) * triton.cdiv(N, tile["BLOCK_K"])
-    shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
-    partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
-    sizes = {**tile.options, "TAPS": together, "PIXELS": pixels}
-    del sizes["PER_PROCESSOR"]
-    launch.run(
-        conv_batch_grad_weight_kernel, (tiles * shares,), _rows(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
-        _rows(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial,
-        N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares,
-        C=C, JH=len(h.taps), JW=len(v.taps),
-        IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
-        ACC=launch.acc(x.dtype), PRECISION=precision, **sizes,
-    )  # fmt: skip
-    total = gemm.sum_shares(partial.view(shares, -1), x.dtype)
-    return total.view(groups * M, len(h.taps), len(v.taps), C)
-
-
-def _steps(axis: Axis) -> int:
-    """The outputs that the middle tap of an axis visits: what a share of the work is counted by."""
-    tap = axis.kernel // 2 * axis.dilation - axis.padding
-    return max(1, sum(0 <= tap + o * axis.stride < axis.size for o in range(axis.output)))
-
-
-def _rows(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+def boxes_of(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """x as a matrix with a row for each index of its first axis, to be read in boxes."""
     matrix = x.view(x.shape[0], -1)
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])

@@ -35,6 +35,11 @@ class Walk:
     in_tap: int
     taps: tuple[int, ...]
 
+    @property
+    def tap_step(self) -> int:
+        """From the weight of one tap to that of the next."""
+        return self.taps[1] - self.taps[0] if len(self.taps) > 1 else 0
+
 
 @dataclass(frozen=True)
 class Axis:

@@ -94,11 +94,8 @@ def turned(w: torch.Tensor, h: Walk, v: Walk, groups: int) -> torch.Tensor:
     out = torch.empty(groups * C, JH, JW, M, dtype=w.dtype, device=w.device)
     tile = launch.tile("conv_turn", w.dtype, M=C, N=M)
     grid = (triton.cdiv(M, tile["BLOCK_N"]) * triton.cdiv(C, tile["BLOCK_M"]) * JH * JW * groups,)
-    (first_r, step_r), (first_s, step_s) = (
-        (t.taps[0], t.taps[1] - t.taps[0] if len(t.taps) > 1 else 0) for t in (h, v)
-    )
     launch.run(
-        conv_turn_kernel, grid, w, out, M, C, *w.stride(), first_r, step_r, first_s, step_s,
+        conv_turn_kernel, grid, w, out, M, C, *w.stride(), h.taps[0], h.tap_step, v.taps[0], v.tap_step,
         JH=JH, JW=JW, **tile.options,
     )  # fmt: skip
     return out
