@@ -156,6 +156,7 @@ def tiles_of_forms():
     forms = {
         "conv": "pixel", "conv_flat": "pixel", "conv_grad_weight": "pixel",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
+        "conv_batch_even_sum": "batch",
     }  # fmt: skip
     seen = set()
     for family in (family for family in conv.FAMILIES if not family.startswith("conv_fft")):

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import gemm, launch
+from minidl.kernels.conv import batch_grad_weight_even
 from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes, inside
 from minidl.kernels.conv.geometry import Axis, Geometry
 
@@ -109,10 +110,12 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     N, H, W, channels = x.shape
     h, v, groups = geometry.h.forward(), geometry.w.forward(), geometry.groups
     C, M = channels // groups, dy.shape[3] // groups
-    taps = len(h.taps) * len(v.taps)
     tile = launch.tile(
         "conv_batch_grad_weight", x.dtype, floor=16, precision=precision, M=M, N=C, K=N, pixels=h.count * v.count
     )
+    if tile["EVEN"]:
+        return batch_grad_weight_even.grad_weight(x, dy, geometry, precision, tile)
+    taps = len(h.taps) * len(v.taps)
     together = tile["TAPS"] if len(v.taps) == 3 else 1
     pixels = tile["PIXELS"] if (together, v.in_step, v.in_tap, v.count % 2) == (3, 1, 1, 0) else 1
     tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
@@ -120,7 +123,7 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
     partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
     sizes = {**tile.options, "TAPS": together, "PIXELS": pixels}
-    del sizes["PER_PROCESSOR"]
+    del sizes["PER_PROCESSOR"], sizes["EVEN"]
     launch.run(
         conv_batch_grad_weight_kernel, (tiles * shares,), boxes_of(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
         boxes_of(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial,
