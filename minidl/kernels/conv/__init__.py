@@ -21,7 +21,7 @@ from minidl.kernels.conv.problem import POOLS, Epilogue, turned
 FORMS = ("pixel", "batch", "banded", "fft")
 FAMILIES = (
     "conv", "conv_flat", "conv_grad_weight", "conv_batch", "conv_batch_narrow", "conv_batch_grad_weight",
-    "conv_batch_even_sum", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn", "conv_fft",
+    "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn", "conv_fft",
     "conv_fft_product",
 )  # fmt: skip
 

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import gemm, launch
-from minidl.kernels.conv import batch_grad_weight_even
 from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes, inside
 from minidl.kernels.conv.geometry import Axis, Geometry
 
@@ -47,6 +46,7 @@ def conv_batch_grad_weight_kernel(
         columns = QW // PIXELS
     runs = tl.cdiv(N, BLOCK_K)
     channels = GROUPS * C
+    places = tl.maximum(rows * columns, 1)
     work = rows * columns * runs
     steps = tl.cdiv(tl.maximum(work - i_share, 0), SHARES)
     nothing = steps == 0  # one step outside then: its boxes are zeros
@@ -59,8 +59,8 @@ def conv_batch_grad_weight_kernel(
     tl.assume(steps > 0)
     for i in range(steps):
         k = i_share + i * SHARES
-        n = tl.where(nothing, N, k % runs * BLOCK_K)
-        q = k // runs
+        n = tl.where(nothing, N, k // places * BLOCK_K)
+        q = k % places
         h = q_h + q // columns
         w = q_w + q % columns * PIXELS
         b_dy = d_dy.load([n, (h * QW + w) * (GROUPS * M) + i_group * M + m]).T  # [BLOCK_M, BLOCK_K]
@@ -113,8 +113,6 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     tile = launch.tile(
         "conv_batch_grad_weight", x.dtype, floor=16, precision=precision, M=M, N=C, K=N, pixels=h.count * v.count
     )
-    if tile["EVEN"]:
-        return batch_grad_weight_even.grad_weight(x, dy, geometry, precision, tile)
     taps = len(h.taps) * len(v.taps)
     together = tile["TAPS"] if len(v.taps) == 3 else 1
     pixels = tile["PIXELS"] if (together, v.in_step, v.in_tap, v.count % 2) == (3, 1, 1, 0) else 1
@@ -123,7 +121,7 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
     partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
     sizes = {**tile.options, "TAPS": together, "PIXELS": pixels}
-    del sizes["PER_PROCESSOR"], sizes["EVEN"]
+    del sizes["PER_PROCESSOR"]
     launch.run(
         conv_batch_grad_weight_kernel, (tiles * shares,), boxes_of(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
         boxes_of(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial,

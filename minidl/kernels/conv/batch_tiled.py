@@ -20,6 +20,7 @@ from minidl.kernels import launch
 from minidl.kernels.activation import activate
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import Epilogue
+from minidl.kernels.gemm import halves
 
 WHOLE = tl.constexpr(0)
 INNER = tl.constexpr(1)
@@ -57,6 +58,30 @@ def finish(
 
 
 @triton.jit
+def epilogue(
+    b_acc, p_bias, p_scale, p_y, p_z, n, N, pixel, pixels, m, M, i_group, GROUPS,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    """`finish` in PIECES (a power of two) of columns one after another: less shared memory, fewer registers."""
+    if PIECES == 1:
+        finish(
+            b_acc, p_bias, p_scale, p_y, p_z, n, N, pixel, pixels, m, M, i_group, GROUPS,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z,
+        )  # fmt: skip
+    else:
+        b_left, b_right = halves(b_acc)
+        epilogue(
+            b_left, p_bias, p_scale, p_y, p_z, n, N, pixel, pixels, m, M, i_group, GROUPS,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
+        )  # fmt: skip
+        epilogue(
+            b_right, p_bias, p_scale, p_y, p_z, n, N, pixel, pixels, m + b_left.shape[1], M, i_group, GROUPS,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
+        )  # fmt: skip
+
+
+@triton.jit
 def conv_batch_tile(
     i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
     N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, low, high,
@@ -65,7 +90,8 @@ def conv_batch_tile(
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr, TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIXELS: tl.constexpr, PART: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIXELS: tl.constexpr, PIECES: tl.constexpr,
+    PART: tl.constexpr,
 ):  # fmt: skip
     """A run of images at one pixel, or at two neighbours (PIXELS) that share the weights' boxes, with every tap inside.
 
@@ -142,15 +168,15 @@ def conv_batch_tile(
             i_w = tl.where(row, 0, i_w)
         k = tl.where(end, 0, k)
     pixel = (out_h + q_h * OUT_STEP_H) * OW + out_w + q_w * OUT_STEP_W
-    finish(
+    epilogue(
         b_acc, p_bias, p_scale, p_y, p_z, n, N, pixel, OH * OW, m, M, i_group, GROUPS,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
     )  # fmt: skip
     if PIXELS == 2:
         images = tl.where(q_w + 1 < QW, N, 0)  # none where the row ends before the second pixel
-        finish(
+        epilogue(
             b_acc_1, p_bias, p_scale, p_y, p_z, n, images, pixel + OUT_STEP_W, OH * OW, m, M, i_group, GROUPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
         )  # fmt: skip
 
 
@@ -165,7 +191,8 @@ def conv_batch_kernel(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PIXELS: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr, HALVES: tl.constexpr,
+    PIXELS: tl.constexpr, PIECES: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+    HALVES: tl.constexpr,
 ):  # fmt: skip
     """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles.
 
@@ -177,7 +204,7 @@ def conv_batch_kernel(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
             N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
             C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS, TURN,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, WHOLE,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, PIECES, WHOLE,
         )  # fmt: skip
     elif HALVES:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
@@ -186,7 +213,8 @@ def conv_batch_kernel(
                 2 * N, H // 2, W, QW, OH // 2, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
                 low, high, C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
                 ROW_OF_TAPS, TURN,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, INNER,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+                PIXELS, PIECES, INNER,
             )  # fmt: skip
         # The next tile in line is the border's first for the program whose turn it is.
         first = (tl.program_id(0) + programs - tiles % programs) % programs
@@ -196,7 +224,8 @@ def conv_batch_kernel(
                 N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
                 low, high, C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
                 ROW_OF_TAPS, TURN,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M // 2, BLOCK_N, BLOCK_K, PIXELS, BORDER,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M // 2, BLOCK_N, BLOCK_K,
+                PIXELS, PIECES, BORDER,
             )  # fmt: skip
     else:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
@@ -204,7 +233,8 @@ def conv_batch_kernel(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
                 N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
                 C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS, TURN,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, WHOLE,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+                PIXELS, PIECES, WHOLE,
             )  # fmt: skip
 
 
@@ -250,26 +280,26 @@ def correlate(
     N, H, W, channels = x.shape
     M, C = y.shape[3] // groups, channels // groups
     low, high = _beyond_half(h, x, y)
-    halves = N <= 64 and low + high < y.shape[1] // 2
+    halved = N <= 64 and low + high < y.shape[1] // 2
     # A short K leaves no time for wide epilogues.
     family = "conv_batch_narrow" if x.dtype != torch.float32 and C % 64 else "conv_batch"
-    rows, pixels = (2 * N, h.count * v.count // 2) if halves else (N, h.count * v.count)
+    rows, pixels = (2 * N, h.count * v.count // 2) if halved else (N, h.count * v.count)
     tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=rows, N=M, K=C & -C, pixels=pixels)
     options = tile.options
-    halves = halves and tile["BLOCK_M"] >= 32
-    if not halves:
+    halved = halved and tile["BLOCK_M"] >= 32
+    if not halved:
         rows, low, high = N, 0, 0
     options["PIXELS"] = tile["PIXELS"] if _all_inside(h, H) and _all_inside(v, W) else 1
     options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
-    options["PER_PROCESSOR"] = tile["PER_PROCESSOR"] or int(halves)
+    options["PER_PROCESSOR"] = tile["PER_PROCESSOR"] or int(halved)
     across = triton.cdiv(M, tile["BLOCK_N"]) * groups * triton.cdiv(v.count, options["PIXELS"])
     tiles = across * triton.cdiv(rows, tile["BLOCK_M"]) * (h.count * N // rows - low - high)
     border = across * triton.cdiv(N, tile["BLOCK_M"] // 2) * 2 * (low + high)
     walking = options["PER_PROCESSOR"] * launch.processors()
     programs = min(tiles + border, walking) if walking else tiles
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
-    whole = boxes_of(x, tile["BLOCK_M"] // (1 + halves), options["BLOCK_K"])
-    parts = x.view(2 * N, H // 2, W, -1) if halves else x
+    whole = boxes_of(x, tile["BLOCK_M"] // (1 + halved), options["BLOCK_K"])
+    parts = x.view(2 * N, H // 2, W, -1) if halved else x
     launch.run(
         conv_batch_kernel, (programs,), whole, boxes_of(parts, tile["BLOCK_M"], options["BLOCK_K"]),
         boxes_of(w, options["BLOCK_K"], tile["BLOCK_N"]) if turn else boxes_of(w, tile["BLOCK_N"], options["BLOCK_K"]),
@@ -279,7 +309,7 @@ def correlate(
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
         OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, ROW_OF_TAPS=v.in_tap == 1 and groups == 1, TURN=turn,
-        ACC=launch.acc(x.dtype), PRECISION=precision, HALVES=halves, **flags, **options,
+        ACC=launch.acc(x.dtype), PRECISION=precision, HALVES=halved, **flags, **options,
     )  # fmt: skip
 
 
