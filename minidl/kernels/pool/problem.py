@@ -14,7 +14,7 @@ from minidl.kernels import launch
 from minidl.kernels.pool.geometry import Windows
 
 # A window of up to this many taps is unrolled, so that all of its loads are on their way together.
-UNROLLED = 9
+UNROLLED = 16
 # The integers of a launch, which are not worth a kernel for each of their alignments.
 SIZES = ("P", "C_V", "rows", "columns", "by_h", "by_w", "H", "W", "OH", "OW", "pad_h", "pad_w")
 
