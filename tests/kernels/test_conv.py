@@ -336,6 +336,25 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block):
                     continue
 
 
+@pytest.mark.parametrize("M", [12, 24])
+@pytest.mark.parametrize("size", [(14, 13), (13, 14), (8, 20)])
+def test_bands_that_cannot_pool_are_pooled_afterwards(M, size, monkeypatch):
+    p = Problem((3, 1, M, size, (7, 7), (1, 1), (0, 0), (1, 1), 1))
+    monkeypatch.setattr(conv.pixel_tiled, "correlate", lambda *_: pytest.fail("the slow form was taken"))
+    channel = (slice(None), None, None)
+    z = (p.y * p.scale.double()[channel] + p.bias.double()[channel]).relu()
+    for pool, function in (("max", F.max_pool2d), ("avg", F.avg_pool2d)):
+        y, _ = conv.forward(p.x, p.w, p.geometry, p.bias, "relu", scale=p.scale, pool=pool)
+        assert torch.equal(y.double(), function(z, 2))
+
+
+def test_bands_that_can_pool_do_it_in_their_kernel(monkeypatch):
+    p = Problem((2, 1, 16, (12, 14), (5, 5), (1, 1), (0, 0), (1, 1), 1))
+    monkeypatch.setattr(conv.pools, "max_pool2d", lambda *_: pytest.fail("a second kernel"))
+    y, _ = conv.forward(p.x, p.w, p.geometry, pool="max")
+    assert torch.equal(y.double(), F.max_pool2d(p.y, 2))
+
+
 def test_refusals():
     p = Problem(SHAPES["pixel"])
     with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, batch, banded"):

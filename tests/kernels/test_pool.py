@@ -5,10 +5,12 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+import triton.language as tl
 
 from minidl import ops
 from minidl.autograd import no_grad
 from minidl.kernels import launch, pool
+from minidl.kernels.pool import problem
 from minidl.tensor import Tensor
 
 NAN, INF = float("nan"), float("inf")
@@ -164,7 +166,7 @@ def test_two_runs_give_the_same_bits(ours, device):
 
 def test_channels_last_stays_without_a_copy(device):
     x = torch.randn(2, 8, 6, 6, device=device).to(memory_format=torch.channels_last)
-    assert pool._last(x).data_ptr() == x.data_ptr()
+    assert problem.last(x).data_ptr() == x.data_ptr()
     assert ops.max_pool2d(Tensor(x), 2).data.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -179,15 +181,18 @@ def test_nothing_to_pool(ours, shape, device):
 def test_long_images_take_64_bit_indices(device, monkeypatch):
     # The same numbers as with 32 bits, which this image would do with.
     x = torch.randn(2, 3, 9, 10, dtype=torch.float64, device=device)
-    plan = pool._plan
+    plan = problem.plan
 
     def wide(*args):
-        grid, meta = plan(*args)
-        return grid, {**meta, "INDEX": pool.tl.int64}
+        grid, sizes, meta = plan(*args)
+        return grid, sizes, {**meta, "INDEX": tl.int64}
 
-    calls = [(ops.max_pool2d, (3, 2, 1)), (ops.avg_pool2d, (3, 2, 1)), (ops.adaptive_avg_pool2d, ((4, 7),))]
+    calls = [
+        (ops.max_pool2d, (3, 2, 1)), (ops.avg_pool2d, (3, 2, 1)), (ops.adaptive_avg_pool2d, ((4, 7),)),
+        (ops.max_pool2d, (2,)), (ops.avg_pool2d, (2, 3, 1)),
+    ]  # fmt: skip
     expected = [differentiated(op, x, *args) for op, args in calls]
-    monkeypatch.setattr(pool, "_plan", wide)
+    monkeypatch.setattr(problem, "plan", wide)
     for (op, args), wanted in zip(calls, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(differentiated(op, x, *args), wanted, strict=True))
 
@@ -195,8 +200,71 @@ def test_long_images_take_64_bit_indices(device, monkeypatch):
 def test_an_image_of_a_long_side_counts_in_64_bits():
     at = pool.adaptive_windows("adaptive_avg_pool2d", (1, 70_000), (1, 60_000))
     y = torch.empty(1, 1, 60_000, 1)
-    assert pool._plan("pool", y, at, 1)[1]["INDEX"] == pool.tl.int64
-    assert pool._plan("pool", torch.empty(1, 9, 9, 1), pool.windows("p", (18, 18), 2), 4)[1]["INDEX"] == pool.tl.int32
+    assert problem.plan("pool", y, at, at.output, 1)[2]["INDEX"] == tl.int64
+    at = pool.windows("p", (18, 18), 2)
+    assert problem.plan("pool", torch.empty(1, 9, 9, 1), at, at.output, 4)[2]["INDEX"] == tl.int32
+
+
+def test_a_product_divides_as_a_division_does():
+    sizes = [*range(1, 70), 127, 128, 129, 1000, 4095, 4097, 65537, 2**20 + 1, 2**30, 2**30 + 1, 2**31 - 1]
+    for size in sizes:
+        packed = problem.reciprocal(size)
+        product, shift = packed & 0xFFFFFFFF, (packed >> 32) - 1
+        most = (2**31 - 1) // size
+        for n in {0, 1, size - 1, size, size + 1, most * size - 1, most * size, 2**31 - 2, 2**31 - 1}:
+            if 0 <= n < 2**31:
+                assert (2 * n * product >> 32) >> shift == n // size
+        assert packed >= 2**32
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 4))
+def test_what_is_known_of_windows_beforehand(seed):
+    case = drawn(seed)
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    size = case["shape"][2:]
+    try:
+        at = pool.windows("p", size, *(case[name] for name in names), None, case["count_include_pad"])
+    except ValueError:
+        return
+    rows, columns = (
+        [[o * at.stride[a] - at.padding[a] + r * at.dilation[a] for r in range(at.kernel[a])] for o in range(count)]
+        for a, count in enumerate(at.output)
+    )
+    taps = [tap for window in rows for tap in window], [tap for window in columns for tap in window]
+    assert at.inside == all(0 <= tap < size[a] for a in (0, 1) for tap in taps[a])
+    if at.apart:
+        assert all(len(set(found)) == len(found) for found in taps)
+        assert all(b * s - p >= n for b, s, p, n in zip(at.blocks, at.stride, at.padding, size, strict=True))
+        assert all(b >= o for b, o in zip(at.blocks, at.output, strict=True))
+    if at.exact:
+        assert at.blocks == at.output
+        assert at.padding == (0, 0)
+        assert all(b * s == n for b, s, n in zip(at.blocks, at.stride, size, strict=True))
+    if at.full and case["dilation"] == 1:
+        ones = F.avg_pool2d(
+            torch.ones(1, 1, *size, dtype=torch.float64), at.kernel, at.stride, at.padding, case["ceil_mode"],
+            case["count_include_pad"],
+        )  # fmt: skip
+        summed = F.avg_pool2d(
+            torch.ones(1, 1, *size, dtype=torch.float64), at.kernel, at.stride, at.padding, case["ceil_mode"],
+            divisor_override=1,
+        )  # fmt: skip
+        torch.testing.assert_close(ones * (at.kernel[0] * at.kernel[1]), summed)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(2, 2, 0), (2, 3, 0), ((1, 2), (2, 2), (0, 1)), (3, 4, 1), (1, 5, 0)]
+)
+@pytest.mark.parametrize(("ours", "theirs"), [(ops.max_pool2d, F.max_pool2d), (ops.avg_pool2d, F.avg_pool2d)])
+@pytest.mark.parametrize("size", [(12, 12), (13, 11), (6, 7)])
+def test_windows_apart_are_torchs(ours, theirs, kernel, stride, padding, size, device):
+    for channels in (8, 12):
+        x = torch.randn(3, channels, *size, dtype=torch.float64, device=device)
+        for ceil in (False, True):
+            how = {"stride": stride, "padding": padding, "ceil_mode": ceil}
+            expected = differentiated(theirs, x, kernel, **how)
+            for got, wanted in zip(differentiated(ours, x, kernel, **how), expected, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_many_programs(device):

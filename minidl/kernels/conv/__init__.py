@@ -13,6 +13,7 @@ it is asked for.
 import torch
 
 from minidl.kernels import check, launch
+from minidl.kernels import pool as pools
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, fft, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry, Walk
@@ -46,7 +47,8 @@ def forward(
     """(y, z): z is the value before the activation where `preactivation` is set, else None.
 
     scale and bias [groups * M]: y = act(scale * conv(x, w) + bias), as a folded batch norm has it. pool "max" or "avg"
-    takes the maximum or the mean of 2x2 windows (stride 2, incomplete windows left out) after the activation.
+    takes the maximum or the mean of 2x2 windows (stride 2, incomplete windows left out) after the activation: in the
+    same kernel, or in one of its own where only the slow form could do both.
     Raises ValueError for shapes that do not fit, a form that cannot take the shape, or pool with preactivation.
     """
     _check("conv2d", x=x, w=w, bias=bias, scale=scale)
@@ -55,11 +57,16 @@ def forward(
     if pool and preactivation:
         raise ValueError("conv2d: preactivation has no meaning for pooled outputs; pool afterwards")
     h, v = geometry.h.forward(), geometry.w.forward()
+    x_last, w_last = channels_last(x), channels_last(w)
+    if pool and form is None and _pooled_apart(x_last, w_last, h, v, geometry.groups):
+        y, _ = forward(x, w, geometry, bias, act, scale=scale, precision=precision)
+        windows = pools.windows("conv2d", (h.count, v.count), 2)
+        return pools.max_pool2d(y, windows)[0] if pool == "max" else pools.avg_pool2d(y, windows), None
     size = (h.count // 2, v.count // 2) if pool else (h.count, v.count)
     y = torch.empty(x.shape[0], *size, w.shape[0], dtype=x.dtype, device=x.device)
     z = torch.empty_like(y) if preactivation else None
     epilogue = Epilogue(_contiguous(bias), _contiguous(scale), act, pool, z)
-    _correlate(channels_last(x), channels_last(w), y, h, v, geometry.groups, epilogue, form, precision)
+    _correlate(x_last, w_last, y, h, v, geometry.groups, epilogue, form, precision)
     return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)
 
 
@@ -167,6 +174,15 @@ def _forms(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool
     if fft.takes(x, w, h, v, groups, pool):
         able.append("fft")
     return able
+
+
+def _pooled_apart(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int) -> bool:
+    """Whether the bands take x [N, H, W, channels] and w, and a group of them does not hold whole 2x2 windows.
+
+    The pixel form, which can pool then, takes several times as long as the bands with a pool after them.
+    """
+    fused, alone = (_choose(None, _forms(x, w, h, v, groups, pool), x.shape[0]) for pool in (True, False))
+    return min(h.count, v.count) >= 2 and (fused, alone) == ("pixel", "banded")
 
 
 def _choose(wanted: str | None, able: list[str], N: int) -> str:

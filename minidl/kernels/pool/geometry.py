@@ -1,0 +1,150 @@
+"""The windows of a pooling: where they lie, what they are divided by, and what of that is known beforehand."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import triton
+
+Pair = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of one pooling over images of H x W, as torch's arguments give them; all pairs are (height, width).
+
+    size      of the image             output    of the result
+    divisor   what every window is divided by, 0 for its own size, with its padding where `padded` is set
+    adaptive  windows follow from size and output alone; kernel is then the largest of them
+    """
+
+    size: tuple[int, int]
+    output: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    divisor: int = 0
+    padded: bool = True
+    adaptive: bool = False
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How many pixels a window spans, with those between its taps."""
+        (R, S), (d_h, d_w) = self.kernel, self.dilation
+        return (R - 1) * d_h + 1, (S - 1) * d_w + 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether every window lies in the image."""
+        return self.padding == (0, 0) and self._within(self.size)
+
+    @property
+    def full(self) -> bool:
+        """Whether a mean divides by as many pixels as a window has, everywhere."""
+        padded = self.size[0] + self.padding[0], self.size[1] + self.padding[1]
+        return self.inside or (self.padded and self._within(padded))
+
+    def _within(self, end: tuple[int, int]) -> bool:
+        """Whether no window reaches beyond pixel `end`."""
+        along = zip(self.output, self.stride, self.padding, self.reach, end, strict=True)
+        return not self.adaptive and all((o - 1) * s - p + r <= e for o, s, p, r, e in along)
+
+    @property
+    def apart(self) -> bool:
+        """Whether no pixel lies between the taps of two windows: then each belongs to one of `blocks`."""
+        return not self.adaptive and self.reach[0] <= self.stride[0] and self.reach[1] <= self.stride[1]
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Rows and columns of the blocks of stride x stride pixels, each beginning with a window, that hold the image
+        and the padding before it."""
+        (H, W), (pad_h, pad_w), (s_h, s_w) = self.size, self.padding, self.stride
+        return triton.cdiv(H + pad_h, s_h), triton.cdiv(W + pad_w, s_w)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the blocks hold nothing but the image, and each is a window's."""
+        filled = all(o * s == size for o, s, size in zip(self.output, self.stride, self.size, strict=True))
+        return self.padding == (0, 0) and filled
+
+    @property
+    def near(self) -> tuple[int, int]:
+        """How many windows along each axis may hold one pixel."""
+        if self.adaptive:
+            return largest_window(self.output[0], self.size[0]), largest_window(self.output[1], self.size[1])
+        return triton.cdiv(self.reach[0], self.stride[0]), triton.cdiv(self.reach[1], self.stride[1])
+
+
+def pair(op: str, name: str, value: Pair, least: int) -> tuple[int, int]:
+    """(height, width) from an integer or a pair. Raises ValueError below `least`, TypeError for anything else."""
+    values = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
+    if len(values) == 1:
+        values = values * 2
+    if len(values) != 2 or not all(isinstance(v, int) for v in values):
+        raise TypeError(f"{op}: {name} is {value!r}, expected an integer or a pair of them")
+    if min(values) < least:
+        raise ValueError(f"{op}: {name} is {value}, expected {least} or more")
+    return values
+
+
+def windows(
+    op: str,
+    size: tuple[int, int],
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    divisor: int | None = None,
+    padded: bool = True,
+) -> Windows:
+    """The windows of torch's arguments. stride is kernel_size where it is None.
+
+    With ceil_mode a last window may reach beyond the padding, as long as it starts before the padding behind the image.
+    Raises ValueError where padding is above half of the kernel, or a window does not fit.
+    """
+    kernel = pair(op, "kernel_size", kernel_size, 1)
+    step = kernel if stride is None else pair(op, "stride", stride, 1)
+    pad, dil = pair(op, "padding", padding, 0), pair(op, "dilation", dilation, 1)
+    if divisor == 0:
+        raise ValueError(f"{op}: divisor_override is 0, expected another number, or None for the size of the window")
+    output = []
+    for axis, name in enumerate(("height", "width")):
+        reach = (kernel[axis] - 1) * dil[axis] + 1
+        if pad[axis] > kernel[axis] // 2:
+            raise ValueError(
+                f"{op}: padding {pad[axis]} is above half of the kernel's {name} {kernel[axis]}; "
+                f"use at most {kernel[axis] // 2}"
+            )
+        room = size[axis] + 2 * pad[axis] - reach
+        count = (room + (step[axis] - 1 if ceil_mode else 0)) // step[axis] + 1
+        if ceil_mode and (count - 1) * step[axis] >= size[axis] + pad[axis]:
+            count -= 1
+        if count < 1 or size[axis] < 1:
+            raise ValueError(
+                f"{op}: a kernel of {name} {reach} does not fit into an image of {name} {size[axis]} with padding "
+                f"{pad[axis]}; use a smaller kernel or a larger image"
+            )
+        output.append(count)
+    return Windows(size, (output[0], output[1]), kernel, step, pad, dil, divisor or 0, padded)
+
+
+def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[int | None, int | None]) -> Windows:
+    """The windows of an adaptive mean; None in output_size keeps the image's. Raises ValueError for an empty image."""
+    sizes = tuple(output_size) if isinstance(output_size, list | tuple) else (output_size, output_size)
+    if len(sizes) != 2:
+        raise TypeError(f"{op}: output_size is {output_size!r}, expected an integer or a pair")
+    kept = tuple(size[axis] if value is None else value for axis, value in enumerate(sizes))
+    output = pair(op, "output_size", output_size if isinstance(output_size, int) else kept, 0)
+    if 0 in size:
+        raise ValueError(f"{op}: the image is {size[0]} x {size[1]}, expected a height and width of 1 or more")
+    kernel = largest_window(size[0], output[0]), largest_window(size[1], output[1])
+    return Windows(size, output, kernel, adaptive=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def largest_window(size: int, outputs: int) -> int:
+    """Of `outputs` adaptive windows over `size` inputs, the largest."""
+    return max((-(-(o + 1) * size // outputs) - o * size // outputs for o in range(outputs)), default=1)

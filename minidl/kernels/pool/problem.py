@@ -1,0 +1,86 @@
+"""What the kernels of pooling share: how pixels are numbered, and the constants of a launch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import launch
+from minidl.kernels.pool.geometry import Windows
+
+# A window of up to this many taps is unrolled, so that all of its loads are on their way together.
+UNROLLED = 16
+# The integers of a launch, which are not worth a kernel for each of their alignments.
+SIZES = ("P", "C_V", "rows", "columns", "by_h", "by_w", "H", "W", "OH", "OW", "pad_h", "pad_w")
+
+
+@triton.jit
+def divided(n, size, by, INDEX: tl.constexpr):
+    """n // size for n from 0 to below 2^31, by the product with `reciprocal(size)`."""
+    if tl.int64 == INDEX:
+        return n // size
+    else:
+        n = n.to(tl.uint32)
+        shift = ((by >> 32) - 1).to(tl.uint32)
+        return (tl.umulhi(n + n, by.to(tl.uint32)) >> shift).to(tl.int32)
+
+
+@triton.jit
+def pixels(rows, columns, by_h, by_w, INDEX: tl.constexpr, BLOCK_P: tl.constexpr):
+    """(index, image, row, column) of this program's places in images of rows x columns of them."""
+    o_p = tl.program_id(0).to(INDEX) * BLOCK_P + tl.arange(0, BLOCK_P)
+    row = divided(o_p, columns, by_w, INDEX)
+    image = divided(row, rows, by_h, INDEX)
+    return o_p, image.to(tl.int64), row - image * rows, o_p - row * columns
+
+
+@triton.jit
+def inside(h, w, H, W):
+    """Which pixels are in the image."""
+    return (h >= 0) & (h < H) & (w >= 0) & (w < W)
+
+
+@functools.lru_cache(maxsize=1024)
+def reciprocal(size: int) -> int:
+    """2^(31 + k) / size rounded up, k the bits of size - 1; and above its 32 bits k + 1, so that it always takes 64.
+
+    floor(n m / 2^(31 + k)) is then n // size for 0 <= n < 2^31 (Granlund and Montgomery, PLDI 1994).
+    """
+    k = max(size - 1, 0).bit_length()
+    return -(-(1 << 31 + k) // max(size, 1)) | k + 1 << 32
+
+
+def last(x: torch.Tensor) -> torch.Tensor:
+    """x [N, C, H, W] as a contiguous [N, H, W, C]: a view where it is channels-last, else a copy."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def empty(like: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """[N, *size, C] for an image or its windows `like` [N, C, ...]."""
+    return torch.empty(like.shape[0], *size, like.shape[1], dtype=like.dtype, device=like.device)
+
+
+def plan(
+    family: str, y: torch.Tensor, at: Windows, numbered: tuple[int, int], taps: int
+) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
+    """(grid, SIZES, constants) of a launch that writes y [N, ..., C] by `numbered` rows and columns of places an image,
+    of which each goes through so many taps."""
+    P, C = y.shape[0] * numbered[0] * numbered[1], y.shape[3]
+    tile = launch.tile(family, y.dtype, P=P, C=C)
+    # An adaptive window multiplies an index of one size by the other size.
+    largest = max(P + tile["BLOCK_P"], *(2 * (a + 1) * (b + 1) for a, b in zip(at.size, at.output, strict=True)))
+    # Channels as so many vectors of a known size tell the compiler their alignment, for 8 and 24 as for 16. Of 16, the
+    # places of maxima would be stored 16 at a time, and go through shared memory to the threads that do.
+    vector = math.gcd(C, 8)
+    sizes = (P, C // vector, *numbered, *map(reciprocal, numbered), *at.size, *at.output, *at.padding)
+    meta = {
+        "VEC": vector, "R": at.kernel[0], "S": at.kernel[1], "STRIDE_H": at.stride[0], "STRIDE_W": at.stride[1],
+        "UNROLL": taps if taps <= UNROLLED else 1, "INDEX": tl.int32 if largest < 2**31 else tl.int64,
+        "ACC": launch.acc(y.dtype), **tile.options,
+    }  # fmt: skip
+    return (triton.cdiv(P, tile["BLOCK_P"]), triton.cdiv(C, tile["BLOCK_C"])), sizes, meta
