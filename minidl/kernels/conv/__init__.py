@@ -6,25 +6,32 @@
 Shapes are torch's; memory is channels-last inside ([N, H, W, C]): a tensor in `torch.channels_last` is used as it is,
 any other is copied once, and results are channels-last. The gradient of the input is the transposed convolution.
 
-Forms: `batch_tiled` for many images and channels, `banded` for few channels, `pixel_tiled` for every shape; `fft` where
-it is asked for.
+Forms: `batch_tiled` for many images and channels, `boxed` for few images or large ones, `banded` for few channels,
+`pixel_tiled` for every shape; `fft` where it is asked for.
 """
+
+import itertools
 
 import torch
 
 from minidl.kernels import check, launch
 from minidl.kernels import pool as pools
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, fft, pixel_tiled
+from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, boxed, fft, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import POOLS, Epilogue, turned
 
-FORMS = ("pixel", "batch", "banded", "fft")
+FORMS = ("pixel", "box", "batch", "banded", "fft")
 FAMILIES = (
-    "conv", "conv_flat", "conv_grad_weight", "conv_batch", "conv_batch_narrow", "conv_batch_grad_weight",
+    "conv", "conv_flat", "conv_grad_weight", "conv_batch", "conv_batch_narrow", "conv_batch_grad_weight", "conv_box",
     "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn", "conv_fft",
     "conv_fft_product",
 )  # fmt: skip
+
+# These read weights on the way back as they are.
+UNTURNED = ("batch", "box")
+# Bytes of an image from which on boxes of its pixels are faster than runs of images.
+LARGE = 2**20
 
 
 class UnableError(ValueError):
@@ -59,7 +66,7 @@ def forward(
     h, v = geometry.h.forward(), geometry.w.forward()
     x_last, w_last = channels_last(x), channels_last(w)
     if pool and form is None and _pooled_apart(x_last, w_last, h, v, geometry.groups):
-        y, _ = forward(x, w, geometry, bias, act, scale=scale, precision=precision)
+        y, _ = forward(x_last.permute(0, 3, 1, 2), w, geometry, bias, act, scale=scale, precision=precision)
         windows = pools.windows("conv2d", (h.count, v.count), 2)
         return pools.max_pool2d(y, windows)[0] if pool == "max" else pools.avg_pool2d(y, windows), None
     size = (h.count // 2, v.count // 2) if pool else (h.count, v.count)
@@ -91,22 +98,15 @@ def grad_input(
     dx = torch.empty(shape, dtype=dy.dtype, device=dy.device)
     epilogue = Epilogue(_contiguous(bias), _contiguous(scale), act)
     dy_last, w_last = channels_last(dy), w.permute(0, 2, 3, 1)
-    walks = [(h, v) for h in geometry.h.backward() for v in geometry.w.backward()]
-    if _reads_unturned(dy_last, w_last, groups, form):
-        precision = precision or launch.precision(dy.dtype)
-        for h, v in walks:
-            batch_tiled.correlate(dy_last, w_last, dx, h, v, groups, epilogue, precision, turn=True)
-    else:
-        for h, v in walks:
-            _correlate(dy_last, turned(w, h, v, groups), dx, h, v, groups, epilogue, form, precision)
+    precision = precision or launch.precision(dy.dtype)
+    as_is = w_last.is_contiguous() and batch_tiled.takes_unturned(w_last)
+    for h, v in itertools.product(geometry.h.backward(), geometry.w.backward()):
+        like = torch.empty(shape[3], len(h.taps), len(v.taps), w.shape[0] // groups, dtype=w.dtype, device="meta")
+        chosen = _choose(form, _forms(dy_last, like, h, v, groups, False), dy_last)
+        turn = as_is and chosen in UNTURNED
+        weights = w_last if turn else turned(w, h, v, groups)
+        _correlate(dy_last, weights, dx, h, v, groups, epilogue, chosen, precision, turn=turn)
     return dx.permute(0, 3, 1, 2)
-
-
-def _reads_unturned(dy: torch.Tensor, w: torch.Tensor, groups: int, form: str | None) -> bool:
-    """Whether the batch-tiled form is the one to use, and takes the weights [groups * M, R, S, C] as they are."""
-    if not (w.is_contiguous() and batch_tiled.takes_unturned(w) and batch_tiled.takes(dy, w, groups)):
-        return False
-    return form in (None, "batch") and _choose(form, ["pixel", "batch"], dy.shape[0]) == "batch"
 
 
 def grad_weight(
@@ -131,7 +131,7 @@ def grad_weight(
         able.append("batch")
     if banded.takes_grad_weight(x_last, dy_last, geometry):
         able.append("banded")
-    form_ = {"pixel": pixel_tiled, "batch": batch_grad_weight, "banded": banded}[_choose(form, able, x.shape[0])]
+    form_ = {"pixel": pixel_tiled, "batch": batch_grad_weight, "banded": banded}[_choose(form, able, x_last)]
     return form_.grad_weight(x_last, dy_last, geometry, precision).permute(0, 3, 1, 2)
 
 
@@ -145,17 +145,21 @@ def _correlate(
     epilogue: Epilogue,
     form: str | None,
     precision: str | None,
+    *,
+    turn: bool = False,
 ) -> None:
-    """One pair of walks in the form that suits it."""
+    """One pair of walks, in the form that suits it. To `turn` is for the weights of the forms that are UNTURNED."""
     precision = precision or launch.precision(x.dtype)
-    if w.shape[3] == 0:
+    if x.shape[3] == 0:
         # No channels: one of zeros, so that the sum is empty and the epilogue still runs.
         x = x.new_zeros(1).expand(*x.shape[:3], groups)
         x = x.contiguous()
         w = w.new_zeros(*w.shape[:3], 1)
-    chosen = _choose(form, _forms(x, w, h, v, groups, epilogue.pool is not None), x.shape[0])
+    chosen = form if turn else _choose(form, _forms(x, w, h, v, groups, epilogue.pool is not None), x)
     if chosen == "batch":
-        batch_tiled.correlate(x, w, y, h, v, groups, epilogue, precision)
+        batch_tiled.correlate(x, w, y, h, v, groups, epilogue, precision, turn=turn)
+    elif chosen == "box":
+        boxed.correlate(x, w, y, h, v, groups, epilogue, precision, turn=turn)
     elif chosen == "banded":
         banded.correlate(x, w, y, h, v, epilogue, precision)
     elif chosen == "fft":
@@ -169,6 +173,8 @@ def _forms(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool
     able = ["pixel"]
     if batch_tiled.takes(x, w, groups) and not pool:
         able.append("batch")
+    if boxed.takes(x, w, h, v, groups) and not pool:
+        able.append("box")
     if banded.takes(x, w, h, v, groups, pool):
         able.append("banded")
     if fft.takes(x, w, h, v, groups, pool):
@@ -181,17 +187,18 @@ def _pooled_apart(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: in
 
     The pixel form, which can pool then, takes several times as long as the bands with a pool after them.
     """
-    fused, alone = (_choose(None, _forms(x, w, h, v, groups, pool), x.shape[0]) for pool in (True, False))
+    fused, alone = (_choose(None, _forms(x, w, h, v, groups, pool), x) for pool in (True, False))
     return min(h.count, v.count) >= 2 and (fused, alone) == ("pixel", "banded")
 
 
-def _choose(wanted: str | None, able: list[str], N: int) -> str:
-    """The form to use of those that are able to.
+def _choose(wanted: str | None, able: list[str], x: torch.Tensor) -> str:
+    """The form to use of those that are able to, for x [N, H, W, channels].
 
     Raises ValueError for an unknown name, UnableError for a form that is not able.
 
-    Few channels (less than a block of K) gain most by bands. Runs of images fill a row tile from 64 on; the
-    interpreter runs the programs of one pixel each one after another, and gains nothing by them.
+    Few channels (less than a block of K) gain most by bands. Runs of images fill a row tile from 64 on, and boxes of
+    pixels at any number of images; where an image is large a run of them lies in too many pages of memory. The
+    interpreter runs such programs one after another, and gains nothing by them.
     """
     if wanted is not None:
         if wanted not in FORMS:
@@ -199,8 +206,12 @@ def _choose(wanted: str | None, able: list[str], N: int) -> str:
         if wanted not in able:
             raise UnableError(f"conv2d: the {wanted} form cannot take this shape; these can: {', '.join(able)}")
         return wanted
-    if "batch" in able and N >= 64 and not launch.INTERPRETED:
-        return "batch"
+    if not launch.INTERPRETED:
+        large = x.shape[0] > 0 and x[0].numel() * x.element_size() >= LARGE
+        if "box" in able and (x.shape[0] < 64 or large):
+            return "box"
+        if "batch" in able and x.shape[0] >= 64:
+            return "batch"
     return "banded" if "banded" in able else "pixel"
 
 

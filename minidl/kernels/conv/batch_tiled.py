@@ -17,10 +17,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import launch
-from minidl.kernels.activation import activate
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import Epilogue
-from minidl.kernels.gemm import halves
+from minidl.kernels.conv.problem import Epilogue, finish, taps_of
 
 WHOLE = tl.constexpr(0)
 INNER = tl.constexpr(1)
@@ -33,52 +31,6 @@ def inside(start, size, STEP: tl.constexpr, COUNT):
     first = tl.cdiv(tl.maximum(-start, 0), STEP)
     last = tl.minimum(COUNT, tl.cdiv(tl.maximum(size - start, 0), STEP))
     return first, tl.maximum(last - first, 0)
-
-
-@triton.jit
-def finish(
-    b_acc, p_bias, p_scale, p_y, p_z, n, N, pixel, pixels, m, M, i_group, GROUPS,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-):  # fmt: skip
-    """The epilogue for a block of images from n on, at one pixel (of `pixels` of the output), channels from m on."""
-    ACC: tl.constexpr = b_acc.dtype
-    o_m = m + tl.arange(0, b_acc.shape[1])
-    m_m = o_m < M
-    o_m += i_group * M
-    if HAS_SCALE:
-        b_acc *= tl.load(p_scale + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
-    if HAS_BIAS:
-        b_acc += tl.load(p_bias + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
-    o_n = n + tl.arange(0, b_acc.shape[0])
-    o_y = ((o_n.to(tl.int64) * pixels + pixel) * (GROUPS * M))[:, None] + o_m[None, :]
-    m_y = (o_n < N)[:, None] & m_m[None, :]
-    if SAVE_Z:
-        tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
-    tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
-
-
-@triton.jit
-def epilogue(
-    b_acc, p_bias, p_scale, p_y, p_z, n, N, pixel, pixels, m, M, i_group, GROUPS,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    PIECES: tl.constexpr,
-):  # fmt: skip
-    """`finish` in PIECES (a power of two) of columns one after another: less shared memory, fewer registers."""
-    if PIECES == 1:
-        finish(
-            b_acc, p_bias, p_scale, p_y, p_z, n, N, pixel, pixels, m, M, i_group, GROUPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z,
-        )  # fmt: skip
-    else:
-        b_left, b_right = halves(b_acc)
-        epilogue(
-            b_left, p_bias, p_scale, p_y, p_z, n, N, pixel, pixels, m, M, i_group, GROUPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
-        )  # fmt: skip
-        epilogue(
-            b_right, p_bias, p_scale, p_y, p_z, n, N, pixel, pixels, m + b_left.shape[1], M, i_group, GROUPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -167,15 +119,16 @@ def conv_batch_tile(
             o_w += tl.where(row, row_w, 0)
             i_w = tl.where(row, 0, i_w)
         k = tl.where(end, 0, k)
-    pixel = (out_h + q_h * OUT_STEP_H) * OW + out_w + q_w * OUT_STEP_W
-    epilogue(
-        b_acc, p_bias, p_scale, p_y, p_z, n, N, pixel, OH * OW, m, M, i_group, GROUPS,
+    o_n = n + tl.arange(0, BLOCK_M)
+    o_row = o_n.to(tl.int64) * (OH * OW) + (out_h + q_h * OUT_STEP_H) * OW + out_w + q_w * OUT_STEP_W
+    finish(
+        b_acc, p_bias, p_scale, p_y, p_z, o_row, o_n < N, m, M, i_group, GROUPS,
         HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
     )  # fmt: skip
     if PIXELS == 2:
-        images = tl.where(q_w + 1 < QW, N, 0)  # none where the row ends before the second pixel
-        epilogue(
-            b_acc_1, p_bias, p_scale, p_y, p_z, n, images, pixel + OUT_STEP_W, OH * OW, m, M, i_group, GROUPS,
+        # None where the row ends before the second pixel.
+        finish(
+            b_acc_1, p_bias, p_scale, p_y, p_z, o_row + OUT_STEP_W, (o_n < N) & (q_w + 1 < QW), m, M, i_group, GROUPS,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
         )  # fmt: skip
 
@@ -246,9 +199,9 @@ def takes(x: torch.Tensor, w: torch.Tensor, groups: int) -> bool:
 def takes_unturned(w: torch.Tensor) -> bool:
     """Whether weights w [groups * M, R, S, C] can be read as they are on the way back.
 
-    Tensor cores read 16-bit operands either way round, float32 along K only.
+    Tensor cores read 16-bit operands either way round, float32 along K only; boxes begin at a multiple of 16 bytes.
     """
-    return w.element_size() == 2 and has_boxes(w)
+    return w.element_size() == 2 and w.shape[3] % 8 == 0 and has_boxes(w)
 
 
 def has_boxes(x: torch.Tensor) -> bool:
@@ -305,18 +258,12 @@ def correlate(
         boxes_of(w, options["BLOCK_K"], tile["BLOCK_N"]) if turn else boxes_of(w, tile["BLOCK_N"], options["BLOCK_K"]),
         epilogue.bias, epilogue.scale, y, epilogue.z,
         N, H, W, v.count, y.shape[1], y.shape[2], M, groups,
-        h.in_start, v.in_start, h.out_start, v.out_start, *_taps_of(w, h, v, M), tiles, border, low, high, programs,
+        h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(w, h, v, M), tiles, border, low, high, programs,
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
         OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, ROW_OF_TAPS=v.in_tap == 1 and groups == 1, TURN=turn,
         ACC=launch.acc(x.dtype), PRECISION=precision, HALVES=halved, **flags, **options,
     )  # fmt: skip
-
-
-def _taps_of(w: torch.Tensor, h: Walk, v: Walk, M: int) -> tuple[int, int, int]:
-    """Where in a row of w [groups * C, R, S, M] the walks' first tap is, and how far the next one down and across."""
-    row = w.shape[2] * M
-    return h.taps[0] * row + v.taps[0] * M, h.tap_step * row, v.tap_step * M
 
 
 def _beyond_half(h: Walk, x: torch.Tensor, y: torch.Tensor) -> tuple[int, int]:

@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import activation, launch
-from minidl.kernels.activation import Activation
+from minidl.kernels.activation import Activation, activate
 from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.gemm import halves
 
 # From so many rows on they are counted in 64 bits, whose divisions cost more.
 MANY = 2**31 - 2**21
@@ -44,6 +45,42 @@ class Epilogue:
             "SAVE_Z": self.z is not None,
             "POOL": POOLS[self.pool],
         }
+
+
+@triton.jit
+def finish(
+    b_acc, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, GROUPS,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    """The epilogue of a block [rows, channels from m on], for the pixels o_row of y seen as [pixels, GROUPS * M].
+
+    In PIECES (a power of two) of channels one after another, which need less shared memory and fewer registers.
+    """
+    if PIECES == 1:
+        ACC: tl.constexpr = b_acc.dtype
+        o_m = m + tl.arange(0, b_acc.shape[1])
+        m_y = m_row[:, None] & (o_m < M)[None, :]
+        m_m = o_m < M
+        o_m += i_group * M
+        if HAS_SCALE:
+            b_acc *= tl.load(p_scale + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
+        if HAS_BIAS:
+            b_acc += tl.load(p_bias + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
+        o_y = (o_row * (GROUPS * M))[:, None] + o_m[None, :]
+        if SAVE_Z:
+            tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
+        tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+    else:
+        b_left, b_right = halves(b_acc)
+        finish(
+            b_left, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, GROUPS,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
+        )  # fmt: skip
+        finish(
+            b_right, p_bias, p_scale, p_y, p_z, o_row, m_row, m + b_left.shape[1], M, i_group, GROUPS,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -99,3 +136,9 @@ def turned(w: torch.Tensor, h: Walk, v: Walk, groups: int) -> torch.Tensor:
         JH=JH, JW=JW, **tile.options,
     )  # fmt: skip
     return out
+
+
+def taps_of(w: torch.Tensor, h: Walk, v: Walk, M: int) -> tuple[int, int, int]:
+    """Where in a row of w [groups * C, R, S, M] the walks' first tap is, and how far the next one down and across."""
+    row = w.shape[2] * M
+    return h.taps[0] * row + v.taps[0] * M, h.tap_step * row, v.tap_step * M

@@ -1,0 +1,176 @@
+"""The boxed form: a tile of the GEMM is a box of pixels, of one image or of several.
+
+The inputs of TILE_N x TILE_H x TILE_W neighbouring outputs at one tap and a block of channels are one box of the tensor
+[N, H, W, channels], read through a tensor descriptor (TMA on sm_90), with zeros outside the image. It takes strides of
+1, which walks back have whatever the convolution's stride, and gives small batches of images full tiles. Where images
+are large its boxes lie in few pages of memory, those of the batch-tiled form in one for each image.
+
+A block of channels of the weights is the left operand and the box the right one, so the block of results is
+[channels, pixels]. (A left operand that is a reshaped box is computed wrongly by Triton 3.6.) Zeros outside the image
+are multiplied with the weights: a weight that is not finite makes NaN at the border.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from minidl.kernels import launch
+from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes
+from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.problem import Epilogue, finish, taps_of
+
+
+@triton.jit
+def conv_box_tile(
+    i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
+    N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
+    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M channels of a box of outputs; with TURN the rows of d_w are the channels of x: [groups * C, taps * M]."""
+    PIXELS: tl.constexpr = TILE_N * TILE_H * TILE_W
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_w = tl.cdiv(QW, TILE_W)
+    tiles_h = tl.cdiv(QH, TILE_H)
+    m = i_tile % tiles_m * BLOCK_M
+    i_group = i_tile // tiles_m % GROUPS
+    i_box = i_tile // (tiles_m * GROUPS)
+    q_w = i_box % tiles_w * TILE_W
+    q_h = i_box // tiles_w % tiles_h * TILE_H
+    n = i_box // (tiles_w * tiles_h) * TILE_N
+    o_w = w_start + m if TURN else 0 * m
+    c = i_group * C
+    j_w = 0
+    x_h = in_h + q_h
+    x_w = in_w + q_w
+    b_acc = tl.zeros((BLOCK_M, PIXELS), dtype=ACC)
+    for _ in range(JH * JW * (C // BLOCK_K)):
+        # [BLOCK_M, BLOCK_K]
+        b_w = d_w.load([c, o_w]).T if TURN else d_w.load([i_group * M + m, o_w])
+        b_x = tl.reshape(d_x.load([n, x_h, x_w, c]), (PIXELS, BLOCK_K)).T  # [BLOCK_K, PIXELS]
+        b_acc = tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        c += BLOCK_K
+        tap = c == i_group * C + C
+        c -= tl.where(tap, C, 0)
+        j_w += tl.where(tap, 1, 0)
+        row = j_w == JW
+        x_w += tl.where(tap, IN_TAP_W, 0) - tl.where(row, JW * IN_TAP_W, 0)
+        x_h += tl.where(row, IN_TAP_H, 0)
+        if TURN:
+            o_w += tl.where(tap, w_tap_w, 0) + tl.where(row, w_tap_h - JW * w_tap_w, 0)
+        else:
+            o_w += BLOCK_K
+        j_w = tl.where(row, 0, j_w)
+    o_p = tl.arange(0, PIXELS)
+    o_n = n + o_p // (TILE_H * TILE_W)
+    o_h = q_h + o_p // TILE_W % TILE_H
+    o_w = q_w + o_p % TILE_W
+    m_row = (o_n < N) & (o_h < QH) & (o_w < QW)
+    o_row = (o_n.to(tl.int64) * OH + out_h + o_h * OUT_STEP_H) * OW + out_w + o_w * OUT_STEP_W
+    finish(
+        b_acc.T, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, GROUPS,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
+    )  # fmt: skip
+
+
+@triton.jit
+def conv_box_kernel(
+    d_x, d_w, p_bias, p_scale, p_y, p_z,
+    N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, tiles, programs,
+    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+):  # fmt: skip
+    """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
+    if PER_PROCESSOR == 0:
+        conv_box_tile(
+            tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
+            N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
+            C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K, PIECES, TILE_N, TILE_H, TILE_W,
+        )  # fmt: skip
+    else:
+        for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
+            conv_box_tile(
+                i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
+                N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
+                C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
+                PIECES, TILE_N, TILE_H, TILE_W,
+            )  # fmt: skip
+
+
+def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int) -> bool:
+    """Whether the form can correlate x [N, H, W, groups * C] with weights w, as `correlate` takes them."""
+    whole = x.shape[3] // groups % 32 == 0 and x.shape[3] * x.element_size() % 16 == 0
+    return whole and h.in_step == v.in_step == 1 and has_boxes(x) and has_boxes(w) and x.shape[0] > 0
+
+
+def correlate(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    h: Walk,
+    v: Walk,
+    groups: int,
+    epilogue: Epilogue,
+    precision: str,
+    *,
+    turn: bool = False,
+) -> None:
+    """Write the outputs of one pair of walks into y.
+
+    x [N, H, W, groups * C], w [groups * M, JH, JW, C] or, to turn, all weights [groups * C, R, S, M] of a convolution
+    from y to x, y [N, OH, OW, groups * M], all contiguous; no pool.
+    """
+    N, C, M = x.shape[0], x.shape[3] // groups, y.shape[3] // groups
+    tile = launch.tile("conv_box", x.dtype, floor=16, precision=precision, M=M, N=N * h.count * v.count, K=C & -C)
+    options = tile.options
+    pixels = options.pop("BLOCK_N")
+    box = shape_of_box(N, h.count, v.count, pixels)
+    options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
+    tiles = triton.cdiv(M, tile["BLOCK_M"]) * groups
+    for size, extent in zip((N, h.count, v.count), box, strict=True):
+        tiles *= triton.cdiv(size, extent)
+    walking = tile["PER_PROCESSOR"] * launch.processors()
+    programs = min(tiles, walking) if walking else tiles
+    d_x = TensorDescriptor(x, list(x.shape), list(x.stride()), [*box, options["BLOCK_K"]])
+    block_w = (options["BLOCK_K"], tile["BLOCK_M"]) if turn else (tile["BLOCK_M"], options["BLOCK_K"])
+    flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
+    launch.run(
+        conv_box_kernel, (programs,), d_x, boxes_of(w, *block_w), epilogue.bias, epilogue.scale, y, epilogue.z,
+        N, h.count, v.count, y.shape[1], y.shape[2], M, groups,
+        h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(w, h, v, M), tiles, programs,
+        C=C, JH=len(h.taps), JW=len(v.taps), IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
+        OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, TURN=turn, ACC=launch.acc(x.dtype), PRECISION=precision,
+        TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], **flags, **options,
+    )  # fmt: skip
+
+
+def shape_of_box(N: int, height: int, width: int, pixels: int) -> tuple[int, int, int]:
+    """Images, rows and columns, powers of two of product `pixels`, whose boxes cover the outputs with least waste.
+
+    Of equals the one with most pixels of one image, and of those the squarest.
+    """
+    best: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
+    sizes = [2**i for i in range(9) if 2**i <= pixels]  # a side of a box is 256 at most
+    for rows in sizes:
+        for columns in sizes:
+            images = pixels // (rows * columns)
+            if images == 0 or images > 256:
+                continue
+            boxes = triton.cdiv(N, images) * triton.cdiv(height, rows) * triton.cdiv(width, columns)
+            key = boxes, images, max(rows, columns)
+            if best is None or key < best[0]:
+                best = key, (images, rows, columns)
+    assert best is not None
+    return best[1]
