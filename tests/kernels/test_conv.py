@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.kernels import conv, launch
-from minidl.kernels.conv import pixel_tiled
+from minidl.kernels.conv import banded, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry
 from minidl.tensor import default_device
 
@@ -268,6 +268,16 @@ def test_taps_may_be_more_than_32_bits_apart(device):
     assert y.flatten().tolist() == [C * 2.5, C * 4.0]
     dw = conv.grad_weight(x, torch.ones_like(y), geometry)
     assert torch.equal(dw[0, :, :, 0].cpu(), torch.tensor([[3.0, 7.0]], dtype=torch.float16).expand(C, 2))
+
+
+def test_bands_are_not_for_rows_that_far_apart():
+    """One image of 2.2e9 values, of which nothing is read."""
+    x = torch.empty(1, 690, 2**20, 3, dtype=torch.float16)
+    w = torch.empty(4, 2, 1, 3, dtype=torch.float16)
+    for dilation, able in ((600, False), (300, True)):
+        at = Geometry.of((690, 2**20), (2, 1), (1, 1), ((0, 0), (0, 0)), (dilation, 1))
+        assert banded.takes(x, w, at.h.forward(), at.w.forward(), 1) is able
+        assert banded.takes_grad_weight(x, x, at) is able
 
 
 @triton.jit
