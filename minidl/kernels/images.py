@@ -88,6 +88,7 @@ def pick(
     grid = (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(columns, tile["BLOCK_N"]),)
     launch.run(
         pick_kernel, grid, x.contiguous(), index.contiguous(), None if moves is None else moves.contiguous(),
-        y, mean, std, rows, H, W, C, MOVED=moves is not None, REPLICATE=replicate, **tile.options,
+        y, mean.contiguous(), std.contiguous(), rows, H, W, C,
+        MOVED=moves is not None, REPLICATE=replicate, **tile.options,
     )  # fmt: skip
     return y.permute(0, 3, 1, 2)

@@ -55,17 +55,21 @@ def fold(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float = 1e-5,
+    *,
+    wide: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(scale, shift), both [M], such that scale * conv(x, conv_weight) + shift is the batch norm of the convolution.
 
-    conv_weight [M, ...], all others [M] or None where that is allowed. Results have conv_weight's dtype.
+    conv_weight [M, ...], all others [M] or None where that is allowed. Results have conv_weight's dtype, or with `wide`
+    the one that it is accumulated in: a shift of mean / sqrt(var + eps) may be above all float16 numbers.
     Raises ValueError for other lengths, TypeError for integers.
     """
     check_vectors(
         "fold_batch_norm", "conv_weight's outputs", conv_weight, conv_weight.shape[0], eps, conv_bias=conv_bias,
         running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
     )  # fmt: skip
-    scale, shift = (torch.empty(len(running_mean), dtype=conv_weight.dtype, device=conv_weight.device) for _ in "ab")
+    dtype = launch.acc_torch(conv_weight.dtype) if wide else conv_weight.dtype
+    scale, shift = (torch.empty(len(running_mean), dtype=dtype, device=conv_weight.device) for _ in "ab")
     _fold(scale, shift, running_mean, running_var, weight, bias, conv_bias, eps)
     return scale, shift
 

@@ -25,7 +25,7 @@ class FoldedConv2d(Module):
         self.conv = conv
         self.act: Activation = norm.act
         scale, shift = ops.fold_batch_norm(
-            conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
+            conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps, wide=True
         )
         self.register_buffer("scale", scale)
         self.register_buffer("shift", shift)

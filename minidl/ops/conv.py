@@ -75,8 +75,9 @@ def conv2d(
 
     stride, padding, dilation: a number or a (height, width) pair; padding also "valid" (none) or "same" (as much as
     keeps the size, the odd pixel at the end; for stride 1). act: as in `linear`. Without a gradient there may be a
-    scale per output channel (a folded batch norm) and a pool "max" or "avg" over 2x2 windows after the activation, in
-    the same kernel; with a gradient a pool is an operation of its own.
+    scale per output channel (a folded batch norm; for float16 and bfloat16 it and the bias may be float32) and a pool
+    "max" or "avg" over 2x2 windows after the activation, in the same kernel; with a gradient a pool is an operation of
+    its own.
 
     form: None takes the quickest direct form for the shape. "fft" convolves by Fourier transforms, in float32 with 64
     channels or more and kernels of 5x5 and more 2 to 8 times quicker (H200); its error is small beside the largest

@@ -90,16 +90,20 @@ def fold_batch_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    wide: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(scale, shift) of each output channel: scale conv(x, conv_weight) + shift is the batch norm, with its running
     statistics, of conv(x, conv_weight) + conv_bias.
 
-    Shapes: conv_weight [M, ...], the others [M] or None -> [M], in conv_weight's dtype. Nothing is recorded.
+    Shapes: conv_weight [M, ...], the others [M] or None -> [M], in conv_weight's dtype, or with `wide` in the one that
+    it is accumulated in, float32 for float16: a shift may be above all float16 numbers. Nothing is recorded.
     Raises ValueError for other shapes, TypeError for integers.
     """
     scale, shift = norm_fold.fold(
-        conv_weight.data, _plain(conv_bias), running_mean.data, running_var.data, _plain(weight), _plain(bias), eps
-    )
+        conv_weight.data, _plain(conv_bias), running_mean.data, running_var.data, _plain(weight), _plain(bias), eps,
+        wide=wide,
+    )  # fmt: skip
     return Tensor(scale), Tensor(shift)
 
 

@@ -7,11 +7,13 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.kernels import conv, launch
-from minidl.kernels.conv import boxed
+from minidl.kernels.conv import banded, boxed, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry
 from minidl.tensor import default_device
 
@@ -278,6 +280,58 @@ def test_what_is_not_finite_stays_with_its_neighbours(form, bad):
     if form != "banded":
         assert torch.equal(after.isnan() | after.isinf(), ~F.conv2d(x.double(), w.double(), None, 1, (1, 2)).isfinite())
         assert torch.equal(after.isnan(), exact)
+
+
+def test_taps_may_be_more_than_32_bits_apart(device):
+    """One image of 2.7e9 values, of which four pixels are read."""
+    H, W, C = 513, 2**17, 40
+    x = torch.empty(1, H, W, C, dtype=torch.float16, device=device)
+    for value, (h, w) in enumerate([(0, 0), (0, W - 1), (H - 1, 0), (H - 1, W - 1)], start=1):
+        x[0, h, w] = value
+    x = x.permute(0, 3, 1, 2)
+    geometry = Geometry.of((H, W), (2, 1), (1, W - 1), ((0, 0), (0, 0)), (H - 1, 1))
+    weight = torch.tensor([1.0, 0.5], dtype=torch.float16, device=device).view(1, 1, 2, 1).expand(1, C, 2, 1)
+    y, _ = conv.forward(x, weight, geometry)
+    assert y.flatten().tolist() == [C * 2.5, C * 4.0]
+    dw = conv.grad_weight(x, torch.ones_like(y), geometry)
+    assert torch.equal(dw[0, :, :, 0].cpu(), torch.tensor([[3.0, 7.0]], dtype=torch.float16).expand(C, 2))
+
+
+def test_bands_are_not_for_rows_that_far_apart():
+    """One image of 2.2e9 values, of which nothing is read."""
+    x = torch.empty(1, 690, 2**20, 3, dtype=torch.float16)
+    w = torch.empty(4, 2, 1, 3, dtype=torch.float16)
+    for dilation, able in ((600, False), (300, True)):
+        at = Geometry.of((690, 2**20), (2, 1), (1, 1), ((0, 0), (0, 0)), (dilation, 1))
+        assert banded.takes(x, w, at.h.forward(), at.w.forward(), 1) is able
+        assert banded.takes_grad_weight(x, x, at) is able
+
+
+@triton.jit
+def place_kernel(p_y, i_first, QH, QW, POOL: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr):
+    n, h, w = pixel_tiled.pixel(i_first, BLOCK, QH, QW, POOL, LONG)
+    o = tl.arange(0, BLOCK)
+    tl.store(p_y + o, n)
+    tl.store(p_y + BLOCK + o, h.to(tl.int64))
+    tl.store(p_y + 2 * BLOCK + o, w.to(tl.int64))
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize(("QH", "QW", "long"), [(6, 10, False), (6, 10, True), (50_000, 60_000, True)])
+def test_pixels_of_images_of_any_size_are_found(QH, QW, long, pool, device):
+    last = 3 * QH * QW - 8
+    y = torch.empty(3, 16, dtype=torch.int64, device=device)
+    place_kernel[(1,)](y, last - 8, QH, QW, POOL=pool, LONG=long, BLOCK=16)
+    places = []
+    for i in range(last - 8, last + 8):
+        n, i = divmod(i, QH * QW)
+        if pool:
+            window, corner = divmod(i, 4)
+            h, w = divmod(window, QW // 2)
+            places.append((n, 2 * h + corner // 2, 2 * w + corner % 2))
+        else:
+            places.append((n, *divmod(i, QW)))
+    assert list(zip(*y.tolist(), strict=True)) == places
 
 
 def test_no_images_and_no_channels():

@@ -90,6 +90,14 @@ def test_a_strided_data_set_is_copied():
     assert torch.equal(images.pick(wide, *args), images.pick(device(x), *args))
 
 
+def test_one_mean_for_all_channels_may_be_expanded():
+    x, index, moves, *_ = problem(4, 5, 6, 3, 2, 1)
+    parts = [*map(device, (x, index, moves))]
+    mean, std = (torch.full((1,), value, device=parts[0].device) for value in (3.0, 2.0))
+    got = images.pick(*parts, mean.expand(3), std.expand(3), torch.float32)
+    assert torch.equal(got, images.pick(*parts, mean.repeat(3), std.repeat(3), torch.float32))
+
+
 def test_what_does_not_fit_is_refused():
     x, index, moves, mean, std = map(device, problem(4, 5, 6, 3, 2, 1))
     with pytest.raises(TypeError, match=r"x has dtype torch\.float32, expected torch\.uint8"):

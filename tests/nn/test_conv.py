@@ -43,6 +43,17 @@ def test_what_a_layer_shows():
         nn.Conv2d(3, 8, 3, groups=2)
 
 
+def test_a_folded_batch_norm_of_float16_may_have_a_shift_beyond_float16():
+    conv, norm = nn.Conv2d(3, 1, 1, bias=False, dtype=torch.float16), nn.BatchNorm2d(1)
+    conv.weight.data.fill_(100.0)
+    norm.running_mean.data.fill_(300.0)
+    norm.running_var.data.zero_()
+    model = nn.Sequential(conv, norm).eval()
+    x = Tensor(torch.ones(2, 3, 4, 4, dtype=torch.float16, device=default_device()))
+    with no_grad():
+        assert (nn.fold_batch_norms(model)(x).data == 0).all()
+
+
 def test_batch_norms_are_folded_into_the_convolutions_before_them():
     def normed(channels, act=None):
         norm = nn.BatchNorm2d(channels, act=act, dtype=torch.float64)

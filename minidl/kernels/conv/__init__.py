@@ -53,12 +53,15 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(y, z): z is the value before the activation where `preactivation` is set, else None.
 
-    scale and bias [groups * M]: y = act(scale * conv(x, w) + bias), as a folded batch norm has it. pool "max" or "avg"
-    takes the maximum or the mean of 2x2 windows (stride 2, incomplete windows left out) after the activation: in the
-    same kernel, or in one of its own where only the slow form could do both.
+    scale and bias [groups * M]: y = act(scale * conv(x, w) + bias), as a folded batch norm has it; together they may
+    have the dtype in which x is accumulated. pool "max" or "avg" takes the maximum or the mean of 2x2 windows (stride
+    2, incomplete windows left out) after the activation: in the same kernel, or in one of its own where only the slow
+    form could do both.
     Raises ValueError for shapes that do not fit, a form that cannot take the shape, or pool with preactivation.
     """
-    _check("conv2d", x=x, w=w, bias=bias, scale=scale)
+    _check("conv2d", x=x, w=w)
+    wide = scale is not None and (scale.dtype, scale.device) == (launch.acc_torch(x.dtype), x.device)
+    _check("conv2d", **({} if wide else {"x": x}), scale=scale, bias=bias)
     if pool not in POOLS:
         raise ValueError(f"conv2d: unknown pool {pool!r}, expected 'max', 'avg' or None")
     if pool and preactivation:

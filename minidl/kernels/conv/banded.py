@@ -214,14 +214,14 @@ def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[i
 
 def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool: bool = False) -> bool:
     """Whether the form can correlate x [N, H, W, C] with w [M, JH, JW, C] on these walks."""
-    plain = groups == 1 and v.in_tap == 1 and h.out_step == 1 and v.out_step == 1
+    plain = groups == 1 and v.in_tap == 1 and h.out_step == 1 and v.out_step == 1 and _near(x, h)
     return plain and w.numel() > 0 and band(w.shape[3], w.shape[0], w.shape[2], v.in_step, v.count, pool) is not None
 
 
 def takes_grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> bool:
     """Whether the form can find the weight gradient of x [N, H, W, C] and dy [N, OH, OW, M]."""
-    v = geometry.w.forward()
-    plain = geometry.groups == 1 and v.in_tap == 1
+    h, v = geometry.h.forward(), geometry.w.forward()
+    plain = geometry.groups == 1 and v.in_tap == 1 and _near(x, h)
     return plain and band(x.shape[3], dy.shape[3], len(v.taps), v.in_step, v.count, False) is not None
 
 
@@ -292,6 +292,11 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         SC=S * C, STEP=step, R=R, KP=KP, NP=NP, ACC=launch.acc(x.dtype), **block.options,
     )  # fmt: skip
     return dw
+
+
+def _near(x: torch.Tensor, h: Walk) -> bool:
+    """Whether 32 bits count the values of x [N, H, W, C] between the first and the last row of a filter."""
+    return len(h.taps) * h.in_tap * x.shape[2] * x.shape[3] < 2**31
 
 
 def _padded(h: Walk, H: int) -> bool:

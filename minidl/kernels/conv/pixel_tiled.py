@@ -24,13 +24,21 @@ from minidl.kernels.conv.problem import MANY, Epilogue, pool_quads
 
 
 @triton.jit
-def pixel(i_first, BLOCK: tl.constexpr, QH, QW, POOL: tl.constexpr):
-    """Image and place of `BLOCK` pixels from number i_first; with POOL the four of a 2x2 window stand together."""
+def pixel(i_first, BLOCK: tl.constexpr, QH, QW, POOL: tl.constexpr, LONG: tl.constexpr):
+    """Image and place of `BLOCK` pixels from number i_first; with POOL the four of a 2x2 window stand together.
+
+    LONG: an image has more pixels than 32 bits count.
+    """
+    if LONG:
+        QH = QH.to(tl.int64)
     if POOL:
         QH = QH // 2
         QW = QW // 2
     per_image = QH * QW * (4 if POOL else 1)
-    o = (i_first % per_image).to(tl.int32) + tl.arange(0, BLOCK)
+    o = i_first % per_image
+    if not LONG:
+        o = o.to(tl.int32)
+    o += tl.arange(0, BLOCK)
     n = (i_first // per_image).to(tl.int64) + o // per_image
     o = o % per_image
     if POOL:
@@ -50,7 +58,8 @@ def conv_pixel_kernel(
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    POOL: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    POOL: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, FLAT: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     tiles_n = tl.cdiv(M, BLOCK_N)
@@ -60,7 +69,7 @@ def conv_pixel_kernel(
         i_first = (tl.program_id(0) // (tiles_n * GROUPS)).to(tl.int64) * BLOCK_M
     o_m = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m = o_m < M
-    n, q_h, q_w = pixel(i_first, BLOCK_M, QH, QW, POOL)
+    n, q_h, q_w = pixel(i_first, BLOCK_M, QH, QW, POOL, LONG)
     m_row = i_first + tl.arange(0, BLOCK_M) < pixels
     x_h = in_h + q_h * IN_STEP_H
     x_w = in_w + q_w * IN_STEP_W
@@ -92,7 +101,7 @@ def conv_pixel_kernel(
             h = x_h + t_h
             w = x_w + t_w
             m_x = m_row & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-            o_tap = o_x + (t_h * W + t_w) * (GROUPS * C)
+            o_tap = o_x + (t_h * W + t_w).to(tl.int64) * (GROUPS * C)
             b_x = tl.load(
                 p_x + o_tap[:, None] + o_c[None, :], mask=m_x[:, None] & (o_c < C)[None, :], other=0.0
             )  # [BLOCK_M, BLOCK_K]
@@ -124,7 +133,7 @@ def conv_pixel_grad_weight_kernel(
     p_dy, p_x, p_partial, pixels, H, W, QH, QW, M, GROUPS, in_h, in_w, share,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    WIDE: tl.constexpr, FLAT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, LONG: tl.constexpr, FLAT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """partial [shares, groups * M, J * C]: the sum over one share of the pixels. BLOCK_N channels, BLOCK_K pixels."""
@@ -157,7 +166,7 @@ def conv_pixel_grad_weight_kernel(
     tl.assume(share > 0)
     for k in range(0, share, BLOCK_K):
         i_first = first + k
-        n, q_h, q_w = pixel(i_first, BLOCK_K, QH, QW, False)
+        n, q_h, q_w = pixel(i_first, BLOCK_K, QH, QW, False, LONG)
         m_row = i_first + tl.arange(0, BLOCK_K) < end
         o_row = i_first.to(tl.int64) + tl.arange(0, BLOCK_K)
         x_h = in_h + q_h * IN_STEP_H
@@ -172,7 +181,7 @@ def conv_pixel_grad_weight_kernel(
             h = x_h + t_h
             w = x_w + t_w
             m_x = (m_row & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None] & m_c[None, :]
-            o_tap = (t_h * W + t_w) * (GROUPS * C) + o_c.to(tl.int64)
+            o_tap = (t_h * W + t_w).to(tl.int64) * (GROUPS * C) + o_c
         b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
         b_dy = tl.load(
             p_dy + (o_row * (GROUPS * M))[None, :] + o_m[:, None], mask=m_m[:, None] & m_row[None, :], other=0.0
@@ -206,7 +215,8 @@ def correlate(
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
         OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step,
-        WIDE=pixels >= MANY, FLAT=flat, ACC=launch.acc(x.dtype), PRECISION=precision, **epilogue.flags, **tile.options,
+        WIDE=pixels >= MANY, LONG=h.count * v.count >= MANY, FLAT=flat, ACC=launch.acc(x.dtype), PRECISION=precision,
+        **epilogue.flags, **tile.options,
     )  # fmt: skip
 
 
@@ -230,7 +240,8 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         pixels, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, share,
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
-        WIDE=pixels >= MANY, FLAT=flat, ACC=launch.acc(x.dtype), PRECISION=precision, **tile.options,
+        WIDE=pixels >= MANY, LONG=h.count * v.count >= MANY, FLAT=flat, ACC=launch.acc(x.dtype), PRECISION=precision,
+        **tile.options,
     )  # fmt: skip
     total = gemm.sum_shares(partial.view(shares, -1), x.dtype)
     return total.view(groups * M, len(h.taps), len(v.taps), C)
