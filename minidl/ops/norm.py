@@ -105,9 +105,7 @@ def fold_batch_norm(
     return Tensor(scale), Tensor(shift)
 
 
-def _moved(
-    x: torch.Tensor, eps: float, momentum: float | None, buffers: kernels.Buffers | None
-) -> kernels.Statistics:
+def _moved(x: torch.Tensor, eps: float, momentum: float | None, buffers: kernels.Buffers | None) -> kernels.Statistics:
     """`batch_statistics` that moves running statistics of any strides: the kernel writes [C] numbers in a row."""
     if buffers is None or (buffers.mean.is_contiguous() and buffers.var.is_contiguous()):
         return kernels.batch_statistics(x, eps, momentum, buffers)
