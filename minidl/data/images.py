@@ -208,9 +208,10 @@ def _check_folder(root: Path, names: Sequence[str], whole: Images) -> None:
     for index, name in enumerate(names):
         different = {key for key, label in zip(keys, whole.labels, strict=True) if label == index}
         if len(different) < MIN_CLASS:
+            found = "1 picture" if len(different) == 1 else f"{len(different)} different pictures"
             raise DataError(
-                f"{root / name} has {len(different)} different picture{'s' if len(different) > 1 else ''}, expected at "
-                f"least {MIN_CLASS}: one to learn from, one to validate and one to test; add some, or move the folder away"
+                f"{root / name} has {found}, expected at least {MIN_CLASS}: one to learn from, one to validate and one "
+                "to test; add some, or move the folder away"
             )
 
 
