@@ -251,6 +251,12 @@ def test_bad_settings_are_told_before_the_work(command, tmp_path, flags, message
     assert not (tmp_path / "run").exists()
 
 
+def test_a_batch_of_one_pixel_is_told_before_the_work(command, photos, tmp_path):
+    flags = ("--data", photos, "--size", "1", "--batch-size", "1", "--out", tmp_path / "run")
+    refused(command("train", "images", *flags), "--batch-size 1 leaves a batch of one picture of one pixel")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
