@@ -337,7 +337,14 @@ def train_images(
     _train("images", flags, no_plots)
 
 
-@app.command(cls=_Command, epilog=_examples("minidl evaluate runs/first", "minidl evaluate runs/mails --data new.csv"))
+@app.command(
+    cls=_Command,
+    epilog=_examples(
+        "minidl evaluate runs/first",
+        "minidl evaluate runs/mails --data new.csv",
+        "minidl evaluate runs/photos --data later_photos",
+    ),
+)
 def evaluate(
     run: RunFolder,
     data: Annotated[

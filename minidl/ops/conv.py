@@ -79,6 +79,9 @@ def conv2d(
     scale per output channel (a folded batch norm) and a pool "max" or "avg" over 2x2 windows after the activation, in
     the same kernel; with a gradient a pool is an operation of its own.
 
+    What is not finite in x or weight may make neighbours in the same rows NaN: with few channels the product has zeros
+    between the weights.
+
     form: None takes the quickest direct form for the shape. "fft" convolves by Fourier transforms, in float32 with 64
     channels or more and kernels of 5x5 and more 2 to 8 times quicker (H200); its error is small beside the largest
     values of the image and not beside each result, and what is not finite spreads over a tile of pixels. For stride and

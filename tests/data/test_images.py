@@ -212,6 +212,9 @@ def test_folders_that_are_refused(tmp_path):
     (tmp_path / "b").mkdir()
     with pytest.raises(DataError, match="b holds no picture"):
         load_images(tmp_path)
+    file(tmp_path, "b/0.png", grey(0))
+    with pytest.raises(DataError, match="b has 1 picture, expected at least 3"):
+        load_images(tmp_path)
     for i in range(4):
         file(tmp_path, f"b/{i}.png", grey(i % 2))
     with pytest.raises(DataError, match="b has 2 different pictures, expected at least 3"):
