@@ -27,6 +27,7 @@ from minidl.training.config import (
     TrainTable,
     TrainText,
     check_output,
+    is_number,
     parse_size,
     parse_sizes,
 )
@@ -336,7 +337,14 @@ def train_images(
     _train("images", flags, no_plots)
 
 
-@app.command(cls=_Command, epilog=_examples("minidl evaluate runs/first", "minidl evaluate runs/mails --data new.csv"))
+@app.command(
+    cls=_Command,
+    epilog=_examples(
+        "minidl evaluate runs/first",
+        "minidl evaluate runs/mails --data new.csv",
+        "minidl evaluate runs/photos --data later_photos",
+    ),
+)
 def evaluate(
     run: RunFolder,
     data: Annotated[
@@ -435,7 +443,7 @@ def doctor(
         if json is not None:
             check_output("--json", json)
         parts = [str(known) for known in work.ARCHITECTURES] if arch is None else [p.strip() for p in arch.split(",")]
-        if not all(part.isdecimal() for part in parts):
+        if not all(map(is_number, parts)):
             raise ConfigError(f"--arch is {arch}, expected compute capabilities without the point, such as 80,90")
         try:
             code = work.doctor_compile([int(part) for part in parts], json=json, only=only, details=details)
@@ -458,7 +466,8 @@ def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
         config: TrainText | TrainTable | TrainImages = runs.settings(kind, {**given, "plots": not no_plots})
         done = runs.finished_report(config)
         if done is not None:
-            typer.echo(done, nl=False)
+            if not config.quiet:
+                typer.echo(done, nl=False)
             return
         dataset = sources.load(config)
         checksum = sources.fingerprint(dataset)

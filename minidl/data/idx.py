@@ -42,7 +42,10 @@ def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:
             f"{source} {what}: {' x '.join(map(str, shape))} bytes with the header are {expected}, it has "
             f"{len(content)}"
         )
-    return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape)
+    try:
+        return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape)
+    except ValueError:  # a size of 0 beside others that numpy cannot multiply
+        raise DataError(f"{source} has sizes that no array can have: {' x '.join(map(str, shape))}") from None
 
 
 def gunzip(raw: bytes, most: int) -> bytes:

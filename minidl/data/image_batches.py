@@ -38,7 +38,8 @@ def epoch_moves(count: int, augment: Augment, seed: int, epoch: int) -> np.ndarr
 class ImageBatches:
     """Batches (x, y) on the device: x [B, C, H, W] of `dtype` in channels-last memory, y int64 [B].
 
-    Orders and sizes are those of `Batches`. Raises ValueError as it does.
+    Orders and sizes are those of `Batches`. Raises ValueError as it does, and for a negative shift or a mean and
+    deviation that nothing can be standardised by; TypeError for a `dtype` of whole numbers.
     """
 
     def __init__(
@@ -58,6 +59,12 @@ class ImageBatches:
             raise ValueError(f"the batch size must be positive, got {batch_size}")
         if not 0 <= seed < 2**64:
             raise ValueError(f"the seed must lie in 0 .. 2^64 - 1, got {seed}")
+        if augment is not None and augment.shift < 0:
+            raise ValueError(f"the shift must be 0 or more, got {augment.shift}")
+        if not (np.isfinite(pictures.mean).all() and np.isfinite(pictures.std).all() and np.min(pictures.std) > 0):
+            raise ValueError(f"expected finite means and deviations above 0, got {pictures.mean} and {pictures.std}")
+        if not dtype.is_floating_point:
+            raise TypeError(f"expected a floating dtype for the batches, got {dtype}")
         self.batch_size, self.seed, self.shuffle, self.dtype = batch_size, seed, shuffle, dtype
         self.augment = None if augment is None or augment == Augment(replicate=augment.replicate) else augment
         self._device = default_device()

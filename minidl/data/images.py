@@ -16,6 +16,7 @@ import numpy as np
 
 from minidl.data import pictures
 from minidl.data.download import Resource, fetch
+from minidl.data.files import check_shares
 from minidl.data.idx import gunzip, parse_idx
 from minidl.data.records import Augment, DataError, ImageDataset, Images
 from minidl.data.split import TEST, TRAIN, VALIDATION, stratified_split
@@ -148,8 +149,10 @@ def load_folder(
 
     Pictures are brought to `size` (height, width), by default the most common one of the files; they are grey when
     none has colour. Equal pictures fall on the same side of the split. Raises DataError, naming the file, for one that
-    cannot be read, fewer than two classes, and a class of fewer than three different pictures.
+    cannot be read, fewer than two classes, a class of fewer than three different pictures, and shares that leave
+    nothing for training.
     """
+    check_shares(validation, test)
     root = Path(folder)
     found = list(pictures.class_folders(root))
     if len(found) < 2:
@@ -205,9 +208,10 @@ def _check_folder(root: Path, names: Sequence[str], whole: Images) -> None:
     for index, name in enumerate(names):
         different = {key for key, label in zip(keys, whole.labels, strict=True) if label == index}
         if len(different) < MIN_CLASS:
+            found = "1 picture" if len(different) == 1 else f"{len(different)} different pictures"
             raise DataError(
-                f"{root / name} has {len(different)} different pictures, expected at least {MIN_CLASS}: one to learn "
-                "from, one to validate and one to test; add some, or move the folder away"
+                f"{root / name} has {found}, expected at least {MIN_CLASS}: one to learn from, one to validate and one "
+                "to test; add some, or move the folder away"
             )
 
 

@@ -100,10 +100,15 @@ def picture_files(folder: Path) -> list[Path]:
 
 
 def class_folders(folder: Path) -> Iterator[tuple[str, list[Path]]]:
-    """Name and picture files of each folder in a folder, by name. Raises DataError for one without pictures."""
+    """Name and picture files of each folder in a folder, by name.
+
+    Raises DataError for one without pictures, and for a name that is no UTF-8 text: labels are kept as text.
+    """
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.startswith(".") or not path.is_dir():
             continue
+        if not path.name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in path.name):
+            raise DataError(f"{str(path)!r} is no UTF-8 text; rename the folder: its name is the label")
         found = picture_files(path)
         if not found:
             raise DataError(
@@ -118,9 +123,10 @@ def _plain(image: Image.Image) -> Image.Image:
     from PIL import Image
 
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        # 16 bits a pixel become the upper 8 of them. Pillow's own conversion cuts all above 255 off.
-        top = 255.0 if image.mode == "F" else 65535.0
-        values = np.nan_to_num(np.asarray(image, dtype=np.float64)) * (255.0 / top)
+        # 16 bits a pixel become the upper 8 of them, as Pillow has it in colour. Its own conversion of grey cuts all
+        # above 255 off.
+        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+        values = np.rint(values) if image.mode == "F" else values // 256.0
         return Image.fromarray(np.clip(values, 0.0, 255.0).astype(np.uint8))
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         full = image.convert("RGBA")

@@ -46,7 +46,7 @@ def stratified_split(
         count_test = max(1, round(len(group) * test)) if test > 0 and len(group) >= 2 else 0
         least = 3 if test > 0 else 2
         count_validation = max(1, round(len(group) * validation)) if validation > 0 and len(group) >= least else 0
-        count_test = min(count_test, len(group) - 1)
+        count_test = min(count_test, len(group) - 2 if validation > 0 and len(group) >= least else len(group) - 1)
         count_validation = min(count_validation, len(group) - 1 - count_test)
         for position, key in enumerate(group):
             if position < count_test:

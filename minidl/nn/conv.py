@@ -12,7 +12,7 @@ from minidl.kernels.activation import Activation
 from minidl.nn import init
 from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
-from minidl.ops.conv import Pair
+from minidl.ops.conv import Pair, check_settings
 from minidl.tensor import Tensor
 
 
@@ -46,7 +46,7 @@ class Conv2d(Module):
                 "numbers of 1 or more, and both channels multiples of groups"
             )
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
-        self.kernel_size = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+        self.kernel_size = check_settings(kernel_size, stride, padding, dilation, pool)
         self.stride, self.padding, self.dilation, self.pool = stride, padding, dilation, pool
         self.weight = _empty(out_channels, in_channels // groups, *self.kernel_size, device=device, dtype=dtype)
         init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))

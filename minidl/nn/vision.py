@@ -99,6 +99,10 @@ class _BatchNorm(Module):
     ) -> None:
         super().__init__()
         activation.parse(act)
+        if num_features < 0:
+            raise ValueError(f"{type(self).__name__}: num_features is {num_features}, expected a number of channels")
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise ValueError(f"{type(self).__name__}: momentum is {momentum!r}, expected a number from 0 to 1 or None")
         self.num_features, self.eps, self.momentum, self.act = num_features, eps, momentum, act
         self.affine, self.track_running_stats = affine, track_running_stats
         self.weight: Parameter | None = None

@@ -18,6 +18,7 @@ from minidl.tensor import Tensor
 __all__ = ["conv2d"]
 
 Pair = int | Sequence[int]
+MOST = 2**30  # of strides, paddings and dilations: kernels take them as int32
 
 
 class Conv2d(Function):
@@ -79,6 +80,9 @@ def conv2d(
     "max" or "avg" over 2x2 windows after the activation, in the same kernel; with a gradient a pool is an operation of
     its own.
 
+    What is not finite in x or weight may make neighbours in the same rows NaN: with few channels the product has zeros
+    between the weights.
+
     form: None takes the quickest direct form for the shape. "fft" convolves by Fourier transforms, in float32 with 64
     channels or more and kernels of 5x5 and more 2 to 8 times quicker (H200); its error is small beside the largest
     values of the image and not beside each result, and what is not finite spreads over a tile of pixels. For stride and
@@ -121,7 +125,8 @@ def _geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, d
             f"conv2d: x has shape {list(x.shape)}, weight {list(weight.shape)}; expected x [N, C, H, W] and "
             "weight [M, C / groups, R, S]"
         )
-    if groups < 1:
+    # type, because 1.0 and True are found in a cache under 1.
+    if type(groups) is not int or groups < 1:
         raise ValueError(f"conv2d: groups is {groups!r}, expected a whole number of 1 or more")
     channels, M = x.shape[1], weight.shape[0]
     if channels != weight.shape[1] * groups or M % groups:
@@ -139,11 +144,22 @@ def _geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, d
 _geometry = functools.lru_cache(maxsize=4096)(Geometry.of)
 
 
+def check_settings(kernel: Any, stride: Any, padding: Any, dilation: Any, pool: Any) -> tuple[int, int]:
+    """The (height, width) of a kernel. Raises ValueError for settings that no image and weight can go with."""
+    size = _pair("kernel_size", kernel, 1)
+    _padding(padding, size, _pair("stride", stride, 1), _pair("dilation", dilation, 1))
+    if pool not in (None, "max", "avg"):
+        raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
+    return size
+
+
 def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
-    """(height, width) of a number or a pair. Raises ValueError for anything else, or below `least`."""
+    """(height, width) of a number or a pair. Raises ValueError for anything else, or not from `least` to MOST."""
     given = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
-    if len(given) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in given):
-        raise ValueError(f"conv2d: {name} is {value!r}, expected a whole number of {least} or more, or a pair of them")
+    if len(given) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and least <= v <= MOST for v in given):
+        raise ValueError(
+            f"conv2d: {name} is {value!r}, expected a whole number from {least} to {MOST}, or a pair of them"
+        )
     return given
 
 

@@ -72,8 +72,10 @@ def avg_pool2d(
     divisor_override.
 
     Shapes as `max_pool2d`. What reaches beyond the padding with ceil_mode is not counted.
-    Raises as `max_pool2d`, and ValueError for a divisor_override of 0.
+    Raises as `max_pool2d`, ValueError for a divisor_override of 0, and TypeError for one that is no whole number.
     """
+    if divisor_override is not None and type(divisor_override) is not int:
+        raise TypeError(f"avg_pool2d: divisor_override is {divisor_override!r}, expected a whole number or None")
     size = kernels.checked("avg_pool2d", x.data)
     at = kernels.windows(
         "avg_pool2d", size, kernel_size, stride, padding, 1, ceil_mode, divisor_override, count_include_pad

@@ -168,6 +168,8 @@ CONV2D = OpSpec(
         ),
         Bad(_named((2, 3, 4, 4), (4, 3, 1, 1), (3,)), ValueError, r"bias has shape \[3\], expected \[4\]"),
         Bad(_named((2, 3, 4, 4), (4, 3, 1, 1), extra=(None, 0)), ValueError, "stride is 0, expected a whole number"),
+        Bad(_named((2, 3, 4, 4), (4, 3, 1, 1), extra=(None, 2**40)), ValueError, "stride is .* from 1 to 1073741824"),
+        Bad(_named((2, 3, 4, 4), (4, 3, 1, 1), extra=(None, 1, 0, 1, 1.0)), ValueError, "groups is 1.0"),
         Bad(_named((2, 3, 4, 4), (4, 3, 1, 1), extra=(None, 1, -1)), ValueError, "padding is -1"),
         Bad(_named((2, 3, 4, 4), (4, 3, 1, 1), extra=(None, 1, "full")), ValueError, 'expected "same", "valid"'),
         Bad(_named((2, 3, 4, 4), (4, 3, 3, 3), extra=(None, 2, "same")), ValueError, 'padding "same" is for stride 1'),

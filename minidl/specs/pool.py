@@ -198,6 +198,7 @@ SPECS = [
         bad=(
             *_WINDOWS,
             _bad(ValueError, "divisor_override is 0", 1, 1, 4, 4, kernel_size=2, divisor_override=0),
+            _bad(TypeError, "divisor_override is 1.5", 1, 1, 4, 4, kernel_size=2, divisor_override=1.5),
         ),
         bench={f"average pool {name}": shape for name, shape in _BENCH.items()},
     ),

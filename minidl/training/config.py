@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
 
 DEVICES = ("auto", "cuda", "cpu")
@@ -229,6 +230,7 @@ class Evaluate:
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         _choice(self, "device", DEVICES)
+        _require(self, "data", self.data is None or self.data, "a data set, a file or a folder")
         if self.json is not None:
             check_output("--json", self.json)
 
@@ -287,8 +289,10 @@ def parse_sizes(texts: list[str] | None) -> tuple[int, ...] | None:
         return None
     sizes = []
     for part in ",".join(texts).split(","):
-        if not part.strip().isdecimal():
-            raise ConfigError(f"--hidden: {part.strip()!r} is no layer size; give numbers, such as 128 or 256,128")
+        if not is_number(part.strip()):
+            raise ConfigError(
+                f"--hidden: {shorten(part.strip())} is no layer size; give numbers, such as 128 or 256,128"
+            )
         sizes.append(int(part))
     return tuple(sizes)
 
@@ -298,9 +302,14 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     parts = text.lower().split("x")
-    if not 1 <= len(parts) <= 2 or not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"--size is {text}, expected a height and width in pixels, such as 32 or 32x48")
+    if not 1 <= len(parts) <= 2 or not all(map(is_number, parts)):
+        raise ConfigError(f"--size is {text[:40]}, expected a height and width in pixels, such as 32 or 32x48")
     return int(parts[0]), int(parts[-1])
+
+
+def is_number(text: str) -> bool:
+    """Whether this is a whole number that `int` reads: it refuses long ones."""
+    return text.isascii() and text.isdecimal() and len(text) < 10
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ They need the plots extra.
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,6 +145,7 @@ def _show(axes: Any, pixels: np.ndarray) -> None:
 def shorten(name: str) -> str:
     """A name that may be long, for a label."""
     line = " ".join(name.split())
+    line = line if line.isprintable() else ascii(line)[1:-1]
     return line if len(line) <= 24 else line[:23] + "…"
 
 
@@ -194,5 +196,8 @@ def _finish(path: Path, figure: Any, axes: Any, title: str, x: str, y: str) -> N
 
 def _write(path: Path, figure: Any) -> None:
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
+    with warnings.catch_warnings():
+        # A script that the font lacks is drawn as boxes; a warning for each letter helps nobody.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(picture, format="png", dpi=120)
     files.write_bytes(path, picture.getvalue())

@@ -178,8 +178,17 @@ def predict(config: Predict, write: IO[str]) -> None:
     else:
         answers = _answer_rows(config, predictor)
     for chunk in answers:
-        write.writelines(json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n" for answer in chunk)
+        write.writelines(_line(answer) for answer in chunk)
         write.flush()
+
+
+def _line(answer: dict[str, Any]) -> str:
+    """An answer as a line of JSON. Bytes of a file name that are no UTF-8 text become escapes, which Python reads back
+    as the same name."""
+    line = json.dumps(answer, ensure_ascii=False, allow_nan=False)
+    if any("\ud800" <= letter <= "\udfff" for letter in answer.get("file", "")):
+        line = json.dumps(answer, allow_nan=False)
+    return line + "\n"
 
 
 def evaluate(config: Evaluate) -> dict[str, Any]:
@@ -336,6 +345,8 @@ def _answer_pictures(config: Predict, classifier: PictureClassifier) -> Iterator
         )
     chunks: Iterable[list[Path]]
     if config.inputs:
+        if "" in config.inputs:
+            raise ConfigError("an empty name was given: give picture files or folders of them")
         paths = [path for name in config.inputs for path in _pictures(Path(name))]
         chunks = (paths[start : start + inputs.CHUNK] for start in range(0, len(paths), inputs.CHUNK))
     else:

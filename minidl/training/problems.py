@@ -124,6 +124,11 @@ def _image_problem(config: TrainImages, dataset: ImageDataset) -> Problem:
     if augment.shift >= min(height, width):
         raise ConfigError(f"--shift {augment.shift} moves pictures of {height} x {width} out of sight; give less")
     build = described.model(config, len(dataset.labels))
+    if height * width == 1 and (len(dataset.train) - 1) % config.batch_size == 0:
+        raise ConfigError(
+            f"--batch-size {config.batch_size} leaves a batch of one picture of one pixel, which batch norm cannot "
+            "learn from; give another, or a --size of 2 or more"
+        )
 
     def split(images: Images) -> Split:
         return Pictures(images.pixels, dataset.mean, dataset.std), images.labels

@@ -84,7 +84,7 @@ def as_text(report: dict[str, Any]) -> str:
             ("parameters", f"{report['parameters']:,}"),
             ("optimizer", f"{optimizer['name']} ({optimizer['variant']}), rate {optimizer['lr']:g}"),
             ("precision", report["precision"]),
-            ("steps skipped", str(report["skipped"])),
+            ("steps skipped", str(report["skipped"]) if report["skipped"] else ""),
         ]
     else:
         source = report["source"]
@@ -119,10 +119,19 @@ def _scores(report: dict[str, Any]) -> list[str]:
 
 def _classes(classes: Sequence[dict[str, Any]]) -> list[str]:
     rows = [
-        [entry["label"], *(f"{entry[name]:.3f}" for name in ("precision", "recall", "f1")), str(entry["support"])]
+        [
+            _printable(entry["label"]),
+            *(f"{entry[name]:.3f}" for name in ("precision", "recall", "f1")),
+            str(entry["support"]),
+        ]
         for entry in classes
     ]
     return _table(["class", "precision", "recall", "F1", "examples"], rows)
+
+
+def _printable(label: str) -> str:
+    """A label for a line of a terminal: line ends and control codes are written as escapes."""
+    return label if label.isprintable() else ascii(label)[1:-1]
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

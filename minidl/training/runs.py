@@ -275,7 +275,8 @@ def _run_to_resume(kind: str, folder: Path) -> SavedRun | None:
         return None
     run = read_run(folder)
     if run.kind != kind:
-        raise ConfigError(f"{folder} is a {run.kind} run; continue it with: {resume_command(run.kind, folder)}")
+        name = "an image" if run.kind == "images" else f"a {run.kind}"
+        raise ConfigError(f"{folder} is {name} run; continue it with: {resume_command(run.kind, folder)}")
     return run
 
 

@@ -113,7 +113,11 @@ def _fit(
         display.note(f"going on after {trainer.progress.place}")
     elif config.epochs * len(task.batches) < FEW_STEPS:
         more = math.ceil(FEW_STEPS / len(task.batches))
-        display.note(f"{config.epochs * len(task.batches)} steps in all; try --epochs {more} if the scores are low")
+        # A folder may have fewer pictures than a batch, and a step with fewer of them is quicker.
+        smaller = f" or a smaller --batch-size than {config.batch_size}" if kind == "images" else ""
+        display.note(
+            f"{config.epochs * len(task.batches)} steps in all; try --epochs {more}{smaller} if the scores are low"
+        )
     progress = trainer.run()
     display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
 
@@ -309,10 +313,15 @@ def _only_in_training(config: Training) -> list[str]:
 
 
 def _introduction(config: Training, problem: Problem) -> str:
-    sizes = problem.source["sizes"]
+    source = problem.source
+    sizes = source["sizes"]
+    features = f"{source['features']:,} features"
+    if problem.kind == "images":
+        colours = "grey" if source["channels"] == 1 else "colour"
+        features = f"{colours} pictures of {source['height']} x {source['width']} pixels"
     classes = f", {len(problem.labels)} classes" if problem.labels else ""
-    columns = reports.columns(problem.source)
+    columns = reports.columns(source)
     return (
         f"{config.data}: {sizes['train']:,} training, {sizes['validation']:,} validation and {sizes['test']:,} test "
-        f"examples, {problem.source['features']:,} features{classes}" + (f"\ncolumns: {columns}" if columns else "")
+        f"examples, {features}{classes}" + (f"\ncolumns: {columns}" if columns else "")
     )

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 from importlib.util import find_spec
 
@@ -97,6 +98,9 @@ def test_an_image_report_says_what_was_learnt(image_run):
     assert content["source"]["augment"] == {"shift": 0, "flip": False}
     assert [entry["label"] for entry in content["per_class"]] == ["across", "down", "plain"]
     assert "logistic regression on the pixels" in out
+    assert "15 test examples, grey pictures of 7 x 7 pixels, 3 classes" in out
+    assert "16 steps in all; try --epochs 25 or a smaller --batch-size than 16 if the scores are low" in out
+    assert "steps skipped" not in out
 
 
 def test_batch_norm_statistics_are_saved(image_run):
@@ -137,6 +141,20 @@ def test_answers_before_a_bad_file_are_written(answers, image_run, photos, tmp_p
         answers(image_run[0], photos)
     with pytest.raises(ConfigError, match="--file and --text-column are for text and table runs"):
         answers(image_run[0], file=good)
+    with pytest.raises(ConfigError, match="an empty name was given"):
+        answers(image_run[0], good, "")
+
+
+def test_a_file_name_that_is_no_text(image_run, photos, tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.png")
+    try:
+        shutil.copy(photos / "down" / "001.png", path)
+    except OSError:
+        pytest.skip("this file system takes names of UTF-8 only")
+    out = io.StringIO()
+    predict.predict(Predict(run=image_run[0], inputs=(str(path),)), out)
+    assert out.getvalue().isascii()
+    assert json.loads(out.getvalue())["file"] == str(path)
 
 
 def test_evaluation_repeats_the_report_and_takes_folders(image_run, tmp_path):
@@ -154,6 +172,8 @@ def test_evaluation_repeats_the_report_and_takes_folders(image_run, tmp_path):
         predict.evaluate(Evaluate(run=folder, data="digits"))
     with pytest.raises(DataError, match="neither one of digits, mnist, fashion-mnist nor a folder"):
         predict.evaluate(Evaluate(run=folder, data="nothing"))
+    with pytest.raises(ConfigError, match="--data is , expected a data set, a file or a folder"):
+        Evaluate(run=folder, data="")
     with pytest.raises(ConfigError, match="a folder names its classes"):
         predict.evaluate(Evaluate(run=folder, label_column="x"))
 
@@ -228,6 +248,12 @@ def test_bfloat16_is_refused_on_a_cpu(command, photos, tmp_path):
 )
 def test_bad_settings_are_told_before_the_work(command, tmp_path, flags, message):
     refused(command("train", "images", *flags, "--out", tmp_path / "run"), message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_of_one_pixel_is_told_before_the_work(command, photos, tmp_path):
+    flags = ("--data", photos, "--size", "1", "--batch-size", "1", "--out", tmp_path / "run")
+    refused(command("train", "images", *flags), "--batch-size 1 leaves a batch of one picture of one pixel")
     assert not (tmp_path / "run").exists()
 
 

@@ -176,4 +176,5 @@ def test_a_finished_run_is_not_trained_again_by_resume(minidl, text_run):
     assert result.code == 0
     assert "is finished already" in result.out
     assert (folder / "report.txt").read_text() in result.out
+    assert minidl("train", "text", "--out", folder, "--resume", "--quiet").out == ""
     assert (folder / "report.json").stat().st_mtime_ns == before

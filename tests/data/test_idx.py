@@ -40,6 +40,7 @@ def test_what_was_written_is_read(shape):
         (idx(numbers(200)), "its magic number is 00000801, expected 00000803"),
         (b"\x89PNG" + bytes(40), "f is no IDX file of unsigned bytes in 3 dimensions"),
         (struct.pack(">4I", 0x0803, 2**32 - 1, 2**32 - 1, 2**32 - 1), "is cut off"),
+        (struct.pack(">4I", 0x0803, 0, 2**32 - 1, 2**32 - 1), "sizes that no array can have: 0 x 4294967295"),
     ],
 )
 def test_a_damaged_file_is_told(content, message):

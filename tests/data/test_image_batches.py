@@ -87,3 +87,10 @@ def test_bad_arguments():
         ImageBatches(pictures(), np.arange(23), 0)
     with pytest.raises(ValueError, match="the seed must lie in"):
         ImageBatches(pictures(), np.arange(23), 4, seed=-1)
+    with pytest.raises(ValueError, match="the shift must be 0 or more, got -1"):
+        ImageBatches(pictures(), np.arange(23), 4, augment=Augment(shift=-1))
+    with pytest.raises(TypeError, match=r"expected a floating dtype for the batches, got torch\.int32"):
+        ImageBatches(pictures(), np.arange(23), 4, dtype=torch.int32)
+    for mean, std in (((0.0,), (0.0,)), ((float("nan"),), (1.0,)), ((0.0,), (float("inf"),))):
+        with pytest.raises(ValueError, match="expected finite means and deviations above 0"):
+            ImageBatches(Pictures(pictures().pixels, mean, std), np.arange(23), 4)

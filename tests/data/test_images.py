@@ -212,12 +212,37 @@ def test_folders_that_are_refused(tmp_path):
     (tmp_path / "b").mkdir()
     with pytest.raises(DataError, match="b holds no picture"):
         load_images(tmp_path)
+    file(tmp_path, "b/0.png", grey(0))
+    with pytest.raises(DataError, match="b has 1 picture, expected at least 3"):
+        load_images(tmp_path)
     for i in range(4):
         file(tmp_path, f"b/{i}.png", grey(i % 2))
     with pytest.raises(DataError, match="b has 2 different pictures, expected at least 3"):
         load_images(tmp_path)
     (tmp_path / "b" / "z.jpg").write_bytes(b"junk")
     with pytest.raises(DataError, match=r"z\.jpg is no picture of a known format"):
+        load_images(tmp_path)
+
+
+@pytest.mark.parametrize(("validation", "test"), [(0.6, 0.6), (0.5, 0.5), (0.0, 0.2), (0.1, 1.0)])
+def test_shares_leave_pictures_for_training(tmp_path, validation, test):
+    with pytest.raises(DataError, match="must lie between 0 and 1 and add up to less than 1"):
+        load_images(class_folders(tmp_path), validation=validation, test=test)
+
+
+def test_a_large_test_share_leaves_pictures_for_validation(tmp_path):
+    found = load_images(class_folders(tmp_path, count=6), validation=0.05, test=0.9)
+    for part in (found.train, found.validation, found.test):
+        assert set(part.labels) == {0, 1}
+
+
+def test_a_class_whose_name_is_no_text(tmp_path):
+    class_folders(tmp_path)
+    try:
+        (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    except OSError:
+        pytest.skip("this file system takes names of UTF-8 only")
+    with pytest.raises(DataError, match=r"caf\\udce9' is no UTF-8 text; rename the folder"):
         load_images(tmp_path)
 
 

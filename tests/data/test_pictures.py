@@ -43,6 +43,23 @@ def test_16_bits_become_the_upper_8(tmp_path):
     assert np.array_equal(read_picture(path, (6, 9), 1)[:, :, 0], grey())
 
 
+def chunk(kind, content):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_all_16_bits_values_become_their_upper_8(tmp_path, colour):
+    # By hand: Pillow writes no colour of 16 bits.
+    wide = np.arange(65536, dtype=">u2").reshape(256, 256, 1).repeat(3 if colour else 1, axis=2)
+    rows = b"".join(b"\0" + row.tobytes() for row in wide)
+    head = struct.pack(">IIBBBBB", 256, 256, 16, 2 if colour else 0, 0, 0, 0)
+    path = tmp_path / "a.png"
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    )
+    assert np.array_equal(read_picture(path, (256, 256), 3), np.broadcast_to(wide >> 8, (256, 256, 3)))
+
+
 def test_one_bit_is_black_and_white(tmp_path):
     path = saved(tmp_path / "a.png", Image.fromarray(grey() > 127))
     assert np.array_equal(read_picture(path, (6, 9), 1)[:, :, 0], np.where(grey() > 127, 255, 0))

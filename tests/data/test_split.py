@@ -30,6 +30,12 @@ def test_every_class_is_trained_at_any_shares(count, validation, test):
     assert TRAIN in stratified_split([str(i) for i in range(count)], [0] * count, validation, test)
 
 
+@given(st.integers(3, 12), st.floats(0.01, 0.99), st.floats(0.01, 0.99))
+def test_three_of_a_class_serve_every_side_at_any_shares(count, validation, test):
+    sides = stratified_split([str(i) for i in range(count)], [0] * count, validation, test)
+    assert set(sides) == {TRAIN, VALIDATION, TEST}
+
+
 @given(rows)
 def test_equal_texts_stay_together_and_every_class_is_trained(pairs):
     keys, classes = zip(*pairs, strict=True)

@@ -80,3 +80,24 @@ def test_batch_norms_are_folded_into_the_convolutions_before_them():
     torch.testing.assert_close(after.data, before.data, rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match="a scale is for inference"):
         model(x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kernel_size": 0}, "kernel_size is 0, expected a whole number from 1"),
+        ({"kernel_size": -1}, "kernel_size is -1"),
+        ({"kernel_size": 3.0}, "kernel_size is 3.0"),
+        ({"kernel_size": (3,)}, r"kernel_size is \(3,\), expected .* or a pair"),
+        ({"kernel_size": (3, 3, 3)}, "or a pair of them"),
+        ({"kernel_size": 3, "stride": 0}, "stride is 0"),
+        ({"kernel_size": 3, "padding": -1}, "padding is -1"),
+        ({"kernel_size": 3, "padding": "full"}, 'expected "same", "valid"'),
+        ({"kernel_size": 3, "padding": "same", "stride": 2}, 'padding "same" is for stride 1'),
+        ({"kernel_size": 3, "dilation": 0}, "dilation is 0"),
+        ({"kernel_size": 3, "pool": "mean"}, "pool is 'mean'"),
+    ],
+)
+def test_bad_settings_are_told_when_the_layer_is_made(settings, message):
+    with pytest.raises(ValueError, match=message):
+        nn.Conv2d(3, 4, **settings)

@@ -120,3 +120,16 @@ def test_pooled_and_flattened():
     assert y.shape == (2, 4)
     y.sum().backward()
     assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_features": -1}, "num_features is -1, expected a number of channels"),
+        ({"num_features": 4, "momentum": 1.5}, "momentum is 1.5, expected a number from 0 to 1 or None"),
+        ({"num_features": 4, "momentum": float("nan")}, "momentum is nan, expected"),
+    ],
+)
+def test_bad_settings_of_a_batch_norm_are_told_when_it_is_made(given, message):
+    with pytest.raises(ValueError, match=message):
+        nn.BatchNorm2d(**given)

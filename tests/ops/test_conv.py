@@ -43,3 +43,12 @@ def test_what_a_pool_and_a_scale_need():
         ops.conv2d(x, w, scale=Tensor(numbers(4)))
     with no_grad(), pytest.raises(ValueError, match=r"scale has shape \[3\], expected \[4\]"):
         ops.conv2d(x, w, scale=Tensor(numbers(3)))
+
+
+@pytest.mark.parametrize("groups", [1.0, True])
+def test_a_refused_number_of_groups_leaves_nothing_behind(groups):
+    # 1, 1.0 and True are one key of a cache.
+    x, w = Tensor(numbers(2, 0, 5, 7)), Tensor(numbers(3, 0, 2, 2))
+    with pytest.raises(ValueError, match=r"groups is .*, expected a whole number"):
+        ops.conv2d(x, w, groups=groups)
+    assert torch.equal(ops.conv2d(x, w).data, torch.zeros(2, 3, 4, 6, device=default_device()))

@@ -56,6 +56,12 @@ def test_a_confusion_matrix_has_a_colour_key_and_plain_names(drawn, tmp_path):
     assert [label.get_text() for label in axes.get_yticklabels()] == [r"\$a_{b", r"\$\$ two lines of a name …"]
 
 
+def test_names_in_any_script_are_drawn_without_a_warning(drawn, tmp_path):
+    # Warnings are errors here.
+    plots.confusion(tmp_path, [[2, 1], [0, 3]], ["\N{CJK UNIFIED IDEOGRAPH-732B}", "\x1b[31mred"], "two classes")
+    assert [label.get_text() for label in drawn["confusion.png"].get_yticklabels()][1] == r"\x1b[31mred"
+
+
 def test_large_predictions_have_whole_tick_labels(drawn, tmp_path):
     truth = 1.5e9 + 1000 * np.arange(20.0)
     plots.predictions(tmp_path, truth, truth + 50, "price $", "a")

@@ -1,5 +1,6 @@
 """The report's text: what is said of columns, of the epoch that is kept, and of a model that learnt nothing."""
 
+import numpy as np
 import pytest
 
 from minidl.training import metrics, reports
@@ -74,3 +75,9 @@ def test_scores_have_no_more_digits_than_they_mean(name, value, text):
 )
 def test_a_place_in_training(epoch, step, text):
     assert Progress(epoch=epoch, step=step).place == text
+
+
+def test_a_label_stays_on_its_line():
+    content = evaluation(per_class=metrics.per_class(np.array([[2, 1], [0, 3]]), ["a\nb", "\x1b[31mred"]))
+    assert "\na\\nb        " in reports.as_text(content)
+    assert "\n\\x1b[31mred  " in reports.as_text(content)

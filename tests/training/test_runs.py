@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from minidl.training import runs
-from minidl.training.config import TrainText
+from minidl.training.config import TrainImages, TrainText
 from minidl.training.errors import ConfigError, DamagedError, RunError
 
 
@@ -174,6 +174,12 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
         runs.settings("text", {"out": tmp_path / "run", "resume": True, "epochs": 5})
     with pytest.raises(ConfigError, match="is a text run; continue it with: minidl train text"):
         runs.settings("table", {"out": tmp_path / "run", "resume": True})
+
+
+def test_a_run_of_images_is_named(tmp_path):
+    runs.start(TrainImages(data="digits", out=tmp_path / "run"), "images", "0" * 64, {})
+    with pytest.raises(ConfigError, match="is an image run; continue it with: minidl train images"):
+        runs.settings("text", {"out": tmp_path / "run", "resume": True})
 
 
 def test_resuming_nothing_starts_a_run(tmp_path):
