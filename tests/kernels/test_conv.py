@@ -440,7 +440,7 @@ def test_bands_that_can_pool_do_it_in_their_kernel(monkeypatch):
 
 def test_refusals():
     p = Problem(SHAPES["pixel"])
-    with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, batch, banded"):
+    with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, box, batch, banded"):
         conv.forward(p.x, p.w, p.geometry, form="fast")
     with pytest.raises(conv.UnableError, match="the banded form cannot take this shape; these can: pixel"):
         conv.forward(p.x, p.w, p.geometry, form="banded")

@@ -16,14 +16,40 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import launch
+from minidl.kernels.activation import activate
 from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import Epilogue, finish, taps_of
+from minidl.kernels.conv.problem import Epilogue, affine, finish, taps_of
+from minidl.kernels.gemm import halves
+
+
+@triton.jit
+def finish_box(
+    b_acc, d_y, p_bias, p_scale, n, h, w, m, M,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, PIECES: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
+    """The epilogue of a block [pixels of the box, channels from m on], stored as a box of y [N, H, W, M] in PIECES."""
+    WIDTH: tl.constexpr = b_acc.shape[1]
+    if PIECES == 1:
+        b_acc = affine(b_acc, p_bias, p_scale, m, M, 0, HAS_BIAS, HAS_SCALE)
+        b_y = activate(b_acc, ACT, SLOPE).to(d_y.dtype)
+        d_y.store([n, h, w, m], tl.reshape(b_y, (TILE_N, TILE_H, TILE_W, WIDTH)))
+    else:
+        b_left, b_right = halves(b_acc)
+        finish_box(
+            b_left, d_y, p_bias, p_scale, n, h, w, m, M,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, PIECES // 2, TILE_N, TILE_H, TILE_W,
+        )  # fmt: skip
+        finish_box(
+            b_right, d_y, p_bias, p_scale, n, h, w, m + WIDTH // 2, M,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, PIECES // 2, TILE_N, TILE_H, TILE_W,
+        )  # fmt: skip
 
 
 @triton.jit
 def conv_box_tile(
-    i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
+    i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z,
     N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
@@ -31,6 +57,7 @@ def conv_box_tile(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    STORE_BOX: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M channels of a box of outputs; with TURN the rows of d_w are the channels of x: [groups * C, taps * M]."""
     PIXELS: tl.constexpr = TILE_N * TILE_H * TILE_W
@@ -66,6 +93,12 @@ def conv_box_tile(
         else:
             o_w += BLOCK_K
         j_w = tl.where(row, 0, j_w)
+    if STORE_BOX:
+        finish_box(
+            b_acc.T, d_y, p_bias, p_scale, n, q_h, q_w, m, M,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, PIECES, TILE_N, TILE_H, TILE_W,
+        )  # fmt: skip
+        return
     o_p = tl.arange(0, PIXELS)
     o_n = n + o_p // (TILE_H * TILE_W)
     o_h = q_h + o_p // TILE_W % TILE_H
@@ -80,7 +113,7 @@ def conv_box_tile(
 
 @triton.jit
 def conv_box_kernel(
-    d_x, d_w, p_bias, p_scale, p_y, p_z,
+    d_x, d_w, d_y, p_bias, p_scale, p_y, p_z,
     N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, tiles, programs,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
@@ -88,24 +121,25 @@ def conv_box_kernel(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+    STORE_BOX: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
     if PER_PROCESSOR == 0:
         conv_box_tile(
-            tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
+            tl.program_id(0), d_x, d_w, d_y, p_bias, p_scale, p_y, p_z,
             N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
             C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K, PIECES, TILE_N, TILE_H, TILE_W,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
+            PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX,
         )  # fmt: skip
     else:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
             conv_box_tile(
-                i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
+                i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z,
                 N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
                 C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
-                PIECES, TILE_N, TILE_H, TILE_W,
+                PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX,
             )  # fmt: skip
 
 
@@ -144,15 +178,18 @@ def correlate(
     walking = tile["PER_PROCESSOR"] * launch.processors()
     programs = min(tiles, walking) if walking else tiles
     d_x = TensorDescriptor(x, list(x.shape), list(x.stride()), [*box, options["BLOCK_K"]])
+    whole = h.out_step == v.out_step == groups == 1 and M * y.element_size() % 16 == 0 and epilogue.z is None
+    block_y = [*box, max(tile["BLOCK_M"] // tile["PIECES"], 16 // y.element_size())]
+    d_y = TensorDescriptor(y, list(y.shape), list(y.stride()), block_y) if whole else None
     block_w = (options["BLOCK_K"], tile["BLOCK_M"]) if turn else (tile["BLOCK_M"], options["BLOCK_K"])
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
     launch.run(
-        conv_box_kernel, (programs,), d_x, boxes_of(w, *block_w), epilogue.bias, epilogue.scale, y, epilogue.z,
+        conv_box_kernel, (programs,), d_x, boxes_of(w, *block_w), d_y, epilogue.bias, epilogue.scale, y, epilogue.z,
         N, h.count, v.count, y.shape[1], y.shape[2], M, groups,
         h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(w, h, v, M), tiles, programs,
         C=C, JH=len(h.taps), JW=len(v.taps), IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
         OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, TURN=turn, ACC=launch.acc(x.dtype), PRECISION=precision,
-        TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], **flags, **options,
+        TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], STORE_BOX=whole, **flags, **options,
     )  # fmt: skip
 
 

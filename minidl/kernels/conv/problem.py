@@ -48,6 +48,19 @@ class Epilogue:
 
 
 @triton.jit
+def affine(
+    b_acc, p_bias, p_scale, m, M, i_group, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr
+):  # fmt: skip
+    """scale * b_acc + bias for a block [rows, channels from m on of M in a group]."""
+    o_m = m + tl.arange(0, b_acc.shape[1])
+    if HAS_SCALE:
+        b_acc *= tl.load(p_scale + i_group * M + o_m, mask=o_m < M, other=0.0).to(b_acc.dtype)[None, :]
+    if HAS_BIAS:
+        b_acc += tl.load(p_bias + i_group * M + o_m, mask=o_m < M, other=0.0).to(b_acc.dtype)[None, :]
+    return b_acc
+
+
+@triton.jit
 def finish(
     b_acc, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, GROUPS,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
@@ -58,16 +71,10 @@ def finish(
     In PIECES (a power of two) of channels one after another, which need less shared memory and fewer registers.
     """
     if PIECES == 1:
-        ACC: tl.constexpr = b_acc.dtype
+        b_acc = affine(b_acc, p_bias, p_scale, m, M, i_group, HAS_BIAS, HAS_SCALE)
         o_m = m + tl.arange(0, b_acc.shape[1])
         m_y = m_row[:, None] & (o_m < M)[None, :]
-        m_m = o_m < M
-        o_m += i_group * M
-        if HAS_SCALE:
-            b_acc *= tl.load(p_scale + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
-        if HAS_BIAS:
-            b_acc += tl.load(p_bias + o_m, mask=m_m, other=0.0).to(ACC)[None, :]
-        o_y = (o_row * (GROUPS * M))[:, None] + o_m[None, :]
+        o_y = (o_row * (GROUPS * M))[:, None] + (i_group * M + o_m)[None, :]
         if SAVE_Z:
             tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
         tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
