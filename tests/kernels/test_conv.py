@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.kernels import conv, launch
-from minidl.kernels.conv import banded, boxed, pixel_tiled
+from minidl.kernels.conv import banded, batch_grad_weight, boxed, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry
 from minidl.tensor import default_device
 
@@ -211,6 +211,18 @@ def test_images_in_halves(N, H, kernel, stride, padding, dilation):
     shape = (N, 32, 32, (H, 5), (kernel, kernel), (stride, 1), (padding, padding), (dilation, 1), 1)
     for dtype in (torch.float32, torch.float16):
         assert Problem(shape, dtype=dtype).check("batch")
+
+
+@pytest.mark.parametrize("few", [0, 4, 100])
+@pytest.mark.parametrize("processors", [1, 20, 132])
+def test_shares_of_the_weight_gradient(few, processors, monkeypatch):
+    """Added by the last program of a tile to arrive, or by a kernel of their own."""
+    monkeypatch.setattr(launch, "processors", lambda: processors)
+    monkeypatch.setattr(batch_grad_weight, "FEW", few)
+    p = Problem((70, 32, 40, (5, 6), (3, 2), (1, 1), (1, 1), (1, 1), 2))
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PIXELS": 1, "PER_PROCESSOR": 4}
+    with launch.force(conv_batch_grad_weight=launch.Tile(sizes)):
+        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(p.x.dtype))
 
 
 @pytest.mark.parametrize("groups", [1, 2])
