@@ -13,24 +13,20 @@ from minidl.kernels import gemm, launch
 from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes, inside
 from minidl.kernels.conv.geometry import Axis, Geometry
 
-# Shares of the work that the last program of a tile adds up. More of them are read faster by a kernel of its own.
-FEW = 4
-
 
 @triton.jit
 def conv_batch_grad_weight_kernel(
-    d_dy, d_x, p_partial, p_arrived, p_dw, N, H, W, QH, QW, M, GROUPS, in_h, in_w, SHARES,
+    d_dy, d_x, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, SHARES,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    TAPS: tl.constexpr, PIXELS: tl.constexpr, TOGETHER: tl.constexpr,
+    TAPS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """partial [shares, groups * M, J * C]: TAPS (1 or 3) taps of a row, BLOCK_M x BLOCK_N channels, BLOCK_K images.
 
     With one tap only the pixels that it reads are walked; three taps walk all pixels of a row, and a tap outside the
     image reads a box of zeros. With PIXELS 2 a step takes two neighbours, which share boxes of x (strides of 1).
-    With TOGETHER (one tap only) the last program of a tile to arrive adds the shares, in their order: dw like a share.
     """
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     J: tl.constexpr = JH * JW // TAPS
@@ -93,22 +89,13 @@ def conv_batch_grad_weight_kernel(
                 b_acc_2 = tl.dot(b_dy, b_x_3, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
     o_m = m + tl.arange(0, BLOCK_M)
     o_c = c + tl.arange(0, BLOCK_N)
-    o_dw = (i_group * M + o_m).to(tl.int64)[:, None] * (JH * JW * C) + j * C + o_c[None, :]
+    p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * JW * C)
+    p_partial += (i_group * M + o_m).to(tl.int64)[:, None] * (JH * JW * C) + j * C + o_c[None, :]
     m_mc = (o_m < M)[:, None] & (o_c < C)[None, :]
-    share = tl.full((), GROUPS * M, tl.int64) * (JH * JW * C)
-    p_mine = p_partial + i_share * share + o_dw
-    tl.store(p_mine, b_acc, mask=m_mc)
+    tl.store(p_partial, b_acc, mask=m_mc)
     if TAPS == 3:
-        tl.store(p_mine + C, b_acc_1, mask=m_mc)
-        tl.store(p_mine + 2 * C, b_acc_2, mask=m_mc)
-    if TOGETHER:
-        tl.debug_barrier()  # all of this program's part is stored before it says so
-        arrived = tl.atomic_add(p_arrived + tl.program_id(0) % (tiles_c * tiles_m * GROUPS * J), 1, sem="acq_rel")
-        if arrived == SHARES - 1:
-            b_sum = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-            for i in range(SHARES):
-                b_sum += tl.load(p_partial + i * share + o_dw, mask=m_mc, other=0.0, cache_modifier=".cg")
-            tl.store(p_dw + o_dw, b_sum.to(p_dw.dtype.element_ty), mask=m_mc)
+        tl.store(p_partial + C, b_acc_1, mask=m_mc)
+        tl.store(p_partial + 2 * C, b_acc_2, mask=m_mc)
 
 
 def takes(x: torch.Tensor, dy: torch.Tensor, groups: int) -> bool:
@@ -133,20 +120,18 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     work = _steps(geometry.h) * _steps(geometry.w) * triton.cdiv(N, tile["BLOCK_K"])
     shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
     partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
-    dw = torch.empty(groups * M, len(h.taps), len(v.taps), C, dtype=x.dtype, device=x.device)
-    adding = together == 1 and shares <= FEW
-    arrived = torch.zeros(tiles, dtype=torch.int32, device=x.device) if adding else None
-    sizes = {**tile.options, "TAPS": together, "PIXELS": pixels, "TOGETHER": adding}
+    sizes = {**tile.options, "TAPS": together, "PIXELS": pixels}
     del sizes["PER_PROCESSOR"]
     launch.run(
         conv_batch_grad_weight_kernel, (tiles * shares,), boxes_of(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
-        boxes_of(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial, arrived, dw,
+        boxes_of(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial,
         N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares,
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
         ACC=launch.acc(x.dtype), PRECISION=precision, **sizes,
     )  # fmt: skip
-    return dw if adding else gemm.sum_shares(partial.view(shares, -1), x.dtype).view(dw.shape)
+    total = gemm.sum_shares(partial.view(shares, -1), x.dtype)
+    return total.view(groups * M, len(h.taps), len(v.taps), C)
 
 
 def _steps(axis: Axis) -> int:

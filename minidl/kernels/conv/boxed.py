@@ -177,10 +177,10 @@ def correlate(
         tiles *= triton.cdiv(size, extent)
     walking = tile["PER_PROCESSOR"] * launch.processors()
     programs = min(tiles, walking) if walking else tiles
-    d_x = TensorDescriptor(x, list(x.shape), list(x.stride()), [*box, options["BLOCK_K"]])
+    d_x = _images(x, [*box, options["BLOCK_K"]])
     whole = h.out_step == v.out_step == groups == 1 and M * y.element_size() % 16 == 0 and epilogue.z is None
     block_y = [*box, max(tile["BLOCK_M"] // tile["PIECES"], 16 // y.element_size())]
-    d_y = TensorDescriptor(y, list(y.shape), list(y.stride()), block_y) if whole else None
+    d_y = _images(y, block_y) if whole else None
     block_w = (options["BLOCK_K"], tile["BLOCK_M"]) if turn else (tile["BLOCK_M"], options["BLOCK_K"])
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
     launch.run(
@@ -191,6 +191,12 @@ def correlate(
         OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, TURN=turn, ACC=launch.acc(x.dtype), PRECISION=precision,
         TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], STORE_BOX=whole, **flags, **options,
     )  # fmt: skip
+
+
+def _images(x: torch.Tensor, block: list[int]) -> TensorDescriptor:
+    """x [N, H, W, channels], contiguous, in boxes. torch's own stride of an axis of size 1 may be anything."""
+    _, H, W, channels = x.shape
+    return TensorDescriptor(x, list(x.shape), [H * W * channels, W * channels, channels, 1], block)
 
 
 def shape_of_box(N: int, height: int, width: int, pixels: int) -> tuple[int, int, int]:
