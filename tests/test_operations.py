@@ -27,6 +27,7 @@ WITHOUT_RECORD: dict[str, str] = {}
 TESTED_ELSEWHERE = {
     "conv_batch": "tests/kernels/test_conv.py",
     "conv_batch_narrow": "tests/kernels/test_conv.py",
+    "conv_box": "tests/kernels/test_conv.py",
     "conv_batch_grad_weight": "tests/kernels/test_conv.py",
     "images": "tests/kernels/test_images.py",
     "conv_fft": "tests/kernels/test_conv_fft.py",
@@ -146,7 +147,7 @@ def public_operations():
     for info in pkgutil.iter_modules(ops.__path__):
         module = importlib.import_module(f"minidl.ops.{info.name}")
         for name, value in vars(module).items():
-            if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and name in module.__all__:
                 yield name, value
 
 

@@ -51,7 +51,8 @@ def test_a_folded_batch_norm_of_float16_may_have_a_shift_beyond_float16():
     model = nn.Sequential(conv, norm).eval()
     x = Tensor(torch.ones(2, 3, 4, 4, dtype=torch.float16, device=default_device()))
     with no_grad():
-        assert (nn.fold_batch_norms(model)(x).data == 0).all()
+        # scale * 300 - shift, both some 94868: what is left is a rounding of them to float32.
+        assert nn.fold_batch_norms(model)(x).data.abs().max() <= 94868 * 2.0**-23
 
 
 def test_batch_norms_are_folded_into_the_convolutions_before_them():
