@@ -111,7 +111,8 @@ class Trainer:
 
     def step(self, size: int) -> None:
         """One step on the next `size` pictures of the order."""
-        self.rate.copy_(self.rates[self.step_number])
+        # By a tensor of one element: an index of none is read on the host, which ends a capture.
+        self.rate.copy_(self.rates[self.step_number.view(1)].view(()))
         picked = self.order[self.first + torch.arange(size, device=DEVICE)]
         self.optimizer.zero_grad(set_to_none=True)
         self.loss(picked).backward()

@@ -186,12 +186,12 @@ def _forms(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool
 
 
 def _pooled_apart(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int) -> bool:
-    """Whether the bands take x [N, H, W, channels] and w, and a group of them does not hold whole 2x2 windows.
+    """Whether only the pixel form can pool after the convolution of x [N, H, W, channels] with w, and it is not needed.
 
-    The pixel form, which can pool then, takes several times as long as the bands with a pool after them.
+    It takes several times as long as another form with a pool after it.
     """
     fused, alone = (_choose(None, _forms(x, w, h, v, groups, pool), x) for pool in (True, False))
-    return min(h.count, v.count) >= 2 and (fused, alone) == ("pixel", "banded")
+    return min(h.count, v.count) >= 2 and fused == "pixel" != alone
 
 
 def _choose(wanted: str | None, able: list[str], x: torch.Tensor) -> str:
