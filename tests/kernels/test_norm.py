@@ -170,7 +170,7 @@ def test_folding_gives_the_batch_norm_of_a_convolution(device):
 
 
 def test_running_statistics_with_gaps_leave_what_lies_between():
-    x = numbers(4, 3, 2, 2)
+    x = numbers(4, 3, 2, 2).to(default_device())
     table = torch.zeros(3, 4, dtype=torch.float64, device=x.device)
     dense = norm.Buffers(*(torch.zeros(3, dtype=torch.float64, device=x.device) for _ in range(2)))
     norm.batch_statistics(x, 1e-5, 0.5, norm.Buffers(table[:, 0], table[:, 2]))
