@@ -8,7 +8,7 @@ from minidl import ops
 from minidl.kernels import launch, norm, norm_fold
 from minidl.kernels.conv import forward
 from minidl.kernels.conv.geometry import Geometry
-from minidl.tensor import Tensor
+from minidl.tensor import Tensor, default_device
 
 NAN, INF = float("nan"), float("inf")
 # Few rows in a block and few channels, so that there are several of both.

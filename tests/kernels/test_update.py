@@ -331,7 +331,11 @@ def test_gradients_of_any_strides_and_at_new_addresses():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rule", list(update.STATES))
 def test_parameters_in_channels_last_are_updated_where_they_are(rule, dtype):
-    """Each value as in contiguous memory, whatever the strides of its gradient; what lies around is not touched."""
+    """Each value as in contiguous memory, whatever the strides of its gradient; what lies around is not touched.
+
+    A GPU's kernel may fuse a product and a sum in whole vectors and not in the rest of a parameter.
+    """
+    roundings = 0.0 if launch.INTERPRETED else 16 * torch.finfo(dtype).eps
     shapes = [(5, 4, 3, 2), (3, 1, 2, 2), (6, 8, 1, 1), (4, 160, 3, 3), (7,)]
     plain = [values(*shape, seed=i, dtype=dtype) for i, shape in enumerate(shapes)]
     last = [p.clone(memory_format=torch.channels_last) if p.dim() == 4 else p.clone() for p in plain]
@@ -342,11 +346,11 @@ def test_parameters_in_channels_last_are_updated_where_they_are(rule, dtype):
         steps[0](plain, grads)
         steps[1](last, turned)
     for mine, theirs in zip(last, plain, strict=True):
-        assert torch.equal(mine, theirs)
+        torch.testing.assert_close(mine, theirs, rtol=roundings, atol=roundings)
     assert last[0].is_contiguous(memory_format=torch.channels_last)
     for name, states in steps[1].states.items():
         for mine, theirs in zip(states, steps[0].states[name], strict=True):
-            assert torch.equal(mine, theirs)
+            torch.testing.assert_close(mine, theirs, rtol=roundings, atol=roundings)
     assert_within(steps[1].control, steps[0].control, 1e-14)
 
 
