@@ -4,8 +4,8 @@
     y[n, m, oh, ow] = act(sum over c, r, s of x[n, c, oh stride - padding + r dilation, ...] w[m, c, r, s] + bias[m])
 
 Shapes are torch's; memory is channels-last inside ([N, H, W, C]): a tensor in `torch.channels_last` is used as it is,
-any other is copied once, and results are channels-last. The transposed convolution is the gradient of the input, its own
-gradients are the convolution and, with the roles of input and output exchanged, the gradient of the weight.
+any other is copied once, and results are channels-last. The gradient of the input is the transposed convolution, whose
+own gradients are the convolution and, input and output exchanged, the gradient of the weight.
 
 Forms: `batch_tiled` for many images and channels, `boxed` for few images or large ones, `banded` for few channels,
 `pixel_tiled` for every shape; `fft` where it is asked for.
