@@ -47,7 +47,7 @@ class FoldedConv2d(Module):
 
 
 def fold_batch_norms(model: Module) -> Module:
-    """`model` with every Conv2d and ConvTranspose2d made one layer with the BatchNorm2d that follows it in a Sequential,
+    """`model` with every Conv2d or ConvTranspose2d that a BatchNorm2d follows in a Sequential made one layer,
     in place; returns it.
 
     For inference: the results are those of eval mode, and no gradient can be taken. A convolution with an activation or

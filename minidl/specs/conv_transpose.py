@@ -19,7 +19,7 @@ from minidl.specs.base import Bad, Case, Make, OpSpec
 from minidl.specs.conv import _chain, _named
 from minidl.specs.linalg import _act, _after, _slope_error, sum_error
 
-FAMILIES = ("conv_turn",)
+FAMILIES = ("conv_turn", "conv_few")
 
 
 def _parts(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[Any, ...], Activation]:
