@@ -1,7 +1,7 @@
 """Layers and models' building blocks, with torch's names where torch has the thing."""
 
 from minidl.nn import init
-from minidl.nn.conv import Conv2d
+from minidl.nn.conv import Conv2d, ConvTranspose2d
 from minidl.nn.fold import fold_batch_norms
 from minidl.nn.layers import (
     GELU,
@@ -29,6 +29,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "Conv2d",
+    "ConvTranspose2d",
     "Dropout",
     "Flatten",
     "LeakyReLU",

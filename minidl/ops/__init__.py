@@ -7,6 +7,7 @@ from typing import Any
 
 from minidl.ops.activation import bias_act, gelu, leaky_relu, relu, sigmoid, silu, tanh
 from minidl.ops.conv import conv2d
+from minidl.ops.conv_transpose import conv_transpose2d
 from minidl.ops.elementwise import (
     abs,
     add,
@@ -73,6 +74,7 @@ __all__ = [
     "clone",
     "contiguous",
     "conv2d",
+    "conv_transpose2d",
     "cross_entropy",
     "div",
     "dropout",

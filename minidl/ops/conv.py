@@ -137,7 +137,7 @@ def _geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, d
     size, kernel = (x.shape[2], x.shape[3]), (weight.shape[2], weight.shape[3])
     if 0 in kernel or 0 in size:
         raise ValueError(f"conv2d: an image of {size} with a kernel of {kernel}: neither may have a size of 0")
-    strides, dilations = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
+    strides, dilations = pair("conv2d", "stride", stride, 1), pair("conv2d", "dilation", dilation, 1)
     return _geometry(size, kernel, strides, _padding(padding, kernel, strides, dilations), dilations, groups)
 
 
@@ -146,19 +146,19 @@ _geometry = functools.lru_cache(maxsize=4096)(Geometry.of)
 
 def check_settings(kernel: Any, stride: Any, padding: Any, dilation: Any, pool: Any) -> tuple[int, int]:
     """The (height, width) of a kernel. Raises ValueError for settings that no image and weight can go with."""
-    size = _pair("kernel_size", kernel, 1)
-    _padding(padding, size, _pair("stride", stride, 1), _pair("dilation", dilation, 1))
+    size = pair("conv2d", "kernel_size", kernel, 1)
+    _padding(padding, size, pair("conv2d", "stride", stride, 1), pair("conv2d", "dilation", dilation, 1))
     if pool not in (None, "max", "avg"):
         raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
     return size
 
 
-def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
+def pair(op: str, name: str, value: Any, least: int) -> tuple[int, int]:
     """(height, width) of a number or a pair. Raises ValueError for anything else, or not from `least` to MOST."""
     given = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
     if len(given) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and least <= v <= MOST for v in given):
         raise ValueError(
-            f"conv2d: {name} is {value!r}, expected a whole number from {least} to {MOST}, or a pair of them"
+            f"{op}: {name} is {value!r}, expected a whole number from {least} to {MOST}, or a pair of them"
         )
     return given
 
@@ -178,5 +178,5 @@ def _padding(
             ((k - 1) * s // 2, (k - 1) * s - (k - 1) * s // 2) for k, s in zip(kernel, dilation, strict=True)
         )
         return (a, b), (c, d)
-    h, w = _pair("padding", padding, 0)
+    h, w = pair("conv2d", "padding", padding, 0)
     return (h, h), (w, w)

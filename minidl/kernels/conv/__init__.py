@@ -4,7 +4,8 @@
     y[n, m, oh, ow] = act(sum over c, r, s of x[n, c, oh stride - padding + r dilation, ...] w[m, c, r, s] + bias[m])
 
 Shapes are torch's; memory is channels-last inside ([N, H, W, C]): a tensor in `torch.channels_last` is used as it is,
-any other is copied once, and results are channels-last. The gradient of the input is the transposed convolution.
+any other is copied once, and results are channels-last. The transposed convolution is the gradient of the input, its own
+gradients are the convolution and, with the roles of input and output exchanged, the gradient of the weight.
 
 Forms: `batch_tiled` for many images and channels, `boxed` for few images or large ones, `banded` for few channels,
 `pixel_tiled` for every shape; `fft` where it is asked for.
@@ -60,8 +61,7 @@ def forward(
     Raises ValueError for shapes that do not fit, a form that cannot take the shape, or pool with preactivation.
     """
     _check("conv2d", x=x, w=w)
-    wide = scale is not None and (scale.dtype, scale.device) == (launch.acc_torch(x.dtype), x.device)
-    _check("conv2d", **({} if wide else {"x": x}), scale=scale, bias=bias)
+    _check_epilogue("conv2d", x, bias, scale)
     if pool not in POOLS:
         raise ValueError(f"conv2d: unknown pool {pool!r}, expected 'max', 'avg' or None")
     if pool and preactivation:
@@ -80,36 +80,47 @@ def forward(
     return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)
 
 
-def grad_input(
-    dy: torch.Tensor,
+def transposed(
+    x: torch.Tensor,
     w: torch.Tensor,
     geometry: Geometry,
     bias: torch.Tensor | None = None,
     act: Activation = None,
     *,
     scale: torch.Tensor | None = None,
+    preactivation: bool = False,
     form: str | None = None,
     precision: str | None = None,
-) -> torch.Tensor:
-    """The gradient [N, groups * C, H, W] of the input, given that of the output, dy [N, groups * M, OH, OW].
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(y, z) of the transposed convolution of x [N, groups * M, OH, OW]: y [N, groups * C, H, W], z as in `forward`.
 
-    It is the transposed convolution of dy, for which bias, scale [groups * C] and act are there.
+    geometry and w [groups * M, C, R, S] are those of the convolution from y to x, whose gradient of the input this is;
+    bias and scale [groups * C] are applied as in `forward`.
     """
-    _check("conv2d", dy=dy, w=w, bias=bias, scale=scale)
+    _check("conv_transpose2d", x=x, w=w)
+    _check_epilogue("conv_transpose2d", x, bias, scale)
     groups = geometry.groups
-    shape = (dy.shape[0], geometry.h.size, geometry.w.size, groups * w.shape[1])
-    dx = torch.empty(shape, dtype=dy.dtype, device=dy.device)
-    epilogue = Epilogue(_contiguous(bias), _contiguous(scale), act)
-    dy_last, w_last = channels_last(dy), w.permute(0, 2, 3, 1)
-    precision = precision or launch.precision(dy.dtype)
+    shape = (x.shape[0], geometry.h.size, geometry.w.size, groups * w.shape[1])
+    y = torch.empty(shape, dtype=x.dtype, device=x.device)
+    z = torch.empty_like(y) if preactivation else None
+    epilogue = Epilogue(_contiguous(bias), _contiguous(scale), act, z=z)
+    x_last, w_last = channels_last(x), w.permute(0, 2, 3, 1)
+    precision = precision or launch.precision(x.dtype)
     as_is = w_last.is_contiguous() and batch_tiled.takes_unturned(w_last)
     for h, v in itertools.product(geometry.h.backward(), geometry.w.backward()):
         like = torch.empty(shape[3], len(h.taps), len(v.taps), w.shape[0] // groups, dtype=w.dtype, device="meta")
-        chosen = _choose(form, _forms(dy_last, like, h, v, groups, False), dy_last)
+        chosen = _choose(form, _forms(x_last, like, h, v, groups, False), x_last)
         turn = as_is and chosen in UNTURNED
         weights = w_last if turn else turned(w, h, v, groups)
-        _correlate(dy_last, weights, dx, h, v, groups, epilogue, chosen, precision, turn=turn)
-    return dx.permute(0, 3, 1, 2)
+        _correlate(x_last, weights, y, h, v, groups, epilogue, chosen, precision, turn=turn)
+    return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)
+
+
+def grad_input(
+    dy: torch.Tensor, w: torch.Tensor, geometry: Geometry, *, form: str | None = None, precision: str | None = None
+) -> torch.Tensor:
+    """The gradient [N, groups * C, H, W] of the input, given that of the output, dy [N, groups * M, OH, OW]."""
+    return transposed(dy, w, geometry, form=form, precision=precision)[0]
 
 
 def grad_weight(
@@ -225,6 +236,11 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
 
 def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
     return None if x is None else x.contiguous()
+
+
+def _check_epilogue(op: str, x: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+    wide = scale is not None and (scale.dtype, scale.device) == (launch.acc_torch(x.dtype), x.device)
+    _check(op, **({} if wide else {"x": x}), scale=scale, bias=bias)
 
 
 def _check(op: str, **tensors: torch.Tensor | None) -> None:
