@@ -1,0 +1,99 @@
+"""What the commands share: options, examples in the help, errors as one sentence with an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from minidl.data.files import LABEL_NAMES, TEXT_NAMES
+from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help: a line for each example, as it is typed."""
+    return "\n\n".join(["Examples:", *(f"[bold]{command}[/bold]" for command in commands)])
+
+
+def _without_type(option: Any) -> Any:
+    """--help shows no type, as the other flags."""
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
+class Command(TyperCommand):
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_type(super().get_help_option(ctx))
+
+
+class Group(TyperGroup):
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_type(super().get_help_option(ctx))
+
+
+def switch(name: str, text: str) -> Any:
+    """A flag without a value."""
+    return typer.Option(name, help=text, metavar="")
+
+
+def _column(name: str, usual: tuple[str, ...]) -> Any:
+    """The column of a file for `name`, which is guessed where it is not given."""
+    guess = f"{', '.join(usual[:-1])} or {usual[-1]}"
+    text = f"Column of your file with the {name}. Default: a guess, the one named {guess}, or the other one of two."
+    return typer.Option(f"--{name}-column", help=text)
+
+
+Out = Annotated[Path, typer.Option("--out", help="Folder of the run; made if it is missing.")]
+ValSplit = Annotated[float | None, typer.Option("--val-split", help="Share of your file for validation. Default: 0.1.")]
+TestSplit = Annotated[float | None, typer.Option("--test-split", help="Share of your file for the test. Default: 0.2.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu (Triton's interpreter).")]
+Resume = Annotated[bool, switch("--resume", "Continue the run in --out with its settings.")]
+Overwrite = Annotated[bool, switch("--overwrite", "Replace the run in --out when this one is done.")]
+Quiet = Annotated[bool, switch("--quiet", "Show errors only.")]
+NoPlots = Annotated[bool, switch("--no-plots", "Make no pictures.")]
+TextColumn = Annotated[str | None, _column("text", TEXT_NAMES)]
+LabelColumn = Annotated[str | None, _column("label", LABEL_NAMES)]
+RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)]
+
+
+def choose_device(device: str) -> None:
+    """Raises ConfigError, see `training.device`."""
+    from minidl.training.device import choose
+
+    choose(device)
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Turns what can go wrong into one sentence on standard error and an exit code."""
+    from minidl.data.records import DataError
+
+    try:
+        yield
+    except Interrupted as stop:
+        _fail(str(stop), 130)
+    except (ConfigError, DataError, DamagedError) as error:
+        _fail(f"error: {error}", 2)
+    except RunError as error:
+        _fail(f"error: {error}", 1)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        # Whoever read the answers has gone; Python would complain once more when it closes standard output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"error: {where}{error.strerror or error}", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(message, err=True)
+    raise typer.Exit(code) from None
