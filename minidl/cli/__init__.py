@@ -26,6 +26,7 @@ from minidl.cli.common import (
     examples,
     switch,
 )
+from minidl.cli.generate import add_to as add_generate
 from minidl.cli.train import train_app
 from minidl.training import runs
 from minidl.training.config import Evaluate, Predict, check_output, is_number
@@ -185,3 +186,6 @@ def doctor(
         except ValueError as error:
             raise ConfigError(str(error)) from None
         raise typer.Exit(code)
+
+
+add_generate(app)
