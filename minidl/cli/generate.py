@@ -9,6 +9,7 @@ import typer
 
 from minidl.cli.common import Command, Device, Quiet, choose_device, errors, examples, switch
 from minidl.generation.config import (
+    BUILT_IN,
     USUAL_COUNT,
     USUAL_STEPS,
     Generate,
@@ -16,7 +17,18 @@ from minidl.generation.config import (
     parse_pair,
     parse_seeds,
 )
+from minidl.training import files, runs
+from minidl.training.config import check_output
+from minidl.training.errors import ConfigError
 
+Samples = Annotated[
+    int | None,
+    typer.Option("--samples", help="Pictures of a generator that are scored. Default: 10000, on a CPU 1000."),
+]
+EvaluatorRun = Annotated[
+    Path | None,
+    typer.Option("--evaluator", help="An image run whose features score a generator. Default: a built-in one."),
+]
 EXAMPLES = examples(
     "minidl generate --grid 8x8 --out pictures",
     "minidl generate --seeds 0-63,100 --truncation 1.5 --out pictures",
@@ -79,6 +91,42 @@ def generate(
 
         environment.fix_threads(environment.wanted_threads())
         work(config)
+
+
+def evaluate_generator(
+    run: Path,
+    data: str | None,
+    text_column: str | None,
+    label_column: str | None,
+    json: Path | None,
+    samples: int | None,
+    evaluator: Path | None,
+    device: str,
+) -> bool:
+    """`minidl evaluate` of a generator; False, with nothing done, when `run` is none. Raises as `Evaluate`."""
+    if not _is_generator(run):
+        for flag, given in (("--samples", samples), ("--evaluator", evaluator)):
+            if given is not None:
+                raise ConfigError(f"{flag} is for generators: {run} is none")
+        return False
+    if text_column or label_column:
+        raise ConfigError("--text-column and --label-column are for text runs")
+    if json is not None:
+        check_output("--json", json)
+    choose_device(device)
+    from minidl.generation import evaluate as work
+    from minidl.training import environment
+
+    environment.fix_threads(environment.wanted_threads())
+    config = work.EvaluateGan(model=str(run), data=data, samples=samples, evaluator=evaluator, json=json)
+    typer.echo(work.as_text(work.evaluate(config)), nl=False)
+    return True
+
+
+def _is_generator(run: Path) -> bool:
+    if files.is_folder(run):
+        return runs.finished_run(run).kind == "gan"
+    return str(run) in BUILT_IN or run.suffix == ".safetensors"
 
 
 def add_to(app: typer.Typer) -> None:

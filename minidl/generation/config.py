@@ -11,6 +11,7 @@ from minidl.data.parsing import shorten
 from minidl.training.config import DEVICES, is_number
 from minidl.training.errors import ConfigError
 
+BUILT_IN = ("mnist",)  # models
 FORMATS = ("png", "bmp", "npy")
 PRECISIONS = ("float32", "tf32", "float16")
 MAX_COUNT = 10**7
@@ -102,7 +103,9 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     for part in text.split(","):
         ends = [_seed("--seeds", end.strip()) for end in part.split("-")]
         if len(ends) > 2:
-            raise ConfigError(f"--seeds: {shorten(part.strip())} is no range; give the first and the last, such as 0-63")
+            raise ConfigError(
+                f"--seeds: {shorten(part.strip())} is no range; give the first and the last, such as 0-63"
+            )
         first, last = ends[0], ends[-1]
         if last < first:
             raise ConfigError(f"--seeds: the range {first}-{last} ends before it begins; give {last}-{first}")

@@ -92,7 +92,9 @@ def read(path: Path, latent: int) -> np.ndarray:
     and values that are not finite in float32.
     """
     if path.suffix.lower() not in _SUFFIXES:
-        raise DataError(f"{path} is no file of latents that minidl reads: give a .txt or .npy file, {_expected(latent)}")
+        raise DataError(
+            f"{path} is no file of latents that minidl reads: give a .txt or .npy file, {_expected(latent)}"
+        )
     try:
         if path.stat().st_size > MAX_BYTES:
             raise DataError(f"{path} has more than {MAX_BYTES:,} bytes: split it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 
 from minidl import nn, ops
 from minidl.autograd import no_grad
+from minidl.generation.config import BUILT_IN
 from minidl.generation.output import sha256
 from minidl.kernels import launch
 from minidl.models import dcgan
@@ -18,7 +18,6 @@ from minidl.training import files, runs
 from minidl.training.errors import ConfigError, DamagedError
 
 WEIGHTS = Path(__file__).parent / "weights"
-BUILT_IN = ("mnist",)
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,9 @@ def weights_file(model: str) -> Path:
         run = runs.finished_run(path)
         if run.kind != "gan":
             what = "an image" if run.kind == "images" else f"a {run.kind}"
-            raise ConfigError(f"--model {model} is {what} run, which generates nothing; give a run of `minidl train gan`")
+            raise ConfigError(
+                f"--model {model} is {what} run, which generates nothing; give a run of `minidl train gan`"
+            )
         return path / "model.safetensors"
     if path.suffix == ".safetensors":
         return path
@@ -119,7 +120,4 @@ def _fold_projection(model: dcgan.Generator) -> None:
             }
         )
     model.project = folded
-    model.norm = nn.Sequential()
-
-
-Show = Callable[[int], None]
+    model.norm = nn.Sequential()  # type: ignore[assignment]  # nothing is left to do in its place
