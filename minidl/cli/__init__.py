@@ -26,6 +26,8 @@ from minidl.cli.common import (
     examples,
     switch,
 )
+from minidl.cli.generate import EvaluatorRun, Samples, evaluate_generator
+from minidl.cli.generate import add_to as add_generate
 from minidl.cli.train import train_app
 from minidl.training import runs
 from minidl.training.config import Evaluate, Predict, check_output, is_number
@@ -78,6 +80,7 @@ def _root(
         "minidl evaluate runs/first",
         "minidl evaluate runs/mails --data new.csv",
         "minidl evaluate runs/photos --data later_photos",
+        "minidl evaluate mnist",
     ),
 )
 def evaluate(
@@ -89,11 +92,17 @@ def evaluate(
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the scores to this file.")] = None,
+    samples: Samples = None,
+    evaluator: EvaluatorRun = None,
     device: Device = "auto",
 ) -> None:
-    """Score a finished run on its test split or on other data."""
+    """Score a finished run on its test split or on other data; a generator (a GAN run, or mnist) by its pictures."""
     with errors():
-        config = Evaluate(**locals())
+        if evaluate_generator(run, data, text_column, label_column, json, samples, evaluator, device):
+            return
+        config = Evaluate(
+            run=run, data=data, text_column=text_column, label_column=label_column, json=json, device=device
+        )
         runs.finished_run(run)
         choose_device(device)
         from minidl.training import predict as work
@@ -185,3 +194,6 @@ def doctor(
         except ValueError as error:
             raise ConfigError(str(error)) from None
         raise typer.Exit(code)
+
+
+add_generate(app)

@@ -1,0 +1,218 @@
+"""`minidl evaluate` of a generator: its pictures' scores, with those of sets of known faults beside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl import data
+from minidl.data import ImageDataset, Images
+from minidl.generation import evaluator, latents, output, passes, quality, references
+from minidl.generation.config import BUILT_IN
+from minidl.generation.model import Loaded, load
+from minidl.generation.nearest import nearest
+from minidl.kernels import launch
+from minidl.training import environment, files, runs
+from minidl.training.errors import ConfigError
+
+SAMPLES = 10_000
+SAMPLES_CPU = 1_000
+_TOGETHER = 64  # images of one pass on a CPU, where the last bits do not matter here
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateGan:
+    """What is evaluated: `model` is a run of `minidl train gan`, a file of one, or a built-in name.
+
+    `data` None: what the run was trained on; `samples` None: 10,000 on a GPU, 1,000 on a CPU; `evaluator` None: the
+    built-in one for the data, else a run of `minidl train images`.
+    """
+
+    model: str
+    data: str | None = None
+    samples: int | None = None
+    evaluator: Path | None = None
+    json: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if self.samples is not None and not 100 <= self.samples <= 100_000:
+            raise ConfigError(f"--samples is {self.samples}, expected 100 to 100,000")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The real pictures with their features and the distances of those never trained on to the training pictures."""
+
+    training: Images
+    test: Images
+    features: np.ndarray
+    distances: np.ndarray
+    classes: int
+
+
+def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """The report of a generator: its scores, those of the references, and what they were taken with. A run's folder
+    gets it as evaluation.json, with nearest.png, the pictures nearest to training pictures beside these.
+
+    Raises ConfigError for a model, data and an evaluator that do not fit each other.
+    """
+    started = time.perf_counter()
+    loaded = load(config.model)
+    name = _data(config)
+    judge = (
+        evaluator.load(evaluator.built_in(name)) if config.evaluator is None else evaluator.from_run(config.evaluator)
+    )
+    dataset = data.load_images(name)
+    _check(loaded, judge, dataset)
+    count = config.samples or (SAMPLES_CPU if launch.INTERPRETED else SAMPLES)
+    reference = reference_of(dataset, judge, count)
+    real = references.sample(dataset.train, count)
+    note(f"{len(real):,} pictures of each kind, features of {judge.name}")
+    pixels = samples(loaded, count)
+    generated, near = scores(pixels, judge, reference)
+    rows = {"generated": generated, **reference_rows(real, judge, reference)}
+    report = {
+        "task": "generation",
+        "data": name,
+        "model": loaded.name,
+        "model_sha256": loaded.sha256,
+        "evaluator": {"name": judge.name, "sha256": judge.sha256, **judge.about},
+        "samples": count,
+        "reference": f"{len(reference.test):,} test pictures; {len(dataset.train):,} training pictures for `memorised`",
+        "device": environment.device_name(),
+        "seconds": round(time.perf_counter() - started, 1),
+        "scores": rows,
+    }
+    folder = Path(config.model)
+    if config.model not in BUILT_IN and folder.is_dir():
+        files.write_json(folder / "evaluation.json", report)
+        write_nearest(folder / "nearest.png", pixels, near, reference.training)
+    if config.json is not None:
+        files.write_json(config.json, report)
+    return report
+
+
+def samples(loaded: Loaded, count: int) -> np.ndarray:
+    """Pixels uint8 [count, H, W, C] of the seeds from 0 on."""
+    z = latents.from_seeds(range(count), loaded.latent)
+    return output.pixels(passes.everything(loaded.generator, z, loaded.channels, loaded.size, None, _TOGETHER))
+
+
+def reference_of(dataset: ImageDataset, judge: evaluator.Evaluator, count: int) -> Reference:
+    """`count` test pictures (or all) as what generated ones are compared with."""
+    test = references.sample(dataset.test, count)
+    features, _ = judge.read(test.pixels)
+    distances, _ = nearest(test.pixels, dataset.train.pixels)
+    return Reference(dataset.train, test, features, distances, len(dataset.labels))
+
+
+def scores(
+    pixels: np.ndarray, judge: evaluator.Evaluator, reference: Reference
+) -> tuple[dict[str, Any], tuple[np.ndarray, np.ndarray]]:
+    """(scores of pictures, (distances, indices) of the nearest training pictures)."""
+    features, classes = judge.read(pixels)
+    found = feature_scores(features, reference)
+    distances, indices = nearest(pixels, reference.training.pixels)
+    found["classes"] = quality.histogram(classes, reference.classes)
+    found["memorised"] = quality.memorised(distances, reference.distances)
+    found["nearest_percentile"] = quality.median_percentile(distances, reference.distances)
+    return found, (distances, indices)
+
+
+def feature_scores(features: np.ndarray, reference: Reference) -> dict[str, Any]:
+    """The scores that need features [N, d] alone."""
+    precision, recall = quality.precision_recall(reference.features, features)
+    return {
+        "frechet": quality.frechet_distance(reference.features, features),
+        "kernel": quality.kernel_distance(reference.features, features),
+        "precision": precision,
+        "recall": recall,
+    }
+
+
+def reference_rows(real: Images, judge: evaluator.Evaluator, reference: Reference) -> dict[str, dict[str, Any]]:
+    """The scores of the sets of known faults, by name; `memorised` is left out: these are training pictures."""
+    features, predicted = judge.read(real.pixels)
+    distances = {
+        label: quality.frechet_distance(reference.features, features[real.labels != label])
+        for label in np.unique(real.labels).tolist()
+        if (real.labels != label).sum() > 1
+    }
+    mildest = min(distances, key=lambda label: distances[label])
+    rows = {
+        "real": {**feature_scores(features, reference), "classes": quality.histogram(predicted, reference.classes)},
+        "a class missing": {
+            **feature_scores(features[real.labels != mildest], reference),
+            "classes": quality.histogram(predicted[real.labels != mildest], reference.classes),
+            "missing": mildest,
+        },
+    }
+    for name, pixels in (
+        ("blurred", references.blurred(real.pixels)),
+        ("ten images", references.collapsed(real, len(real))),
+        ("noise", references.noise(real.pixels.shape)),
+    ):
+        found, classes = judge.read(pixels)
+        rows[name] = {**feature_scores(found, reference), "classes": quality.histogram(classes, reference.classes)}
+    return rows
+
+
+def write_nearest(path: Path, pixels: np.ndarray, near: tuple[np.ndarray, np.ndarray], training: Images) -> None:
+    """Two rows: the pictures that lie nearest to a training picture, and under each that picture."""
+    distances, indices = near
+    first = np.argsort(distances, kind="stable")[:_SHOWN]
+    both = np.concatenate([pixels[first], training.pixels[indices[first]]])
+    output.write_picture(path, output.grid(both, 2, len(first)), {"Software": "minidl"})
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The report as a table in plain text."""
+    judge, model = report["evaluator"]["name"], f"{report['model']} ({report['model_sha256'][:12]})"
+    lines = [f"{report['samples']:,} pictures by {model} beside {report['data']}, evaluator {judge}", ""]
+    heads = f"{'':16}{'Frechet':>10}{'kernel':>11}{'precision':>11}{'recall':>9}{'memorised':>11}"
+    lines.append(f"{heads}  classes, least to most")
+    for name, row in report["scores"].items():
+        shares = sorted(row["classes"])
+        copied = f"{row['memorised']:>11.2%}" if "memorised" in row else f"{'':>11}"
+        figures = f"{row['frechet']:>10.3f}{row['kernel']:>11.5f}{row['precision']:>11.3f}{row['recall']:>9.3f}"
+        lines.append(f"{name:16}{figures}{copied}  {shares[0]:.1%} to {shares[-1]:.1%}")
+    nearer = report["scores"]["generated"]["nearest_percentile"]
+    lines.append("\nmemorised: nearer to a training picture than the 1st percentile of test pictures are")
+    lines.append(
+        f"the median picture's distance to its nearest training picture: percentile {nearer:.0f} of test pictures'"
+    )
+    lines.append(f"taken with {report['reference']}, on {report['device']} in {report['seconds']} s")
+    if report["samples"] < SAMPLES:
+        few = f"with {report['samples']:,} samples all Frechet distances are too large"
+        lines.append(f"{few}: compare within this table only, or ask for --samples {SAMPLES}")
+    return "\n".join(lines) + "\n"
+
+
+def _data(config: EvaluateGan) -> str:
+    if config.data is not None:
+        return config.data
+    if config.model in BUILT_IN:
+        return config.model
+    folder = Path(config.model)
+    if folder.is_dir():
+        return str(runs.read_run(folder).config.get("data"))
+    raise ConfigError(f"{config.model} does not say what it was trained on: give --data")
+
+
+def _check(loaded: Loaded, judge: evaluator.Evaluator, dataset: ImageDataset) -> None:
+    """Raises ConfigError when generator, evaluator and data have pictures of different shapes."""
+    shapes = {
+        "the generator makes": (*loaded.size, loaded.channels),
+        f"the evaluator {judge.name} takes": (*judge.size, judge.channels),
+        f"{dataset.name} has": dataset.test.pixels.shape[1:],
+    }
+    if len(set(shapes.values())) > 1:
+        said = ", ".join(f"{who} {' x '.join(map(str, shape))}" for who, shape in shapes.items())
+        raise ConfigError(f"pictures of different shapes: {said}; give another --data or --evaluator")

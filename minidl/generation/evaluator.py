@@ -1,0 +1,138 @@
+"""The network whose features tell how good pictures are: a small classifier, trained once and never changed.
+
+It is a `models.SmallCNN` of minidl's own training; a picture's features are what its last layer gets (the mean of each
+channel over the pixels). The file has the settings, how it was made, and its accuracy on the test split.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from minidl import models, nn
+from minidl.autograd import no_grad
+from minidl.data import Pictures
+from minidl.data.image_batches import ImageBatches
+from minidl.generation.output import sha256
+from minidl.tensor import Tensor
+from minidl.training import weights
+from minidl.training.errors import ConfigError, DamagedError, damaged
+
+FORMAT = "minidl evaluator"
+WEIGHTS = Path(__file__).parent / "weights"
+_BATCH_PIXELS = 2**20
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """`about` is what its file says of it: command, seed, commit and accuracy; `sha256` is the file's."""
+
+    model: models.SmallCNN
+    labels: list[str]
+    size: tuple[int, int]
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    name: str
+    sha256: str
+    about: dict[str, str]
+
+    def read(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(features float32 [N, d], classes int64 [N]) of pixels uint8 [N, H, W, C].
+
+        Raises ValueError for pictures of another shape.
+        """
+        if pixels.shape[1:] != (*self.size, self.channels):
+            raise ValueError(f"pictures have shape {list(pixels.shape[1:])}, expected {[*self.size, self.channels]}")
+        size = max(1, min(1024, _BATCH_PIXELS // math.prod(self.size)))
+        pictures = Pictures(pixels, self.mean, self.std)
+        batches = ImageBatches(pictures, np.zeros(len(pixels), dtype=np.int64), size, shuffle=False)
+        features, classes = [], []
+        with no_grad():
+            for x, _ in batches.epoch(0):
+                found = self.model.pool(self.model.features(Tensor(x))).flatten(1)
+                features.append(found.data.cpu().numpy())
+                classes.append(self.model.classifier(found).data.cpu().numpy().argmax(axis=1))
+        return np.concatenate(features), np.concatenate(classes)
+
+
+def built_in(data: str) -> Path:
+    """The file of the evaluator for a data set. Raises ConfigError when minidl has none."""
+    path = WEIGHTS / f"{data}-evaluator.safetensors"
+    if not path.exists():
+        known = ", ".join(sorted(found.name.partition("-evaluator")[0] for found in WEIGHTS.glob("*-evaluator.*")))
+        raise ConfigError(
+            f"minidl has no evaluator for {data} (it has: {known or 'none'}): train a classifier of the same pictures "
+            f"with `minidl train images --data {data} --out RUN`, and give --evaluator RUN"
+        )
+    return path
+
+
+def load(path: Path) -> Evaluator:
+    """An evaluator from a file that `save` wrote. Raises DamagedError for anything else, FileNotFoundError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
+            about = dict(opened.metadata() or {})
+        if about.pop("format", None) != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        settings = json.loads(about.pop("settings"))
+        size = (int(settings["size"][0]), int(settings["size"][1]))
+        model = models.SmallCNN(settings["channels"], size, len(settings["labels"]))
+        weights.load(model, tensors, path)
+        made = Evaluator(
+            model, list(settings["labels"]), size, settings["channels"], tuple(settings["mean"]),
+            tuple(settings["std"]), path.stem, sha256(path), about,
+        )  # fmt: skip
+    except (SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise damaged(path, error) from None
+    nn.fold_batch_norms(model.eval().requires_grad_(False))
+    return made
+
+
+def from_run(folder: Path) -> Evaluator:
+    """An evaluator from a run of `minidl train images`. Raises ConfigError for another run, DamagedError."""
+    from minidl.training import predict
+
+    found = predict.load(folder)
+    if not isinstance(found, predict.PictureClassifier) or not isinstance(found.model, models.SmallCNN):
+        raise ConfigError(f"--evaluator {folder} is no run of `minidl train images --model small`")
+    nn.fold_batch_norms(found.model.to(dtype=torch.float32).eval().requires_grad_(False))
+    described = found.format
+    return Evaluator(
+        found.model, found.labels, found.size, described.channels, described.mean, described.std, folder.name,
+        sha256(folder / "model.safetensors"), {},
+    )  # fmt: skip
+
+
+def save(run: Path, path: Path, about: dict[str, str]) -> None:
+    """Write the model of an image run as an evaluator's file, with its test accuracy.
+
+    Raises ConfigError when the run is no `minidl train images --model small`.
+    """
+    from safetensors.torch import save_file
+
+    from minidl.training import files, predict
+
+    found = predict.load(run)
+    if not isinstance(found, predict.PictureClassifier) or not isinstance(found.model, models.SmallCNN):
+        raise ConfigError(f"{run} is no run of `minidl train images --model small`")
+    report = files.read_json(run / "report.json")
+    described = found.format
+    settings: dict[str, Any] = {
+        "channels": described.channels, "size": list(found.size), "labels": found.labels,
+        "mean": list(described.mean), "std": list(described.std),
+    }  # fmt: skip
+    if not isinstance(report.get("accuracy"), float):
+        raise DamagedError(f"{run / 'report.json'} has no accuracy")
+    metadata = {"format": FORMAT, "settings": json.dumps(settings), "accuracy": f"{report['accuracy']:.4f}", **about}
+    tensors = {name: t.to(torch.float32).cpu().contiguous() for name, t in found.model.state_dict().items()}
+    save_file(tensors, str(path), metadata=metadata)

@@ -1,0 +1,63 @@
+"""`python -m minidl.generation.export generator|evaluator RUN FILE`: a run's model as one file of the package.
+
+The file's metadata has the run's command and seed and the commit of the working tree.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from minidl.generation import evaluator
+from minidl.models import dcgan
+from minidl.training import runs
+
+
+def command(run: runs.SavedRun) -> str:
+    """The command that makes a run, with every setting that is one of its flags."""
+    words = ["minidl", "train", run.kind]
+    for name, value in run.config.items():
+        if value is None or value is False or isinstance(value, dict):
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.append(
+                ("x" if name == "size" else ",").join(map(str, value)) if isinstance(value, list) else str(value)
+            )
+    return shlex.join(words)
+
+
+def commit() -> str:
+    """The commit of the working tree that this package lies in, with "-dirty" for one with changes; "" elsewhere."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def export(kind: str, folder: Path, path: Path, about_commit: str | None = None) -> None:
+    """Write the model of a finished run. Raises ConfigError, DamagedError or ValueError for a run of another kind."""
+    run = runs.finished_run(folder)
+    made_by = command(run)
+    found = commit() if about_commit is None else about_commit
+    seed = run.config.get("seed", 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "generator":
+        dcgan.save_generator(dcgan.load_generator(folder), path, command=made_by, seed=seed, commit=found)
+    else:
+        evaluator.save(folder, path, {"command": made_by, "seed": str(seed), "commit": found})
+
+
+def main(arguments: list[str]) -> None:
+    """Raises SystemExit for other arguments than the three (and a commit, where git is not there to ask)."""
+    if not 3 <= len(arguments) <= 4 or arguments[0] not in ("generator", "evaluator"):
+        sys.exit(__doc__)
+    export(arguments[0], Path(arguments[1]), Path(arguments[2]), *arguments[3:])
+    print(f"{arguments[2]}: {Path(arguments[2]).stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

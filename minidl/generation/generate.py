@@ -1,0 +1,242 @@
+"""`minidl generate`: from seeds, a walk or a file of latents to pictures in a folder.
+
+The folder has a picture for each latent, named after its seed, a grid where one is asked for, and images.json, which
+says what made them: a folder without it is never overwritten.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl import __version__
+from minidl.generation import latents, output, passes
+from minidl.generation.config import Generate, grid_too_small
+from minidl.generation.model import Loaded, load
+from minidl.training import environment, files
+from minidl.training.errors import ConfigError, DamagedError, RunError
+
+MANIFEST = "images.json"
+FORMAT, VERSION = "minidl-images", 1
+
+
+def check_out(config: Generate) -> None:
+    """Raises ConfigError when pictures must not be written to `out`: told before the work."""
+    folder = config.out
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--out {folder} is a file: give the name of a folder")
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+    except OSError as error:
+        raise ConfigError(_cannot_write(folder, error)) from None
+    if not config.overwrite:
+        raise ConfigError(
+            f"--out {folder} exists and is not empty: choose another folder, or replace the pictures in it with "
+            "--overwrite"
+        )
+    _written(folder)
+
+
+def generate(config: Generate) -> None:
+    """Make the pictures. Raises ConfigError and DataError for what cannot be made, RunError for a model that cannot
+    be read and a folder that cannot be written."""
+    check_out(config)
+    loaded = load(config.model, config.precision)
+    if config.latents is not None:
+        z = latents.read(config.latents, loaded.latent)
+        names: Sequence[Any] = range(len(z))
+        if config.grid is not None and len(z) > config.grid[0] * config.grid[1]:
+            grid_too_small(config.grid, len(z))
+    elif config.interpolate is not None:
+        ends = latents.from_seeds(config.interpolate, loaded.latent, config.truncation)
+        z = latents.walk(ends[0], ends[1], config.total())
+        names = range(len(z))
+    else:
+        names = config.all_seeds()
+        z = latents.from_seeds(names, loaded.latent, config.truncation)
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+        if config.overwrite:
+            _clear(config.out)
+        _write(config, loaded, z, names)
+    except OSError as error:
+        raise RunError(_cannot_write(config.out, error)) from None
+
+
+def _write(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[Any]) -> None:
+    facts = _facts(config, loaded)
+    made = _file_names(config, names)
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        **facts,
+        "device": environment.device_name(),
+        "shape": [loaded.channels, *loaded.size],
+        "files": made if config.format != "npy" else [{"file": "images.npy"}, *made],
+        "grid": None,
+    }
+    if config.grid is not None:
+        manifest["grid"] = {"file": f"grid.{config.format}", "rows": config.grid[0], "columns": config.grid[1]}
+    # First: what a stopped command leaves can be told from a folder of the user's.
+    files.write_json(config.out / MANIFEST, manifest)
+    kept: list[np.ndarray] = []
+    with Progress(len(z), config.quiet) as progress:
+        found = passes.images(loaded.generator, z, loaded.channels, loaded.size, config.batch_size)
+        if config.format == "npy":
+            shape = (len(z), loaded.channels, *loaded.size)
+            with output.ArrayFile(config.out / "images.npy", shape, np.dtype(loaded.dtype_name)) as array:
+                for part in found:
+                    passes.check_finite(part, progress.done)
+                    array.write(part)
+                    progress.add(len(part))
+        else:
+            for part in found:
+                passes.check_finite(part, progress.done)
+                pictures = output.pixels(part)
+                for picture, entry in zip(pictures, made[progress.done :], strict=False):
+                    text = {"Software": f"minidl {__version__}", **_texts(facts), **_texts(_without(entry, "file"))}
+                    output.write_picture(config.out / entry["file"], picture, text)
+                if config.grid is not None:
+                    kept.append(pictures)
+                progress.add(len(part))
+    if config.grid is not None:
+        sheet = output.grid(np.concatenate(kept), *config.grid)
+        text = {"Software": f"minidl {__version__}", **_texts(facts), "seeds": _ranges(config, names)}
+        output.write_picture(config.out / f"grid.{config.format}", sheet, text)
+    if not config.quiet:
+        what = "1 image" if len(z) == 1 else f"{len(z):,} images"
+        size = f"{loaded.size[0]}x{loaded.size[1]}{'' if loaded.channels == 1 else 'x' + str(loaded.channels)}"
+        print(f"{what} of {size} in {config.out} by model {loaded.name} ({loaded.sha256[:12]}): {progress.summary()}")
+
+
+def _facts(config: Generate, loaded: Loaded) -> dict[str, Any]:
+    """What all pictures of a command share, for images.json and the metadata of each."""
+    facts: dict[str, Any] = {
+        "minidl": __version__,
+        "model": loaded.name,
+        "model_sha256": loaded.sha256,
+        "precision": config.precision,
+    }
+    if config.truncation is not None:
+        facts["truncation"] = config.truncation
+    if config.interpolate is not None:
+        facts["interpolate"] = list(config.interpolate)
+    if config.latents is not None:
+        facts["latents"] = str(config.latents)
+        facts["latents_sha256"] = output.sha256(config.latents)
+    return facts
+
+
+def _file_names(config: Generate, names: Sequence[Any]) -> list[dict[str, Any]]:
+    """A record per picture: its file (none in an array) and its seed, or its place in a walk or a file."""
+    width = max(len(str(name)) for name in names)
+    if config.interpolate is not None:
+        kind, key = "step", "step"
+    elif config.latents is not None:
+        kind, key = "latent", "latent"
+    else:
+        kind, key = "seed", "seed"
+    if config.format == "npy":
+        return [{key: name} for name in names]
+    return [{"file": f"{kind}-{name:0{width}}.{config.format}", key: name} for name in names]
+
+
+def _ranges(config: Generate, names: Sequence[Any]) -> str:
+    """Seeds as --seeds takes them; the ends of a walk as "A to B"; "" for latents of a file."""
+    if config.latents is not None:
+        return ""
+    if config.interpolate is not None:
+        return " to ".join(map(str, config.interpolate))
+    runs: list[list[int]] = []
+    for seed in names:
+        if runs and seed == runs[-1][1] + 1:
+            runs[-1][1] = seed
+        else:
+            runs.append([seed, seed])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _texts(facts: dict[str, Any]) -> dict[str, str]:
+    return {
+        name: " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in facts.items()
+        if name != "minidl"
+    }
+
+
+def _without(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key != name}
+
+
+def _written(folder: Path) -> list[str]:
+    """The files that an earlier command made in a folder. Raises ConfigError when it has no images.json of minidl's."""
+    refused = ConfigError(f"--overwrite replaces what `minidl generate` made only; {folder} has no whole {MANIFEST}")
+    try:
+        manifest = files.read_json(folder / MANIFEST)
+    except (OSError, DamagedError):
+        raise refused from None
+    entries, sheet = manifest.get("files"), manifest.get("grid")
+    if manifest.get("format") != FORMAT or not isinstance(entries, list):
+        raise refused
+    entries = [*entries, sheet]
+    names = [entry["file"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("file"), str)]
+    # A name with a slash would lie outside the folder.
+    return [name for name in names if Path(name).name == name]
+
+
+def _clear(folder: Path) -> None:
+    if not (folder / MANIFEST).exists():
+        return
+    for name in _written(folder):
+        files.remove(folder / name)
+    files.sweep(folder)
+    files.remove(folder / MANIFEST)
+
+
+def _cannot_write(folder: Path, error: OSError) -> str:
+    return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or make room in it"
+
+
+class Progress:
+    """A bar in a terminal, nothing elsewhere; counts the pictures and the seconds."""
+
+    def __init__(self, total: int, quiet: bool) -> None:
+        self.total, self.done = total, 0
+        self._bar: Any = None
+        self._quiet = quiet
+
+    def __enter__(self) -> Progress:
+        import time
+
+        self._clock = time.perf_counter
+        self._began = self._clock()
+        if not self._quiet and sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self.total)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = self._clock() - self._began
+        if self._bar is not None:
+            self._bar.stop()
+
+    def add(self, count: int) -> None:
+        """So many more pictures are written."""
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done)
+
+    def summary(self) -> str:
+        """ "3.1 s, 20.6 images/s" """
+        return f"{self.seconds:.1f} s, {self.done / max(self.seconds, 1e-9):,.1f} images/s"

@@ -1,0 +1,161 @@
+"""Latent vectors: from seeds, along a walk between two of them, and from files.
+
+    seed s       z = `minidl.randn(latent, seed=s)`: standard normal numbers that depend on the seed alone
+    truncation   T cuts the normal distribution at -T and T (the truncation trick: Brock, Donahue and Simonyan, Large
+                 Scale GAN Training for High Fidelity Natural Image Synthesis, ICLR 2019, arXiv 1809.11096). They draw
+                 anew what lies outside; here every number moves to the one of equal quantile,
+                     z' = Q(P(-T) + P(z) (P(T) - P(-T))),   P the distribution function of normal numbers, Q its inverse
+                 which has the same distribution, and changes a picture steadily with T.
+    walk         z(t) = sin((1-t) w) / sin w  a + sin(t w) / sin w  b,   w the angle between a and b
+                 (slerp: Shoemake, SIGGRAPH 1985; for latents White, Sampling Generative Networks, arXiv 1609.04468):
+                 in between, the length stays one that normal numbers have.
+
+Latents are inputs: they are made on the host in float64 and rounded to float32 once. Sums go through `math.fsum`, so
+no row depends on its place or its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import special
+
+from minidl.data.records import DataError
+from minidl.kernels import random
+from minidl.tensor import default_device
+
+_SUFFIXES = (".txt", ".npy")
+MAX_BYTES = 2**32
+
+
+def from_seeds(seeds: Sequence[int], latent: int, truncation: float | None = None) -> np.ndarray:
+    """float32 [N, latent]: row i depends on seeds[i] (and truncation) alone.
+
+    Raises ValueError for a seed outside [0, 2^63) and a truncation that is not above 0.
+    """
+    z = torch.empty(len(seeds), latent, dtype=torch.float32, device=default_device())
+    for row, seed in zip(z, seeds, strict=True):
+        random.normal_(row, 0.0, 1.0, seed)
+    rows = z.cpu().numpy()
+    return rows if truncation is None else truncated(rows, truncation)
+
+
+def truncated(z: np.ndarray, limit: float) -> np.ndarray:
+    """Standard normal numbers moved into [-limit, limit], where they have the normal distribution cut there.
+
+    Raises ValueError unless limit is above 0.
+    """
+    if not limit > 0:
+        raise ValueError(f"truncation is {limit}, expected a number above 0")
+    # From the lower half, whose probabilities have all their digits; the upper one is its mirror image.
+    lower = -np.abs(z.astype(np.float64))
+    low, high = special.ndtr(-limit), special.ndtr(limit)
+    moved = np.maximum(special.ndtri(low + special.ndtr(lower) * (high - low)), -limit)
+    return np.copysign(moved, z).astype(np.float32)
+
+
+def walk(first: np.ndarray, last: np.ndarray, steps: int) -> np.ndarray:
+    """float32 [steps, latent] from the first vector [latent] to the last along the sphere, both included.
+
+    Vectors of one direction (or opposite ones, or zeros) are joined by a straight line. Raises ValueError for fewer
+    than two steps.
+    """
+    if steps < 2:
+        raise ValueError(f"a walk has {steps} steps, expected at least 2")
+    a, b = first.astype(np.float64), last.astype(np.float64)
+    lengths = math.sqrt(math.fsum(a * a)) * math.sqrt(math.fsum(b * b))
+    angle = math.acos(max(-1.0, min(1.0, math.fsum(a * b) / lengths))) if lengths > 0 else 0.0
+    straight = math.sin(angle) < 1e-6
+    rows = []
+    for step in range(steps):
+        t = step / (steps - 1)
+        if straight:
+            left, right = 1 - t, t
+        else:
+            left, right = math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)
+        rows.append(left * a + right * b)
+    rows[0], rows[-1] = a, b
+    return np.stack(rows).astype(np.float32)
+
+
+def read(path: Path, latent: int) -> np.ndarray:
+    """float32 [N, latent] from a file of latents.
+
+    Text (.txt): numbers separated by white space, `latent` for each picture, one picture after another; where lines
+    end does not matter. NumPy (.npy): a floating or integer array [N, latent] or [latent].
+
+    Raises DataError, naming the file and the expected shape, for a file that cannot be read, another number of values,
+    and values that are not finite in float32.
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise DataError(
+            f"{path} is no file of latents that minidl reads: give a .txt or .npy file, {_expected(latent)}"
+        )
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DataError(f"{path} has more than {MAX_BYTES:,} bytes: split it")
+        values = _read_text(path, latent) if path.suffix.lower() == ".txt" else _read_npy(path, latent)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    with np.errstate(over="ignore"):
+        z = np.ascontiguousarray(values, dtype=np.float32)
+    bad = np.argwhere(~np.isfinite(z))
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise DataError(
+            f"{path}: value {column + 1} of latent {row + 1} is {values[row, column]}, expected finite numbers"
+        )
+    return z
+
+
+def _read_text(path: Path, latent: int) -> np.ndarray:
+    raw = path.read_bytes()
+    try:
+        words = raw.decode("utf-8-sig").split()
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is no text: expected {_expected(latent)}") from None
+    if not words:
+        raise DataError(f"{path} is empty: expected {_expected(latent)}")
+    try:
+        values = np.array([float(word) for word in words])
+    except ValueError:
+        place, word = next((place, word) for place, word in enumerate(words, 1) if not _is_float(word))
+        raise DataError(f"{path}: {word[:40]!r} (value {place}) is no number: expected {_expected(latent)}") from None
+    if len(values) % latent:
+        raise DataError(
+            f"{path} has {len(values)} numbers, which is no multiple of {latent}: expected {_expected(latent)}"
+        )
+    return values.reshape(-1, latent)
+
+
+def _read_npy(path: Path, latent: int) -> np.ndarray:
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, MemoryError) as error:
+        raise DataError(f"{path} is no array file of NumPy: {str(error)[:120]}") from None
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
+        kind = getattr(values, "dtype", "an archive")
+        raise DataError(f"{path} has values of type {kind}, expected {_expected(latent)}")
+    if values.ndim == 1 and len(values) == latent:
+        values = values[None]
+    if values.ndim == 4 and values.shape[2:] == (1, 1):
+        values = values[:, :, 0, 0]
+    if values.ndim != 2 or values.shape[1] != latent or len(values) == 0:
+        raise DataError(f"{path} has shape {list(values.shape)}, expected {_expected(latent)}")
+    return values
+
+
+def _expected(latent: int) -> str:
+    return f"{latent} numbers for each picture (shape [N, {latent}])"
+
+
+def _is_float(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,90 @@
+"""Images as files: PNG and BMP, one each or in a grid, and NumPy arrays; every file is written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from minidl.training import files
+
+_GAP = 2  # pixels between the pictures of a grid
+
+
+def pixels(images: np.ndarray) -> np.ndarray:
+    """uint8 [N, H, W, C] of images [N, C, H, W] from -1 (black) to 1; the nearest of 256 even steps."""
+    levels = np.rint((images.astype(np.float32).transpose(0, 2, 3, 1) + np.float32(1)) * np.float32(127.5))
+    return np.clip(levels, 0, 255).astype(np.uint8)
+
+
+def grid(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """uint8 [rows (H + 2) - 2, columns (W + 2) - 2, C]: pictures [N, H, W, C] row by row, black where there is none.
+
+    Raises ValueError for more pictures than places.
+    """
+    count, height, width, channels = pictures.shape
+    if count > rows * columns:
+        raise ValueError(f"{count} pictures do not fit into a grid of {rows} x {columns}")
+    sheet = np.zeros((rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, channels), dtype=np.uint8)
+    for place, picture in enumerate(pictures):
+        top, left = place // columns * (height + _GAP), place % columns * (width + _GAP)
+        sheet[top : top + height, left : left + width] = picture
+    return sheet
+
+
+def write_picture(path: Path, picture: np.ndarray, text: Mapping[str, str]) -> None:
+    """Write uint8 [H, W, C] as PNG, with `text` as its text metadata, or as BMP (which has none), by the suffix."""
+    from PIL import Image, PngImagePlugin
+
+    image = Image.fromarray(picture[:, :, 0] if picture.shape[-1] == 1 else picture)
+    content = io.BytesIO()
+    if path.suffix == ".png":
+        info = PngImagePlugin.PngInfo()
+        for name, value in text.items():
+            info.add_text(name, value)
+        image.save(content, format="PNG", pnginfo=info)
+    else:
+        image.save(content, format="BMP")
+    files.write_bytes(path, content.getvalue())
+
+
+class ArrayFile:
+    """A .npy file of float arrays [N, ...] written part by part; it appears under its name when it is whole."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.path = path
+        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._file = self._part.open("wb")
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def __enter__(self) -> ArrayFile:
+        return self
+
+    def write(self, part: np.ndarray) -> None:
+        """The next rows."""
+        self._file.write(np.ascontiguousarray(part).tobytes())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+        if kind is None:
+            os.replace(self._part, self.path)
+        else:
+            self._part.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

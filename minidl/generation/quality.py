@@ -1,0 +1,123 @@
+"""How good generated pictures are: distances between two sets of feature vectors, float64 in NumPy and SciPy.
+
+    Frechet distance   |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2))   of two normal distributions with the sets' means
+                       and covariances (Heusel, Ramsauer, Unterthiner, Nessler and Hochreiter, NIPS 2017,
+                       arXiv 1706.08500)
+    kernel distance    the unbiased estimate of the squared maximum mean discrepancy under k(x, y) = (x y / d + 1)^3
+                       (Binkowski, Sutherland, Arbel and Gretton, ICLR 2018, arXiv 1801.01401)
+    precision          the share of generated points within the ball about some real point that reaches its third
+                       nearest real neighbour; recall: the share of real points within the balls about generated ones
+                       (Kynkaanniemi, Karras, Laine, Lehtinen and Aila, NeurIPS 2019, arXiv 1904.06991)
+    nearest            the distance of each picture to the nearest training picture; `memorised` is the share nearer
+                       than the 1st percentile of those of real pictures that were not trained on
+
+This is evaluation, not the framework's arithmetic: the features come from minidl's kernels, the statistics do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+NEIGHBOURS = 3
+_ROWS = 1024  # of a matrix of distances at a time
+
+
+def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean [d] and covariance [d, d] (of N - 1) of features [N, d]. Raises ValueError for fewer than two rows."""
+    if features.ndim != 2 or len(features) < 2:
+        raise ValueError(f"features have shape {list(features.shape)}, expected two rows or more of a matrix")
+    x = features.astype(np.float64)
+    mean = x.mean(axis=0)
+    centred = x - mean
+    return mean, centred.T @ centred / (len(x) - 1)
+
+
+def frechet(mean_1: np.ndarray, cov_1: np.ndarray, mean_2: np.ndarray, cov_2: np.ndarray) -> float:
+    """The Frechet distance of two normal distributions: 0 or more.
+
+    The trace of (C1 C2)^(1/2) is that of (A C2 A)^(1/2) with A = C1^(1/2), which is symmetric: no complex numbers
+    arise, whatever the rank.
+    """
+    values, vectors = np.linalg.eigh(cov_1)
+    root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    inner = root @ cov_2 @ root
+    cross = np.sqrt(np.maximum(np.linalg.eigvalsh((inner + inner.T) / 2), 0.0)).sum()
+    difference = mean_1 - mean_2
+    return max(0.0, float(difference @ difference + np.trace(cov_1) + np.trace(cov_2) - 2.0 * cross))
+
+
+def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
+    """`frechet` of the moments of features [N, d] and [M, d]."""
+    return frechet(*moments(real), *moments(generated))
+
+
+def kernel_distance(real: np.ndarray, generated: np.ndarray) -> float:
+    """The kernel distance of features [N, d] and [M, d]; about 0, also below, for two samples of one distribution.
+
+    Raises ValueError for fewer than two rows.
+    """
+    x, y = real.astype(np.float64), generated.astype(np.float64)
+    if min(len(x), len(y)) < 2:
+        raise ValueError(f"{len(x)} and {len(y)} features, expected two or more of each")
+    within = sum((_kernel_sum(z, z) - _diagonal(z)) / (len(z) * (len(z) - 1)) for z in (x, y))
+    return float(within - 2.0 * _kernel_sum(x, y) / (len(x) * len(y)))
+
+
+def _kernel_sum(x: np.ndarray, y: np.ndarray) -> float:
+    total = 0.0
+    for start in range(0, len(x), _ROWS):
+        total += float(((x[start : start + _ROWS] @ y.T / x.shape[1] + 1.0) ** 3).sum())
+    return total
+
+
+def _diagonal(x: np.ndarray) -> float:
+    return float((((x * x).sum(axis=1) / x.shape[1] + 1.0) ** 3).sum())
+
+
+def precision_recall(real: np.ndarray, generated: np.ndarray, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
+    """(precision, recall) of features [N, d] and [M, d].
+
+    Raises ValueError for sets of no more than `neighbours` rows.
+    """
+    if min(len(real), len(generated)) <= neighbours:
+        raise ValueError(f"{len(real)} and {len(generated)} features, expected more than {neighbours} of each")
+    balls, balls_generated = _radii(real, neighbours), _radii(generated, neighbours)
+    covered = np.zeros(len(generated), dtype=bool)
+    reached = np.zeros(len(real), dtype=bool)
+    for start, squares in _squares(real, generated):
+        part = slice(start, start + len(squares))
+        covered |= (squares <= balls[part, None]).any(axis=0)
+        reached[part] = (squares <= balls_generated[None, :]).any(axis=1)
+    return float(covered.mean()), float(reached.mean())
+
+
+def _radii(x: np.ndarray, neighbours: int) -> np.ndarray:
+    """The squared distance of each row to its neighbour of that number, itself being number 0."""
+    return np.concatenate([np.partition(squares, neighbours, axis=1)[:, neighbours] for _, squares in _squares(x, x)])
+
+
+def _squares(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Squared distances between some rows of x, from a first on, and all of y."""
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    lengths = (y * y).sum(axis=1)
+    for start in range(0, len(x), _ROWS):
+        part = x[start : start + _ROWS]
+        squares = (part * part).sum(axis=1)[:, None] + lengths - 2.0 * (part @ y.T)
+        yield start, np.maximum(squares, 0.0)
+
+
+def histogram(classes: np.ndarray, count: int) -> list[float]:
+    """The share of each of `count` classes among class indices [N]."""
+    return (np.bincount(classes, minlength=count) / max(1, len(classes))).tolist()
+
+
+def memorised(distances: np.ndarray, real_distances: np.ndarray, percentile: float = 1.0) -> float:
+    """The share of distances below a percentile of the distances of real pictures that were not trained on."""
+    return float((distances < np.percentile(real_distances, percentile)).mean())
+
+
+def median_percentile(distances: np.ndarray, real_distances: np.ndarray) -> float:
+    """Where the median distance lies among those of real pictures: the share, in percent, of theirs below it."""
+    return float(100.0 * (real_distances < np.median(distances)).mean())
