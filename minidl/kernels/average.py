@@ -2,7 +2,7 @@
 
     average += weight (value - average)
 
-average, value  any shape, contiguous, one dtype, in float32 for smaller ones while computing; weight from 0 to 1
+average, value  any shape, one dtype, in float32 for smaller ones while computing; weight from 0 to 1
 """
 
 import torch
@@ -30,17 +30,19 @@ def average_(average: torch.Tensor, value: torch.Tensor, weight: float) -> torch
     """
     check.floating("average_", average=average, value=value)
     check.same("average_", average=average, value=value)
-    if average.shape != value.shape or not average.is_contiguous():
+    order = check.memory_order(average)
+    if average.shape != value.shape or order is None:
         raise ValueError(
             f"average_: average has shape {list(average.shape)} and strides {average.stride()}, value "
-            f"{list(value.shape)}; expected equal shapes and a contiguous average"
+            f"{list(value.shape)}; expected equal shapes and an average that is contiguous or channels-last"
         )
     if not 0.0 <= weight <= 1.0:
         raise ValueError(f"average_: weight is {weight}, expected a share from 0 to 1")
     n = average.numel()
     tile = launch.tile("elementwise", average.dtype, N=n)
     launch.run(
-        average_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), average, value.contiguous(), n, weight,
+        average_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), average,
+        value.contiguous(memory_format=order), n, weight,
         ACC=launch.acc(average.dtype), enable_fp_fusion=False, **tile.options,
     )  # fmt: skip
     torch.autograd.graph.increment_version(average)

@@ -50,3 +50,11 @@ def pair(op: str, name: str, value: Pair, least: int) -> tuple[int, int]:
         text = f"{op}: {name} is {value!r}, expected a whole number from {least} to {MOST}, or a pair of them"
         raise ValueError(text) if whole else TypeError(text)
     return values[0], values[-1]
+
+
+def memory_order(tensor: torch.Tensor) -> torch.memory_format | None:
+    """How a tensor's values follow one another in memory without gaps, None for strides of other kinds."""
+    if tensor.is_contiguous():
+        return torch.contiguous_format
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else None

@@ -391,7 +391,7 @@ class Update:
                     f"parameter {index} is on {param.device} and parameter 0 on {params[0].device}: "
                     "an optimizer updates parameters of one device"
                 )
-            order = _order(param)
+            order = check.memory_order(param)
             if order is None:
                 raise ValueError(
                     f"parameter {index} of shape {list(param.shape)} has strides {param.stride()}: make it contiguous"
@@ -441,7 +441,7 @@ class Update:
         """
         for index, (param, made_for) in enumerate(zip(params, self.shapes, strict=True)):
             same = (param.shape, param.dtype) == made_for and param.device == self.device
-            if not same or _order(param) != self._orders[index]:
+            if not same or check.memory_order(param) != self._orders[index]:
                 raise RuntimeError(
                     f"parameter {index} was {made_for[1]} {list(made_for[0])} on {self.device} when the optimizer was "
                     f"made and is {param.dtype} {list(param.shape)} on {param.device}, "
@@ -630,21 +630,13 @@ class _DeviceList:
         return held
 
 
-def _order(tensor: torch.Tensor) -> torch.memory_format | None:
-    """How a tensor's values follow one another in memory without gaps, None for strides of other kinds."""
-    if tensor.is_contiguous():
-        return torch.contiguous_format
-    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else None
-
-
 def _in_order(
     grad: torch.Tensor | Rows | None, param: torch.Tensor, order: torch.memory_format
 ) -> torch.Tensor | Rows | None:
     """A gradient whose values follow one another as the parameter's do, copied where they do not."""
     if isinstance(grad, Rows):
         return Rows(grad.rows.contiguous(), grad.values.contiguous())
-    if grad is None or _order(grad) == order:
+    if grad is None or check.memory_order(grad) == order:
         return grad
     return torch.empty_like(param, memory_format=order).copy_(grad)
 
