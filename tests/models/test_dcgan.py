@@ -90,7 +90,7 @@ def pytorch_examples_generator(nz, ngf, nc):
             if tensor.is_floating_point():
                 drawn = torch.randn(tensor.shape, generator=generator)
                 # Activations of about 1, so that tanh hides no difference.
-                tensor.copy_(0.02 * drawn if tensor.ndim == 4 else drawn.abs() + 0.5 if "var" in name else drawn)
+                tensor.copy_(0.06 * drawn if tensor.ndim == 4 else drawn.abs() + 0.5 if "var" in name else drawn)
     return network
 
 
