@@ -21,6 +21,7 @@ from minidl.kernels import average as kernels
 from minidl.kernels import random as random_kernels
 from minidl.models import Discriminator, Generator
 from minidl.tensor import Tensor, default_device
+from minidl.training.capture import Captured
 
 BETAS = (0.5, 0.999)
 DECAY = 0.999
@@ -49,6 +50,8 @@ class Adversaries:
         ones, zeros = torch.ones(batch_size), torch.zeros(batch_size)
         self._real = Tensor(ones.to(default_device()))
         self._judged = Tensor(torch.cat([ones, zeros]).to(default_device()))
+        self._share = torch.zeros((), dtype=torch.float64, device=default_device())
+        self._train = Captured(self._both)
 
     def step(self, x: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Train both networks on pictures [batch, C, H, W] with values from -1 to 1.
@@ -57,7 +60,14 @@ class Adversaries:
         discriminator's over real and made ones together, half of the sum above), and the means [2] of the probability
         of being real that the discriminator gave the real and the made pictures.
         """
-        made = self.generator(ops.randn(self.batch_size, self.generator.latent))
+        self.steps += 1
+        # More in the first steps, so that the first weights are soon forgotten.
+        self._share.fill_(1.0 - min(DECAY, (1.0 + self.steps) / (10.0 + self.steps)))
+        losses, believed = self._train(x, ops.randn(self.batch_size, self.generator.latent))
+        return losses, believed
+
+    def _both(self, x: Tensor, z: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self.generator(z)
         logits = self.discriminator(ops.cat([x, made.detach()]))
         loss = ops.binary_cross_entropy_with_logits(logits, self._judged)
         self.discriminator_optimizer.zero_grad()
@@ -73,15 +83,9 @@ class Adversaries:
         self.generator_optimizer.step()
         self.discriminator.requires_grad_(True)
 
-        self.steps += 1
-        self._follow()
-        return torch.stack([loss.data, opposed.data]), believed.data
-
-    def _follow(self) -> None:
-        """Move the average, by more in the first steps, so that the first weights are soon forgotten."""
-        share = 1.0 - min(DECAY, (1.0 + self.steps) / (10.0 + self.steps))
         for kept, parameter in zip(self.average.parameters(), self.generator.parameters(), strict=True):
-            kernels.average_(kept.data, parameter.data, share)
+            kernels.average_(kept.data, parameter.data, self._share)
+        return torch.stack([loss.data, opposed.data]), believed.data
 
     def statistics(self) -> Generator:
         """The average in evaluation mode, its batch norms' running statistics measured anew.
