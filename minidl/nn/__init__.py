@@ -18,6 +18,7 @@ from minidl.nn.layers import (
     Tanh,
 )
 from minidl.nn.module import Module, Parameter
+from minidl.nn.spectral import SpectralConv2d, SpectralLinear
 from minidl.nn.vision import AdaptiveAvgPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, MaxPool2d
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "SiLU",
     "Sigmoid",
     "SparseLinear",
+    "SpectralConv2d",
+    "SpectralLinear",
     "Tanh",
     "fold_batch_norms",
     "init",

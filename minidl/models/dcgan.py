@@ -1,0 +1,256 @@
+"""The DCGAN: a generator of pictures and the discriminator it is trained against.
+
+Radford, Metz and Chintala, arXiv 1511.06434.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minidl import nn
+from minidl.nn import init
+from minidl.tensor import Tensor
+
+Device = torch.device | str | None
+FORMAT = "minidl generator"
+STD = 0.02  # of first weights
+_DEEP = 64  # pixels from which four layers are used
+
+
+class Generator(nn.Module):
+    """z [N, latent] (or [N, latent, 1, 1]) -> pictures [N, channels, H, W] with values from -1 to 1.
+
+    For 64 x 64 pixels, four layers, width 64 and kernel 5
+
+        linear latent -> 4x4x512                4x4x512     batch norm, ReLU
+        transposed convolution 5x5, stride 2    8x8x256     batch norm, ReLU
+        transposed convolution 5x5, stride 2    16x16x128   batch norm, ReLU
+        transposed convolution 5x5, stride 2    32x32x64    batch norm, ReLU
+        transposed convolution 5x5, stride 2    64x64x3     tanh
+
+    and for 28 x 28 pixels, two layers, width 64 and kernel 4
+
+        linear latent -> 7x7x128                7x7x128     batch norm, ReLU
+        transposed convolution 4x4, stride 2    14x14x64    batch norm, ReLU
+        transposed convolution 4x4, stride 2    28x28x1     tanh
+
+    `layers` None: 4 from 64 pixels on, else 2; `kernel` None: 5 with four layers or more, else 4. Height and width are
+    multiples of 2^layers. Weights start as normal values of deviation 0.02 about 0, those of batch norm about 1.
+    Raises ValueError for sizes that do not fit.
+    """
+
+    def __init__(
+        self,
+        latent: int = 100,
+        channels: int = 1,
+        size: tuple[int, int] = (28, 28),
+        width: int = 64,
+        layers: int | None = None,
+        kernel: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        layers, kernel = _checked(size, layers, kernel, latent=latent, channels=channels, width=width)
+        self.latent, self.channels, self.size, self.width = latent, channels, (int(size[0]), int(size[1])), width
+        self.layers, self.kernel = layers, kernel
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        inner = width << (layers - 1)
+        self.first = (size[0] >> layers, size[1] >> layers, inner)
+        # Values lie as height, width, channel, as pictures do inside.
+        self.project = nn.Linear(latent, self.first[0] * self.first[1] * inner, bias=False, **place)
+        self.norm = nn.BatchNorm2d(inner, act="relu", device=device)
+        steps: list[nn.Module] = []
+        shape: dict[str, Any] = {"stride": 2, "padding": (kernel - 1) // 2, "output_padding": kernel % 2, **place}
+        for _ in range(layers - 1):
+            steps.append(nn.ConvTranspose2d(inner, inner // 2, kernel, bias=False, **shape))
+            inner //= 2
+            steps.append(nn.BatchNorm2d(inner, act="relu", device=device))
+        steps.append(nn.ConvTranspose2d(inner, channels, kernel, act="tanh", **shape))
+        self.upward = nn.Sequential(*steps)
+        self.apply(_fill)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that make such a generator, as plain JSON values."""
+        names = ("latent", "channels", "size", "width", "layers", "kernel")
+        return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = self.project(z.flatten(1)).reshape(-1, *self.first).permute(0, 3, 1, 2)
+        return self.upward(self.norm(x))
+
+
+class Discriminator(nn.Module):
+    """Pictures [N, channels, H, W] -> [N] logits of being real.
+
+    For 28 x 28 pixels, two layers, width 64 and kernel 4
+
+        convolution 4x4, stride 2    14x14x64    LeakyReLU 0.2
+        convolution 4x4, stride 2    7x7x128     LeakyReLU 0.2
+        linear 6272 -> 1
+
+    and as many layers as the generator has elsewhere. Every weight has spectral normalisation, which takes the place of
+    the paper's batch norm. Settings, first values and errors as those of `Generator`.
+    """
+
+    def __init__(
+        self,
+        channels: int = 1,
+        size: tuple[int, int] = (28, 28),
+        width: int = 64,
+        layers: int | None = None,
+        kernel: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        layers, kernel = _checked(size, layers, kernel, channels=channels, width=width)
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        steps: list[nn.Module] = []
+        for layer in range(layers):
+            steps.append(
+                nn.SpectralConv2d(
+                    channels, width << layer, kernel, stride=2, padding=(kernel - 1) // 2, act=("leaky_relu", 0.2),
+                    **place,
+                )
+            )  # fmt: skip
+            channels = width << layer
+        self.downward = nn.Sequential(*steps)
+        self.judge = nn.SpectralLinear((size[0] >> layers) * (size[1] >> layers) * channels, 1, **place)
+        self.apply(_fill)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.downward(x).permute(0, 2, 3, 1)
+        return self.judge(features.flatten(1)).flatten(0)
+
+
+def default_layers(size: tuple[int, int]) -> int:
+    """How often pictures of this size are doubled: 4 times from 64 pixels on, else twice."""
+    return 4 if min(size) >= _DEEP else 2
+
+
+def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = None) -> Generator:
+    """The generator of pytorch/examples' dcgan with the weights of its `state_dict` (main.0.weight, main.1.weight ...).
+
+    There z [N, latent, 1, 1] goes through a transposed convolution, which of one pixel is the linear layer here, and
+    the last layer has no bias. Raises ValueError for a state of another network.
+    """
+    first = state.get("main.0.weight")
+    convolutions = [name for name in state if getattr(state[name], "ndim", 0) == 4]
+    if first is None or first.ndim != 4 or convolutions[0] != "main.0.weight" or len(convolutions) < 3:
+        raise ValueError(
+            f"no generator of pytorch/examples: expected main.0.weight [latent, channels, 4, 4] and those of its "
+            f"other layers, got {', '.join(state) or 'nothing'}"
+        )
+    layers = len(convolutions) - 1
+    inner, last = first.shape[1], state[convolutions[-1]]
+    size = (first.shape[2] << layers, first.shape[3] << layers)
+    if inner % (1 << layers - 1):
+        raise ValueError(f"no generator of pytorch/examples: {inner} channels are not halved {layers - 1} times")
+    model = Generator(
+        first.shape[0], last.shape[1], size, inner >> (layers - 1), layers, last.shape[2], device, first.dtype
+    )
+    # [latent, C, H, W] -> [H W C, latent]
+    mapped = {"project.weight": first.permute(2, 3, 1, 0).reshape(-1, first.shape[0])}
+    mapped[f"upward.{2 * layers - 2}.bias"] = torch.zeros(last.shape[1])
+    for name, tensor in state.items():
+        index, _, part = name.removeprefix("main.").partition(".")
+        if name == "main.0.weight" or not index.isdecimal():
+            continue
+        number = int(index)
+        # Its layers come in threes (convolution, norm, ReLU), these in twos: the ReLU is in the norm.
+        mapped[f"norm.{part}" if number == 1 else f"upward.{number // 3 * 2 - 2 + number % 3}.{part}"] = tensor
+    try:
+        model.load_state_dict(mapped)
+    except KeyError as error:
+        raise ValueError(f"no generator of pytorch/examples: {error.args[0]}") from None
+    return model
+
+
+def save_generator(model: Generator, path: str | Path, *, command: str = "", seed: int = 0, commit: str = "") -> None:
+    """Write a generator as one safetensors file, with the settings and the command, seed and commit that made it."""
+    from safetensors.torch import save_file
+
+    about = {
+        "format": FORMAT,
+        "settings": json.dumps(model.settings),
+        "command": command,
+        "seed": str(seed),
+        "commit": commit,
+    }
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, str(path), metadata=about)
+
+
+def load_generator(path: str | Path, device: Device = None) -> Generator:
+    """The generator of a run of `minidl train gan`, or of a file that `save_generator` wrote, in evaluation mode.
+
+    Raises FileNotFoundError when there is none, ValueError, naming the file, for something else.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    folder = Path(path)
+    file = folder / "model.safetensors" if folder.is_dir() else folder
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
+            about = opened.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{file} is no safetensors file: {error}") from None
+    source = folder / "config.json" if folder.is_dir() else file
+    try:
+        settings = _settings_of_run(source) if folder.is_dir() else json.loads(_of_format(about))
+        model = Generator(**{**settings, "size": tuple(settings["size"])}, device=device)
+        model.load_state_dict(tensors)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{source} describes no generator: {error}") from None
+    return model.eval()
+
+
+def _settings_of_run(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise ValueError("it has no settings of a model; give a run of `minidl train gan`")
+    return content["model"]
+
+
+def _of_format(about: Mapping[str, str]) -> str:
+    if about.get("format") != FORMAT:
+        raise ValueError(f"its format is {about.get('format')!r}, expected {FORMAT!r}")
+    return about["settings"]
+
+
+def _checked(size: tuple[int, int], layers: int | None, kernel: int | None, **counts: int) -> tuple[int, int]:
+    """(layers, kernel) with the defaults filled in. Raises ValueError."""
+    layers = default_layers(size) if layers is None else layers
+    kernel = (5 if layers >= 4 else 4) if kernel is None else kernel
+    for name, value in {**counts, "layers": layers}.items():
+        if value < 1:
+            raise ValueError(f"DCGAN: {name} is {value}, expected 1 or more")
+    if kernel < 2:
+        raise ValueError(f"DCGAN: kernel is {kernel}, expected 2 or more")
+    step = 1 << layers
+    if min(size) < step or size[0] % step or size[1] % step:
+        raise ValueError(
+            f"DCGAN: pictures of {size[0]} x {size[1]} cannot be halved {layers} times; expected multiples of {step}"
+        )
+    return layers, kernel
+
+
+def _fill(module: nn.Module) -> None:
+    """First values of a layer."""
+    if isinstance(module, nn.BatchNorm2d):
+        assert module.weight is not None
+        init.normal_(module.weight, 1.0, STD)
+    elif isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+        init.normal_(module.weight, 0.0, STD)
+        if module.bias is not None:
+            init.zeros_(module.bias)
+        if isinstance(module, nn.SpectralConv2d | nn.SpectralLinear):
+            module.reset_direction()
