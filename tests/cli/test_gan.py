@@ -145,7 +145,7 @@ def test_bad_settings_of_a_gan_are_told_before_the_work(command, tmp_path, flags
 
 def test_a_size_that_cannot_be_halved_is_told_before_the_work(command, stripes, tmp_path):
     flags = ("--data", stripes, "--out", tmp_path / "run")
-    refused(command("train", "gan", *flags), "pictures of 7 x 7 cannot be halved 2 times; give a --size of multiples")
+    refused(command("train", "gan", *flags), "pictures of 7 x 7 pixels cannot be halved 2 times; give a --size")
     assert not (tmp_path / "run").exists()
 
 
