@@ -25,7 +25,8 @@ from minidl.kernels.conv.problem import POOLS, Epilogue, turned
 FORMS = ("pixel", "box", "batch", "banded", "fft", "few")
 FAMILIES = (
     "conv", "conv_flat", "conv_grad_weight", "conv_batch", "conv_batch_narrow", "conv_batch_grad_weight", "conv_back",
-    "conv_box", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn", "conv_few", "conv_fft", "conv_fft_product",
+    "conv_box", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn", "conv_few", "conv_fft",
+    "conv_fft_product",
 )  # fmt: skip
 
 # These read weights on the way back as they are.
