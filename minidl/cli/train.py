@@ -25,7 +25,7 @@ from minidl.cli.common import (
     switch,
 )
 from minidl.training import runs
-from minidl.training.config import TrainImages, TrainTable, TrainText, parse_size, parse_sizes
+from minidl.training.config import GAN_DEFAULTS, TrainGan, TrainImages, TrainTable, TrainText, parse_size, parse_sizes
 
 train_app = typer.Typer(
     cls=Group,
@@ -66,11 +66,26 @@ IMAGE_HELP = {
 }
 
 
-def _flag(settings: type[TrainText | TrainTable | TrainImages], name: str) -> Any:
+GAN_HELP = {
+    "epochs": ("Passes over the pictures.", "{1} for digits, else {0}"),
+    "batch_size": ("Pictures per step.", "{1} for digits, else {0}"),
+    "latent": ("Numbers that a picture is made from.", "{1} for digits, else {0}"),
+    "width": ("Channels next to the picture; deeper layers have 2, 4 or 8 times as many.", "{1} for digits, else {0}"),
+    "lr": ("Learning rate of both networks.", None),
+    "seed": ("Decides first weights, order of pictures and noise.", None),
+    "precision": (HELP["precision"], None),
+}
+
+
+def _flag(settings: type[TrainText | TrainTable | TrainImages | TrainGan], name: str) -> Any:
     """A setting's option. It is None when it is not given, so that --resume can tell; its help names the default."""
     default = getattr(settings, name)
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-    text = IMAGE_HELP.get(name, HELP[name]) if settings is TrainImages else HELP[name]
+    if settings is TrainGan:
+        text, suited = GAN_HELP[name]
+        shown = shown if suited is None else suited.format(*GAN_DEFAULTS[name])
+    else:
+        text = IMAGE_HELP.get(name, HELP[name]) if settings is TrainImages else HELP[name]
     return typer.Option("--" + name.replace("_", "-"), help=f"{text} Default: {shown}.", show_default=False)
 
 
@@ -243,6 +258,50 @@ def train_images(
     _train("images", flags, no_plots)
 
 
+@train_app.command(
+    "gan",
+    cls=Command,
+    epilog=examples(
+        "minidl train gan --data digits --epochs 1 --out runs/first-gan",
+        "minidl train gan --data mnist --out runs/mnist-gan",
+        "minidl train gan --data photos --size 64 --out runs/photos-gan",
+        "minidl train gan --out runs/mnist-gan --resume",
+    ),
+)
+def train_gan(
+    out: Out,
+    data: Annotated[
+        str | None, typer.Option("--data", help="digits, mnist, fashion-mnist, or a folder with a folder per class.")
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size", help="Pixels of your pictures: 64 or 32x48, height first. Default: the most common size."
+        ),
+    ] = None,
+    epochs: Annotated[int | None, _flag(TrainGan, "epochs")] = None,
+    batch_size: Annotated[int | None, _flag(TrainGan, "batch_size")] = None,
+    lr: Annotated[float | None, _flag(TrainGan, "lr")] = None,
+    latent: Annotated[int | None, _flag(TrainGan, "latent")] = None,
+    width: Annotated[int | None, _flag(TrainGan, "width")] = None,
+    seed: Annotated[int | None, _flag(TrainGan, "seed")] = None,
+    precision: Annotated[str | None, _flag(TrainGan, "precision")] = None,
+    device: Device = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    no_plots: Annotated[bool, switch("--no-plots", "Draw no curves; the grids of pictures are always made.")] = False,
+) -> None:
+    """Train a generator of pictures: a DCGAN with spectral normalisation of its discriminator.
+
+    A grid of 64 pictures from fixed noise is drawn after every epoch, a film of them at the end. Classes are not used.
+
+    Ctrl-C saves and names the command that continues.
+    """
+    flags = {name: value for name, value in locals().items() if name != "no_plots"}
+    _train("gan", flags, no_plots)
+
+
 def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
     with errors():
         from minidl.training import sources
@@ -254,7 +313,7 @@ def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
         given = {name: value for name, value in flags.items() if value is not None}
         if not flags.get("lazy", True):
             del given["lazy"]
-        config: TrainText | TrainTable | TrainImages = runs.settings(kind, {**given, "plots": not no_plots})
+        config: TrainText | TrainTable | TrainImages | TrainGan = runs.settings(kind, {**given, "plots": not no_plots})
         done = runs.finished_report(config)
         if done is not None:
             if not config.quiet:
@@ -264,6 +323,13 @@ def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
         checksum = sources.fingerprint(dataset)
         runs.check_data(config, checksum)
         choose_device(config.device)
+        if isinstance(config, TrainGan):
+            from minidl.data import ImageDataset
+            from minidl.training import gan
+
+            assert isinstance(dataset, ImageDataset)
+            gan.train(config, dataset, checksum)
+            return
         from minidl.training.train import train
 
         train(kind, config, dataset, checksum)

@@ -1,6 +1,6 @@
 """One frozen dataclass of settings per command, checked when it is made.
 
-The fields of `TrainText` and `TrainTable` that decide the result are the run's identity: they are written to
+The fields of the training commands that decide the result are the run's identity: they are written to
 `config.json`, and a run is only continued with the same ones. The other fields (`Session`) say how this one process
 goes about it.
 """
@@ -24,6 +24,8 @@ IMAGE_PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 MODELS = ("small", "ece408")
 TASKS = ("regression", "classification")
 MISSING = ("error", "fill")
+# Settings of a GAN: for pictures of 28 pixels or more, and for digits, which an interpreter trains on, too.
+GAN_DEFAULTS = {"latent": (100, 32), "width": (64, 32), "epochs": (40, 10), "batch_size": (128, 32)}
 _LARGEST = 3.4028234663852886e38  # of float32: what the device gets
 
 
@@ -48,6 +50,12 @@ class Session:
         _choice(self, "device", DEVICES)
         if self.resume and self.overwrite:
             raise ConfigError("--resume continues a run and --overwrite replaces it: give one of them")
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that define the run, as plain JSON values."""
+        session = {field.name for field in fields(Session)}
+        names = (field.name for field in fields(self) if field.name not in session)
+        return {name: _plain(getattr(self, name)) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +106,6 @@ class Training:
                 _number(self, name, lambda value: 0 < value < 1, "a share between 0 and 1")
         if self.warmup >= self.epochs:
             raise ConfigError(f"--warmup {self.warmup:g} must be shorter than the {self.epochs} epochs of training")
-
-    def identity(self) -> dict[str, Any]:
-        """The fields that define the run, as plain JSON values."""
-        session = {field.name for field in fields(Session)}
-        names = (field.name for field in fields(self) if field.name not in session)
-        return {name: _plain(getattr(self, name)) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,13 +209,42 @@ class TrainImages(Training, Session):
         Session.__post_init__(self)
         Training.__post_init__(self)
         _choice(self, "model", MODELS)
-        size: Any = self.size
-        pair = isinstance(size, tuple) and len(size) == 2
-        sides = pair and all(type(side) is int and 1 <= side <= 1024 for side in size)
-        _require(self, "size", size is None or sides, "a height and width from 1 to 1024, such as 32 or 32x48")
+        _size(self)
         if self.shift is not None:
             _whole(self, "shift", 0, 1024)
         _require(self, "flip", self.flip is None or type(self.flip) is bool, "true or false")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainGan(Session):
+    """`minidl train gan`. What is left at None becomes what suits the data, see GAN_DEFAULTS."""
+
+    data: str
+    size: tuple[int, int] | None = None
+    latent: int | None = None
+    width: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float = 2e-4
+    seed: int = 0
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for the first setting of a wrong type or range."""
+        Session.__post_init__(self)
+        data: Any = self.data
+        _require(self, "data", isinstance(data, str) and data != "", "a name or a folder")
+        for name, values in GAN_DEFAULTS.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, values[data == "digits"])
+        _size(self)
+        _whole(self, "latent", 1, 65536)
+        _whole(self, "width", 1, 1024)
+        _whole(self, "epochs", 1, 10**6)
+        _whole(self, "batch_size", 2, 10**6)
+        _number(self, "lr", lambda value: value > 0, "a number above 0 that float32 holds")
+        _whole(self, "seed", 0, 2**63 - 1)
+        _choice(self, "precision", PRECISIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,6 +366,13 @@ def _number(config: Any, name: str, good: Callable[[float], bool], expected: str
     value = getattr(config, name)
     number = type(value) in (int, float) and abs(value) <= _LARGEST
     _require(config, name, number and good(value), expected)
+
+
+def _size(config: Any) -> None:
+    size: Any = config.size
+    pair = isinstance(size, tuple) and len(size) == 2
+    sides = pair and all(type(side) is int and 1 <= side <= 1024 for side in size)
+    _require(config, "size", size is None or sides, "a height and width from 1 to 1024, such as 32 or 32x48")
 
 
 def _name(config: Any, name: str) -> None:

@@ -25,7 +25,7 @@ class Display:
                 TextColumn("epoch {task.fields[epoch]}"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("loss {task.fields[loss]}"),
+                TextColumn("{task.fields[figures]}"),
                 TimeRemainingColumn(),
                 transient=True,
             )
@@ -55,16 +55,16 @@ class Display:
         if self._task is not None:
             self._bar.remove_task(self._task)
         name = f"{epoch:>{len(str(epochs))}}/{epochs}"
-        self._task = self._bar.add_task("", total=steps, completed=done, epoch=name, loss="  ...")
+        self._task = self._bar.add_task("", total=steps, completed=done, epoch=name, figures="...")
 
-    def step(self, done: int, loss: float | None) -> None:
-        """`done` steps of the epoch are taken; `loss` is its mean so far, None when it was not looked at."""
+    def step(self, done: int, figures: str | None) -> None:
+        """`done` steps of the epoch are taken; `figures` are their means so far, None when they were not looked at."""
         if self._bar is None:
             return
-        if loss is None:
+        if figures is None:
             self._bar.update(self._task, completed=done)
         else:
-            self._bar.update(self._task, completed=done, loss=f"{loss:.4f}")
+            self._bar.update(self._task, completed=done, figures=figures)
 
     def epoch(self, epoch: int, epochs: int, record: dict[str, Any], best: bool) -> None:
         """One line for a finished epoch; a star marks a validation score above all before."""

@@ -18,10 +18,10 @@ class DamagedError(RunError):
 
 
 class DivergedError(RunError):
-    """Training that left the numbers there are. `what` says what is not finite."""
+    """Training that left the numbers there are. `what` says what is not finite, `remedy` what to train again with."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"training diverged: {what}; train again with a smaller --lr or --weight-decay")
+    def __init__(self, what: str, remedy: str = "a smaller --lr or --weight-decay") -> None:
+        super().__init__(f"training diverged: {what}; train again with {remedy}")
 
 
 def damaged(path: Path, what: object) -> DamagedError:

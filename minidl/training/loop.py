@@ -186,7 +186,7 @@ class Trainer:
             progress.steps += 1
             self._pending.append(loss.data)
             self._fetch_losses(always=False)
-            loss_so_far = progress.loss_sum / progress.loss_count if progress.loss_count else None
+            loss_so_far = f"loss {progress.loss_sum / progress.loss_count:.4f}" if progress.loss_count else None
             self.display.step(progress.step, loss_so_far)
             if interrupts.requested and progress.step < len(task.batches):
                 self._fetch_losses(always=True)

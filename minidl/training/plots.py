@@ -48,6 +48,31 @@ def curves(
     _over_epochs(folder / "scores.png", history, kept, title, "validation score", scores)
 
 
+def gan_curves(folder: Path, history: Sequence[dict[str, Any]], title: str) -> None:
+    """curves.png: both losses, and the probabilities of being real that the discriminator gives, over the epochs."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure.suptitle(_plain(f"GAN of {title}"), fontsize=11)
+    epochs = [record["epoch"] for record in history]
+    columns = {
+        "loss": {"loss_d": "discriminator", "loss_g": "generator"},
+        "mean probability of being real": {"d_real": "D(x), real", "d_fake": "D(G(z)), made"},
+    }
+    for axes, (y, lines) in zip(figure.subplots(1, len(columns)), columns.items(), strict=True):
+        for name, label in lines.items():
+            axes.plot(epochs, [record[name] for record in history], label=label, marker=".")
+        axes.set_xlim(0.5, len(history) + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(y)
+        axes.legend()
+    axes.axhline(0.5, color="grey", linestyle=":")
+    axes.set_ylim(0.0, 1.0)
+    _write(folder / "curves.png", figure)
+
+
 def confusion(folder: Path, matrix: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> None:
     """confusion.png: the share of each true class (row) by predicted class; numbers are shown up to 25 classes."""
     counts = np.asarray(matrix)

@@ -26,10 +26,7 @@ class Progress:
     @property
     def place(self) -> str:
         """What is done, in words: "epoch 1 and 2 steps"."""
-        steps = f"{self.step} step{'' if self.step == 1 else 's'}"
-        if not self.epoch:
-            return steps
-        return f"epoch {self.epoch} and {steps}" if self.step else f"epoch {self.epoch}"
+        return place(self.epoch, self.step)
 
     @classmethod
     def from_saved(cls, saved: object) -> Progress:
@@ -38,19 +35,27 @@ class Progress:
         if not isinstance(saved, dict) or saved.keys() != names:
             raise ValueError(f"{_shown(saved)} is no object of {', '.join(sorted(names))}")
         for name in ("epoch", "step", "steps", "loss_count", "skipped", "best_epoch"):
-            _require(f"{name}", saved[name], _is_count(saved[name]), "a whole number of at least 0")
+            require(f"{name}", saved[name], is_count(saved[name]), "a whole number of at least 0")
         for name in ("seconds", "epoch_seconds", "loss_sum"):
-            _require(f"{name}", saved[name], _is_number(saved[name]), "a number")
-        _require("finished", saved["finished"], type(saved["finished"]) is bool, "true or false")
+            require(f"{name}", saved[name], is_number(saved[name]), "a number")
+        require("finished", saved["finished"], type(saved["finished"]) is bool, "true or false")
         score, epoch = saved["best_score"], saved["epoch"]
-        _require("best_score", score, score is None or _is_number(score), "a number or null")
-        _require("best_epoch", saved["best_epoch"], saved["best_epoch"] <= epoch, f"at most {epoch}")
+        require("best_score", score, score is None or is_number(score), "a number or null")
+        require("best_epoch", saved["best_epoch"], saved["best_epoch"] <= epoch, f"at most {epoch}")
         history = saved["history"]
         whole = isinstance(history, list) and len(history) == epoch
-        _require("history", history, whole, f"a list of {epoch} epochs")
+        require("history", history, whole, f"a list of {epoch} epochs")
         for i, record in enumerate(history):
-            _require(f"history[{i}]", record, _is_record(record, i + 1), f"the record of epoch {i + 1}")
+            require(f"history[{i}]", record, _is_record(record, i + 1), f"the record of epoch {i + 1}")
         return cls(**saved)
+
+
+def place(epoch: int, step: int) -> str:
+    """So many epochs and steps of the next, in words."""
+    steps = f"{step} step{'' if step == 1 else 's'}"
+    if not epoch:
+        return steps
+    return f"epoch {epoch} and {steps}" if step else f"epoch {epoch}"
 
 
 def _is_record(record: object, epoch: int) -> bool:
@@ -60,24 +65,27 @@ def _is_record(record: object, epoch: int) -> bool:
     scores = record["validation"]
     return (
         record["epoch"] == epoch
-        and _is_count(record["steps"])
-        and all(_is_number(record[name]) for name in ("loss", "lr", "seconds"))
+        and is_count(record["steps"])
+        and all(is_number(record[name]) for name in ("loss", "lr", "seconds"))
         and isinstance(scores, dict)
         and "loss" in scores
-        and all(_is_number(value) for value in scores.values())
+        and all(is_number(value) for value in scores.values())
     )
 
 
-def _require(name: str, value: object, good: bool, expected: str) -> None:
+def require(name: str, value: object, good: bool, expected: str) -> None:
+    """Raises ValueError, naming the part of a saved state, unless it is good."""
     if not good:
         raise ValueError(f"{name} is {_shown(value)}, expected {expected}")
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether this is a whole number of at least 0."""
     return type(value) is int and value >= 0
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether this is a number of a JSON text."""
     return type(value) in (int, float)
 
 

@@ -71,13 +71,13 @@ def as_text(report: dict[str, Any]) -> str:
     lines = [f"{report['task']} of {report['data']}", ""]
     if "seconds" in report:
         optimizer = report["optimizer"]
-        pairs = [
+        about = [
             ("source", _source(report["source"])),
             ("columns", columns(report["source"])),
             ("device", "cpu (interpreted)" if report["device"] == "cpu" else report["device"]),
             (
                 "training",
-                f"{_count(report['epochs'], 'epoch')}, {_count(report['steps'], 'step')}, {report['seconds']:.1f} s",
+                f"{count(report['epochs'], 'epoch')}, {count(report['steps'], 'step')}, {report['seconds']:.1f} s",
             ),
             ("kept", kept(report["best_epoch"])),
             ("seed", str(report["seed"])),
@@ -88,12 +88,12 @@ def as_text(report: dict[str, Any]) -> str:
         ]
     else:
         source = report["source"]
-        pairs = [
+        about = [
             ("run", report["run"]),
             ("columns", columns(source)),
             ("examples", f"{source['examples']:,}" + (f", the {source['part']}" if "part" in source else "")),
         ]
-    lines += [*_pairs(pairs), ""]
+    lines += [*pairs(about), ""]
     lines += _scores(report)
     if "per_class" in report:
         lines += ["", *_classes(report["per_class"])]
@@ -146,13 +146,14 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
+def pairs(about: Sequence[tuple[str, str]]) -> list[str]:
     """Lines of the pairs that have a value."""
-    width = max(len(name) for name, _ in pairs)
-    return [f"{name.ljust(width)}  {value}" for name, value in pairs if value]
+    width = max(len(name) for name, _ in about)
+    return [f"{name.ljust(width)}  {value}" for name, value in about if value]
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """So many of what, in the plural where it must be."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 

@@ -5,7 +5,8 @@
     labels.json, vocabulary.json | schema.json | pictures.json      the documents: what a reader of the model needs
     metrics.jsonl     a line per epoch
     checkpoints/      while and after training: last and best state
-    model.safetensors, report.json, report.txt, *.png   when finished; report.json is written last
+    samples/          of a GAN: a grid of pictures per epoch
+    model.safetensors, report.json, report.txt, *.png, *.gif   when finished; report.json is written last
 
 `--overwrite` moves the run aside, to the same name with `.previous`, and deletes it when the new one is finished:
 a complete run is there at every moment.
@@ -22,17 +23,17 @@ from typing import Any
 
 from minidl import __version__
 from minidl.training import checkpoints, files
-from minidl.training.config import Session, TrainImages, TrainTable, TrainText, differences, from_saved
+from minidl.training.config import Session, TrainGan, TrainImages, TrainTable, TrainText, differences, from_saved
 from minidl.training.errors import ConfigError, DamagedError, RunError, damaged
 
 FORMAT, VERSION = "minidl-run", 1
-KINDS = {"text": TrainText, "table": TrainTable, "images": TrainImages}
+KINDS = {"text": TrainText, "table": TrainTable, "images": TrainImages, "gan": TrainGan}
 # Stands in a run that is being replaced: a folder without it is never deleted.
 _REPLACED = "replaced"
 _OWN_FILES = (
     "config.json", "environment.json", "labels.json", "vocabulary.json", "schema.json", "pictures.json",
     "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "loss.png", "scores.png", "confusion.png",
-    "predictions.png", "mistakes.png", "filters.png", _REPLACED,
+    "predictions.png", "mistakes.png", "filters.png", "curves.png", "training.gif", _REPLACED,
 )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def finished_run(folder: Path) -> SavedRun:
 
 
 def saved_settings(run: SavedRun) -> Any:
-    """The TrainText, TrainTable or TrainImages of a run. Raises DamagedError."""
+    """The TrainText, TrainTable, TrainImages or TrainGan of a run. Raises DamagedError."""
     return _saved_settings(run, {"out": run.folder})
 
 
@@ -175,8 +176,12 @@ def check_out(config: Session) -> None:
         raise ConfigError(f"--overwrite replaces runs only; {error}") from None
 
 
-def start(config: TrainText | TrainTable | TrainImages, kind: str, data_sha256: str, documents: dict[str, str]) -> None:
+def start(
+    config: Session, kind: str, data_sha256: str, documents: dict[str, str], model: dict[str, Any] | None = None
+) -> None:
     """Make the folder of a new run with its config.json and the JSON texts in `documents`.
+
+    `model` are the settings that make its model, where they are not those of the run.
 
     A run there is moved aside, see `finish`. Raises RunError when the folder cannot be written.
     """
@@ -198,6 +203,7 @@ def start(config: TrainText | TrainTable | TrainImages, kind: str, data_sha256: 
             "config": config.identity(),
             "data_sha256": data_sha256,
             "documents": _checksums(documents),
+            **({} if model is None else {"model": model}),
         }
         files.write_json(folder / "config.json", saved)
     except OSError as error:
@@ -317,9 +323,21 @@ def _move_aside(folder: Path) -> bool:
 def _delete_run(folder: Path) -> None:
     """Delete what training writes, and the folder if nothing else is in it."""
     checkpoints.delete(folder / "checkpoints")
+    _delete_samples(folder / "samples")
     # config.json last: until then the folder is still known as a run.
     for name in reversed(_OWN_FILES):
         files.remove(folder / name)
+    files.sweep(folder)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _delete_samples(folder: Path) -> None:
+    """Delete the grids of a GAN, and their folder if nothing else is in it."""
+    if not folder.is_dir() or folder.is_symlink():
+        return
+    for path in folder.glob("epoch-*.png"):
+        files.remove(path)
     files.sweep(folder)
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -8,15 +8,15 @@ from typing import Any
 
 from minidl import data
 from minidl.data import ImageDataset, TableDataset, TextDataset
-from minidl.training.config import TrainImages, TrainTable, TrainText
+from minidl.training.config import TrainGan, TrainImages, TrainTable, TrainText
 from minidl.training.errors import ConfigError
 
 
-def load(config: TrainText | TrainTable | TrainImages) -> TextDataset | TableDataset | ImageDataset:
+def load(config: TrainText | TrainTable | TrainImages | TrainGan) -> TextDataset | TableDataset | ImageDataset:
     """Raises DataError for data that cannot be used, ConfigError for flags that the data does not take."""
     if isinstance(config, TrainText):
         return data.load_text(config.data, **text_options(config))
-    if isinstance(config, TrainImages):
+    if isinstance(config, TrainImages | TrainGan):
         return data.load_images(config.data, **image_options(config))
     return data.load_table(config.data, **table_options(config))
 
@@ -50,16 +50,18 @@ def table_options(config: TrainTable) -> dict[str, Any]:
     return {**splits, "target": config.target, "task": config.task, "ignore": ignore, "missing": config.missing}
 
 
-def image_options(config: TrainImages) -> dict[str, Any]:
+def image_options(config: TrainImages | TrainGan) -> dict[str, Any]:
     """Options of `load_images`. Raises ConfigError for flags that only a folder takes."""
-    splits = {"val_split": config.val_split, "test_split": config.test_split}
+    splits: dict[str, float | None] = {"val_split": None, "test_split": None}
+    if isinstance(config, TrainImages):
+        splits = {"val_split": config.val_split, "test_split": config.test_split}
     if config.data in data.IMAGE_DATA:
         for option, value in {"size": config.size, **splits}.items():
             if value is not None:
                 flag = "--" + option.replace("_", "-")
                 raise ConfigError(f"{flag} is for your own folder: the size and splits of {config.data} are fixed")
         return {} if config.data == "digits" else {"progress": not config.quiet}
-    return {"size": config.size, "validation": config.val_split, "test": config.test_split}
+    return {"size": config.size, "validation": splits["val_split"], "test": splits["test_split"]}
 
 
 def _image_hash(dataset: ImageDataset) -> str:

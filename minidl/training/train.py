@@ -14,13 +14,11 @@ from minidl.autograd import no_grad
 from minidl.data import ImageDataset, Pictures, TableDataset, TextDataset
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
-from minidl.kernels import launch
 from minidl.tensor import Tensor, default_device
-from minidl.training import baselines, environment, files, metrics, plots, reports, runs
-from minidl.training.checkpoints import Checkpoint, Checkpoints
+from minidl.training import baselines, files, metrics, plots, reports, runs, session
+from minidl.training.checkpoints import Checkpoint
 from minidl.training.config import TrainImages, TrainTable, TrainText
 from minidl.training.display import Display
-from minidl.training.errors import ConfigError, RunError, damaged
 from minidl.training.forward import outputs
 from minidl.training.loop import Judgement, Task, Trainer
 from minidl.training.pictures import HALVES
@@ -42,73 +40,26 @@ def train(
     Raises DataError, ConfigError, RunError, Interrupted.
     """
     display = Display(config.quiet)
-    try:
-        return _train(kind, config, dataset, checksum, display)
-    except OSError as error:
-        raise runs.cannot_save(config.out, kind, error) from None
-    except torch.cuda.OutOfMemoryError:
-        raise RunError(
-            f"the GPU's memory is full: train with a smaller --batch-size than {config.batch_size}"
-        ) from None
-
-
-def _train(
-    kind: str, config: Training, dataset: TextDataset | TableDataset | ImageDataset, checksum: str, display: Display
-) -> dict[str, Any]:
-    if config.precision == "bfloat16" and launch.INTERPRETED:
-        raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
-    problem = make_problem(config, dataset)
-    display.note(_introduction(config, problem))
-    resumed = config.resume and (config.out / "config.json").exists()
-    if resumed:
-        files.sweep(config.out)
-        files.sweep(config.out / "checkpoints")
-        checkpoint = _last_checkpoint(config)
-        for name in runs.restore_documents(config.out, problem.documents):
-            display.note(f"note: {name} was missing or changed; it is written again from the data")
-        return _fit(kind, config, problem, checkpoint, display)
-    runs.start(config, kind, checksum, problem.documents)
-    try:
-        return _fit(kind, config, problem, None, display)
-    finally:
-        if not (config.out / "checkpoints" / "last.json").exists() and runs.abandon(config.out):
-            display.note(f"{config.out} is again the run that was to be replaced")
-
-
-def _last_checkpoint(config: Training) -> Checkpoint | None:
-    """The state to go on from, None before there is one. Raises DamagedError, also for one of other settings."""
-    checkpoint = Checkpoints(config.out / "checkpoints").last()
-    if checkpoint is None:
-        return None
-    saved, identity = checkpoint.state.get("config"), config.identity()
-    if not isinstance(saved, dict):
-        raise damaged(checkpoint.path, "it has no settings")
-    changed = sorted(name for name in saved.keys() | identity.keys() if saved.get(name) != identity.get(name))
-    if changed:
-        raise damaged(config.out / "config.json", f"{', '.join(changed)} differ from those in {checkpoint.path}")
-    described = checkpoint.state.get("environment")
-    threads = described.get("threads") if isinstance(described, dict) else None
-    if type(threads) is not int or not 1 <= threads <= environment.MOST_THREADS:
-        raise damaged(checkpoint.path, f"environment.threads is {threads!r}, expected a number of threads")
-    return checkpoint
+    with session.failures(config, kind, config.batch_size):
+        session.check_precision(config.precision)
+        problem = make_problem(config, dataset)
+        display.note(_introduction(config, problem))
+        return session.in_run(
+            config, kind, checksum, problem.documents, display,
+            lambda checkpoint: _fit(kind, config, problem, checkpoint, display),
+        )  # fmt: skip
 
 
 def _fit(
     kind: str, config: Training, problem: Problem, checkpoint: Checkpoint | None, display: Display
 ) -> dict[str, Any]:
-    threads = checkpoint.state["environment"]["threads"] if checkpoint else _threads(kind)
-    environment.fix_threads(threads)
-    launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")
-    described = environment.describe(threads)
-    files.write_json(config.out / "environment.json", described)
-
+    described = session.prepare(config, config.precision, checkpoint, kind == "images")
     task = make_task(config, problem)
     state = {"config": config.identity(), "environment": described}
     hint = runs.resume_command(kind, config.out)
     trainer = Trainer(task, config.out, config.epochs, config.patience, display, state, hint)
     if checkpoint is not None:
-        for change in environment.changes(checkpoint.state["environment"], described):
-            display.note(f"note: {change}; the result may differ in its last digits from an uninterrupted run's")
+        session.note_changes(checkpoint, described, display)
         trainer.restore(checkpoint)
         display.note(f"going on after {trainer.progress.place}")
     elif config.epochs * len(task.batches) < FEW_STEPS:
@@ -133,12 +84,6 @@ def _fit(
             display.note(note)
     display.note(f"the run is in {config.out}")
     return report
-
-
-def _threads(kind: str) -> int:
-    """Interpreted convolutions make many small products: a second thread gains nothing there, and where other processes
-    run it waits for them (measured: 1.0 s a step in place of 0.36 s)."""
-    return environment.wanted_threads(1) if kind == "images" and launch.INTERPRETED else environment.wanted_threads()
 
 
 def make_task(config: Training, problem: Problem) -> Task:

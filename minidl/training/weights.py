@@ -16,7 +16,13 @@ def load(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> N
 
     Raises DamagedError for missing, unknown or differently shaped ones, and for values that are not finite.
     """
-    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    check(model.state_dict(), weights, path)
+    model.load_state_dict(weights)
+
+
+def check(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Raises DamagedError unless the weights that were read from `path` are those of `own`, and finite."""
+    expected = {name: list(tensor.shape) for name, tensor in own.items()}
     given = {name: list(tensor.shape) for name, tensor in weights.items()}
     for name in sorted(expected.keys() | given.keys()):
         if expected.get(name) != given.get(name):
@@ -24,4 +30,3 @@ def load(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> N
             raise damaged(path, f"{name} is {has}, the settings of its run expect {wants}")
         if not torch.isfinite(weights[name]).all():
             raise damaged(path, f"{name} has values that are not finite: training had diverged")
-    model.load_state_dict(weights)

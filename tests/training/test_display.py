@@ -6,7 +6,7 @@ RECORD = {"loss": 0.5, "validation": {"loss": 0.4, "accuracy": 0.9, "macro_f1": 
 def test_an_epoch_is_one_plain_line_where_there_is_no_terminal(capsys):
     with Display() as display:
         display.begin(2, 10, 0, 7)
-        display.step(1, 0.6)
+        display.step(1, "loss 0.6")
         display.epoch(2, 10, RECORD, best=True)
     assert capsys.readouterr().out == (
         "epoch  2/10  loss 0.5000  validation: loss 0.4000  accuracy 0.9000  macro-F1 not finite  1.2 s  *\n"
@@ -26,6 +26,8 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
         for epoch in (1, 2):
             display.begin(epoch, 2, 0, 3)
             display.step(1, None)
-            display.step(2, 0.25)
+            display.step(2, "loss 0.25")
             display.epoch(epoch, 2, RECORD, best=False)
-    assert "epoch 2/2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "epoch 2/2" in shown
+    assert "loss 0.25" in shown

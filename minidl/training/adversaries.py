@@ -1,0 +1,138 @@
+"""Generator and discriminator with everything that a step of their training changes.
+
+    discriminator  minimises  mean log(1 + exp(-D(x))) + mean log(1 + exp(D(G(z))))
+    generator      minimises  mean log(1 + exp(-D(G(z))))
+
+D gives logits. This is the non-saturating loss of Goodfellow et al., arXiv 1406.2661. The discriminator's weights have
+spectral normalisation (Miyato et al., arXiv 1802.05957). What is kept and shown is a generator whose weights are a
+moving average of those of training (Yazici et al., arXiv 1806.04498).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from minidl import nn, ops, optim, random
+from minidl.autograd import no_grad
+from minidl.kernels import average as kernels
+from minidl.kernels import random as random_kernels
+from minidl.models import Discriminator, Generator
+from minidl.tensor import Tensor, default_device
+
+BETAS = (0.5, 0.999)
+DECAY = 0.999
+CALIBRATION = 8  # batches that the average's running statistics are measured over
+_PARTS = ("generator", "discriminator", "average")
+_CALIBRATION_STREAM = 2**40  # far from the streams that a seed's training takes
+
+
+class Adversaries:
+    """The networks, their optimisers and the average, all made from `settings` and the process's random state.
+
+    `settings` are the arguments of `Generator`. `step` trains on one batch; `statistics` readies `average` for use.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], batch_size: int, lr: float, seed: int) -> None:
+        self.generator = Generator(**settings)
+        self.discriminator = Discriminator(**{name: value for name, value in settings.items() if name != "latent"})
+        self.average = Generator(**settings)
+        self.average.load_state_dict(self.generator.state_dict())
+        for norm in self._norms():
+            norm.momentum = None  # running statistics are means over the batches of `statistics`
+        self.average.requires_grad_(False)
+        self.generator_optimizer = optim.Adam(self.generator.parameters(), lr=lr, betas=BETAS)
+        self.discriminator_optimizer = optim.Adam(self.discriminator.parameters(), lr=lr, betas=BETAS)
+        self.batch_size, self.seed, self.steps = batch_size, seed, 0
+        ones, zeros = torch.ones(batch_size), torch.zeros(batch_size)
+        self._real = Tensor(ones.to(default_device()))
+        self._judged = Tensor(torch.cat([ones, zeros]).to(default_device()))
+
+    def step(self, x: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Train both networks on pictures [batch, C, H, W] with values from -1 to 1.
+
+        Returns, on the device and without waiting: the two losses [2], each a mean over its examples (the
+        discriminator's over real and made ones together, half of the sum above), and the means [2] of the probability
+        of being real that the discriminator gave the real and the made pictures.
+        """
+        made = self.generator(ops.randn(self.batch_size, self.generator.latent))
+        logits = self.discriminator(ops.cat([x, made.detach()]))
+        loss = ops.binary_cross_entropy_with_logits(logits, self._judged)
+        self.discriminator_optimizer.zero_grad()
+        loss.backward()
+        self.discriminator_optimizer.step()
+        with no_grad():
+            believed = ops.mean(ops.sigmoid(logits.detach().reshape(2, -1)), 1)
+
+        self.discriminator.requires_grad_(False)
+        opposed = ops.binary_cross_entropy_with_logits(self.discriminator(made), self._real)
+        self.generator_optimizer.zero_grad()
+        opposed.backward()
+        self.generator_optimizer.step()
+        self.discriminator.requires_grad_(True)
+
+        self.steps += 1
+        self._follow()
+        return torch.stack([loss.data, opposed.data]), believed.data
+
+    def _follow(self) -> None:
+        """Move the average, by more in the first steps, so that the first weights are soon forgotten."""
+        share = 1.0 - min(DECAY, (1.0 + self.steps) / (10.0 + self.steps))
+        for kept, parameter in zip(self.average.parameters(), self.generator.parameters(), strict=True):
+            kernels.average_(kept.data, parameter.data, share)
+
+    def statistics(self) -> Generator:
+        """The average in evaluation mode, its batch norms' running statistics measured anew.
+
+        Those of training belong to other weights (as the standing statistics of Brock et al., arXiv 1809.11096). The
+        latents follow from the seed.
+        """
+        for norm in self._norms():
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked.data.zero_()
+        self.average.train()
+        shape = (self.batch_size, self.average.latent)
+        with no_grad():
+            for batch in range(CALIBRATION):
+                stream = _CALIBRATION_STREAM + batch
+                z = random_kernels.normal(shape, 0.0, 1.0, self.seed, stream, device=default_device())
+                self.average(Tensor(z))
+        return self.average.eval()
+
+    @property
+    def skipped(self) -> int:
+        """How many updates met a gradient that was not finite. Waits for the device."""
+        return self.generator_optimizer.skipped + self.discriminator_optimizer.skipped
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The tensors of all networks, named by part: "generator.project.weight"."""
+        return {
+            f"{part}.{name}": tensor for part in _PARTS for name, tensor in getattr(self, part).state_dict().items()
+        }
+
+    def optimizers(self) -> dict[str, Any]:
+        """The state of both optimisers."""
+        return {
+            "generator": self.generator_optimizer.state_dict(),
+            "discriminator": self.discriminator_optimizer.state_dict(),
+        }
+
+    def restore(self, weights: Mapping[str, torch.Tensor], optimizers: Mapping[str, Any], steps: int) -> None:
+        """Go on from what `weights` and `optimizers` gave after so many steps. Raises KeyError, ValueError."""
+        for part in _PARTS:
+            own = {name.removeprefix(part + "."): t for name, t in weights.items() if name.startswith(part + ".")}
+            getattr(self, part).load_state_dict(own)
+        self.generator_optimizer.load_state_dict(optimizers["generator"])
+        self.discriminator_optimizer.load_state_dict(optimizers["discriminator"])
+        self.steps = steps
+
+    def _norms(self) -> list[nn.BatchNorm2d]:
+        return [module for module in self.average.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def latents(seeds: range, latent: int) -> Tensor:
+    """z [seeds, latent]: the standard normal numbers of each seed, whatever other seeds there are."""
+    rows = [random_kernels.normal((latent,), 0.0, 1.0, *random.key(seed), device=default_device()) for seed in seeds]
+    return Tensor(torch.stack(rows))
