@@ -16,6 +16,7 @@ from minidl import models, nn, ops, optim
 from minidl.csr import CSR
 from minidl.kernels import images, launch
 from minidl.tensor import Tensor, default_device
+from minidl.training.adversaries import Adversaries
 
 ALLOCATION = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "lift_fresh",
@@ -145,6 +146,25 @@ def test_image_classifier(dtype):
             optimizer.zero_grad()
             losses.append(loss.detach())
     assert losses[-1].item() < losses[0].item()
+
+
+def test_gan():
+    """From bytes on the device to the moving average and its statistics: noise is made by a kernel as well."""
+    minidl.manual_seed(0)
+    settings = {"latent": 6, "channels": 1, "size": [8, 8], "width": 4, "layers": 2, "kernel": 4}
+    networks = Adversaries(settings, batch_size=6, lr=0.01, seed=0)
+    device = default_device()
+    pixels = torch.randint(0, 256, (12, 8, 8, 1), dtype=torch.uint8).to(device)
+    index, middle = torch.arange(6, device=device), torch.full((1,), 127.5, device=device)
+    before = [tensor.clone() for tensor in networks.weights().values()]
+    mode = StorageOnly()
+    with mode:
+        for _ in range(2):
+            networks.step(Tensor(images.pick(pixels, index, None, middle, middle, torch.float32)))
+        networks.statistics()
+    assert mode.seen
+    changed = [not torch.equal(a, b) for a, b in zip(before, networks.weights().values(), strict=True)]
+    assert all(changed), [name for name, moved in zip(networks.weights(), changed, strict=True) if not moved]
 
 
 def every_operation(x, labels):

@@ -71,7 +71,7 @@ GAN_HELP = {
     "batch_size": ("Pictures per step.", "{1} for digits, else {0}"),
     "latent": ("Numbers that a picture is made from.", "{1} for digits, else {0}"),
     "width": ("Channels next to the picture; deeper layers have 2, 4 or 8 times as many.", "{1} for digits, else {0}"),
-    "lr": ("Learning rate of both networks.", None),
+    "lr": ("Learning rate of both networks.", "{1} for digits, else {0}"),
     "seed": ("Decides first weights, order of pictures and noise.", None),
     "precision": (HELP["precision"], None),
 }

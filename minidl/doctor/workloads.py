@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minidl import optim
-from minidl.kernels import activation, conv, gemm, images, launch
+from minidl.kernels import activation, average, conv, gemm, images, launch
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv.geometry import Geometry
 from minidl.rows import RowGrad
@@ -43,6 +43,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("gemm", ("gemm", "gemm_pointer", "gemm_sum"), FLOATS, _gemm),
         Workload("convolution", conv.FAMILIES, FLOATS, _convolution),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
+        Workload("moving averages", ("elementwise",), FLOATS, _averages),
         Workload("pictures", ("images",), FLOATS, _pictures),
         Workload("random numbers", ("random",), FLOATS, _random),
     ]
@@ -169,6 +170,10 @@ def _pictures(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
         for replicate in (False, True):
             edge = ", edges repeated" if replicate else ""
             yield f"{what}, moved{edge}", partial(images.pick, x, index, moves, mean, std, dtype, replicate)
+
+
+def _averages(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+    yield "moving average", partial(average.average_, torch.zeros(777, dtype=dtype), torch.zeros(777, dtype=dtype), 0.5)
 
 
 def _random(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:

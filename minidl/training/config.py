@@ -25,7 +25,9 @@ MODELS = ("small", "ece408")
 TASKS = ("regression", "classification")
 MISSING = ("error", "fill")
 # Settings of a GAN: for pictures of 28 pixels or more, and for digits, which an interpreter trains on, too.
-GAN_DEFAULTS = {"latent": (100, 32), "width": (64, 32), "epochs": (40, 10), "batch_size": (128, 32)}
+GAN_DEFAULTS: dict[str, tuple[float, float]] = {
+    "latent": (100, 32), "width": (64, 16), "epochs": (40, 10), "batch_size": (128, 32), "lr": (2e-4, 1e-3),
+}  # fmt: skip
 _LARGEST = 3.4028234663852886e38  # of float32: what the device gets
 
 
@@ -225,7 +227,7 @@ class TrainGan(Session):
     width: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
-    lr: float = 2e-4
+    lr: float | None = None
     seed: int = 0
     precision: str = "float32"
 

@@ -82,6 +82,7 @@ def _fit(
     display: Display,
 ) -> dict[str, Any]:
     assert config.epochs is not None
+    assert config.lr is not None
     described = session.prepare(config, config.precision, checkpoint, convolves=True)
     random.manual_seed(config.seed)
     batch_size = min(_batch_size(config), len(pixels))

@@ -7,11 +7,12 @@ from dataclasses import fields
 import pytest
 
 from minidl import __version__
-from minidl.training.config import TrainImages, TrainTable, TrainText, flag
+from minidl.training.config import TrainGan, TrainImages, TrainTable, TrainText, flag
 from tests.cli.conftest import ROOT, environment
 
 COMMANDS = (
-    ["train"], ["train", "text"], ["train", "table"], ["train", "images"], ["evaluate"], ["predict"], ["doctor"],
+    ["train"], ["train", "text"], ["train", "table"], ["train", "images"], ["train", "gan"], ["evaluate"],
+    ["predict"], ["doctor"],
 )  # fmt: skip
 
 # Scripts rely on these; adding one is fine, and then it is written here.
@@ -25,6 +26,8 @@ FLAGS = {
     "images": "--balance --batch-size --data --device --dropout --epochs --flip --label-smoothing --lr --model "
     "--no-flip --no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed "
     "--shift --size --test-split --val-split --warmup --weight-decay",
+    "gan": "--batch-size --data --device --epochs --latent --lr --no-plots --out --overwrite --precision --quiet "
+    "--resume --seed --size --width",
 }
 
 
@@ -85,14 +88,17 @@ def test_help_says_what_is_guessed(minidl):
     assert "cat houses.csv |" in shown
 
 
-@pytest.mark.parametrize("kind", ["text", "table", "images"])
+@pytest.mark.parametrize("kind", ["text", "table", "images", "gan"])
 def test_the_flags_are_those_that_scripts_rely_on(minidl, kind):
     shown = minidl("train", kind, "--help").out
     found = {word.strip("│,.;:") for word in shown.split() if word.startswith("--")} - {"--help"}
     assert found == set(FLAGS[kind].split())
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("text", TrainText), ("table", TrainTable), ("images", TrainImages)])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("text", TrainText), ("table", TrainTable), ("images", TrainImages), ("gan", TrainGan)],
+)
 def test_every_setting_has_a_flag(kind, settings):
     known = set(FLAGS[kind].split()) | {"--plots"}
     assert {flag(field.name) for field in fields(settings)} <= known
