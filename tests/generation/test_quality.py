@@ -23,8 +23,8 @@ def test_frechet_of_known_distributions():
 
 def test_frechet_agrees_with_scipys_matrix_root():
     x, y = points(200, 6) @ points(6, 6, 1), points(300, 6, 2) @ points(6, 6, 3) + 0.5
-    (m1, c1), (m2, c2) = (np.mean(z, axis=0, dtype=np.float64) for z in (x, y)), (np.cov(z.T) for z in (x, y))
-    (m1, m2), (c1, c2) = (m1, c1), (m2, c2)
+    m1, m2 = (np.mean(z, axis=0, dtype=np.float64) for z in (x, y))
+    c1, c2 = (np.cov(z.T) for z in (x, y))
     root = linalg.sqrtm(c1 @ c2)
     expected = np.sum((m1 - m2) ** 2) + np.trace(c1 + c2 - 2 * root.real)
     assert quality.frechet_distance(x, y) == pytest.approx(expected, rel=1e-6)
