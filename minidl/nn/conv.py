@@ -60,7 +60,7 @@ class Conv2d(Module):
 
 
 class ConvTranspose2d(Module):
-    """act(conv_transpose(x, weight) + bias): weight [in, out / groups, height, width], named and initialised as torch's.
+    """act(conv_transpose(x, weight) + bias): weight [in, out / groups, height, width], names and start as torch's.
 
     Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv_transpose2d`. `act` is fused into it.
     """

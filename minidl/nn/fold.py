@@ -47,8 +47,8 @@ class FoldedConv2d(Module):
 
 
 def fold_batch_norms(model: Module) -> Module:
-    """`model` with every Conv2d and ConvTranspose2d that a BatchNorm2d follows in a Sequential made one layer, in place;
-    returns it.
+    """`model` with every Conv2d or ConvTranspose2d that a BatchNorm2d follows in a Sequential made one layer,
+    in place; returns it.
 
     For inference: the results are those of eval mode, and no gradient can be taken. A convolution with an activation or
     pool of its own, and a batch norm without running statistics, stay as they are.

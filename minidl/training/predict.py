@@ -109,6 +109,8 @@ class PictureClassifier:
 def load(folder: Path) -> TextClassifier | TablePredictor | PictureClassifier:
     """The model of a finished run. Raises ConfigError when there is none, DamagedError when a file is not whole."""
     run = runs.finished_run(folder)
+    if run.kind == "gan":
+        raise ConfigError(f"{folder} is a gan run, which makes pictures and answers nothing; see {folder}/samples")
     config = runs.saved_settings(run)
     model: nn.Module
     try:

@@ -102,3 +102,48 @@ def test_batch_norms_are_folded_into_the_convolutions_before_them():
 def test_bad_settings_are_told_when_the_layer_is_made(settings, message):
     with pytest.raises(ValueError, match=message):
         nn.Conv2d(3, 4, **settings)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"stride": 2, "padding": 1, "output_padding": 1}, {"dilation": 2}, {"groups": 3, "bias": False}]
+)
+def test_torchs_transposed_weights_load(how):
+    theirs = torch.nn.ConvTranspose2d(6, 9, 3, **how, dtype=torch.float64, device=default_device())
+    ours = nn.ConvTranspose2d(6, 9, 3, **how, dtype=torch.float64)
+    ours.load_state_dict(theirs.state_dict())
+    x = images(2, 6, 5, 4)
+    torch.testing.assert_close(ours(Tensor(x)).data, theirs(x).detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_transposed_layer_starts_in_torchs_range():
+    layer = nn.ConvTranspose2d(40, 6, 5, groups=2, dtype=torch.float64)
+    bound = 1 / (3 * 25) ** 0.5
+    for parameter in layer.parameters():
+        assert bound / 2 < parameter.data.abs().max() <= bound
+
+
+def test_what_a_transposed_layer_shows():
+    layer = nn.ConvTranspose2d(4, 2, 5, stride=2, padding=2, output_padding=1, groups=2, act="tanh")
+    assert repr(layer) == (
+        "ConvTranspose2d(4, 2, kernel_size=(5, 5), stride=2, padding=2, output_padding=1, groups=2, bias=True, "
+        "act='tanh')"
+    )
+    with pytest.raises(ValueError, match="ConvTranspose2d: got 3 input and 8 output channels in 2 groups"):
+        nn.ConvTranspose2d(3, 8, 3, groups=2)
+    with pytest.raises(ValueError, match="output_padding is 1, expected less than stride 1"):
+        nn.ConvTranspose2d(3, 8, 3, output_padding=1)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_batch_norms_are_folded_into_transposed_convolutions(groups):
+    norm = nn.BatchNorm2d(6, act="relu", dtype=torch.float64)
+    for i, name in enumerate(("running_mean", "running_var", "weight", "bias")):
+        getattr(norm, name).data.copy_(images(6, seed=i).abs() + 0.5)
+    first = nn.ConvTranspose2d(4, 6, 4, 2, 1, groups=groups, dtype=torch.float64)
+    model = nn.Sequential(first, norm, nn.ConvTranspose2d(6, 1, 3, dtype=torch.float64)).eval()
+    x = Tensor(images(2, 4, 3, 5))
+    with no_grad():
+        before = model(x)
+        after = nn.fold_batch_norms(model)(x)
+    assert [type(layer).__name__ for layer in model] == ["FoldedConv2d", "ConvTranspose2d"]
+    torch.testing.assert_close(after.data, before.data, rtol=1e-12, atol=1e-12)

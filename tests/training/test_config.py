@@ -157,3 +157,15 @@ def test_a_bad_size_is_told(text_):
         ConfigError, match=r"--size is .{,40}, expected a height and width in pixels, such as 32 or 32x"
     ):
         config.parse_size(text_)
+
+
+def test_a_gans_settings_follow_its_data():
+    small, large = (config.TrainGan(data=data, out=Path("run")) for data in ("digits", "mnist"))
+    assert (small.width, small.latent, small.batch_size, small.epochs, small.lr) == (16, 32, 32, 10, 1e-3)
+    assert (large.width, large.latent, large.batch_size, large.epochs, large.lr) == (64, 100, 128, 40, 2e-4)
+    given = config.TrainGan(data="mnist", out=Path("run"), epochs=3, size=(28, 28))
+    assert given.epochs == 3
+    assert config.from_saved(config.TrainGan, given.identity(), {"out": Path("run")}) == given
+    assert given.identity().keys() == {
+        "data", "size", "latent", "width", "epochs", "batch_size", "lr", "seed", "precision",
+    }  # fmt: skip

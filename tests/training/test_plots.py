@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from minidl.training import plots
 
@@ -96,3 +97,11 @@ def test_filters_are_shown(tmp_path, shape):
     plots.filters(tmp_path, np.random.default_rng(0).normal(size=shape).astype(np.float32), "digits")
     assert (tmp_path / "filters.png").read_bytes().startswith(b"\x89PNG")
     plots.filters(tmp_path, np.zeros(shape, dtype=np.float32), "digits")
+
+
+@pytest.mark.parametrize("epochs", [1, 5])
+def test_gan_curves(tmp_path, epochs):
+    figures = {"loss_d": 1.2, "loss_g": 0.8, "d_real": 0.6, "d_fake": 0.4}
+    plots.gan_curves(tmp_path, [{"epoch": i, **figures} for i in range(1, epochs + 1)], "a$b.csv")
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert picture.size == (1200, 504)

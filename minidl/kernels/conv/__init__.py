@@ -4,11 +4,11 @@
     y[n, m, oh, ow] = act(sum over c, r, s of x[n, c, oh stride - padding + r dilation, ...] w[m, c, r, s] + bias[m])
 
 Shapes are torch's; memory is channels-last inside ([N, H, W, C]): a tensor in `torch.channels_last` is used as it is,
-any other is copied once, and results are channels-last. The transposed convolution is the gradient of the input, its own
-gradients are the convolution and, with the roles of input and output exchanged, the gradient of the weight.
+any other is copied once, and results are channels-last. The gradient of the input is the transposed convolution, whose
+own gradients are the convolution and, input and output exchanged, the gradient of the weight.
 
 Forms: `batch_tiled` for many images and channels, `boxed` for few images or large ones, `banded` for few channels,
-`pixel_tiled` for every shape; `fft` where it is asked for.
+`few_outputs` for few channels of a transposed convolution, `pixel_tiled` for every shape; `fft` where it is asked for.
 """
 
 import itertools
@@ -18,15 +18,14 @@ import torch
 from minidl.kernels import check, launch
 from minidl.kernels import pool as pools
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, boxed, fft, pixel_tiled
+from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, boxed, few_outputs, fft, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import POOLS, Epilogue, turned
 
-FORMS = ("pixel", "box", "batch", "banded", "fft")
+FORMS = ("pixel", "box", "batch", "banded", "fft", "few")
 FAMILIES = (
     "conv", "conv_flat", "conv_grad_weight", "conv_batch", "conv_batch_narrow", "conv_batch_grad_weight", "conv_box",
-    "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn", "conv_fft",
-    "conv_fft_product",
+    "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn", "conv_few", "conv_fft", "conv_fft_product",
 )  # fmt: skip
 
 # These read weights on the way back as they are.
@@ -106,6 +105,10 @@ def transposed(
     epilogue = Epilogue(_contiguous(bias), _contiguous(scale), act, z=z)
     x_last, w_last = channels_last(x), w.permute(0, 2, 3, 1)
     precision = precision or launch.precision(x.dtype)
+    # All walks at once, where the outputs have few channels.
+    if form in ("few", None) and few_outputs.takes(x_last, w, geometry):
+        few_outputs.correlate(x_last, w, y, geometry, epilogue, precision)
+        return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)
     as_is = w_last.is_contiguous() and batch_tiled.takes_unturned(w_last)
     for h, v in itertools.product(geometry.h.backward(), geometry.w.backward()):
         like = torch.empty(shape[3], len(h.taps), len(v.taps), w.shape[0] // groups, dtype=w.dtype, device="meta")

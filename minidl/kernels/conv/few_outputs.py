@@ -1,0 +1,177 @@
+"""The form for few output channels of a transposed convolution, as the last layer of a generator has them.
+
+With a stride of 2 an output of 3 channels gets its terms from a quarter of the taps: four walks of small products, each
+of which reads all of x and writes a quarter of every row. Here a cell is the stride x stride outputs that begin at one
+place, and one column of the product is a group of GH x GW neighbouring cells. Its inputs are the window of
+(GH + RH - 1) x (GW + RW - 1) pixels that any of its outputs gets a share of, so that
+
+    y[n, group, (a, b, m)] = sum over pixels d of the window, channels c of band[(a, b, m), (d, c)] x[n, group + d, c]
+    band[(a, b, m), (d, c)] = w[c, m, r, s] with r = a + padding - (low + d_h) stride, s alike,  0 beyond the filter
+
+It multiplies zeros, on matrix units that would be idle; in exchange x is read once for all the outputs of a cell, and
+the outputs are whole pieces of rows. A pixel d of the windows of neighbouring groups is a box of x seen as
+[N, H / GH, GH, W / GW, GW * C], read through a tensor descriptor, with zeros outside the image. An input that is not
+finite makes outputs NaN in every group whose window it is in.
+
+The band is the left operand and the boxes the right one, so the block of results is [outputs of a group, groups].
+(A left operand that is a reshaped box is computed wrongly by Triton 3.6.)
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from minidl.kernels import launch
+from minidl.kernels.activation import activate
+from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes
+from minidl.kernels.conv.boxed import shape_of_box
+from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.problem import Epilogue
+
+# Output channels from which on a tile of the other forms is filled.
+MOST = 4
+# Outputs of a cell, so that the smallest tile has room for one.
+LARGEST = 64
+
+
+@triton.jit
+def conv_few_band_kernel(
+    p_w, p_band, total, K, C, M, R, S, s_c, s_m, s_r, s_s, first_r, first_s,
+    STEP_H: tl.constexpr, STEP_W: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WINDOW_W: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """band [NP, K] of w: row (a, b, m) for output (a, b) of a group of ROWS x COLUMNS, column (d_h, d_w, c)."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    output = o // K
+    k = o % K
+    d = k // C
+    a = output // (COLUMNS * M)
+    r = first_r + a - d // WINDOW_W * STEP_H
+    s = first_s + output // M % COLUMNS - d % WINDOW_W * STEP_W
+    m_w = (o < total) & (a < ROWS) & (r >= 0) & (r < R) & (s >= 0) & (s < S)
+    b_w = tl.load(
+        p_w + (k % C).to(tl.int64) * s_c + output % M * s_m + r * s_r + s * s_s, mask=m_w, other=0.0
+    )  # [BLOCK]
+    tl.store(p_band + o, b_w, mask=o < total)
+
+
+@triton.jit
+def conv_few_kernel(
+    d_x, d_band, p_bias, p_scale, p_y, p_z, N, OH, OW, tiles_h, tiles_w,
+    C: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GH: tl.constexpr, GW: tl.constexpr,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, FIRST_H: tl.constexpr, FIRST_W: tl.constexpr,
+    LOW_H: tl.constexpr, LOW_W: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr, NP: tl.constexpr, BLOCK_K: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
+    """A box of TILE_N x TILE_H x TILE_W groups of ROWS x COLUMNS outputs.
+
+    The window of group (0, 0) begins LOW pixels into the group FIRST.
+    """
+    GROUPS: tl.constexpr = TILE_N * TILE_H * TILE_W
+    g_w = tl.program_id(0) % tiles_w * TILE_W
+    g_h = tl.program_id(0) // tiles_w % tiles_h * TILE_H
+    n = tl.program_id(0) // (tiles_w * tiles_h) * TILE_N
+    b_acc = tl.zeros((NP, GROUPS), dtype=ACC)
+    for k in range(0, WINDOW_H * WINDOW_W * C, BLOCK_K):
+        h = LOW_H + k // (WINDOW_W * C)
+        w = LOW_W * C + k % (WINDOW_W * C)
+        b_band = d_band.load([0, k])  # [NP, BLOCK_K]
+        b_x = d_x.load([n, g_h + FIRST_H + h // GH, h % GH, g_w + FIRST_W + w // (GW * C), w % (GW * C)])
+        b_x = tl.reshape(b_x, (GROUPS, BLOCK_K)).T  # [BLOCK_K, GROUPS]
+        b_acc = tl.dot(b_band, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+    b_acc = b_acc.T
+    o_g = tl.arange(0, GROUPS)
+    o_n = n + o_g // (TILE_H * TILE_W)
+    o_h = (g_h + o_g // TILE_W % TILE_H) * ROWS
+    o_w = (g_w + o_g % TILE_W) * (COLUMNS * M)
+    o_a = tl.arange(0, NP) // (COLUMNS * M)
+    o_bm = tl.arange(0, NP) % (COLUMNS * M)
+    if HAS_SCALE:
+        b_acc *= tl.load(p_scale + o_bm % M).to(ACC)[None, :]
+    if HAS_BIAS:
+        b_acc += tl.load(p_bias + o_bm % M).to(ACC)[None, :]
+    m_y = ((o_n < N)[:, None] & (o_a < ROWS)[None, :]) & (o_h[:, None] + o_a[None, :] < OH)
+    m_y = m_y & (o_w[:, None] + o_bm[None, :] < OW * M)
+    o_y = ((o_n.to(tl.int64) * OH + o_h) * (OW * M) + o_w)[:, None] + (o_a * (OW * M) + o_bm)[None, :]
+    if SAVE_Z:
+        tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
+    tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+
+
+def takes(x: torch.Tensor, w: torch.Tensor, geometry: Geometry) -> bool:
+    """Whether the form can take x [N, H, W, C] and w [C, M, R, S] on the way back of `geometry`."""
+    h, v = geometry.h, geometry.w
+    plain = geometry.groups == h.dilation == v.dilation == 1 and 1 <= w.shape[1] <= MOST
+    return plain and w.shape[1] * h.stride * v.stride <= LARGEST and x.shape[3] % 16 == 0 and has_boxes(x)
+
+
+def correlate(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, geometry: Geometry, epilogue: Epilogue, precision: str
+) -> None:
+    """Write all outputs of the way back into y. x [N, H, W, C] and y [N, OH, OW, M] contiguous, w [C, M, R, S]."""
+    h, v = geometry.h, geometry.w
+    N, C, M = x.shape[0], x.shape[3], w.shape[1]
+    cells = -(-h.size // h.stride), -(-v.size // v.stride)
+    tile = launch.tile("conv_few", x.dtype, floor=16, precision=precision, N=N * cells[0] * cells[1], K=C & -C, M=M)
+    options = tile.options
+    outputs, groups = options.pop("OUTPUTS"), options.pop("BLOCK_N")
+    (low_h, reach_h), (low_w, reach_w) = window(h), window(v)
+    GH, GW = group((h.output, v.output), (reach_h, reach_w), cells, outputs // (M * h.stride * v.stride))
+    rows, columns, window_h, window_w = GH * h.stride, GW * v.stride, GH + reach_h - 1, GW + reach_w - 1
+    NP = max(16, triton.next_power_of_2(rows * columns * M))
+    K = window_h * window_w * C
+    band = torch.empty(NP, K, dtype=w.dtype, device=w.device)
+    block = launch.tile("conv_band", w.dtype, total=band.numel())
+    launch.run(
+        conv_few_band_kernel, (triton.cdiv(band.numel(), block["BLOCK"]),), w, band, band.numel(), K, C, M,
+        h.kernel, v.kernel, *w.stride(), h.padding - low_h * h.stride, v.padding - low_w * v.stride,
+        STEP_H=h.stride, STEP_W=v.stride, ROWS=rows, COLUMNS=columns, WINDOW_W=window_w, **block.options,
+    )  # fmt: skip
+    number = N, -(-cells[0] // GH), -(-cells[1] // GW)
+    box = shape_of_box(*number, groups)
+    tiles = [triton.cdiv(size, extent) for size, extent in zip(number, box, strict=True)]
+    options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)
+    H, W = x.shape[1:3]
+    shape = [N, H // GH, GH, W // GW, GW * C]
+    strides = [H * W * C, GH * W * C, W * C, GW * C, 1]
+    flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
+    launch.run(
+        conv_few_kernel, (tiles[0] * tiles[1] * tiles[2],),
+        TensorDescriptor(x, shape, strides, [box[0], box[1], 1, box[2], options["BLOCK_K"]]),
+        boxes_of(band, NP, options["BLOCK_K"]), epilogue.bias, epilogue.scale, y, epilogue.z,
+        N, h.size, v.size, tiles[1], tiles[2],
+        C=C, M=M, ROWS=rows, COLUMNS=columns, GH=GH, GW=GW, WINDOW_H=window_h, WINDOW_W=window_w,
+        FIRST_H=low_h // GH, FIRST_W=low_w // GW, LOW_H=low_h % GH, LOW_W=low_w % GW,
+        ACC=launch.acc(x.dtype), PRECISION=precision, NP=NP, TILE_N=box[0], TILE_H=box[1], TILE_W=box[2],
+        **flags, **options,
+    )  # fmt: skip
+
+
+def window(axis: Axis) -> tuple[int, int]:
+    """(low, reach): a cell q of outputs gets shares of the `reach` inputs from q + low on, and of no others."""
+    low = -((axis.kernel - 1 - axis.padding) // axis.stride)
+    return low, (axis.stride - 1 + axis.padding) // axis.stride - low + 1
+
+
+@functools.lru_cache(maxsize=4096)
+def group(size: tuple[int, int], reach: tuple[int, int], cells: tuple[int, int], most: int) -> tuple[int, int]:
+    """(rows, columns) of at most `most` cells that make a group, for inputs of `size`: the fewest inputs read per cell.
+
+    Powers of two of which inputs are a multiple. Of equals the one with fewest groups, and of those the widest.
+    """
+    best: tuple[tuple[float, int, int], tuple[int, int]] | None = None
+    powers = [1, 2, 4, 8, 16]
+    for GH in powers:
+        for GW in powers:
+            if most >= GH * GW and size[0] % GH == size[1] % GW == 0:
+                read = (GH + reach[0] - 1) * (GW + reach[1] - 1) / (GH * GW)
+                key = read, -(-cells[0] // GH) * -(-cells[1] // GW), -GW
+                if best is None or key < best[0]:
+                    best = key, (GH, GW)
+    assert best is not None
+    return best[1]
