@@ -21,12 +21,13 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed ## train a text classifier on the embedded docstrings and classify three sentences
+demo: $(VENV)/.installed ## train a text classifier, classify three sentences, and make 64 pictures of digits
 	$(BIN)/minidl train text --data docstrings --out runs/demo --overwrite
 	$(BIN)/minidl predict runs/demo \
 		"Compute the logarithm of a number to a given base" \
 		"Open a socket and wait for clients to connect" \
 		"Start a thread and wait until it has finished"
+	$(BIN)/minidl generate --grid 8x8 --out runs/demo-pictures --overwrite
 
 test: lint types pytest ## lint, types and the test suite
 

@@ -17,7 +17,7 @@ from minidl.generation.config import BUILT_IN
 from minidl.generation.model import Loaded, load
 from minidl.generation.nearest import nearest
 from minidl.kernels import launch
-from minidl.training import environment, files, runs
+from minidl.training import environment, files, gan, runs, sources
 from minidl.training.errors import ConfigError
 
 SAMPLES = 10_000
@@ -69,11 +69,11 @@ def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) 
     judge = (
         evaluator.load(evaluator.built_in(name)) if config.evaluator is None else evaluator.from_run(config.evaluator)
     )
-    dataset = data.load_images(name)
+    dataset = _dataset(config, name)
     _check(loaded, judge, dataset)
     count = config.samples or (SAMPLES_CPU if launch.INTERPRETED else SAMPLES)
     reference = reference_of(dataset, judge, count)
-    real = references.sample(dataset.train, count)
+    real = references.sample(reference.training, count)
     note(f"{len(real):,} pictures of each kind, features of {judge.name}")
     pixels = samples(loaded, count)
     generated, near = scores(pixels, judge, reference)
@@ -85,7 +85,7 @@ def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) 
         "model_sha256": loaded.sha256,
         "evaluator": {"name": judge.name, "sha256": judge.sha256, **judge.about},
         "samples": count,
-        "reference": f"{len(reference.test):,} test pictures; {len(dataset.train):,} training pictures for `memorised`",
+        "reference": f"{len(reference.test):,} test pictures and {len(reference.training):,} training pictures",
         "device": environment.device_name(),
         "seconds": round(time.perf_counter() - started, 1),
         "scores": rows,
@@ -108,9 +108,11 @@ def samples(loaded: Loaded, count: int) -> np.ndarray:
 def reference_of(dataset: ImageDataset, judge: evaluator.Evaluator, count: int) -> Reference:
     """`count` test pictures (or all) as what generated ones are compared with."""
     test = references.sample(dataset.test, count)
+    labels = np.concatenate([dataset.train.labels, dataset.validation.labels])
+    training = Images(gan.training_pixels(dataset), labels)
     features, _ = judge.read(test.pixels)
-    distances, _ = nearest(test.pixels, dataset.train.pixels)
-    return Reference(dataset.train, test, features, distances, len(dataset.labels))
+    distances, _ = nearest(test.pixels, training.pixels)
+    return Reference(training, test, features, distances, len(dataset.labels))
 
 
 def scores(
@@ -204,6 +206,18 @@ def _data(config: EvaluateGan) -> str:
     if folder.is_dir():
         return str(runs.read_run(folder).config.get("data"))
     raise ConfigError(f"{config.model} does not say what it was trained on: give --data")
+
+
+def _dataset(config: EvaluateGan, name: str) -> ImageDataset:
+    """The data by its name, or what the run was trained on. Raises ConfigError when that is no longer the same."""
+    folder = Path(config.model)
+    if config.data is not None or config.model in BUILT_IN or not folder.is_dir():
+        return data.load_images(name)
+    run = runs.read_run(folder)
+    dataset = sources.load(runs.saved_settings(run))
+    assert isinstance(dataset, ImageDataset)
+    runs.same_data(run, sources.fingerprint(dataset))
+    return dataset
 
 
 def _check(loaded: Loaded, judge: evaluator.Evaluator, dataset: ImageDataset) -> None:

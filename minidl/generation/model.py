@@ -93,11 +93,11 @@ def prepared(generator: dcgan.Generator, dtype: torch.dtype = torch.float32) -> 
     float16 numbers)."""
     model = dcgan.Generator(**{**generator.settings, "size": generator.size}, dtype=dtype)
     model.load_state_dict(generator.state_dict())
-    model.eval().requires_grad_(False)
+    model.eval()
     nn.fold_batch_norms(model)
     if dtype == torch.float32:
         _fold_projection(model)
-    return model
+    return model.requires_grad_(False)
 
 
 def _fold_projection(model: dcgan.Generator) -> None:

@@ -11,9 +11,7 @@ from types import TracebackType
 
 import numpy as np
 
-from minidl.training import files
-
-_GAP = 2  # pixels between the pictures of a grid
+from minidl.training import files, samples
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
@@ -23,18 +21,15 @@ def pixels(images: np.ndarray) -> np.ndarray:
 
 
 def grid(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """uint8 [rows (H + 2) - 2, columns (W + 2) - 2, C]: pictures [N, H, W, C] row by row, black where there is none.
+    """uint8 [H', W', C]: pictures [N, H, W, C] row by row with grey lines between, black where there is none; small
+    ones are enlarged by a whole number.
 
     Raises ValueError for more pictures than places.
     """
-    count, height, width, channels = pictures.shape
-    if count > rows * columns:
-        raise ValueError(f"{count} pictures do not fit into a grid of {rows} x {columns}")
-    sheet = np.zeros((rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, channels), dtype=np.uint8)
-    for place, picture in enumerate(pictures):
-        top, left = place // columns * (height + _GAP), place % columns * (width + _GAP)
-        sheet[top : top + height, left : left + width] = picture
-    return sheet
+    missing = rows * columns - len(pictures)
+    if missing < 0:
+        raise ValueError(f"{len(pictures)} pictures do not fit into a grid of {rows} x {columns}")
+    return samples.grid(np.concatenate([pictures, np.zeros((missing, *pictures.shape[1:]), np.uint8)]), columns)
 
 
 def write_picture(path: Path, picture: np.ndarray, text: Mapping[str, str]) -> None:

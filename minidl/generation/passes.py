@@ -66,10 +66,10 @@ def images(
 def _interpreted(model: nn.Module, latents: np.ndarray, batch: int, together: int) -> Iterator[np.ndarray]:
     rows = torch.from_numpy(latents.copy()).to(_dtype(model))
     batch = max(batch, together)
-    with no_grad():
-        for start in range(0, len(rows), batch):
-            parts = rows[start : start + batch].split(together)
-            yield np.concatenate([model(Tensor(part)).data.numpy() for part in parts])
+    for start in range(0, len(rows), batch):
+        with no_grad():
+            found = [model(Tensor(part)).data.numpy() for part in rows[start : start + batch].split(together)]
+        yield np.concatenate(found)
 
 
 def _overlapped(
@@ -84,14 +84,14 @@ def _overlapped(
         slots = [_Slot(batch, latents.shape[1], (*size, channels), dtype, device) for _ in range(2)]
         copies = torch.cuda.Stream(device)
         waiting: tuple[_Slot, int] | None = None
-        with no_grad():
-            for number, start in enumerate(range(0, len(latents), batch)):
-                part = latents[start : start + batch]
-                slot = slots[number % 2]
+        for number, start in enumerate(range(0, len(latents), batch)):
+            part = latents[start : start + batch]
+            slot = slots[number % 2]
+            with no_grad():
                 slot.run(model, part, one_pass, copies)
-                if waiting is not None:
-                    yield waiting[0].result(waiting[1])
-                waiting = slot, len(part)
+            if waiting is not None:
+                yield waiting[0].result(waiting[1])
+            waiting = slot, len(part)
         if waiting is not None:
             yield waiting[0].result(waiting[1])
     except torch.cuda.OutOfMemoryError:
@@ -119,7 +119,7 @@ class _Slot:
         count = len(latents)
         padded = -(-count // one_pass) * one_pass
         # The kernels that read this slot's latents before are done: its pictures have been waited for.
-        self.z[:count] = torch.from_numpy(latents)
+        self.z[:count] = torch.from_numpy(latents.copy())
         self.z[count:padded] = 0.0
         self.z_device[:padded].copy_(self.z[:padded], non_blocking=True)
         for start in range(0, padded, one_pass):

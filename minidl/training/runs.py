@@ -33,7 +33,8 @@ _REPLACED = "replaced"
 _OWN_FILES = (
     "config.json", "environment.json", "labels.json", "vocabulary.json", "schema.json", "pictures.json",
     "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "loss.png", "scores.png", "confusion.png",
-    "predictions.png", "mistakes.png", "filters.png", "curves.png", "training.gif", _REPLACED,
+    "predictions.png", "mistakes.png", "filters.png", "curves.png", "training.gif",
+    "evaluation.json", "nearest.png", _REPLACED,
 )  # fmt: skip
 
 

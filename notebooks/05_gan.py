@@ -1,0 +1,309 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # From noise to pictures
+#
+# A generator is a classifier backwards: a hundred random numbers go in, a picture comes out. Where a classifier halves
+# the picture from layer to layer, the generator doubles it, by a transposed convolution. First this operation, computed
+# in four ways; then a generator that minidl's authors trained on MNIST; then a small one that is trained here.
+
+# %%
+import time
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+import minidl
+from minidl import ops, optim
+from minidl.data import ImageBatches, Pictures, load_images
+from minidl.generation import latents, output, passes
+from minidl.generation.model import load
+from minidl.models import Discriminator, Generator
+from minidl.tensor import Tensor, default_device
+
+DEVICE = default_device()  # minidl comes before Triton: it decides whether kernels are compiled or interpreted
+
+import triton
+import triton.language as tl
+
+minidl.manual_seed(0)
+
+
+def show(pictures: np.ndarray, rows: int, columns: int, width: float = 6.0) -> None:
+    """Pictures uint8 [N, H, W, 1] in a grid."""
+    sheet = output.grid(pictures, rows, columns)
+    _, axis = plt.subplots(figsize=(width, width * sheet.shape[0] / sheet.shape[1]))
+    axis.imshow(sheet[:, :, 0], cmap="gray", vmin=0, vmax=255)
+    axis.axis("off")
+    plt.show()
+
+
+# %% [markdown]
+# ## The transposed convolution
+#
+# Every input pixel, times the filter, is added to a window of the output; the windows of neighbours are `stride` pixels
+# apart and overlap. As loops, for filters `w [C, M, R, S]`:
+
+# %%
+N, C, M, size, K, stride, padding = 2, 16, 16, 8, 4, 2, 1
+x = minidl.randn(N, C, size, size).data
+w = minidl.randn(C, M, K, K).data / (C * K) ** 0.5
+
+
+def scattered(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The definition, in float64."""
+    whole = np.zeros((N, M, stride * (size - 1) + K, stride * (size - 1) + K))
+    for h in range(size):
+        for v in range(size):
+            window = np.einsum("nc,cmrs->nmrs", x[:, :, h, v], w)
+            whole[:, :, stride * h : stride * h + K, stride * v : stride * v + K] += window
+    return whole[:, :, padding : padding + 2 * size, padding : padding + 2 * size]
+
+
+expected = scattered(x.cpu().double().numpy(), w.cpu().double().numpy())
+
+
+def check(name: str, y: torch.Tensor, taps: int) -> None:
+    worst = np.abs(y.cpu().double().numpy() - expected).max()
+    print(f"{name:28} {list(y.shape)}  largest difference {worst:.1e}  {taps} multiplications per output and channel")
+    assert worst < 1e-4
+
+
+check("ops.conv_transpose2d", ops.conv_transpose2d(Tensor(x), Tensor(w), None, stride, padding).data, K * K // 4)
+
+# %% [markdown]
+# ### With zeros between the pixels
+#
+# The textbooks' way: spread the pixels apart, fill with zeros, and slide the filter, turned by half a circle, over all
+# of it. Three of four pixels are zeros, so three of four multiplications are for nothing.
+
+# %%
+stuffed = torch.zeros(N, C, 2 * size - 1, 2 * size - 1, device=DEVICE)
+stuffed[:, :, ::2, ::2] = x
+turned = w.flip(2, 3).transpose(0, 1).contiguous()
+y = ops.conv2d(Tensor(stuffed), Tensor(turned), padding=K - 1 - padding).data
+check("zeros between the pixels", y, K * K)
+
+figure, axes = plt.subplots(1, 3, figsize=(7, 2.4))
+for axis, picture, title in zip(axes, (x, stuffed, y), ("input", "with zeros", "output"), strict=True):
+    axis.imshow(picture[0, 0].cpu(), cmap="coolwarm", vmin=-2, vmax=2)
+    axis.set_title(f"{title}: {picture.shape[2]} x {picture.shape[3]}", fontsize=9)
+    axis.axis("off")
+plt.show()
+
+# %% [markdown]
+# ### By parity
+#
+# Which taps of the filter meet a pixel and not a zero? Along one side, output 2i gets tap 1 of pixel i and tap 3 of
+# pixel i - 1; output 2i + 1 gets tap 2 of pixel i and tap 0 of pixel i + 1. So outputs come in four kinds, even or odd
+# in each direction, and each kind is a plain 2x2 convolution of the input. No zero is multiplied.
+
+# %%
+TAPS = ([3, 1], [2, 0])  # of even and odd outputs, for neighbours in the order of the input
+y = torch.empty(N, M, 2 * size, 2 * size, device=DEVICE)
+for a in range(2):
+    for b in range(2):
+        part = w[:, :, TAPS[a]][:, :, :, TAPS[b]].transpose(0, 1).contiguous()  # [M, C, 2, 2]
+        found = ops.conv2d(Tensor(x), Tensor(part), padding=1).data
+        y[:, :, a::2, b::2] = found[:, :, a : a + size, b : b + size]
+check("four convolutions by parity", y, K * K // 4)
+
+# %% [markdown]
+# The same as one kernel. A program makes a row of the output; its loops visit the taps of the right parity only, and
+# leave out those outside of the picture before anything is loaded. minidl's own kernels do this with a run of images in
+# place of a row of pixels.
+
+
+# %%
+@triton.jit
+def upward_kernel(p_x, p_w, p_y, H, W: tl.constexpr, C: tl.constexpr, M: tl.constexpr):
+    """y [N, 2H, 2W, M] of x [N, H, W, C] and w [4, 4, C, M]; W, C and M are powers of two, 16 or more on a GPU."""
+    n, oh = tl.program_id(0), tl.program_id(1)
+    o_w, o_c, o_m = tl.arange(0, W), tl.arange(0, C), tl.arange(0, M)
+    for b in tl.static_range(2):  # even and odd columns
+        acc = tl.zeros((W, M), dtype=tl.float32)
+        for k in tl.static_range(2):
+            r = (oh + 1) % 2 + 2 * k
+            h = (oh + 1 - r) // 2
+            if (h >= 0) & (h < H):
+                for j in tl.static_range(2):
+                    s = (b + 1) % 2 + 2 * j
+                    o_v = o_w + (b + 1 - s) // 2
+                    m_v = (o_v >= 0) & (o_v < W)
+                    p_row = p_x + (n * H + h) * W * C
+                    b_x = tl.load(p_row + o_v[:, None] * C + o_c[None, :], mask=m_v[:, None], other=0.0)  # [W, C]
+                    b_w = tl.load(p_w + ((r * 4 + s) * C + o_c[:, None]) * M + o_m[None, :])  # [C, M]
+                    acc += tl.dot(b_x, b_w, input_precision="ieee")
+        p_out = p_y + ((n * 2 * H + oh) * 2 * W + 2 * o_w + b)[:, None] * M + o_m[None, :]
+        tl.store(p_out, acc)
+
+
+wide = minidl.randn(N, C, size, 16).data  # a GPU's matrix instructions want rows of 16
+y = torch.empty(N, 2 * size, 32, M, device=DEVICE)
+upward_kernel[(N, 2 * size)](
+    wide.permute(0, 2, 3, 1).contiguous(), w.permute(2, 3, 0, 1).contiguous(), y, size, W=16, C=C, M=M
+)
+same = ops.conv_transpose2d(Tensor(wide), Tensor(w), None, stride, padding).data.permute(0, 2, 3, 1)
+print(f"largest difference from minidl's kernel: {float((y - same).abs().max()):.1e}")
+assert torch.allclose(y, same, atol=1e-4)
+
+# %% [markdown]
+# ### Banded
+#
+# The last layer of a generator has one output channel, or three: four convolutions of 2x2 with so few outputs leave a
+# GPU's matrix units idle. All four look at the 3x3 pixels about pixel i, so they fit into one 3x3 convolution with 4 M
+# outputs, whose filters are zero where a parity does not look (a band). It multiplies some zeros again, 9 taps in place
+# of 4, but as one product of matrices with full rows.
+
+# %%
+band = torch.zeros(2, 2, M, C, 3, 3, device=DEVICE)
+for a in range(2):
+    for b in range(2):
+        band[a, b, :, :, a : a + 2, b : b + 2] = w[:, :, TAPS[a]][:, :, :, TAPS[b]].transpose(0, 1)
+together = ops.conv2d(Tensor(x), Tensor(band.reshape(4 * M, C, 3, 3)), padding=1).data
+y = together.reshape(N, 2, 2, M, size, size).permute(0, 3, 4, 1, 5, 2).reshape(N, M, 2 * size, 2 * size)
+check("one banded convolution", y, 9)
+
+# %% [markdown]
+# ## A trained generator
+#
+# It comes with minidl: two transposed convolutions, trained on MNIST by `minidl train gan`. Each picture is made from a
+# seed; the same seed always makes the same picture.
+
+# %%
+built_in = load("mnist")
+print(built_in.generator)
+
+
+def pictures_of(z: np.ndarray) -> np.ndarray:
+    """Pixels uint8 [N, H, W, 1] of latents [N, 100]."""
+    return output.pixels(passes.everything(built_in.generator, z, built_in.channels, built_in.size, together=64))
+
+
+start = time.perf_counter()
+show(pictures_of(latents.from_seeds(range(40), built_in.latent)), 5, 8)
+print(f"{time.perf_counter() - start:.1f} s for 40 pictures")
+
+# %% [markdown]
+# ### Less variety
+#
+# Latents far from 0 are rare in training, and their pictures are worse. Truncation keeps them near: the pictures become
+# cleaner, and more alike. From top to bottom 2, 1 and 0.5 deviations, with the same eight seeds.
+
+# %%
+show(np.concatenate([pictures_of(latents.from_seeds(range(8), built_in.latent, limit)) for limit in (2, 1, 0.5)]), 3, 8)
+
+# %% [markdown]
+# ### A walk
+#
+# Between two latents lie pictures that no one has drawn. The way there leads along the sphere (slerp): in a hundred
+# dimensions nearly all random vectors have a length of about 10, and the middle of a straight line is shorter.
+
+# %%
+ends = latents.from_seeds([3, 17], built_in.latent)
+walk = latents.walk(ends[0], ends[1], 24)
+middle = (ends[0] + ends[1]) / 2
+print(f"lengths: ends {np.linalg.norm(ends[0]):.1f} and {np.linalg.norm(ends[1]):.1f}, ", end="")
+print(f"middle of the walk {np.linalg.norm(walk[12]):.1f}, of the straight line {np.linalg.norm(middle):.1f}")
+show(pictures_of(walk), 2, 12, 8.0)
+
+# %% [markdown]
+# ## Training one
+#
+# Two networks play against each other. The discriminator learns to tell real pictures from made ones; the generator
+# learns to make pictures that it takes for real. The discriminator's weights are divided by their largest gain
+# (spectral normalisation), so that it cannot become too sure too fast. Here it is the digits of 8 x 8 pixels, for about
+# a minute: `minidl train gan` does the same with more patience, and keeps a moving average of the generator.
+
+# %%
+dataset = load_images("digits")
+pixels = Pictures(dataset.train.pixels, (127.5,), (127.5,))  # from -1 to 1
+BATCH, STEPS = 64, 60
+batches = ImageBatches(pixels, dataset.train.labels, BATCH, seed=0)
+generator, discriminator = Generator(latent=16, size=(8, 8), width=16), Discriminator(size=(8, 8), width=16)
+print(f"{generator.num_parameters():,} and {discriminator.num_parameters():,} parameters")
+adam_g = optim.Adam(generator.parameters(), lr=4e-3, betas=(0.5, 0.99))
+adam_d = optim.Adam(discriminator.parameters(), lr=4e-3, betas=(0.5, 0.99))
+real = Tensor(torch.ones(BATCH, device=DEVICE))
+judged = Tensor(torch.cat([torch.ones(BATCH), torch.zeros(BATCH)]).to(DEVICE))
+losses, beliefs = [], []
+
+
+def step(x: Tensor) -> None:
+    made = generator(minidl.randn(BATCH, 16))
+    logits = discriminator(ops.cat([x, made.detach()]))
+    loss_d = ops.binary_cross_entropy_with_logits(logits, judged)
+    adam_d.zero_grad()
+    loss_d.backward()
+    adam_d.step()
+    loss_g = ops.binary_cross_entropy_with_logits(discriminator(made), real)
+    adam_g.zero_grad()
+    loss_g.backward()
+    adam_g.step()
+    losses.append((float(loss_d), float(loss_g)))
+    with minidl.no_grad():
+        beliefs.append(ops.sigmoid(logits.detach()).data.reshape(2, BATCH).cpu().numpy().mean(axis=1))
+
+
+def grid_now() -> np.ndarray:
+    """The pictures of the same eight latents at each time."""
+    generator.eval()
+    with minidl.no_grad():
+        made = generator(Tensor(torch.from_numpy(latents.from_seeds(range(8), 16)).to(DEVICE))).data.cpu().numpy()
+    generator.train()
+    return output.pixels(made)
+
+
+film = []
+start = time.perf_counter()
+for epoch in range(STEPS):
+    for x, _ in batches.epoch(epoch):
+        if len(x) < BATCH or len(losses) == STEPS:
+            break
+        step(Tensor(x))
+        if len(losses) % (STEPS // 6) == 0:
+            film.append(grid_now())
+    if len(losses) == STEPS:
+        break
+print(f"{time.perf_counter() - start:.0f} s for {STEPS} steps")
+
+# %% [markdown]
+# The curves. Where both losses meet at log 2 = 0.69, the discriminator only guesses; D(x) and D(G(z)), the share of
+# belief it gives real and made pictures, meet at one half.
+
+# %%
+figure, axes = plt.subplots(1, 2, figsize=(9, 2.8))
+for axis, curves, names in (
+    (axes[0], losses, ("discriminator", "generator")),
+    (axes[1], beliefs, ("D(x), real", "D(G(z)), made")),
+):
+    for values, name in zip(zip(*curves, strict=True), names, strict=True):
+        axis.plot(values, label=name)
+    axis.set_xlabel("step")
+    axis.legend()
+axes[0].set_ylabel("loss")
+figure.tight_layout()
+plt.show()
+
+# %% [markdown]
+# Eight latents, every tenth step, from top to bottom; below them real digits.
+
+# %%
+show(np.concatenate([*film, dataset.train.pixels[:8]]), len(film) + 1, 8, 5.0)
+
+# %% [markdown]
+# A minute is not enough for good digits, but strokes on a dark ground have come of noise. `minidl evaluate RUN` says in
+# numbers how far such pictures are from real ones; `minidl train gan --data mnist --out RUN` on a GPU makes what the
+# built-in generator shows.

@@ -1,0 +1,244 @@
+"""`generate`, and `evaluate` of a generator: tiny networks whose pictures show nothing."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import minidl
+from minidl.generation import evaluator, export, latents
+from minidl.generation.evaluate import as_text
+from minidl.generation.model import WEIGHTS, load
+from minidl.models import dcgan
+from tests.cli.test_images import stripes
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A generator of 8x8 pictures, as it comes."""
+    minidl.manual_seed(1)
+    path = tmp_path_factory.mktemp("models") / "tiny.safetensors"
+    dcgan.save_generator(dcgan.Generator(latent=6, size=(8, 8), width=4).eval(), path, command="test", seed=1)
+    return path
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """A folder of 2 class folders with 20 pictures of 8x8 each."""
+    folder = tmp_path_factory.mktemp("data") / "pictures"
+    for kind in ("across", "down"):
+        (folder / kind).mkdir(parents=True)
+        for i in range(60):
+            Image.fromarray(stripes(kind, i, 8)).save(folder / kind / f"{i:03}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gan_run(minidl, pictures):
+    """A finished GAN run on `pictures`."""
+    folder = pictures.parent / "gan"
+    result = minidl(
+        "train", "gan", "--data", pictures, "--out", folder, "--epochs", 1, "--width", 4, "--latent", 6,
+        "--batch-size", 32, "--no-plots",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    return folder
+
+
+@pytest.fixture(scope="session")
+def judge_run(minidl, pictures):
+    """A finished classifier of `pictures`."""
+    folder = pictures.parent / "judge"
+    result = minidl("train", "images", "--data", pictures, "--out", folder, "--epochs", 2, "--no-plots")
+    assert result.code == 0, result.err
+    return folder
+
+
+def refused(result, message, code=2):
+    assert result.code == code, result.err
+    assert message in result.err.replace("\n", " "), result.err
+    assert result.err.startswith("error: ")
+
+
+def test_pictures_have_their_seed_and_model_in_them(minidl, model, tmp_path):
+    out = tmp_path / "out"
+    result = minidl(
+        "generate", "--model", model, "--seeds", "0-2,100", "--grid", "2x2", "--truncation", 1.5, "--out", out
+    )
+    assert result.code == 0, result.err
+    assert result.out.startswith("4 images of 8x8 in ")
+    names = ["grid.png", "images.json", "seed-000.png", "seed-001.png", "seed-002.png", "seed-100.png"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    sha256 = load(str(model)).sha256
+    with Image.open(out / "seed-100.png") as image:
+        assert image.size == (8, 8)
+        assert image.text["seed"] == "100"
+        assert image.text["model_sha256"] == sha256
+        assert image.text["truncation"] == "1.5"
+    with Image.open(out / "grid.png") as image:
+        assert image.text["seeds"] == "0-2,100"
+    manifest = json.loads((out / "images.json").read_text())
+    assert manifest["model_sha256"] == sha256
+    assert manifest["files"][3] == {"file": "seed-100.png", "seed": 100}
+
+
+def test_pictures_are_those_of_their_latents(command, model, tmp_path):
+    z = latents.from_seeds([5, 9], 6)
+    np.save(tmp_path / "z.npy", z)
+    (tmp_path / "z.txt").write_text("\n".join(" ".join(map(repr, row)) for row in z.tolist()))
+    found = []
+    for name, flags in (
+        ("seeds", ("--seeds", "5,9")),
+        ("npy", ("--latents", tmp_path / "z.npy", "--batch-size", 1)),
+        ("txt", ("--latents", tmp_path / "z.txt")),
+        ("walk", ("--interpolate", 5, 9, "--steps", 2)),
+    ):
+        result = command("generate", "--model", model, *flags, "--format", "npy", "--quiet", "--out", tmp_path / name)
+        assert (result.code, result.out) == (0, ""), result.err
+        found.append(np.load(tmp_path / name / "images.npy"))
+    assert found[0].shape == (2, 1, 8, 8)
+    assert found[0].dtype == np.float32
+    assert all((other == found[0]).all() for other in found[1:])
+    half = command(
+        "generate",
+        "--model",
+        model,
+        "--seeds",
+        "5,9",
+        "--format",
+        "npy",
+        "--precision",
+        "float16",
+        "--out",
+        tmp_path / "h",
+    )
+    assert half.code == 0, half.err
+    assert np.load(tmp_path / "h" / "images.npy").dtype == np.float16
+    assert np.abs(np.load(tmp_path / "h" / "images.npy") - found[0]).max() < 0.01
+
+
+def test_only_its_own_pictures_are_overwritten(command, model, tmp_path):
+    out = tmp_path / "out"
+    flags = ("generate", "--model", model, "--format", "bmp", "--quiet", "--out", out)
+    assert command(*flags, "--count", 3).code == 0
+    assert (out / "seed-2.bmp").exists()
+    refused(command(*flags, "--count", 2), "exists and is not empty")
+    (out / "mine.txt").write_text("kept")
+    assert command(*flags, "--count", 2, "--overwrite").code == 0
+    assert sorted(path.name for path in out.iterdir()) == ["images.json", "mine.txt", "seed-0.bmp", "seed-1.bmp"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "seed-0.bmp").write_text("mine")
+    refused(command(*flags[:-1], other, "--count", 2, "--overwrite"), "has no whole images.json")
+    assert (other / "seed-0.bmp").read_text() == "mine"
+
+
+def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
+    out, outside = tmp_path / "out", tmp_path / "outside.png"
+    outside.write_text("mine")
+    out.mkdir()
+    manifest = {"format": "minidl-images", "files": [{"file": "../outside.png"}, {"file": str(outside)}, 3, None]}
+    (out / "images.json").write_text(json.dumps(manifest))
+    result = command("generate", "--model", model, "--count", 1, "--quiet", "--overwrite", "--out", out)
+    assert result.code == 0, result.err
+    assert outside.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--seeds", "3-1"), "the range 3-1 ends before it begins"),
+        (("--seeds", "x"), "'x' is no seed"),
+        (("--grid", "8"), "expected rows and columns"),
+        (("--latents", "none.txt"), "none.txt cannot be read: No such file"),
+        (("--model", "fashion"), "--model fashion is neither one of mnist nor a run"),
+        (("--model", "none.safetensors"), "none.safetensors is gone"),
+        (("--truncation", "0"), "--truncation is 0"),
+        (("--format", "gif"), "expected one of png, bmp, npy"),
+        (("--count", "5", "--grid", "2x2"), "has 4 places, and 5 pictures"),
+    ],
+)
+def test_bad_requests_are_told_and_leave_nothing(command, model, tmp_path, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
+    given = ("--model", model, *flags) if "--model" not in flags else flags
+    refused(command("generate", *given, "--out", tmp_path / "out"), message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_latents_of_another_length(command, model, tmp_path):
+    np.save(tmp_path / "z.npy", np.zeros((4, 7)))
+    result = command("generate", "--model", model, "--latents", tmp_path / "z.npy", "--out", tmp_path / "out")
+    refused(result, "has shape [4, 7], expected 6 numbers for each picture (shape [N, 6])")
+    np.save(tmp_path / "z.npy", np.zeros((5, 6)))
+    result = command(
+        "generate", "--model", model, "--latents", tmp_path / "z.npy", "--grid", "2x2", "--out", tmp_path / "out"
+    )
+    refused(result, "--grid 2x2 has 4 places, and 5 pictures")
+
+
+def test_models_that_are_none(command, model, tmp_path, text_run):
+    out = ("--out", tmp_path / "out")
+    refused(command("generate", "--model", text_run[0], *out), "is a text run, which generates nothing")
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    refused(
+        command("generate", "--model", tmp_path / "junk.safetensors", *out), "junk.safetensors is no safetensors file"
+    )
+    broken = dcgan.load_generator(model)
+    broken.project.weight.data[0, 0] = float("nan")
+    dcgan.save_generator(broken, tmp_path / "nan.safetensors")
+    refused(command("generate", "--model", tmp_path / "nan.safetensors", *out), "has values that are not finite")
+    refused(command("generate", "--model", model, "--out", model), "is a file: give the name of a folder")
+
+
+@pytest.mark.skipif(not (WEIGHTS / "mnist.safetensors").exists(), reason="the built-in generator is not there yet")
+def test_the_built_in_generator(command, tmp_path):
+    assert (WEIGHTS / "mnist.safetensors").stat().st_size < 4 * 2**20
+    assert command("generate", "--count", 2, "--out", tmp_path / "out", "--quiet").code == 0
+    about = load("mnist")
+    assert (about.channels, about.size) == (1, (28, 28))
+
+
+def test_a_run_generates_and_is_evaluated(command, gan_run, judge_run, tmp_path):
+    result = command("generate", "--model", gan_run, "--count", 2, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    result = command(
+        "evaluate", gan_run, "--evaluator", judge_run, "--samples", 100, "--json", tmp_path / "scores.json"
+    )
+    assert result.code == 0, result.err
+    report = json.loads((gan_run / "evaluation.json").read_text())
+    assert report == json.loads((tmp_path / "scores.json").read_text())
+    assert as_text(report) == result.out
+    assert list(report["scores"]) == ["generated", "real", "a class missing", "blurred", "ten images", "noise"]
+    assert report["scores"]["real"]["frechet"] < report["scores"]["noise"]["frechet"]
+    assert report["scores"]["a class missing"]["missing"] in (0, 1)
+    assert sum(report["scores"]["generated"]["classes"]) == pytest.approx(1)
+    assert 0 <= report["scores"]["generated"]["memorised"] <= 1
+    assert (gan_run / "nearest.png").exists()
+
+
+def test_evaluations_that_cannot_be(command, gan_run, judge_run, text_run, model, tmp_path):
+    refused(command("evaluate", text_run[0], "--samples", 100), "--samples is for generators")
+    refused(command("evaluate", gan_run), "minidl has no evaluator for ")
+    refused(command("evaluate", gan_run, "--evaluator", text_run[0]), "is no run of `minidl train images")
+    refused(command("evaluate", gan_run, "--evaluator", judge_run, "--samples", 3), "--samples is 3, expected 100")
+    refused(command("evaluate", model), "does not say what it was trained on: give --data")
+    refused(command("evaluate", gan_run, "--label-column", "x"), "are for text runs")
+
+
+def test_an_exported_evaluator_reads_as_the_run(judge_run, gan_run, tmp_path, pictures):
+    export.export("evaluator", judge_run, tmp_path / "e.safetensors", "0123")
+    from_file, from_run = evaluator.load(tmp_path / "e.safetensors"), evaluator.from_run(judge_run)
+    assert from_file.about["commit"] == "0123"
+    assert from_file.about["command"].startswith("minidl train images --data")
+    assert float(from_file.about["accuracy"]) > 0.5
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 1), dtype=np.uint8)
+    (features, classes), (again, classes_again) = from_file.read(pixels), from_run.read(pixels)
+    assert (features == again).all()
+    assert (classes == classes_again).all()
+    with pytest.raises(ValueError, match="pictures have shape"):
+        from_file.read(pixels[:, :4])
+    export.export("generator", gan_run, tmp_path / "g.safetensors", "0123")
+    z = latents.from_seeds([1], 6)
+    outputs = [load(str(path)).generator(minidl.as_tensor(z)).data for path in (gan_run, tmp_path / "g.safetensors")]
+    assert (outputs[0] == outputs[1]).all()

@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+
+from minidl.generation.config import MAX_SEED, Generate, parse_grid, parse_pair, parse_seeds
+from minidl.training.errors import ConfigError
+
+OUT = Path("pictures")
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [
+        (None, None), ("5", (5,)), ("0-3,100", (0, 1, 2, 3, 100)), (" 7 , 2 - 3", (7, 2, 3)), ("4-4", (4,)),
+        (str(MAX_SEED), (MAX_SEED,)),
+    ],
+)  # fmt: skip
+def test_seeds(text, seeds):
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "--seeds: '' is no seed"), ("1,,2", "'' is no seed"), ("-3", "'' is no seed"), ("1.5", "'1.5' is no seed"),
+        ("٣", "is no seed"), ("5-2", "the range 5-2 ends before it begins; give 2-5"), ("1-2-3", "is no range"),
+        (str(MAX_SEED + 1), "is no seed; give whole numbers from 0 to 2^63 - 1"), ("9" * 5000, "is no seed"),
+        ("0-99999999999", "names more than 10,000,000 seeds"), ("0-3,2", "names 2 twice"), ("a" * 5000, "is no seed"),
+    ],
+)  # fmt: skip
+def test_bad_seeds(text, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_seeds(text)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_grid_and_ends():
+    assert parse_grid("8x8") == (8, 8)
+    assert parse_grid("2X12") == (2, 12)
+    assert parse_pair(("3", "17")) == (3, 17)
+    for text in ("8", "8x", "0x8", "8x8x8", "axb", "1001x1", "x" * 3000):
+        with pytest.raises(ConfigError, match="expected rows and columns"):
+            parse_grid(text)
+    with pytest.raises(ConfigError, match="goes from seed 3 to itself"):
+        parse_pair(("3", "3"))
+    with pytest.raises(ConfigError, match="--interpolate: 'b' is no seed"):
+        parse_pair(("3", "b"))
+
+
+def test_how_many():
+    assert Generate(out=OUT).all_seeds() == tuple(range(64))
+    assert Generate(out=OUT, grid=(2, 3)).all_seeds() == tuple(range(6))
+    assert Generate(out=OUT, count=5).all_seeds() == tuple(range(5))
+    assert Generate(out=OUT, seeds=(9, 4)).all_seeds() == (9, 4)
+    assert Generate(out=OUT, interpolate=(1, 2), steps=7).total() == 7
+    assert Generate(out=OUT, interpolate=(1, 2)).total() == 9
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"format": "jpg"}, "--format is 'jpg', expected one of png, bmp, npy"),
+        ({"precision": "bfloat16"}, "--precision is 'bfloat16'"),
+        ({"device": "tpu"}, "--device is 'tpu'"),
+        ({"seeds": (1,), "count": 2}, "--seeds and --count each say which pictures"),
+        ({"count": 2, "latents": Path("z.txt")}, "--count and --latents each say"),
+        ({"count": 0}, "--count is 0, expected a whole number from 1"),
+        ({"batch_size": 0}, "--batch-size is 0"),
+        ({"interpolate": (1, 2), "steps": 1}, "--steps is 1, expected a whole number from 2"),
+        ({"steps": 3}, "give its ends with --interpolate A B"),
+        ({"truncation": 0.0}, "--truncation is 0, expected a number above 0"),
+        ({"truncation": float("nan")}, "--truncation is nan"),
+        ({"truncation": 1.0, "latents": Path("z.txt")}, "--truncation is for seeds"),
+        ({"grid": (2, 2), "format": "npy"}, "--grid is a picture"),
+        ({"grid": (2, 2), "count": 5}, "--grid 2x2 has 4 places, and 5 pictures are asked for"),
+        ({"grid": (2, 2), "interpolate": (1, 2)}, "--grid 2x2 has 4 places, and 9 pictures"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        Generate(out=OUT, **settings)
+    assert message in str(caught.value)

@@ -1,0 +1,98 @@
+"""The same latent gives the same floats, whatever stands beside it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minidl
+from minidl.generation import latents, passes
+from minidl.generation.model import prepared
+from minidl.models import dcgan
+from minidl.training.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def small(size=(8, 8), width=8, latent=16):
+    minidl.manual_seed(3)
+    return prepared(dcgan.Generator(latent=latent, size=size, width=width))
+
+
+def whatever_the_batch(model, size, count):
+    """Assert that batches of 1, 7 and 64, forwards and backwards, give the same bits."""
+    z = latents.from_seeds(range(count), 16)
+    first = passes.everything(model, z, 1, size, 1)
+    assert first.shape == (count, 1, *size)
+    assert len(np.unique(first.reshape(count, -1), axis=0)) == count
+    for batch in (7, 64, None):
+        assert (passes.everything(model, z, 1, size, batch) == first).all(), batch
+        backwards = passes.everything(model, np.ascontiguousarray(z[::-1]), 1, size, batch)
+        assert (backwards[::-1] == first).all(), batch
+    assert (passes.everything(model, z[3:4], 1, size) == first[3:4]).all()
+
+
+def test_floats_do_not_depend_on_batch_and_order():
+    whatever_the_batch(small(), (8, 8), 9)
+
+
+def test_nor_with_other_blas_kernels():
+    code = (
+        "from tests.generation.test_passes import small, whatever_the_batch\n"
+        "whatever_the_batch(small((28, 28), 16), (28, 28), 8)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_CORETYPE": "Haswell", "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(28, 28), (64, 64)])
+def test_nor_on_a_gpu_where_passes_are_filled_up(size):
+    model = small(size, 32)
+    whatever_the_batch(model, size, 70)
+    one_pass = passes.pass_size(1, size)
+    whatever_the_batch(model, size, 2 * one_pass + 5)
+
+
+def test_passes_of_several_images_agree_closely():
+    model = small()
+    z = latents.from_seeds(range(9), 16)
+    one, several = (passes.everything(model, z, 1, (8, 8), None, together) for together in (1, 4))
+    assert np.abs(one - several).max() < 1e-5
+
+
+def test_a_prepared_generator_is_the_one_it_was_made_of():
+    minidl.manual_seed(5)
+    generator = dcgan.Generator(latent=16, size=(8, 8), width=8)
+    for _ in range(3):
+        generator(minidl.randn(16, 16))
+    generator.eval()
+    z = minidl.randn(4, 16)
+    with minidl.no_grad():
+        expected = generator(z).data.cpu().numpy()
+        found = prepared(generator)(z).data.cpu().numpy()
+    assert np.abs(found - expected).max() < 1e-5
+    assert np.abs(expected).max() > 1e-3
+    assert "BatchNorm" not in repr(prepared(generator))
+
+
+def test_the_size_of_a_pass_depends_on_the_picture_alone():
+    assert passes.pass_size(1, (28, 28)) == 256
+    assert passes.pass_size(3, (64, 64)) == 256
+    assert passes.pass_size(3, (256, 256)) == 16
+    assert passes.batch_size(256, 3136, 1, None) == 256
+    assert passes.batch_size(256, 3136, 300, None) == 512
+    assert passes.batch_size(256, 3136, None, 2**20) == 256
+    assert passes.batch_size(256, 2**14, None, 2**30) == 2**14
+
+
+def test_images_that_are_not_finite_are_told():
+    passes.check_finite(np.zeros((2, 1, 2, 2)), 0)
+    found = np.zeros((3, 1, 2, 2), dtype=np.float32)
+    found[1, 0, 1, 1] = np.nan
+    with pytest.raises(ConfigError, match="image 12 has values that are not finite"):
+        passes.check_finite(found, 10)
