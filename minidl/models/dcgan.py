@@ -91,15 +91,12 @@ class Discriminator(nn.Module):
 
     For 28 x 28 pixels, two layers, width 64 and kernel 4
 
-        convolution 3x3              28x28x64    LeakyReLU 0.2
-        convolution 4x4, stride 2    14x14x128   LeakyReLU 0.2
-        convolution 3x3              14x14x128   LeakyReLU 0.2
-        convolution 4x4, stride 2    7x7x256     LeakyReLU 0.2
-        convolution 3x3              7x7x256     LeakyReLU 0.2
-        linear 12544 -> 1
+        convolution 4x4, stride 2    14x14x64    LeakyReLU 0.2
+        convolution 4x4, stride 2    7x7x128     LeakyReLU 0.2
+        linear 6272 -> 1
 
-    and as many pairs as the generator has layers elsewhere: the standard network of Miyato et al., arXiv 1802.05957,
-    table 3. Every weight has spectral normalisation. Settings, first values and errors as those of `Generator`.
+    and as many layers as the generator has elsewhere. Every weight has spectral normalisation, which takes the place of
+    the paper's batch norm. Settings, first values and errors as those of `Generator`.
     """
 
     def __init__(
@@ -114,17 +111,18 @@ class Discriminator(nn.Module):
     ) -> None:
         super().__init__()
         layers, kernel = _checked(size, layers, kernel, channels=channels, width=width)
-        place: dict[str, Any] = {"act": ("leaky_relu", 0.2), "device": device, "dtype": dtype}
-        half: dict[str, Any] = {"stride": 2, "padding": (kernel - 1) // 2, **place}
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
         steps: list[nn.Module] = []
         for layer in range(layers):
-            steps.append(nn.SpectralConv2d(channels, width << layer, 3, padding=1, **place))
-            channels = width << layer + 1
-            steps.append(nn.SpectralConv2d(channels // 2, channels, kernel, **half))
-        steps.append(nn.SpectralConv2d(channels, channels, 3, padding=1, **place))
+            steps.append(
+                nn.SpectralConv2d(
+                    channels, width << layer, kernel, stride=2, padding=(kernel - 1) // 2, act=("leaky_relu", 0.2),
+                    **place,
+                )
+            )  # fmt: skip
+            channels = width << layer
         self.downward = nn.Sequential(*steps)
-        values = (size[0] >> layers) * (size[1] >> layers) * channels
-        self.judge = nn.SpectralLinear(values, 1, device=device, dtype=dtype)
+        self.judge = nn.SpectralLinear((size[0] >> layers) * (size[1] >> layers) * channels, 1, **place)
         self.apply(_fill)
 
     def forward(self, x: Tensor) -> Tensor:

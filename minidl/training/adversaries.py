@@ -25,7 +25,6 @@ from minidl.training.capture import Captured
 
 BETAS = (0.5, 0.999)
 DECAY = 0.999
-FASTER = 2.0  # the discriminator's rate in the generator's: two time scales (Heusel et al., arXiv 1706.08500)
 CALIBRATION = 8  # batches that the average's running statistics are measured over
 _PARTS = ("generator", "discriminator", "average")
 _CALIBRATION_STREAM = 2**40  # far from the streams that a seed's training takes
@@ -46,7 +45,7 @@ class Adversaries:
             norm.momentum = None  # running statistics are means over the batches of `statistics`
         self.average.requires_grad_(False)
         self.generator_optimizer = optim.Adam(self.generator.parameters(), lr=lr, betas=BETAS)
-        self.discriminator_optimizer = optim.Adam(self.discriminator.parameters(), lr=FASTER * lr, betas=BETAS)
+        self.discriminator_optimizer = optim.Adam(self.discriminator.parameters(), lr=lr, betas=BETAS)
         self.batch_size, self.seed, self.steps = batch_size, seed, 0
         ones, zeros = torch.ones(batch_size), torch.zeros(batch_size)
         self._real = Tensor(ones.to(default_device()))
