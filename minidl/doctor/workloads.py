@@ -195,7 +195,9 @@ def _pictures(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _averages(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
-    yield "moving average", partial(average.average_, torch.zeros(777, dtype=dtype), torch.zeros(777, dtype=dtype), 0.5)
+    share = torch.zeros((), dtype=torch.float64)
+    x, y = (torch.zeros(777, dtype=dtype) for _ in range(2))
+    yield "moving average", partial(average.average_, x, y, share)
 
 
 def _random(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
