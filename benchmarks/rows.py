@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional as F
 
-from benchmarks import image_rows
+from benchmarks import generator_rows, image_rows
 from benchmarks.measure import Work, floor_ms, input_sets
 from minidl import nn, ops, optim
 from minidl.csr import CSR
@@ -26,7 +26,7 @@ def names(makers: dict[str, Maker], wanted: list[str]) -> list[str]:
 
 def rows() -> dict[str, Maker]:
     """Every row's name, and the function that makes its inputs."""
-    return {**dict(_all()), **dict(image_rows.rows())}
+    return {**dict(_all()), **dict(image_rows.rows()), **dict(generator_rows.rows())}
 
 
 def _all() -> Iterator[tuple[str, Maker]]:

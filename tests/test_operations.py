@@ -28,6 +28,7 @@ TESTED_ELSEWHERE = {
     "conv_batch": "tests/kernels/test_conv.py",
     "conv_batch_narrow": "tests/kernels/test_conv.py",
     "conv_box": "tests/kernels/test_conv.py",
+    "conv_back": "tests/kernels/test_conv.py",
     "conv_batch_grad_weight": "tests/kernels/test_conv.py",
     "images": "tests/kernels/test_images.py",
     "conv_fft": "tests/kernels/test_conv_fft.py",

@@ -14,12 +14,17 @@ import torch
 from minidl import optim
 from minidl.kernels import activation, average, conv, gemm, images, launch
 from minidl.kernels import random as random_kernels
-from minidl.kernels.conv.geometry import Geometry
+from minidl.kernels.conv import few_outputs
+from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.rows import RowGrad
 from minidl.specs import Case, Make, OpSpec, all_specs
 from minidl.specs.base import FLOATS
 from minidl.specs.make import SeededMake
 from minidl.tensor import Tensor
+
+
+# Families that only walks back run.
+TRANSPOSED = ("conv_back", "conv_few")
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ def workloads(name: str = "") -> list[Workload]:
     found = [Workload(spec.name, spec.families, spec.dtypes, _examples(spec)) for spec in all_specs().values()]
     found += [
         Workload("gemm", ("gemm", "gemm_pointer", "gemm_sum"), FLOATS, _gemm),
-        Workload("convolution", conv.FAMILIES, FLOATS, _convolution),
+        Workload("convolution", tuple(f for f in conv.FAMILIES if f not in TRANSPOSED), FLOATS, _convolution),
+        Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("moving averages", ("elementwise",), FLOATS, _averages),
         Workload("pictures", ("images",), FLOATS, _pictures),
@@ -121,6 +127,23 @@ def _convolution(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
             }
             for name, call in calls.items():
                 yield f"{name}, {form}, {C} to {M} at {size}", partial(_if_able, call, form)
+
+
+def _transposed(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The layers of generators, with weights in either memory, as inference and as training run them."""
+    for C, M, size, kernel, act in (
+        (512, 256, 4, 5, "relu"), (128, 64, 16, 5, "relu"), (96, 40, 7, 4, "gelu_tanh"),
+        (64, 3, 32, 5, "tanh"), (64, 1, 14, 4, "tanh"), (32, 4, 7, 3, "gelu_tanh"),
+    ):  # fmt: skip
+        axis = Axis(2 * size, kernel, size, 2, (kernel - 1) // 2, 1)
+        x, bias = _images(256, C, size, dtype), torch.zeros(M, dtype=dtype)
+        plain = torch.zeros(C, M, kernel, kernel, dtype=dtype)
+        for memory in (torch.contiguous_format, torch.channels_last):
+            call = partial(conv.transposed, x, plain.contiguous(memory_format=memory), Geometry(axis, axis), bias, act)
+            name = f"{C} to {M} at {size}, {memory}"
+            form = "few" if M <= few_outputs.MOST else "batch"
+            yield name, partial(_if_able, partial(call, scale=bias), form)
+            yield f"{name}, before the activation", partial(_if_able, partial(call, preactivation=True), form)
 
 
 def _if_able(call: Callable[..., Any], form: str) -> None:

@@ -164,6 +164,7 @@ def tiles_of_forms():
     forms = {
         "conv": "pixel", "conv_flat": "pixel", "conv_grad_weight": "pixel",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
+        "conv_back": "batch",
     }  # fmt: skip
     seen = set()
     for family in (family for family in conv.FAMILIES if not family.startswith(("conv_fft", "conv_few"))):
@@ -192,6 +193,10 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
         if form == "batch":
             # Images in halves, even widths.
             assert Problem((40, 64, 136, (6, 4), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=dtype).check(form)
+        if family == "conv_back":
+            for stride, kernel in (((2, 2), (5, 4)), ((1, 3), (3, 2))):
+                problem = Problem((150, 136, 64, (5, 6), kernel, stride, (2, 1), (1, 1), 1), dtype=dtype)
+                assert "grad_input" in problem.check(form)
 
 
 @pytest.mark.parametrize("N", [17, 33, 64])

@@ -18,14 +18,15 @@ import torch
 from minidl.kernels import check, launch
 from minidl.kernels import pool as pools
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, boxed, few_outputs, fft, pixel_tiled
+from minidl.kernels.conv import banded, batch_back, batch_grad_weight, batch_tiled, boxed, few_outputs, fft, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import POOLS, Epilogue, turned
 
 FORMS = ("pixel", "box", "batch", "banded", "fft", "few")
 FAMILIES = (
-    "conv", "conv_flat", "conv_grad_weight", "conv_batch", "conv_batch_narrow", "conv_batch_grad_weight", "conv_box",
-    "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn", "conv_few", "conv_fft", "conv_fft_product",
+    "conv", "conv_flat", "conv_grad_weight", "conv_batch", "conv_batch_narrow", "conv_batch_grad_weight", "conv_back",
+    "conv_box", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn", "conv_few", "conv_fft",
+    "conv_fft_product",
 )  # fmt: skip
 
 # These read weights on the way back as they are.
@@ -114,6 +115,11 @@ def transposed(
         like = torch.empty(shape[3], len(h.taps), len(v.taps), w.shape[0] // groups, dtype=w.dtype, device="meta")
         chosen = _choose(form, _forms(x_last, like, h, v, groups, False), x_last)
         turn = as_is and chosen in UNTURNED
+        if chosen == "batch" and batch_back.takes(geometry):
+            # It is so for every walk, and one launch does them all.
+            weights = w_last if turn else turned(w, geometry.h.forward(), geometry.w.forward(), groups)
+            batch_back.correlate(x_last, weights, y, geometry, epilogue, precision, turn=turn)
+            break
         weights = w_last if turn else turned(w, h, v, groups)
         _correlate(x_last, weights, y, h, v, groups, epilogue, chosen, precision, turn=turn)
     return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)

@@ -37,18 +37,19 @@ def inside(start, size, STEP: tl.constexpr, COUNT):
 def conv_batch_tile(
     i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
     N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, low, high,
-    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    C: tl.constexpr, JH, JW,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr, TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIXELS: tl.constexpr, PIECES: tl.constexpr,
-    PART: tl.constexpr,
+    PART: tl.constexpr, ALL_TAPS: tl.constexpr = False,
 ):  # fmt: skip
     """A run of images at one pixel, or at two neighbours (PIXELS) that share the weights' boxes, with every tap inside.
 
     PART says which rows of the output: all; of half an image all but the first `low` and the last `high`; or just
-    those, of both halves of an image. With TURN the rows of d_w are the channels of x: [groups * C, taps * M].
+    those, of both halves of an image. With TURN the rows of d_w are the channels of x: [groups * C, taps * M]. With
+    ALL_TAPS d_w has taps that are not of this walk, too, as with TURN.
     """
     tiles_n = tl.cdiv(M, BLOCK_N)
     runs = tl.cdiv(N, BLOCK_M)
@@ -79,6 +80,8 @@ def conv_batch_tile(
     steps = tl.maximum(steps, 1)
     if TURN:
         o_w = w_start + j_h * w_tap_h + j_w * w_tap_w + m
+    elif ALL_TAPS:
+        o_w = w_start + j_h * w_tap_h + j_w * w_tap_w
     else:
         o_w = (j_h * JW + j_w) * C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
@@ -103,6 +106,9 @@ def conv_batch_tile(
             tap = c == i_group * C + C
             c -= tl.where(tap, C, 0)
             o_w += tl.where(tap, w_tap_w, 0)
+            row_w = w_tap_h - taps_w * w_tap_w
+        elif ALL_TAPS:
+            o_w += BLOCK_K + tl.where(k == run, w_tap_w - C, 0)
             row_w = w_tap_h - taps_w * w_tap_w
         else:
             o_w += BLOCK_K
