@@ -183,7 +183,7 @@ def as_text(report: dict[str, Any]) -> str:
     for name, row in report["scores"].items():
         shares = sorted(row["classes"])
         copied = f"{row['memorised']:>11.2%}" if "memorised" in row else f"{'':>11}"
-        figures = f"{row['frechet']:>10.3f}{row['kernel']:>11.5f}{row['precision']:>11.3f}{row['recall']:>9.3f}"
+        figures = f"{row['frechet']:>10.4g}{row['kernel']:>11.3g}{row['precision']:>11.3f}{row['recall']:>9.3f}"
         lines.append(f"{name:16}{figures}{copied}  {shares[0]:.1%} to {shares[-1]:.1%}")
     nearer = report["scores"]["generated"]["nearest_percentile"]
     lines.append("\nmemorised: nearer to a training picture than the 1st percentile of test pictures are")

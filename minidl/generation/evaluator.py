@@ -118,7 +118,7 @@ def save(run: Path, path: Path, about: dict[str, str]) -> None:
 
     Raises ConfigError when the run is no `minidl train images --model small`.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save as as_bytes
 
     from minidl.training import files, predict
 
@@ -135,4 +135,4 @@ def save(run: Path, path: Path, about: dict[str, str]) -> None:
         raise DamagedError(f"{run / 'report.json'} has no accuracy")
     metadata = {"format": FORMAT, "settings": json.dumps(settings), "accuracy": f"{report['accuracy']:.4f}", **about}
     tensors = {name: t.to(torch.float32).cpu().contiguous() for name, t in found.model.state_dict().items()}
-    save_file(tensors, str(path), metadata=metadata)
+    files.write_bytes(path, as_bytes(tensors, metadata=metadata))
