@@ -138,7 +138,8 @@ def _transposed(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
         x, bias = _images(256, C, size, dtype), torch.zeros(M, dtype=dtype)
         plain = torch.zeros(C, M, kernel, kernel, dtype=dtype)
         for memory in (torch.contiguous_format, torch.channels_last):
-            call = partial(conv.transposed, x, plain.contiguous(memory_format=memory), Geometry(axis, axis), bias, act)
+            w = plain.contiguous(memory_format=memory)
+            call = partial(conv.transposed, x, w, Geometry(axis, axis), bias, act, one_launch=True)
             name = f"{C} to {M} at {size}, {memory}"
             form = "few" if M <= few_outputs.MOST else "batch"
             yield name, partial(_if_able, partial(call, scale=bias), form)

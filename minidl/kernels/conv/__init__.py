@@ -91,11 +91,13 @@ def transposed(
     preactivation: bool = False,
     form: str | None = None,
     precision: str | None = None,
+    one_launch: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(y, z) of the transposed convolution of x [N, groups * M, OH, OW]: y [N, groups * C, H, W], z as in `forward`.
 
     geometry and w [groups * M, C, R, S] are those of the convolution from y to x, whose gradient of the input this is;
-    bias and scale [groups * C] are applied as in `forward`.
+    bias and scale [groups * C] are applied as in `forward`. one_launch: the batch-tiled form does all walks back of a
+    stride at once, where it can (not the default before it has run on a GPU in every dtype).
     """
     _check("conv_transpose2d", x=x, w=w)
     _check_epilogue("conv_transpose2d", x, bias, scale)
@@ -115,8 +117,8 @@ def transposed(
         like = torch.empty(shape[3], len(h.taps), len(v.taps), w.shape[0] // groups, dtype=w.dtype, device="meta")
         chosen = _choose(form, _forms(x_last, like, h, v, groups, False), x_last)
         turn = as_is and chosen in UNTURNED
-        if chosen == "batch" and batch_back.takes(geometry):
-            # It is so for every walk, and one launch does them all.
+        if one_launch and chosen == "batch" and batch_back.takes(geometry):
+            # It is so for every walk.
             weights = w_last if turn else turned(w, geometry.h.forward(), geometry.w.forward(), groups)
             batch_back.correlate(x_last, weights, y, geometry, epilogue, precision, turn=turn)
             break
