@@ -40,7 +40,7 @@ def gan_run(minidl, pictures):
     folder = pictures.parent / "gan"
     result = minidl(
         "train", "gan", "--data", pictures, "--out", folder, "--epochs", 1, "--width", 4, "--latent", 6,
-        "--batch-size", 32, "--no-plots",
+        "--batch-size", 64, "--no-plots",
     )  # fmt: skip
     assert result.code == 0, result.err
     return folder
