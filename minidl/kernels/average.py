@@ -2,7 +2,7 @@
 
     average += weight (value - average)
 
-average, value  any shape, contiguous, one dtype, in float32 for smaller ones while computing; weight from 0 to 1
+average, value  any shape, one dtype, computed in float32 for smaller ones; weight from 0 to 1
 """
 
 import torch
@@ -25,22 +25,26 @@ def average_kernel(p_average, p_value, n, weight, ACC: tl.constexpr, BLOCK_N: tl
 def average_(average: torch.Tensor, value: torch.Tensor, weight: float) -> torch.Tensor:
     """Move `average` towards `value` by a share, in place, and return it.
 
-    Raises TypeError for dtypes that are not floating or differ, ValueError for other shapes, devices, strides or a
-    weight outside [0, 1].
+    Raises TypeError for dtypes that are not floating or differ, ValueError for other shapes or devices, an average
+    in neither contiguous nor channels-last memory, or a weight outside [0, 1].
     """
     check.floating("average_", average=average, value=value)
     check.same("average_", average=average, value=value)
-    if average.shape != value.shape or not average.is_contiguous():
+    layout = torch.contiguous_format
+    if not average.is_contiguous() and average.dim() == 4:
+        layout = torch.channels_last
+    if average.shape != value.shape or not average.is_contiguous(memory_format=layout):
         raise ValueError(
             f"average_: average has shape {list(average.shape)} and strides {average.stride()}, value "
-            f"{list(value.shape)}; expected equal shapes and a contiguous average"
+            f"{list(value.shape)}; expected equal shapes and an average in contiguous or channels-last memory"
         )
     if not 0.0 <= weight <= 1.0:
         raise ValueError(f"average_: weight is {weight}, expected a share from 0 to 1")
     n = average.numel()
     tile = launch.tile("elementwise", average.dtype, N=n)
     launch.run(
-        average_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), average, value.contiguous(), n, weight,
+        average_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), average,
+        value.contiguous(memory_format=layout), n, weight,
         ACC=launch.acc(average.dtype), enable_fp_fusion=False, **tile.options,
     )  # fmt: skip
     torch.autograd.graph.increment_version(average)

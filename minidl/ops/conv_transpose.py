@@ -10,8 +10,8 @@ import torch
 from minidl.autograd import Function, is_grad_enabled
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import Pair, pair
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.ops.conv import Pair, pair
 from minidl.tensor import Tensor
 
 __all__ = ["conv_transpose2d"]

@@ -34,11 +34,19 @@ def test_a_value_of_other_strides_is_read_in_order():
     assert torch.allclose(average_(average, value, 1.0), expected, atol=1e-6)
 
 
+def test_channels_last_memory_is_taken_as_it_is():
+    average = numbers(4, 3, 5, 2).to(memory_format=torch.channels_last)
+    value = numbers(4, 3, 5, 2, seed=1)
+    expected, address = (average + value) / 2, average.data_ptr()
+    assert torch.allclose(average_(average, value, 0.5), expected, atol=1e-6)
+    assert average.data_ptr() == address
+
+
 @pytest.mark.parametrize(
     ("average", "value", "weight", "error", "message"),
     [
         (torch.zeros(3), torch.zeros(4), 0.5, ValueError, r"average has shape \[3\]"),
-        (torch.zeros(2, 3).t(), torch.zeros(3, 2), 0.5, ValueError, "contiguous average"),
+        (torch.zeros(2, 3).t(), torch.zeros(3, 2), 0.5, ValueError, "an average in contiguous or channels-last memory"),
         (torch.zeros(3), torch.zeros(3), 1.5, ValueError, "weight is 1.5, expected a share from 0 to 1"),
         (torch.zeros(3), torch.zeros(3).double(), 0.5, TypeError, "average is torch.float32 and value is"),
         (torch.zeros(3).long(), torch.zeros(3).long(), 0.5, TypeError, "expected a floating type"),
