@@ -25,7 +25,7 @@ FIRST_ITERATIONS = 15
 
 
 class _Spectral(Module):
-    """A layer that uses `normalised()` in place of its weight. The buffer weight_v [height * width * in, 1] is saved."""
+    """A layer that uses `normalised()` in place of its weight. weight_v [height * width * in, 1] is a buffer."""
 
     weight: Parameter
 
