@@ -22,7 +22,6 @@ from minidl.specs.base import FLOATS
 from minidl.specs.make import SeededMake
 from minidl.tensor import Tensor
 
-
 # Families that only walks back run.
 TRANSPOSED = ("conv_back", "conv_few")
 
