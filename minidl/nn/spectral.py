@@ -1,6 +1,6 @@
 """Layers whose weight is divided by its greatest singular value: they stretch no input.
 
-    w' = weight / sigma,  sigma = |W v|,  W = weight as [out, in * height * width]
+    w' = weight / sigma,  sigma = |W v|,  W = weight as [out, height * width * in]
 
 Power iteration: v, a unit vector that is kept beside the weight, moves to W^T W v / |W^T W v| at each use that records
 the weight's gradient in training; weights change little from step to step, so v stays near the first right singular
@@ -25,7 +25,7 @@ FIRST_ITERATIONS = 15
 
 
 class _Spectral(Module):
-    """A layer that uses `normalised()` in place of its weight. The buffer weight_v [in * height * width] is saved."""
+    """A layer that uses `normalised()` in place of its weight. weight_v [height * width * in, 1] is a buffer."""
 
     weight: Parameter
 
@@ -47,12 +47,17 @@ class _Spectral(Module):
 
     def _stretched(self) -> Tensor:
         # A copy: v moves before the gradient of this product is taken.
-        return ops.matmul(self.weight.reshape(self.weight.shape[0], -1), self.weight_v.clone())  # [out, 1]
+        return ops.matmul(self._matrix(), self.weight_v.clone())  # [out, 1]
 
     def _iterate(self, y: Tensor) -> None:
         with no_grad():
-            v = ops.matmul(self.weight.reshape(self.weight.shape[0], -1).T, y)
+            v = ops.matmul(self._matrix().T, y)
             self.weight_v.copy_(v / ops.norm(v))
+
+    def _matrix(self) -> Tensor:
+        """[out, ...] in the order of the memory of a convolution's weight, which is channels-last."""
+        weight: Tensor = self.weight.permute(0, 2, 3, 1) if self.weight.ndim == 4 else self.weight
+        return weight.reshape(weight.shape[0], -1)
 
 
 class SpectralConv2d(Conv2d, _Spectral):

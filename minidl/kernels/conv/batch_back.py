@@ -109,10 +109,10 @@ def correlate(
     h, v, groups = geometry.h, geometry.w, geometry.groups
     N, H, W, channels = x.shape
     M, C = y.shape[3] // groups, channels // groups
-    tile = launch.tile(
-        "conv_back", x.dtype, floor=16, precision=precision, M=N, N=M, K=C & -C, pixels=h.size * v.size
-    )  # fmt: skip
-    options = tile.options
+    # A short K leaves no time for wide epilogues.
+    family = "conv_batch_narrow" if x.dtype != torch.float32 and C % 64 else "conv_back"
+    tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=N, N=M, K=C & -C, pixels=h.size * v.size)
+    options = {name: value for name, value in tile.options.items() if name != "PIXELS"}
     options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
     tiles = triton.cdiv(M, tile["BLOCK_N"]) * groups * triton.cdiv(N, tile["BLOCK_M"]) * h.size * v.size
     walking = tile["PER_PROCESSOR"] * launch.processors()
