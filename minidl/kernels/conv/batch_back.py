@@ -113,6 +113,8 @@ def correlate(
     family = "conv_batch_narrow" if x.dtype != torch.float32 and C % 64 else "conv_back"
     tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=N, N=M, K=C & -C, pixels=h.size * v.size)
     options = {name: value for name, value in tile.options.items() if name != "PIXELS"}
+    if epilogue.z is not None:
+        options["num_warps"] = 8  # two results and their addresses in the registers of 4 would spill
     options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
     tiles = triton.cdiv(M, tile["BLOCK_N"]) * groups * triton.cdiv(N, tile["BLOCK_M"]) * h.size * v.size
     walking = tile["PER_PROCESSOR"] * launch.processors()
