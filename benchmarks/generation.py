@@ -1,0 +1,139 @@
+"""Pictures of the DCGAN of 64x64x3 end to end: latents in the host's memory to pixels in the host's memory.
+
+Ours is what `minidl generate` runs: passes of a constant number of images, copies to pinned memory behind the kernels.
+torch's side is the same network, compiled (max-autotune, CUDA graphs) or eager, channels-last, its batch norms folded,
+in one batch or in passes whose copies are hidden behind the next pass. Times are medians of whole calls, wall clock.
+
+    python -m benchmarks.generation --out FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.run import machine
+from minidl import nn
+from minidl.generation import passes
+from minidl.models import Generator
+
+SIZE = (64, 64)
+COUNTS = (1000, 5248)  # those of the course report that this repeats
+ROUNDS = 7
+LATENT = 100
+
+
+def networks(dtype: torch.dtype) -> tuple[nn.Module, torch.nn.Module]:
+    """Ours, its batch norms folded, and torch's of the same shapes without them."""
+    ours = nn.fold_batch_norms(Generator(LATENT, 3, SIZE).eval()).to("cuda", dtype)
+    theirs = TorchGenerator().to("cuda", dtype).to(memory_format=torch.channels_last).eval()
+    return ours, theirs
+
+
+class TorchGenerator(torch.nn.Module):
+    """Dense, then four transposed convolutions 5x5 of stride 2, scales folded into the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (512, 256, 128, 64, 3)
+        self.project = torch.nn.Linear(LATENT, 4 * 4 * 512)
+        self.upward = torch.nn.ModuleList(
+            torch.nn.ConvTranspose2d(a, b, 5, 2, 2, output_padding=1) for a, b in zip(widths, widths[1:], strict=False)
+        )
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        x = self.project(z).view(-1, 4, 4, 512).permute(0, 3, 1, 2).relu()
+        for layer in self.upward[:-1]:
+            x = layer(x).relu()
+        return self.upward[-1](x).tanh()
+
+
+class Theirs:
+    """torch's pipeline in passes of `step` images, whose pixels are copied while the next pass runs."""
+
+    def __init__(
+        self, model: Callable[[torch.Tensor], torch.Tensor], count: int, step: int, dtype: torch.dtype
+    ) -> None:
+        self.model, self.step, self.count = model, step, count
+        self.z = torch.zeros(count, LATENT, dtype=dtype, pin_memory=True)
+        self.pixels = torch.empty(count, *SIZE, 3, dtype=dtype, pin_memory=True)
+        self.copies = torch.cuda.Stream()
+
+    @torch.no_grad()
+    def __call__(self, latents: np.ndarray) -> np.ndarray:
+        self.z.copy_(torch.from_numpy(latents))
+        z = self.z.to("cuda", non_blocking=True)
+        for start in range(0, self.count, self.step):
+            # The last pass may be shorter: the compiled network has a graph for either size.
+            pixels = self.model(z[start : start + self.step]).permute(0, 2, 3, 1).contiguous()
+            self.copies.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.copies):
+                self.pixels[start : start + len(pixels)].copy_(pixels, non_blocking=True)
+            torch.cuda.current_stream().wait_stream(self.copies)  # the graph's output memory is used again
+        self.copies.synchronize()
+        return self.pixels.numpy()
+
+
+def milliseconds(call: Callable[[], Any]) -> float:
+    """The wall clock of one call that ends with its result on the host."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - started)
+
+
+def rows(dtype: torch.dtype) -> list[dict[str, Any]]:
+    """One row for each count of images."""
+    ours, theirs = networks(dtype)
+    compiled = torch.compile(theirs, dynamic=False, mode="max-autotune")
+    found: list[dict[str, Any]] = []
+    for count in COUNTS:
+        latents = np.random.default_rng(count).standard_normal((count, LATENT), dtype=np.float32)
+        sides: dict[str, Callable[[], Any]] = {
+            "ours": lambda latents=latents: sum(len(part) for part in passes.images(ours, latents, 3, SIZE))
+        }
+        for name, model in (("eager", theirs), ("compiled", compiled)):
+            for step in sorted({count, count // 4}, reverse=True):
+                pipeline = Theirs(model, count, step, dtype)
+                sides[f"{name}, passes of {step}"] = lambda pipeline=pipeline, latents=latents: pipeline(latents)
+        times: dict[str, list[float]] = {name: [] for name in sides}
+        for call in sides.values():
+            call()
+            call()
+        for _ in range(ROUNDS):
+            for name, call in sides.items():
+                times[name].append(milliseconds(call))
+        medians = {name: round(statistics.median(values), 3) for name, values in times.items()}
+        mine = medians.pop("ours")
+        peer = min(medians, key=lambda name: medians[name])
+        found.append(
+            {
+                "name": f"dcgan end to end {count} images", "dtype": str(dtype).removeprefix("torch."), "ours_ms": mine,
+                "peer": peer, "peer_ms": medians[peer], "ratio": round(medians[peer] / mine, 3), "peers_ms": medians,
+            }
+        )  # fmt: skip
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure both precisions and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    found = [row for dtype in (torch.float16, torch.float32) for row in rows(dtype)]
+    if arguments.out:
+        arguments.out.write_text(json.dumps({**machine(), "rows": found}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
