@@ -10,6 +10,7 @@ in one batch or in passes whose copies are hidden behind the next pass. Times ar
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -46,7 +47,7 @@ class TorchGenerator(torch.nn.Module):
         widths = (512, 256, 128, 64, 3)
         self.project = torch.nn.Linear(LATENT, 4 * 4 * 512)
         self.upward = torch.nn.ModuleList(
-            torch.nn.ConvTranspose2d(a, b, 5, 2, 2, output_padding=1) for a, b in zip(widths, widths[1:], strict=False)
+            torch.nn.ConvTranspose2d(a, b, 5, 2, 2, output_padding=1) for a, b in itertools.pairwise(widths)
         )
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
