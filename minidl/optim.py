@@ -56,7 +56,8 @@ class Optimizer:
 
     Where any gradient is not finite a step changes nothing but `skipped`. float16 and bfloat16 parameters have float32
     masters among the state. Raises ValueError for no parameters, one given twice, one that an operation made or one
-    that is not contiguous, and for a number out of its range; TypeError for parameters that are not floating Tensors.
+    that is neither contiguous nor in torch.channels_last, and for a number out of its range; TypeError for parameters
+    that are not floating Tensors.
     """
 
     _rule: str

@@ -5,6 +5,7 @@ import inspect
 import pkgutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from minidl import ops
 from minidl.kernels import launch
 from minidl.specs import all_specs
 from minidl.specs.make import SeededMake
-from minidl.tensor import default_device
+from minidl.tensor import Tensor, default_device
 from minidl.testing import assert_not_vacuous
 from tests import battery
 from tests.battery import CHECKS, NAMES, pose
@@ -176,3 +177,25 @@ def test_records_are_complete(spec):
     assert spec.bad, "name at least one input that is refused"
     assert spec.grad_bound is not None or not spec.differentiable
     assert spec.families or spec.name in ops.view.__all__, "name the tile families that the operation runs"
+
+
+def test_what_is_no_tensor_is_told_with_what_to_do():
+    x = Tensor(torch.ones(2, 2).to(default_device()))
+    calls = {
+        "relu: x is of type list": lambda: ops.relu([1.0]),
+        "conv2d: x is of type list": lambda: ops.conv2d([[1.0]], x),
+        "conv2d: weight is of type ndarray": lambda: ops.conv2d(x, weight=np.ones(3)),
+        "linear: bias is of type float": lambda: ops.linear(x, x, 1.0),
+        "matmul: b is of type list": lambda: x @ [1.0],
+        "where: condition is of type list": lambda: ops.where([True], x, x),
+        "reshape: x is of type NoneType": lambda: ops.reshape(None, 3),
+        r"stack: parts\[1\] is of type list": lambda: ops.stack([x, [1.0]]),
+    }
+    for message, call in calls.items():
+        with pytest.raises(TypeError, match=message + r", expected a Tensor; use minidl\.as_tensor"):
+            call()
+    with pytest.raises(TypeError, match="cat: parts is of type Tensor, expected a list of Tensors"):
+        ops.cat(x)
+    assert ops.linear(x, x, bias=None).shape == (2, 2)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'weight'"):
+        ops.conv2d(x)

@@ -427,3 +427,15 @@ def test_adam_keeps_its_accuracy_at_every_beta(betas):
         reference.step()
     # Six steps of 0.1, each off by a few units in the last place of itself and of the parameter.
     assert_within(ours.data, exact.detach(), 6 * 2.0**-24 * (exact.detach().abs() + 8 * 0.1))
+
+
+@pytest.mark.parametrize("name", ["SGD", "RMSprop", "Adagrad", "Adam", "AdamW"])
+def test_a_group_without_decay_keeps_an_infinite_weight(name):
+    params = [Tensor(torch.tensor([1.0, math.inf, -math.inf]).to(default_device()), True) for _ in range(2)]
+    groups = [{"params": params[:1], "weight_decay": 0.0}, {"params": params[1:], "weight_decay": 0.5}]
+    optimizer = getattr(optim, name)(groups, lr=0.125)
+    for param in params:
+        param.grad = Tensor(torch.ones(3).to(default_device()))
+    optimizer.step()
+    assert params[0].tolist()[1:] == [math.inf, -math.inf]
+    assert math.isfinite(params[0].tolist()[0])

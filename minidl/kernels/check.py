@@ -1,8 +1,13 @@
 """Checks that launchers share, with errors that say what was got, what was expected and what to do."""
 
+from collections.abc import Sequence
+
 import torch
 
+Pair = int | Sequence[int]
+
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MOST = 2**30  # of sizes, strides, paddings and dilations: kernels take them as int32
 
 
 def floating(op: str, **tensors: torch.Tensor) -> None:
@@ -31,3 +36,17 @@ def axis(op: str, dim: int, rank: int) -> int:
     if not -rank <= dim < rank:
         raise IndexError(f"{op}: dim {dim} is out of range for a tensor of {rank} dimensions")
     return dim % rank
+
+
+def pair(op: str, name: str, value: Pair, least: int) -> tuple[int, int]:
+    """(height, width) of a whole number or a pair of them; a sequence of one counts for both, as in torch.
+
+    Raises TypeError for anything else, ValueError for numbers that are not from `least` to MOST.
+    """
+    values = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
+    # bool is an int to Python, and True is found in a cache under 1.
+    whole = len(values) in (1, 2) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+    if not whole or not all(least <= v <= MOST for v in values):
+        text = f"{op}: {name} is {value!r}, expected a whole number from {least} to {MOST}, or a pair of them"
+        raise ValueError(text) if whole else TypeError(text)
+    return values[0], values[-1]

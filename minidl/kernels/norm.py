@@ -232,7 +232,7 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     """Statistics of x [N, C, ...], with the running ones moved towards them by `momentum`.
 
     With momentum None they become the mean over all batches, which buffers.batches then counts; it is raised by 1
-    wherever it is given.
+    wherever it is given. Running statistics may have any strides.
     """
     rows = _rows(x)
     M, C = rows.shape
@@ -248,11 +248,16 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     found = Statistics(*(torch.empty(C, dtype=acc, device=x.device) for _ in range(2)))
     tile = launch.tile("norm_join", x.dtype, B=bands, C=C)
     running = (None, None) if buffers is None else buffers[:2]
+    # The kernel reads and writes C numbers in a row.
+    dense = [_vector(buffer) for buffer in running]
     launch.run(
-        batch_norm_join_kernel, (triton.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *running, batches,
+        batch_norm_join_kernel, (triton.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *dense, batches,
         M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
         RUNNING=buffers is not None, CUMULATIVE=momentum is None, **tile.options,
     )  # fmt: skip
+    for buffer, moved in zip(running, dense, strict=True):
+        if buffer is not None and moved is not None and moved is not buffer:
+            buffer.copy_(moved)
     return found
 
 
@@ -375,7 +380,7 @@ def check_arguments(
 
 def check_vectors(op: str, what: str, x: torch.Tensor, C: int, eps: float, **vectors: torch.Tensor | None) -> None:
     check.floating(op, x=x)
-    if eps < 0:
+    if not eps >= 0:
         raise ValueError(f"{op}: eps is {eps}, expected 0 or more")
     for name, vector in vectors.items():
         if vector is None:

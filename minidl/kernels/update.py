@@ -255,7 +255,8 @@ def update_block(
         if RULE == ADAMW:
             b_p *= (1.0 - lr * weight_decay).to(ACC)
         else:
-            b_g += weight_decay.to(ACC) * b_p
+            # A group without decay has infinite weights too, of which 0 times as much would be NaN.
+            b_g = tl.where(weight_decay != 0.0, b_g + weight_decay.to(ACC) * b_p, b_g)
     eps = tl.load(p_numbers + EPS).to(ACC)
     if RULE == SGD:
         if HAS_MOMENTUM:
@@ -359,14 +360,15 @@ class Rows:
 class Update:
     """The state of an optimiser on the device, and its launches.
 
-    `params` are contiguous floating tensors on one device, updated in place; they may be views. States and, for
-    float16 and bfloat16, `masters` are float32 (float64 for float64), one per parameter. `hyper` float64
+    `params` are floating tensors on one device, contiguous or in torch.channels_last, updated in place; they may be
+    views. States and, for float16 and bfloat16, `masters` are float32 (float64 for float64), one per parameter and in
+    its strides. `hyper` float64
     [parameters, NUMBERS], `steps` int64 [parameters], `skipped` int64 [1]: how many steps met a gradient that was not
     finite, `control` float64 [3]: norm of the last gradient, what it is multiplied by, whether it was finite. With a
     `loss_scale`, gradients are those of the loss times `scale[0]`; `scale` is float32 [2], see LOSS_SCALE.
 
-    `states` names those to keep out of STATES[rule]; `initial` fills them. Raises ValueError for a parameter that is
-    not contiguous or parameters on two devices, TypeError for one that is not floating.
+    `states` names those to keep out of STATES[rule]; `initial` fills them. Raises ValueError for a parameter of other
+    strides or parameters on two devices, TypeError for one that is not floating.
     """
 
     def __init__(
@@ -381,6 +383,7 @@ class Update:
         initial: float = 0.0,
         loss_scale: float | None = None,
     ) -> None:
+        self._orders: list[torch.memory_format] = []
         for index, param in enumerate(params):
             check.floating(f"parameter {index}", data=param)
             if param.device != params[0].device:
@@ -388,20 +391,27 @@ class Update:
                     f"parameter {index} is on {param.device} and parameter 0 on {params[0].device}: "
                     "an optimizer updates parameters of one device"
                 )
-            if not param.is_contiguous():
+            order = _order(param)
+            if order is None:
                 raise ValueError(
                     f"parameter {index} of shape {list(param.shape)} has strides {param.stride()}: make it contiguous"
                 )
+            self._orders.append(order)
         self.rule, self.nesterov, self.max_norm, self.lazy = rule, nesterov, max_norm, lazy
         self.device = params[0].device
         self.shapes = [(param.shape, param.dtype) for param in params]
         self.states = {
-            name: [torch.full_like(param, initial, dtype=launch.acc_torch(param.dtype)) for param in params]
+            name: [
+                torch.full_like(param, initial, dtype=launch.acc_torch(param.dtype), memory_format=order)
+                for param, order in zip(params, self._orders, strict=True)
+            ]
             for name in states
         }
         self.masters = [
-            None if param.dtype == launch.acc_torch(param.dtype) else param.to(launch.acc_torch(param.dtype), copy=True)
-            for param in params
+            None
+            if param.dtype == launch.acc_torch(param.dtype)
+            else param.to(launch.acc_torch(param.dtype), copy=True, memory_format=order)
+            for param, order in zip(params, self._orders, strict=True)
         ]
         count = len(params)
         self.hyper = torch.zeros(count, NUMBERS.value, dtype=torch.float64, device=self.device)
@@ -427,16 +437,18 @@ class Update:
         """Update `params`, the tensors this was made for, with gradients of their shapes and dtypes.
 
         A parameter without a gradient (None) is left alone. Raises RuntimeError for a parameter that has changed its
-        shape, dtype or device since.
+        shape, strides, dtype or device since.
         """
         for index, (param, made_for) in enumerate(zip(params, self.shapes, strict=True)):
-            if (param.shape, param.dtype) != made_for or param.device != self.device or not param.is_contiguous():
+            same = (param.shape, param.dtype) == made_for and param.device == self.device
+            if not same or _order(param) != self._orders[index]:
                 raise RuntimeError(
                     f"parameter {index} was {made_for[1]} {list(made_for[0])} on {self.device} when the optimizer was "
-                    f"made and is {param.dtype} {list(param.shape)} on {param.device} now: make the optimizer after "
-                    "moving or converting the model"
+                    f"made and is {param.dtype} {list(param.shape)} on {param.device}, "
+                    f"with strides {param.stride()}, now: "
+                    "make the optimizer after moving or converting the model"
                 )
-        grads = [_contiguous(grad) for grad in grads]
+        grads = [_in_order(grad, param, order) for grad, param, order in zip(grads, params, self._orders, strict=True)]
         if all(grad is None for grad in grads):
             return
         slots = array("q")
@@ -618,10 +630,23 @@ class _DeviceList:
         return held
 
 
-def _contiguous(grad: torch.Tensor | Rows | None) -> torch.Tensor | Rows | None:
+def _order(tensor: torch.Tensor) -> torch.memory_format | None:
+    """How a tensor's values follow one another in memory without gaps, None for strides of other kinds."""
+    if tensor.is_contiguous():
+        return torch.contiguous_format
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else None
+
+
+def _in_order(
+    grad: torch.Tensor | Rows | None, param: torch.Tensor, order: torch.memory_format
+) -> torch.Tensor | Rows | None:
+    """A gradient whose values follow one another as the parameter's do, copied where they do not."""
     if isinstance(grad, Rows):
         return Rows(grad.rows.contiguous(), grad.values.contiguous())
-    return None if grad is None else grad.contiguous()
+    if grad is None or _order(grad) == order:
+        return grad
+    return torch.empty_like(param, memory_format=order).copy_(grad)
 
 
 def _tiles(

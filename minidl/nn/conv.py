@@ -9,11 +9,12 @@ import torch
 from minidl import ops
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import Pair, pair
 from minidl.nn import init
 from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
 from minidl.ops import conv_transpose
-from minidl.ops.conv import Pair, check_settings, pair
+from minidl.ops.conv import check_settings
 from minidl.tensor import Tensor
 
 
@@ -21,7 +22,8 @@ class Conv2d(Module):
     """act(conv(x, weight) + bias): weight [out, in / groups, height, width], named and initialised as torch's.
 
     Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv2d`. `act` is fused into the convolution; so is `pool`
-    ("max" or "avg" over 2x2 windows) where no gradient is wanted.
+    ("max" or "avg" over 2x2 windows) where no gradient is wanted. The weight's memory is torch.channels_last, which the
+    kernels read as it is; a weight in another layout works too, and is copied at every call.
     """
 
     def __init__(
@@ -45,7 +47,8 @@ class Conv2d(Module):
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = check_settings(kernel_size, stride, padding, dilation, pool)
         self.stride, self.padding, self.dilation, self.pool = stride, padding, dilation, pool
-        self.weight = _empty(out_channels, in_channels // groups, *self.kernel_size, device=device, dtype=dtype)
+        shape = out_channels, in_channels // groups, *self.kernel_size
+        self.weight = _empty(*shape, device=device, dtype=dtype, memory_format=torch.channels_last)
         init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
         self.bias = _bias(self.weight, out_channels) if bias else None
 
@@ -62,7 +65,8 @@ class Conv2d(Module):
 class ConvTranspose2d(Module):
     """act(conv_transpose(x, weight) + bias): weight [in, out / groups, height, width], names and start as torch's.
 
-    Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv_transpose2d`. `act` is fused into it.
+    Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv_transpose2d`. `act` is fused into it. The weight's memory is
+    torch.channels_last, as that of `Conv2d`.
     """
 
     def __init__(
@@ -87,7 +91,8 @@ class ConvTranspose2d(Module):
         self.kernel_size = pair("conv_transpose2d", "kernel_size", kernel_size, 1)
         conv_transpose.check_settings(stride, padding, output_padding, dilation)
         self.stride, self.padding, self.output_padding, self.dilation = stride, padding, output_padding, dilation
-        self.weight = _empty(in_channels, out_channels // groups, *self.kernel_size, device=device, dtype=dtype)
+        shape = in_channels, out_channels // groups, *self.kernel_size
+        self.weight = _empty(*shape, device=device, dtype=dtype, memory_format=torch.channels_last)
         init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
         self.bias = _bias(self.weight, out_channels) if bias else None
 

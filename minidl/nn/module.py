@@ -171,7 +171,11 @@ class Module:
         return self
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Name to torch tensor for every parameter and buffer, sharing memory. A name per place: shared ones repeat."""
+        """Name to torch tensor for every parameter and buffer, sharing memory. A name per place: shared ones repeat.
+
+        Weights of convolutions are in torch.channels_last: what writes memory as it lies, as safetensors does, wants
+        their `.contiguous()`.
+        """
         return {name: tensor.data for name, tensor in self._places()}
 
     def _places(self) -> Iterator[tuple[str, Tensor]]:

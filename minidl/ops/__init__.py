@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from minidl.ops.activation import bias_act, gelu, leaky_relu, relu, sigmoid, silu, tanh
 from minidl.ops.conv import conv2d
@@ -131,6 +135,50 @@ __all__ = [
 ]
 
 
+# What an argument may be by its annotation; Tensor lets plain torch tensors through.
+_ALLOWED: dict[str, tuple[type, ...]] = {
+    "Tensor": (Tensor, torch.Tensor),
+    "Tensor | None": (Tensor, type(None), torch.Tensor),
+    "Sequence[Tensor]": (list, tuple),
+}
+
+
+def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with a TypeError for whatever else than a tensor is given where its annotations say Tensor."""
+
+    def refuse(name: str, value: Any, expected: str) -> None:
+        raise TypeError(
+            f"{function.__name__}: {name} is of type {type(value).__name__}, expected {expected}; "
+            "use minidl.as_tensor(...)"
+        )
+
+    parameters = enumerate(inspect.signature(function).parameters.values())
+    places = [
+        (i, p.name, _ALLOWED[p.annotation], p.annotation == "Sequence[Tensor]")
+        for i, p in parameters
+        if p.annotation in _ALLOWED
+    ]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **named: Any) -> Any:
+        for i, name, allowed, several in places:
+            if i < len(args):
+                value = args[i]
+            elif name in named:
+                value = named[name]
+            else:
+                continue
+            if not isinstance(value, allowed):
+                refuse(name, value, "a list of Tensors" if several else "a Tensor")
+            if several:
+                for k, part in enumerate(value):
+                    if not isinstance(part, _ALLOWED["Tensor"]):
+                        refuse(f"{name}[{k}]", part, "a Tensor")
+        return function(*args, **named)
+
+    return checked if places else function
+
+
 def _swapped(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, other: function(other, x)
 
@@ -157,4 +205,6 @@ def _attach() -> None:
         setattr(Tensor, method.__name__, method)
 
 
+for _name in __all__:
+    globals()[_name] = _takes_tensors(globals()[_name])
 _attach()

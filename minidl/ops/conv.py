@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,14 +10,12 @@ import torch
 from minidl.autograd import Function, is_grad_enabled
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import Pair, pair
 from minidl.kernels.conv.geometry import Geometry
 from minidl.ops import pool as pools
 from minidl.tensor import Tensor
 
 __all__ = ["conv2d"]
-
-Pair = int | Sequence[int]
-MOST = 2**30  # of strides, paddings and dilations: kernels take them as int32
 
 
 class Conv2d(Function):
@@ -89,7 +86,8 @@ def conv2d(
     dilation 1.
 
     Raises ValueError for shapes that do not fit, a kernel larger than the padded image, or a scale with a gradient;
-    TypeError for different dtypes. Source: Dumoulin and Visin, arXiv 1603.07285.
+    TypeError for different dtypes, and for settings that are no whole numbers. Source: Dumoulin and Visin, arXiv
+    1603.07285.
     """
     geometry = _geometry_of(x, weight, stride, padding, dilation, groups)
     for name, vector in (("bias", bias), ("scale", scale)):
@@ -145,22 +143,13 @@ _geometry = functools.lru_cache(maxsize=4096)(Geometry.of)
 
 
 def check_settings(kernel: Any, stride: Any, padding: Any, dilation: Any, pool: Any) -> tuple[int, int]:
-    """The (height, width) of a kernel. Raises ValueError for settings that no image and weight can go with."""
+    """The (height, width) of a kernel. Raises ValueError for settings that no image and weight can go with, TypeError
+    for what are no whole numbers."""
     size = pair("conv2d", "kernel_size", kernel, 1)
     _padding(padding, size, pair("conv2d", "stride", stride, 1), pair("conv2d", "dilation", dilation, 1))
     if pool not in (None, "max", "avg"):
         raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
     return size
-
-
-def pair(op: str, name: str, value: Any, least: int) -> tuple[int, int]:
-    """(height, width) of a number or a pair. Raises ValueError for anything else, or not from `least` to MOST."""
-    given = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
-    if len(given) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and least <= v <= MOST for v in given):
-        raise ValueError(
-            f"{op}: {name} is {value!r}, expected a whole number from {least} to {MOST}, or a pair of them"
-        )
-    return given
 
 
 def _padding(

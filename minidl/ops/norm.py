@@ -29,7 +29,7 @@ class BatchNorm(Function):
         act: Activation,
     ) -> torch.Tensor:
         if training:
-            found = _moved(x, eps, momentum, buffers)
+            found = kernels.batch_statistics(x, eps, momentum, buffers)
         else:
             assert buffers is not None
             found = norm_fold.running_statistics(buffers.mean, buffers.var, eps, x.dtype)
@@ -74,8 +74,6 @@ def batch_norm(
     Raises ValueError for other shapes, fewer than two values per channel in training, or missing running statistics
     out of it; TypeError for integers.
     """
-    if not eps >= 0:
-        raise ValueError(f"batch_norm: eps is {eps}, expected 0 or more")
     mean, var, batches = _plain(running_mean), _plain(running_var), _plain(num_batches_tracked)
     kernels.check_arguments(x.data, mean, var, _plain(weight), _plain(bias), training, eps)
     buffers = None if mean is None or var is None else kernels.Buffers(mean, var, batches)
@@ -107,17 +105,6 @@ def fold_batch_norm(
         wide=wide,
     )  # fmt: skip
     return Tensor(scale), Tensor(shift)
-
-
-def _moved(x: torch.Tensor, eps: float, momentum: float | None, buffers: kernels.Buffers | None) -> kernels.Statistics:
-    """`batch_statistics` that moves running statistics of any strides: the kernel writes [C] numbers in a row."""
-    if buffers is None or (buffers.mean.is_contiguous() and buffers.var.is_contiguous()):
-        return kernels.batch_statistics(x, eps, momentum, buffers)
-    dense = buffers._replace(mean=buffers.mean.contiguous(), var=buffers.var.contiguous())
-    found = kernels.batch_statistics(x, eps, momentum, dense)
-    buffers.mean.copy_(dense.mean)
-    buffers.var.copy_(dense.var)
-    return found
 
 
 def _plain(tensor: Tensor | None) -> torch.Tensor | None:

@@ -173,7 +173,10 @@ CONV2D = OpSpec(
         Bad(_named((2, 3, 4, 4), (4, 3, 1, 1), extra=(None, 1, -1)), ValueError, "padding is -1"),
         Bad(_named((2, 3, 4, 4), (4, 3, 1, 1), extra=(None, 1, "full")), ValueError, 'expected "same", "valid"'),
         Bad(_named((2, 3, 4, 4), (4, 3, 3, 3), extra=(None, 2, "same")), ValueError, 'padding "same" is for stride 1'),
-        Bad(_named((2, 3, 4, 4), (4, 3, 1, 1), extra=(None, 1, 0, (1, 2, 3))), ValueError, "or a pair of them"),
+        Bad(_named((2, 3, 4, 4), (4, 3, 1, 1), extra=(None, 1, 0, (1, 2, 3))), TypeError, "or a pair of them"),
+        Bad(
+            _named((2, 3, 4, 4), (4, 3, 1, 1), extra=(None, True)), TypeError, "stride is True, expected a whole number"
+        ),
         Bad(_named((2, 3, 0, 4), (4, 3, 1, 1)), ValueError, "neither may have a size of 0"),
         Bad(lambda make: Case((make.tensor(2, 3, 4, 4), make.tensor(4, 3, 1, 1).half())), TypeError, "convert one of"),
     ),

@@ -146,9 +146,11 @@ _WINDOWS = (
     _bad(ValueError, r"x has shape \[3, 4, 4\], expected \[N, C, H, W\]", 3, 4, 4, kernel_size=2),
     _bad(ValueError, "padding 2 is above half of the kernel's height 3; use", 1, 1, 4, 4, kernel_size=3, padding=2),
     _bad(ValueError, "a kernel of width 5 does not fit into an image of width 4", 1, 1, 9, 4, kernel_size=5),
-    _bad(ValueError, "kernel_size is 0, expected 1 or more", 1, 1, 4, 4, kernel_size=0),
-    _bad(ValueError, "stride is 0, expected 1 or more", 1, 1, 4, 4, kernel_size=2, stride=0),
-    _bad(TypeError, r"kernel_size is \(1, 2, 3\), expected an integer or a pair", 1, 1, 4, 4, kernel_size=(1, 2, 3)),
+    _bad(ValueError, "kernel_size is 0, expected a whole number from 1", 1, 1, 4, 4, kernel_size=0),
+    _bad(ValueError, "stride is 0, expected a whole number from 1", 1, 1, 4, 4, kernel_size=2, stride=0),
+    _bad(TypeError, r"kernel_size is \(1, 2, 3\), expected .* or a pair of them", 1, 1, 4, 4, kernel_size=(1, 2, 3)),
+    _bad(TypeError, "kernel_size is True, expected a whole number", 1, 1, 4, 4, kernel_size=True),
+    _bad(ValueError, "stride is .*, expected a whole number from 1 to", 1, 1, 4, 4, kernel_size=2, stride=2**40),
 )  # fmt: skip
 FAMILIES = ("pool", "pool_grad")
 _BENCH = {
@@ -176,7 +178,7 @@ SPECS = [
         },
         bad=(
             *_WINDOWS,
-            _bad(ValueError, "dilation is 0, expected 1 or more", 1, 1, 4, 4, kernel_size=2, dilation=0),
+            _bad(ValueError, "dilation is 0, expected a whole number from 1", 1, 1, 4, 4, kernel_size=2, dilation=0),
         ),
         exact=True,
         bench={f"max pool {name}": shape for name, shape in _BENCH.items()},
@@ -220,7 +222,7 @@ SPECS = [
             _INTEGERS,
             _bad(ValueError, r"x has shape \[4, 4\], expected \[N, C, H, W\]", 4, 4, output_size=1),
             _bad(ValueError, "the image is 0 x 4, expected a height and width of 1 or more", 1, 2, 0, 4, output_size=1),
-            _bad(ValueError, "output_size is -1, expected 0 or more", 1, 2, 4, 4, output_size=-1),
+            _bad(ValueError, "output_size is -1, expected a whole number from 0", 1, 2, 4, 4, output_size=-1),
             _bad(TypeError, r"output_size is \(1, 2, 3\), expected", 1, 2, 4, 4, output_size=(1, 2, 3)),
         ),
         bench={"global average pool": (128, 2048, 7, 7)},

@@ -8,7 +8,7 @@ from minidl import ops
 from minidl.kernels import launch, norm, norm_fold
 from minidl.kernels.conv import forward
 from minidl.kernels.conv.geometry import Geometry
-from minidl.tensor import Tensor
+from minidl.tensor import Tensor, default_device
 
 NAN, INF = float("nan"), float("inf")
 # Few rows in a block and few channels, so that there are several of both.
@@ -167,3 +167,23 @@ def test_folding_gives_the_batch_norm_of_a_convolution(device):
     y, _ = forward(x, w, geometry, shift, "relu", scale=scale)
     expected = F.relu(F.batch_norm(F.conv2d(x, w, conv_bias, padding=1), mean, var, weight, bias, eps=1e-3))
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_running_statistics_with_gaps_leave_what_lies_between():
+    x = numbers(4, 3, 2, 2).to(default_device())
+    table = torch.zeros(3, 4, dtype=torch.float64, device=x.device)
+    dense = norm.Buffers(*(torch.zeros(3, dtype=torch.float64, device=x.device) for _ in range(2)))
+    norm.batch_statistics(x, 1e-5, 0.5, norm.Buffers(table[:, 0], table[:, 2]))
+    norm.batch_statistics(x, 1e-5, 0.5, dense)
+    nothing = torch.zeros_like(dense.mean)
+    assert torch.equal(table, torch.stack((dense.mean, nothing, dense.var, nothing), 1))
+
+
+def test_an_eps_that_is_no_number_is_refused():
+    x, vector = numbers(4, 3), torch.ones(3, dtype=torch.float64)
+    for call in (
+        lambda: norm.check_arguments(x, None, None, None, None, True, NAN),
+        lambda: norm_fold.fold(x, None, vector[:1].expand(4), vector[:1].expand(4), None, None, NAN),
+    ):
+        with pytest.raises(ValueError, match="eps is nan, expected 0 or more"):
+            call()

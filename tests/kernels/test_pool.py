@@ -11,7 +11,7 @@ from minidl import ops
 from minidl.autograd import no_grad
 from minidl.kernels import launch, pool
 from minidl.kernels.pool import problem
-from minidl.tensor import Tensor
+from minidl.tensor import Tensor, default_device
 
 NAN, INF = float("nan"), float("inf")
 
@@ -274,3 +274,21 @@ def test_many_programs(device):
     with launch.force(pool=tile, pool_grad=tile):
         got = differentiated(ops.max_pool2d, x, 3, 2, 1)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("stride", [2**30, 2**40])
+def test_the_largest_stride(stride):
+    x = torch.arange(50.0).reshape(1, 2, 5, 5).to(default_device())
+    if stride > 2**30:
+        for op in (ops.max_pool2d, ops.avg_pool2d):
+            with pytest.raises(
+                ValueError, match="stride is 1099511627776, expected a whole number from 1 to 1073741824"
+            ):
+                op(Tensor(x), 2, stride)
+        return
+    for op, theirs in ((ops.max_pool2d, torch.amax), (ops.avg_pool2d, torch.mean)):
+        leaf = Tensor(x, True)
+        y = op(leaf, 2, stride)
+        assert torch.equal(y.data, theirs(x[:, :, :2, :2], (2, 3), keepdim=True))
+        y.sum().backward()
+        assert leaf.grad.data.sum() == 2

@@ -328,6 +328,39 @@ def test_gradients_of_any_strides_and_at_new_addresses():
         assert torch.equal(params[1], others[1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", list(update.STATES))
+def test_parameters_in_channels_last_are_updated_where_they_are(rule, dtype):
+    """Each value as in contiguous memory, whatever the strides of its gradient; what lies around is not touched.
+
+    A GPU's kernel may fuse a product and a sum in whole vectors and not in the rest of a parameter.
+    """
+    roundings = 0.0 if launch.INTERPRETED else 16 * torch.finfo(dtype).eps
+    shapes = [(5, 4, 3, 2), (3, 1, 2, 2), (6, 8, 1, 1), (4, 160, 3, 3), (7,)]
+    plain = [values(*shape, seed=i, dtype=dtype) for i, shape in enumerate(shapes)]
+    last = [p.clone(memory_format=torch.channels_last) if p.dim() == 4 else p.clone() for p in plain]
+    steps = made(rule, plain), made(rule, last)
+    for turn in range(4):
+        grads = [values(*shape, seed=10 * turn + i, dtype=dtype) for i, shape in enumerate(shapes)]
+        turned = [g.to(memory_format=torch.channels_last) if g.dim() == 4 and turn % 2 else g for g in grads]
+        steps[0](plain, grads)
+        steps[1](last, turned)
+    for mine, theirs in zip(last, plain, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=roundings, atol=roundings)
+    assert last[0].is_contiguous(memory_format=torch.channels_last)
+    for name, states in steps[1].states.items():
+        for mine, theirs in zip(states, steps[0].states[name], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=roundings, atol=roundings)
+    assert_within(steps[1].control, steps[0].control, 1e-14)
+
+
+def test_a_parameter_that_changed_its_layout_is_refused():
+    param = values(2, 3, 2, 2)
+    step = made("sgd", [param])
+    with pytest.raises(RuntimeError, match="make the optimizer after moving or converting the model"):
+        step([param.contiguous(memory_format=torch.channels_last)], [param])
+
+
 def test_a_parameter_without_a_gradient_is_left_alone():
     params = [values(5), values(6)]
     step = made("adam", params)

@@ -1,9 +1,13 @@
 """The convolution layer, and batch norms folded into it."""
 
+import math
+
 import pytest
 import torch
 
+import minidl
 from minidl import nn, no_grad
+from minidl.kernels import conv
 from minidl.tensor import Tensor, default_device
 
 
@@ -88,9 +92,6 @@ def test_batch_norms_are_folded_into_the_convolutions_before_them():
     [
         ({"kernel_size": 0}, "kernel_size is 0, expected a whole number from 1"),
         ({"kernel_size": -1}, "kernel_size is -1"),
-        ({"kernel_size": 3.0}, "kernel_size is 3.0"),
-        ({"kernel_size": (3,)}, r"kernel_size is \(3,\), expected .* or a pair"),
-        ({"kernel_size": (3, 3, 3)}, "or a pair of them"),
         ({"kernel_size": 3, "stride": 0}, "stride is 0"),
         ({"kernel_size": 3, "padding": -1}, "padding is -1"),
         ({"kernel_size": 3, "padding": "full"}, 'expected "same", "valid"'),
@@ -147,3 +148,37 @@ def test_batch_norms_are_folded_into_transposed_convolutions(groups):
         after = nn.fold_batch_norms(model)(x)
     assert [type(layer).__name__ for layer in model] == ["FoldedConv2d", "ConvTranspose2d"]
     torch.testing.assert_close(after.data, before.data, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel_size", [3.0, True, (3, True), (3, 3, 3), (), "3", None])
+def test_a_kernel_size_is_whole_numbers(kernel_size):
+    with pytest.raises(TypeError, match=r"kernel_size is .*, expected a whole number from 1 to .*, or a pair"):
+        nn.Conv2d(3, 4, kernel_size)
+
+
+def test_the_weight_stays_in_the_layout_that_the_kernels_read():
+    layer = nn.Conv2d(4, 6, (3, 2), dtype=torch.float32)
+
+    def is_last(t):
+        return t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+
+    assert is_last(layer.weight.data)
+    assert layer.weight.shape == (6, 4, 3, 2)
+    weight = images(6, 4, 3, 2)
+    layer.load_state_dict({"weight": weight, "bias": images(6)})
+    assert is_last(layer.weight.data)
+    layer.to(torch.float64)
+    assert is_last(layer.weight.data)
+    assert torch.equal(layer.state_dict()["weight"], weight.float().double())
+    layer(Tensor(images(2, 4, 5, 5))).sum().backward()
+    assert layer.weight.grad.data.stride() == layer.weight.data.stride()
+    assert conv.channels_last(layer.weight.data).data_ptr() == layer.weight.data.data_ptr()
+
+
+def test_the_layout_does_not_change_what_is_drawn():
+    minidl.manual_seed(3)
+    layer = nn.Conv2d(4, 6, 3)
+    minidl.manual_seed(3)
+    plain = Tensor(torch.empty(6, 4, 3, 3, device=default_device()))
+    nn.init.kaiming_uniform_(plain, a=math.sqrt(5.0))
+    assert torch.equal(layer.weight.data, plain.data)

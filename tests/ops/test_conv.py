@@ -52,3 +52,16 @@ def test_a_refused_number_of_groups_leaves_nothing_behind(groups):
     with pytest.raises(ValueError, match=r"groups is .*, expected a whole number"):
         ops.conv2d(x, w, groups=groups)
     assert torch.equal(ops.conv2d(x, w).data, torch.zeros(2, 3, 4, 6, device=default_device()))
+
+
+@pytest.mark.parametrize("pool", ["max", "avg"])
+def test_a_form_that_cannot_pool_is_pooled_afterwards(pool):
+    x, w = Tensor(numbers(2, 8, 21, 20)), Tensor(numbers(8, 8, 5, 5, seed=1), True)
+    recorded = ops.conv2d(x, w, padding=2, act="relu", pool=pool, form="fft")
+    assert recorded.requires_grad
+    with no_grad():
+        y = ops.conv2d(x, w, padding=2, act="relu", pool=pool, form="fft")
+    assert y.shape == (2, 8, 10, 10)
+    assert torch.equal(y.data, recorded.data)
+    with no_grad(), pytest.raises(ValueError, match="the fft form cannot take this shape"):
+        ops.conv2d(x, w, stride=2, pool=pool, form="fft")

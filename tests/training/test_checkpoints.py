@@ -4,6 +4,8 @@ import os
 import pytest
 import torch
 
+import minidl
+from minidl import nn, ops, optim
 from minidl.training import files
 from minidl.training.checkpoints import Checkpoints
 from minidl.training.errors import DamagedError
@@ -120,3 +122,35 @@ def test_another_version_is_refused(tmp_path):
     files.write_json(tmp_path / "c" / "last.json", {**content, "version": 2})
     with pytest.raises(DamagedError, match="no checkpoint of version 1"):
         checkpoints.last()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_convolutions_go_on_from_a_checkpoint_bit_for_bit(tmp_path, dtype):
+    """Weights, moments and masters lie in channels-last memory; files are in the order of their shapes."""
+
+    def start(seed):
+        minidl.manual_seed(seed)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3, dtype=dtype), nn.Conv2d(4, 3, (2, 3), dtype=dtype))
+        return model, optim.AdamW(model.parameters(), lr=0.01, max_norm=1.0)
+
+    def go_on(model, optimizer, first, end):
+        for i in range(first, end):
+            optimizer.zero_grad()
+            x = minidl.randn(3, 2, 6, 6, seed=i, dtype=dtype)
+            ops.mean(ops.square(model(x))).backward()
+            optimizer.step()
+
+    model, optimizer = start(0)
+    go_on(model, optimizer, 0, 3)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, model.state_dict(), optimizer.state_dict(), {}, best=False)
+    go_on(model, optimizer, 3, 6)
+    again, fresh = start(1)
+    kept = checkpoints.last()
+    again.load_state_dict(kept.weights)
+    fresh.load_state_dict(kept.optimizer)
+    go_on(again, fresh, 3, 6)
+    for mine, theirs in ((again.state_dict(), model.state_dict()), (fresh.state_dict(), optimizer.state_dict())):
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            assert torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name]

@@ -56,8 +56,8 @@ def forward(
 
     scale and bias [groups * M]: y = act(scale * conv(x, w) + bias), as a folded batch norm has it; together they may
     have the dtype in which x is accumulated. pool "max" or "avg" takes the maximum or the mean of 2x2 windows (stride
-    2, incomplete windows left out) after the activation: in the same kernel, or in one of its own where only the slow
-    form could do both.
+    2, incomplete windows left out) after the activation: in the same kernel, or in one of its own where the form cannot
+    do both, or only the slow one could.
     Raises ValueError for shapes that do not fit, a form that cannot take the shape, or pool with preactivation.
     """
     _check("conv2d", x=x, w=w)
@@ -68,8 +68,8 @@ def forward(
         raise ValueError("conv2d: preactivation has no meaning for pooled outputs; pool afterwards")
     h, v = geometry.h.forward(), geometry.w.forward()
     x_last, w_last = channels_last(x), channels_last(w)
-    if pool and form is None and _pooled_apart(x_last, w_last, h, v, geometry.groups):
-        y, _ = forward(x_last.permute(0, 3, 1, 2), w, geometry, bias, act, scale=scale, precision=precision)
+    if pool and _pooled_apart(x_last, w_last, h, v, geometry.groups, form):
+        y, _ = forward(x_last.permute(0, 3, 1, 2), w, geometry, bias, act, scale=scale, form=form, precision=precision)
         windows = pools.windows("conv2d", (h.count, v.count), 2)
         return pools.max_pool2d(y, windows)[0] if pool == "max" else pools.avg_pool2d(y, windows), None
     size = (h.count // 2, v.count // 2) if pool else (h.count, v.count)
@@ -205,13 +205,18 @@ def _forms(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool
     return able
 
 
-def _pooled_apart(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int) -> bool:
-    """Whether only the pixel form can pool after the convolution of x [N, H, W, channels] with w, and it is not needed.
+def _pooled_apart(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, form: str | None) -> bool:
+    """Whether a pool after the convolution of x [N, H, W, channels] with w is one of its own.
 
-    It takes several times as long as another form with a pool after it.
+    So it is where the form asked for cannot pool, or where of all only the pixel form could and is not needed: it takes
+    several times as long as another form with a pool after it.
     """
-    fused, alone = (_choose(None, _forms(x, w, h, v, groups, pool), x) for pool in (True, False))
-    return min(h.count, v.count) >= 2 and fused == "pixel" != alone
+    if min(h.count, v.count) < 2:
+        return False
+    fused, alone = (_forms(x, w, h, v, groups, pool) for pool in (True, False))
+    if form is not None:
+        return form in alone and form not in fused
+    return _choose(None, fused, x) == "pixel" != _choose(None, alone, x)
 
 
 def _choose(wanted: str | None, able: list[str], x: torch.Tensor) -> str:

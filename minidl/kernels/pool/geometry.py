@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import triton
 
-Pair = int | tuple[int, int]
+from minidl.kernels.check import Pair, pair
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,6 @@ class Windows:
         return triton.cdiv(self.reach[0], self.stride[0]), triton.cdiv(self.reach[1], self.stride[1])
 
 
-def pair(op: str, name: str, value: Pair, least: int) -> tuple[int, int]:
-    """(height, width) from an integer or a pair. Raises ValueError below `least`, TypeError for anything else."""
-    values = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
-    if len(values) == 1:
-        values = values * 2
-    if len(values) != 2 or not all(isinstance(v, int) for v in values):
-        raise TypeError(f"{op}: {name} is {value!r}, expected an integer or a pair of them")
-    if min(values) < least:
-        raise ValueError(f"{op}: {name} is {value}, expected {least} or more")
-    return values
-
-
 def windows(
     op: str,
     size: tuple[int, int],
@@ -110,7 +98,7 @@ def windows(
     pad, dil = pair(op, "padding", padding, 0), pair(op, "dilation", dilation, 1)
     if divisor == 0:
         raise ValueError(f"{op}: divisor_override is 0, expected another number, or None for the size of the window")
-    output = []
+    output, steps = [], []
     for axis, name in enumerate(("height", "width")):
         reach = (kernel[axis] - 1) * dil[axis] + 1
         if pad[axis] > kernel[axis] // 2:
@@ -128,7 +116,9 @@ def windows(
                 f"{pad[axis]}; use a smaller kernel or a larger image"
             )
         output.append(count)
-    return Windows(size, (output[0], output[1]), kernel, step, pad, dil, divisor or 0, padded)
+        # Beyond the image there is no second window, however far: gradients walk the pixels of a whole step.
+        steps.append(min(step[axis], max(reach, size[axis] + pad[axis])))
+    return Windows(size, (output[0], output[1]), kernel, (steps[0], steps[1]), pad, dil, divisor or 0, padded)
 
 
 def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[int | None, int | None]) -> Windows:
