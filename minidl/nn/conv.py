@@ -65,7 +65,8 @@ class Conv2d(Module):
 class ConvTranspose2d(Module):
     """act(conv_transpose(x, weight) + bias): weight [in, out / groups, height, width], names and start as torch's.
 
-    Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv_transpose2d`. `act` is fused into it.
+    Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv_transpose2d`. `act` is fused into it. The weight's memory
+    is torch.channels_last, as that of `Conv2d`.
     """
 
     def __init__(

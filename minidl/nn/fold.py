@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from minidl import ops
 from minidl.kernels.activation import Activation
 from minidl.nn.conv import Conv2d, ConvTranspose2d
@@ -27,9 +25,6 @@ class FoldedConv2d(Module):
         assert norm.running_var is not None
         self.conv = conv
         self.act: Activation = norm.act
-        if isinstance(conv, ConvTranspose2d):
-            # In this memory 16-bit weights are read as they are on the way back, without being turned at each call.
-            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
         # Of the weight only the dtype and the number of outputs count.
         weight = Tensor(conv.weight.data.new_empty(conv.out_channels))
         scale, shift = ops.fold_batch_norm(

@@ -126,7 +126,8 @@ def _geometry_of(
 
 
 def check_settings(stride: Any, padding: Any, output_padding: Any, dilation: Any) -> tuple[tuple[int, int], ...]:
-    """The four as pairs. Raises ValueError for settings that no image and weight can go with."""
+    """The four as pairs. Raises ValueError for settings that no image and weight can go with, TypeError for what are
+    no whole numbers."""
     strides, dilations = pair(OP, "stride", stride, 1), pair(OP, "dilation", dilation, 1)
     ends = pair(OP, "output_padding", output_padding, 0)
     for end, step, apart in zip(ends, strides, dilations, strict=True):

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.kernels import conv, launch
-from minidl.kernels.conv import banded, boxed, pixel_tiled
+from minidl.kernels.conv import banded, batch_tiled, boxed, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry
 from minidl.tensor import default_device
 
@@ -253,6 +253,17 @@ def test_weights_read_as_they_are_on_the_way_back(kernel, stride, dilation, grou
     monkeypatch.setattr(conv, "turned", None)
     for form in ("batch", "box"):
         assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form=form), p.dx.to(w.dtype))
+
+
+@pytest.mark.parametrize("stride", [(2, 2), (1, 3), (4, 2)])
+def test_one_launch_for_all_walks_back(stride, monkeypatch):
+    """More images than a row tile has, odd sizes, strides beyond the kernel, groups."""
+    monkeypatch.setattr(batch_tiled, "correlate", lambda *_, **__: pytest.fail("a launch for each walk"))
+    for kernel, groups in (((5, 4), 1), ((2, 3), 2), ((1, 1), 1)):
+        for dtype in (torch.float32, torch.float16):
+            p = Problem((70, 8, 32, (7, 6), kernel, stride, (2, 1), (1, 1), groups), dtype=dtype)
+            for w in (p.w, p.w.to(memory_format=torch.channels_last)):
+                assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form="batch"), p.dx.to(dtype))
 
 
 def test_images_of_one_pixel_in_strides_of_their_own():
