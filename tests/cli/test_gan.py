@@ -121,8 +121,11 @@ def test_a_gan_run_is_replaced_with_its_pictures(command, gan_run, stripes, tmp_
 
 
 def test_a_gan_run_answers_nothing(command, gan_run):
-    for arguments in (("predict", gan_run[0], "x"), ("evaluate", gan_run[0])):
-        refused(command(*arguments), "is a gan run, which makes pictures and answers nothing")
+    refused(command("predict", gan_run[0], "x"), "is a gan run, which makes pictures and answers nothing")
+
+
+def test_own_pictures_have_no_evaluator_of_minidls(command, gan_run):
+    refused(command("evaluate", gan_run[0]), "and give --evaluator RUN")
 
 
 @pytest.mark.parametrize(
