@@ -191,7 +191,6 @@ def test_models_that_are_none(command, model, tmp_path, text_run):
     refused(command("generate", "--model", model, "--out", model), "is a file: give the name of a folder")
 
 
-@pytest.mark.skipif(not (WEIGHTS / "mnist.safetensors").exists(), reason="the built-in generator is not there yet")
 def test_the_built_in_generator(command, tmp_path):
     assert (WEIGHTS / "mnist.safetensors").stat().st_size < 4 * 2**20
     assert command("generate", "--count", 2, "--out", tmp_path / "out", "--quiet").code == 0
