@@ -256,7 +256,7 @@ def update_block(
             b_p *= (1.0 - lr * weight_decay).to(ACC)
         else:
             # A group without decay has infinite weights too, of which 0 times as much would be NaN.
-            b_g = tl.where(weight_decay != 0.0, b_g + weight_decay.to(ACC) * b_p, b_g)
+            b_g += weight_decay.to(ACC) * tl.where(weight_decay != 0.0, b_p, 0.0)
     eps = tl.load(p_numbers + EPS).to(ACC)
     if RULE == SGD:
         if HAS_MOMENTUM:
