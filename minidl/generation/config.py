@@ -112,10 +112,11 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
         if len(seeds) + last - first >= MAX_COUNT:
             raise ConfigError(f"--seeds names more than {MAX_COUNT:,} seeds: make the pictures in several commands")
         seeds += range(first, last + 1)
-    if len(set(seeds)) < len(seeds):
-        seen: set[int] = set()
-        twice = next(seed for seed in seeds if seed in seen or seen.add(seed))  # type: ignore[func-returns-value]
-        raise ConfigError(f"--seeds names {twice} twice: a picture depends on its seed alone, name each once")
+    seen: set[int] = set()
+    for seed in seeds:
+        if seed in seen:
+            raise ConfigError(f"--seeds names {seed} twice: a picture depends on its seed alone, name each once")
+        seen.add(seed)
     return tuple(seeds)
 
 
