@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.kernels import conv, launch
-from minidl.kernels.conv import banded, batch_tiled, boxed, pixel_tiled
+from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, boxed, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry
 from minidl.tensor import default_device
 
@@ -79,9 +79,12 @@ class Problem:
             "grad_weight": (self.dw, lambda: conv.grad_weight(self.x, self.dy, self.geometry, form=form)),
         }
         if min(self.y.shape[2:]) > 1:
+            unpooled = z.relu()
+            if self.pooled_apart(form):
+                unpooled = unpooled.to(self.x.dtype).double()
             for pool, function in (("max", F.max_pool2d), ("avg", F.avg_pool2d)):
                 calls[pool] = (
-                    function(z.relu(), 2),
+                    function(unpooled, 2),
                     lambda pool=pool: conv.forward(
                         self.x, self.w, self.geometry, self.bias, "relu", scale=self.scale, pool=pool, form=form
                     )[0],
@@ -95,6 +98,11 @@ class Problem:
             assert torch.equal(got, expected.to(got.dtype)), f"{name} in form {form}"
             done.append(name)
         return done
+
+    def pooled_apart(self, form):
+        """Whether a pool afterwards reads outputs that are rounded."""
+        h, v, groups = self.geometry.h.forward(), self.geometry.w.forward(), self.geometry.groups
+        return conv._pooled_apart(conv.channels_last(self.x), conv.channels_last(self.w), h, v, groups, form)
 
 
 @st.composite
@@ -237,9 +245,40 @@ def test_shares_of_the_weight_gradient(processors, monkeypatch):
     """One share, some, and more than there are steps."""
     monkeypatch.setattr(launch, "processors", lambda: processors)
     p = Problem((70, 32, 40, (5, 6), (3, 2), (1, 1), (1, 1), (1, 1), 2))
-    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PIXELS": 1, "PER_PROCESSOR": 4}
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4}
     with launch.force(conv_batch_grad_weight=launch.Tile(sizes)):
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(p.x.dtype))
+
+
+@pytest.mark.parametrize("processors", [1, 20])
+@pytest.mark.parametrize("N", [3, 33])
+@pytest.mark.parametrize(
+    ("H", "kernel", "stride", "padding", "dilation", "parts"),
+    [
+        (8, 3, 1, 1, 1, 8),
+        (12, 5, 1, 2, 1, 4),
+        (12, 3, 1, 2, 2, 4),
+        (16, 3, 2, 1, 1, 8),
+        (16, 4, 2, 1, 1, 8),
+        (24, 5, 3, 2, 1, 8),
+        (20, 1, 1, 0, 1, 4),
+        (12, 4, 2, 1, 3, 1),
+        (9, 3, 1, 1, 1, 1),
+    ],
+)
+def test_parts_of_an_image_count_as_images(H, kernel, stride, padding, dilation, parts, N, processors, monkeypatch):
+    """The rows where parts meet, read from whole images; one share and some; a width that some taps never meet."""
+    monkeypatch.setattr(batch_grad_weight, "PART", 1)
+    monkeypatch.setattr(launch, "processors", lambda: processors)
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4}
+    for width, groups in ((5, 1), (1, 2)):
+        shape = (N, 32, 32, (H, width), (kernel, 3), (stride, 1), (padding, 2), (dilation, 1), groups)
+        for dtype in (torch.float32, torch.float16):
+            p = Problem(shape, dtype=dtype)
+            x, dy = conv.channels_last(p.x), conv.channels_last(p.dy)
+            assert batch_grad_weight.parts_of(x, dy, p.geometry.h.forward()) == parts
+            with launch.force(conv_batch_grad_weight=launch.Tile(sizes)):
+                assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(dtype))
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -424,8 +463,13 @@ def test_a_batch_of_many_drawn_shapes_in_the_form_that_is_chosen():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("block", range(50))
-def test_five_hundred_drawn_shapes_forms_and_tiles(block):
-    """Ten each: a drawn shape, dtype, form and tile of that form; exact on whole numbers, and twice the same."""
+def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
+    """Ten each: a drawn shape, dtype, form and tile of that form; exact on whole numbers, and twice the same.
+
+    Images whole in even blocks, in as many parts as can be in odd ones.
+    """
+    if block % 2:
+        monkeypatch.setattr(batch_grad_weight, "PART", 1)
     families = {
         "pixel": ("conv", "conv_flat", "conv_grad_weight"),
         "batch": ("conv_batch", "conv_batch_narrow", "conv_batch_grad_weight"),
@@ -455,6 +499,8 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block):
         with launch.force(**tiles):
             problem = Problem(shape, seed, dtype)
             problem.check(form)
+            if form == "batch" and problem.dy.shape[1] // shape[-1] % 32 == 0:
+                assert in_one_launch(problem)
             x, dy = torch.randn_like(problem.x), torch.randn_like(problem.dy)
             for call in (
                 lambda p=problem, x=x, form=form: conv.forward(x, p.w, p.geometry, form=form)[0],

@@ -11,22 +11,26 @@ import triton.language as tl
 
 from minidl.kernels import gemm, launch
 from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes, inside
-from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.geometry import Axis, Geometry, Walk
+
+# Bytes of an image, or of a part of one, whose runs lie in few enough pages of memory.
+PART = 2**19
 
 
 @triton.jit
 def conv_batch_grad_weight_kernel(
-    d_dy, d_x, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, SHARES,
+    d_dy, d_x, d_dy_parts, d_x_parts, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, SHARES,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    TAPS: tl.constexpr, PIXELS: tl.constexpr,
+    TAPS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """partial [shares, groups * M, J * C]: TAPS (1 or 3) taps of a row, BLOCK_M x BLOCK_N channels, BLOCK_K images.
 
     With one tap only the pixels that it reads are walked; three taps walk all pixels of a row, and a tap outside the
-    image reads a box of zeros. With PIXELS 2 a step takes two neighbours, which share boxes of x (strides of 1).
+    image reads a box of zeros. With PARTS above 1 (one tap only) the parts of an image count as images, and what a tap
+    reads beyond its part is added from whole images.
     """
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     J: tl.constexpr = JH * JW // TAPS
@@ -38,19 +42,23 @@ def conv_batch_grad_weight_kernel(
     i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * J)
     tap_h = in_h + j // JW * IN_TAP_H
     tap_w = in_w + j % JW * IN_TAP_W
-    q_h, rows = inside(tap_h, H, IN_STEP_H, QH)
+    channels = GROUPS * C
+    o_m = i_group * M + m
+    o_c = i_group * C + c
+    PART_QH = QH // PARTS
+    q_h, rows = inside(tap_h, H // PARTS, IN_STEP_H, PART_QH)
     if TAPS == 1:
         q_w, columns = inside(tap_w, W, IN_STEP_W, QW)
     else:
         q_w = 0
-        columns = QW // PIXELS
-    runs = tl.cdiv(N, BLOCK_K)
-    channels = GROUPS * C
+        columns = QW
+    runs = tl.cdiv(N * PARTS, BLOCK_K)
     places = tl.maximum(rows * columns, 1)
     work = rows * columns * runs
     steps = tl.cdiv(tl.maximum(work - i_share, 0), SHARES)
     nothing = steps == 0  # one step outside then: its boxes are zeros
     steps = tl.maximum(steps, 1)
+    width = columns
     columns = tl.maximum(columns, 1)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     if TAPS == 3:
@@ -59,39 +67,49 @@ def conv_batch_grad_weight_kernel(
     tl.assume(steps > 0)
     for i in range(steps):
         k = i_share + i * SHARES
-        n = tl.where(nothing, N, k // places * BLOCK_K)
+        n = tl.where(nothing, N * PARTS, k // places * BLOCK_K)
         q = k % places
         h = q_h + q // columns
-        w = q_w + q % columns * PIXELS
-        b_dy = d_dy.load([n, (h * QW + w) * (GROUPS * M) + i_group * M + m]).T  # [BLOCK_M, BLOCK_K]
+        w = q_w + q % columns
+        b_dy = d_dy_parts.load([n, (h * QW + w) * (GROUPS * M) + o_m]).T  # [BLOCK_M, BLOCK_K]
         x_w = tap_w + w * IN_STEP_W
-        o_x = ((tap_h + h * IN_STEP_H) * W + x_w) * channels + i_group * C + c
+        o_x = ((tap_h + h * IN_STEP_H) * W + x_w) * channels + o_c
         if TAPS == 1:
-            b_x = d_x.load([n, o_x])  # [BLOCK_K, BLOCK_N]
+            b_x = d_x_parts.load([n, o_x])  # [BLOCK_K, BLOCK_N]
             b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
         else:
             STEP: tl.constexpr = IN_TAP_W
             nowhere = H * W * channels
-            b_x = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x, nowhere)])
+            b_x = d_x_parts.load([n, tl.where((x_w >= 0) & (x_w < W), o_x, nowhere)])
             b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
             x_w += STEP
-            b_x_1 = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + STEP * channels, nowhere)])
-            b_acc_1 = tl.dot(b_dy, b_x_1, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
+            b_x = d_x_parts.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + STEP * channels, nowhere)])
+            b_acc_1 = tl.dot(b_dy, b_x, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
             x_w += STEP
-            b_x_2 = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 2 * STEP * channels, nowhere)])
-            b_acc_2 = tl.dot(b_dy, b_x_2, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
-            if PIXELS == 2:
-                x_w += STEP
-                b_x_3 = d_x.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 3 * STEP * channels, nowhere)])
-                b_dy = d_dy.load([n, (h * QW + w + 1) * (GROUPS * M) + i_group * M + m]).T
-                b_acc = tl.dot(b_dy, b_x_1, b_acc, input_precision=PRECISION, out_dtype=ACC)
-                b_acc_1 = tl.dot(b_dy, b_x_2, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
-                b_acc_2 = tl.dot(b_dy, b_x_3, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
-    o_m = m + tl.arange(0, BLOCK_M)
-    o_c = c + tl.arange(0, BLOCK_N)
+            b_x = d_x_parts.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 2 * STEP * channels, nowhere)])
+            b_acc_2 = tl.dot(b_dy, b_x, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
+    if PARTS > 1:
+        # Rows whose input is in the part before or after. The share whose turn it is goes first.
+        before = tap_h < 0
+        edge = tl.where(before, q_h, PART_QH - q_h - rows)
+        first_h = tl.where(before, PART_QH, q_h + rows)
+        places = edge * (PARTS - 1) * columns
+        work_edge = tl.where(width == 0, 0, places * tl.cdiv(N, BLOCK_K))
+        i_first = (i_share + SHARES - work % SHARES) % SHARES
+        for k in range(i_first, work_edge, SHARES):
+            q = k % places
+            row = q // columns
+            h = first_h + row // edge * PART_QH + row % edge
+            w = q_w + q % columns
+            n = k // places * BLOCK_K
+            b_dy = d_dy.load([n, (h * QW + w) * (GROUPS * M) + o_m]).T
+            b_x = d_x.load([n, ((tap_h + h * IN_STEP_H) * W + tap_w + w * IN_STEP_W) * channels + o_c])
+            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+    r_m = m + tl.arange(0, BLOCK_M)
+    r_c = c + tl.arange(0, BLOCK_N)
     p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * JW * C)
-    p_partial += (i_group * M + o_m).to(tl.int64)[:, None] * (JH * JW * C) + j * C + o_c[None, :]
-    m_mc = (o_m < M)[:, None] & (o_c < C)[None, :]
+    p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (JH * JW * C) + j * C + r_c[None, :]
+    m_mc = (r_m < M)[:, None] & (r_c < C)[None, :]
     tl.store(p_partial, b_acc, mask=m_mc)
     if TAPS == 3:
         tl.store(p_partial + C, b_acc_1, mask=m_mc)
@@ -115,16 +133,17 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     )
     taps = len(h.taps) * len(v.taps)
     together = tile["TAPS"] if len(v.taps) == 3 else 1
-    pixels = tile["PIXELS"] if (together, v.in_step, v.in_tap, v.count % 2) == (3, 1, 1, 0) else 1
+    parts = parts_of(x, dy, h) if together == 1 else 1
     tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
     work = _steps(geometry.h) * _steps(geometry.w) * triton.cdiv(N, tile["BLOCK_K"])
     shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
     partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
-    sizes = {**tile.options, "TAPS": together, "PIXELS": pixels}
+    sizes = {**tile.options, "TAPS": together, "PARTS": parts}
     del sizes["PER_PROCESSOR"]
+    block_dy, block_x = (tile["BLOCK_K"], tile["BLOCK_M"]), (tile["BLOCK_K"], tile["BLOCK_N"])
     launch.run(
-        conv_batch_grad_weight_kernel, (tiles * shares,), boxes_of(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
-        boxes_of(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial,
+        conv_batch_grad_weight_kernel, (tiles * shares,), boxes_of(dy, *block_dy), boxes_of(x, *block_x),
+        boxes_of(_cut(dy, parts), *block_dy), boxes_of(_cut(x, parts), *block_x), partial,
         N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares,
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
@@ -132,6 +151,22 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     )  # fmt: skip
     total = gemm.sum_shares(partial.view(shares, -1), x.dtype)
     return total.view(groups * M, len(h.taps), len(v.taps), C)
+
+
+def parts_of(x: torch.Tensor, dy: torch.Tensor, h: Walk) -> int:
+    """How many parts an image is cut into: the fewest that are small, as long as no tap reads beyond a neighbour."""
+    H, QH = x.shape[1], dy.shape[1]
+    reach = max(-h.in_start, h.in_start + (len(h.taps) - 1) * h.in_tap)
+    parts, size = 1, max(t[0].numel() * t.element_size() for t in (x, dy))
+    while size > PART * parts and QH * h.in_step == H and QH % (2 * parts) == 0 and reach <= H // (2 * parts):
+        parts *= 2
+    return parts
+
+
+def _cut(x: torch.Tensor, parts: int) -> torch.Tensor:
+    """x [N, H, W, channels] as [N * parts, H / parts, W, channels]."""
+    N, H, W, channels = x.shape
+    return x.view(N * parts, H // parts, W, channels)
 
 
 def _steps(axis: Axis) -> int:
