@@ -292,7 +292,7 @@ def train_gan(
     quiet: Quiet = False,
     no_plots: Annotated[bool, switch("--no-plots", "Draw no curves; the grids of pictures are always made.")] = False,
 ) -> None:
-    """Train a generator of pictures: a DCGAN with spectral normalisation of its discriminator.
+    """Train a generator of pictures: a DCGAN.
 
     A grid of 64 pictures from fixed noise is drawn after every epoch, a film of them at the end. Classes are not used.
 

@@ -33,15 +33,14 @@ class Generator(nn.Module):
         transposed convolution 5x5, stride 2    32x32x64    batch norm, ReLU
         transposed convolution 5x5, stride 2    64x64x3     tanh
 
-    and for 28 x 28 pixels, two layers, width 64 and kernel 4
+    and for 28 x 28 pixels, two layers, width 64 and kernel 5
 
         linear latent -> 7x7x128                7x7x128     batch norm, ReLU
-        transposed convolution 4x4, stride 2    14x14x64    batch norm, ReLU
-        transposed convolution 4x4, stride 2    28x28x1     tanh
+        transposed convolution 5x5, stride 2    14x14x64    batch norm, ReLU
+        transposed convolution 5x5, stride 2    28x28x1     tanh
 
-    `layers` None: 4 from 64 pixels on, else 2; `kernel` None: 5 with four layers or more, else 4. Height and width are
-    multiples of 2^layers. Weights start as normal values of deviation 0.02 about 0, those of batch norm about 1.
-    Raises ValueError for sizes that do not fit.
+    `layers` None: 4 from 64 pixels on, else 2. Height and width are multiples of 2^layers. Weights start as normal
+    values of deviation 0.02 about 0, those of batch norm about 1. Raises ValueError for sizes that do not fit.
     """
 
     def __init__(
@@ -51,12 +50,12 @@ class Generator(nn.Module):
         size: tuple[int, int] = (28, 28),
         width: int = 64,
         layers: int | None = None,
-        kernel: int | None = None,
+        kernel: int = 5,
         device: Device = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        layers, kernel = _checked(size, layers, kernel, latent=latent, channels=channels, width=width)
+        layers = _checked(size, layers, kernel, latent=latent, channels=channels, width=width)
         self.latent, self.channels, self.size, self.width = latent, channels, (int(size[0]), int(size[1])), width
         self.layers, self.kernel = layers, kernel
         place: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -89,14 +88,15 @@ class Generator(nn.Module):
 class Discriminator(nn.Module):
     """Pictures [N, channels, H, W] -> [N] logits of being real.
 
-    For 28 x 28 pixels, two layers, width 64 and kernel 4
+    For 28 x 28 pixels, two layers, width 64 and kernel 5
 
-        convolution 4x4, stride 2    14x14x64    LeakyReLU 0.2
-        convolution 4x4, stride 2    7x7x128     LeakyReLU 0.2
+        convolution 5x5, stride 2    14x14x64    LeakyReLU 0.2
+        convolution 5x5, stride 2    7x7x128     LeakyReLU 0.2
         linear 6272 -> 1
 
-    and as many layers as the generator has elsewhere. Every weight has spectral normalisation, which takes the place of
-    the paper's batch norm. Settings, first values and errors as those of `Generator`.
+    and as many layers as the generator has elsewhere. It is without the paper's batch norm: a penalty on its gradient,
+    which needs each picture's logit to be its own, takes that place. Settings, first values and errors as those of
+    `Generator`.
     """
 
     def __init__(
@@ -105,24 +105,24 @@ class Discriminator(nn.Module):
         size: tuple[int, int] = (28, 28),
         width: int = 64,
         layers: int | None = None,
-        kernel: int | None = None,
+        kernel: int = 5,
         device: Device = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        layers, kernel = _checked(size, layers, kernel, channels=channels, width=width)
+        layers = _checked(size, layers, kernel, channels=channels, width=width)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         steps: list[nn.Module] = []
         for layer in range(layers):
             steps.append(
-                nn.SpectralConv2d(
+                nn.Conv2d(
                     channels, width << layer, kernel, stride=2, padding=(kernel - 1) // 2, act=("leaky_relu", 0.2),
                     **place,
                 )
             )  # fmt: skip
             channels = width << layer
         self.downward = nn.Sequential(*steps)
-        self.judge = nn.SpectralLinear((size[0] >> layers) * (size[1] >> layers) * channels, 1, **place)
+        self.judge = nn.Linear((size[0] >> layers) * (size[1] >> layers) * channels, 1, **place)
         self.apply(_fill)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -226,10 +226,9 @@ def _of_format(about: Mapping[str, str]) -> str:
     return about["settings"]
 
 
-def _checked(size: tuple[int, int], layers: int | None, kernel: int | None, **counts: int) -> tuple[int, int]:
-    """(layers, kernel) with the defaults filled in. Raises ValueError."""
+def _checked(size: tuple[int, int], layers: int | None, kernel: int, **counts: int) -> int:
+    """The number of layers with the default filled in. Raises ValueError."""
     layers = default_layers(size) if layers is None else layers
-    kernel = (5 if layers >= 4 else 4) if kernel is None else kernel
     for name, value in {**counts, "layers": layers}.items():
         if value < 1:
             raise ValueError(f"DCGAN: {name} is {value}, expected 1 or more")
@@ -240,7 +239,7 @@ def _checked(size: tuple[int, int], layers: int | None, kernel: int | None, **co
         raise ValueError(
             f"DCGAN: pictures of {size[0]} x {size[1]} cannot be halved {layers} times; expected multiples of {step}"
         )
-    return layers, kernel
+    return layers
 
 
 def _fill(module: nn.Module) -> None:
@@ -252,5 +251,3 @@ def _fill(module: nn.Module) -> None:
         init.normal_(module.weight, 0.0, STD)
         if module.bias is not None:
             init.zeros_(module.bias)
-        if isinstance(module, nn.SpectralConv2d | nn.SpectralLinear):
-            module.reset_direction()

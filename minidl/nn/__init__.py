@@ -18,7 +18,6 @@ from minidl.nn.layers import (
     Tanh,
 )
 from minidl.nn.module import Module, Parameter
-from minidl.nn.spectral import SpectralConv2d, SpectralLinear
 from minidl.nn.vision import AdaptiveAvgPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, MaxPool2d
 
 __all__ = [
@@ -42,8 +41,6 @@ __all__ = [
     "SiLU",
     "Sigmoid",
     "SparseLinear",
-    "SpectralConv2d",
-    "SpectralLinear",
     "Tanh",
     "fold_batch_norms",
     "init",

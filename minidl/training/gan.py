@@ -12,7 +12,7 @@ from minidl.data import ImageDataset, Pictures
 from minidl.data.image_batches import ImageBatches
 from minidl.models import dcgan
 from minidl.training import files, plots, reports, runs, samples, session
-from minidl.training.adversaries import Adversaries, latents
+from minidl.training.adversaries import PENALTY, Adversaries, latents
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.config import TrainGan
 from minidl.training.display import Display
@@ -59,7 +59,6 @@ def model_settings(config: TrainGan, dataset: ImageDataset) -> dict[str, Any]:
         "size": [height, width],
         "width": config.width,
         "layers": layers,
-        "kernel": 5 if layers >= 4 else 4,
     }
 
 
@@ -156,7 +155,7 @@ def as_text(report: dict[str, Any]) -> str:
         ("training", f"{training}, {report['seconds']:.1f} s, {report['images_per_second']:,.0f} pictures a second"),
         ("seed", str(report["seed"])),
         ("generator", f"{parameters['generator']:,} parameters, {report['model']['latent']} latent numbers"),
-        ("discriminator", f"{parameters['discriminator']:,} parameters, spectral normalisation"),
+        ("discriminator", f"{parameters['discriminator']:,} parameters, gradient penalty {PENALTY:g}"),
         ("optimizer", f"{optimizer['name']}, rate {optimizer['lr']:g}, batches of {optimizer['batch_size']}"),
         ("precision", report["precision"]),
         ("updates skipped", str(report["skipped"]) if report["skipped"] else ""),

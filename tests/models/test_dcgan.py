@@ -33,7 +33,7 @@ def test_mnists_generator_is_below_4_megabytes():
 
 
 @pytest.mark.parametrize(
-    ("size", "channels", "kernel"), [((28, 28), 1, None), ((32, 16), 3, 3), ((8, 8), 1, 5), ((64, 64), 1, None)]
+    ("size", "channels", "kernel"), [((28, 28), 1, 5), ((32, 16), 3, 3), ((8, 8), 1, 4), ((64, 64), 1, 5)]
 )
 def test_pictures_have_their_size_and_range(size, channels, kernel):
     random.manual_seed(0)
