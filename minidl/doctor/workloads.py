@@ -139,7 +139,7 @@ def _transposed(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
         plain = torch.zeros(C, M, kernel, kernel, dtype=dtype)
         for memory in (torch.contiguous_format, torch.channels_last):
             w = plain.contiguous(memory_format=memory)
-            call = partial(conv.transposed, x, w, Geometry(axis, axis), bias, act, one_launch=True)
+            call = partial(conv.transposed, x, w, Geometry(axis, axis), bias, act)
             name = f"{C} to {M} at {size}, {memory}"
             form = "few" if M <= few_outputs.MOST else "batch"
             yield name, partial(_if_able, partial(call, scale=bias), form)

@@ -19,6 +19,7 @@ from minidl.tensor import Tensor
 Device = torch.device | str | None
 FORMAT = "minidl generator"
 STD = 0.02  # of first weights
+KERNEL = 5
 _DEEP = 64  # pixels from which four layers are used
 
 
@@ -50,7 +51,7 @@ class Generator(nn.Module):
         size: tuple[int, int] = (28, 28),
         width: int = 64,
         layers: int | None = None,
-        kernel: int = 5,
+        kernel: int = KERNEL,
         device: Device = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -105,7 +106,7 @@ class Discriminator(nn.Module):
         size: tuple[int, int] = (28, 28),
         width: int = 64,
         layers: int | None = None,
-        kernel: int = 5,
+        kernel: int = KERNEL,
         device: Device = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:

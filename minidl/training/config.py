@@ -26,7 +26,7 @@ TASKS = ("regression", "classification")
 MISSING = ("error", "fill")
 # Settings of a GAN: for pictures of 28 pixels or more, and for digits, which an interpreter trains on, too.
 GAN_DEFAULTS: dict[str, tuple[float, float]] = {
-    "latent": (100, 32), "width": (64, 16), "epochs": (40, 10), "batch_size": (128, 32), "lr": (4e-4, 1e-3),
+    "latent": (100, 32), "width": (64, 16), "epochs": (65, 10), "batch_size": (128, 32), "lr": (6e-4, 1e-3),
 }  # fmt: skip
 _LARGEST = 3.4028234663852886e38  # of float32: what the device gets
 

@@ -59,6 +59,7 @@ def model_settings(config: TrainGan, dataset: ImageDataset) -> dict[str, Any]:
         "size": [height, width],
         "width": config.width,
         "layers": layers,
+        "kernel": dcgan.KERNEL,
     }
 
 

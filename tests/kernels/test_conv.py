@@ -209,7 +209,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
 def in_one_launch(p):
     """Whether the gradient of the input is right with all walks in one launch, for weights in either memory."""
     for w in (p.w, p.w.to(memory_format=torch.channels_last)):
-        got, _ = conv.transposed(p.dy, w, p.geometry, form="batch", one_launch=True)
+        got, _ = conv.transposed(p.dy, w, p.geometry, form="batch")
         assert torch.equal(got, p.dx.to(got.dtype))
     return True
 
@@ -269,6 +269,7 @@ def test_shares_of_the_weight_gradient(processors, monkeypatch):
 def test_parts_of_an_image_count_as_images(H, kernel, stride, padding, dilation, parts, N, processors, monkeypatch):
     """The rows where parts meet, read from whole images; one share and some; a width that some taps never meet."""
     monkeypatch.setattr(batch_grad_weight, "PART", 1)
+    monkeypatch.setattr(batch_grad_weight, "RUN", 1)
     monkeypatch.setattr(launch, "processors", lambda: processors)
     sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4}
     for width, groups in ((5, 1), (1, 2)):

@@ -162,7 +162,7 @@ def test_a_bad_size_is_told(text_):
 def test_a_gans_settings_follow_its_data():
     small, large = (config.TrainGan(data=data, out=Path("run")) for data in ("digits", "mnist"))
     assert (small.width, small.latent, small.batch_size, small.epochs, small.lr) == (16, 32, 32, 10, 1e-3)
-    assert (large.width, large.latent, large.batch_size, large.epochs, large.lr) == (64, 100, 128, 40, 4e-4)
+    assert (large.width, large.latent, large.batch_size, large.epochs, large.lr) == (64, 100, 128, 65, 6e-4)
     given = config.TrainGan(data="mnist", out=Path("run"), epochs=3, size=(28, 28))
     assert given.epochs == 3
     assert config.from_saved(config.TrainGan, given.identity(), {"out": Path("run")}) == given

@@ -91,13 +91,11 @@ def transposed(
     preactivation: bool = False,
     form: str | None = None,
     precision: str | None = None,
-    one_launch: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(y, z) of the transposed convolution of x [N, groups * M, OH, OW]: y [N, groups * C, H, W], z as in `forward`.
 
     geometry and w [groups * M, C, R, S] are those of the convolution from y to x, whose gradient of the input this is;
-    bias and scale [groups * C] are applied as in `forward`. one_launch: the batch-tiled form does all walks back of a
-    stride at once, where it can (not the default before it has run on a GPU in every dtype).
+    bias and scale [groups * C] are applied as in `forward`.
     """
     _check("conv_transpose2d", x=x, w=w)
     _check_epilogue("conv_transpose2d", x, bias, scale)
@@ -117,7 +115,7 @@ def transposed(
         like = torch.empty(shape[3], len(h.taps), len(v.taps), w.shape[0] // groups, dtype=w.dtype, device="meta")
         chosen = _choose(form, _forms(x_last, like, h, v, groups, False), x_last)
         turn = as_is and chosen in UNTURNED
-        if one_launch and chosen == "batch" and batch_back.takes(geometry):
+        if chosen == "batch" and batch_back.takes(geometry):
             # It is so for every walk.
             weights = w_last if turn else turned(w, geometry.h.forward(), geometry.w.forward(), groups)
             batch_back.correlate(x_last, weights, y, geometry, epilogue, precision, turn=turn)
@@ -156,7 +154,10 @@ def grad_weight(
         able.append("batch")
     if banded.takes_grad_weight(x_last, dy_last, geometry):
         able.append("banded")
-    form_ = {"pixel": pixel_tiled, "batch": batch_grad_weight, "banded": banded}[_choose(form, able, x_last)]
+    rows = batch_grad_weight.rows_of(x_last, dy_last, geometry.h.forward(), geometry.groups)
+    # Half a run of images is still better than the pixel form.
+    chosen = _choose(form, able, x_last, 2 * rows)
+    form_ = {"pixel": pixel_tiled, "batch": batch_grad_weight, "banded": banded}[chosen]
     return form_.grad_weight(x_last, dy_last, geometry, precision).permute(0, 3, 1, 2)
 
 
@@ -221,8 +222,8 @@ def _pooled_apart(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: in
     return _choose(None, fused, x) == "pixel" != _choose(None, alone, x)
 
 
-def _choose(wanted: str | None, able: list[str], x: torch.Tensor) -> str:
-    """The form to use of those that are able to, for x [N, H, W, channels].
+def _choose(wanted: str | None, able: list[str], x: torch.Tensor, rows: int | None = None) -> str:
+    """The form to use of those that are able to, for x [N, H, W, channels], whose runs are of `rows` (None: N).
 
     Raises ValueError for an unknown name, UnableError for a form that is not able.
 
@@ -240,7 +241,7 @@ def _choose(wanted: str | None, able: list[str], x: torch.Tensor) -> str:
         large = x.shape[0] > 0 and x[0].numel() * x.element_size() >= LARGE
         if "box" in able and (x.shape[0] < 64 or large):
             return "box"
-        if "batch" in able and x.shape[0] >= 64:
+        if "batch" in able and (x.shape[0] if rows is None else rows) >= 64:
             return "batch"
     return "banded" if "banded" in able else "pixel"
 

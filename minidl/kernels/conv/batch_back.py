@@ -26,15 +26,16 @@ def walk_back(rho, size, R, PADDING: tl.constexpr, STRIDE: tl.constexpr):
 
 
 @triton.jit
-def conv_back_tile(
-    i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, M, GROUPS, R, S, w_row, w_tap,
+def conv_back_kernel(
+    d_x, d_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, M, GROUPS, R, S, w_row, w_tap,
     C: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     TURN: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The walk that tile i_tile is of, and the tile."""
+    """One tile, of the walk that its number falls into."""
+    i_tile = tl.program_id(0)
     across = tl.cdiv(M, BLOCK_N) * GROUPS * tl.cdiv(N, BLOCK_M)
     rho = 0
     before = 0
@@ -57,32 +58,6 @@ def conv_back_tile(
         C, taps_h, taps_w, 1, 1, 1, 1, STRIDE_H, STRIDE_W, ROW_OF_TAPS, TURN,
         HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, 1, PIECES, WHOLE, True,
     )  # fmt: skip
-
-
-@triton.jit
-def conv_back_kernel(
-    d_x, d_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, M, GROUPS, R, S, w_row, w_tap, tiles, programs,
-    C: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    TURN: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
-    PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
-):  # fmt: skip
-    """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
-    if PER_PROCESSOR == 0:
-        conv_back_tile(
-            tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, M, GROUPS, R, S, w_row, w_tap,
-            C, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, TURN, ROW_OF_TAPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIECES,
-        )  # fmt: skip
-    else:
-        for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
-            conv_back_tile(
-                i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, M, GROUPS, R, S, w_row, w_tap,
-                C, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, TURN, ROW_OF_TAPS,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIECES,
-            )  # fmt: skip
 
 
 def takes(geometry: Geometry) -> bool:
@@ -112,19 +87,18 @@ def correlate(
     # A short K leaves no time for wide epilogues.
     family = "conv_batch_narrow" if x.dtype != torch.float32 and C % 64 else "conv_back"
     tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=N, N=M, K=C & -C, pixels=h.size * v.size)
-    options = {name: value for name, value in tile.options.items() if name != "PIXELS"}
+    names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "PIECES", "num_warps", "num_stages")
+    options = {name: value for name, value in tile.options.items() if name in names}
     if epilogue.z is not None:
         options["num_warps"] = 8  # two results and their addresses in the registers of 4 would spill
     options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
     tiles = triton.cdiv(M, tile["BLOCK_N"]) * groups * triton.cdiv(N, tile["BLOCK_M"]) * h.size * v.size
-    walking = tile["PER_PROCESSOR"] * launch.processors()
-    programs = min(tiles, walking) if walking else tiles
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
     launch.run(
-        conv_back_kernel, (programs,), boxes_of(x, tile["BLOCK_M"], options["BLOCK_K"]),
+        conv_back_kernel, (tiles,), boxes_of(x, tile["BLOCK_M"], options["BLOCK_K"]),
         boxes_of(w, options["BLOCK_K"], tile["BLOCK_N"]) if turn else boxes_of(w, tile["BLOCK_N"], options["BLOCK_K"]),
         epilogue.bias, epilogue.scale, y, epilogue.z,
-        N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, w.shape[2] * w.shape[3], w.shape[3], tiles, programs,
+        N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, w.shape[2] * w.shape[3], w.shape[3],
         C=C, PADDING_H=h.padding, PADDING_W=v.padding, STRIDE_H=h.stride, STRIDE_W=v.stride,
         TURN=turn, ROW_OF_TAPS=turn and groups == 1, ACC=launch.acc(x.dtype), PRECISION=precision, **flags, **options,
     )  # fmt: skip

@@ -15,6 +15,8 @@ from minidl.kernels.conv.geometry import Axis, Geometry, Walk
 
 # Bytes of an image, or of a part of one, whose runs lie in few enough pages of memory.
 PART = 2**19
+RUN = 64  # images, the BLOCK_K of most tiles
+ROW_OF_TAPS = 128  # up to so many channels tiles have three taps
 
 
 @triton.jit
@@ -153,12 +155,20 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     return total.view(groups * M, len(h.taps), len(v.taps), C)
 
 
+def rows_of(x: torch.Tensor, dy: torch.Tensor, h: Walk, groups: int) -> int:
+    """The number of images, or of parts of them where as many channels as these have tiles of one tap."""
+    return x.shape[0] * (parts_of(x, dy, h) if x.shape[3] // groups > ROW_OF_TAPS else 1)
+
+
 def parts_of(x: torch.Tensor, dy: torch.Tensor, h: Walk) -> int:
-    """How many parts an image is cut into: the fewest that are small, as long as no tap reads beyond a neighbour."""
-    H, QH = x.shape[1], dy.shape[1]
+    """How many parts an image is cut into: the fewest that are small and fill a run, where no tap reads beyond a
+    neighbour."""
+    N, H, QH = x.shape[0], x.shape[1], dy.shape[1]
     reach = max(-h.in_start, h.in_start + (len(h.taps) - 1) * h.in_tap)
     parts, size = 1, max(t[0].numel() * t.element_size() for t in (x, dy))
-    while size > PART * parts and QH * h.in_step == H and QH % (2 * parts) == 0 and reach <= H // (2 * parts):
+    while (size > PART * parts or N * parts < RUN) and (
+        QH * h.in_step == H and QH % (2 * parts) == 0 and reach <= H // (2 * parts)
+    ):
         parts *= 2
     return parts
 
