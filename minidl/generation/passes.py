@@ -4,6 +4,7 @@ An image's floats depend on its latent alone, not on the others beside it. A ker
 the shape of its input, so on a GPU every pass has the same number of images (`pass_size`; the last one is filled up);
 in the interpreter, where a product's rounding depends on the row's place in the matrix, a pass is one image. A batch,
 which memory limits, is some passes: their results go to pinned memory on a second stream while the next batch runs.
+From the second on a pass is the replay of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from minidl import nn
 from minidl.autograd import no_grad
 from minidl.kernels import launch
 from minidl.tensor import Tensor, default_device
+from minidl.training.capture import Captured
 from minidl.training.errors import ConfigError, RunError
 
 _MAX_PASS = 256
@@ -60,7 +62,7 @@ def images(
     """
     if launch.INTERPRETED:
         return _interpreted(model, latents, batch or 1, together)
-    return _overlapped(model, latents, channels, size, batch)
+    return Passes(model, channels, size, batch).images(latents)
 
 
 def _interpreted(model: nn.Module, latents: np.ndarray, batch: int, together: int) -> Iterator[np.ndarray]:
@@ -72,33 +74,67 @@ def _interpreted(model: nn.Module, latents: np.ndarray, batch: int, together: in
         yield np.concatenate(found)
 
 
-def _overlapped(
-    model: nn.Module, latents: np.ndarray, channels: int, size: tuple[int, int], batch: int | None
-) -> Iterator[np.ndarray]:
-    dtype, device = _dtype(model), default_device()
-    one_pass = pass_size(channels, size)
-    values = channels * size[0] * size[1]
-    batch = batch_size(one_pass, values * dtype.itemsize, batch, torch.cuda.mem_get_info(device)[0])
-    batch = min(batch, -(-len(latents) // one_pass) * one_pass)
-    try:
-        slots = [_Slot(batch, latents.shape[1], (*size, channels), dtype, device) for _ in range(2)]
-        copies = torch.cuda.Stream(device)
-        waiting: tuple[_Slot, int] | None = None
-        for number, start in enumerate(range(0, len(latents), batch)):
-            part = latents[start : start + batch]
-            slot = slots[number % 2]
-            with no_grad():
-                slot.run(model, part, one_pass, copies)
+class Passes:
+    """A network on a GPU, for more than one set of latents: with the memory of its batches, and a pass as a CUDA graph.
+
+    Arguments as those of `images`. The network's weights must stay where they are.
+    """
+
+    def __init__(self, model: nn.Module, channels: int, size: tuple[int, int], batch: int | None = None) -> None:
+        self.model, self.dtype, self.shape = model, _dtype(model), (*size, channels)
+        self.device = default_device()
+        self.one_pass = pass_size(channels, size)
+        image_bytes = channels * size[0] * size[1] * self.dtype.itemsize
+        self.batch = batch_size(self.one_pass, image_bytes, batch, torch.cuda.mem_get_info(self.device)[0])
+        self._copies = torch.cuda.Stream(self.device)
+        self._pass = Captured(self._pictures, eager=1)
+        self._slots: list[_Slot] = []
+
+    def images(self, latents: np.ndarray) -> Iterator[np.ndarray]:
+        """The images of latents float32 [N, latent], as `images` gives them."""
+        batch = min(self.batch, -(-len(latents) // self.one_pass) * self.one_pass)
+        try:
+            if not self._slots or self._slots[0].count < batch:
+                self._slots = [_Slot(batch, latents.shape[1], self.shape, self.dtype, self.device) for _ in range(2)]
+            waiting: tuple[_Slot, int] | None = None
+            for number, start in enumerate(range(0, len(latents), batch)):
+                part = latents[start : start + batch]
+                slot = self._slots[number % 2]
+                with no_grad():
+                    self._run(slot, part)
+                if waiting is not None:
+                    yield waiting[0].result(waiting[1])
+                waiting = slot, len(part)
             if waiting is not None:
                 yield waiting[0].result(waiting[1])
-            waiting = slot, len(part)
-        if waiting is not None:
-            yield waiting[0].result(waiting[1])
-    except torch.cuda.OutOfMemoryError:
-        raise RunError(
-            f"the GPU has no memory for a batch of {batch} images in passes of {one_pass}; end other programs on it, "
-            "or give a smaller --batch-size"
-        ) from None
+        except torch.cuda.OutOfMemoryError:
+            raise RunError(
+                f"the GPU has no memory for a batch of {batch} images in passes of {self.one_pass}; end other programs "
+                "on it, or give a smaller --batch-size"
+            ) from None
+
+    def _run(self, slot: _Slot, latents: np.ndarray) -> None:
+        """Enqueue the passes of up to a batch of latents, and each one's copy to the host."""
+        kernels = torch.cuda.current_stream()
+        count = len(latents)
+        padded = -(-count // self.one_pass) * self.one_pass
+        # The kernels that read this slot's latents before are done: its pictures have been waited for.
+        slot.z[:count] = torch.from_numpy(latents.copy())
+        slot.z[count:padded] = 0.0
+        slot.z_device[:padded].copy_(slot.z[:padded], non_blocking=True)
+        for start in range(0, padded, self.one_pass):
+            (pictures,) = self._pass(Tensor(slot.z_device[start : start + self.one_pass]))
+            self._copies.wait_stream(kernels)
+            with torch.cuda.stream(self._copies):
+                slot.pictures[start : start + self.one_pass].copy_(pictures, non_blocking=True)
+            # The allocator must not hand the memory out again before the copy has read it.
+            pictures.record_stream(self._copies)
+        slot.copied.record(self._copies)
+
+    def _pictures(self, z: Tensor) -> tuple[torch.Tensor]:
+        """Pictures [one pass, H, W, C] of latents float32."""
+        y = self.model(Tensor(z.data.to(self.dtype))).data
+        return (y.permute(0, 2, 3, 1).contiguous(),)
 
 
 class _Slot:
@@ -107,30 +143,11 @@ class _Slot:
     def __init__(
         self, batch: int, latent: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
+        self.count = batch
         self.z = torch.zeros(batch, latent, dtype=torch.float32, pin_memory=True)
         self.z_device = torch.zeros(batch, latent, dtype=torch.float32, device=device)
         self.pictures = torch.empty(batch, *shape, dtype=dtype, pin_memory=True)
         self.copied = torch.cuda.Event()
-
-    def run(self, model: nn.Module, latents: np.ndarray, one_pass: int, copies: torch.cuda.Stream) -> None:
-        """Enqueue the passes of up to a batch of latents, and each one's copy to the host."""
-        kernels = torch.cuda.current_stream()
-        dtype = _dtype(model)
-        count = len(latents)
-        padded = -(-count // one_pass) * one_pass
-        # The kernels that read this slot's latents before are done: its pictures have been waited for.
-        self.z[:count] = torch.from_numpy(latents.copy())
-        self.z[count:padded] = 0.0
-        self.z_device[:padded].copy_(self.z[:padded], non_blocking=True)
-        for start in range(0, padded, one_pass):
-            y = model(Tensor(self.z_device[start : start + one_pass].to(dtype))).data
-            pictures = y.permute(0, 2, 3, 1).contiguous()
-            copies.wait_stream(kernels)
-            with torch.cuda.stream(copies):
-                self.pictures[start : start + one_pass].copy_(pictures, non_blocking=True)
-            # The allocator must not hand the memory out again before the copy has read it.
-            pictures.record_stream(copies)
-        self.copied.record(copies)
 
     def result(self, count: int) -> np.ndarray:
         """The first `count` pictures [n, C, H, W], as soon as they are on the host."""

@@ -16,13 +16,13 @@ EAGER = 3  # steps before the recording: kernels are compiled and optimisers mak
 
 
 class Captured:
-    """`step` with its first EAGER calls as they are and all later ones replayed; on a CPU always as it is.
+    """`step` with its first `eager` calls as they are and all later ones replayed; on a CPU always as it is.
 
     It takes Tensors of the same shapes at every call, and returns torch tensors, which each call makes anew.
     """
 
-    def __init__(self, step: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-        self._step = step
+    def __init__(self, step: Callable[..., tuple[torch.Tensor, ...]], eager: int = EAGER) -> None:
+        self._step, self._eager = step, eager
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[torch.Tensor] = []
@@ -30,7 +30,7 @@ class Captured:
 
     def __call__(self, *inputs: Tensor) -> tuple[torch.Tensor, ...]:
         """The step with these inputs, on its way on the current stream."""
-        if inputs[0].data.device.type != "cuda" or self._calls < EAGER:
+        if inputs[0].data.device.type != "cuda" or self._calls < self._eager:
             self._calls += 1
             return self._step(*inputs)
         if self._graph is None:
