@@ -1,10 +1,12 @@
 """Pictures of the DCGAN of 64x64x3 end to end: latents in the host's memory to pixels in the host's memory.
 
 Ours is what `minidl generate` runs: passes of a constant number of images, copies to pinned memory behind the kernels.
-torch's side is the same network, compiled (max-autotune, CUDA graphs) or eager, channels-last, its batch norms folded,
-in one batch or in passes whose copies are hidden behind the next pass. Times are medians of whole calls, wall clock.
+torch's side is the same network, compiled with CUDA graphs or eager, channels-last, its batch norms folded, in one batch
+or in passes whose copies are hidden behind the next pass. Times are medians of whole calls, wall clock. Both sides use
+TF32 in the rows called tf32, and neither in those called float32.
 
     python -m benchmarks.generation --out FILE
+    python -m benchmarks.generation --only float16 --mode max-autotune
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ import torch
 from benchmarks.run import machine
 from minidl import nn
 from minidl.generation import passes
+from minidl.kernels import launch
 from minidl.models import Generator
 
 SIZE = (64, 64)
 COUNTS = (1000, 5248)  # those of the course report that this repeats
 ROUNDS = 7
 LATENT = 100
+KINDS = ("float16", "tf32", "float32")
 
 
 def networks(dtype: torch.dtype) -> tuple[nn.Module, torch.nn.Module]:
@@ -91,10 +95,13 @@ def milliseconds(call: Callable[[], Any]) -> float:
     return 1e3 * (time.perf_counter() - started)
 
 
-def rows(dtype: torch.dtype) -> list[dict[str, Any]]:
+def rows(kind: str, mode: str) -> list[dict[str, Any]]:
     """One row for each count of images."""
+    dtype = torch.float16 if kind == "float16" else torch.float32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
+    launch.set_float32_precision("tf32" if kind == "tf32" else "tf32x3")
     ours, theirs = networks(dtype)
-    compiled = torch.compile(theirs, dynamic=False, mode="max-autotune")
+    compiled = torch.compile(theirs, dynamic=False, mode=mode)
     found: list[dict[str, Any]] = []
     mine = passes.Passes(ours, 3, SIZE)
     for count in COUNTS:
@@ -118,7 +125,7 @@ def rows(dtype: torch.dtype) -> list[dict[str, Any]]:
         peer = min(medians, key=lambda name: medians[name])
         row = {
             "name": f"dcgan end to end {count} images",
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": kind,
             "ours_ms": median,
             "peer": peer,
             "peer_ms": medians[peer],
@@ -133,10 +140,12 @@ def rows(dtype: torch.dtype) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure both precisions and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=KINDS, nargs="*", default=list(KINDS))
+    parser.add_argument("--mode", default="reduce-overhead", help="of torch.compile")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    found = [row for dtype in (torch.float16, torch.float32) for row in rows(dtype)]
+    found = [row for kind in arguments.only for row in rows(kind, arguments.mode)]
     if arguments.out:
         arguments.out.write_text(json.dumps({**machine(), "rows": found}, indent=1) + "\n", encoding="utf-8")
 

@@ -20,13 +20,6 @@ ROW_OF_TAPS = 128  # up to so many channels tiles have three taps
 
 
 @triton.jit
-def from_the_middle(i, COUNT: tl.constexpr):
-    """The i-th of 0 .. COUNT - 1 in the order of distance from the middle."""
-    step = (i + 1) // 2
-    return (COUNT - 1) // 2 + tl.where(i % 2 == 1, step, -step)
-
-
-@triton.jit
 def conv_batch_grad_weight_kernel(
     d_dy, d_x, d_dy_parts, d_x_parts, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, SHARES,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
@@ -42,18 +35,15 @@ def conv_batch_grad_weight_kernel(
     reads beyond its part is added from whole images.
     """
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
+    J: tl.constexpr = JH * JW // TAPS
     tiles_m = tl.cdiv(M, BLOCK_M)
     c = tl.program_id(0) % tiles_c * BLOCK_N
     m = tl.program_id(0) // tiles_c % tiles_m * BLOCK_M
     i_group = tl.program_id(0) // (tiles_c * tiles_m) % GROUPS
-    i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS) % SHARES
-    # Taps from the middle on: those that are inside of most pixels go first.
-    rank = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * SHARES)
-    j_h = from_the_middle(rank // (JW // TAPS), JH)
-    j_w = from_the_middle(rank % (JW // TAPS), JW // TAPS)
-    j = j_h * JW + j_w
-    tap_h = in_h + j_h * IN_TAP_H
-    tap_w = in_w + j_w * IN_TAP_W
+    j = tl.program_id(0) // (tiles_c * tiles_m * GROUPS) % J * TAPS
+    i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * J)
+    tap_h = in_h + j // JW * IN_TAP_H
+    tap_w = in_w + j % JW * IN_TAP_W
     channels = GROUPS * C
     o_m = i_group * M + m
     o_c = i_group * C + c
