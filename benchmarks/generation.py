@@ -1,9 +1,9 @@
 """Pictures of the DCGAN of 64x64x3 end to end: latents in the host's memory to pixels in the host's memory.
 
 Ours is what `minidl generate` runs: passes of a constant number of images, copies to pinned memory behind the kernels.
-torch's side is the same network, compiled with CUDA graphs or eager, channels-last, its batch norms folded, in one batch
-or in passes whose copies are hidden behind the next pass. Times are medians of whole calls, wall clock. Both sides use
-TF32 in the rows called tf32, and neither in those called float32.
+torch's side is the same network, compiled with CUDA graphs or eager, channels-last, its batch norms folded, in one
+batch or in passes whose copies are hidden behind the next pass. Times are medians of whole calls, wall clock. Both
+sides use TF32 in the rows called tf32, and neither in those called float32.
 
     python -m benchmarks.generation --out FILE
     python -m benchmarks.generation --only float16 --mode max-autotune
@@ -138,7 +138,7 @@ def rows(kind: str, mode: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure both precisions and write the rows."""
+    """Measure every precision and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=KINDS, nargs="*", default=list(KINDS))
     parser.add_argument("--mode", default="reduce-overhead", help="of torch.compile")
