@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.kernels import conv, launch
-from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, boxed, pixel_tiled
+from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, boxed, even_grad_weight, pixel_tiled
 from minidl.kernels.conv.geometry import Geometry
 from minidl.tensor import default_device
 
@@ -245,9 +246,30 @@ def test_shares_of_the_weight_gradient(processors, monkeypatch):
     """One share, some, and more than there are steps."""
     monkeypatch.setattr(launch, "processors", lambda: processors)
     p = Problem((70, 32, 40, (5, 6), (3, 2), (1, 1), (1, 1), (1, 1), 2))
-    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4}
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4, "EVEN": 0}
     with launch.force(conv_batch_grad_weight=launch.Tile(sizes)):
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(p.x.dtype))
+
+
+@pytest.mark.parametrize("processors", [1, 5, 20, 132])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (70, 32, 40, (5, 6), (3, 2), (1, 1), (1, 1), (1, 1), 2),
+        (33, 64, 72, (7, 7), (3, 3), (2, 1), (1, 2), (1, 2), 1),
+        (9, 32, 32, (2, 1), (1, 3), (1, 1), (0, 2), (1, 2), 1),
+        (3, 32, 32, (1, 1), (5, 5), (1, 1), (2, 2), (1, 1), 1),
+    ],
+)
+def test_equal_parts_of_the_weight_gradient(shape, processors, monkeypatch):
+    """Programs with some tiles, tiles with some programs, and taps that no pixel has."""
+    monkeypatch.setattr(launch, "processors", lambda: processors)
+    monkeypatch.setattr(even_grad_weight, "SLOTS", 1000)
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 1, "EVEN": 1}
+    for dtype in (torch.float32, torch.float16):
+        p = Problem(shape, dtype=dtype)
+        with launch.force(conv_batch_grad_weight=launch.Tile(sizes)):
+            assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(dtype))
 
 
 @pytest.mark.parametrize("processors", [1, 20])
@@ -271,7 +293,7 @@ def test_parts_of_an_image_count_as_images(H, kernel, stride, padding, dilation,
     monkeypatch.setattr(batch_grad_weight, "PART", 1)
     monkeypatch.setattr(batch_grad_weight, "RUN", 1)
     monkeypatch.setattr(launch, "processors", lambda: processors)
-    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4}
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4, "EVEN": 0}
     for width, groups in ((5, 1), (1, 2)):
         shape = (N, 32, 32, (H, width), (kernel, 3), (stride, 1), (padding, 2), (dilation, 1), groups)
         for dtype in (torch.float32, torch.float16):
@@ -497,6 +519,9 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
             1 if form == "banded" else draw.choice([1, 1, 2]),
         )  # fmt: skip
         tiles = {name: draw.choice(launch.tiles(name, dtype=dtype)) for name in families[form]}
+        for name, tile in tiles.items():
+            if "EVEN" in tile.sizes:  # in either way, whatever the table says
+                tiles[name] = replace(tile, sizes={**tile.sizes, "EVEN": seed % 2})
         with launch.force(**tiles):
             problem = Problem(shape, seed, dtype)
             problem.check(form)

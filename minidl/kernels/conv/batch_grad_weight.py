@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import gemm, launch
+from minidl.kernels.conv import even_grad_weight
 from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes, inside
-from minidl.kernels.conv.geometry import Axis, Geometry, Walk
+from minidl.kernels.conv.geometry import Geometry, Walk
 
 # Bytes of an image, or of a part of one, whose runs lie in few enough pages of memory.
 PART = 2**19
@@ -136,12 +137,16 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     taps = len(h.taps) * len(v.taps)
     together = tile["TAPS"] if len(v.taps) == 3 else 1
     parts = parts_of(x, dy, h) if together == 1 else 1
+    if tile["EVEN"] and together == parts == 1:
+        found = even_grad_weight.grad_weight(x, dy, geometry, precision, tile)
+        if found is not None:
+            return found
     tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
-    work = _steps(geometry.h) * _steps(geometry.w) * triton.cdiv(N, tile["BLOCK_K"])
+    work = max(1, max(geometry.h.inside()) * max(geometry.w.inside())) * triton.cdiv(N, tile["BLOCK_K"])
     shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
     partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
     sizes = {**tile.options, "TAPS": together, "PARTS": parts}
-    del sizes["PER_PROCESSOR"]
+    del sizes["PER_PROCESSOR"], sizes["EVEN"]
     block_dy, block_x = (tile["BLOCK_K"], tile["BLOCK_M"]), (tile["BLOCK_K"], tile["BLOCK_N"])
     launch.run(
         conv_batch_grad_weight_kernel, (tiles * shares,), boxes_of(dy, *block_dy), boxes_of(x, *block_x),
@@ -177,9 +182,3 @@ def _cut(x: torch.Tensor, parts: int) -> torch.Tensor:
     """x [N, H, W, channels] as [N * parts, H / parts, W, channels]."""
     N, H, W, channels = x.shape
     return x.view(N * parts, H // parts, W, channels)
-
-
-def _steps(axis: Axis) -> int:
-    """The outputs that the middle tap of an axis visits: what a share of the work is counted by."""
-    tap = axis.kernel // 2 * axis.dilation - axis.padding
-    return max(1, sum(0 <= tap + o * axis.stride < axis.size for o in range(axis.output)))

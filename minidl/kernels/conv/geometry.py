@@ -56,6 +56,11 @@ class Axis:
         """The walk from outputs to inputs."""
         return Walk(0, 1, self.output, -self.padding, self.stride, self.dilation, tuple(range(self.kernel)))
 
+    def inside(self) -> list[int]:
+        """For every tap the number of outputs whose input it finds inside."""
+        starts = [tap * self.dilation - self.padding for tap in range(self.kernel)]
+        return [sum(0 <= start + o * self.stride < self.size for o in range(self.output)) for start in starts]
+
     def backward(self) -> list[Walk]:
         """The walks from inputs to outputs, one for each remainder that an input has."""
         return _backward(self)

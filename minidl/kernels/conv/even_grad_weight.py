@@ -1,0 +1,195 @@
+"""The batch-tiled weight gradient in equal parts: every program takes as many steps, of one tile or of some.
+
+All steps of all tiles stand in a line, tile after tile; a program takes the next Q of them. So a tile is summed by some
+programs, its slots, and what they found is added in order of the slots. A program that is at its step t reads near the
+share t / Q of the pixels of whatever tile it is in, so that all programs read one neighbourhood at a time: of the steps
+of a tile those that its slots do at the same t are neighbours.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import launch
+from minidl.kernels.conv.batch_tiled import boxes_of, inside
+from minidl.kernels.conv.geometry import Geometry
+
+SLOTS = 16  # of a tile: more would be added one after another for long
+
+
+@triton.jit
+def steps_of(
+    j, runs, H, W, QH, QW, in_h, in_w,
+    JW: tl.constexpr, IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr,
+    IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+):  # fmt: skip
+    """(first row, rows, first column, columns, steps) of the outputs that read tap j inside; one step where none do."""
+    q_h, rows = inside(in_h + j // JW * IN_TAP_H, H, IN_STEP_H, QH)
+    q_w, columns = inside(in_w + j % JW * IN_TAP_W, W, IN_STEP_W, QW)
+    return q_h, rows, q_w, columns, tl.maximum(rows * columns * runs, 1)
+
+
+@triton.jit
+def tile_at(
+    step, tiles, runs, H, W, QH, QW, in_h, in_w,
+    J: tl.constexpr, JW: tl.constexpr, IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr,
+    IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+):  # fmt: skip
+    """(tap, number among the tap's tiles, first step) of the tile that a step of the line is in."""
+    tap = 0
+    first = 0
+    end = 0
+    each = 1
+    for j in range(J):
+        _, _, _, _, steps = steps_of(
+            j, runs, H, W, QH, QW, in_h, in_w, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W
+        )  # fmt: skip
+        beyond = step >= end
+        tap = tl.where(beyond, j, tap)
+        first = tl.where(beyond, end, first)
+        each = tl.where(beyond, steps, each)
+        end += steps * tiles
+    i_tile = (step - first) // each
+    return tap, i_tile, first + i_tile * each
+
+
+@triton.jit
+def slots_of(first, steps, Q):
+    """(first program, number of programs, its step at the tile's first, the last one's step at the tile's end)."""
+    before = first // Q
+    last = (first + steps - 1) // Q
+    return before, last - before + 1, first - before * Q, first + steps - last * Q
+
+
+@triton.jit
+def conv_even_grad_weight_kernel(
+    d_dy, d_x, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, Q, total,
+    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """partial [slots, groups * M, J * C]: what program_id's Q steps add to the tiles that they are in."""
+    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
+    J: tl.constexpr = JH * JW
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    runs = tl.cdiv(N, BLOCK_K)
+    channels = GROUPS * C
+    start = tl.program_id(0) * Q
+    end = tl.minimum(start + Q, total)
+    step = start
+    while step < end:
+        j, i_tile, first = tile_at(
+            step, tiles_c * tiles_m * GROUPS, runs, H, W, QH, QW, in_h, in_w,
+            J, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W,
+        )  # fmt: skip
+        q_h, rows, q_w, columns, steps = steps_of(
+            j, runs, H, W, QH, QW, in_h, in_w, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W
+        )  # fmt: skip
+        nothing = rows * columns == 0  # a step outside then: its boxes are zeros
+        places = tl.maximum(rows * columns, 1)
+        columns = tl.maximum(columns, 1)
+        c = i_tile % tiles_c * BLOCK_N
+        m = i_tile // tiles_c % tiles_m * BLOCK_M
+        i_group = i_tile // (tiles_c * tiles_m)
+        tap_h = in_h + j // JW * IN_TAP_H
+        tap_w = in_w + j % JW * IN_TAP_W
+        o_m = i_group * M + m
+        o_c = i_group * C + c
+        before, slots, opening, closing = slots_of(first, steps, Q)
+        slot = tl.program_id(0) - before
+        within = tl.where(slots > 1, 1, 0)
+        stop = tl.minimum(first + steps, end) - start
+        b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+        for t in range(step - start, stop):
+            # Steps that slots do before t, then those of earlier slots at t: the first slot has begun, or not yet.
+            k = tl.maximum(t - opening, 0) + tl.maximum(slots - 2, 0) * t + within * tl.minimum(t, closing)
+            k += slot - tl.where((t < opening) & (slot > 0), 1, 0)
+            n = tl.where(nothing, N, k // places * BLOCK_K)
+            q = k % places
+            h = q_h + q // columns
+            w = q_w + q % columns
+            b_dy = d_dy.load([n, (h * QW + w) * (GROUPS * M) + o_m]).T  # [BLOCK_M, BLOCK_K]
+            # [BLOCK_K, BLOCK_N]
+            b_x = d_x.load([n, ((tap_h + h * IN_STEP_H) * W + tap_w + w * IN_STEP_W) * channels + o_c])
+            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        r_m = m + tl.arange(0, BLOCK_M)
+        r_c = c + tl.arange(0, BLOCK_N)
+        p_tile = p_partial + slot.to(tl.int64) * (GROUPS * M) * (J * C)
+        p_tile += (i_group * M + r_m).to(tl.int64)[:, None] * (J * C) + j * C + r_c[None, :]
+        tl.store(p_tile, b_acc, mask=(r_m < M)[:, None] & (r_c < C)[None, :])
+        step = first + steps
+
+
+@triton.jit
+def conv_even_sum_kernel(
+    p_partial, p_total, N, H, W, QH, QW, M, GROUPS, in_h, in_w, Q,
+    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MOST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """total [groups * M, J * C]: ROWS rows of a tile, the sums of its slots (at most MOST) in their order."""
+    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
+    PIECES: tl.constexpr = BLOCK_M // ROWS
+    J: tl.constexpr = JH * JW
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles = tiles_c * tiles_m * GROUPS
+    runs = tl.cdiv(N, BLOCK_K)
+    i_tile = tl.program_id(0) // PIECES % tiles
+    j = tl.program_id(0) // (PIECES * tiles)
+    first = 0
+    for i in range(j):
+        _, _, _, _, steps = steps_of(
+            i, runs, H, W, QH, QW, in_h, in_w, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W
+        )  # fmt: skip
+        first += steps * tiles
+    _, _, _, _, steps = steps_of(j, runs, H, W, QH, QW, in_h, in_w, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W)
+    _, slots, _, _ = slots_of(first + i_tile * steps, steps, Q)
+    r_c = i_tile % tiles_c * BLOCK_N + tl.arange(0, BLOCK_N)
+    r_m = i_tile // tiles_c % tiles_m * BLOCK_M + tl.program_id(0) % PIECES * ROWS + tl.arange(0, ROWS)
+    i_group = i_tile // (tiles_c * tiles_m)
+    m_mc = (r_m < M)[:, None] & (r_c < C)[None, :]
+    o_mc = (i_group * M + r_m).to(tl.int64)[:, None] * (J * C) + j * C + r_c[None, :]
+    o_slot = o_mc
+    b_total = tl.load(p_partial + o_mc, mask=m_mc, other=0.0)
+    for slot in tl.static_range(1, MOST):
+        o_slot += GROUPS * M * (J * C)
+        b_total += tl.load(p_partial + o_slot, mask=m_mc & (slot < slots), other=0.0)
+    tl.store(p_total + o_mc, b_total.to(p_total.dtype.element_ty), mask=m_mc)
+
+
+def grad_weight(
+    x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision: str, tile: launch.Tile
+) -> torch.Tensor | None:
+    """As `batch_grad_weight.grad_weight`, with a tile of one tap. None where a tile would have too many slots."""
+    N, H, W, channels = x.shape
+    h, v, groups = geometry.h.forward(), geometry.w.forward(), geometry.groups
+    C, M = channels // groups, dy.shape[3] // groups
+    blocks = {name: tile[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
+    tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups
+    runs = triton.cdiv(N, tile["BLOCK_K"])
+    steps = [max(1, rows * columns * runs) for rows in geometry.h.inside() for columns in geometry.w.inside()]
+    total = tiles * sum(steps)
+    each = triton.cdiv(total, launch.processors())
+    most = triton.cdiv(max(steps) - 1, each) + 1
+    if most > SLOTS:
+        return None
+    taps = len(steps)
+    partial = torch.empty(most, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
+    sizes = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, each)
+    walks = {
+        "C": C, "JH": len(h.taps), "JW": len(v.taps), "IN_STEP_H": h.in_step, "IN_STEP_W": v.in_step,
+        "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
+    }  # fmt: skip
+    launch.run(
+        conv_even_grad_weight_kernel, (triton.cdiv(total, each),), boxes_of(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
+        boxes_of(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial, *sizes, total, **walks,
+        ACC=launch.acc(x.dtype), PRECISION=precision, **blocks, num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    found = torch.empty(groups * M, taps * C, dtype=x.dtype, device=x.device)
+    rows = max(1, min(2048 // tile["BLOCK_N"], tile["BLOCK_M"]))
+    launch.run(
+        conv_even_sum_kernel, (taps * tiles * tile["BLOCK_M"] // rows,), partial, found, *sizes, **walks, **blocks,
+        MOST=most, ROWS=rows,
+    )  # fmt: skip
+    return found.view(groups * M, len(h.taps), len(v.taps), C)
