@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class Results:
 def load(path: Path) -> Results:
     """The results in a file. Raises ConfigError for a file that is none."""
     try:
-        content = files.read_json(path)
+        content = json.loads(path.read_text(encoding="utf-8"))
         rows = content.pop("rows")
         known = {row["row"]: row for row in rows}
         for name, row in known.items():
