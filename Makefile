@@ -1,6 +1,6 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest lint types compile-check compile-versions notebooks venv clean
+.PHONY: help demo test pytest lint types compile-check compile-versions notebooks results venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,6 +56,9 @@ compile-versions: $(VENV)/.installed-dev ## compile the kernels with Triton 3.6.
 
 notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb from the text sources
 	$(BIN)/python notebooks/run.py
+
+results: $(VENV)/.installed ## the README's table and picture from the committed results of an H200
+	$(BIN)/python -m minidl.bench.table benchmarks/results/nvidia-h200.json README.md benchmarks/results/nvidia-h200.svg
 
 venv: $(VENV)/.installed-dev ## make the virtual environment with all the tools
 

@@ -19,7 +19,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
-from benchmarks.run import RESULTS, machine
+from minidl.bench.machine import machine
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_convolution_ladder.py"
 BATCHES = (10, 100, 10_000)
@@ -45,6 +45,9 @@ def torch_calls(x: torch.Tensor, w: torch.Tensor) -> dict[str, list[Callable[[],
         "torch (cuDNN)": [lambda t=t: F.conv2d(*t) for t in (last, first)],
         "torch (cuDNN), with ReLU and pool": [lambda t=t: F.avg_pool2d(F.conv2d(*t).relu_(), 2) for t in (last, first)],
     }
+
+
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:

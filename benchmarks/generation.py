@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.run import machine
 from minidl import nn
+from minidl.bench.machine import machine
 from minidl.generation import passes
 from minidl.kernels import launch
 from minidl.models import Generator

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 import minidl
-from benchmarks.run import machine
 from minidl import nn, ops, optim
+from minidl.bench.machine import machine
 from minidl.csr import CSR
 from minidl.tensor import Tensor, default_device
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from benchmarks.run import machine
+from minidl.bench.machine import machine
 from minidl.data.images import load_mnist
 from minidl.data.records import ImageDataset, Images
 from minidl.training.config import TrainImages

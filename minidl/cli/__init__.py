@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from minidl import __version__
+from minidl.cli.bench import add_to as add_bench
 from minidl.cli.common import (
     Command,
     Device,
@@ -197,3 +198,4 @@ def doctor(
 
 
 add_generate(app)
+add_bench(app)

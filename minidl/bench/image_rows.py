@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional as F
 
-from benchmarks.measure import Work, floor_ms, input_sets
 from minidl import models, no_grad, ops, optim
+from minidl.bench.measure import Work, floor_ms, input_sets
 from minidl.kernels import conv, launch
 from minidl.kernels.conv.geometry import Geometry
 from minidl.specs.bounds import dot_unit, gamma, rounded

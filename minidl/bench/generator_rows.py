@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils import fuse_conv_bn_eval
 
-from benchmarks.measure import Work, floor_ms, input_sets
 from minidl import nn, no_grad, ops
+from minidl.bench.measure import Work, floor_ms, input_sets
 from minidl.kernels import launch
 from minidl.models import Generator
 from minidl.specs.bounds import dot_unit, gamma, rounded

@@ -1,4 +1,4 @@
-"""The rows: what is measured, against which calls of torch, and how it is checked."""
+"""The rows for matrices: products, activations, softmax, cross-entropy and the training of a text network."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional as F
 
-from benchmarks import generator_rows, image_rows
-from benchmarks.measure import Work, floor_ms, input_sets
 from minidl import nn, ops, optim
+from minidl.bench.measure import Work, floor_ms, input_sets
 from minidl.csr import CSR
 from minidl.kernels import bias_act, gemm, loss, softmax
 from minidl.specs.bounds import dot_unit, gamma, rounded
@@ -19,17 +18,8 @@ Maker = Callable[[], Work]
 DEVICE = "cuda"
 
 
-def names(makers: dict[str, Maker], wanted: list[str]) -> list[str]:
-    """The rows whose name contains one of `wanted`; all when none is named."""
-    return [name for name in makers if not wanted or any(word in name for word in wanted)]
-
-
-def rows() -> dict[str, Maker]:
+def rows() -> Iterator[tuple[str, Maker]]:
     """Every row's name, and the function that makes its inputs."""
-    return {**dict(_all()), **dict(image_rows.rows()), **dict(generator_rows.rows())}
-
-
-def _all() -> Iterator[tuple[str, Maker]]:
     for size in (8192, 4096, 2048, 1024):
         yield f"gemm {size}x{size}x{size}", lambda s=size: _gemm(s, s, s, torch.bfloat16)
     for M, N, K in ((1024, 128, 32768), (32768, 128, 1024), (128, 32768, 1024)):

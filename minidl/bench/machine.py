@@ -1,0 +1,30 @@
+"""The machine that a figure was taken on."""
+
+from __future__ import annotations
+
+import datetime as dt
+import platform
+import subprocess
+from importlib.metadata import version
+
+import torch
+
+
+def machine() -> dict[str, str]:
+    """Device, driver, versions and date: what a figure depends on. Needs a CUDA device."""
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()[0]
+    return {
+        "device": torch.cuda.get_device_name(),
+        "driver": driver,
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "torch": torch.__version__,
+        "triton": version("triton"),
+        "python": platform.python_version(),
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+    }

@@ -1,0 +1,69 @@
+"""Measuring rows one after another, with a table that fills."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import Progress
+from rich.table import Table
+
+from minidl.bench.goals import GOALS
+from minidl.bench.measure import measure
+from minidl.bench.results import Results
+from minidl.bench.rows import makers
+
+_FAILURES = (RuntimeError, TypeError, ValueError, KeyError)
+
+
+def run(names: Sequence[str], results: Results, console: Console, keep: Callable[[], None]) -> list[str]:
+    """Measure the rows into `results`, and call `keep` after each one. Returns a line for each that could not be."""
+    made, failures = makers(), []
+    progress = Progress(console=console, transient=True)
+    task = progress.add_task("rows", total=len(names))
+    with Live(console=console, auto_refresh=False) as live:
+        for name in names:
+            progress.update(task, description=name)
+            live.update(Group(table(results, names), progress), refresh=True)
+            started = time.perf_counter()
+            torch.cuda.empty_cache()
+            try:
+                row = measure(made[name]())
+            except _FAILURES as error:
+                failures.append(f"{name}: {type(error).__name__}: {error}")
+            else:
+                results.add(name, {**row, "seconds": round(time.perf_counter() - started, 1)})
+                keep()
+            progress.advance(task)
+        live.update(table(results, names), refresh=True)
+    return failures
+
+
+def table(results: Results, names: Sequence[str]) -> Table:
+    """The rows of `names` that are there: green at the goal, red behind torch or wrong."""
+    made = Table("row", "type")
+    for title in ("ours, ms", "best other, ms", "ratio", "goal", "of the floor"):
+        made.add_column(title, justify="right")
+    for name in names:
+        row = results.rows.get(name)
+        if row is None:
+            continue
+        if not row["error_ok"]:
+            made.add_row(name, row["dtype"], "wrong", "", "", f"{row['goal']:g}", "", style="bold red")
+            continue
+        style = "green" if row["at_goal"] else "red" if row["ratio"] < 1.0 else "yellow"
+        made.add_row(
+            name, row["dtype"], f"{row['ours_ms']:.4f}", f"{row['peer_ms']:.4f}",
+            f"[{style}]{row['ratio']:.2f}[/{style}]", f"{row['goal']:g}", f"{row['share_of_floor']:.2f}",
+        )  # fmt: skip
+    return made
+
+
+def summary(results: Results) -> str:
+    """How many rows are at their goals, in words."""
+    reached = sum(row["at_goal"] for row in results.rows.values())
+    ahead = sum(row["error_ok"] and row["ratio"] >= 1.0 for row in results.rows.values())
+    return f"{reached} of {len(results.rows)} rows at their goal, {ahead} ahead of torch (of {len(GOALS)} there are)"

@@ -1,0 +1,97 @@
+"""The README's table and picture of the committed results.
+
+    python -m minidl.bench.table RESULTS README PICTURE
+
+writes the table between the marks in the README, and the picture beside the results. The picture names the results that
+it was drawn from, so that a test can tell an old one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sys
+from pathlib import Path
+
+from minidl.bench.results import Results, load
+from minidl.training import files
+from minidl.training.errors import ConfigError
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+
+def markdown(results: Results) -> str:
+    """A line per row: ours, the best of the others, the ratio theirs / ours, its goal, and the share of the floor."""
+    lines = [
+        "{device}, driver {driver}, torch {torch}, Triton {triton}, {date}.".format_map(results.machine),
+        "A ratio above 1 is ahead of the best of torch (eager and compiled).",
+        "",
+        "| work | dtype | ours, ms | torch's best, ms | ratio | goal | share of the floor |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {row['name']} | {row['dtype']} | {row['ours_ms']:.4f} | {row['peer_ms']:.4f} ({row['peer']}) | "
+        f"{row['ratio']:.2f} | {row['goal']:g} | {row['share_of_floor']:.2f} |"
+        for row in results.in_order
+        if row["error_ok"]
+    ]
+    return "\n".join(lines)
+
+
+def inserted(text: str, table: str) -> str:
+    """The text with the table between its marks. Raises ConfigError for a text without them."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ConfigError(f"the text has no lines {BEGIN} and {END} to put the table between")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def fingerprint(results: Results) -> str:
+    """Of the figures that a picture shows."""
+    shown = [[row["row"], row["ratio"], row["goal"], row["share_of_floor"]] for row in results.in_order]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
+
+
+def picture(results: Results) -> bytes:
+    """An SVG: every row's ratio with its goal, and its share of the hardware floor. Needs the plots extra."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    rows = [row for row in results.in_order if row["error_ok"]][::-1]
+    places = range(len(rows))
+    figure = Figure(figsize=(11, 1.2 + 0.21 * len(rows)), layout="constrained")
+    figure.suptitle(f"{results.machine['device']}, {results.machine['date']}", fontsize=11)
+    ratios, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    colours = ["tab:green" if row["at_goal"] else "tab:red" if row["ratio"] < 1 else "tab:orange" for row in rows]
+    ratios.barh(places, [row["ratio"] - 1.0 for row in rows], left=1.0, color=colours, height=0.75)
+    ratios.scatter([row["goal"] for row in rows], places, marker="|", color="black", s=60, label="goal")
+    ratios.axvline(1.0, color="grey", linewidth=0.8)
+    ratios.set_xscale("log", base=2)
+    ratios.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+    ratios.set_yticks(places, [row["row"] for row in rows], fontsize=7)
+    ratios.set_ylim(-0.6, len(rows) - 0.4)
+    ratios.set_xlabel("time of the best of torch / ours")
+    ratios.legend(loc="lower right")
+    shares.barh(places, [row["share_of_floor"] for row in rows], color="tab:blue", height=0.75)
+    shares.set_xlim(0.0, 1.0)
+    shares.set_xlabel("share of the hardware floor")
+    drawn = io.BytesIO()
+    with rc_context({"svg.hashsalt": "minidl"}):
+        figure.savefig(drawn, format="svg", metadata={"Date": None, "Description": fingerprint(results)})
+    return drawn.getvalue()
+
+
+def main(arguments: list[str]) -> None:
+    """Write the table and the picture."""
+    if len(arguments) != 3:
+        sys.exit("usage: python -m minidl.bench.table RESULTS README PICTURE")
+    path, readme, drawn = map(Path, arguments)
+    results = load(path)
+    files.write_text(readme, inserted(files.read_text(readme), markdown(results)))
+    files.write_bytes(drawn, picture(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

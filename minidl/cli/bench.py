@@ -1,0 +1,109 @@
+"""`minidl bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from minidl.cli.common import Command, errors, examples, switch
+from minidl.training.config import check_output
+from minidl.training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from minidl.bench.results import Results
+
+EXAMPLES = examples(
+    "minidl bench",
+    'minidl bench softmax "gradient of the weight" --json results.json',
+    "minidl bench --list",
+    "minidl bench --show results.json --plot results.svg",
+)
+
+
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Words: rows whose name has one of them. Default: all.", metavar="[NAME]..."),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write the results here; other rows in the file stay.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the results here, as SVG.")] = None,
+    show: Annotated[Path | None, typer.Option("--show", help="Measure nothing; show the results in this file.")] = None,
+    list_: Annotated[bool, switch("--list", "Only name the rows, with their goals.")] = False,
+) -> None:
+    """Measure minidl and torch side by side on this GPU.
+
+    Both sides run as CUDA graphs, in turn, on fresh inputs beyond the L2 cache; the median of five rounds counts. torch
+    is measured in every way it has (channels-last and not, eager and compiled), and its best counts. A result is
+    compared with float64 first, and a wrong one is not timed.
+
+    It fails where a row is wrong or cannot be measured.
+    """
+    with errors():
+        from minidl.bench.goals import GOALS, chosen
+
+        try:
+            wanted = chosen(names or [])
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if list_:
+            for name in wanted:
+                typer.echo(f"{GOALS[name]:>5g}  {name}")
+            return
+        for flag, path in (("--json", json), ("--plot", plot)):
+            if path is not None:
+                check_output(flag, path)
+        if show is not None and json is not None:
+            raise ConfigError("--json goes with measuring, not with --show")
+
+        from rich.console import Console
+
+        from minidl.bench import results, run, table
+        from minidl.training import files, plots
+
+        if plot is not None and not plots.available():
+            raise ConfigError(plots.MISSING)
+        console = Console(width=None if Console().is_terminal else 140)
+        failures: list[str] = []
+        if show is None:
+            found = _machine(json, bool(names))
+            failures = run.run(wanted, found, console, lambda: found.save(json) if json is not None else None)
+        else:
+            found = results.load(show)
+            console.print(run.table(found, wanted))
+        if plot is not None:
+            files.write_bytes(plot, table.picture(found))
+        typer.echo(run.summary(found))
+        for line in failures:
+            typer.echo(line, err=True)
+        if failures or not found.right:
+            raise typer.Exit(1)
+
+
+def _machine(json: Path | None, some: bool) -> Results:
+    """Empty results of this machine, or with `some` rows to measure those in the file. Raises ConfigError."""
+    import torch
+
+    from minidl.bench import machine, results
+    from minidl.kernels import launch
+
+    if launch.INTERPRETED or not torch.cuda.is_available():
+        raise ConfigError(
+            "bench measures on a CUDA device with compiled kernels, and there is none here; "
+            "--list names the rows and --show FILE shows results"
+        )
+    here = machine.machine()
+    if json is None or not some or not json.exists():
+        return results.Results(here)
+    before = results.load(json)
+    if before.machine["device"] != here["device"]:
+        raise ConfigError(f"--json {json} has results of a {before.machine['device']}; this is a {here['device']}")
+    return results.Results(here, before.rows)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(cls=Command, epilog=EXAMPLES)(bench)

@@ -1,0 +1,110 @@
+"""Results on disk, the rows that there are, and what the README shows of the committed ones."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from minidl.bench import goals, results, run, table
+from minidl.bench.goals import GOALS
+from minidl.bench.rows import makers
+from minidl.training.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "benchmarks" / "results" / "nvidia-h200.json"
+MACHINE = {"device": "NVIDIA H200", "driver": "1", "torch": "2", "triton": "3", "date": "2026-01-01"}
+
+
+def measured(ratio=1.5, right=True):
+    figures = {"ours_ms": 1.0, "peer": "torch", "peer_ms": ratio, "ratio": ratio, "share_of_floor": 0.5}
+    return {"name": "softmax", "dtype": "float16", "error_ok": right} | {
+        k: v if right else None for k, v in figures.items()
+    }
+
+
+def test_every_row_has_a_goal_and_every_goal_a_row():
+    assert list(makers()) == list(GOALS)
+    assert all(goal >= 1.0 for goal in GOALS.values())
+
+
+def test_words_choose_rows():
+    assert goals.chosen([]) == list(GOALS)
+    assert goals.chosen(["softmax 65536", "text training"]) == [
+        "softmax 65536x128", "softmax 65536x1024", "text training step 1024x65 of 32754, 128 hidden",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no row's name contains 'sofmax'"):
+        goals.chosen(["sofmax"])
+
+
+def test_a_row_is_at_its_goal_from_the_noise_below_it_on(tmp_path):
+    found = results.Results(dict(MACHINE))
+    for row, ratio, reached in (("softmax 65536x128", 1.19, True), ("softmax 65536x1024", 1.03, False)):
+        found.add(row, measured(ratio))
+        assert found.rows[row]["at_goal"] is reached
+    found.add("gemm 4096x4096x4096", measured(right=False))
+    assert not found.rows["gemm 4096x4096x4096"]["at_goal"]
+    assert not found.right
+    assert run.summary(found).startswith("1 of 3 rows at their goal, 2 ahead of torch")
+    found.save(tmp_path / "r.json")
+    again = results.load(tmp_path / "r.json")
+    assert again.machine == MACHINE
+    assert again.in_order == found.in_order
+    assert [row["row"] for row in again.in_order] == ["gemm 4096x4096x4096", "softmax 65536x128", "softmax 65536x1024"]
+    assert run.table(again, list(GOALS)).row_count == 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.pop("rows"),
+        lambda content: content.pop("device"),
+        lambda content: content["rows"][0].pop("row"),
+        lambda content: content["rows"][0].update(row="another"),
+        lambda content: content["rows"][0].update(ratio="fast"),
+        lambda content: content.update(rows=3),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path, damage):
+    content = json.loads(COMMITTED.read_text())
+    damage(content)
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="has no results of `minidl bench`"):
+        results.load(path)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="has no results"):
+        results.load(path)
+
+
+def test_the_committed_results_have_every_row_right():
+    found = results.load(COMMITTED)
+    assert list(found.rows) == list(GOALS)
+    assert found.right
+    for row in found.in_order:
+        assert row["goal"] == GOALS[row["row"]]
+        assert row["at_goal"] == (row["ratio"] >= row["goal"] - goals.NOISE)
+
+
+def test_the_readme_shows_the_committed_results():
+    """Else: make results."""
+    found = results.load(COMMITTED)
+    readme = (ROOT / "README.md").read_text()
+    assert table.inserted(readme, table.markdown(found)) == readme
+    picture = re.search(r"!\[[^]]*\]\((benchmarks/results/[^)]*svg)\)", readme)[1]
+    assert table.fingerprint(found) in (ROOT / picture).read_text()
+
+
+def test_a_text_without_marks_is_refused():
+    with pytest.raises(ConfigError, match="results: begin"):
+        table.inserted("no marks", "table")
+
+
+def test_the_picture_shows_every_row_and_is_the_same_each_time():
+    pytest.importorskip("matplotlib")
+    found = results.load(COMMITTED)
+    drawn = table.picture(found)
+    assert drawn == table.picture(found)
+    assert table.fingerprint(found).encode() in drawn
+    del found.rows["softmax 65536x128"]
+    assert table.picture(found) != drawn
