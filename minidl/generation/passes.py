@@ -10,6 +10,7 @@ From the second on a pass is the replay of a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -87,19 +88,25 @@ class Passes:
         image_bytes = channels * size[0] * size[1] * self.dtype.itemsize
         self.batch = batch_size(self.one_pass, image_bytes, batch, torch.cuda.mem_get_info(self.device)[0])
         self._copies = torch.cuda.Stream(self.device)
-        self._pass = Captured(self._pictures, eager=1)
+        # By the precision of float32 products, which a graph keeps.
+        self._passes: dict[str, Captured] = {}
         self._slots: list[_Slot] = []
 
     def images(self, latents: np.ndarray) -> Iterator[np.ndarray]:
-        """The images of latents float32 [N, latent], as `images` gives them."""
-        batch = min(self.batch, -(-len(latents) // self.one_pass) * self.one_pass)
+        """The images of latents float32 [N, latent], as `images` gives them; the next call overwrites them, too.
+
+        Several calls may be under way at a time.
+        """
+        batch = min(self.batch, max(1, -(-len(latents) // self.one_pass)) * self.one_pass)
+        # Taken until the end: a call that begins before it makes its own.
+        slots, self._slots = self._slots, []
         try:
-            if not self._slots or self._slots[0].count < batch:
-                self._slots = [_Slot(batch, latents.shape[1], self.shape, self.dtype, self.device) for _ in range(2)]
+            if not slots or slots[0].count < batch:
+                slots = [_Slot(batch, latents.shape[1], self.shape, self.dtype, self.device) for _ in range(2)]
             waiting: tuple[_Slot, int] | None = None
             for number, start in enumerate(range(0, len(latents), batch)):
                 part = latents[start : start + batch]
-                slot = self._slots[number % 2]
+                slot = slots[number % 2]
                 with no_grad():
                     self._run(slot, part)
                 if waiting is not None:
@@ -112,10 +119,16 @@ class Passes:
                 f"the GPU has no memory for a batch of {batch} images in passes of {self.one_pass}; end other programs "
                 "on it, or give a smaller --batch-size"
             ) from None
+        finally:
+            self._slots = slots
 
     def _run(self, slot: _Slot, latents: np.ndarray) -> None:
         """Enqueue the passes of up to a batch of latents, and each one's copy to the host."""
         kernels = torch.cuda.current_stream()
+        # No method: with a reference to itself this would keep its memory until the next collection.
+        pictures_of = self._passes.setdefault(
+            launch.float32_precision(), Captured(partial(_pictures, self.model, self.dtype), eager=1)
+        )
         count = len(latents)
         padded = -(-count // self.one_pass) * self.one_pass
         # The kernels that read this slot's latents before are done: its pictures have been waited for.
@@ -123,18 +136,13 @@ class Passes:
         slot.z[count:padded] = 0.0
         slot.z_device[:padded].copy_(slot.z[:padded], non_blocking=True)
         for start in range(0, padded, self.one_pass):
-            (pictures,) = self._pass(Tensor(slot.z_device[start : start + self.one_pass]))
+            (pictures,) = pictures_of(Tensor(slot.z_device[start : start + self.one_pass]))
             self._copies.wait_stream(kernels)
             with torch.cuda.stream(self._copies):
                 slot.pictures[start : start + self.one_pass].copy_(pictures, non_blocking=True)
             # The allocator must not hand the memory out again before the copy has read it.
             pictures.record_stream(self._copies)
         slot.copied.record(self._copies)
-
-    def _pictures(self, z: Tensor) -> tuple[torch.Tensor]:
-        """Pictures [one pass, H, W, C] of latents float32."""
-        y = self.model(Tensor(z.data.to(self.dtype))).data
-        return (y.permute(0, 2, 3, 1).contiguous(),)
 
 
 class _Slot:
@@ -153,6 +161,12 @@ class _Slot:
         """The first `count` pictures [n, C, H, W], as soon as they are on the host."""
         self.copied.synchronize()
         return self.pictures[:count].permute(0, 3, 1, 2).numpy()
+
+
+def _pictures(model: nn.Module, dtype: torch.dtype, z: Tensor) -> tuple[torch.Tensor]:
+    """Pictures [one pass, H, W, C] of latents float32."""
+    y = model(Tensor(z.data.to(dtype))).data
+    return (y.permute(0, 2, 3, 1).contiguous(),)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
@@ -185,4 +199,4 @@ def everything(
     for part in images(model, latents, channels, size, batch, together):
         check_finite(part, sum(map(len, parts)))
         parts.append(part.copy())
-    return np.concatenate(parts) if parts else np.zeros((0, channels, *size), dtype=np.float32)
+    return np.concatenate(parts) if parts else torch.zeros(0, channels, *size, dtype=_dtype(model)).numpy()

@@ -18,7 +18,8 @@ EAGER = 3  # steps before the recording: kernels are compiled and optimisers mak
 class Captured:
     """`step` with its first `eager` calls as they are and all later ones replayed; on a CPU always as it is.
 
-    It takes Tensors of the same shapes at every call, and returns torch tensors, which each call makes anew.
+    It takes Tensors of the same shapes at every call, and returns torch tensors, which each call makes anew. A call
+    whose step raises does not count.
     """
 
     def __init__(self, step: Callable[..., tuple[torch.Tensor, ...]], eager: int = EAGER) -> None:
@@ -31,14 +32,17 @@ class Captured:
     def __call__(self, *inputs: Tensor) -> tuple[torch.Tensor, ...]:
         """The step with these inputs, on its way on the current stream."""
         if inputs[0].data.device.type != "cuda" or self._calls < self._eager:
+            outputs = self._step(*inputs)
             self._calls += 1
-            return self._step(*inputs)
+            return outputs
         if self._graph is None:
             self._inputs = [given.data.clone() for given in inputs]
-            self._graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(graph):
                 self._outputs = self._step(*(Tensor(kept) for kept in self._inputs))
+            # A graph whose step raised holds its first kernels.
+            self._graph = graph
         for kept, given in zip(self._inputs, inputs, strict=True):
             kept.copy_(given.data)
         self._graph.replay()

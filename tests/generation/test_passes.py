@@ -1,16 +1,22 @@
 """The same latent gives the same floats, whatever stands beside it."""
 
+import contextlib
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 import minidl
 from minidl.generation import latents, passes
 from minidl.generation.model import prepared
+from minidl.kernels import launch
 from minidl.models import dcgan
 from minidl.training.errors import ConfigError
 
@@ -96,3 +102,89 @@ def test_images_that_are_not_finite_are_told():
     found[1, 0, 1, 1] = np.nan
     with pytest.raises(ConfigError, match="image 12 has values that are not finite"):
         passes.check_finite(found, 10)
+
+
+@pytest.fixture
+def overlapped(monkeypatch):
+    """`Passes` of 4 images in any process: without a GPU its streams do everything at once, and a graph is a call."""
+    monkeypatch.setattr(passes, "pass_size", lambda *_: 4)
+    if not launch.INTERPRETED:
+        return
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**30, 2**30))
+    for name in ("Stream", "Event", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, mock.Mock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    for make in (torch.zeros, torch.empty):
+        monkeypatch.setattr(torch, make.__name__, lambda *a, pin_memory=False, make=make, **k: make(*a, **k))
+
+
+def copies(found):
+    return [part.copy() for part in found]
+
+
+def test_several_sets_of_latents_under_way_at_a_time(overlapped):
+    model = small()
+    sets = [latents.from_seeds(range(first, first + count), 16) for first, count in ((0, 19), (100, 10), (200, 14))]
+    expected = [copies(passes.Passes(model, 1, (8, 8), 4).images(z)) for z in sets]
+    assert [len(parts) for parts in expected] == [5, 3, 4]
+    found = passes.Passes(model, 1, (8, 8), 4)
+    next(found.images(sets[2]))  # and no more of these
+    both = zip(found.images(sets[0]), found.images(sets[1]), strict=False)
+    for part, (one, other) in enumerate(both):
+        assert np.array_equal(one, expected[0][part])
+        assert np.array_equal(other, expected[1][part])
+    assert part == 2
+    for z, parts in zip(sets, expected, strict=True):
+        assert np.array_equal(np.concatenate(copies(found.images(z))), np.concatenate(parts))
+
+
+def test_the_memory_of_passes_is_given_back_with_them(overlapped):
+    found = passes.Passes(small(), 1, (8, 8))
+    assert len(copies(found.images(latents.from_seeds(range(9), 16)))[0]) == 9
+    gone = weakref.ref(found)
+    gc.disable()
+    try:
+        del found
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_every_precision_has_its_graph(overlapped, monkeypatch):
+    recorded = []
+
+    class Graph:
+        """Keeps the precision that it is called in first, as a graph that is recorded then."""
+
+        def __init__(self, step, eager):
+            self.step, self.precision = step, None
+
+        def __call__(self, z):
+            self.precision = self.precision or launch.float32_precision()
+            recorded.append((self.precision, launch.float32_precision()))
+            return self.step(z)
+
+    monkeypatch.setattr(passes, "Captured", Graph)
+    found, z = passes.Passes(small(), 1, (8, 8)), latents.from_seeds(range(5), 16)
+    before = launch.float32_precision()
+    try:
+        for precision in ("tf32x3", "tf32", "tf32x3"):
+            launch.set_float32_precision(precision)
+            copies(found.images(z))
+    finally:
+        launch.set_float32_precision(before)
+    assert len(recorded) == 6
+    assert all(one == other for one, other in recorded)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_no_latents_are_no_images(overlapped, dtype):
+    minidl.manual_seed(3)
+    model = prepared(dcgan.Generator(latent=16, size=(8, 8), width=8), dtype)
+    none = np.zeros((0, 16), dtype=np.float32)
+    found = passes.Passes(model, 1, (8, 8))
+    assert copies(found.images(none)) == []
+    assert sum(map(len, found.images(latents.from_seeds(range(3), 16)))) == 3
+    array = passes.everything(model, none, 1, (8, 8))
+    assert (array.shape, array.dtype) == ((0, 1, 8, 8), np.dtype(str(dtype).removeprefix("torch.")))

@@ -289,13 +289,13 @@ def test_equal_parts_of_the_weight_gradient(shape, processors, monkeypatch):
     ],
 )
 def test_parts_of_an_image_count_as_images(H, kernel, stride, padding, dilation, parts, N, processors, monkeypatch):
-    """The rows where parts meet, read from whole images; one share and some; a width that some taps never meet."""
+    """The rows where parts meet, read from whole images; one share and some; a width whose outer taps have no pixel."""
     monkeypatch.setattr(batch_grad_weight, "PART", 1)
     monkeypatch.setattr(batch_grad_weight, "RUN", 1)
     monkeypatch.setattr(launch, "processors", lambda: processors)
     sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4, "EVEN": 0}
-    for width, groups in ((5, 1), (1, 2)):
-        shape = (N, 32, 32, (H, width), (kernel, 3), (stride, 1), (padding, 2), (dilation, 1), groups)
+    for width, beside, groups in ((5, 2, 1), (1, 1, 2)):
+        shape = (N, 32, 32, (H, width), (kernel, 3), (stride, 1), (padding, beside), (dilation, 1), groups)
         for dtype in (torch.float32, torch.float16):
             p = Problem(shape, dtype=dtype)
             x, dy = conv.channels_last(p.x), conv.channels_last(p.dy)

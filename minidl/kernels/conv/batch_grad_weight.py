@@ -98,6 +98,9 @@ def conv_batch_grad_weight_kernel(
         first_h = tl.where(before, PART_QH, q_h + rows)
         places = edge * (PARTS - 1) * columns
         work_edge = tl.where(width == 0, 0, places * tl.cdiv(N, BLOCK_K))
+        # The pipeline's first steps divide even where there is nothing to do.
+        places = tl.maximum(places, 1)
+        edge = tl.maximum(edge, 1)
         i_first = (i_share + SHARES - work % SHARES) % SHARES
         for k in range(i_first, work_edge, SHARES):
             q = k % places
