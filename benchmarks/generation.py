@@ -101,6 +101,7 @@ def rows(kind: str, mode: str) -> list[dict[str, Any]]:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
     launch.set_float32_precision("tf32" if kind == "tf32" else "tf32x3")
     ours, theirs = networks(dtype)
+    torch._dynamo.reset()  # it compiles 8 sizes of a network and runs others as they are
     compiled = torch.compile(theirs, dynamic=False, mode=mode)
     found: list[dict[str, Any]] = []
     mine = passes.Passes(ours, 3, SIZE)

@@ -97,10 +97,12 @@ class Adversaries:
 
     def _ahead(self, x: Tensor) -> Tensor:
         """The step of length REACH from each picture along which the discriminator's logit grows fastest."""
-        self.discriminator.requires_grad_(False)
         start = Tensor(x.data).requires_grad_()
-        ops.sum(self.discriminator(start)).backward()
-        self.discriminator.requires_grad_(True)
+        self.discriminator.requires_grad_(False)
+        try:
+            ops.sum(self.discriminator(start)).backward()
+        finally:
+            self.discriminator.requires_grad_(True)
         assert start.grad is not None
         with no_grad():
             gradient = start.grad
