@@ -1,4 +1,4 @@
-"""Optimisers and learning rate schedules, with torch's names and formulas; the arithmetic is in `kernels/update.py`.
+"""Optimisers and learning rate schedules, with torch's names and formulas; the arithmetic is in `kernels/update/`.
 
     optimizer = optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, max_norm=1.0)
     schedule = optim.CosineLR(optimizer, T_max=1000, warmup=100)
