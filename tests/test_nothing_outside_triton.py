@@ -221,7 +221,7 @@ PACKAGE = Path(minidl.__file__).parent
 STEP = sorted(
     path
     for name in (
-        "kernels", "ops", "nn", "models", "optim.py", "autograd.py", "tensor.py", "rows.py", "csr.py", "random.py",
+        "kernels", "ops", "nn", "models", "optim", "autograd.py", "tensor.py", "rows.py", "csr.py", "random.py",
     )
     for path in ([PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py"))
 )  # fmt: skip

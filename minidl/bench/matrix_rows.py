@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from minidl import nn, ops, optim
 from minidl.bench.measure import Work, floor_ms, input_sets
 from minidl.csr import CSR
-from minidl.kernels import bias_act, gemm, loss, softmax
+from minidl.kernels import bias_act, cross_entropy, gemm, softmax
 from minidl.specs.bounds import dot_unit, gamma, rounded
 from minidl.tensor import Tensor
 
@@ -160,7 +160,7 @@ def _cross_entropy() -> Work:
     target = torch.randint(N, (M,), device=DEVICE)
 
     def ours() -> object:
-        return loss.cross_entropy(x, target, with_grad=True)
+        return cross_entropy.cross_entropy(x, target, with_grad=True)
 
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         value = F.cross_entropy(x, target)

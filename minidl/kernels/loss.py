@@ -1,63 +1,23 @@
-"""Losses and the gradients of their inputs: cross-entropy, squared error, binary cross-entropy of logits.
+"""Losses element by element, and what all losses share: their reductions, the total of their parts.
 
-Cross-entropy of logits x with shares q of the classes (N of them) in each row:
-
-    loss = sum_c q_c (log s - z_c)      dx_c = (sum q) exp(z_c) / s - q_c      z = x - max x,  s = sum exp(z)
-    class t, weights w, smoothing e:    q_c = (1 - e) w_t [c = t] + e w_c / N
-    probabilities p:                    q_c = w_c ((1 - e) p_c + e / N)
-
-    x   [R, N], [N] or [R, N, ...], any strides        t   [R], [] or [R, ...] int64 or int32, or p of x's shape
-
-The mean divides by the sum of w_t over the rows that are not ignored (by the number of rows for probabilities), as
-torch.nn.functional.cross_entropy does. The gradient comes out of the same launch as the loss; a program takes BLOCK_M
-rows, reads rows that fit BLOCK_N once and walks longer ones twice. Ignored rows give 0 whatever they hold. A class out
-of range is reported on the CPU; on a GPU, where looking would wait for the device, its row becomes NaN.
-
-Squared error: (x - t)^2. Binary cross-entropy with w and the weight v of positives:
+Squared error: (x - t)^2. Binary cross-entropy of logits with w and the weight v of positives:
 
     w ((1 - t) x + (1 + (v - 1) t) log(1 + exp(-x))) = w (|x| h + (1 + (v - 1) t) log1p(exp(-|x|))),
     h = 1 - t for x >= 0, v t for x < 0:      no exponential overflows and no large numbers cancel
 
-Sums are made of partial sums, one per program, added in order by one more program.
+Sums are made of partial sums, one per program, added in order by one more program. The loss of rows is in
+`cross_entropy`.
 """
-
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from minidl.kernels import check, launch
-from minidl.kernels.reduce import offsets
-from minidl.kernels.softmax import MINUS_INF, in_shape, levels, online, row_max, row_strides, rows_of, shift
 
 REDUCTIONS = ("mean", "sum", "none")
-# The weights of the targets are summed by at most so many programs, since every later program adds their sums up.
+# The weights of cross-entropy's targets are summed by at most so many programs: every later program adds their sums up.
 SHARES = tl.constexpr(256)
-NO_CLASS = tl.constexpr(-(2**63))
-
-
-@triton.jit
-def target_kernel(
-    p_t, p_w, p_sum, p_wrong, R, N, ignore_index, programs,
-    WEIGHTED: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Per program: the weight of its targets, and the largest target that is no class (or NO_CLASS)."""
-    i_r = tl.program_id(0).to(tl.int64)
-    b_sum = tl.zeros((BLOCK_N,), ACC)
-    b_wrong = tl.full((BLOCK_N,), NO_CLASS, tl.int64)
-    for r in range(0, R, programs * BLOCK_N):
-        o_r = r + i_r * BLOCK_N + tl.arange(0, BLOCK_N)
-        b_t = tl.load(p_t + o_r, mask=o_r < R, other=ignore_index).to(tl.int64)  # [BLOCK_N]
-        m_kept = (o_r < R) & (b_t != ignore_index)
-        m_class = (b_t >= 0) & (b_t < N)
-        if WEIGHTED:
-            b_sum += tl.load(p_w + b_t, mask=m_kept & m_class, other=0.0).to(ACC)  # [BLOCK_N]
-        else:
-            b_sum += (m_kept & m_class).to(ACC)
-        b_wrong = tl.maximum(b_wrong, tl.where(m_kept & (m_class == 0), b_t, NO_CLASS))
-    tl.store(p_sum + i_r, tl.sum(b_sum, axis=0))
-    tl.store(p_wrong + i_r, tl.max(b_wrong, axis=0))
 
 
 @triton.jit
@@ -68,140 +28,20 @@ def share_sum(p_sum, count, ACC: tl.constexpr):
 
 
 @triton.jit
-def row_targets(p_t, p_w, o_m, m_m, N, ignore_index, SOFT: tl.constexpr, WEIGHTED: tl.constexpr, ACC: tl.constexpr):
-    """Per row: the class, its weight, whether the row counts, and whether the class is one of the N."""
-    if SOFT:
-        b_t = o_m * 0
-        m_kept = m_m
-        m_class = m_m
+def total_kernel(p_part, p_sum, p_loss, p_divisor, parts, count, ACC: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The sum of the parts over `count`, or over the sum of `count` numbers at p_sum, which is kept in p_divisor."""
+    b_total = tl.zeros((BLOCK_N,), ACC)
+    for n in range(0, parts, BLOCK_N):
+        o = n + tl.arange(0, BLOCK_N).to(tl.int64)
+        b_total += tl.load(p_part + o, mask=o < parts, other=0.0)  # [BLOCK_N]
+    total = tl.sum(b_total, axis=0)
+    if p_sum is None:
+        total = total / count
     else:
-        b_t = tl.load(p_t + o_m, mask=m_m, other=ignore_index).to(tl.int64)  # [BLOCK_M]
-        m_kept = m_m & (b_t != ignore_index)
-        m_class = (b_t >= 0) & (b_t < N)
-    b_wt = m_kept.to(ACC)
-    if WEIGHTED and not SOFT:
-        b_wt = tl.load(p_w + b_t, mask=m_kept & m_class, other=0.0).to(ACC)  # [BLOCK_M]
-    return b_t, b_wt, m_kept, m_class
-
-
-@triton.jit
-def shares(
-    p_q, p_w, b_t, b_wt, o_n, m_mn, N,
-    SMOOTHING: tl.constexpr, SOFT: tl.constexpr, WEIGHTED: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """q [BLOCK_M, BLOCK_N] of the classes o_n [1, BLOCK_N]; 0 where the mask is not set."""
-    if WEIGHTED:
-        b_w = tl.load(p_w + o_n, mask=o_n < N, other=0.0).to(ACC)  # [1, BLOCK_N]
-    else:
-        b_w = tl.full(o_n.shape, 1.0, ACC)
-    if SOFT:
-        b_q = b_w * tl.load(p_q, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
-        if SMOOTHING > 0.0:
-            b_q = (1.0 - SMOOTHING) * b_q + b_w * SMOOTHING / N
-    else:
-        b_q = tl.where(o_n == b_t[:, None].to(tl.int32), (1.0 - SMOOTHING) * b_wt[:, None], 0.0)
-        if SMOOTHING > 0.0:
-            b_q += b_w * SMOOTHING / N
-    return tl.where(m_mn, b_q, 0.0)
-
-
-@triton.jit
-def share_times(b_q, b_z):
-    """sum_c q_c z_c of each row, where a class without a share counts nothing even at -inf."""
-    return tl.sum(tl.where(b_q == 0.0, 0.0, b_q * b_z), axis=1)
-
-
-@triton.jit
-def store_losses(p_loss, b_loss, o_m, m_m, m_kept, m_class, EACH: tl.constexpr):
-    """The loss of each row, or the sum of the program's rows."""
-    b_loss = tl.where(m_kept, tl.where(m_class, b_loss, float("nan")), 0.0)
-    if EACH:
-        tl.store(p_loss + o_m, b_loss.to(p_loss.dtype.element_ty), mask=m_m)
-    else:
-        tl.store(p_loss + tl.program_id(0), tl.sum(b_loss, axis=0))
-
-
-@triton.jit
-def cross_entropy_kernel(
-    p_x, p_t, p_w, p_sum, p_loss, p_dx, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn, ignore_index, count,
-    SMOOTHING: tl.constexpr, SOFT: tl.constexpr, WEIGHTED: tl.constexpr, EACH: tl.constexpr, GRAD: tl.constexpr,
-    DIVIDE: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Rows of at most BLOCK_N classes; probabilities and dx have the same strides."""
-    o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_n = tl.arange(0, BLOCK_N)[None, :]
-    m_m = o_m < R
-    m_mn = m_m[:, None] & (o_n < N)
-    o_y = offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None] + o_n.to(tl.int64) * s_yn
-    b_t, b_wt, m_kept, m_class = row_targets(p_t, p_w, o_m, m_m, N, ignore_index, SOFT, WEIGHTED, ACC)
-    p_x += offsets(o_m, INNER, s_x1, s_x2, LEVELS)[:, None]
-    b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
-    b_z = b_x - row_max(b_x)[:, None]
-    b_e = tl.exp(b_z)
-    b_s = tl.sum(b_e, axis=1)
-    b_q = shares(p_t + o_y, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
-    b_all = tl.sum(b_q, axis=1)
-    b_loss = b_all * tl.log(b_s) - share_times(b_q, b_z)
-    store_losses(p_loss, b_loss, o_m, m_m, m_kept, m_class, EACH)
-    if GRAD:
-        b_scale = tl.where(m_class, 1.0, float("nan")).to(ACC)
-        if DIVIDE:
-            b_scale = b_scale / share_sum(p_sum, count, ACC)
-        b_dx = (b_e * (b_all / b_s)[:, None] - b_q) * b_scale[:, None]
-        b_dx = tl.where(m_kept[:, None], b_dx, 0.0)
-        tl.store(p_dx + o_y, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
-
-
-@triton.jit
-def cross_entropy_loop_kernel(
-    p_x, p_t, p_w, p_sum, p_loss, p_dx, R, N, s_x, ignore_index, count,
-    SMOOTHING: tl.constexpr, SOFT: tl.constexpr, WEIGHTED: tl.constexpr, EACH: tl.constexpr, GRAD: tl.constexpr,
-    DIVIDE: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Rows of any length and of neighbours, those of x s_x apart."""
-    SPREAD: tl.constexpr = SOFT or SMOOTHING > 0.0  # more classes than one have a share
-    o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    m_m = o_m < R
-    b_t, b_wt, m_kept, m_class = row_targets(p_t, p_w, o_m, m_m, N, ignore_index, SOFT, WEIGHTED, ACC)
-    o_row = o_m[:, None] * N
-    p_x += o_m[:, None] * s_x
-    b_m = tl.full((BLOCK_M,), MINUS_INF, ACC)
-    b_s = tl.zeros((BLOCK_M,), ACC)
-    b_all = tl.zeros((BLOCK_M,), ACC)
-    for n in range(0, N, BLOCK_N):
-        o_n = n + tl.arange(0, BLOCK_N)[None, :]
-        m_mn = m_m[:, None] & (o_n < N)
-        b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
-        b_m, b_s = online(b_x, b_m, b_s)
-        if SPREAD:
-            b_q = shares(p_t + o_row + o_n, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
-            b_all += tl.sum(b_q, axis=1)
-    b_m = shift(b_m)
-    if SPREAD:
-        b_loss = b_all * tl.log(b_s)
-    else:
-        b_all = b_wt
-        p_xt = p_x + b_t[:, None]
-        b_xt = tl.sum(tl.load(p_xt, mask=(m_kept & m_class)[:, None], other=0.0).to(ACC), axis=1)  # [BLOCK_M]
-        b_loss = b_all * (tl.log(b_s) - (b_xt - b_m))
-    b_ratio = b_all / b_s
-    b_scale = tl.where(m_class, 1.0, float("nan")).to(ACC)
-    if DIVIDE:
-        b_scale = b_scale / share_sum(p_sum, count, ACC)
-    if SPREAD or GRAD:
-        for n in range(0, N, BLOCK_N):
-            o_n = n + tl.arange(0, BLOCK_N)[None, :]
-            m_mn = m_m[:, None] & (o_n < N)
-            b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
-            b_z = b_x - b_m[:, None]
-            b_q = shares(p_t + o_row + o_n, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
-            if SPREAD:
-                b_loss -= share_times(b_q, b_z)
-            if GRAD:
-                b_dx = (tl.exp(b_z) * b_ratio[:, None] - b_q) * b_scale[:, None]
-                b_dx = tl.where(m_kept[:, None], b_dx, 0.0)
-                tl.store(p_dx + o_row + o_n, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
-    store_losses(p_loss, b_loss, o_m, m_m, m_kept, m_class, EACH)
+        divisor = share_sum(p_sum, count, ACC)
+        total = total / divisor
+        tl.store(p_divisor, divisor)
+    tl.store(p_loss, total.to(p_loss.dtype.element_ty))
 
 
 @triton.jit
@@ -287,154 +127,6 @@ def element_loss_grad_kernel(
             tl.store(p_dt + o, (b_dx * -1.0).to(p_dt.dtype.element_ty), mask=m)
 
 
-@triton.jit
-def total_kernel(p_part, p_sum, p_loss, p_divisor, parts, count, ACC: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The sum of the parts over `count`, or over the sum of `count` numbers at p_sum, which is kept in p_divisor."""
-    b_total = tl.zeros((BLOCK_N,), ACC)
-    for n in range(0, parts, BLOCK_N):
-        o = n + tl.arange(0, BLOCK_N).to(tl.int64)
-        b_total += tl.load(p_part + o, mask=o < parts, other=0.0)  # [BLOCK_N]
-    total = tl.sum(b_total, axis=0)
-    if p_sum is None:
-        total = total / count
-    else:
-        divisor = share_sum(p_sum, count, ACC)
-        total = total / divisor
-        tl.store(p_divisor, divisor)
-    tl.store(p_loss, total.to(p_loss.dtype.element_ty))
-
-
-@triton.jit
-def scale_kernel(
-    p_g, p_dy, p_divisor, n, N, INNER, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """g *= dy / divisor in place, dy one value or one for each row. A factor of 1 leaves the memory alone."""
-    o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = o < n
-    if EACH:
-        o_r = (o // INNER // N) * INNER + o % INNER
-        b_dy = tl.load(p_dy + o_r, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
-        b_g = tl.load(p_g + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
-        tl.store(p_g + o, (b_g * b_dy).to(p_g.dtype.element_ty), mask=m)
-    else:
-        factor = tl.full((), 1.0, ACC)
-        if p_dy is not None:
-            factor = tl.load(p_dy).to(ACC)
-        if p_divisor is not None:
-            factor = factor / tl.load(p_divisor)
-        if factor != 1.0:
-            b_g = tl.load(p_g + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
-            tl.store(p_g + o, (b_g * factor).to(p_g.dtype.element_ty), mask=m)
-
-
-class CrossEntropy(NamedTuple):
-    """A cross-entropy and, when wanted, the gradient of its logits, contiguous.
-
-    `divisor` (one number on the device, or None) remains to be divided out of the gradient: in float16 the gradient of
-    a mean over many rows would vanish before a scaled loss could lift it.
-    """
-
-    loss: torch.Tensor
-    grad: torch.Tensor | None
-    divisor: torch.Tensor | None
-
-
-def cross_entropy(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    with_grad: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The cross-entropy, and with `with_grad` the pair of it and its gradient in x. See `cross_entropy_parts`."""
-    loss, grad, divisor = cross_entropy_parts(
-        x, target, weight, ignore_index, reduction, label_smoothing, with_grad=with_grad
-    )
-    if grad is None:
-        return loss
-    return loss, grad if divisor is None else cross_entropy_grad_(grad, None, divisor)
-
-
-def cross_entropy_parts(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    with_grad: bool = False,
-) -> CrossEntropy:
-    """Cross-entropy of logits x [N], [R, N] or [R, N, ...] with classes or probabilities.
-
-    target        classes: int64 or int32, x's shape without dimension 1 (without any for [N]), or probabilities: x's
-                  shape and dtype
-    weight        [N] in x's dtype: a factor for each class
-    ignore_index  a class value whose rows count nothing
-    reduction     "mean", "sum", or "none" for the loss of each row, in x's dtype
-    Raises TypeError for dtypes, ValueError for shapes, options or devices that do not fit, and IndexError on the CPU
-    for a target that is no class (on a GPU its row becomes NaN).
-    """
-    soft = _check_cross_entropy(x, target, weight, ignore_index, reduction, label_smoothing)
-    axis = min(1, x.dim() - 1)
-    (rows, *shares_), tile, fits = rows_of(
-        "cross_entropy", "cross_entropy_loop", axis, *((x, target) if soft else (x,))
-    )
-    outer, N, inner = rows.shape
-    R, acc, device = outer * inner, launch.acc_torch(x.dtype), x.device
-    target = (shares_[0] if soft else target).contiguous()
-    weight = None if weight is None else weight.contiguous()
-    each, mean = reduction == "none", reduction == "mean"
-    loss = torch.empty(x.shape[:axis] + x.shape[axis + 1 :] if each else (), dtype=x.dtype, device=device)
-    # Its strides are those of probabilities, also where it is not wanted.
-    grad = torch.empty(rows.shape, dtype=x.dtype, device=device if with_grad else "meta")
-    defer = mean and with_grad and x.dtype == torch.float16
-    sums, count = None, 1
-    if soft and mean:
-        sums = torch.full((1,), R, dtype=acc, device=device)
-    elif not soft and (mean or launch.INTERPRETED):
-        sums, count = _target_weights(target, weight, R, N, ignore_index, acc, x.dtype)
-    programs = triton.cdiv(R, tile["BLOCK_M"])
-    parts = loss if each else torch.empty(programs, dtype=acc, device=device)
-    pointers = rows, target, weight, sums, parts, grad if with_grad else None
-    meta = {
-        "SMOOTHING": float(label_smoothing), "SOFT": soft, "WEIGHTED": weight is not None, "EACH": each,
-        "GRAD": with_grad, "DIVIDE": mean and not defer, "ACC": launch.acc(x.dtype), **tile.options,
-    }  # fmt: skip
-    if fits:
-        launch.run(
-            cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad),
-            ignore_index, count, LEVELS=levels(rows), **meta,
-        )  # fmt: skip
-    else:
-        launch.run(cross_entropy_loop_kernel, (programs,), *pointers, R, N, rows.stride(0), ignore_index, count, **meta)
-    found = in_shape(grad, x.shape, axis) if with_grad else None
-    if each:
-        return CrossEntropy(loss, found, None)
-    divisor = torch.empty((), dtype=acc, device=device) if mean else None
-    _total(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
-    return CrossEntropy(loss, found, divisor if defer else None)
-
-
-def cross_entropy_grad_(
-    grad: torch.Tensor, dy: torch.Tensor | None, divisor: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Multiply the gradient that `cross_entropy_parts` gave by dy / divisor, in place, and return it.
-
-    dy is one number on the device, or the gradient of each row's loss; None stands for 1.
-    """
-    axis = min(1, grad.dim() - 1)
-    each = dy is not None and dy.dim() > 0
-    n = grad.numel()
-    tile = launch.tile("loss", grad.dtype, N=n)
-    launch.run(
-        scale_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), grad, dy.contiguous() if each else dy, divisor, n,
-        grad.shape[axis], grad.shape[axis + 1 :].numel(), EACH=each, ACC=launch.acc(grad.dtype), **tile.options,
-    )  # fmt: skip
-    return grad
-
-
 def mse_loss(x: torch.Tensor, target: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
     """(x - target)^2, its mean, or its sum, in x's dtype.
 
@@ -481,27 +173,8 @@ def binary_cross_entropy_with_logits_grad(
     return _element_loss_grad(dy, x, target, weight, pos_weight, reduction, needs, binary=True)
 
 
-def _target_weights(target, weight, R, N, ignore_index, acc, dtype):
-    """Partial sums of the targets' weights and their number. On the CPU, refuses targets that are no class."""
-    tile = launch.tile("loss", dtype, N=R)
-    programs = max(1, min(SHARES.value, triton.cdiv(R, tile["BLOCK_N"])))
-    sums = torch.empty(programs, dtype=acc, device=target.device)
-    wrong = torch.full((programs,), NO_CLASS.value, dtype=torch.int64, device=target.device)
-    launch.run(
-        target_kernel, (programs,), target, weight, sums, wrong, R, N, ignore_index, programs,
-        WEIGHTED=weight is not None, ACC=tl.float64 if acc == torch.float64 else tl.float32, **tile.options,
-    )  # fmt: skip
-    if launch.INTERPRETED:
-        for value in wrong.tolist():
-            if value != NO_CLASS.value:
-                raise IndexError(
-                    f"cross_entropy: target holds {value}, expected classes from 0 to {N - 1} "
-                    f"or ignore_index ({ignore_index})"
-                )
-    return sums, programs
-
-
-def _total(parts, loss, sums, count, divisor):
+def add_up(parts, loss, sums, count, divisor):
+    """Put the total of the parts over the divisor into `loss`, as `total_kernel` says."""
     tile = launch.tile("loss", parts.dtype, N=parts.numel())
     acc = tl.float64 if parts.dtype == torch.float64 else tl.float32
     launch.run(total_kernel, (1,), parts, sums, loss, divisor, parts.numel(), count, ACC=acc, **tile.options)
@@ -520,7 +193,7 @@ def _element_loss(x, target, weight, pos_weight, reduction, binary):
         BINARY=binary, EACH=each, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     if not each:
-        _total(parts, loss, None, n if reduction == "mean" else 1, None)
+        add_up(parts, loss, None, n if reduction == "mean" else 1, None)
     return loss
 
 
@@ -542,7 +215,8 @@ def _spread(x, *operands):
     return x.contiguous(), *(None if t is None else t.expand(x.shape).contiguous() for t in operands)
 
 
-def _check_reduction(op, reduction):
+def check_reduction(op, reduction):
+    """Raises ValueError for a reduction that is none of REDUCTIONS."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"{op}: unknown reduction {reduction!r}; known: {', '.join(REDUCTIONS)}")
 
@@ -551,7 +225,7 @@ def _check_elements(op, x, target, reduction, **factors):
     factors = {name: t for name, t in factors.items() if t is not None}
     check.floating(op, input=x, target=target, **factors)
     check.same(op, input=x, target=target, **factors)
-    _check_reduction(op, reduction)
+    check_reduction(op, reduction)
     if x.shape != target.shape:
         raise ValueError(f"{op}: target has shape {list(target.shape)}, expected input's shape {list(x.shape)}")
     for name, t in factors.items():
@@ -561,43 +235,3 @@ def _check_elements(op, x, target, reduction, **factors):
             raise ValueError(
                 f"{op}: {name} has shape {list(t.shape)}, which does not broadcast to input's {list(x.shape)}"
             ) from error
-
-
-def _check_cross_entropy(x, target, weight, ignore_index, reduction, label_smoothing):
-    """Whether the targets are probabilities. Raises as `cross_entropy_parts`."""
-    op = "cross_entropy"
-    check.floating(op, input=x)
-    _check_reduction(op, reduction)
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"{op}: label_smoothing is {label_smoothing}, expected a number from 0 to 1")
-    if x.dim() == 0:
-        raise ValueError(f"{op}: input is a scalar, expected [N], [R, N] or [R, N, ...]")
-    axis = min(1, x.dim() - 1)
-    N = x.shape[axis]
-    if N == 0:
-        raise ValueError(f"{op}: input has shape {list(x.shape)}, expected at least one class along dim {axis}")
-    if weight is not None:
-        check.same(op, input=x, weight=weight)
-        if weight.shape != (N,):
-            raise ValueError(f"{op}: weight has shape {list(weight.shape)}, expected [{N}], one number per class")
-    if target.dtype.is_floating_point:
-        check.same(op, input=x, target=target)
-        if target.shape != x.shape:
-            raise ValueError(
-                f"{op}: target of probabilities has shape {list(target.shape)}, expected input's {list(x.shape)}"
-            )
-        if ignore_index != -100:
-            raise ValueError(f"{op}: ignore_index {ignore_index} needs targets that are classes, got probabilities")
-        return True
-    if target.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
-            f"{op}: target has dtype {target.dtype}, expected int64 or int32 classes or {x.dtype} probabilities"
-        )
-    if target.device != x.device:
-        raise ValueError(f"{op}: input is on {x.device} and target is on {target.device}; move one of them with .to()")
-    expected = x.shape[:axis] + x.shape[axis + 1 :]
-    if target.shape != expected:
-        raise ValueError(
-            f"{op}: target has shape {list(target.shape)}, expected {list(expected)} for input {list(x.shape)}"
-        )
-    return False

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import loss as kernels
+from minidl.kernels import cross_entropy as entropy
+from minidl.kernels import loss as elements
 from minidl.tensor import Tensor
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "mse_loss"]
@@ -26,7 +27,7 @@ class CrossEntropy(Function):
     ) -> torch.Tensor:
         ctx.save(x, target, weight)
         ctx.options = ignore_index, reduction, smoothing
-        ctx.made = kernels.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0])
+        ctx.made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0])
         return ctx.made.loss
 
     @staticmethod
@@ -36,8 +37,8 @@ class CrossEntropy(Function):
         if made is None:
             x, target, weight = ctx.saved
             ignore_index, reduction, smoothing = ctx.options
-            made = kernels.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)
-        return kernels.cross_entropy_grad_(made.grad, dy, made.divisor), None, None, None, None, None
+            made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)
+        return entropy.cross_entropy_grad_(made.grad, dy, made.divisor), None, None, None, None, None
 
 
 class MSELoss(Function):
@@ -45,12 +46,12 @@ class MSELoss(Function):
     def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, reduction: str) -> torch.Tensor:
         ctx.save(x, target)
         ctx.reduction = reduction
-        return kernels.mse_loss(x, target, reduction)
+        return elements.mse_loss(x, target, reduction)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, target = ctx.saved
-        return *kernels.mse_loss_grad(dy, x, target, ctx.reduction, ctx.needs[:2]), None
+        return *elements.mse_loss_grad(dy, x, target, ctx.reduction, ctx.needs[:2]), None
 
 
 class BinaryCrossEntropyWithLogits(Function):
@@ -65,12 +66,12 @@ class BinaryCrossEntropyWithLogits(Function):
     ) -> torch.Tensor:
         ctx.save(x, target, weight, pos_weight)
         ctx.reduction = reduction
-        return kernels.binary_cross_entropy_with_logits(x, target, weight, reduction, pos_weight)
+        return elements.binary_cross_entropy_with_logits(x, target, weight, reduction, pos_weight)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, target, weight, pos_weight = ctx.saved
-        grads = kernels.binary_cross_entropy_with_logits_grad(
+        grads = elements.binary_cross_entropy_with_logits_grad(
             dy, x, target, weight, ctx.reduction, pos_weight, ctx.needs[:2]
         )
         return *grads, None, None, None

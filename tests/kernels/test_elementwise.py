@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from minidl.kernels import activation, elementwise, launch
+from minidl.kernels.elementwise.compute import collapse
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, 0.5, -3.5, 1e-40, 88.8, -88.0, -104.0, 1e38)
 INFINITE = (math.inf, -math.inf, math.nan)
@@ -38,9 +39,9 @@ def test_one_run_of_memory_gets_the_flat_kernel(a, b, kernel):
 def test_collapse_merges_what_all_operands_allow():
     shape = (2, 1, 3, 4, 5)
     full, row = torch.empty(shape).stride(), (0, 0, 0, 0, 1)
-    assert elementwise.collapse(shape, [full, full]) == ([120], [[1], [1]])
-    assert elementwise.collapse(shape, [full, row]) == ([24, 5], [[5, 1], [0, 1]])
-    assert elementwise.collapse((), [(), ()]) == ([], [[], []])
+    assert collapse(shape, [full, full]) == ([120], [[1], [1]])
+    assert collapse(shape, [full, row]) == ([24, 5], [[5, 1], [0, 1]])
+    assert collapse((), [(), ()]) == ([], [[], []])
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "pow", "maximum", "minimum"])

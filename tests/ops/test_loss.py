@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from minidl import from_torch, no_grad, ops
-from minidl.kernels import loss as kernels
+from minidl.kernels import cross_entropy as kernels
 
 
 @pytest.fixture(autouse=True)

@@ -65,7 +65,7 @@ def test_a_copy_does_not_share_memory(copy):
 
 def test_a_change_of_a_view_is_seen_by_backward():
     """A view of a saved tensor counts as that tensor."""
-    from tests.test_autograd import Square
+    from tests.autograd.functions import Square
 
     x = numbers(4, requires_grad=True)
     y = Square.apply(x)

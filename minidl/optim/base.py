@@ -1,16 +1,4 @@
-"""Optimisers and learning rate schedules, with torch's names and formulas; the arithmetic is in `kernels/update.py`.
-
-    optimizer = optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, max_norm=1.0)
-    schedule = optim.CosineLR(optimizer, T_max=1000, warmup=100)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    schedule.step()
-
-Beyond torch: clipping (`max_norm`) and the guard against gradients that are not finite belong to the update itself, and
-gradients that touch few rows of a matrix are used as they are. The result equals that of the dense gradient; with
-`lazy=True` only the rows seen change, their moments included, as in torch.optim.SparseAdam.
-"""
+"""What all optimisers share: groups and their numbers, the step, states that a run continues from."""
 
 from __future__ import annotations
 
@@ -78,7 +66,7 @@ class Optimizer:
         self.param_groups: list[dict[str, Any]] = []
         self._bounds: list[tuple[int, int]] = []
         self._params: list[Tensor] = []
-        for group in _groups(name, params):
+        for group in read_groups(name, params):
             unknown = set(group) - set(numbers) - {"params"}
             if unknown:
                 raise ValueError(f"{name}: a group has {', '.join(sorted(unknown))}; known: {', '.join(numbers)}")
@@ -90,9 +78,9 @@ class Optimizer:
             self.param_groups.append(full)
         _check_params(name, self._params)
         if max_norm is not None:
-            _check_number(name, "max_norm", max_norm)
+            check_number(name, "max_norm", max_norm)
         if loss_scale is not None:
-            _check_number(name, "loss_scale", loss_scale)
+            check_number(name, "loss_scale", loss_scale)
         self._update = update.Update(
             self._rule, [p.data for p in self._params], states,
             nesterov=nesterov, max_norm=max_norm, lazy=lazy, initial=initial, loss_scale=loss_scale,
@@ -115,7 +103,7 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        _check_number(type(self).__name__, "lr", value)
+        check_number(type(self).__name__, "lr", value)
         self._set_rates([value] * len(self.param_groups))
 
     def _set_rates(self, rates: Sequence[float]) -> None:
@@ -225,268 +213,7 @@ class Optimizer:
         return found
 
 
-class SGD(Optimizer):
-    """b = momentum b + g, p -= lr b; with Nesterov's momentum p -= lr (g + momentum b). Sutskever et al., ICML 2013.
-
-    `weight_decay` adds weight_decay p to the gradient. As torch.optim.SGD with dampening 0.
-    """
-
-    _rule = "sgd"
-
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        *,
-        max_norm: float | None = None,
-        lazy: bool = False,
-        loss_scale: float | None = None,
-    ) -> None:
-        groups = _groups("SGD", params)
-        momenta = [group.get("momentum", momentum) for group in groups]
-        if nesterov and any(value == 0.0 for value in momenta):
-            raise ValueError("SGD: nesterov needs a momentum above 0, got 0")
-        super().__init__(
-            groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay},
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, nesterov=nesterov,
-            states=["momentum_buffer"] if any(value != 0.0 for value in momenta) else [],
-        )  # fmt: skip
-
-
-class RMSprop(Optimizer):
-    """s = alpha s + (1 - alpha) g^2, p -= lr g / (sqrt(s) + eps). Hinton, Coursera 2012, lecture 6e.
-
-    `centered` subtracts the square of a running mean of g from s (Graves, arXiv 1308.0850); `momentum` gathers the
-    steps; `weight_decay` adds weight_decay p to the gradient. As torch.optim.RMSprop.
-    """
-
-    _rule = "rmsprop"
-
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-2,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
-        centered: bool = False,
-        *,
-        max_norm: float | None = None,
-        lazy: bool = False,
-        loss_scale: float | None = None,
-    ) -> None:
-        groups = _groups("RMSprop", params)
-        states = ["square_avg"]
-        if any(group.get("momentum", momentum) != 0.0 for group in groups):
-            states.append("momentum_buffer")
-        if centered:
-            states.append("grad_avg")
-        super().__init__(
-            groups, {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum},
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, states=states,
-        )  # fmt: skip
-
-
-class Adagrad(Optimizer):
-    """s += g^2, p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps). Duchi et al., JMLR 12.
-
-    s starts at `initial_accumulator_value`; `weight_decay` adds weight_decay p to the gradient. As torch.optim.Adagrad.
-    """
-
-    _rule = "adagrad"
-
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-2,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-        *,
-        max_norm: float | None = None,
-        lazy: bool = False,
-        loss_scale: float | None = None,
-    ) -> None:
-        _check_number("Adagrad", "initial_accumulator_value", initial_accumulator_value)
-        super().__init__(
-            params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps},
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, states=["sum"], initial=initial_accumulator_value,
-        )  # fmt: skip
-
-
-class Adam(Optimizer):
-    """m += (1 - beta1) (g - m), v = beta2 v + (1 - beta2) g^2, p -= lr m' / (sqrt(v') + eps). arXiv 1412.6980.
-
-    m' and v' are m and v divided by 1 - beta^t; `weight_decay` adds weight_decay p to the gradient. As
-    torch.optim.Adam.
-    """
-
-    _rule = "adam"
-
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        *,
-        max_norm: float | None = None,
-        lazy: bool = False,
-        loss_scale: float | None = None,
-    ) -> None:
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, states=["exp_avg", "exp_avg_sq"],
-        )  # fmt: skip
-
-
-class AdamW(Adam):
-    """Adam with weight decay apart from the gradient: first p *= 1 - lr weight_decay. arXiv 1711.05101.
-
-    As torch.optim.AdamW.
-    """
-
-    _rule = "adamw"
-
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        *,
-        max_norm: float | None = None,
-        lazy: bool = False,
-        loss_scale: float | None = None,
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, max_norm=max_norm, lazy=lazy, loss_scale=loss_scale)
-
-
-class Schedule:
-    """A learning rate as a function of the number of steps made: every group's own rate times `factor(step)`.
-
-    Making one sets the rate of step 0. Call `step()` once after each optimizer step. During the first `warmup` steps
-    the rate rises in a straight line, ending at the full rate with step warmup - 1.
-    """
-
-    def __init__(self, optimizer: Optimizer, warmup: int = 0) -> None:
-        name = type(self).__name__
-        if warmup < 0:
-            raise ValueError(f"{name}: warmup is {warmup}, expected a number of steps of at least 0")
-        self.optimizer, self.warmup = optimizer, warmup
-        self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
-        self._step = 0
-        self._apply()
-
-    def factor(self, step: int) -> float:
-        """The share of the full rate at a step, warm-up aside."""
-        raise NotImplementedError
-
-    def lr(self, step: int | None = None) -> float:
-        """The rate of the first group at a step (default: now)."""
-        return self._rates(self._step if step is None else step)[0]
-
-    def get_last_lr(self) -> list[float]:
-        """The rate of every group now."""
-        return self._rates(self._step)
-
-    def step(self) -> None:
-        """Count a step and set the optimizer's rates."""
-        self._step += 1
-        self._apply()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of steps, and the rates that the schedule scales."""
-        return {"schedule": type(self).__name__, "step": self._step, "base_lrs": list(self.base_lrs)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned. Raises ValueError for another schedule's state."""
-        name = type(self).__name__
-        if state.get("schedule") != name or len(state.get("base_lrs", ())) != len(self.base_lrs):
-            raise ValueError(
-                f"{name}: the state is of {state.get('schedule')!r} with {len(state.get('base_lrs', ()))} groups, "
-                f"expected {name!r} with {len(self.base_lrs)}"
-            )
-        self._step, self.base_lrs = int(state["step"]), [float(rate) for rate in state["base_lrs"]]
-        self._apply()
-
-    def _rates(self, step: int) -> list[float]:
-        share = (step + 1) / self.warmup if step < self.warmup else self.factor(step)
-        return [rate * share for rate in self.base_lrs]
-
-    def _apply(self) -> None:
-        self.optimizer._set_rates(self._rates(self._step))
-
-
-class ConstantLR(Schedule):
-    """The full rate, after warm-up. (torch's ConstantLR lowers the rate for the first steps: that is `warmup` here.)"""
-
-    def factor(self, step: int) -> float:
-        return 1.0
-
-
-class StepLR(Schedule):
-    """The rate times gamma after every `step_size` steps, counted from the end of warm-up. As torch's StepLR."""
-
-    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, warmup: int = 0) -> None:
-        if step_size < 1:
-            raise ValueError(f"StepLR: step_size is {step_size}, expected a number of steps of at least 1")
-        self.step_size, self.gamma = step_size, gamma
-        super().__init__(optimizer, warmup)
-
-    def factor(self, step: int) -> float:
-        return self.gamma ** ((step - self.warmup) // self.step_size)
-
-
-class _Falling(Schedule):
-    """From the full rate at the end of warm-up to `eta_min` at step T_max, and there from then on."""
-
-    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, warmup: int = 0) -> None:
-        if T_max <= warmup:
-            raise ValueError(
-                f"{type(self).__name__}: T_max is {T_max}, expected more than the {warmup} steps of warmup"
-            )
-        if eta_min < 0.0:
-            raise ValueError(f"{type(self).__name__}: eta_min is {eta_min}, expected at least 0")
-        self.T_max, self.eta_min = T_max, eta_min
-        super().__init__(optimizer, warmup)
-
-    def _gone(self, step: int) -> float:
-        """The share of the way from the end of warm-up to T_max."""
-        return min(1.0, (step - self.warmup) / (self.T_max - self.warmup))
-
-    def _rates(self, step: int) -> list[float]:
-        if step < self.warmup:
-            return super()._rates(step)
-        share = self.factor(step)
-        return [self.eta_min + (rate - self.eta_min) * share for rate in self.base_lrs]
-
-
-class CosineLR(_Falling):
-    """Half a cosine from the full rate at the end of warm-up to `eta_min` at step T_max. Loshchilov and Hutter, 2017.
-
-    torch's CosineAnnealingLR, but for warm-up and the end: past T_max it stays at eta_min.
-    """
-
-    def factor(self, step: int) -> float:
-        return 0.5 * (1.0 + math.cos(math.pi * self._gone(step)))
-
-
-class LinearLR(_Falling):
-    """A straight line from the full rate at the end of warm-up to `eta_min` at step T_max, and there from then on."""
-
-    def factor(self, step: int) -> float:
-        return 1.0 - self._gone(step)
-
-
-def _groups(name: str, params: Params) -> list[dict[str, Any]]:
+def read_groups(name: str, params: Params) -> list[dict[str, Any]]:
     """The groups of what an optimiser is given, each with its list of parameters."""
     if isinstance(params, Tensor):
         raise TypeError(f"{name}: params is a Tensor, expected a list of them")
@@ -520,7 +247,7 @@ def _check_params(name: str, params: Sequence[Any]) -> None:
         seen[id(param)] = index
 
 
-def _check_number(name: str, key: str, value: Any) -> None:
+def check_number(name: str, key: str, value: Any) -> None:
     holds, text = _LIMITS[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and holds(value)):
         raise ValueError(f"{name}: {key} is {value!r}, expected a number {text}")
@@ -537,7 +264,7 @@ def _flat(name: str, group: Mapping[str, Any]) -> dict[str, float]:
         elif key != "params":
             found[key] = value
     for key, value in found.items():
-        _check_number(name, key, value)
+        check_number(name, key, value)
     return {key: float(value) for key, value in found.items()}
 
 

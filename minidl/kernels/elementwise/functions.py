@@ -1,0 +1,214 @@
+"""The functions of one, two and three operands that `compute` calls by their numbers, on the device."""
+
+import triton
+import triton.language as tl
+
+from minidl.kernels.activation import activate, activate_grad, activate_grad_from_output
+
+# One operand.
+NEG = tl.constexpr(1)
+ABS = tl.constexpr(2)
+EXP = tl.constexpr(3)
+LOG = tl.constexpr(4)
+SQRT = tl.constexpr(5)
+SQUARE = tl.constexpr(6)
+RECIPROCAL = tl.constexpr(7)
+SIGN = tl.constexpr(8)
+ACTIVATE = tl.constexpr(9)
+# Two.
+ADD = tl.constexpr(20)
+SUB = tl.constexpr(21)
+MUL = tl.constexpr(22)
+DIV = tl.constexpr(23)
+POW = tl.constexpr(24)
+MAXIMUM = tl.constexpr(25)
+MINIMUM = tl.constexpr(26)
+EQ = tl.constexpr(27)
+NE = tl.constexpr(28)
+LT = tl.constexpr(29)
+LE = tl.constexpr(30)
+GT = tl.constexpr(31)
+GE = tl.constexpr(32)
+# dy and what the operation kept.
+ABS_GRAD = tl.constexpr(40)
+SQRT_GRAD = tl.constexpr(41)
+SQUARE_GRAD = tl.constexpr(42)
+RECIPROCAL_GRAD = tl.constexpr(43)
+ACTIVATE_GRAD = tl.constexpr(44)
+ACTIVATE_GRAD_FROM_OUTPUT = tl.constexpr(45)
+# Three.
+WHERE = tl.constexpr(60)
+CLAMP = tl.constexpr(61)
+DIV_GRAD_B = tl.constexpr(62)
+POW_GRAD_A = tl.constexpr(63)
+POW_GRAD_B = tl.constexpr(64)
+MAXIMUM_GRAD = tl.constexpr(65)
+MINIMUM_GRAD = tl.constexpr(66)
+PASS_GE = tl.constexpr(67)
+PASS_LE = tl.constexpr(68)
+NORM_GRAD = tl.constexpr(69)
+AMAX_GRAD = tl.constexpr(70)
+
+COMPARISONS = (EQ, NE, LT, LE, GT, GE)
+# They choose among their operands, so a number has to be one that the tensor's type has.
+CHOICES = (*COMPARISONS, MAXIMUM, MINIMUM, CLAMP, MAXIMUM_GRAD, MINIMUM_GRAD, PASS_GE, PASS_LE)
+
+
+@triton.jit
+def divide(a, b):
+    """a / b, correctly rounded also in float32 (a compiled `/` is off by up to 2 units in the last place)."""
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:
+        return a / b
+
+
+@triton.jit
+def root(x):
+    """sqrt(x), correctly rounded."""
+    if x.dtype == tl.float32:
+        return tl.sqrt_rn(x)
+    else:
+        return tl.sqrt(x)
+
+
+@triton.jit
+def exponential(x):
+    """exp(x), off by 5 units in the last place in float32, also where x is large.
+
+    x = n ln 2 + r with |r| <= ln(2)/2 (Cody and Waite: ln 2 in two parts, so that n times the first is exact), then
+    exp(r) times 2^n in two exact steps. A compiled `tl.exp` alone is off by |x| units.
+    """
+    if x.dtype == tl.float32:
+        x = tl.where(x > 90.0, 90.0, tl.where(x < -105.0, -105.0, x))
+        n = tl.floor(x * 1.4426950408889634 + 0.5)
+        r = (x - n * 0.693145751953125) - n * 1.428606765330187e-06
+        i = tl.where(x != x, 0.0, n).to(tl.int32)
+        half = i >> 1
+        first = ((half + 127) << 23).to(tl.float32, bitcast=True)
+        second = ((i - half + 127) << 23).to(tl.float32, bitcast=True)
+        return tl.exp2(r * 1.4426950408889634) * first * second
+    else:
+        return tl.exp(x)
+
+
+@triton.jit
+def power(a, b):
+    """a to the power b in float64 as exp(b log|a|), with the signs and exceptions of C's pow."""
+    a = a.to(tl.float64)
+    b = b.to(tl.float64)
+    size = tl.exp(b * tl.log(tl.abs(a)))
+    half = b * 0.5
+    whole = tl.floor(b) == b
+    odd = whole & (tl.floor(half) != half)
+    size = tl.where((a.to(tl.int64, bitcast=True) < 0) & odd, size * -1.0, size)  # -0 too
+    size = tl.where((a < 0.0) & (a > float("-inf")) & (whole == 0), float("nan"), size)
+    return tl.where((b == 0.0) | (a == 1.0) | ((a == -1.0) & (tl.abs(b) == float("inf"))), 1.0, size)
+
+
+@triton.jit
+def function_of_1(a, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
+    if OP == NEG:
+        if a.dtype.is_floating():
+            return a * -1  # a compiled minus is 0 - a, which loses the sign of 0
+        else:
+            return tl.zeros_like(a) - a
+    elif OP == ABS:
+        return tl.abs(a)
+    elif OP == EXP:
+        return exponential(a)
+    elif OP == LOG:
+        return tl.log(a)
+    elif OP == SQRT:
+        return root(a)
+    elif OP == SQUARE:
+        return a * a
+    elif OP == RECIPROCAL:
+        return divide(tl.full(a.shape, 1.0, a.dtype), a)
+    elif OP == SIGN:
+        return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
+    elif OP == ACTIVATE:
+        return activate(a, ACT, SLOPE)
+    else:
+        return a
+
+
+@triton.jit
+def function_of_2(a, b, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
+    if OP == ADD:
+        return a + b
+    elif OP == SUB:
+        return a - b
+    elif OP == MUL:
+        return a * b
+    elif OP == DIV:
+        return divide(a, b)
+    elif OP == POW:
+        return power(a, b).to(b.dtype)
+    elif OP == MAXIMUM:
+        return tl.where((a > b) | (a != a), a, b)
+    elif OP == MINIMUM:
+        return tl.where((a < b) | (a != a), a, b)
+    elif OP == EQ:
+        return a == b
+    elif OP == NE:
+        return a != b
+    elif OP == LT:
+        return a < b
+    elif OP == LE:
+        return a <= b
+    elif OP == GT:
+        return a > b
+    elif OP == GE:
+        return a >= b
+    elif OP == ABS_GRAD:
+        return a * ((b > 0).to(a.dtype) - (b < 0).to(a.dtype))
+    elif OP == SQRT_GRAD:
+        return divide(a, 2.0 * b)
+    elif OP == SQUARE_GRAD:
+        return a * (2.0 * b)
+    elif OP == RECIPROCAL_GRAD:
+        return -a * b * b
+    elif OP == ACTIVATE_GRAD:
+        return a * activate_grad(b, ACT, SLOPE)
+    else:
+        return a * activate_grad_from_output(b, ACT, SLOPE)
+
+
+@triton.jit
+def function_of_3(a, b, c, OP: tl.constexpr):
+    if OP == WHERE:
+        return tl.where(a, b, c)
+    elif OP == CLAMP:
+        raised = tl.where(a < b, b, a)
+        return tl.where(raised > c, c, raised)
+    elif OP == DIV_GRAD_B:
+        return -a * divide(divide(b, c), c)
+    elif OP == POW_GRAD_A:
+        exponent = c.to(tl.float64)
+        return tl.where(c == 0, 0.0, a.to(tl.float64) * (exponent * power(b, exponent - 1.0))).to(a.dtype)
+    elif OP == POW_GRAD_B:
+        slope = power(b, c) * tl.log(b.to(tl.float64))
+        return (a.to(tl.float64) * tl.where((b == 0) & (c >= 0), 0.0, slope)).to(a.dtype)
+    elif OP == MAXIMUM_GRAD:
+        return tl.where(b == c, a * 0.5, tl.where(b < c, 0.0, a))
+    elif OP == MINIMUM_GRAD:
+        return tl.where(b == c, a * 0.5, tl.where(b > c, 0.0, a))
+    elif OP == PASS_GE:
+        return tl.where(b >= c, a, 0.0)
+    elif OP == PASS_LE:
+        return tl.where(b <= c, a, 0.0)
+    elif OP == NORM_GRAD:
+        return tl.where(c == 0, 0.0, a * divide(b, c))
+    else:
+        return a * (b == c).to(a.dtype)
+
+
+@triton.jit
+def function(a, b, c, OP: tl.constexpr, OPERANDS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
+    if OPERANDS == 1:
+        return function_of_1(a, OP, ACT, SLOPE)
+    elif OPERANDS == 2:
+        return function_of_2(a, b, OP, ACT, SLOPE)
+    else:
+        return function_of_3(a, b, c, OP)

@@ -1,0 +1,301 @@
+"""The kernels of an update: `measure`, `prepare` and `update`, and the memory that they share.
+
+They find it through a table of addresses, one row of COLUMNS int64 per parameter, and a list of blocks. A block is
+BLOCK_R rows (BLOCK_R_SMALL in a small parameter) by BLOCK_C columns; memory without rows is cut into rows of BLOCK_C.
+Where the gradient has few rows of a matrix, `position` tells for each row of the matrix where it stands in the
+gradient. It is written by `measure` and never cleared: an entry holds only if `rows` names that row there (Briggs and
+Torczon, ACM LOPLAS 2, 1993). Rows without a gradient get g = 0, as torch's dense update does; with `lazy` only the rows
+seen change, moments included. A negative entry of `rows` is padding and is left out.
+"""
+
+import triton
+import triton.language as tl
+
+SGD = tl.constexpr(0)
+RMSPROP = tl.constexpr(1)
+ADAGRAD = tl.constexpr(2)
+ADAM = tl.constexpr(3)
+ADAMW = tl.constexpr(4)
+RULES = {"sgd": SGD, "rmsprop": RMSPROP, "adagrad": ADAGRAD, "adam": ADAM, "adamw": ADAMW}
+
+# Columns of the table of addresses.
+COLUMNS = tl.constexpr(16)
+PARAM = tl.constexpr(0)
+MASTER = tl.constexpr(1)
+STATE_0 = tl.constexpr(2)
+STATE_1 = tl.constexpr(3)
+STATE_2 = tl.constexpr(4)
+NUMEL = tl.constexpr(5)
+WIDTH = tl.constexpr(6)  # columns of a matrix whose gradient is rows, else 0
+GRAD = tl.constexpr(7)
+GRAD_NUMEL = tl.constexpr(8)
+ROWS = tl.constexpr(9)
+SEEN = tl.constexpr(10)  # number of rows in the gradient
+POSITION = tl.constexpr(11)
+USED = tl.constexpr(12)  # 0: no gradient in this step
+
+# In a list of blocks, parameter << 32 | block; LARGE marks a block of BLOCK_R rows in memory that allows vectors.
+LARGE = tl.constexpr(2**31)
+
+# Columns of the numbers of a parameter, float64.
+NUMBERS = tl.constexpr(8)
+LR = tl.constexpr(0)
+WEIGHT_DECAY = tl.constexpr(1)
+MOMENTUM = tl.constexpr(2)
+ALPHA = tl.constexpr(3)
+BETA1 = tl.constexpr(4)
+BETA2 = tl.constexpr(5)
+EPS = tl.constexpr(6)
+LR_DECAY = tl.constexpr(7)
+HYPER = {
+    "lr": LR, "weight_decay": WEIGHT_DECAY, "momentum": MOMENTUM, "alpha": ALPHA, "beta1": BETA1, "beta2": BETA2,
+    "eps": EPS, "lr_decay": LR_DECAY,
+}  # fmt: skip
+
+# The scale of the loss and the finite steps since it changed, float32.
+LOSS_SCALE = tl.constexpr(0)
+GOOD_STEPS = tl.constexpr(1)
+GROWTH_INTERVAL = tl.constexpr(2000)
+MOST_SCALE = tl.constexpr(2.0**24)
+
+# How gradients of few rows are used.
+NO_ROWS = tl.constexpr(0)
+DENSE_MOMENTS = tl.constexpr(1)
+LAZY = tl.constexpr(2)
+
+NORM = tl.constexpr(0)
+SCALE = tl.constexpr(1)
+FINITE = tl.constexpr(2)
+
+
+@triton.jit
+def place(p_slot, i_block, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Rows [BLOCK_R, 1] and columns [1, BLOCK_C] of a block, and the number of columns."""
+    width = tl.load(p_slot + WIDTH)
+    width = tl.multiple_of(tl.where(width == 0, BLOCK_C, width), BLOCK_V)
+    across = (width + BLOCK_C - 1) // BLOCK_C
+    o_r = (i_block // across) * BLOCK_R + tl.arange(0, BLOCK_R)
+    o_c = (i_block % across) * BLOCK_C + tl.arange(0, BLOCK_C)
+    return o_r[:, None], o_c[None, :], width
+
+
+@triton.jit
+def pointer(p_slot, COLUMN: tl.constexpr, like: tl.constexpr, BLOCK_V: tl.constexpr):
+    """The address in a column of the table, as a pointer to values of type `like`."""
+    BYTES: tl.constexpr = 16 if BLOCK_V > 1 else 1
+    return tl.multiple_of(tl.load(p_slot + COLUMN).to(tl.pointer_type(like)), BYTES)
+
+
+@triton.jit
+def sum_of_squares(
+    p_slot, i_block, DTYPE: tl.constexpr, HAS_ROWS: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    o_r, o_c, width = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
+    o = o_r * width + o_c
+    m = (o < tl.multiple_of(tl.load(p_slot + GRAD_NUMEL), BLOCK_V)) & (o_c < width)
+    b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + o, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
+    if b_g.dtype.primitive_bitwidth < 32:
+        b_g = b_g.to(tl.float32)
+    b_g = b_g.to(tl.float64)
+    if HAS_ROWS == DENSE_MOMENTS:
+        # Blocks side by side write the same positions.
+        m_r = o_r < tl.load(p_slot + SEEN)
+        b_row = tl.load(pointer(p_slot, ROWS, tl.int32, 1) + o_r, mask=m_r, other=-1)  # [BLOCK_R, 1]
+        tl.store(pointer(p_slot, POSITION, tl.int32, 1) + b_row, o_r.to(tl.int32), mask=m_r & (b_row >= 0))
+    return tl.sum(b_g * b_g)
+
+
+@triton.jit
+def measure_kernel(
+    p_like, p_table, p_blocks, p_partial, HAS_ROWS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    DTYPE: tl.constexpr = p_like.dtype.element_ty
+    packed = tl.load(p_blocks + tl.program_id(0))
+    p_slot = p_table + (packed >> 32) * COLUMNS
+    i_block = packed & (LARGE - 1)
+    if (packed & LARGE) != 0:
+        total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, BLOCK_V, BLOCK_R, BLOCK_C)
+    else:
+        total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, 1, BLOCK_R_SMALL, BLOCK_C)
+    tl.store(p_partial + tl.program_id(0), total)
+
+
+# The number of blocks changes from step to step: kernels are not compiled again for multiples of 16 of it.
+@triton.jit(do_not_specialize=["partials"])
+def prepare_kernel(
+    p_partial, partials, p_table, p_hyper, p_steps, p_rates, p_control, p_skipped, p_scale, count,
+    RULE: tl.constexpr, MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    b_total = tl.zeros((BLOCK,), dtype=tl.float64)
+    for i in range(0, partials, BLOCK):
+        o = i + tl.arange(0, BLOCK)
+        b_total += tl.load(p_partial + o, mask=o < partials, other=0.0)  # [BLOCK]
+    norm = tl.sqrt(tl.sum(b_total))
+    # An integer: the interpreter makes floats of a truth value that it spreads over a block.
+    finite = tl.where(norm < float("inf"), 1, 0)
+    if HAS_SCALE:
+        loss_scale = tl.load(p_scale + LOSS_SCALE)
+        good = tl.load(p_scale + GOOD_STEPS) + 1.0
+        rest = good < GROWTH_INTERVAL
+        grown = tl.where(rest, loss_scale, tl.minimum(2.0 * loss_scale, MOST_SCALE))
+        tl.store(p_scale + LOSS_SCALE, tl.where(finite != 0, grown, tl.maximum(0.5 * loss_scale, 1.0)))
+        tl.store(p_scale + GOOD_STEPS, tl.where((finite != 0) & rest, good, 0.0))
+        unscale = 1.0 / loss_scale.to(tl.float64)
+        norm *= unscale
+    tl.store(p_control + NORM, norm)
+    scale = 1.0
+    if MAX_NORM is not None:
+        scale = tl.minimum(MAX_NORM / (norm + 1e-6), 1.0)
+    if HAS_SCALE:
+        scale *= unscale
+    tl.store(p_control + SCALE, scale)
+    tl.store(p_control + FINITE, finite.to(tl.float64))
+    tl.store(p_skipped, tl.load(p_skipped) + 1 - finite)
+    for i in range(0, count, BLOCK_P):
+        o_p = i + tl.arange(0, BLOCK_P)
+        m_p = o_p < count
+        b_used = tl.load(p_table + o_p * COLUMNS + USED, mask=m_p, other=0) != 0  # [BLOCK_P]
+        b_step = tl.load(p_steps + o_p, mask=m_p, other=0) + tl.where(b_used, finite, 0)
+        tl.store(p_steps + o_p, b_step, mask=m_p)
+        b_t = b_step.to(tl.float64)
+        p_numbers = p_hyper + o_p * NUMBERS
+        b_rate = tl.load(p_numbers + LR, mask=m_p, other=0.0)
+        if RULE == ADAGRAD:
+            b_rate /= 1.0 + (b_t - 1.0) * tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
+        if RULE >= ADAM:  # and AdamW
+            b_rate /= 1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA1, mask=m_p, other=0.5)))
+            b_correction = tl.sqrt(1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA2, mask=m_p, other=0.5))))
+            tl.store(p_rates + 2 * o_p + 1, b_correction, mask=m_p)
+        tl.store(p_rates + 2 * o_p, b_rate, mask=m_p)
+
+
+@triton.jit
+def update_block(
+    p_slot, i_block, p_numbers, p_rate, p_control,
+    RULE: tl.constexpr, DECAY: tl.constexpr, HAS_MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
+    CENTERED: tl.constexpr, HAS_MASTER: tl.constexpr, HAS_ROWS: tl.constexpr,
+    DTYPE: tl.constexpr, ACC: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    o_r, o_c, width = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
+    # Nothing is touched where the gradient is not finite: then no element lies before the end.
+    end = tl.multiple_of(tl.where(tl.load(p_control + FINITE) != 0.0, tl.load(p_slot + NUMEL), 0), BLOCK_V)
+    o_g = o_r
+    m_r = o_r >= 0
+    m_g = m_r
+    if HAS_ROWS != NO_ROWS:
+        p_rows = pointer(p_slot, ROWS, tl.int32, 1)
+        seen = tl.load(p_slot + SEEN)
+        in_rows = tl.load(p_slot + WIDTH) != 0
+        if HAS_ROWS == LAZY:
+            b_row = tl.load(p_rows + o_r, mask=o_r < seen, other=-1).to(tl.int64)  # [BLOCK_R, 1]
+            o_r = tl.where(in_rows, b_row, o_r)
+            m_r = o_r >= 0
+            m_g = m_r
+        else:
+            m_p = o_r * width < tl.where(in_rows, end, 0)
+            b_at = tl.load(pointer(p_slot, POSITION, tl.int32, 1) + o_r, mask=m_p, other=0).to(tl.int64)
+            b_row = tl.load(p_rows + b_at, mask=m_p & (b_at < seen), other=-1)
+            m_g = tl.where(in_rows, b_row, o_r) == o_r
+            o_g = tl.where(in_rows, b_at, o_r)
+    o = o_r * width + o_c
+    m = (o < end) & (o_c < width) & m_r
+    p_p = pointer(p_slot, PARAM, DTYPE, BLOCK_V) + o
+    p_w = p_p
+    if HAS_MASTER:
+        p_w = pointer(p_slot, MASTER, ACC, BLOCK_V) + o
+    lr = tl.load(p_numbers + LR)
+    rate = tl.load(p_rate).to(ACC)
+    weight_decay = tl.load(p_numbers + WEIGHT_DECAY)
+    b_p = tl.load(p_w, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
+    if HAS_MASTER:
+        # A parameter that was set from outside since is no longer its master, rounded.
+        b_now = tl.load(p_p, mask=m, other=0.0).to(ACC)
+        b_p = tl.where(b_p.to(DTYPE).to(ACC) == b_now, b_p, b_now)
+    b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + (o_g * width + o_c), mask=m & m_g, other=0.0).to(ACC)
+    b_g *= tl.load(p_control + SCALE).to(ACC)
+    if DECAY:
+        if RULE == ADAMW:
+            b_p *= (1.0 - lr * weight_decay).to(ACC)
+        else:
+            # A group without decay has infinite weights too, of which 0 times as much would be NaN.
+            b_g += weight_decay.to(ACC) * tl.where(weight_decay != 0.0, b_p, 0.0)
+    eps = tl.load(p_numbers + EPS).to(ACC)
+    if RULE == SGD:
+        if HAS_MOMENTUM:
+            momentum = tl.load(p_numbers + MOMENTUM).to(ACC)
+            p_b = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
+            b_b = momentum * tl.load(p_b, mask=m, other=0.0) + b_g
+            tl.store(p_b, b_b, mask=m)
+            if NESTEROV:
+                b_g += momentum * b_b
+            else:
+                b_g = b_b
+        b_p -= rate * b_g
+    elif RULE == RMSPROP:
+        alpha = tl.load(p_numbers + ALPHA)
+        p_s = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
+        b_s = alpha.to(ACC) * tl.load(p_s, mask=m, other=0.0) + (1.0 - alpha).to(ACC) * (b_g * b_g)
+        tl.store(p_s, b_s, mask=m)
+        if CENTERED:
+            p_a = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
+            b_a = tl.load(p_a, mask=m, other=0.0)
+            b_a += (1.0 - alpha).to(ACC) * (b_g - b_a)
+            tl.store(p_a, b_a, mask=m)
+            # The variance is not negative; its rounding may be.
+            b_s = tl.maximum(b_s - b_a * b_a, 0.0)
+        b_d = b_g / (tl.sqrt(b_s) + eps)
+        if HAS_MOMENTUM:
+            p_b = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
+            b_d += tl.load(p_numbers + MOMENTUM).to(ACC) * tl.load(p_b, mask=m, other=0.0)
+            tl.store(p_b, b_d, mask=m)
+        b_p -= rate * b_d
+    elif RULE == ADAGRAD:
+        p_s = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
+        b_s = tl.load(p_s, mask=m, other=0.0) + b_g * b_g
+        tl.store(p_s, b_s, mask=m)
+        b_p -= rate * (b_g / (tl.sqrt(b_s) + eps))
+    else:
+        beta1 = tl.load(p_numbers + BETA1)
+        beta2 = tl.load(p_numbers + BETA2)
+        p_m = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
+        b_m = tl.load(p_m, mask=m, other=0.0)
+        # From the nearer end: m + (g - m) would keep m's rounding error.
+        b_d = b_g - b_m
+        b_m = tl.where(beta1 > 0.5, b_m + (1.0 - beta1).to(ACC) * b_d, b_g - beta1.to(ACC) * b_d)
+        tl.store(p_m, b_m, mask=m)
+        p_v = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
+        b_v = beta2.to(ACC) * tl.load(p_v, mask=m, other=0.0) + (1.0 - beta2).to(ACC) * (b_g * b_g)
+        tl.store(p_v, b_v, mask=m)
+        b_p -= rate * (b_m / (tl.sqrt(b_v) / tl.load(p_rate + 1).to(ACC) + eps))
+    tl.store(p_w, b_p, mask=m)
+    if HAS_MASTER:
+        tl.store(p_p, b_p.to(DTYPE), mask=m)
+
+
+@triton.jit
+def update_kernel(
+    p_like, p_table, p_blocks, p_hyper, p_rates, p_control,
+    RULE: tl.constexpr, DECAY: tl.constexpr, HAS_MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
+    CENTERED: tl.constexpr, HAS_MASTER: tl.constexpr, HAS_ROWS: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    DTYPE: tl.constexpr = p_like.dtype.element_ty
+    packed = tl.load(p_blocks + tl.program_id(0))
+    i_param = packed >> 32
+    i_block = packed & (LARGE - 1)
+    p_slot = p_table + i_param * COLUMNS
+    p_numbers = p_hyper + i_param * NUMBERS
+    p_rate = p_rates + i_param * 2
+    # A parameter that is small, or not made of whole vectors of 16 bytes, goes element by element.
+    if (packed & LARGE) != 0:
+        update_block(
+            p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, CENTERED,
+            HAS_MASTER, HAS_ROWS, DTYPE, ACC, BLOCK_V, BLOCK_R, BLOCK_C,
+        )  # fmt: skip
+    else:
+        update_block(
+            p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, CENTERED,
+            HAS_MASTER, HAS_ROWS, DTYPE, ACC, 1, BLOCK_R_SMALL, BLOCK_C,
+        )  # fmt: skip

@@ -1,0 +1,247 @@
+"""What the host tells the kernels of an update: the table of addresses, the lists of blocks, and the launches' tiles.
+
+All of it is one list of int64 numbers on the device, made again only when something moved.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import launch
+from minidl.kernels.update.kernels import (
+    COLUMNS,
+    DENSE_MOMENTS,
+    GRAD,
+    GRAD_NUMEL,
+    LARGE,
+    LAZY,
+    MASTER,
+    NO_ROWS,
+    NUMEL,
+    PARAM,
+    POSITION,
+    ROWS,
+    SEEN,
+    STATE_0,
+    STATE_1,
+    STATE_2,
+    USED,
+    WIDTH,
+)
+
+# The extent of memory without rows, for the tile table.
+WIDE = 2**31
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The gradient of a matrix by rows: `values` [U, C] belong to the distinct `rows` int32 [U].
+
+    A negative row is padding: its values must be 0, since the norm counts them.
+    """
+
+    rows: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a launch visits: where its list of blocks begins in the table, and how many there are."""
+
+    tile: launch.Tile
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The launches for the parameters of one dtype, that of `like`."""
+
+    like: torch.Tensor
+    rows: tl.constexpr
+    measure: Blocks
+    update: Blocks
+
+
+class Plans:
+    """Makes the table of a step and the launches that read it, again only when something moved.
+
+    `states` are tensors by their column of the table and `masters` tensors or None, one per parameter each.
+    """
+
+    def __init__(
+        self,
+        states: Mapping[tl.constexpr, Sequence[torch.Tensor]],
+        masters: Sequence[torch.Tensor | None],
+        device: torch.device,
+        lazy: bool,
+    ) -> None:
+        self._states, self._masters, self._device, self._lazy = states, masters, device, lazy
+        self._positions: dict[int, torch.Tensor] = {}
+        self._table = _DeviceList(device)
+        self._made_for: Any = None
+        self._made: tuple[list[Plan], torch.Tensor] = ([], torch.empty(0, dtype=torch.int64, device=device))
+
+    def __call__(
+        self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | Rows | None]
+    ) -> tuple[list[Plan], torch.Tensor]:
+        """The launches per dtype, and the table with their lists of blocks."""
+        slots = array("q")
+        for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
+            slots.extend(self._slot(index, param, grad))
+        capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        tiles = {dtype: _tiles(dtype, params, grads) for dtype in dict.fromkeys(param.dtype for param in params)}
+        key = (slots, tiles)
+        if not capturing and key == self._made_for:
+            self._table.prepare_capture()
+            return self._made
+        values = array("q", slots)
+        plans = []
+        for dtype, pair in tiles.items():
+            used = [i for i, param in enumerate(params) if param.dtype == dtype and grads[i] is not None]
+            if used:
+                plans.append(self._plan(used, params, grads, pair, values))
+        if capturing:
+            return plans, self._table.captured(values)
+        self._made_for, self._made = key, (plans, self._table.hold(values))
+        self._table.prepare_capture()
+        return self._made
+
+    def _slot(self, index: int, param: torch.Tensor, grad: torch.Tensor | Rows | None) -> list[int]:
+        """The parameter's row of the table."""
+        master = self._masters[index]
+        memory = {PARAM: param, MASTER: param if master is None else master}
+        memory.update({column: states[index] for column, states in self._states.items()})
+        slot = [0] * COLUMNS.value
+        slot[NUMEL.value] = param.numel()
+        width = 0
+        if isinstance(grad, Rows):
+            memory[GRAD] = grad.values
+            width = grad.values.shape[1]
+            slot[WIDTH.value] = width
+            slot[SEEN.value] = len(grad.rows)
+            slot[ROWS.value] = grad.rows.data_ptr()
+            slot[POSITION.value] = 0 if self._lazy else self._position(index, param).data_ptr()
+        elif grad is not None:
+            memory[GRAD] = grad
+        if grad is not None:
+            slot[USED.value] = 1
+            slot[GRAD_NUMEL.value] = memory[GRAD].numel()
+        for column, tensor in memory.items():
+            slot[column.value] = tensor.data_ptr()
+        return slot
+
+    def _position(self, index: int, param: torch.Tensor) -> torch.Tensor:
+        if index not in self._positions:
+            self._positions[index] = torch.zeros(param.shape[0], dtype=torch.int32, device=self._device)
+        return self._positions[index]
+
+    def _plan(
+        self,
+        used: list[int],
+        params: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor | Rows | None],
+        tiles: tuple[launch.Tile, launch.Tile],
+        values: array[int],
+    ) -> Plan:
+        """The launches for the parameters `used`; their lists of blocks are added to `values`."""
+        by_rows = {i: grad.values for i in used if isinstance(grad := grads[i], Rows)}
+        measured = {i: by_rows.get(i, params[i]) for i in used}
+        updated = measured if self._lazy else {i: params[i] for i in used}
+        lists = []
+        for tile, visited in zip(tiles, (measured, updated), strict=True):
+            start = len(values)
+            for i, tensor in visited.items():
+                whole = _whole(values[i * COLUMNS.value : (i + 1) * COLUMNS.value], tile["BLOCK_V"])
+                _add_blocks(values, i, tensor.numel(), by_rows[i].shape[1] if i in by_rows else 0, whole, tile)
+            lists.append(Blocks(tile, start, len(values) - start))
+            # Lists begin at multiples of 16 bytes: Triton compiles a variant for pointers that do not.
+            values.extend([0] * (len(values) % 2))
+        rows = (LAZY if self._lazy else DENSE_MOMENTS) if by_rows else NO_ROWS
+        return Plan(params[used[0]], rows, measure=lists[0], update=lists[1])
+
+
+class _DeviceList:
+    """int64 numbers made by the host, on the device."""
+
+    GRAPHS = 16
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held = torch.empty(0, dtype=torch.int64, device=device)
+        # Memory for CUDA graphs, on the device and pinned on the host, and how much of it is taken.
+        self._pool = self._held, self._held
+        self._taken = 0
+        self._captured: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def hold(self, values: array[int]) -> torch.Tensor:
+        """The numbers; valid until the next call."""
+        host = torch.frombuffer(values, dtype=torch.int64)
+        if self._device.type == "cpu":
+            return host
+        count = len(values)
+        if self._held.numel() < count:
+            self._held = torch.empty(triton.next_power_of_2(count), dtype=torch.int64, device=self._device)
+        # Pageable memory is staged before the call returns, so `values` may go.
+        self._held[:count].copy_(host, non_blocking=True)
+        return self._held
+
+    def prepare_capture(self) -> None:
+        """Keep room for the numbers of a CUDA graph: memory cannot be pinned during capture."""
+        if self._taken + self._held.numel() > self._pool[0].numel():
+            size = self.GRAPHS * self._held.numel()
+            pinned = torch.empty(size, dtype=torch.int64, pin_memory=True)
+            self._pool = torch.empty(size, dtype=torch.int64, device=self._device), pinned
+            self._taken = 0
+
+    def captured(self, values: array[int]) -> torch.Tensor:
+        """The numbers for a CUDA graph being captured, which copies them again at every replay: kept for good.
+
+        Raises RuntimeError when there is no room for them.
+        """
+        count = len(values)
+        if self._taken + count > self._pool[0].numel():
+            raise RuntimeError(
+                "an optimizer step of these shapes cannot be captured in a CUDA graph yet: run one outside the graph"
+            )
+        held, pinned = (part[self._taken : self._taken + count] for part in self._pool)
+        pinned.copy_(torch.frombuffer(values, dtype=torch.int64))
+        held.copy_(pinned, non_blocking=True)
+        self._captured.append((held, pinned))
+        # The next one begins at a multiple of 16 bytes again.
+        self._taken += count + count % 2
+        return held
+
+
+def _tiles(
+    dtype: torch.dtype, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | Rows | None]
+) -> tuple[launch.Tile, launch.Tile]:
+    """Tiles of `measure` and `update`, for the widest gradient by rows; BLOCK_V is how many values make 16 bytes."""
+    widths = [g.values.shape[1] for p, g in zip(params, grads, strict=True) if p.dtype == dtype and isinstance(g, Rows)]
+    extents = {"C": max(widths, default=WIDE), "V": 16 // dtype.itemsize}
+    return launch.tile("update_measure", dtype, **extents), launch.tile("update", dtype, **extents)
+
+
+def _whole(slot: array[int], vector: int) -> bool:
+    """Whether all memory of a parameter is made of whole vectors of that many values."""
+    counts = (slot[NUMEL.value], slot[WIDTH.value])
+    addresses = (PARAM, MASTER, STATE_0, STATE_1, STATE_2, GRAD)
+    return vector == 1 or (
+        all(count % vector == 0 for count in counts) and all(slot[column.value] % 16 == 0 for column in addresses)
+    )
+
+
+def _add_blocks(values: array[int], index: int, numel: int, width: int, whole: bool, tile: launch.Tile) -> None:
+    """Add the blocks of `numel` values in rows of `width`; large ones where at least half of one is filled."""
+    width = width or tile["BLOCK_C"]
+    large = whole and 2 * numel >= tile["BLOCK_R"] * tile["BLOCK_C"]
+    rows = triton.cdiv(triton.cdiv(numel, width), tile["BLOCK_R" if large else "BLOCK_R_SMALL"])
+    first = (index << 32) + large * LARGE.value
+    values.extend(range(first, first + rows * triton.cdiv(width, tile["BLOCK_C"])))

@@ -1,0 +1,126 @@
+"""Learning rate schedules: a rate as a function of the number of steps, warm-up included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from minidl.optim.base import Optimizer
+
+
+class Schedule:
+    """A learning rate as a function of the number of steps made: every group's own rate times `factor(step)`.
+
+    Making one sets the rate of step 0. Call `step()` once after each optimizer step. During the first `warmup` steps
+    the rate rises in a straight line, ending at the full rate with step warmup - 1.
+    """
+
+    def __init__(self, optimizer: Optimizer, warmup: int = 0) -> None:
+        name = type(self).__name__
+        if warmup < 0:
+            raise ValueError(f"{name}: warmup is {warmup}, expected a number of steps of at least 0")
+        self.optimizer, self.warmup = optimizer, warmup
+        self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self._step = 0
+        self._apply()
+
+    def factor(self, step: int) -> float:
+        """The share of the full rate at a step, warm-up aside."""
+        raise NotImplementedError
+
+    def lr(self, step: int | None = None) -> float:
+        """The rate of the first group at a step (default: now)."""
+        return self._rates(self._step if step is None else step)[0]
+
+    def get_last_lr(self) -> list[float]:
+        """The rate of every group now."""
+        return self._rates(self._step)
+
+    def step(self) -> None:
+        """Count a step and set the optimizer's rates."""
+        self._step += 1
+        self._apply()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of steps, and the rates that the schedule scales."""
+        return {"schedule": type(self).__name__, "step": self._step, "base_lrs": list(self.base_lrs)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned. Raises ValueError for another schedule's state."""
+        name = type(self).__name__
+        if state.get("schedule") != name or len(state.get("base_lrs", ())) != len(self.base_lrs):
+            raise ValueError(
+                f"{name}: the state is of {state.get('schedule')!r} with {len(state.get('base_lrs', ()))} groups, "
+                f"expected {name!r} with {len(self.base_lrs)}"
+            )
+        self._step, self.base_lrs = int(state["step"]), [float(rate) for rate in state["base_lrs"]]
+        self._apply()
+
+    def _rates(self, step: int) -> list[float]:
+        share = (step + 1) / self.warmup if step < self.warmup else self.factor(step)
+        return [rate * share for rate in self.base_lrs]
+
+    def _apply(self) -> None:
+        self.optimizer._set_rates(self._rates(self._step))
+
+
+class ConstantLR(Schedule):
+    """The full rate, after warm-up. (torch's ConstantLR lowers the rate for the first steps: that is `warmup` here.)"""
+
+    def factor(self, step: int) -> float:
+        return 1.0
+
+
+class StepLR(Schedule):
+    """The rate times gamma after every `step_size` steps, counted from the end of warm-up. As torch's StepLR."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, warmup: int = 0) -> None:
+        if step_size < 1:
+            raise ValueError(f"StepLR: step_size is {step_size}, expected a number of steps of at least 1")
+        self.step_size, self.gamma = step_size, gamma
+        super().__init__(optimizer, warmup)
+
+    def factor(self, step: int) -> float:
+        return self.gamma ** ((step - self.warmup) // self.step_size)
+
+
+class _Falling(Schedule):
+    """From the full rate at the end of warm-up to `eta_min` at step T_max, and there from then on."""
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, warmup: int = 0) -> None:
+        if T_max <= warmup:
+            raise ValueError(
+                f"{type(self).__name__}: T_max is {T_max}, expected more than the {warmup} steps of warmup"
+            )
+        if eta_min < 0.0:
+            raise ValueError(f"{type(self).__name__}: eta_min is {eta_min}, expected at least 0")
+        self.T_max, self.eta_min = T_max, eta_min
+        super().__init__(optimizer, warmup)
+
+    def _gone(self, step: int) -> float:
+        """The share of the way from the end of warm-up to T_max."""
+        return min(1.0, (step - self.warmup) / (self.T_max - self.warmup))
+
+    def _rates(self, step: int) -> list[float]:
+        if step < self.warmup:
+            return super()._rates(step)
+        share = self.factor(step)
+        return [self.eta_min + (rate - self.eta_min) * share for rate in self.base_lrs]
+
+
+class CosineLR(_Falling):
+    """Half a cosine from the full rate at the end of warm-up to `eta_min` at step T_max. Loshchilov and Hutter, 2017.
+
+    torch's CosineAnnealingLR, but for warm-up and the end: past T_max it stays at eta_min.
+    """
+
+    def factor(self, step: int) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * self._gone(step)))
+
+
+class LinearLR(_Falling):
+    """A straight line from the full rate at the end of warm-up to `eta_min` at step T_max, and there from then on."""
+
+    def factor(self, step: int) -> float:
+        return 1.0 - self._gone(step)
