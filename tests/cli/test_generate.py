@@ -1,6 +1,7 @@
 """`generate`, and `evaluate` of a generator: tiny networks whose pictures show nothing."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -188,7 +189,22 @@ def test_models_that_are_none(command, model, tmp_path, text_run):
     broken.project.weight.data[0, 0] = float("nan")
     dcgan.save_generator(broken, tmp_path / "nan.safetensors")
     refused(command("generate", "--model", tmp_path / "nan.safetensors", *out), "has values that are not finite")
+    broken = dcgan.load_generator(model)
+    broken.norm.running_var.data[0] = -1.0
+    dcgan.save_generator(broken, tmp_path / "below.safetensors")
+    refused(command("generate", "--model", tmp_path / "below.safetensors", *out), "norm.running_var has values below 0")
     refused(command("generate", "--model", model, "--out", model), "is a file: give the name of a folder")
+
+
+def test_a_run_whose_weights_were_changed_generates_nothing(command, gan_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(gan_run, run)
+    content = bytearray((run / "model.safetensors").read_bytes())
+    content[-3] ^= 0x40
+    (run / "model.safetensors").write_bytes(content)
+    result = command("generate", "--model", run, "--count", 1, "--out", tmp_path / "out")
+    refused(result, "model.safetensors is damaged (its values do not match their checksum)")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_built_in_generator(command, tmp_path):
