@@ -162,9 +162,11 @@ def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = No
     mapped = {"project.weight": first.permute(2, 3, 1, 0).reshape(-1, first.shape[0])}
     mapped[f"upward.{2 * layers - 2}.bias"] = torch.zeros(last.shape[1])
     for name, tensor in state.items():
-        index, _, part = name.removeprefix("main.").partition(".")
-        if name == "main.0.weight" or not index.isdecimal():
+        if name == "main.0.weight":
             continue
+        index, _, part = name.removeprefix("main.").partition(".")
+        if not (name.startswith("main.") and index.isdecimal()):
+            raise ValueError(f"no generator of pytorch/examples: unknown {name}")
         number = int(index)
         # Its layers come in threes (convolution, norm, ReLU), these in twos: the ReLU is in the norm.
         mapped[f"norm.{part}" if number == 1 else f"upward.{number // 3 * 2 - 2 + number % 3}.{part}"] = tensor

@@ -119,6 +119,9 @@ def test_another_networks_weights_are_refused():
     missing = {name: tensor for name, tensor in state.items() if name != "main.4.running_var"}
     with pytest.raises(ValueError, match=r"missing \['upward.1.running_var'\]"):
         dcgan.from_pytorch_examples(missing)
+    for name in ("fc.weight", "main.x.weight", "2.weight"):
+        with pytest.raises(ValueError, match=f"no generator of pytorch/examples: unknown {name}"):
+            dcgan.from_pytorch_examples({**state, name: torch.zeros(2)})
 
 
 def test_a_file_of_a_generator_comes_back(tmp_path):
