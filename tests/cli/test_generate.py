@@ -136,6 +136,19 @@ def test_only_its_own_pictures_are_overwritten(command, model, tmp_path):
     assert (other / "seed-0.bmp").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["..", ".", "", "mine.txt", "a\0b", "a" * 300, "\ud800", "seed-1.png/../mine.txt"])
+def test_a_manifest_names_no_file_of_another_kind(command, model, tmp_path, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    (out / "seed-1.png").write_text("made")
+    manifest = {"format": "minidl-images", "files": [{"file": name}, {"file": "seed-1.png"}]}
+    (out / "images.json").write_text(json.dumps(manifest))
+    result = command("generate", "--model", model, "--count", 1, "--quiet", "--overwrite", "--out", out)
+    assert result.code == 0, result.err
+    assert sorted(path.name for path in out.iterdir()) == ["images.json", "mine.txt", "seed-0.png"]
+
+
 def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
     out, outside = tmp_path / "out", tmp_path / "outside.png"
     outside.write_text("mine")
