@@ -118,15 +118,23 @@ def evaluate_generator(
     from minidl.training import environment
 
     environment.fix_threads(environment.wanted_threads())
-    config = work.EvaluateGan(model=str(run), data=data, samples=samples, evaluator=evaluator, json=json)
+    model = str(run) if _is_built_in(run) else str(run.absolute())
+    config = work.EvaluateGan(model=model, data=data, samples=samples, evaluator=evaluator, json=json)
     typer.echo(work.as_text(work.evaluate(config)), nl=False)
     return True
 
 
 def _is_generator(run: Path) -> bool:
+    if _is_built_in(run):
+        return True
     if files.is_folder(run):
         return runs.finished_run(run).kind == "gan"
-    return str(run) in BUILT_IN or run.suffix == ".safetensors"
+    return run.suffix == ".safetensors"
+
+
+def _is_built_in(run: Path) -> bool:
+    """A run of that name is meant itself; a folder of data is none."""
+    return str(run) in BUILT_IN and not (run / "config.json").is_file()
 
 
 def add_to(app: typer.Typer) -> None:

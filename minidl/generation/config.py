@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minidl.data.parsing import shorten
-from minidl.training.config import DEVICES, is_number
+from minidl.training.config import DEVICES, is_number, is_utf8
 from minidl.training.errors import ConfigError
 
 BUILT_IN = ("mnist",)  # models
@@ -54,6 +54,10 @@ class Generate:
         given = [name for name, value in sources.items() if value is not None]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} each say which pictures to make: give one of them")
+        for name in ("model", "latents"):
+            value = getattr(self, name)
+            if value is not None and not is_utf8(str(value)):
+                raise ConfigError(f"--{name} is {value}, expected a name in UTF-8, which images.json can record")
         _whole("--count", self.count, 1, MAX_COUNT)
         _whole("--batch-size", self.batch_size, 1, MAX_COUNT)
         _whole("--steps", self.steps, 2, MAX_COUNT)

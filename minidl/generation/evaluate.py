@@ -71,6 +71,7 @@ def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) 
     )
     dataset = _dataset(config, name)
     _check(loaded, judge, dataset)
+    _check_enough(dataset)
     count = config.samples or (SAMPLES_CPU if launch.INTERPRETED else SAMPLES)
     reference = reference_of(dataset, judge, count)
     real = references.sample(reference.training, count)
@@ -140,22 +141,26 @@ def feature_scores(features: np.ndarray, reference: Reference) -> dict[str, Any]
 
 
 def reference_rows(real: Images, judge: evaluator.Evaluator, reference: Reference) -> dict[str, dict[str, Any]]:
-    """The scores of the sets of known faults, by name; `memorised` is left out: these are training pictures."""
+    """The scores of the sets of known faults, by name; `memorised` is left out: these are training pictures.
+
+    "a class missing" is there where enough are left without some class.
+    """
     features, predicted = judge.read(real.pixels)
     distances = {
         label: quality.frechet_distance(reference.features, features[real.labels != label])
         for label in np.unique(real.labels).tolist()
-        if (real.labels != label).sum() > 1
+        if (real.labels != label).sum() > quality.NEIGHBOURS
     }
-    mildest = min(distances, key=lambda label: distances[label])
     rows = {
         "real": {**feature_scores(features, reference), "classes": quality.histogram(predicted, reference.classes)},
-        "a class missing": {
+    }
+    if distances:
+        mildest = min(distances, key=lambda label: distances[label])
+        rows["a class missing"] = {
             **feature_scores(features[real.labels != mildest], reference),
             "classes": quality.histogram(predicted[real.labels != mildest], reference.classes),
             "missing": mildest,
-        },
-    }
+        }
     for name, pixels in (
         ("blurred", references.blurred(real.pixels)),
         ("ten images", references.collapsed(real, len(real))),
@@ -218,6 +223,17 @@ def _dataset(config: EvaluateGan, name: str) -> ImageDataset:
     assert isinstance(dataset, ImageDataset)
     runs.same_data(run, sources.fingerprint(dataset))
     return dataset
+
+
+def _check_enough(dataset: ImageDataset) -> None:
+    """Raises ConfigError for fewer pictures than the scores need neighbours of."""
+    training = len(dataset.train) + len(dataset.validation)
+    for count, what in ((len(dataset.test), "test"), (training, "training")):
+        if count <= quality.NEIGHBOURS:
+            raise ConfigError(
+                f"{dataset.name} has {count} {what} pictures, and the scores need {quality.NEIGHBOURS + 1} or more: "
+                "give --data with more pictures"
+            )
 
 
 def _check(loaded: Loaded, judge: evaluator.Evaluator, dataset: ImageDataset) -> None:

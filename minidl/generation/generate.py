@@ -6,6 +6,7 @@ says what made them: a folder without it is never overwritten.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from minidl.training.errors import ConfigError, DamagedError, RunError
 
 MANIFEST = "images.json"
 FORMAT, VERSION = "minidl-images", 1
+_NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|bmp)|images\.npy")
 
 
 def check_out(config: Generate) -> None:
@@ -185,8 +187,8 @@ def _written(folder: Path) -> list[str]:
         raise refused
     entries = [*entries, sheet]
     names = [entry["file"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("file"), str)]
-    # A name with a slash would lie outside the folder.
-    return [name for name in names if Path(name).name == name]
+    # No others, whatever the manifest says: nothing outside the folder, and nothing of the user's.
+    return [name for name in names if _NAME.fullmatch(name)]
 
 
 def _clear(folder: Path) -> None:

@@ -134,12 +134,15 @@ def _read_text(path: Path, latent: int) -> np.ndarray:
 
 def _read_npy(path: Path, latent: int) -> np.ndarray:
     try:
-        values = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, MemoryError) as error:
+        # Not np.load, which takes archives and pickles as well.
+        with path.open("rb") as file:
+            values = np.lib.format.read_array(file, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  (NumPy's reader of headers raises what Python's tokenizer does)
         raise DataError(f"{path} is no array file of NumPy: {str(error)[:120]}") from None
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
-        kind = getattr(values, "dtype", "an archive")
-        raise DataError(f"{path} has values of type {kind}, expected {_expected(latent)}")
+    if values.dtype.kind not in "fiu":
+        raise DataError(f"{path} has values of type {values.dtype}, expected {_expected(latent)}")
     if values.ndim == 1 and len(values) == latent:
         values = values[None]
     if values.ndim == 4 and values.shape[2:] == (1, 1):

@@ -69,6 +69,8 @@ def load(model: str, precision: str = "float32") -> Loaded:
     source = path.parent if files.is_folder(Path(model)) else path
     try:
         digest = sha256(path)
+        if source != path:
+            files.read_tensors(path)  # of a run, and so with a checksum
         read = dcgan.load_generator(source)
     except FileNotFoundError as error:
         raise ConfigError(f"--model {model}: {error.filename or path} is gone; restore it or train again") from None
@@ -79,6 +81,8 @@ def load(model: str, precision: str = "float32") -> Loaded:
     for name, tensor in read.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise DamagedError(f"{path}: {name} has values that are not finite; train the model again")
+        if name.endswith("running_var") and (tensor < 0).any():
+            raise DamagedError(f"{path}: {name} has values below 0, which no variance has; train the model again")
     if precision == "tf32":
         launch.set_float32_precision("tf32")
     generator = prepared(read, torch.float16 if precision == "float16" else torch.float32)

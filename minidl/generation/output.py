@@ -69,14 +69,13 @@ class ArrayFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            with self._file:  # closing writes, too, and fails on a full disk
+                if kind is None:
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
             if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                os.replace(self._part, self.path)
         finally:
-            self._file.close()
-        if kind is None:
-            os.replace(self._part, self.path)
-        else:
             self._part.unlink(missing_ok=True)
 
 

@@ -21,6 +21,7 @@ FORMAT = "minidl generator"
 STD = 0.02  # of first weights
 KERNEL = 5
 _DEEP = 64  # pixels from which four layers are used
+_MOST = 2**20  # of any setting in a file
 
 
 class Generator(nn.Module):
@@ -161,9 +162,11 @@ def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = No
     mapped = {"project.weight": first.permute(2, 3, 1, 0).reshape(-1, first.shape[0])}
     mapped[f"upward.{2 * layers - 2}.bias"] = torch.zeros(last.shape[1])
     for name, tensor in state.items():
-        index, _, part = name.removeprefix("main.").partition(".")
-        if name == "main.0.weight" or not index.isdecimal():
+        if name == "main.0.weight":
             continue
+        index, _, part = name.removeprefix("main.").partition(".")
+        if not (name.startswith("main.") and index.isdecimal()):
+            raise ValueError(f"no generator of pytorch/examples: unknown {name}")
         number = int(index)
         # Its layers come in threes (convolution, norm, ReLU), these in twos: the ReLU is in the norm.
         mapped[f"norm.{part}" if number == 1 else f"upward.{number // 3 * 2 - 2 + number % 3}.{part}"] = tensor
@@ -207,9 +210,10 @@ def load_generator(path: str | Path, device: Device = None) -> Generator:
     source = folder / "config.json" if folder.is_dir() else file
     try:
         settings = _settings_of_run(source) if folder.is_dir() else json.loads(_of_format(about))
+        _check_fit(settings, tensors)
         model = Generator(**{**settings, "size": tuple(settings["size"])}, device=device)
         model.load_state_dict(tensors)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{source} describes no generator: {error}") from None
     return model.eval()
 
@@ -219,6 +223,40 @@ def _settings_of_run(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ValueError("it has no settings of a model; give a run of `minidl train gan`")
     return content["model"]
+
+
+def _check_fit(settings: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises ValueError, KeyError unless settings and tensors may be a generator's: before memory is taken for one that
+    is far larger than its file."""
+    if not isinstance(settings, dict):
+        raise ValueError(f"its settings are {settings!r}, expected an object")
+    size = settings["size"]
+    if not isinstance(size, list) or len(size) != 2:
+        raise ValueError(f"size is {size!r}, expected height and width")
+    for name, value in [("size", side) for side in size] + [item for item in settings.items() if item[0] != "size"]:
+        if type(value) is not int or not 1 <= value <= _MOST:
+            raise ValueError(f"{name} is {value!r}, expected a whole number from 1 to {_MOST}")
+    layers, width, kernel = settings["layers"], settings["width"], settings.get("kernel", KERNEL)
+    _checked((size[0], size[1]), layers, kernel)
+    _expect(
+        tensors,
+        "project.weight",
+        [(size[0] >> layers) * (size[1] >> layers) * (width << layers - 1), settings["latent"]],
+    )
+    for layer in range(layers):
+        before = width << (layers - 1 - layer)
+        after = settings["channels"] if layer == layers - 1 else before // 2
+        _expect(tensors, f"upward.{2 * layer}.weight", [before, after, kernel, kernel])
+    for name, tensor in tensors.items():
+        if not (tensor.is_floating_point() or name.endswith("num_batches_tracked")):
+            raise ValueError(
+                f"{name} is of {str(tensor.dtype).removeprefix('torch.')}, expected floating-point numbers"
+            )
+
+
+def _expect(tensors: Mapping[str, torch.Tensor], name: str, shape: list[int]) -> None:
+    if list(tensors[name].shape) != shape:
+        raise ValueError(f"{name} is {list(tensors[name].shape)}, its settings expect {shape}")
 
 
 def _of_format(about: Mapping[str, str]) -> str:

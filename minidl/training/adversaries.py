@@ -31,6 +31,7 @@ BETAS = (0.5, 0.999)
 DECAY = 0.999
 PENALTY = 1.0
 REACH = 0.3  # r above, where a picture of 28 x 28 pixels from -1 to 1 is 28 long
+FLAT = 1e-37  # a gradient no longer than this is none: REACH over a smaller length may be infinite
 CALIBRATION = 8  # batches that the average's running statistics are measured over
 _PARTS = ("generator", "discriminator", "average")
 _CALIBRATION_STREAM = 2**40  # far from the streams that a seed's training takes
@@ -108,7 +109,7 @@ class Adversaries:
             gradient = start.grad
             length = ops.norm(gradient.flatten(1), 1)
             # Without a slope there is no direction, and no step.
-            factor = ops.where(length > 0, REACH / length, 0.0)
+            factor = ops.where(length > FLAT, REACH / length, 0.0)
             return gradient * factor.reshape(-1, 1, 1, 1)
 
     def statistics(self) -> Generator:

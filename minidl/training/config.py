@@ -90,6 +90,7 @@ class Training:
         """Raises ConfigError for the first setting of a wrong type or range."""
         data: Any = self.data  # what was read from config.json may be anything
         _require(self, "data", isinstance(data, str) and data != "", "a name or a file")
+        _utf8(self, "data")
         _number(self, "dropout", lambda value: 0 <= value < 1, "a number from 0 to below 1")
         _choice(self, "optimizer", OPTIMIZERS)
         _number(self, "lr", lambda value: value > 0, "a number above 0 that float32 holds")
@@ -236,6 +237,7 @@ class TrainGan(Session):
         Session.__post_init__(self)
         data: Any = self.data
         _require(self, "data", isinstance(data, str) and data != "", "a name or a folder")
+        _utf8(self, "data")
         for name, values in GAN_DEFAULTS.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, values[data == "digits"])
@@ -345,6 +347,20 @@ def is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
+def is_utf8(text: str) -> bool:
+    """Whether this text can be written to a file: the name of a file may have bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _utf8(config: Any, name: str) -> None:
+    value = getattr(config, name)
+    _require(config, name, value is None or is_utf8(value), "a name in UTF-8, which the run's files can record")
+
+
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
@@ -380,6 +396,7 @@ def _size(config: Any) -> None:
 def _name(config: Any, name: str) -> None:
     value = getattr(config, name)
     _require(config, name, value is None or isinstance(value, str), "the name of a column")
+    _utf8(config, name)
 
 
 def _whole(config: Any, name: str, low: int, high: int) -> None:

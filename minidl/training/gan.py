@@ -33,6 +33,7 @@ def train(config: TrainGan, dataset: ImageDataset, checksum: str) -> dict[str, A
     display = Display(config.quiet)
     with session.failures(config, KIND, _batch_size(config)):
         settings = model_settings(config, dataset)
+        _check_networks(config, settings)
         pixels = training_pixels(dataset)
         height, width, channels = pixels.shape[1:]
         colours = "grey" if channels == 1 else "colour"
@@ -61,6 +62,19 @@ def model_settings(config: TrainGan, dataset: ImageDataset) -> dict[str, Any]:
         "layers": layers,
         "kernel": dcgan.KERNEL,
     }
+
+
+def _check_networks(config: TrainGan, settings: dict[str, Any]) -> None:
+    """Raises ConfigError when the run to continue has networks of other settings, as another version of minidl made
+    them."""
+    path = config.out / "config.json"
+    if config.resume and path.exists():
+        saved = files.read_json(path).get("model")
+        if saved != settings:
+            raise ConfigError(
+                f"the networks of {config.out} ({saved}) are not those of this version of minidl ({settings}): train "
+                "again with --overwrite"
+            )
 
 
 def training_pixels(dataset: ImageDataset) -> np.ndarray:

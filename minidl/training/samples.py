@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from pathlib import Path
 
@@ -59,15 +60,14 @@ def write_grid(path: Path, pixels: np.ndarray) -> None:
 
 
 def write_film(run: Path, epochs: int) -> None:
-    """training.gif: the grids of all epochs that are there, the last one longer."""
+    """training.gif: the grids of all epochs that are there and whole, the last one longer."""
     from PIL import Image
 
     frames = []
     for epoch in range(1, epochs + 1):
-        path = folder(run) / name(epoch)
-        if path.is_file():
-            with Image.open(path) as opened:
-                frames.append(opened.convert("P" if opened.mode == "L" else "RGB"))
+        # A grid that was lost or changed must not cost the run; SyntaxError is Pillow's for a broken PNG.
+        with contextlib.suppress(OSError, SyntaxError), Image.open(folder(run) / name(epoch)) as opened:
+            frames.append(opened.convert("P" if opened.mode == "L" else "RGB"))
     if not frames:
         return
     content = io.BytesIO()

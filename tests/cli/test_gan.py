@@ -178,6 +178,15 @@ def test_a_damaged_gan_checkpoint_is_told(command, gan_run, tmp_path, change, me
     refused(command("train", "gan", "--out", run, "--resume"), message, code=2)
 
 
+@pytest.mark.parametrize("change", [{"kernel": 4}, {"width": 8}, None])
+def test_a_run_with_other_networks_is_not_continued(command, gan_run, tmp_path, change):
+    run = tmp_path / "run"
+    shutil.copytree(gan_run[0], run)
+    (run / "report.json").unlink()
+    edited(run / "config.json", lambda c: {**c, "model": change and {**c["model"], **change}})
+    refused(command("train", "gan", "--out", run, "--resume"), "are not those of this version of minidl")
+
+
 def test_progress_of_a_gan_comes_back():
     progress = GanProgress(epoch=1, step=2, steps=5, sums=[1.0, 2.0, 3.0, 4.0], count=2)
     progress.history.append({"epoch": 1, "steps": 3, "seconds": 1.0, **dict.fromkeys(FIGURES, 0.5)})

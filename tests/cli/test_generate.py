@@ -1,14 +1,16 @@
 """`generate`, and `evaluate` of a generator: tiny networks whose pictures show nothing."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import minidl
+from minidl.data import Images
 from minidl.generation import evaluator, export, latents
-from minidl.generation.evaluate import as_text
+from minidl.generation.evaluate import Reference, as_text, reference_rows
 from minidl.generation.model import WEIGHTS, load
 from minidl.models import dcgan
 from tests.cli.test_images import stripes
@@ -134,6 +136,19 @@ def test_only_its_own_pictures_are_overwritten(command, model, tmp_path):
     assert (other / "seed-0.bmp").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["..", ".", "", "mine.txt", "a\0b", "a" * 300, "\ud800", "seed-1.png/../mine.txt"])
+def test_a_manifest_names_no_file_of_another_kind(command, model, tmp_path, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    (out / "seed-1.png").write_text("made")
+    manifest = {"format": "minidl-images", "files": [{"file": name}, {"file": "seed-1.png"}]}
+    (out / "images.json").write_text(json.dumps(manifest))
+    result = command("generate", "--model", model, "--count", 1, "--quiet", "--overwrite", "--out", out)
+    assert result.code == 0, result.err
+    assert sorted(path.name for path in out.iterdir()) == ["images.json", "mine.txt", "seed-0.png"]
+
+
 def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
     out, outside = tmp_path / "out", tmp_path / "outside.png"
     outside.write_text("mine")
@@ -188,7 +203,22 @@ def test_models_that_are_none(command, model, tmp_path, text_run):
     broken.project.weight.data[0, 0] = float("nan")
     dcgan.save_generator(broken, tmp_path / "nan.safetensors")
     refused(command("generate", "--model", tmp_path / "nan.safetensors", *out), "has values that are not finite")
+    broken = dcgan.load_generator(model)
+    broken.norm.running_var.data[0] = -1.0
+    dcgan.save_generator(broken, tmp_path / "below.safetensors")
+    refused(command("generate", "--model", tmp_path / "below.safetensors", *out), "norm.running_var has values below 0")
     refused(command("generate", "--model", model, "--out", model), "is a file: give the name of a folder")
+
+
+def test_a_run_whose_weights_were_changed_generates_nothing(command, gan_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(gan_run, run)
+    content = bytearray((run / "model.safetensors").read_bytes())
+    content[-3] ^= 0x40
+    (run / "model.safetensors").write_bytes(content)
+    result = command("generate", "--model", run, "--count", 1, "--out", tmp_path / "out")
+    refused(result, "model.safetensors is damaged (its values do not match their checksum)")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_built_in_generator(command, tmp_path):
@@ -223,6 +253,43 @@ def test_evaluations_that_cannot_be(command, gan_run, judge_run, text_run, model
     refused(command("evaluate", gan_run, "--evaluator", judge_run, "--samples", 3), "--samples is 3, expected 100")
     refused(command("evaluate", model), "does not say what it was trained on: give --data")
     refused(command("evaluate", gan_run, "--label-column", "x"), "are for text runs")
+
+
+def test_few_pictures_to_compare_with_are_told(minidl, command, tmp_path):
+    data, runs = tmp_path / "few", [tmp_path / "gan", tmp_path / "judge"]
+    for kind in ("across", "down"):
+        (data / kind).mkdir(parents=True)
+        for i in range(4):
+            Image.fromarray(stripes(kind, i, 8)).save(data / kind / f"{i}.png")
+    for command_, run, flags in (("gan", runs[0], ("--width", 1, "--latent", 1)), ("images", runs[1], ())):
+        result = minidl("train", command_, "--data", data, "--out", run, "--epochs", 1, "--no-plots", *flags)
+        assert result.code == 0, result.err
+    message = "few has 2 test pictures, and the scores need 4 or more"
+    refused(command("evaluate", runs[0], "--evaluator", runs[1], "--samples", 100), message)
+
+
+def test_rows_where_all_but_few_are_of_one_class(judge_run):
+    judge = evaluator.from_run(judge_run)
+    pixels = np.stack([stripes("down", i, 8)[:, :, None] for i in range(12)])
+    real = Images(pixels, np.array([0] * 10 + [1] * 2))
+    reference = Reference(real, real, judge.read(pixels)[0], np.arange(12.0), 2)
+    assert reference_rows(real, judge, reference)["a class missing"]["missing"] == 1
+    real = Images(pixels[:4], np.array([0, 0, 1, 1]))
+    assert list(reference_rows(real, judge, reference)) == ["real", "blurred", "ten images", "noise"]
+
+
+def test_the_built_in_generator_is_found_beside_a_folder_of_its_name(command, gan_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr("minidl.generation.evaluate.evaluate", lambda config: asked.append(config.model))
+    monkeypatch.setattr("minidl.generation.evaluate.as_text", lambda _: "")
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte").write_bytes(b"")
+    assert command("evaluate", "mnist").code == 0
+    shutil.rmtree("mnist")
+    shutil.copytree(gan_run, "mnist")
+    assert command("evaluate", "mnist").code == 0
+    assert asked == ["mnist", str(tmp_path / "mnist")]
 
 
 def test_an_exported_evaluator_reads_as_the_run(judge_run, gan_run, tmp_path, pictures):

@@ -81,3 +81,9 @@ def test_bad_settings(settings, message):
     with pytest.raises(ConfigError) as caught:
         Generate(out=OUT, **settings)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{"model": "run\udcff"}, {"latents": Path("z\udcff.txt")}])
+def test_names_that_the_pictures_cannot_record(given):
+    with pytest.raises(ConfigError, match="expected a name in UTF-8"):
+        Generate(out=OUT, **given)

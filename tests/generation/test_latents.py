@@ -109,9 +109,13 @@ def test_arrays_that_are_no_latents(tmp_path):
     np.save(path, np.array([[{}]], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="is no array file of NumPy"):
         latents.read(path, 4)
-    path.write_bytes(b"\x93NUMPY\x01")
-    with pytest.raises(DataError, match="is no array file of NumPy"):
-        latents.read(path, 4)
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%s, 4), }"
+    huge, odd, open_end = header % (b"9" * 30), header % b"True", header[:-4]
+    damaged = [b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text for text in (huge, odd, open_end)]
+    for content in (b"\x93NUMPY\x01", b"PK\x03\x04 no archive", b"PK\x05\x06" + bytes(18), *damaged):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="is no array file of NumPy"):
+            latents.read(path, 4)
     with pytest.raises(DataError, match="cannot be read: No such file"):
         latents.read(tmp_path / "none.npy", 4)
     with pytest.raises(DataError, match=r"give a \.txt or \.npy file"):

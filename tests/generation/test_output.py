@@ -1,3 +1,5 @@
+import errno
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -55,3 +57,13 @@ def test_an_array_appears_when_it_is_whole(tmp_path):
     with pytest.raises(KeyError), output.ArrayFile(tmp_path / "b.npy", (2, 1), np.dtype("f4")):
         raise KeyError
     assert [file.name for file in tmp_path.iterdir()] == ["images.npy"]
+
+
+def test_an_array_that_the_disk_does_not_hold_leaves_nothing(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(output.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"), output.ArrayFile(tmp_path / "a.npy", (1,), np.dtype("f4")) as array:
+        array.write(np.zeros(1, dtype=np.float32))
+    assert not list(tmp_path.iterdir())

@@ -119,6 +119,9 @@ def test_another_networks_weights_are_refused():
     missing = {name: tensor for name, tensor in state.items() if name != "main.4.running_var"}
     with pytest.raises(ValueError, match=r"missing \['upward.1.running_var'\]"):
         dcgan.from_pytorch_examples(missing)
+    for name in ("fc.weight", "main.x.weight", "2.weight"):
+        with pytest.raises(ValueError, match=f"no generator of pytorch/examples: unknown {name}"):
+            dcgan.from_pytorch_examples({**state, name: torch.zeros(2)})
 
 
 def test_a_file_of_a_generator_comes_back(tmp_path):
@@ -150,3 +153,39 @@ def test_what_is_no_generator_is_told(tmp_path):
     (tmp_path / "config.json").write_text('{"kind": "text"}')
     with pytest.raises(ValueError, match=r"config\.json describes no generator: it has no settings of a model"):
         dcgan.load_generator(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 10**6}, r"project\.weight is \[48, 5\], its settings expect \[12000000, 5\]"),
+        ({"latent": 10**6}, r"project\.weight is \[48, 5\], its settings expect \[48, 1000000\]"),
+        ({"kernel": 10**6}, r"upward\.0\.weight is \[8, 4, 5, 5\], its settings expect \[8, 4, 1000000, 1000000\]"),
+        ({"width": 2**20 + 1}, r"width is 1048577, expected a whole number from 1 to 1048576"),
+        ({"layers": 2**20}, "describes no generator"),
+        ({"layers": 20}, "pictures of 8 x 12 cannot be halved 20 times"),
+        ({"size": [8]}, r"size is \[8\], expected height and width"),
+        ({"size": [8, 12, 12]}, r"size is \[8, 12, 12\], expected height and width"),
+        ({"size": [8, 12.0]}, r"size is 12\.0, expected a whole number"),
+        ({"latent": True}, "latent is True, expected a whole number"),
+    ],
+)
+def test_settings_that_the_weights_do_not_fit(tmp_path, change, message):
+    """Told before memory is taken for a network far larger than its file."""
+    model = models.Generator(5, 1, (8, 12), 4)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
+    about = {"format": dcgan.FORMAT, "settings": json.dumps({**model.settings, **change})}
+    save_file(tensors, str(tmp_path / "a.safetensors"), metadata=about)
+    with pytest.raises(ValueError, match=message):
+        dcgan.load_generator(tmp_path / "a.safetensors")
+
+
+def test_a_file_that_is_deep_or_of_whole_numbers_is_no_generator(tmp_path):
+    path, model = tmp_path / "a.safetensors", models.Generator(5, 1, (8, 12), 4)
+    tensors = {name: tensor.cpu().to(torch.int32).contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, str(path), metadata={"format": dcgan.FORMAT, "settings": json.dumps(model.settings)})
+    with pytest.raises(ValueError, match="is of int32, expected floating-point numbers"):
+        dcgan.load_generator(path)
+    save_file(tensors, str(path), metadata={"format": dcgan.FORMAT, "settings": "[" * 200_000})
+    with pytest.raises(ValueError, match=r"a\.safetensors describes no generator: "):
+        dcgan.load_generator(path)

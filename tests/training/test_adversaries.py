@@ -252,3 +252,16 @@ def test_steps_change_every_weight():
         assert torch.equal(tensor, before[name]) == measured, name
     assert all(parameter.requires_grad for parameter in networks.discriminator.parameters())
     assert networks.skipped == 0
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-14, 1e-13, 1e-12, 1e-9])
+def test_a_discriminator_that_is_almost_flat_is_trained(scale):
+    """Down to slopes that float32 has few digits of."""
+    networks = adversaries_of()
+    for parameter in networks.discriminator.parameters():
+        parameter.data.mul_(scale)
+    x = on_device(pictures(dtype=torch.float32))
+    found = lengths(networks._ahead(x).data.cpu())
+    assert torch.allclose(found, torch.full_like(found, REACH if scale == 1e-9 else 0.0))
+    networks.step(x)
+    assert networks.skipped == 0

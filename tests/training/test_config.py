@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from minidl.training import config
-from minidl.training.config import Evaluate, Predict, TrainImages, Training, TrainTable, TrainText
+from minidl.training.config import Evaluate, Predict, TrainGan, TrainImages, Training, TrainTable, TrainText
 from minidl.training.errors import ConfigError
 
 
@@ -28,6 +28,8 @@ def test_settings_cannot_be_changed_after_they_were_checked():
         ({"lr": float("nan")}, "--lr is nan, expected a number above 0"),
         ({"lr": 1e39}, "--lr is 1e+39, expected a number above 0 that float32 holds"),
         ({"weight_decay": 1e308}, "--weight-decay is 1e+308, expected a number of at least 0 that float32 holds"),
+        ({"data": "a\udcff.csv"}, "--data is a\udcff.csv, expected a name in UTF-8"),
+        ({"text_column": "a\udcff"}, "expected a name in UTF-8"),
         ({"text_column": 5}, "--text-column is 5, expected the name of a column"),
         ({"weight_decay": -1.0}, "--weight-decay is -1.0"),
         ({"schedule": "step"}, "--schedule is step, expected one of constant, cosine, linear"),
@@ -169,3 +171,8 @@ def test_a_gans_settings_follow_its_data():
     assert given.identity().keys() == {
         "data", "size", "latent", "width", "epochs", "batch_size", "lr", "seed", "precision",
     }  # fmt: skip
+
+
+def test_data_of_a_gan_has_a_name_that_its_run_can_record():
+    with pytest.raises(ConfigError, match="expected a name in UTF-8"):
+        TrainGan(data="photos\udcff", out=Path("run"))

@@ -47,6 +47,17 @@ def test_the_film_shows_the_epochs_that_are_there(tmp_path, channels):
         assert film.info["duration"] == 2000
 
 
+@pytest.mark.parametrize("length", [0, 20, 60, -20])
+def test_a_grid_that_is_cut_off_is_left_out_of_the_film(tmp_path, length):
+    for epoch in (1, 2):
+        samples.write_grid(samples.folder(tmp_path) / samples.name(epoch), np.zeros((64, 8, 8, 1), dtype=np.uint8))
+    path = samples.folder(tmp_path) / samples.name(1)
+    path.write_bytes(path.read_bytes()[:length])
+    samples.write_film(tmp_path, 2)
+    with Image.open(tmp_path / "training.gif") as film:
+        assert film.n_frames == 1
+
+
 def test_pixels_are_rounded_and_latents_belong_to_their_seed():
     random.manual_seed(0)
     z = latents(range(5), 6)
