@@ -14,7 +14,7 @@ import torch
 from minidl import optim
 from minidl.kernels import activation, average, conv, gemm, images, launch
 from minidl.kernels import random as random_kernels
-from minidl.kernels.conv import few_outputs
+from minidl.kernels.conv import batch_grad_weight, even_grad_weight, few_outputs
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.rows import RowGrad
 from minidl.specs import Case, Make, OpSpec, all_specs
@@ -126,6 +126,21 @@ def _convolution(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
             }
             for name, call in calls.items():
                 yield f"{name}, {form}, {C} to {M} at {size}", partial(_if_able, call, form)
+        yield f"gradient of the weight in equal parts, {C} to {M} at {size}", partial(_in_equal_parts, x, dy, geometry)
+
+
+def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:
+    """The weight gradient with EVEN set in the tile, whatever the table has."""
+    x_last, dy_last = conv.channels_last(x), conv.channels_last(dy)
+    if x.dtype == torch.float64 or not batch_grad_weight.takes(x_last, dy_last, geometry.groups):
+        return
+    N, _, H, W = dy.shape
+    precision = launch.precision(x.dtype)
+    tile = launch.tile(
+        "conv_batch_grad_weight", x.dtype, floor=16, precision=precision, M=dy.shape[1], N=x.shape[1], K=N, pixels=H * W
+    )
+    if tile["TAPS"] == 1 and (x.dtype, precision) != (torch.float32, "ieee"):
+        even_grad_weight.grad_weight(x_last, dy_last, geometry, precision, tile)
 
 
 def _transposed(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -140,7 +140,8 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     taps = len(h.taps) * len(v.taps)
     together = tile["TAPS"] if len(v.taps) == 3 else 1
     parts = parts_of(x, dy, h) if together == 1 else 1
-    if tile["EVEN"] and together == parts == 1:
+    # Without tensor cores the registers would not hold it.
+    if tile["EVEN"] and together == parts == 1 and (x.dtype, precision) != (torch.float32, "ieee"):
         found = even_grad_weight.grad_weight(x, dy, geometry, precision, tile)
         if found is not None:
             return found
