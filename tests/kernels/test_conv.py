@@ -265,6 +265,7 @@ def test_equal_parts_of_the_weight_gradient(shape, processors, monkeypatch):
     """Programs with some tiles, tiles with some programs, and taps that no pixel has."""
     monkeypatch.setattr(launch, "processors", lambda: processors)
     monkeypatch.setattr(even_grad_weight, "SLOTS", 1000)
+    monkeypatch.setattr(batch_grad_weight, "RUN", 1)  # no parts of images
     monkeypatch.setattr(batch_grad_weight.gemm, "sum_shares", lambda *_: pytest.fail("shares, not equal parts"))
     sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 1, "EVEN": 1}
     for dtype in (torch.float32, torch.float16):
