@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 from minidl.bench.goals import GOALS, NOISE
 from minidl.training import files
 from minidl.training.errors import ConfigError
+from minidl.training.progress import is_number
 
 _NUMBERS = ("ours_ms", "peer_ms", "ratio", "share_of_floor")
+_TEXTS = ("name", "dtype", "peer")
+_MACHINE = ("device", "driver", "torch", "triton", "date")
 
 
 @dataclass
@@ -23,9 +27,7 @@ class Results:
 
     def add(self, row: str, measured: dict[str, Any]) -> None:
         """Take a row of `bench.measure.measure`, with its goal."""
-        goal, ratio = GOALS[row], measured["ratio"]
-        reached = ratio is not None and ratio >= goal - NOISE
-        self.rows[row] = {"row": row, **measured, "goal": goal, "at_goal": reached, "date": self.machine["date"]}
+        self.rows[row] = _judged({"row": row, **measured, "date": self.machine["date"]})
 
     @property
     def in_order(self) -> list[dict[str, Any]]:
@@ -43,16 +45,24 @@ class Results:
 
 
 def load(path: Path) -> Results:
-    """The results in a file. Raises ConfigError for a file that is none."""
+    """The results in a file, their rows judged by the goals of today. Raises ConfigError for a file that is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        rows = content.pop("rows")
-        known = {row["row"]: row for row in rows}
+        known = {row["row"]: _judged(row) for row in content.pop("rows")}
         for name, row in known.items():
-            if name not in GOALS or any(not isinstance(row[key], int | float) for key in _NUMBERS if row["error_ok"]):
+            numbers = [row[key] for key in _NUMBERS] if row["error_ok"] else []
+            if not all(is_number(value) and math.isfinite(value) for value in numbers) or any(
+                not isinstance(row[key], str) for key in (_TEXTS if row["error_ok"] else _TEXTS[:2])
+            ):
                 raise ValueError(f"row {name!r}")
-        if not all(isinstance(value, str) for value in content.values()) or "device" not in content:
+        if not all(isinstance(content[key], str) for key in _MACHINE):
             raise ValueError("no description of the machine")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} has no results of `minidl bench` ({error})") from None
     return Results(content, known)
+
+
+def _judged(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its goal, and whether it is at it. Raises KeyError for a row that there is not."""
+    goal, ratio = GOALS[row["row"]], row["ratio"]
+    return {**row, "goal": goal, "at_goal": ratio is not None and ratio >= goal - NOISE}

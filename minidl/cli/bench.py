@@ -69,7 +69,7 @@ def bench(
         console = Console(width=None if Console().is_terminal else 140)
         failures: list[str] = []
         if show is None:
-            found = _machine(json, bool(names))
+            found = _results(json, bool(names))
             failures = run.run(wanted, found, console, lambda: found.save(json) if json is not None else None)
         else:
             found = results.load(show)
@@ -83,7 +83,7 @@ def bench(
             raise typer.Exit(1)
 
 
-def _machine(json: Path | None, some: bool) -> Results:
+def _results(json: Path | None, some: bool) -> Results:
     """Empty results of this machine, or with `some` rows to measure those in the file. Raises ConfigError."""
     import torch
 

@@ -1,4 +1,4 @@
-"""A training step as a CUDA graph: what Python launched once is launched again by one call.
+"""A step of training, or a pass of a network, as a CUDA graph: what Python launched once one call launches again.
 
 A step that only works on tensors of constant shapes at addresses that stay, and reads nothing on the host, is the same
 list of kernels each time. A graph holds that list; its results are those of the step itself, bit for bit.

@@ -62,6 +62,10 @@ def test_a_row_is_at_its_goal_from_the_noise_below_it_on(tmp_path):
         lambda content: content["rows"][0].pop("row"),
         lambda content: content["rows"][0].update(row="another"),
         lambda content: content["rows"][0].update(ratio="fast"),
+        lambda content: content["rows"][0].update(ratio=float("nan")),
+        lambda content: content["rows"][0].pop("dtype"),
+        lambda content: content["rows"][0].pop("peer"),
+        lambda content: content.pop("driver"),
         lambda content: content.update(rows=3),
     ],
 )
@@ -77,9 +81,19 @@ def test_a_file_of_something_else_is_refused(tmp_path, damage):
         results.load(path)
 
 
+def test_a_kept_row_is_judged_by_the_goal_of_today(tmp_path, monkeypatch):
+    found = results.Results(dict(MACHINE))
+    found.add("softmax 65536x128", measured(1.5))
+    found.save(tmp_path / "r.json")
+    monkeypatch.setitem(GOALS, "softmax 65536x128", 2.0)
+    again = results.load(tmp_path / "r.json").rows["softmax 65536x128"]
+    assert (again["goal"], again["at_goal"]) == (2.0, False)
+
+
 def test_the_committed_results_have_every_row_right():
     found = results.load(COMMITTED)
     assert list(found.rows) == list(GOALS)
+    assert json.loads(COMMITTED.read_text())["rows"] == found.in_order
     assert found.right
     for row in found.in_order:
         assert row["goal"] == GOALS[row["row"]]

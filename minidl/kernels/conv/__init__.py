@@ -33,6 +33,8 @@ FAMILIES = (
 UNTURNED = ("batch", "box")
 # Bytes of an image from which on boxes of its pixels are faster than runs of images.
 LARGE = 2**20
+RUN = 64  # images, or parts of them, that fill a row tile
+HALF_RUN = RUN // 2  # for the gradient of the weight, where half of a tile is still better than the pixel form
 
 
 class UnableError(ValueError):
@@ -155,8 +157,7 @@ def grad_weight(
     if banded.takes_grad_weight(x_last, dy_last, geometry):
         able.append("banded")
     rows = batch_grad_weight.rows_of(x_last, dy_last, geometry.h.forward(), geometry.groups)
-    # Half a run of images is still better than the pixel form.
-    chosen = _choose(form, able, x_last, 2 * rows)
+    chosen = _choose(form, able, x_last, rows, least=HALF_RUN)
     form_ = {"pixel": pixel_tiled, "batch": batch_grad_weight, "banded": banded}[chosen]
     return form_.grad_weight(x_last, dy_last, geometry, precision).permute(0, 3, 1, 2)
 
@@ -222,8 +223,9 @@ def _pooled_apart(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: in
     return _choose(None, fused, x) == "pixel" != _choose(None, alone, x)
 
 
-def _choose(wanted: str | None, able: list[str], x: torch.Tensor, rows: int | None = None) -> str:
-    """The form to use of those that are able to, for x [N, H, W, channels], whose runs are of `rows` (None: N).
+def _choose(wanted: str | None, able: list[str], x: torch.Tensor, rows: int | None = None, least: int = RUN) -> str:
+    """The form to use of those that are able to, for x [N, H, W, channels]; runs are cut from `rows` (None: N), and the
+    batch-tiled form wants `least` of them.
 
     Raises ValueError for an unknown name, UnableError for a form that is not able.
 
@@ -239,9 +241,9 @@ def _choose(wanted: str | None, able: list[str], x: torch.Tensor, rows: int | No
         return wanted
     if not launch.INTERPRETED:
         large = x.shape[0] > 0 and x[0].numel() * x.element_size() >= LARGE
-        if "box" in able and (x.shape[0] < 64 or large):
+        if "box" in able and (x.shape[0] < RUN or large):
             return "box"
-        if "batch" in able and (x.shape[0] if rows is None else rows) >= 64:
+        if "batch" in able and (x.shape[0] if rows is None else rows) >= least:
             return "batch"
     return "banded" if "banded" in able else "pixel"
 
