@@ -44,7 +44,7 @@ def workloads(name: str = "") -> list[Workload]:
     """Everything to compile, or the part with `name` in its name."""
     found = [Workload(spec.name, spec.families, spec.dtypes, _examples(spec)) for spec in all_specs().values()]
     found += [
-        Workload("gemm", ("gemm", "gemm_pointer", "gemm_sum"), FLOATS, _gemm),
+        Workload("gemm", ("gemm", "gemm_parts", "gemm_cut", "gemm_pointer", "gemm_sum"), FLOATS, _gemm),
         Workload("convolution", tuple(f for f in conv.FAMILIES if f not in TRANSPOSED), FLOATS, _convolution),
         Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
@@ -94,6 +94,13 @@ def _gemm(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
         for split in (1, 2):
             yield f"{act}, {split} shares", partial(gemm.gemm, a, b, bias, act, split=split)
     yield "batches", partial(gemm.gemm, a.expand(3, *a.shape), b.expand(3, *b.shape))
+    for split in (1, 2):
+        yield f"parts, {split} shares", partial(_in_parts, a, b.t().contiguous().t(), bias, split)
+
+
+def _in_parts(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, split: int) -> None:
+    if a.dtype == torch.float32 and launch.boxes():
+        gemm.gemm(a, b, bias, form="parts", split=split)
 
 
 @cache
@@ -108,9 +115,10 @@ def _convolution(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     for C, M, size, kernel, stride, N in (
         (1, 12, 72, 7, 1, 256), (12, 24, 33, 7, 1, 256), (1, 32, 28, 5, 1, 256), (3, 16, 32, 3, 1, 2),
         (64, 64, 56, 3, 1, 128), (128, 128, 28, 3, 1, 128), (256, 256, 14, 3, 1, 128), (512, 512, 7, 3, 1, 128),
-        (256, 256, 56, 3, 1, 128), (64, 128, 28, 3, 2, 128), (24, 40, 9, 3, 1, 2),
+        (256, 256, 56, 3, 1, 128), (64, 128, 28, 3, 2, 128), (24, 40, 9, 3, 1, 2), (32, 64, 12, 5, 1, 128),
     ):  # fmt: skip
-        geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((1, 1), (1, 1)), (1, 1))
+        padding = 0 if kernel == 5 else 1
+        geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((padding,) * 2,) * 2, (1, 1))
         x, w, bias = (
             _images(N, C, size, dtype),
             torch.zeros(M, C, kernel, kernel, dtype=dtype),

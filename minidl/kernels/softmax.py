@@ -72,7 +72,7 @@ def softmax_kernel(
 def softmax_loop_kernel(
     p_x, p_y, R, N, s_x, LOG: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Rows of any length, s_x apart and of neighbours."""
+    """Rows of any length, s_x apart and of neighbours; what is written does not drive them out of the cache."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_m = (o_m < R)[:, None]
     p_x += o_m[:, None] * s_x
@@ -81,20 +81,20 @@ def softmax_loop_kernel(
     b_s = tl.zeros((BLOCK_M,), ACC)
     for n in range(0, N, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
-        b_x = tl.load(p_x + o_n, mask=m_m & (o_n < N), other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
-        b_m, b_s = online(b_x, b_m, b_s)
+        b_x = tl.load(p_x + o_n, mask=m_m & (o_n < N), other=MINUS_INF, eviction_policy="evict_last")
+        b_m, b_s = online(b_x.to(ACC), b_m, b_s)  # [BLOCK_M, BLOCK_N]
     b_m = shift(b_m)[:, None]
     b_scale = (1.0 / b_s)[:, None]
     b_log = tl.log(b_s)[:, None]
     for n in range(0, N, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
         m_mn = m_m & (o_n < N)
-        b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
+        b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF, eviction_policy="evict_first").to(ACC)
         if LOG:
             b_y = (b_x - b_m) - b_log
         else:
             b_y = tl.exp(b_x - b_m) * b_scale
-        tl.store(p_y + o_n, b_y.to(p_y.dtype.element_ty), mask=m_mn)
+        tl.store(p_y + o_n, b_y.to(p_y.dtype.element_ty), mask=m_mn, cache_modifier=".cs")
 
 
 @triton.jit

@@ -21,7 +21,16 @@ from minidl.specs import bounds
 from minidl.specs.base import Bad, Case, Make, OpSpec
 from minidl.specs.linalg import _act, _after, _slope_error, sum_error
 
-FAMILIES = ("conv", "conv_flat", "conv_grad_weight", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn")
+FAMILIES = (
+    "conv",
+    "conv_flat",
+    "conv_grad_weight",
+    "conv_band",
+    "conv_banded",
+    "conv_banded_grad_weight",
+    "conv_held",
+    "conv_turn",
+)
 # The most products that a compiled kernel adds in one step, with the pixels whose bands are folded after it; and the
 # fewest channels or pixels that a step covers.
 BLOCK, LEAST = 192, 16

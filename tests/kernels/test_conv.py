@@ -27,6 +27,7 @@ SHAPES = {
     "pixel": (2, 5, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
     "batch": (3, 32, 24, (6, 7), (3, 3), (1, 2), (1, 1), (1, 1), 1),
     "box": (3, 32, 32, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "pair": (3, 16, 24, (6, 8), (3, 5), (2, 1), (1, 2), (1, 1), 1),
     "banded": (2, 3, 6, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
 }
 
@@ -129,8 +130,8 @@ def test_every_form_gives_the_same_integers(form, shape, seed):
 def test_each_form_does_all_that_it_is_for(form, dtype):
     done = Problem(SHAPES[form], dtype=dtype).check(form)
     assert {"forward", "epilogue", "preactivation"} <= set(done)
-    assert "grad_input" in done or form in ("banded", "batch")
-    assert "grad_weight" in done or form == "box"
+    assert "grad_input" in done or form in ("banded", "batch", "pair")
+    assert "grad_weight" in done or form in ("box", "pair")
     assert "max" in done or form != "pixel"
 
 
@@ -173,7 +174,7 @@ def tiles_of_forms():
     forms = {
         "conv": "pixel", "conv_flat": "pixel", "conv_grad_weight": "pixel",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
-        "conv_back": "batch",
+        "conv_back": "batch", "conv_pair_pool": "pair",
     }  # fmt: skip
     seen = set()
     for family in (family for family in conv.FAMILIES if not family.startswith(("conv_fft", "conv_few"))):
@@ -197,6 +198,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "batch": (150, 64, 136, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
             "box": (3, 64, 136, (11, 19), (3, 2), (1, 1), (1, 1), (1, 2), 1),
             "banded": (9, 4, 24, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1),
+            "pair": (150, 32, 64, (6, 8), (3, 5), (1, 1), (0, 0), (1, 1), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form)
         if form == "batch":
@@ -366,7 +368,7 @@ def test_runs_are_bitwise_equal(form):
     x, dy = torch.randn_like(p.x), torch.randn_like(p.dy)
     for call in (
         lambda: conv.forward(x, p.w, p.geometry, form=form)[0],
-        lambda: conv.grad_weight(x, dy, p.geometry, form=None if form == "box" else form),
+        lambda: conv.grad_weight(x, dy, p.geometry, form=None if form in ("box", "pair") else form),
     ):
         assert torch.equal(call(), call())
 
@@ -384,12 +386,12 @@ def test_what_is_not_finite_stays_with_its_neighbours(form, bad):
     reached = torch.zeros(1, 1, *size, device=x.device)
     reached[0, 0, 4, 4] = 1
     touched = F.conv2d(reached, torch.ones(1, 1, *kernel, device=x.device), None, 1, (1, 2))[0, 0] > 0
-    if form == "banded":
+    if form in ("banded", "pair"):
         touched |= touched.any(1, keepdim=True)
     assert torch.equal(after[1:], before[1:])
     assert torch.equal(after[0][:, ~touched], before[0][:, ~touched])
     exact = F.conv2d(x.double().cpu(), w.double().cpu(), None, 1, (1, 2)).isnan().to(x.device)
-    if form != "banded":
+    if form not in ("banded", "pair"):
         assert torch.equal(after.isnan() | after.isinf(), ~F.conv2d(x.double(), w.double(), None, 1, (1, 2)).isfinite())
         assert torch.equal(after.isnan(), exact)
 
@@ -499,14 +501,19 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
         "pixel": ("conv", "conv_flat", "conv_grad_weight"),
         "batch": ("conv_batch", "conv_batch_narrow", "conv_batch_grad_weight"),
         "box": ("conv_box",),
-        "banded": ("conv_banded", "conv_banded_grad_weight"),
+        "pair": ("conv_batch", "conv_pair_pool"),
+        "banded": ("conv_banded", "conv_held", "conv_banded_grad_weight"),
     }
     draw = random.Random(block)
     for seed in range(10):
         form = draw.choice(sorted(families))
         dtype = draw.choice([torch.float32, torch.float16, torch.bfloat16])
         channels = (
-            [32, 64, 96, 128] if form in ("batch", "box") else [1, 2, 3, 4, 12] if form == "banded" else [1, 3, 13, 40]
+            [32, 64, 96, 128]
+            if form in ("batch", "box", "pair")
+            else [1, 2, 3, 4, 12]
+            if form == "banded"
+            else [1, 3, 13, 40]
         )
         kernel = draw.randint(1, 5), draw.randint(1, 7)
         dilation = (draw.randint(1, 2), 1 if form == "banded" else draw.randint(1, 2))
@@ -551,6 +558,74 @@ def test_bands_that_cannot_pool_are_pooled_afterwards(M, size, monkeypatch):
     for pool, function in (("max", F.max_pool2d), ("avg", F.avg_pool2d)):
         y, _ = conv.forward(p.x, p.w, p.geometry, p.bias, "relu", scale=p.scale, pool=pool)
         assert torch.equal(y.double(), function(z, 2))
+
+
+def launched(monkeypatch):
+    """Names of the kernels launched from now on."""
+    names, run = [], launch.run
+    monkeypatch.setattr(
+        launch, "run", lambda kernel, *args, **meta: (names.append(kernel.__name__), run(kernel, *args, **meta))
+    )
+    return names
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 1, 12, (9, 23), (3, 3), (1, 1), (0, 0), (1, 1), 1),
+        (2, 1, 32, (12, 14), (5, 5), (1, 1), (2, 2), (1, 1), 1),
+        (2, 1, 5, (9, 20), (5, 3), (2, 2), (1, 1), (2, 1), 1),
+        (3, 2, 16, (8, 9), (2, 3), (1, 1), (0, 2), (1, 1), 1),
+        (1, 3, 8, (5, 40), (1, 5), (1, 3), (0, 1), (1, 1), 1),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_bands_that_are_held_and_those_that_are_not(shape, dtype, monkeypatch):
+    p = Problem(shape, dtype=dtype)
+    with launch.force(conv_held=launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": 3}, 4, 2)):
+        names = launched(monkeypatch)
+        first = p.check("banded")
+        assert "conv_held_kernel" in names or (dtype == torch.float32 and not launch.INTERPRETED)
+    monkeypatch.setattr(banded.held, "takes", lambda *_: False)
+    names.clear()
+    assert p.check("banded") == first
+    assert "conv_held_kernel" not in names
+
+
+@pytest.mark.parametrize("pool", ["max", "avg"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (70, 32, 64, (12, 12), (5, 5), (1, 1), (0, 0), (1, 1), 1),
+        (3, 16, 16, (9, 8), (3, 3), (1, 1), (0, 0), (1, 1), 1),
+        (5, 48, 32, (11, 14), (2, 3), (2, 1), (0, 0), (2, 1), 1),
+    ],
+)
+def test_pairs_pool_in_their_kernel(shape, pool, monkeypatch):
+    """Odd heights leave a row out; NaN reaches the window that it is in."""
+    names = launched(monkeypatch)
+    for dtype in (torch.float32, torch.float16):
+        assert pool in Problem(shape, dtype=dtype).check("pair")
+    assert "conv_paired_pool_kernel" in names
+    assert not any("pool2d" in name for name in names)
+    p = Problem(shape)
+    p.x[0, 0, 0, 0] = float("nan")
+    y, _ = conv.forward(p.x, p.w, p.geometry, pool=pool, form="pair")
+    assert y[0, :, 0, 0].isnan().all()
+    assert not y[1:].isnan().any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("C", "M", "padding", "form"), [(32, 64, 0, "pair"), (64, 32, 2, "pair"), (64, 64, 0, "batch")]
+)
+def test_which_convolutions_go_in_pairs(C, M, padding, form, monkeypatch):
+    p = Problem((64, C, M, (12, 12), (5, 5), (1, 1), (padding, padding), (1, 1), 1), dtype=torch.float16)
+    chosen = []
+    for name, module in (("pair", conv.paired), ("batch", conv.batch_tiled)):
+        monkeypatch.setattr(module, "correlate", lambda *_, name=name, **__: chosen.append(name))
+    conv.forward(p.x, p.w, p.geometry)
+    assert chosen == [form]
 
 
 def test_bands_that_can_pool_do_it_in_their_kernel(monkeypatch):

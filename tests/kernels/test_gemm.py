@@ -50,11 +50,16 @@ def assert_product(c, a, b, split=1):
     assert_within(c, exact, error + torch.finfo(c.dtype).eps * exact.abs() + torch.finfo(c.dtype).tiny)
 
 
-FORMS = ["tma", "pointer"]
+FORMS = ["tma", "pointer", "parts"]
 
 
-# Boxes have no float64.
-FORMS_OF_DTYPES = [(form, d) for form in FORMS for d in DTYPES if (form, d) != ("tma", torch.float64)]
+# Boxes have no float64, and parts are those of float32.
+FORMS_OF_DTYPES = [
+    (form, d)
+    for form in FORMS
+    for d in DTYPES
+    if (form, d) != ("tma", torch.float64) and (form != "parts" or d == torch.float32)
+]
 
 
 @pytest.mark.parametrize("transposed", list(itertools.product([False, True], repeat=2)), ids=str)
@@ -98,7 +103,7 @@ def test_other_matrices_go_through_pointers(change, kernels):
     b = matrix(a.shape[1], 16, dtype=a.dtype)
     assert_product(gemm.gemm(a, b), a, b)
     assert kernels == ["gemm_pointer_kernel"]
-    with pytest.raises(ValueError, match="TMA form needs"):
+    with pytest.raises(ValueError, match="the tma form needs"):
         gemm.gemm(a, b, form="tma")
 
 
@@ -106,8 +111,8 @@ def test_other_matrices_go_through_pointers(change, kernels):
 @pytest.mark.parametrize("split", [2, 3, 5, 100])
 def test_shares_of_k(split, form):
     """Also more shares than blocks of K, and a last share that is shorter."""
-    tile = launch.Tile({**launch.tiles("gemm" if form == "tma" else "gemm_pointer")[0].sizes, **SMALL}, 4, 2)
-    with launch.force(gemm=tile, gemm_pointer=tile):
+    tile = launch.Tile({**launch.tiles(gemm.FAMILIES[form])[0].sizes, **SMALL}, 4, 2)
+    with launch.force(**{gemm.FAMILIES[form]: tile}):
         for K in (8, 72, 112):
             a, b = integers(20, K), integers(K, 24, seed=1)
             c, z = gemm.gemm(a, b, matrix(24), "gelu", form=form, split=split, preactivation=True)
@@ -125,10 +130,10 @@ SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
 @pytest.mark.parametrize("group", [1, 2, 3, 8])
 def test_every_tile_position_is_visited_once(form, group):
     """Several groups of tile rows, the last one short."""
-    tile = launch.Tile({**launch.tiles("gemm" if form == "tma" else "gemm_pointer")[0].sizes, **SMALL}, 4, 2)
+    tile = launch.Tile({**launch.tiles(gemm.FAMILIES[form])[0].sizes, **SMALL}, 4, 2)
     tile = launch.Tile({**tile.sizes, "GROUP_M": group}, 4, 2)
     a, b = integers(104, 24), integers(24, 72, seed=1)
-    with launch.force(gemm=tile, gemm_pointer=tile), GuardedAllocations():
+    with launch.force(**{gemm.FAMILIES[form]: tile}), GuardedAllocations():
         c = gemm.gemm(a, b, form=form)
     assert torch.equal(c, (a.double() @ b.double()).float())
 
@@ -195,7 +200,7 @@ def test_tf32_is_what_it_says():
     assert not torch.equal(c.double(), a.double() @ a.double().t())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["tma", "pointer"])
 def test_addresses_beyond_two_to_the_31(form):
     """Rows 2^31 elements apart: only the pages that are touched exist."""
     far = 2**31 + 8
@@ -229,6 +234,56 @@ def test_runs_are_bitwise_equal(form):
     assert torch.equal(first, gemm.gemm(a, b, form=form, split=4))
 
 
+CUTS = [launch.Tile({"BLOCK_M": 16, "BLOCK_K": 32}, 4, 1), launch.Tile({"BLOCK_M": 1, "BLOCK_K": 4}, 1, 1)]
+
+
+@pytest.mark.parametrize("cut", [None, *CUTS, *launch.tiles("gemm_cut")], ids=str)
+@pytest.mark.parametrize("tile", [None, *launch.tiles("gemm_parts")], ids=str)
+def test_parts_of_float32(cut, tile):
+    """Whole numbers of 11 bits have no second part; others have, and the product the accuracy of float32."""
+    forced = {name: forced for name, forced in (("gemm_cut", cut), ("gemm_parts", tile)) if forced is not None}
+    with launch.force(**forced), GuardedAllocations():
+        a, b = integers(150, 100), integers(100, 136, seed=1)
+        assert torch.equal(gemm.gemm(a, b, form="parts"), (a.double() @ b.double()).float())
+        a, b = matrix(40, 260), stored(matrix(260, 24, seed=1), True)
+        assert_product(gemm.gemm(a, b, form="parts"), a, b)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("where", [0, 1])
+def test_what_is_not_finite_has_no_parts(bad, where, kernels):
+    """An infinity times the zero of another number's second part would be NaN."""
+    pair = [matrix(24, 40), matrix(40, 16, seed=1)]
+    pair[where][3, 5] = bad
+    c = gemm.gemm(*pair, form="parts")
+    exact = pair[0].double() @ pair[1].double()
+    assert torch.equal(c.isnan(), exact.isnan())
+    assert torch.equal(c.isposinf(), exact.isposinf())
+    finite = exact.isfinite()
+    assert torch.equal(c.isfinite(), finite)
+    assert_within(c[finite], exact[finite], 1e-5)
+    assert kernels == ["parts_kernel", "parts_kernel", "gemm_parts_kernel", "gemm_tma_kernel"]
+
+
+def test_the_largest_numbers_have_parts():
+    """Rounded to 11 bits the largest number would be infinite."""
+    a = torch.full((8, 16), torch.finfo(torch.float32).max, device=default_device())
+    b = torch.zeros(16, 8, device=default_device())
+    b[0] = 0.5
+    assert_within(gemm.gemm(a, b, form="parts"), a.double() @ b.double(), 2.0**-22 * 2.0**127)
+
+
+@pytest.mark.gpu
+def test_large_float32_products_go_in_parts(kernels):
+    a = matrix(gemm.LEAST_PARTS, gemm.LEAST_PARTS)
+    assert_product(gemm.gemm(a, a), a, a)
+    assert "gemm_parts_kernel" in kernels
+    kernels.clear()
+    gemm.gemm(a[:-8], a)
+    gemm.gemm(a, a, precision="tf32")
+    assert "gemm_parts_kernel" not in kernels
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -246,6 +301,16 @@ def test_runs_are_bitwise_equal(form):
 def test_refusals(arguments, error, message):
     with pytest.raises(error, match=message):
         gemm.gemm(*arguments())
+
+
+def test_forms_that_cannot_be():
+    half = matrix(16, 16, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"the parts form is for float32, got torch\.float16"):
+        gemm.gemm(half, half, form="parts")
+    with pytest.raises(ValueError, match="unknown form 'fast'; known: tma, parts, pointer"):
+        gemm.gemm(half, half, form="fast")
+    with pytest.raises(ValueError, match="the parts form needs two 2-D operands"):
+        gemm.gemm(matrix(2, 16, 16), matrix(2, 16, 16), form="parts")
 
 
 @pytest.mark.skipif(not launch.INTERPRETED, reason="bfloat16 is computed on a GPU")

@@ -7,8 +7,9 @@ Shapes are torch's; memory is channels-last inside ([N, H, W, C]): a tensor in `
 any other is copied once, and results are channels-last. The gradient of the input is the transposed convolution, whose
 own gradients are the convolution and, input and output exchanged, the gradient of the weight.
 
-Forms: `batch_tiled` for many images and channels, `boxed` for few images or large ones, `banded` for few channels,
-`few_outputs` for few channels of a transposed convolution, `pixel_tiled` for every shape; `fft` where it is asked for.
+Forms: `batch_tiled` for many images and channels, `paired` for many images and some channels, `boxed` for few images
+or large ones, `banded` for few channels, `few_outputs` for few channels of a transposed convolution, `pixel_tiled` for
+every shape; `fft` where it is asked for.
 """
 
 import itertools
@@ -18,15 +19,25 @@ import torch
 from minidl.kernels import check, launch
 from minidl.kernels import pool as pools
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import banded, batch_back, batch_grad_weight, batch_tiled, boxed, few_outputs, fft, pixel_tiled
+from minidl.kernels.conv import (
+    banded,
+    batch_back,
+    batch_grad_weight,
+    batch_tiled,
+    boxed,
+    few_outputs,
+    fft,
+    paired,
+    pixel_tiled,
+)
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import POOLS, Epilogue, turned
 
-FORMS = ("pixel", "box", "batch", "banded", "fft", "few")
+FORMS = ("pixel", "box", "batch", "pair", "banded", "fft", "few")
 FAMILIES = (
     "conv", "conv_flat", "conv_grad_weight", "conv_batch", "conv_batch_narrow", "conv_batch_grad_weight", "conv_back",
-    "conv_box", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_turn", "conv_few", "conv_fft",
-    "conv_fft_product",
+    "conv_box", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_held", "conv_pair_pool", "conv_turn",
+    "conv_few", "conv_fft", "conv_fft_product",
 )  # fmt: skip
 
 # These read weights on the way back as they are.
@@ -115,7 +126,7 @@ def transposed(
     as_is = w_last.is_contiguous() and batch_tiled.takes_unturned(w_last)
     for h, v in itertools.product(geometry.h.backward(), geometry.w.backward()):
         like = torch.empty(shape[3], len(h.taps), len(v.taps), w.shape[0] // groups, dtype=w.dtype, device="meta")
-        chosen = _choose(form, _forms(x_last, like, h, v, groups, False), x_last)
+        chosen = _choose(form, _forms(x_last, like, h, v, groups, False), x_last, like)
         turn = as_is and chosen in UNTURNED
         if chosen == "batch" and batch_back.takes(geometry):
             # It is so for every walk.
@@ -157,7 +168,7 @@ def grad_weight(
     if banded.takes_grad_weight(x_last, dy_last, geometry):
         able.append("banded")
     rows = batch_grad_weight.rows_of(x_last, dy_last, geometry.h.forward(), geometry.groups)
-    chosen = _choose(form, able, x_last, rows, least=HALF_RUN)
+    chosen = _choose(form, able, x_last, rows=rows, least=HALF_RUN)
     form_ = {"pixel": pixel_tiled, "batch": batch_grad_weight, "banded": banded}[chosen]
     return form_.grad_weight(x_last, dy_last, geometry, precision).permute(0, 3, 1, 2)
 
@@ -182,11 +193,13 @@ def _correlate(
         x = x.new_zeros(1).expand(*x.shape[:3], groups)
         x = x.contiguous()
         w = w.new_zeros(*w.shape[:3], 1)
-    chosen = form if turn else _choose(form, _forms(x, w, h, v, groups, epilogue.pool is not None), x)
+    chosen = form if turn else _choose(form, _forms(x, w, h, v, groups, epilogue.pool is not None), x, w)
     if chosen == "batch":
         batch_tiled.correlate(x, w, y, h, v, groups, epilogue, precision, turn=turn)
     elif chosen == "box":
         boxed.correlate(x, w, y, h, v, groups, epilogue, precision, turn=turn)
+    elif chosen == "pair":
+        paired.correlate(x, w, y, h, v, epilogue, precision)
     elif chosen == "banded":
         banded.correlate(x, w, y, h, v, epilogue, precision)
     elif chosen == "fft":
@@ -202,6 +215,8 @@ def _forms(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool
         able.append("batch")
     if boxed.takes(x, w, h, v, groups) and not pool:
         able.append("box")
+    if (paired.takes_pool if pool else paired.takes)(x, w, h, v, groups):
+        able.append("pair")
     if banded.takes(x, w, h, v, groups, pool):
         able.append("banded")
     if fft.takes(x, w, h, v, groups, pool):
@@ -220,12 +235,20 @@ def _pooled_apart(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: in
     fused, alone = (_forms(x, w, h, v, groups, pool) for pool in (True, False))
     if form is not None:
         return form in alone and form not in fused
-    return _choose(None, fused, x) == "pixel" != _choose(None, alone, x)
+    return _choose(None, fused, x, w) == "pixel" != _choose(None, alone, x, w)
 
 
-def _choose(wanted: str | None, able: list[str], x: torch.Tensor, rows: int | None = None, least: int = RUN) -> str:
-    """The form to use of those that are able to, for x [N, H, W, channels]; runs are cut from `rows` (None: N), and the
-    batch-tiled form wants `least` of them.
+def _choose(
+    wanted: str | None,
+    able: list[str],
+    x: torch.Tensor,
+    w: torch.Tensor | None = None,
+    *,
+    rows: int | None = None,
+    least: int = RUN,
+) -> str:
+    """The form to use of those that are able to, for x [N, H, W, channels] and weights w; runs are cut from `rows`
+    (None: N), and the batch-tiled form wants `least` of them.
 
     Raises ValueError for an unknown name, UnableError for a form that is not able.
 
@@ -243,6 +266,8 @@ def _choose(wanted: str | None, able: list[str], x: torch.Tensor, rows: int | No
         large = x.shape[0] > 0 and x[0].numel() * x.element_size() >= LARGE
         if "box" in able and (x.shape[0] < RUN or large):
             return "box"
+        if "pair" in able and w is not None and x.shape[0] >= RUN and paired.pays(x, w):
+            return "pair"
         if "batch" in able and (x.shape[0] if rows is None else rows) >= least:
             return "batch"
     return "banded" if "banded" in able else "pixel"

@@ -13,7 +13,6 @@ width of the band. The weight gradient is the same product turned round: the gra
 whose sums are added in order, folded back by adding the G places of each weight.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -21,40 +20,11 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import launch
-from minidl.kernels.activation import activate
+from minidl.kernels import launch, reduce
+from minidl.kernels.conv import held
+from minidl.kernels.conv.bands import band, bands_of, group_of, in_rows, near, padded, store_groups
 from minidl.kernels.conv.geometry import Geometry, Walk
-from minidl.kernels.conv.problem import MANY, Epilogue, pool_last
-
-
-@triton.jit
-def conv_band_kernel(
-    p_w, p_band, total, M, G,
-    SC: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """band [R, KP, NP] of w [M, R, SC], SC = S * C; neighbouring pixels are STEP values apart."""
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    column = o % NP
-    k = o // NP % KP
-    r = o // (NP * KP)
-    p = column // M
-    sc = k - p * STEP
-    m_w = (o < total) & (p < G) & (sc >= 0) & (sc < SC)
-    b_w = tl.load(p_w + (column % M * R + r) * SC + sc, mask=m_w, other=0.0)  # [BLOCK]
-    tl.store(p_band + o, b_w, mask=o < total)
-
-
-@triton.jit
-def group_of(i_first, BLOCK: tl.constexpr, QH: tl.constexpr, GROUPS: tl.constexpr, POOL: tl.constexpr):
-    """Image, row and group of `BLOCK` rows from number i_first; with POOL two image rows stand together."""
-    PER_IMAGE: tl.constexpr = QH * GROUPS
-    o = (i_first % PER_IMAGE).to(tl.int32) + tl.arange(0, BLOCK)
-    n = (i_first // PER_IMAGE).to(tl.int64) + o // PER_IMAGE
-    o = o % PER_IMAGE
-    if POOL:
-        return n, o // (2 * GROUPS) * 2 + o % 2, o // 2 % GROUPS
-    else:
-        return n, o // GROUPS, o % GROUPS
+from minidl.kernels.conv.problem import MANY, Epilogue
 
 
 @triton.jit
@@ -72,7 +42,7 @@ def conv_banded_kernel(
     if WIDE:
         i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     n, q_h, g = group_of(i_first, BLOCK_M, QH, GROUPS, POOL)
-    m_row = i_first + tl.arange(0, BLOCK_M) < rows
+    m_row = in_rows(i_first, rows, BLOCK_M, POOL)
     start = IN_W + g * (G * STEP)
     x_h = in_h + q_h * IN_STEP_H
     o_x = (n * H + x_h) * WC + start
@@ -102,29 +72,10 @@ def conv_banded_kernel(
         else:
             b_band = tl.load(p_band + (r * KP + o_k)[:, None] * NP + o_column[None, :])
         b_acc = tl.dot(b_x, b_band, b_acc, input_precision=PRECISION, out_dtype=ACC)
-    m_column = o_column < G * M
-    if HAS_SCALE:
-        b_acc *= tl.load(p_scale + o_column % M, mask=m_column, other=0.0).to(ACC)[None, :]
-    if HAS_BIAS:
-        b_acc += tl.load(p_bias + o_column % M, mask=m_column, other=0.0).to(ACC)[None, :]
-    if POOL:
-        b_y = tl.reshape(activate(b_acc, ACT, SLOPE), (BLOCK_M // 2, 2, NP // (2 * M), 2, M))
-        b_y = pool_last(tl.permute(b_y, (0, 2, 4, 1, 3)), POOL)
-        b_y = tl.reshape(b_y, (BLOCK_M // 2, NP // 2))
-        i_window = tl.program_id(0).to(tl.int64) * (BLOCK_M // 2) + tl.arange(0, BLOCK_M // 2)
-        first = i_window // GROUPS * ((QW // 2) * M) + i_window % GROUPS * (G // 2 * M)
-        limit = tl.minimum(G // 2, QW // 2 - (i_window % GROUPS).to(tl.int32) * (G // 2)) * M
-        o_half = tl.arange(0, NP // 2)
-        m_y = (i_window < rows // 2)[:, None] & (o_half[None, :] < limit[:, None])
-        tl.store(p_y + first[:, None] + o_half[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
-    else:
-        o_y = ((n * QH + q_h) * QW + g * G) * M
-        limit = tl.minimum(G, QW - g * G) * M
-        m_y = m_row[:, None] & (o_column[None, :] < limit[:, None])
-        if SAVE_Z:
-            tl.store(p_z + o_y[:, None] + o_column[None, :], b_acc.to(p_z.dtype.element_ty), mask=m_y)
-        b_y = activate(b_acc, ACT, SLOPE)
-        tl.store(p_y + o_y[:, None] + o_column[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
+    store_groups(
+        b_acc, p_bias, p_scale, p_y, p_z, tl.program_id(0), rows, m_row, n, q_h, g,
+        QH, QW, G, GROUPS, M, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -170,58 +121,33 @@ def conv_banded_grad_weight_kernel(
 
 @triton.jit
 def conv_band_fold_kernel(
-    p_partial, p_dw, total, shares, M, G,
+    p_bands, p_dw, total, M, G,
     SC: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
     ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dw [M, R, SC]: the places of each weight in the band, added share by share and pixel by pixel."""
+    """dw [M, R, SC]: the places of each weight in the bands [R, KP, NP], added pixel by pixel."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_o = o < total
     sc = o % SC
     r = o // SC % R
     column = o // (SC * R)
-    o_first = ((r * KP + sc) * NP + column).to(tl.int64)
+    o_first = (r * KP + sc) * NP + column
     b_dw = tl.zeros((BLOCK,), dtype=ACC)
-    for i in range(shares * G):
-        share = i // G
-        p = i % G
-        o_p = o_first + share * (R * KP * NP) + p * (STEP * NP + M)
-        b_dw += tl.load(p_partial + o_p, mask=m_o, other=0.0)
+    for p in range(G):
+        b_dw += tl.load(p_bands + o_first + p * (STEP * NP + M), mask=m_o, other=0.0)
     tl.store(p_dw + o, b_dw.to(p_dw.dtype.element_ty), mask=m_o)
-
-
-@functools.lru_cache(maxsize=4096)
-def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[int, int, int] | None:
-    """(G, KP, NP): pixels in a group, rows and columns of the band; None where no group has two pixels.
-
-    KP and NP are powers of two from 16 to 128. The cheapest per pixel is taken: KP * NP products, and the loads of KP
-    values, which cost as much as 64 products each.
-    """
-    best = None
-    for KP in (16, 32, 64, 128):
-        for NP in (16, 32, 64, 128):
-            room = (KP // C - S) // stride + 1 if S <= KP // C else 0
-            G = min(room, NP // M, width)
-            if pool:
-                # Whole windows, in a column for each of which a power of two stands.
-                G = min(NP // M, 1 << max(G, 0).bit_length() - 1) if G > 1 and NP % M == 0 and room >= NP // M else 0
-            if G > 1:
-                cost = KP * (NP + 64) / G
-                if best is None or cost <= best[0]:
-                    best = cost, G, KP, NP
-    return None if best is None else best[1:]
 
 
 def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool: bool = False) -> bool:
     """Whether the form can correlate x [N, H, W, C] with w [M, JH, JW, C] on these walks."""
-    plain = groups == 1 and v.in_tap == 1 and h.out_step == 1 and v.out_step == 1 and _near(x, h)
+    plain = groups == 1 and v.in_tap == 1 and h.out_step == 1 and v.out_step == 1 and near(x, h)
     return plain and w.numel() > 0 and band(w.shape[3], w.shape[0], w.shape[2], v.in_step, v.count, pool) is not None
 
 
 def takes_grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> bool:
     """Whether the form can find the weight gradient of x [N, H, W, C] and dy [N, OH, OW, M]."""
     h, v = geometry.h.forward(), geometry.w.forward()
-    plain = geometry.groups == 1 and v.in_tap == 1 and _near(x, h)
+    plain = geometry.groups == 1 and v.in_tap == 1 and near(x, h)
     return plain and band(x.shape[3], dy.shape[3], len(v.taps), v.in_step, v.count, False) is not None
 
 
@@ -231,16 +157,14 @@ def correlate(
     """Write the outputs of one pair of walks into y. x [N, H, W, C], w [M, JH, JW, C], y [N, OH, OW, M] or pooled."""
     N, H, W, C = x.shape
     M, R, S, _ = w.shape
+    if held.takes(x, w, h, v, epilogue, precision):
+        held.correlate(x, w, y, h, v, epilogue, precision)
+        return
     found = band(C, M, S, v.in_step, v.count, epilogue.pool is not None)
     assert found is not None
     G, KP, NP = found
     step = v.in_step * C
-    bands = torch.empty(R, KP, NP, dtype=w.dtype, device=w.device)
-    block = launch.tile("conv_band", w.dtype, total=bands.numel())
-    launch.run(
-        conv_band_kernel, (triton.cdiv(bands.numel(), block["BLOCK"]),), w, bands, bands.numel(), M, G,
-        SC=S * C, STEP=step, R=R, KP=KP, NP=NP, **block.options,
-    )  # fmt: skip
+    bands = bands_of(w, G, step, KP, NP, pool=epilogue.pool is not None)
     q_h, q_w = (h.count // 2 * 2, v.count // 2 * 2) if epilogue.pool else (h.count, v.count)
     groups = triton.cdiv(q_w, G)
     rows = N * q_h * groups
@@ -256,7 +180,7 @@ def correlate(
         conv_banded_kernel, (triton.cdiv(rows, tile["BLOCK_M"]),), x, band_, epilogue.bias, epilogue.scale, y,
         epilogue.z, rows, H, h.in_start,
         QH=q_h, QW=q_w, G=G, GROUPS=groups, M=M, R=R, WC=W * C, IN_W=v.in_start * C, STEP=step,
-        IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, PADDED_H=_padded(h, H), WIDE=rows >= MANY, BOXES=boxes,
+        IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, PADDED_H=padded(h, H), WIDE=rows >= MANY, BOXES=boxes,
         ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **epilogue.flags, **sizes,
     )  # fmt: skip
 
@@ -285,23 +209,14 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, WIDE=rows >= MANY,
         ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **tile.options,
     )  # fmt: skip
+    bands = reduce.sum_rows(partial.view(shares, R * KP * NP))
     dw = torch.empty(M, R, S, C, dtype=x.dtype, device=x.device)
     block = launch.tile("conv_band", x.dtype, total=dw.numel())
     launch.run(
-        conv_band_fold_kernel, (triton.cdiv(dw.numel(), block["BLOCK"]),), partial, dw, dw.numel(), shares, M, G,
+        conv_band_fold_kernel, (triton.cdiv(dw.numel(), block["BLOCK"]),), bands, dw, dw.numel(), M, G,
         SC=S * C, STEP=step, R=R, KP=KP, NP=NP, ACC=launch.acc(x.dtype), **block.options,
     )  # fmt: skip
     return dw
-
-
-def _near(x: torch.Tensor, h: Walk) -> bool:
-    """Whether 32 bits count the values of x [N, H, W, C] between the first and the last row of a filter."""
-    return len(h.taps) * h.in_tap * x.shape[2] * x.shape[3] < 2**31
-
-
-def _padded(h: Walk, H: int) -> bool:
-    """Whether a filter row of some output lies outside an image of H rows."""
-    return h.in_start < 0 or h.in_start + (h.count - 1) * h.in_step + (len(h.taps) - 1) * h.in_tap >= H
 
 
 def _sizes(tile: launch.Tile, KP: int) -> dict[str, int]:

@@ -10,10 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import launch
+from minidl.kernels import early, launch
 from minidl.kernels.conv.batch_tiled import WHOLE, boxes_of, conv_batch_tile
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import Epilogue
+from minidl.kernels.early import wait
 
 
 @triton.jit
@@ -31,10 +32,11 @@ def conv_back_kernel(
     C: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     TURN: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """One tile, of the walk that its number falls into."""
+    wait(EARLY)
     i_tile = tl.program_id(0)
     across = tl.cdiv(M, BLOCK_N) * GROUPS * tl.cdiv(N, BLOCK_M)
     rho = 0
@@ -100,5 +102,6 @@ def correlate(
         epilogue.bias, epilogue.scale, y, epilogue.z,
         N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, w.shape[2] * w.shape[3], w.shape[3],
         C=C, PADDING_H=h.padding, PADDING_W=v.padding, STRIDE_H=h.stride, STRIDE_W=v.stride,
-        TURN=turn, ROW_OF_TAPS=turn and groups == 1, ACC=launch.acc(x.dtype), PRECISION=precision, **flags, **options,
+        TURN=turn, ROW_OF_TAPS=turn and groups == 1, ACC=launch.acc(x.dtype), PRECISION=precision, **early.options(),
+        **flags, **options,
     )  # fmt: skip

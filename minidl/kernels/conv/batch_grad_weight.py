@@ -9,10 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import gemm, launch
+from minidl.kernels import early, gemm, launch
 from minidl.kernels.conv import even_grad_weight
 from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes, inside
 from minidl.kernels.conv.geometry import Geometry, Walk
+from minidl.kernels.early import wait
 
 # Bytes of an image, or of a part of one, whose runs lie in few enough pages of memory.
 PART = 2**19
@@ -25,7 +26,7 @@ def conv_batch_grad_weight_kernel(
     d_dy, d_x, d_dy_parts, d_x_parts, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, SHARES,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     TAPS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -35,6 +36,7 @@ def conv_batch_grad_weight_kernel(
     image reads a box of zeros. With PARTS above 1 (one tap only) the parts of an image count as images, and what a tap
     reads beyond its part is added from whole images.
     """
+    wait(EARLY)
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     J: tl.constexpr = JH * JW // TAPS
     tiles_m = tl.cdiv(M, BLOCK_M)
@@ -158,7 +160,7 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares,
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
-        ACC=launch.acc(x.dtype), PRECISION=precision, **sizes,
+        ACC=launch.acc(x.dtype), PRECISION=precision, **early.options(), **sizes,
     )  # fmt: skip
     total = gemm.sum_shares(partial.view(shares, -1), x.dtype)
     return total.view(groups * M, len(h.taps), len(v.taps), C)

@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import launch
+from minidl.kernels import early, launch
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import Epilogue, finish, taps_of
+from minidl.kernels.early import wait
 
 WHOLE = tl.constexpr(0)
 INNER = tl.constexpr(1)
@@ -148,7 +149,7 @@ def conv_batch_kernel(
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr, TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PIXELS: tl.constexpr, PIECES: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
     HALVES: tl.constexpr,
@@ -158,6 +159,7 @@ def conv_batch_kernel(
     With HALVES the upper and the lower half of an image are two rows of the matrix that the tiles are cut from; `low`
     and `high` rows at the ends of the halves read beyond theirs, and are left to tiles of whole images.
     """
+    wait(EARLY)
     if PER_PROCESSOR == 0:
         conv_batch_tile(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
@@ -248,7 +250,7 @@ def correlate(
     halved = halved and tile["BLOCK_M"] >= 32
     if not halved:
         rows, low, high = N, 0, 0
-    options["PIXELS"] = tile["PIXELS"] if _all_inside(h, H) and _all_inside(v, W) else 1
+    options["PIXELS"] = tile["PIXELS"] if all_inside(h, H) and all_inside(v, W) else 1
     options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
     options["PER_PROCESSOR"] = tile["PER_PROCESSOR"] or int(halved)
     across = triton.cdiv(M, tile["BLOCK_N"]) * groups * triton.cdiv(v.count, options["PIXELS"])
@@ -268,7 +270,7 @@ def correlate(
         C=C, JH=len(h.taps), JW=len(v.taps),
         IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
         OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, ROW_OF_TAPS=v.in_tap == 1 and groups == 1, TURN=turn,
-        ACC=launch.acc(x.dtype), PRECISION=precision, HALVES=halved, **flags, **options,
+        ACC=launch.acc(x.dtype), PRECISION=precision, HALVES=halved, **early.options(), **flags, **options,
     )  # fmt: skip
 
 
@@ -284,7 +286,7 @@ def _beyond_half(h: Walk, x: torch.Tensor, y: torch.Tensor) -> tuple[int, int]:
     return max(0, -(-first // h.in_step)), max(0, -(-last // h.in_step))
 
 
-def _all_inside(walk: Walk, size: int) -> bool:
+def all_inside(walk: Walk, size: int) -> bool:
     """Whether every tap of every output is in [0, size)."""
     last = walk.in_start + (walk.count - 1) * walk.in_step + (len(walk.taps) - 1) * walk.in_tap
     return walk.in_start >= 0 and last < size

@@ -20,7 +20,7 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import Epilogue, affine, finish, taps_of
-from minidl.kernels.gemm import halves
+from minidl.kernels.gemm.tiled import halves
 
 
 @triton.jit

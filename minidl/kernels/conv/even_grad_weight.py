@@ -10,9 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import launch
+from minidl.kernels import early, launch
 from minidl.kernels.conv.batch_tiled import boxes_of, inside
 from minidl.kernels.conv.geometry import Geometry
+from minidl.kernels.early import wait
 
 SLOTS = 16  # of a tile: more would be added one after another for long
 
@@ -66,10 +67,11 @@ def conv_even_grad_weight_kernel(
     d_dy, d_x, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, Q, total,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """partial [slots, groups * M, J * C]: what program_id's Q steps add to the tiles that they are in."""
+    wait(EARLY)
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     J: tl.constexpr = JH * JW
     tiles_m = tl.cdiv(M, BLOCK_M)
@@ -126,9 +128,11 @@ def conv_even_sum_kernel(
     p_partial, p_total, N, H, W, QH, QW, M, GROUPS, in_h, in_w, Q,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MOST: tl.constexpr, ROWS: tl.constexpr,
+    EARLY: tl.constexpr, MOST: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """total [groups * M, J * C]: ROWS rows of a tile, the sums of its slots (at most MOST) in their order."""
+    wait(EARLY)
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     PIECES: tl.constexpr = BLOCK_M // ROWS
     J: tl.constexpr = JH * JW
@@ -184,12 +188,13 @@ def grad_weight(
     launch.run(
         conv_even_grad_weight_kernel, (triton.cdiv(total, each),), boxes_of(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
         boxes_of(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial, *sizes, total, **walks,
-        ACC=launch.acc(x.dtype), PRECISION=precision, **blocks, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        ACC=launch.acc(x.dtype), PRECISION=precision, **early.options(), **blocks,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     found = torch.empty(groups * M, taps * C, dtype=x.dtype, device=x.device)
     rows = max(1, min(2048 // tile["BLOCK_N"], tile["BLOCK_M"]))
     launch.run(
         conv_even_sum_kernel, (taps * tiles * tile["BLOCK_M"] // rows,), partial, found, *sizes, **walks, **blocks,
-        MOST=most, ROWS=rows,
+        MOST=most, ROWS=rows, **early.options(),
     )  # fmt: skip
     return found.view(groups * M, len(h.taps), len(v.taps), C)

@@ -10,7 +10,7 @@ import triton.language as tl
 from minidl.kernels import activation, launch
 from minidl.kernels.activation import Activation, activate
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.gemm import halves
+from minidl.kernels.gemm.tiled import halves
 
 # From so many rows on they are counted in 64 bits, whose divisions cost more.
 MANY = 2**31 - 2**21
@@ -91,17 +91,23 @@ def finish(
 
 
 @triton.jit
-def pool_last(b_x, POOL: tl.constexpr):
-    """The last two axes, of size 2 each, pooled: their maximum (NaN if one is NaN) or their mean."""
-    b_left, b_right = tl.split(b_x)
-    b_0, b_2 = tl.split(b_left)
-    b_1, b_3 = tl.split(b_right)
+def pool_four(b_0, b_1, b_2, b_3, POOL: tl.constexpr):
+    """The maximum (NaN if one is NaN) or the mean of the upper two and the lower two of each window."""
     if POOL == MAX_POOL:
         top = tl.maximum(b_0, b_1, propagate_nan=tl.PropagateNan.ALL)
         bottom = tl.maximum(b_2, b_3, propagate_nan=tl.PropagateNan.ALL)
         return tl.maximum(top, bottom, propagate_nan=tl.PropagateNan.ALL)
     else:
         return 0.25 * ((b_0 + b_1) + (b_2 + b_3))
+
+
+@triton.jit
+def pool_last(b_x, POOL: tl.constexpr):
+    """The last two axes, of size 2 each, pooled."""
+    b_left, b_right = tl.split(b_x)
+    b_0, b_2 = tl.split(b_left)
+    b_1, b_3 = tl.split(b_right)
+    return pool_four(b_0, b_1, b_2, b_3, POOL)
 
 
 @triton.jit

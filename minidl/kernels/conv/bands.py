@@ -1,0 +1,166 @@
+"""What the kernels for few channels share: bands of weights, groups of neighbouring outputs, and storing these."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import early, launch
+from minidl.kernels.activation import activate
+from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.problem import pool_last
+from minidl.kernels.early import wait
+
+
+@triton.jit
+def conv_band_kernel(
+    p_w, p_band, total, M, G,
+    SC: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
+    TURNED: tl.constexpr, POOL: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """band [R, KP, NP] of w [M, R, SC], SC = S * C; neighbouring pixels are STEP values apart. TURNED: [NP, R, KP].
+
+    A column is (pixel, m), and with POOL (pair of pixels, m, pixel of the pair).
+    """
+    wait(EARLY)
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if TURNED:
+        k = o % KP
+        r = o // KP % R
+        column = o // (KP * R)
+    else:
+        column = o % NP
+        k = o // NP % KP
+        r = o // (NP * KP)
+    if POOL:
+        p = column // (2 * M) * 2 + column % 2
+        column = column // 2
+    else:
+        p = column // M
+    sc = k - p * STEP
+    m_w = (o < total) & (p < G) & (sc >= 0) & (sc < SC)
+    b_w = tl.load(p_w + (column % M * R + r) * SC + sc, mask=m_w, other=0.0)  # [BLOCK]
+    tl.store(p_band + o, b_w, mask=o < total)
+
+
+@triton.jit
+def group_of(i_first, BLOCK: tl.constexpr, QH: tl.constexpr, GROUPS: tl.constexpr, POOL: tl.constexpr):
+    """Image, row and group of `BLOCK` rows from number i_first.
+
+    With POOL eight groups of one image row and the eight below them stand together: of the accumulators of a matrix
+    instruction a thread holds rows i and i + 8.
+    """
+    if POOL:
+        PER_IMAGE: tl.constexpr = QH // 2 * GROUPS
+        i = tl.arange(0, BLOCK)
+        first = i_first // 2
+        o = (first % PER_IMAGE).to(tl.int32) + i // 16 * 8 + i % 8
+        n = (first // PER_IMAGE).to(tl.int64) + o // PER_IMAGE
+        o = o % PER_IMAGE
+        return n, o // GROUPS * 2 + i // 8 % 2, o % GROUPS
+    else:
+        PER_IMAGE: tl.constexpr = QH * GROUPS
+        o = (i_first % PER_IMAGE).to(tl.int32) + tl.arange(0, BLOCK)
+        n = (i_first // PER_IMAGE).to(tl.int64) + o // PER_IMAGE
+        o = o % PER_IMAGE
+        return n, o // GROUPS, o % GROUPS
+
+
+@triton.jit
+def in_rows(i_first, rows, BLOCK: tl.constexpr, POOL: tl.constexpr):
+    """Which of the rows that `group_of` names there are."""
+    i = tl.arange(0, BLOCK)
+    if POOL:
+        return i_first // 2 + i // 16 * 8 + i % 8 < rows // 2
+    else:
+        return i_first + i < rows
+
+
+@triton.jit
+def store_groups(
+    b_acc, p_bias, p_scale, p_y, p_z, i_tile, rows, m_row, n, q_h, g,
+    QH: tl.constexpr, QW: tl.constexpr, G: tl.constexpr, GROUPS: tl.constexpr, M: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    POOL: tl.constexpr,
+):  # fmt: skip
+    """Scale, bias, activation and pool of the groups b_acc [BLOCK_M, NP] of the i-th tile, and their places in y."""
+    BLOCK_M: tl.constexpr = b_acc.shape[0]
+    NP: tl.constexpr = b_acc.shape[1]
+    ACC: tl.constexpr = b_acc.dtype
+    o_column = tl.arange(0, NP)
+    m_column = o_column < G * M
+    o_m = (o_column // 2 if POOL else o_column) % M
+    if HAS_SCALE:
+        b_acc *= tl.load(p_scale + o_m, mask=m_column, other=0.0).to(ACC)[None, :]
+    if HAS_BIAS:
+        b_acc += tl.load(p_bias + o_m, mask=m_column, other=0.0).to(ACC)[None, :]
+    if POOL:
+        b_y = tl.reshape(activate(b_acc, ACT, SLOPE), (BLOCK_M // 16, 2, 8, NP // 2, 2))
+        b_y = pool_last(tl.permute(b_y, (0, 2, 3, 1, 4)), POOL)
+        b_y = tl.reshape(b_y, (BLOCK_M // 2, NP // 2))
+        i_window = i_tile.to(tl.int64) * (BLOCK_M // 2) + tl.arange(0, BLOCK_M // 2)
+        first = i_window // GROUPS * ((QW // 2) * M) + i_window % GROUPS * (G // 2 * M)
+        limit = tl.minimum(G // 2, QW // 2 - (i_window % GROUPS).to(tl.int32) * (G // 2)) * M
+        o_half = tl.arange(0, NP // 2)
+        m_y = (i_window < rows // 2)[:, None] & (o_half[None, :] < limit[:, None])
+        tl.store(p_y + first[:, None] + o_half[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
+    else:
+        o_y = ((n * QH + q_h) * QW + g * G) * M
+        limit = tl.minimum(G, QW - g * G) * M
+        m_y = m_row[:, None] & (o_column[None, :] < limit[:, None])
+        if SAVE_Z:
+            tl.store(p_z + o_y[:, None] + o_column[None, :], b_acc.to(p_z.dtype.element_ty), mask=m_y)
+        b_y = activate(b_acc, ACT, SLOPE)
+        tl.store(p_y + o_y[:, None] + o_column[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
+
+
+@functools.lru_cache(maxsize=4096)
+def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[int, int, int] | None:
+    """(G, KP, NP): pixels in a group, rows and columns of the band; None where no group has two pixels.
+
+    KP and NP are powers of two from 16 to 128. The cheapest per pixel is taken: KP * NP products, and the loads of KP
+    values, which cost as much as 64 products each.
+    """
+    best = None
+    for KP in (16, 32, 64, 128):
+        for NP in (16, 32, 64, 128):
+            room = (KP // C - S) // stride + 1 if S <= KP // C else 0
+            G = min(room, NP // M, width)
+            if pool:
+                # Whole windows, in a column for each of which a power of two stands.
+                G = min(NP // M, 1 << max(G, 0).bit_length() - 1) if G > 1 and NP % M == 0 and room >= NP // M else 0
+            if G > 1:
+                cost = KP * (NP + 64) / G
+                if best is None or cost <= best[0]:
+                    best = cost, G, KP, NP
+    return None if best is None else best[1:]
+
+
+def bands_of(
+    w: torch.Tensor, G: int, step: int, KP: int, NP: int, *, turned: bool = False, pool: bool = False
+) -> torch.Tensor:
+    """The bands [R, KP, NP], or turned [NP, R, KP], of weights w [M, R, S, C].
+
+    They are for groups of G pixels whose inputs begin `step` values apart; to pool, with columns in pairs of pixels.
+    """
+    M, R, S, C = w.shape
+    bands = torch.empty((NP, R, KP) if turned else (R, KP, NP), dtype=w.dtype, device=w.device)
+    tile = launch.tile("conv_band", w.dtype, total=bands.numel())
+    launch.run(
+        conv_band_kernel, (triton.cdiv(bands.numel(), tile["BLOCK"]),), w, bands, bands.numel(), M, G,
+        SC=S * C, STEP=step, R=R, KP=KP, NP=NP, TURNED=turned, POOL=pool, **early.options(), **tile.options,
+    )  # fmt: skip
+    return bands
+
+
+def near(x: torch.Tensor, h: Walk) -> bool:
+    """Whether 32 bits count the values of x [N, H, W, C] between the first and the last row of a filter."""
+    return len(h.taps) * h.in_tap * x.shape[2] * x.shape[3] < 2**31
+
+
+def padded(h: Walk, H: int) -> bool:
+    """Whether a filter row of some output lies outside an image of H rows."""
+    return h.in_start < 0 or h.in_start + (h.count - 1) * h.in_step + (len(h.taps) - 1) * h.in_tap >= H

@@ -1,0 +1,228 @@
+"""Matrix products C = act(A B + bias), tiled: four transpositions, batches, split-K, in boxes, parts or by pointers.
+
+    A  [M, K] or [batch, M, K]     B  [K, N] or [batch, K, N]     bias  [N]     C  [M, N] or [batch, M, N]
+    float16 | bfloat16 | float32 | float64, accumulated in float32 (float64 for float64)
+
+All forms walk tiles in groups of GROUP_M tile rows, so that programs running together share rows and columns in L2.
+The persistent form loads boxes through tensor descriptors (TMA on sm_90; zeros outside the matrix), one program per
+multiprocessor; it wants 16-byte aligned rows. Large float32 products cut their operands into tf32 parts first. The
+pointer form takes any strides and batches. Split-K gives each share of K its own partial product; the shares are then
+added in order, so results do not depend on scheduling.
+A transposed operand is read in place: the block is loaded as it is stored and turned on its way to the tensor cores.
+"""
+
+from typing import Literal, overload
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from minidl.kernels import activation, check, early, launch
+from minidl.kernels.activation import Activation
+from minidl.kernels.gemm import parts
+from minidl.kernels.gemm.tiled import gemm_pointer_kernel, gemm_sum_kernel, gemm_tma_kernel
+
+FAMILIES = {"tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer"}
+# Below, cutting the operands takes longer than it saves.
+LEAST_PARTS = 1024
+
+
+@overload
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = ...,
+    act: Activation = ...,
+    *,
+    preactivation: Literal[False] = ...,
+    form: str | None = ...,
+    split: int | None = ...,
+    precision: str | None = ...,
+) -> torch.Tensor: ...
+@overload
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = ...,
+    act: Activation = ...,
+    *,
+    preactivation: Literal[True],
+    form: str | None = ...,
+    split: int | None = ...,
+    precision: str | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    act: Activation = None,
+    *,
+    preactivation: bool = False,
+    form: str | None = None,
+    split: int | None = None,
+    precision: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """act(a @ b + bias), and also z = a @ b + bias when `preactivation` is set.
+
+    a [M, K] or [batch, M, K], b [K, N] or [batch, K, N], any strides; bias [N] contiguous; one dtype and device.
+    Returns [M, N] or [batch, M, N] (and z alike), contiguous, in the inputs' dtype. K = 0 gives act(bias).
+    `form` ("tma", "parts" for float32, or "pointer"), `split` and `precision` override the choice made from the shape.
+    Raises ValueError for shapes that do not match or a form the operands do not allow, TypeError for dtypes.
+    """
+    batched = _check(a, b, bias)
+    name, slope = activation.parse(act)
+    precision = precision or launch.precision(a.dtype)
+    batch = a.shape[0] if batched else 1
+    if a.shape[-1] == 0:
+        # A column and a row of zeros: the kernels promise the compiler that K has a block.
+        a = a.new_zeros(()).expand(*a.shape[:-1], 1)
+        b = b.new_zeros(()).expand(*b.shape[:-2], 1, b.shape[-1])
+    form = _form(a, b, precision, form)
+    if form != "parts" and a.dtype == torch.float32 and precision != "ieee" and not launch.INTERPRETED:
+        a, b = _along_k(a), _along_k(b.mT).mT
+    (M, K), N = a.shape[-2:], b.shape[-1]
+    shape = (batch, M, N) if batched else (M, N)
+    c = torch.empty(shape, dtype=a.dtype, device=a.device)
+    z = torch.empty_like(c) if preactivation else None
+    tile = launch.tile(FAMILIES[form], a.dtype, floor=16, precision=precision, M=M, N=N, K=K)
+    tiles = triton.cdiv(M, tile["BLOCK_M"]) * triton.cdiv(N, tile["BLOCK_N"]) * batch
+    blocks_k = triton.cdiv(K, tile["BLOCK_K"])
+    split = split or _split(tiles, blocks_k)
+    split = triton.cdiv(blocks_k, triton.cdiv(blocks_k, split))  # no share is empty
+    flags = {
+        "HAS_BIAS": bias is not None,
+        "ACT": activation.CODES[name],
+        "SLOPE": slope,
+        "SAVE_Z": preactivation,
+        "SPLIT": split,
+        "ACC": launch.acc(a.dtype),
+    }
+    if split == 1:
+        _product(form, a, b, bias, c, z, tile, tiles, precision, flags)
+    else:
+        partial = torch.empty(split, *shape, dtype=launch.acc_torch(a.dtype), device=a.device)
+        plain = {**flags, "HAS_BIAS": False, "ACT": activation.NONE, "SAVE_Z": False}
+        _product(form, a, b, None, partial, None, tile, tiles, precision, plain)
+        sum_tile = launch.tile("gemm_sum", a.dtype, total=c.numel())
+        grid = (triton.cdiv(c.numel(), sum_tile["BLOCK"]),)
+        launch.run(
+            gemm_sum_kernel, grid, partial, bias, c, z, N, c.numel(), **flags, **early.options(), **sum_tile.options
+        )
+    return (c, z) if z is not None else c
+
+
+def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum [n] over the first axis of partial [shares, n], contiguous, in order and rounded once to `dtype`."""
+    shares, n = partial.shape
+    total = torch.empty(n, dtype=dtype, device=partial.device)
+    tile = launch.tile("gemm_sum", dtype, total=n)
+    launch.run(
+        gemm_sum_kernel, (triton.cdiv(n, tile["BLOCK"]),), partial, None, total, None, 1, n,
+        HAS_BIAS=False, ACT=activation.NONE, SLOPE=0.0, SAVE_Z=False, SPLIT=shares, ACC=launch.acc(dtype),
+        **early.options(), **tile.options,
+    )  # fmt: skip
+    return total
+
+
+def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) -> str:
+    """The form that was asked for, or the best for the operands. Raises ValueError where they do not allow it."""
+    # A dimension of size 1 or 0 has no meaningful stride, and TMA needs a real one.
+    boxed = launch.boxes() and a.dim() == 2 and min(*a.shape, *b.shape) > 0 and _has_box(a) and _has_box(b)
+    if form is None:
+        if not boxed:
+            return "pointer"
+        compiled = a.dtype == torch.float32 and precision == "tf32x3" and not launch.INTERPRETED
+        return "parts" if compiled and min(*a.shape, *b.shape) >= LEAST_PARTS else "tma"
+    if form not in FAMILIES:
+        raise ValueError(f"gemm: unknown form {form!r}; known: {', '.join(FAMILIES)}")
+    if form != "pointer" and not boxed:
+        raise ValueError(
+            f"gemm: the {form} form needs two 2-D operands, not float64, with 16-byte aligned rows, "
+            "and a GPU of compute capability 9.0 or the CPU"
+        )
+    if form == "parts" and a.dtype != torch.float32:
+        raise ValueError(f"gemm: the parts form is for float32, got {a.dtype}")
+    return form
+
+
+def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
+    (M, K), N = a.shape[-2:], b.shape[-1]
+    s_split = c.numel() // flags["SPLIT"]
+    programs = min(tiles * flags["SPLIT"], launch.processors())
+    wild = None
+    if form == "parts":
+        wild = parts.product(a, b, bias, c, z, tile, programs, flags)
+        tile = launch.tile("gemm", a.dtype, floor=16, precision=precision, M=M, N=N, K=K)
+        programs = launch.processors()
+    if form != "pointer":
+        d_a, a_transposed = _box(a, tile["BLOCK_M"], tile["BLOCK_K"])
+        d_b, b_transposed = _box(b, tile["BLOCK_K"], tile["BLOCK_N"])
+        launch.run(
+            gemm_tma_kernel, (programs,), d_a, d_b, bias, c, z, wild, M, N, K, s_split, programs,
+            A_TRANSPOSED=a_transposed, B_TRANSPOSED=b_transposed, PRECISION=precision, **early.options(),
+            **flags, **tile.options,
+        )  # fmt: skip
+        return
+    s_ab = a.stride(0) if a.dim() == 3 else 0
+    s_bb = b.stride(0) if b.dim() == 3 else 0
+    launch.run(
+        gemm_pointer_kernel, (tiles, flags["SPLIT"]), a, b, bias, c, z, M, N, K,
+        s_ab, a.stride(-2), a.stride(-1), s_bb, b.stride(-2), b.stride(-1), s_split,
+        PRECISION=precision, **flags, **tile.options,
+    )  # fmt: skip
+
+
+def _along_k(x: torch.Tensor) -> torch.Tensor:
+    """x with its last axis contiguous, copied where it is not.
+
+    The tf32 matrix instructions read shared memory along K only, and turning a block on its way there costs far more
+    than a copy of the operand: at 8192 in tf32 12.6 ms where both need it, 2.7 ms where none does (H200).
+    """
+    if x.dim() == 2:
+        return parts.along_k(x)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _split(tiles: int, blocks_k: int) -> int:
+    """Shares of K: enough to fill the device, but at least 8 blocks each (below, adding the shares costs more)."""
+    return max(1, min(launch.processors() // max(tiles, 1), blocks_k // 8))
+
+
+def _has_box(x: torch.Tensor) -> bool:
+    """Whether x can be read in boxes: one axis contiguous, the other with rows 16-byte aligned."""
+    if x.dtype == torch.float64 or x.data_ptr() % 16:
+        return False
+    rows = _stored(x)[0]
+    return rows is not None and rows.stride(0) * x.element_size() % 16 == 0 and rows.stride(0) >= rows.shape[1]
+
+
+def _stored(x: torch.Tensor) -> tuple[torch.Tensor | None, bool]:
+    """x as it lies in memory, rows contiguous, and whether that is x transposed."""
+    if x.stride(1) == 1 and (x.stride(0) != 1 or x.shape[0] == 1 or x.shape[1] == 1):
+        return x, False
+    if x.stride(0) == 1:
+        return x.t(), True
+    return None, False
+
+
+def _box(x: torch.Tensor, block_0: int, block_1: int) -> tuple[TensorDescriptor, bool]:
+    stored, transposed = _stored(x)
+    assert stored is not None
+    block = [block_1, block_0] if transposed else [block_0, block_1]
+    return TensorDescriptor(stored, list(stored.shape), list(stored.stride()), block), transposed
+
+
+def _check(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether the product is batched. Raises for operands that do not fit together."""
+    check.floating("gemm", a=a)
+    check.same("gemm", a=a, b=b, **({} if bias is None else {"bias": bias}))
+    if a.dim() not in (2, 3) or a.dim() != b.dim():
+        raise ValueError(f"gemm: got shapes {list(a.shape)} and {list(b.shape)}, expected two matrices or two batches")
+    if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        raise ValueError(
+            f"gemm: shapes {list(a.shape)} and {list(b.shape)} do not fit: "
+            f"the columns of a ({a.shape[-1]}) must be the rows of b ({b.shape[-2]}), and batches equal"
+        )
+    if bias is not None and (bias.shape != b.shape[-1:] or not bias.is_contiguous()):
+        raise ValueError(f"gemm: bias has shape {list(bias.shape)}, expected [{b.shape[-1]}], contiguous")
+    return a.dim() == 3

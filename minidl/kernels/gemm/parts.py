@@ -1,0 +1,142 @@
+"""float32 products as three products of tf32 parts, the operands cut into their parts beforehand.
+
+x = hi + lo, hi and lo with 10 fraction bits each; A B = hi hi + hi lo + lo hi, without lo lo (2^-22 of |A| |B|). The
+parts are written once, along K, which is how the tf32 matrix instructions read shared memory; cutting each block on its
+way to them (`tf32x3` of `tl.dot`) takes longer than the products (H200, 4096^3: 1.94 ms).
+
+An infinity would meet the zero of another number's lo. So operands with a number that is not finite are left to the
+kernel that cuts on the way: a flag on the device tells both kernels which of them has nothing to do.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from minidl.kernels import early, launch
+from minidl.kernels.early import wait
+from minidl.kernels.gemm.tiled import epilogue, tile_position
+
+EXPONENT = tl.constexpr(0x7F800000)
+FRACTION = tl.constexpr(-0x2000)  # all bits but the last 13
+
+
+@triton.jit
+def nearest_tf32(b_x):
+    """The nearest number with 10 fraction bits; where that would be infinite, the largest."""
+    bits = b_x.to(tl.int32, bitcast=True)
+    near = (bits + 0x1000) & FRACTION
+    near = tl.where((near & EXPONENT) == EXPONENT, bits & FRACTION, near)
+    return near.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def along_k_kernel(p_x, p_y, ROWS, K, s_row, s_k, width, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """y [ROWS, width] = x [ROWS, K], K its last axis in memory."""
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    o_m = (tl.program_id(0) // tiles_k).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    o_k = tl.program_id(0) % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    m_mk = (o_m < ROWS) & (o_k < K)
+    b_x = tl.load(p_x + o_m * s_row + o_k.to(tl.int64) * s_k, mask=m_mk, other=0.0)  # [BLOCK_M, BLOCK_K]
+    tl.store(p_y + o_m * width + o_k, b_x, mask=m_mk)
+
+
+@triton.jit
+def parts_kernel(
+    p_x, p_parts, p_wild, ROWS, K, s_row, s_k, s_part, width,
+    EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """parts [2, ROWS, width]: hi and lo of x [ROWS, K]; *wild becomes 1 where a number is not finite."""
+    wait(EARLY)
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    o_m = (tl.program_id(0) // tiles_k).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    o_k = tl.program_id(0) % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    m_mk = (o_m < ROWS) & (o_k < K)
+    b_x = tl.load(p_x + o_m * s_row + o_k.to(tl.int64) * s_k, mask=m_mk, other=0.0)  # [BLOCK_M, BLOCK_K]
+    wild = tl.max(((b_x.to(tl.int32, bitcast=True) & EXPONENT) == EXPONENT).to(tl.int32))
+    tl.atomic_max(p_wild, wild, mask=wild > 0)
+    b_hi = nearest_tf32(b_x)
+    p_parts += o_m * width + o_k
+    tl.store(p_parts, b_hi, mask=m_mk)
+    tl.store(p_parts + s_part, nearest_tf32(b_x - b_hi), mask=m_mk)
+
+
+@triton.jit
+def gemm_parts_kernel(
+    d_a_hi, d_a_lo, d_b_hi, d_b_lo, p_bias, p_c, p_z, p_wild, M, N, K, s_split, PROGRAMS,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, FLATTEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    """As `tiled.gemm_tma_kernel` of parts [M, K] and [N, K], where no number is wild."""
+    wait(EARLY)
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
+    tl.assume(share > 0)
+    work = tl.where(tl.load(p_wild) == 0, tiles * SPLIT, 0)
+    for i_work in tl.range(tl.program_id(0), work, PROGRAMS, flatten=FLATTEN):
+        i_split = i_work // tiles
+        i_m, i_n = tile_position(i_work % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        m = i_m * BLOCK_M
+        n = i_n * BLOCK_N
+        b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+        for i_k in range(share):
+            k = (i_split * share + i_k) * BLOCK_K
+            b_a_hi = d_a_hi.load([m, k])  # [BLOCK_M, BLOCK_K]
+            b_b_lo = d_b_lo.load([n, k])  # [BLOCK_N, BLOCK_K]
+            b_ab = tl.dot(b_a_hi, b_b_lo.T, input_precision="tf32", out_dtype=ACC)
+            b_a_lo = d_a_lo.load([m, k])
+            b_b_hi = d_b_hi.load([n, k])
+            b_ab = tl.dot(b_a_lo, b_b_hi.T, b_ab, input_precision="tf32", out_dtype=ACC)
+            # The matrix units cut what they add up, towards zero: summed there, 4096 terms are off by 3e-5 of the norm.
+            b_acc += tl.dot(b_a_hi, b_b_hi.T, b_ab, input_precision="tf32", out_dtype=ACC)
+        epilogue(
+            b_acc, p_bias, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
+            HAS_BIAS, ACT, SLOPE, SAVE_Z, PIECES,
+        )  # fmt: skip
+
+
+def product(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor, z: torch.Tensor | None,
+    tile: launch.Tile, programs: int, flags: dict[str, object],
+) -> torch.Tensor:  # fmt: skip
+    """c (or its shares) = a @ b where all is finite, a [M, K] and b [K, N] of any strides. Returns the flag."""
+    (M, K), N = a.shape, b.shape[1]
+    wild = torch.zeros(1, dtype=torch.int32, device=a.device)
+    boxes_a = _boxes(_cut(a, wild), K, tile["BLOCK_M"], tile["BLOCK_K"])
+    boxes_b = _boxes(_cut(b.t(), wild), K, tile["BLOCK_N"], tile["BLOCK_K"])
+    launch.run(
+        gemm_parts_kernel, (programs,), *boxes_a, *boxes_b, bias, c, z, wild, M, N, K,
+        c.numel() // int(flags["SPLIT"]), programs, **flags, **early.options(), **tile.options,
+    )  # fmt: skip
+    return wild
+
+
+def along_k(x: torch.Tensor) -> torch.Tensor:
+    """x [rows, K], copied so that a row's values are neighbours and rows begin at 16 bytes, where they do not."""
+    if x.stride(1) == 1 or 0 in x.shape:
+        return x
+    rows, K = x.shape
+    y = torch.empty(rows, triton.cdiv(K, 4) * 4, dtype=x.dtype, device=x.device)
+    tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)
+    grid = (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(K, tile["BLOCK_K"]),)
+    launch.run(along_k_kernel, grid, x, y, rows, K, *x.stride(), y.shape[1], **tile.options)
+    return y[:, :K]
+
+
+def _cut(x: torch.Tensor, wild: torch.Tensor) -> torch.Tensor:
+    """The parts [2, rows, K and some more] of x [rows, K]."""
+    rows, K = x.shape
+    width = triton.cdiv(K, 4) * 4  # rows begin at 16 bytes
+    parts = torch.empty(2, rows, width, dtype=x.dtype, device=x.device)
+    tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)
+    grid = (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(K, tile["BLOCK_K"]),)
+    strides = *x.stride(), rows * width, width
+    launch.run(parts_kernel, grid, x, parts, wild, rows, K, *strides, **early.options(), **tile.options)
+    return parts
+
+
+def _boxes(parts: torch.Tensor, K: int, block_rows: int, block_k: int) -> list[TensorDescriptor]:
+    _, rows, width = parts.shape
+    return [TensorDescriptor(part, [rows, K], [width, 1], [block_rows, block_k]) for part in parts]

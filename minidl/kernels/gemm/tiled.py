@@ -1,0 +1,166 @@
+"""The kernels of matrix products: one loop over K through pointers, one through boxes, and the sum of shares of K."""
+
+import triton
+import triton.language as tl
+
+from minidl.kernels.activation import activate
+from minidl.kernels.early import wait
+
+
+@triton.jit
+def tile_position(i_tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Row and column of the i-th tile, walking columns within groups of GROUP_M tile rows."""
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    group = i_tile // (GROUP_M * tiles_n)
+    first = group * GROUP_M
+    rows = tl.minimum(tiles_m - first, GROUP_M)
+    within = i_tile % (GROUP_M * tiles_n)
+    return first + within % rows, within // rows
+
+
+@triton.jit
+def halves(b_x):
+    """The left and the right half of the columns."""
+    b_x = tl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2))
+    return tl.split(tl.permute(b_x, (0, 2, 1)))
+
+
+@triton.jit
+def finish(
+    b_acc, p_bias, p_c, p_z, m, n, M, N,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+):  # fmt: skip
+    """Add the bias, keep z = A B + bias where asked, apply the activation, store; the block's corner is at (m, n)."""
+    o_m = m + tl.arange(0, b_acc.shape[0])
+    o_n = n + tl.arange(0, b_acc.shape[1])
+    m_mn = (o_m < M)[:, None] & (o_n < N)[None, :]
+    o_mn = o_m.to(tl.int64)[:, None] * N + o_n[None, :]
+    if HAS_BIAS:
+        b_acc += tl.load(p_bias + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
+    if SAVE_Z:
+        tl.store(p_z + o_mn, b_acc.to(p_z.dtype.element_ty), mask=m_mn)
+    tl.store(p_c + o_mn, activate(b_acc, ACT, SLOPE).to(p_c.dtype.element_ty), mask=m_mn)
+
+
+@triton.jit
+def epilogue(
+    b_acc, p_bias, p_c, p_z, m, n, M, N,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """`finish` in 1, 2 or 4 pieces of columns one after another, which need less shared memory and fewer registers."""
+    WIDTH: tl.constexpr = b_acc.shape[1] // PIECES
+    if PIECES == 1:
+        finish(b_acc, p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+    else:
+        b_left, b_right = halves(b_acc)
+        if PIECES == 2:
+            finish(b_left, p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+            finish(b_right, p_bias, p_c, p_z, m, n + WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+        else:
+            b_0, b_1 = halves(b_left)
+            b_2, b_3 = halves(b_right)
+            finish(b_0, p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+            finish(b_1, p_bias, p_c, p_z, m, n + WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+            finish(b_2, p_bias, p_c, p_z, m, n + 2 * WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+            finish(b_3, p_bias, p_c, p_z, m, n + 3 * WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+
+
+@triton.jit
+def gemm_pointer_kernel(
+    p_a, p_b, p_bias, p_c, p_z, M, N, K, s_ab, s_am, s_ak, s_bb, s_bk, s_bn, s_split,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    i_batch = (tl.program_id(0) // tiles).to(tl.int64)
+    i_split = tl.program_id(1)
+    i_m, i_n = tile_position(tl.program_id(0) % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    o_m = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
+    start = i_split * share
+    end = tl.minimum(K, start + share)
+    o_k = start + tl.arange(0, BLOCK_K)
+    p_a += i_batch * s_ab + o_m.to(tl.int64)[:, None] * s_am + o_k.to(tl.int64)[None, :] * s_ak
+    p_b += i_batch * s_bb + o_k.to(tl.int64)[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
+    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    tl.assume(start < end)  # or ptxas serialises the matrix instructions, for the sake of a loop that does not run
+    for k in range(start, end, BLOCK_K):
+        m_k = (k + tl.arange(0, BLOCK_K)) < end
+        b_a = tl.load(p_a, mask=(o_m < M)[:, None] & m_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
+        b_b = tl.load(p_b, mask=m_k[:, None] & (o_n < N)[None, :], other=0.0)  # [BLOCK_K, BLOCK_N]
+        b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        p_a += tl.full((), BLOCK_K, tl.int64) * s_ak
+        p_b += tl.full((), BLOCK_K, tl.int64) * s_bk
+    p_c += (i_split.to(tl.int64) * s_split) + i_batch * M * N
+    if SAVE_Z:
+        p_z += i_batch * M * N
+    epilogue(
+        b_acc, p_bias, p_c, p_z, i_m * BLOCK_M, i_n * BLOCK_N, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z, PIECES
+    )  # fmt: skip
+
+
+@triton.jit
+def gemm_tma_kernel(
+    d_a, d_b, p_bias, p_c, p_z, p_wild, M, N, K, s_split, PROGRAMS,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr, FLATTEN: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    """With EARLY programs start while the launch before this one ends, and wait for it here, before they read."""
+    wait(EARLY)
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
+    tl.assume(share > 0)
+    work = tiles * SPLIT
+    if p_wild is not None:
+        work = tl.where(tl.load(p_wild) == 0, 0, work)  # `parts` has done it
+    for i_work in tl.range(tl.program_id(0), work, PROGRAMS, flatten=FLATTEN):
+        i_split = i_work // tiles
+        i_m, i_n = tile_position(i_work % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        m = i_m * BLOCK_M
+        n = i_n * BLOCK_N
+        b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+        # Every share walks the same number of blocks: past the end of K the boxes are zeros.
+        for i_k in range(share):
+            k = (i_split * share + i_k) * BLOCK_K
+            if A_TRANSPOSED:
+                b_a = d_a.load([k, m]).T  # [BLOCK_M, BLOCK_K]
+            else:
+                b_a = d_a.load([m, k])
+            if B_TRANSPOSED:
+                b_b = d_b.load([n, k]).T  # [BLOCK_K, BLOCK_N]
+            else:
+                b_b = d_b.load([k, n])
+            b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        epilogue(
+            b_acc, p_bias, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
+            HAS_BIAS, ACT, SLOPE, SAVE_Z, PIECES,
+        )  # fmt: skip
+
+
+@triton.jit
+def gemm_sum_kernel(
+    p_partial, p_bias, p_c, p_z, N, total,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the SPLIT partial products in order, then the epilogue; p_partial [SPLIT, total]."""
+    wait(EARLY)
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m = o < total
+    b_acc = tl.zeros((BLOCK,), dtype=ACC)
+    p_partial += o
+    for _ in tl.range(0, SPLIT, loop_unroll_factor=8):
+        b_acc += tl.load(p_partial, mask=m, other=0.0)  # [BLOCK]
+        p_partial += total
+    if HAS_BIAS:
+        b_acc += tl.load(p_bias + o % N, mask=m, other=0.0).to(ACC)
+    if SAVE_Z:
+        tl.store(p_z + o, b_acc.to(p_z.dtype.element_ty), mask=m)
+    tl.store(p_c + o, activate(b_acc, ACT, SLOPE).to(p_c.dtype.element_ty), mask=m)
