@@ -1,15 +1,17 @@
-"""Timing ours and torch side by side.
+"""Timing several ways to do one thing side by side: ours and torch, or tiles of a kernel.
 
 Each side's calls go into a CUDA graph, so that launch cost in Python is left out on both. The graphs of all sides are
 replayed in turn, several rounds; a time is the median over rounds. Inputs rotate through enough sets to exceed the L2
-cache, so that nothing is read from it that a real run would not find there.
+cache, so that nothing is read from it that a real run would not find there. Without a GPU the host's clock is read.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -57,11 +59,7 @@ def measure(work: Work) -> dict[str, object]:
             "error_ok": False,
         }  # fmt: skip
     sides = {"ours": work.ours, **work.peers}
-    graphs = {name: _Replay(calls, work.whole_step) for name, calls in sides.items()}
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            times[name].append(graph.time())
+    times = in_turn({name: Replay(calls, work.whole_step) for name, calls in sides.items()})
     medians = {name: statistics.median(values) for name, values in times.items()}
     peer = min(work.peers, key=lambda name: medians[name])
     ratios = sorted(theirs / ours for theirs, ours in zip(times[peer], times["ours"], strict=True))
@@ -78,7 +76,40 @@ def measure(work: Work) -> dict[str, object]:
     }
 
 
-class _Replay:
+class Clock(Protocol):
+    """One side of a comparison, ready to be timed."""
+
+    def time(self) -> float:
+        """Milliseconds per call."""
+        ...
+
+
+def in_turn(sides: Mapping[str, Clock], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Milliseconds per call of each side in each round; a round times every side once."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            times[name].append(side.time())
+    return times
+
+
+class HostClock:
+    """Calls by the host's clock, so many that they last TARGET_MS: for kernels that are interpreted."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = calls
+        self.count = 1
+        self.count = max(1, int(TARGET_MS / max(self.time(), 1e-3)))
+
+    def time(self) -> float:
+        """Milliseconds per call."""
+        started = time.perf_counter()
+        for index in range(self.count):
+            self.calls[index % len(self.calls)]()
+        return (time.perf_counter() - started) * 1e3 / self.count
+
+
+class Replay:
     """A CUDA graph with enough calls to last TARGET_MS, cycling through the input sets."""
 
     def __init__(self, calls: Sequence[Call], whole_step: bool) -> None:
