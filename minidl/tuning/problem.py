@@ -179,21 +179,22 @@ class Judge:
             arg.requires_grad_() if position in problem.wrt else arg for position, arg in enumerate(self._case.args)
         ]
         with torch.set_grad_enabled(bool(problem.wrt)):
-            out = as_tuple(self._spec.reference(*args, **self._case.kwargs))[0]
+            outs = as_tuple(self._spec.reference(*args, **self._case.kwargs))
         if problem.wrt:
-            self._dy = make.tensor(*out.shape).double()
+            self._dy = make.tensor(*outs[0].shape).double()
             asked = [args[position] for position in self._spec.differentiable if position in problem.wrt]
-            self._exact = torch.autograd.grad(out, asked, self._dy)
+            self._exact = torch.autograd.grad(outs[0], asked, self._dy)
             self._case = self._case.map(lambda t: t.detach())
         else:
-            self._exact = (out,)
+            self._exact = outs
 
     def _bounds(self) -> tuple[torch.Tensor, ...]:
         """They depend on the tile, which decides how a sum is cut."""
         problem, spec = self.problem, self._spec
         with torch.no_grad(), problem.set_up():
             if not problem.wrt:
-                return as_tuple(spec.bound(self._case, self._exact[0], problem.dtype))[:1]
+                outs = self._exact if len(self._exact) > 1 else self._exact[0]
+                return as_tuple(spec.bound(self._case, outs, problem.dtype))
             assert spec.grad_bound is not None
             grads = dict(zip([p for p in spec.differentiable if p in problem.wrt], self._exact, strict=True))
             every = tuple(grads.get(p) for p in spec.differentiable)
