@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minidl.cli.common import Command, Device, choose_device, errors, examples, switch
-from minidl.training.config import check_output
+from minidl.training.config import DEVICES, check_output
 from minidl.training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def tune(
             raise ConfigError(f"--budget is {budget:g}, expected seconds above 0")
         if out is not None and write:
             raise ConfigError("--write is the package's own folder; give it or --out, not both")
+        if device not in DEVICES:
+            raise ConfigError(f"--device is {device}, expected {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
         for flag, path in (("--json", json), ("--plot", plot)):
             if path is not None:
                 check_output(flag, path)

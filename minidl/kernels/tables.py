@@ -76,6 +76,8 @@ def _check(rules: Any, own: list[dict[str, Any]], everywhere: list[dict[str, Any
             wanted = list if name in ("dtype", "precision") else int
             if name not in conditions or type(value) is not wanted:
                 raise ValueError(f"the condition {name}: {value!r}")
-        numbers = [*rule["tile"].values(), rule.get("warps", 4), rule.get("stages", 3)]
-        if not all(type(n) is int and 0 <= n < 2**31 for n in numbers) or any(n & (n - 1) for n in numbers[:-1]):
+        numbers = {**rule["tile"], "warps": rule.get("warps", 4), "stages": rule.get("stages", 3)}
+        powers = [n for name, n in numbers.items() if name.startswith("BLOCK") or name == "warps"]
+        whole = all(type(n) is int and 0 <= n < 2**31 for n in numbers.values())
+        if not whole or any(n < 1 or n & (n - 1) for n in powers):
             raise ValueError(f"the rule {json.dumps(rule)} has a size that is no power of two")
