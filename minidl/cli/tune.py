@@ -16,6 +16,7 @@ from minidl.training.errors import ConfigError
 if TYPE_CHECKING:
     from minidl.kernels.tables import Table
     from minidl.tuning.classes import ShapeClass
+    from minidl.tuning.search import Found
 
 EXAMPLES = examples(
     "minidl tune --list",
@@ -123,11 +124,15 @@ def _tune(
         if not dry_run:
             paths.add(written.write_table(folder, family, table))
 
-    found = run.run(wanted, begun, budget, check.for_device(), Console(), keep)
-    if json is not None:
-        files.write_json(json, written.record(found))
-    if plot is not None:
-        files.write_bytes(plot, drawn.picture(found, written.device_name()))
+    found: list[Found] = []
+    try:
+        run.run(wanted, begun, budget, check.for_device(), Console(), keep, found)
+    finally:
+        # After Ctrl-C, too: what was measured is worth keeping.
+        if json is not None and found:
+            files.write_json(json, written.record(found))
+        if plot is not None and found:
+            files.write_bytes(plot, drawn.picture(found, written.device_name()))
     faster = sum(each.chosen is not None for each in found)
     typer.echo(f"{faster} of {len(found)} classes have a faster tile")
     if paths:

@@ -13,7 +13,7 @@ from typing import Any
 
 VARIABLE = "MINIDL_TILES"
 FOLDER = Path(__file__).parent / "tiles"
-CHOSEN = os.environ.get(VARIABLE) or None
+CHOSEN = str(Path(os.environ[VARIABLE]).expanduser().absolute()) if os.environ.get(VARIABLE) else None
 _PARTS = {"when", "tile", "warps", "stages"}
 
 Table = dict[str, list[dict[str, Any]]]

@@ -35,7 +35,17 @@ def launches(shapes: ShapeClass, tile: Tile) -> list[Any]:
 
 def signature(launched: list[Any]) -> str:
     """Equal for launches that do the same: a size beyond the shape's is cut to it."""
-    return str([(kernel.__name__, grid, sorted(map(str, meta.items()))) for kernel, grid, _, meta in launched])
+    return str(
+        [
+            (
+                kernel.__name__,
+                grid,
+                [arg for arg in args if isinstance(arg, int | float)],
+                sorted(map(str, meta.items())),
+            )
+            for kernel, grid, args, meta in launched
+        ]
+    )
 
 
 class Check(Protocol):

@@ -46,13 +46,13 @@ def run(
     check: Check,
     console: Console,
     keep: Callable[[str, Table], None],
-) -> list[Found]:
+    found: list[Found],
+) -> None:
     """Tune the classes, which share `budget` seconds; `tables` are those in use, by family, and take the new tiles.
 
-    After each class whose tile changes, `keep` is called with its family's table. A class whose present tile cannot be
-    measured has an `error`.
+    After each class whose tile changes, `keep` is called with its family's table. What became of each class is added to
+    `found`, which has it when the work is stopped, too. A class whose present tile cannot be measured has an `error`.
     """
-    found: list[Found] = []
     ends = time.monotonic() + budget
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn(),
@@ -73,7 +73,7 @@ def run(
 
             def told(so_far: Found, started: float = started) -> None:
                 best = max(trial.ratio for trial in so_far.trials)
-                shown = f"{len(so_far.trials)} tiles tried, best {best:.2f}x"
+                shown = f"{len(so_far.trials)} tiles tried" + (f", best {best:.2f}x" if best else "")
                 bar.update(part, completed=time.monotonic() - started, said=shown)
 
             with launch.use_tables(**tables):
@@ -87,7 +87,6 @@ def run(
             bar.update(whole, advance=1)
             if not launch.INTERPRETED:
                 torch.cuda.empty_cache()
-    return found
 
 
 def _search(shapes: ShapeClass, check: Check, deadline: float, told: Callable[[Found], None]) -> Found:

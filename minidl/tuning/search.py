@@ -143,18 +143,22 @@ class Searcher:
         return None
 
     def _timed(self, tiles: Sequence[Tile], rounds: int) -> list[Trial]:
-        """The tiles beside the present one."""
-        if not tiles:
-            return []
+        """The tiles beside the present one; one that cannot be set up for timing is FAILED."""
         found = [Trial(tile, TIMED) for tile in tiles]
-        for problem, calls in self.calls:
-            sides = {str(i): self._clock(calls, tile) for i, tile in enumerate((self.shapes.tile, *tiles))}
-            times = in_turn(sides, rounds)
-            for i, trial in enumerate(found, 1):
-                ratios = [a / b for a, b in zip(times["0"], times[str(i)], strict=True)]
-                trial.ms[problem.name] = round(statistics.median(times[str(i)]), 5)
-                trial.ratios[problem.name] = round(statistics.median(ratios), 4)
-            del sides
+        for problem, calls in self.calls if found else ():
+            present: dict[str, Clock] = {"present": self._clock(calls, self.shapes.tile)}
+            sides: dict[str, Clock] = {}
+            for i, trial in enumerate(found):
+                if trial.outcome == TIMED:
+                    try:
+                        sides[str(i)] = self._clock(calls, trial.tile)
+                    except Exception as error:  # noqa: BLE001 (no memory for its graph, say)
+                        found[i] = Trial(trial.tile, FAILED, said(error))
+            times = in_turn({**present, **sides}, rounds)
+            for i in map(int, sides):
+                ratios = [a / b for a, b in zip(times["present"], times[str(i)], strict=True)]
+                found[i].ms[problem.name] = round(statistics.median(times[str(i)]), 5)
+                found[i].ratios[problem.name] = round(statistics.median(ratios), 4)
         return found
 
     def _clock(self, calls: Sequence[Call], tile: Tile) -> Clock:
@@ -175,7 +179,7 @@ class Searcher:
         ahead = [trial for trial in found.trials if trial.outcome == TIMED and trial.better(noise())]
         for trial in sorted(ahead, key=lambda trial: -trial.ratio)[:FINALISTS]:
             (again,) = self._timed([trial.tile], CONFIRMING_ROUNDS)
-            if again.better(noise()):
+            if again.outcome == TIMED and again.better(noise()):
                 found.chosen, found.confirmed = trial.tile, again
                 return
 

@@ -125,6 +125,25 @@ def test_a_class_that_cannot_be_measured_fails_at_the_end(command, quick, tmp_pa
     assert "loss: all other shapes: cannot be measured, it keeps its tile (RuntimeError: out of memory)" in done.out
 
 
+def test_what_was_measured_is_kept_after_ctrl_c(command, quick, tmp_path, monkeypatch):
+    from minidl.tuning import run
+
+    search_ = run._search
+
+    def stopping(shapes, *rest):
+        if shapes.family == "norm_fold":
+            raise KeyboardInterrupt
+        return search_(shapes, *rest)
+
+    monkeypatch.setattr(run, "_search", stopping)
+    record = tmp_path / "r.json"
+    done = command("tune", "loss", "norm_fold", "--out", tmp_path / "tiles", "--json", record)
+    assert done.code == 130
+    assert "interrupted" in done.err
+    assert [each["family"] for each in json.loads(record.read_text())["classes"]] == ["loss"]
+    assert [path.name for path in (tmp_path / "tiles").iterdir()] == ["loss.json"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

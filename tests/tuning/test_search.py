@@ -78,7 +78,7 @@ def test_the_fastest_right_tile_is_chosen_and_the_others_are_counted(monkeypatch
     assert set(by_block) == {64, 128, 256, 512, 2048, 4096, 8192, 16384}
     assert found.chosen == Tile({"BLOCK_N": 4096})
     assert found.confirmed.better(search.noise())
-    assert 3.0 < found.confirmed.ratio < 10.0
+    assert found.confirmed.ratio > 3.0
     assert (by_block[512].outcome, by_block[512].why) == (WRONG, "1")
     assert (by_block[8192].outcome, by_block[8192].why) == (FAILED, "RuntimeError: out of resources")
     assert found.dropped == {WRONG: 1, FAILED: 1}
@@ -91,6 +91,7 @@ def test_the_fastest_right_tile_is_chosen_and_the_others_are_counted(monkeypatch
 
 
 def test_a_tile_that_is_not_ahead_by_more_than_the_noise_stays(monkeypatch):
+    monkeypatch.setattr(search, "HOST_NOISE", 0.3)  # of sleeping on a busy machine
     found = searched(sleepy_class(Sleepy({}), monkeypatch))
     assert found.chosen is None
     assert all(trial.outcome == TIMED for trial in found.trials)
@@ -105,6 +106,7 @@ def test_one_that_is_behind_on_a_problem_does_not_replace(monkeypatch):
 
 
 def test_a_winner_must_win_again(monkeypatch):
+    monkeypatch.setattr(search, "HOST_NOISE", 0.3)
     sleepy = Sleepy({2048: 0.002})
     shapes = sleepy_class(sleepy, monkeypatch)
     searcher = Searcher(shapes, Nothing(), "cpu")
@@ -115,6 +117,20 @@ def test_a_winner_must_win_again(monkeypatch):
     found = searcher.search(time.monotonic() + 60, told, 4)
     assert max(trial.ratio for trial in found.trials) > 2
     assert found.chosen is None
+
+
+def test_one_that_cannot_be_set_up_for_timing_fails_and_the_others_are_timed(monkeypatch):
+    clock = Searcher._clock
+
+    def failing(self, calls, tile):
+        if tile["BLOCK_N"] == 2048:
+            raise RuntimeError("out of memory")
+        return clock(self, calls, tile)
+
+    monkeypatch.setattr(Searcher, "_clock", failing)
+    found = searched(sleepy_class(Sleepy({512: 0.001}), monkeypatch, count=2))
+    assert found.dropped == {FAILED: 1}
+    assert found.chosen == Tile({"BLOCK_N": 512})
 
 
 def test_what_the_check_refuses_does_not_run(monkeypatch):
