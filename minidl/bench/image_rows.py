@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from minidl import models, no_grad, ops, optim
+from minidl.bench import peers
 from minidl.bench.measure import Work, floor_ms, input_sets
 from minidl.kernels import conv, launch
 from minidl.kernels.conv.geometry import Geometry
@@ -107,8 +108,7 @@ def _forward(name: str) -> Work:
     plain = layer.w.contiguous()
     contiguous = [x.contiguous() for x in layer.x]
 
-    def check() -> bool:
-        y = ours(layer.x[0])
+    def judge(y: torch.Tensor, relu: bool = False) -> bool:
         chunks = range(0, len(y), 500)
         return all(_within(y[i : i + 500], *layer.exact(i, i + 500, relu), layer.terms) for i in chunks)
 
@@ -119,7 +119,8 @@ def _forward(name: str) -> Work:
             "cuDNN, channels last": [lambda x=x: F.conv2d(x, layer.w, padding=layer.padding) for x in layer.x],
             "cuDNN, contiguous": [lambda x=x: F.conv2d(x, plain, padding=layer.padding) for x in contiguous],
         },
-        layer.floor(), check,
+        layer.floor(), lambda: judge(ours(layer.x[0]), relu),
+        others=lambda: peers.conv2d(layer.x, layer.w, layer.padding), judge=judge,
     )  # fmt: skip
 
 
@@ -239,22 +240,23 @@ def _batch_norm() -> Work:
     def both(function: Callable[..., torch.Tensor]) -> object:
         return torch.autograd.grad(function(*theirs), theirs, dy)
 
-    def check() -> bool:
-        y, *grads = ours()
+    def judge(results: tuple[torch.Tensor, ...]) -> bool:
+        y, *grads = results
         exact = [t.double().requires_grad_() for t in (x, weight, bias)]
         exact_y = F.relu(F.batch_norm(exact[0], None, None, *exact[1:], training=True))
         exact_grads = torch.autograd.grad(exact_y, exact, dy.double())
         # float16 results of order 1 and 30; values within a rounding of relu's corner may fall on either side.
-        close = ((y.data.double() - exact_y).abs() <= 2.0**-10 * exact_y.abs() + 2.0**-12).all()
+        close = ((y.double() - exact_y).abs() <= 2.0**-10 * exact_y.abs() + 2.0**-12).all()
         for got, wanted in zip(grads, exact_grads, strict=True):
-            off = (got.data.double() - wanted).norm() / wanted.norm()
+            off = (got.double() - wanted).norm() / wanted.norm()
             close = close and off <= 2.0**-9
         return bool(close)
 
     return Work(
         "batch norm + relu training forward+backward 1000x64x32x32", "float16", [ours],
         {"torch": [lambda: both(forward)], "torch.compile": [lambda: both(compiled)]},
-        floor_ms(2.0 * 5 * x.numel()), check,
+        floor_ms(2.0 * 5 * x.numel()), lambda: judge(tuple(t.data for t in ours())),
+        others=lambda: peers.batch_norm_relu(x, weight, bias, dy), judge=judge,
     )  # fmt: skip
 
 

@@ -9,9 +9,15 @@ from importlib.metadata import version
 
 import torch
 
+from minidl.kernels import tables
+from minidl.training.environment import tile_hash
+
 
 def machine() -> dict[str, str]:
-    """Device, driver, versions and date: what a figure depends on. Needs a CUDA device."""
+    """Device, driver, versions and date, and tile tables other than the package's: what a figure depends on.
+
+    Needs a CUDA device.
+    """
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
         capture_output=True,
@@ -26,5 +32,6 @@ def machine() -> dict[str, str]:
         "torch": torch.__version__,
         "triton": version("triton"),
         "python": platform.python_version(),
+        **({"tile_tables": f"{tables.CHOSEN} {tile_hash()}"} if tables.CHOSEN else {}),
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
     }

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from minidl import nn, ops, optim
+from minidl.bench import peers
 from minidl.bench.measure import Work, floor_ms, input_sets
 from minidl.csr import CSR
 from minidl.kernels import bias_act, cross_entropy, gemm, softmax
@@ -53,15 +54,20 @@ def _gemm(M: int, N: int, K: int, dtype: torch.dtype, precision: str | None = No
         torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
         return torch.matmul(a, b)
 
-    def check() -> bool:
+    def judge(c: torch.Tensor) -> bool:
         a, b = pairs[0]
         exact = a.double() @ b.double()
-        c = gemm.gemm(a, b, precision=precision)
         unit = 2.0**-10 if tf32 else 0.0
         # The tile decides the summation depth; K is above that of every tile and split.
         bound = (gamma(64 + K // 16, dot_unit(dtype)) + 2 * unit + unit**2) * (a.double().abs() @ b.double().abs())
-        right = bool(((c.double() - exact).abs() <= rounded(exact, bound, dtype)).all())
+        return bool(((c.double() - exact).abs() <= rounded(exact, bound, dtype)).all())
+
+    def check() -> bool:
+        a, b = pairs[0]
+        c = gemm.gemm(a, b, precision=precision)
+        right = judge(c)
         if precision == "tf32x3":
+            exact = a.double() @ b.double()
             # float32 accuracy is the claim: not above cuBLAS's own float32 error.
             theirs = (torch_product(a, b).double() - exact).norm()
             right = right and bool((c.double() - exact).norm() <= theirs)
@@ -78,6 +84,9 @@ def _gemm(M: int, N: int, K: int, dtype: torch.dtype, precision: str | None = No
         {"torch.matmul": [lambda a=a, b=b: torch_product(a, b) for a, b in pairs]},
         floor,
         check,
+        # They multiply float32 without tf32.
+        others=None if tf32 else lambda: peers.products(pairs),
+        judge=judge,
     )
 
 
@@ -137,9 +146,9 @@ def _softmax(M: int, N: int) -> Work:
     xs = [_randn(M, N, dtype=dtype) for _ in range(input_sets(2 * 2 * M * N))]
     compiled = torch.compile(lambda x: torch.softmax(x, -1), dynamic=False)
 
-    def check() -> bool:
+    def judge(y: torch.Tensor) -> bool:
         exact = torch.softmax(xs[0][:512].double(), -1)
-        y = softmax.softmax(xs[0])[:512]
+        y = y[:512]
         # exp of a difference d is off by |d| u plus a few units; the sum adds its depth.
         error = (gamma(40 + N // 1024, 2.0**-22)) * exact
         return bool(((y.double() - exact).abs() <= rounded(exact, error, dtype)).all())
@@ -150,7 +159,8 @@ def _softmax(M: int, N: int) -> Work:
             "torch": [lambda x=x: torch.softmax(x, -1) for x in xs],
             "torch.compile": [lambda x=x: compiled(x) for x in xs],
         },
-        floor_ms(2.0 * 2 * M * N), check,
+        floor_ms(2.0 * 2 * M * N), lambda: judge(softmax.softmax(xs[0])),
+        others=lambda: peers.softmax(xs), judge=judge,
     )  # fmt: skip
 
 
@@ -177,8 +187,8 @@ def _cross_entropy() -> Work:
         value = forward(leaf)
         return value, torch.autograd.grad(value, leaf)[0]
 
-    def check() -> bool:
-        value, grad = ours()
+    def judge(result: tuple[torch.Tensor, torch.Tensor]) -> bool:
+        value, grad = result
         z = x.double().requires_grad_()
         exact = F.cross_entropy(z, target)
         (exact_grad,) = torch.autograd.grad(exact, z)
@@ -189,7 +199,8 @@ def _cross_entropy() -> Work:
 
     return Work(
         f"cross-entropy forward+backward {M}x{N}", "bfloat16", [ours],
-        {"torch": [eager], "torch.compile": [compiled]}, floor_ms(2.0 * 2 * M * N), check,
+        {"torch": [eager], "torch.compile": [compiled]}, floor_ms(2.0 * 2 * M * N), lambda: judge(ours()),
+        others=lambda: peers.cross_entropy(x, target), judge=judge,
     )  # fmt: skip
 
 

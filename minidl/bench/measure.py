@@ -1,17 +1,21 @@
-"""Timing ours and torch side by side.
+"""Timing several ways to do one thing side by side: ours and torch, or tiles of a kernel.
 
 Each side's calls go into a CUDA graph, so that launch cost in Python is left out on both. The graphs of all sides are
 replayed in turn, several rounds; a time is the median over rounds. Inputs rotate through enough sets to exceed the L2
-cache, so that nothing is read from it that a real run would not find there.
+cache, so that nothing is read from it that a real run would not find there. Without a GPU the host's clock is read.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+
+from minidl.bench.peers import PEERS, Others
 
 L2_BYTES = 60e6
 COPY_BYTES_PER_MS = 4.30e9  # device-to-device copy on an H200, bytes read and written
@@ -27,6 +31,8 @@ class Work:
     """One row: calls of ours and of each peer (one per input set), and whether ours is right.
 
     A `whole_step` is captured once and replayed, as training does it; other calls fill a graph many times over.
+    `others` are other projects' kernels, made when they are asked for, and `judge` says whether a result of theirs on
+    the first inputs is right.
     """
 
     name: str
@@ -36,6 +42,8 @@ class Work:
     floor_ms: float
     check: Callable[[], bool]
     whole_step: bool = False
+    others: Callable[[], Others] | None = None
+    judge: Callable[[Any], bool] | None = None
 
 
 def floor_ms(bytes_moved: float, flop: float = 0.0, rate: str = "bfloat16") -> float:
@@ -48,22 +56,31 @@ def input_sets(bytes_each: float) -> int:
     return max(1, min(32, int(2 * L2_BYTES / max(bytes_each, 1)) + 1))
 
 
-def measure(work: Work) -> dict[str, object]:
-    """A row of the results file: the best peer, its time and the ratio theirs / ours. A wrong kernel is not timed."""
+def measure(work: Work, others: bool = False, make_clock: MakeClock | None = None) -> dict[str, Any]:
+    """A row of the results file: the best peer, its time and the ratio theirs / ours. A wrong kernel is not timed.
+
+    With `others`, other projects' kernels are among the peers; one that is wrong or fails is in "left_out" with the
+    reason. `make_clock` times calls in another way than `Replay`.
+    """
+    make_clock = make_clock or Replay
     row: dict[str, object] = {"name": work.name, "dtype": work.dtype}
     if not work.check():
         return {
             **row, "ours_ms": None, "peer": None, "peer_ms": None, "ratio": None, "floor_ms": work.floor_ms,
             "error_ok": False,
         }  # fmt: skip
-    sides = {"ours": work.ours, **work.peers}
-    graphs = {name: _Replay(calls, work.whole_step) for name, calls in sides.items()}
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            times[name].append(graph.time())
+    clocks: dict[str, Clock] = {"ours": make_clock(work.ours, work.whole_step)}
+    clocks |= {name: make_clock(calls, work.whole_step) for name, calls in work.peers.items()}
+    left_out: dict[str, str] = {}
+    for name, make in work.others() if others and work.others is not None else ():
+        try:
+            clocks[name] = _of_another(make, work, make_clock)
+        except Exception as error:  # noqa: BLE001 (whatever another project's kernel raises is why it is left out)
+            left_out[name] = _said(error)
+    times = in_turn(clocks)
     medians = {name: statistics.median(values) for name, values in times.items()}
-    peer = min(work.peers, key=lambda name: medians[name])
+    peers = [name for name in clocks if name != "ours"]
+    peer = min(peers, key=lambda name: medians[name])
     ratios = sorted(theirs / ours for theirs, ours in zip(times[peer], times["ours"], strict=True))
     return {
         **row,
@@ -74,11 +91,64 @@ def measure(work: Work) -> dict[str, object]:
         "floor_ms": round(work.floor_ms, 5),
         "error_ok": True,
         "share_of_floor": round(work.floor_ms / medians["ours"], 3),
-        "peers_ms": {name: round(medians[name], 5) for name in work.peers},
+        "peers_ms": {name: round(medians[name], 5) for name in peers},
+        **({"others": {name: PEERS[name].version for name in peers if name in PEERS}} if others else {}),
+        **({"left_out": left_out} if left_out else {}),
     }
 
 
-class _Replay:
+def _of_another(make: Callable[[], Sequence[Call]], work: Work, make_clock: MakeClock) -> Clock:
+    """A clock for calls whose result on the first inputs is right. Raises ValueError for a wrong one."""
+    calls = make()
+    result = calls[0]()
+    if work.judge is not None and not work.judge(result):
+        raise ValueError("its result is wrong")
+    return make_clock(calls, work.whole_step)
+
+
+def _said(error: Exception) -> str:
+    """The first line of what an error says, with its kind unless that says nothing more."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return first if type(error) is ValueError and first else f"{type(error).__name__}: {first}"
+
+
+class Clock(Protocol):
+    """One side of a comparison, ready to be timed."""
+
+    def time(self) -> float:
+        """Milliseconds per call."""
+        ...
+
+
+def in_turn(sides: Mapping[str, Clock], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Milliseconds per call of each side in each round; a round times every side once."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            times[name].append(side.time())
+    return times
+
+
+MakeClock = Callable[[Sequence[Call], bool], Clock]
+
+
+class HostClock:
+    """Calls by the host's clock, so many that they last TARGET_MS: for kernels that are interpreted."""
+
+    def __init__(self, calls: Sequence[Call], whole_step: bool = False) -> None:
+        self.calls = calls
+        self.count = 1
+        self.count = max(1, int(TARGET_MS / max(self.time(), 1e-3)))
+
+    def time(self) -> float:
+        """Milliseconds per call."""
+        started = time.perf_counter()
+        for index in range(self.count):
+            self.calls[index % len(self.calls)]()
+        return (time.perf_counter() - started) * 1e3 / self.count
+
+
+class Replay:
     """A CUDA graph with enough calls to last TARGET_MS, cycling through the input sets."""
 
     def __init__(self, calls: Sequence[Call], whole_step: bool) -> None:

@@ -19,8 +19,13 @@ from minidl.bench.rows import makers
 _FAILURES = (RuntimeError, TypeError, ValueError, KeyError)
 
 
-def run(names: Sequence[str], results: Results, console: Console, keep: Callable[[], None]) -> list[str]:
-    """Measure the rows into `results`, and call `keep` after each one. Returns a line for each that could not be."""
+def run(
+    names: Sequence[str], results: Results, console: Console, keep: Callable[[], None], others: bool = False
+) -> list[str]:
+    """Measure the rows into `results`, and call `keep` after each one. Returns a line for each that could not be.
+
+    With `others`, other projects' kernels are among the peers.
+    """
     made, failures = makers(), []
     progress = Progress(console=console, transient=True)
     task = progress.add_task("rows", total=len(names))
@@ -31,10 +36,12 @@ def run(names: Sequence[str], results: Results, console: Console, keep: Callable
             started = time.perf_counter()
             torch.cuda.empty_cache()
             try:
-                row = measure(made[name]())
+                row = measure(made[name](), others)
             except _FAILURES as error:
                 failures.append(f"{name}: {type(error).__name__}: {error}")
             else:
+                for other, why in row.get("left_out", {}).items():
+                    live.console.print(f"{name}: {other} is left out: {why}", markup=False, highlight=False)
                 results.add(name, {**row, "seconds": round(time.perf_counter() - started, 1)})
                 keep()
             progress.advance(task)

@@ -23,9 +23,11 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 def markdown(results: Results) -> str:
     """A line per row: ours, the best of the others, the ratio theirs / ours, its goal, and the share of the floor."""
+    others = sorted({name for row in results.in_order for name in row.get("others", ())})
+    beside = f", {', '.join(others)}" if others else ""
     lines = [
         "{device}, driver {driver}, torch {torch}, Triton {triton}, {date}.".format_map(results.machine),
-        "A ratio above 1 is ahead of the best of torch (eager and compiled).",
+        f"A ratio above 1 is ahead of the best of torch (eager and compiled){beside}.",
         "",
         "| work | dtype | ours, ms | torch's best, ms | ratio | goal | share of the floor |",
         "| --- | --- | --- | --- | --- | --- | --- |",

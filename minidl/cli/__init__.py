@@ -30,6 +30,7 @@ from minidl.cli.common import (
 from minidl.cli.generate import EvaluatorRun, Samples, evaluate_generator
 from minidl.cli.generate import add_to as add_generate
 from minidl.cli.train import train_app
+from minidl.cli.tune import add_to as add_tune
 from minidl.training import runs
 from minidl.training.config import Evaluate, Predict, check_output, is_number
 from minidl.training.errors import ConfigError
@@ -199,3 +200,4 @@ def doctor(
 
 add_generate(app)
 add_bench(app)
+add_tune(app)

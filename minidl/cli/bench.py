@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "minidl bench",
     'minidl bench softmax "gradient of the weight" --json results.json',
+    "minidl bench softmax conv --peers",
     "minidl bench --list",
     "minidl bench --show results.json --plot results.svg",
 )
@@ -32,13 +33,17 @@ def bench(
     ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the results here, as SVG.")] = None,
     show: Annotated[Path | None, typer.Option("--show", help="Measure nothing; show the results in this file.")] = None,
+    peers: Annotated[
+        bool, switch("--peers", "Also measure attorch, FlagGems and Liger, where they are installed.")
+    ] = False,
     list_: Annotated[bool, switch("--list", "Only name the rows, with their goals.")] = False,
 ) -> None:
     """Measure minidl and torch side by side on this GPU.
 
     Both sides run as CUDA graphs, in turn, on fresh inputs beyond the L2 cache; the median of five rounds counts. torch
     is measured in every way it has (channels-last and not, eager and compiled), and its best counts. A result is
-    compared with float64 first, and a wrong one is not timed.
+    compared with float64 first, and a wrong one is not timed. With --peers other projects' Triton kernels are measured
+    and compared, too; one that is wrong or fails is named and left out.
 
     It fails where a row is wrong or cannot be measured.
     """
@@ -58,6 +63,10 @@ def bench(
                 check_output(flag, path)
         if show is not None and json is not None:
             raise ConfigError("--json goes with measuring, not with --show")
+        if show is not None and peers:
+            raise ConfigError("--peers goes with measuring, not with --show")
+        if peers:
+            _check_peers()
 
         from rich.console import Console
 
@@ -70,7 +79,7 @@ def bench(
         failures: list[str] = []
         if show is None:
             found = _results(json, bool(names))
-            failures = run.run(wanted, found, console, lambda: found.save(json) if json is not None else None)
+            failures = run.run(wanted, found, console, lambda: found.save(json) if json is not None else None, peers)
         else:
             found = results.load(show)
             console.print(run.table(found, wanted))
@@ -81,6 +90,18 @@ def bench(
             typer.echo(line, err=True)
         if failures or not found.right:
             raise typer.Exit(1)
+
+
+def _check_peers() -> None:
+    """Say which peers there are and how to install those that are not. Raises ConfigError when there is none."""
+    from minidl.bench import peers
+
+    there, missing = peers.there(), peers.missing()
+    if not there:
+        raise ConfigError(f"--peers: {'; '.join(missing)}")
+    typer.echo(f"with {', '.join(f'{name} {version}' for name, version in there.items())}")
+    for line in missing:
+        typer.echo(line, err=True)
 
 
 def _results(json: Path | None, some: bool) -> Results:

@@ -143,10 +143,10 @@ def run(
         made = _plan(pool, [{"arch": arch, **chosen} for arch in archs], progress)
         verdict.failures = plans.failures(made)
         jobs = [job for plan in made for job in plans.shorten(plan)]
-        verdict.figures = _compile(pool, jobs, partial(progress, "every flag"))
+        verdict.figures = compile_jobs(pool, jobs, partial(progress, "every flag"))
         known = {key: figures for key, (_, figures) in verdict.figures.items()}
         jobs = [job for plan in made for job in plans.heaviest(plan, known)]
-        verdict.figures |= _compile(pool, jobs, partial(progress, "every tile"))
+        verdict.figures |= compile_jobs(pool, jobs, partial(progress, "every tile"))
     finally:
         for worker in pool:
             worker.close()
@@ -172,9 +172,10 @@ def _plan(
     return [made[arguments["arch"]] for arguments in wanted]
 
 
-def _compile(
-    pool: Sequence[Worker], jobs: Iterable[Job], progress: Callable[[int, int], None]
+def compile_jobs(
+    pool: Sequence[Worker], jobs: Iterable[Job], progress: Callable[[int, int], None] = lambda done, of: None
 ) -> dict[str, tuple[Job, Figures]]:
+    """The jobs with their figures by key, compiled by the workers side by side."""
     jobs = list(jobs)
     done: dict[str, tuple[Job, Figures]] = {}
 

@@ -11,20 +11,17 @@ some power. The choice depends on dtype, precision and shape alone, so results a
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import interpret
+from minidl.kernels import interpret, tables
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
-TILE_FOLDER = Path(__file__).parent / "tiles"
 PRECISIONS = ("tf32x3", "ieee", "tf32")
 NO_BFLOAT16 = (
     "bfloat16 is not supported on the CPU (Triton's interpreter computes it wrongly): "
@@ -63,6 +60,7 @@ class _State:
     target: str | None = None
     recorder: Callable[..., None] | None = None
     forced: dict[str, Tile] | None = None
+    given: Mapping[str, tables.Table] | None = None
 
 
 _state = _State()
@@ -145,18 +143,19 @@ def processors() -> int:
     return 1 if INTERPRETED else torch.cuda.get_device_properties("cuda").multi_processor_count
 
 
-@functools.cache
-def table(family: str) -> dict[str, list[dict[str, Any]]]:
-    """The tile table of a kernel family, by target. Raises KeyError for an unknown family."""
-    path = TILE_FOLDER / f"{family}.json"
-    if not path.exists():
-        raise KeyError(f"no tile table {path.name}; there are {', '.join(families())}")
-    return json.loads(path.read_text())
+def table(family: str) -> tables.Table:
+    """The tile table of a kernel family, by target. Raises KeyError for an unknown family, TableError as `tables`."""
+    if _state.given is not None and family in _state.given:
+        return _state.given[family]
+    try:
+        return tables.read(family)
+    except FileNotFoundError:
+        raise KeyError(f"no tile table {family}.json; there are {', '.join(families())}") from None
 
 
 def families() -> list[str]:
     """Names of the kernel families that have a tile table."""
-    return sorted(path.stem for path in TILE_FOLDER.glob("*.json"))
+    return sorted(path.stem for path in tables.FOLDER.glob("*.json"))
 
 
 def tiles(
@@ -240,6 +239,19 @@ def force(**tiles_: Tile) -> Iterator[None]:
         yield
     finally:
         _state.forced = before
+
+
+@contextlib.contextmanager
+def use_tables(**tables_: tables.Table) -> Iterator[None]:
+    """Choose tiles by the given table for each named family, as if it stood in its file: for tuning."""
+    before = _state.given
+    _state.given = {**(before or {}), **tables_}
+    _choose.cache_clear()
+    try:
+        yield
+    finally:
+        _state.given = before
+        _choose.cache_clear()
 
 
 @contextlib.contextmanager

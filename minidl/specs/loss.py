@@ -55,7 +55,7 @@ def _shares(case: Case) -> tuple[torch.Tensor, int, torch.Tensor]:
     x, target = case.args
     given, axis = _options(case), min(1, case.args[0].dim() - 1)
     N, smoothing = x.shape[axis], given["label_smoothing"]
-    w = torch.ones(N, dtype=x.dtype) if given["weight"] is None else given["weight"]
+    w = torch.ones(N, dtype=x.dtype, device=x.device) if given["weight"] is None else given["weight"]
     w = w.reshape([N if i == axis else 1 for i in range(x.dim())])
     if target.dtype.is_floating_point:
         return (
@@ -77,7 +77,7 @@ def _divisor(case: Case) -> float:
         return 1.0
     if target.dtype.is_floating_point:
         return x.numel() / x.shape[axis]
-    w = torch.ones(x.shape[axis], dtype=x.dtype) if given["weight"] is None else given["weight"]
+    w = torch.ones(x.shape[axis], dtype=x.dtype, device=x.device) if given["weight"] is None else given["weight"]
     return float(w[target[kept.squeeze(axis)]].sum())
 
 

@@ -49,12 +49,12 @@ def device_name() -> str:
 
 
 def tile_hash() -> str:
-    """SHA-256 over every tile table: they decide in which order sums are taken."""
-    from minidl.kernels import launch
+    """SHA-256 over every tile table in use: they decide in which order sums are taken."""
+    from minidl.kernels import launch, tables
 
     digest = hashlib.sha256()
     for family in launch.families():
-        digest.update(f"{family}\n".encode() + (launch.TILE_FOLDER / f"{family}.json").read_bytes())
+        digest.update(f"{family}\n".encode() + tables.file_of(family).read_bytes())
     return digest.hexdigest()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from minidl.bench.goals import GOALS
+from tests.bench.test_peers import install
 from tests.cli.conftest import ROOT
 
 COMMITTED = ROOT / "benchmarks" / "results" / "nvidia-h200.json"
@@ -50,3 +51,21 @@ def test_what_does_not_go_together(command, tmp_path):
     missing = command("bench", "--show", str(tmp_path / "none.json"))
     assert missing.code == 2
     assert "none.json has no results" in missing.err
+
+
+def test_without_any_peer_the_flag_says_what_to_install(command, monkeypatch, tmp_path):
+    install(monkeypatch)
+    done = command("bench", "softmax", "--peers")
+    assert done.code == 2
+    assert "--peers: attorch is not installed: pip install" in done.err
+    shown = command("bench", "--peers", "--show", tmp_path / "r.json")
+    assert "--peers goes with measuring, not with --show" in shown.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_with_some_peers_it_goes_on(command, monkeypatch):
+    install(monkeypatch, "flag_gems")
+    done = command("bench", "softmax", "--peers")
+    assert "with FlagGems unknown" in done.out
+    assert "Liger is not installed: pip install liger-kernel" in done.err
+    assert "there is none here" in done.err  # the GPU

@@ -109,7 +109,7 @@ def test_a_dying_compiler_costs_one_job(compiled):
     pool = [Worker()]
     try:
         told = []
-        found = compile._compile(pool, jobs, lambda done, of: told.append((done, of)))
+        found = compile.compile_jobs(pool, jobs, lambda done, of: told.append((done, of)))
     finally:
         pool[0].close()
     assert [bool(found[j.key][1].error) for j in jobs] == [False, True, False]

@@ -1,0 +1,83 @@
+"""Tile tables as files: those of the package, or of a folder that the environment variable MINIDL_TILES names.
+
+A family without a file in that folder has the package's table. The variable is read once, when this module is imported,
+and nothing looks for a folder by itself: without it results are those of the package in every process.
+"""
+
+import errno
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "MINIDL_TILES"
+FOLDER = Path(__file__).parent / "tiles"
+CHOSEN = str(Path(os.environ[VARIABLE]).expanduser().absolute()) if os.environ.get(VARIABLE) else None
+_PARTS = {"when", "tile", "warps", "stages"}
+
+Table = dict[str, list[dict[str, Any]]]
+
+
+class TableError(OSError):
+    """A folder or a file of tile tables that cannot be used; the message says why, `filename` which it is."""
+
+
+def file_of(family: str) -> Path:
+    """The file with the table in use. Raises TableError when MINIDL_TILES names no folder."""
+    if CHOSEN is not None:
+        if not Path(CHOSEN).is_dir():
+            raise TableError(
+                errno.ENOTDIR,
+                f"{VARIABLE} names no folder; make one with `minidl tune --out`, or unset {VARIABLE}",
+                CHOSEN,
+            )
+        path = Path(CHOSEN) / f"{family}.json"
+        if path.exists():
+            return path
+    return FOLDER / f"{family}.json"
+
+
+@functools.cache
+def read(family: str) -> Table:
+    """The table in use. Raises FileNotFoundError for an unknown family, TableError for a file of something else."""
+    path = file_of(family)
+    return json.loads(path.read_text()) if path.parent == FOLDER else load(path)
+
+
+def load(path: Path) -> Table:
+    """The table in a file outside the package. Raises TableError for one that this version's kernels cannot use."""
+    own = json.loads((FOLDER / path.name).read_text())
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(table, dict) or table.keys() != own.keys():
+            raise ValueError(f"expected an object with {', '.join(own)}")
+        for target, rules in table.items():
+            _check(rules, own[target], [rule for rules in own.values() for rule in rules])
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise TableError(
+            errno.EINVAL,
+            f"no tile table for this version ({error}); delete it or make it again with `minidl tune`",
+            str(path),
+        ) from None
+    return table
+
+
+def _check(rules: Any, own: list[dict[str, Any]], everywhere: list[dict[str, Any]]) -> None:
+    """Raise ValueError for rules that differ from the package's by more than conditions' values and sizes."""
+    if not isinstance(rules, list) or bool(rules) != bool(own):
+        raise ValueError(f"got {len(rules)} rules, the package has {len(own)}")
+    conditions = {name for rule in everywhere for name in rule.get("when", {})}
+    sizes = {frozenset(rule["tile"]) for rule in own}
+    for rule in rules:
+        if not rule.keys() <= _PARTS or frozenset(rule["tile"]) not in sizes:
+            raise ValueError(f"the rule {json.dumps(rule)} has other parts or sizes than the package's")
+        for name, value in rule.get("when", {}).items():
+            wanted = list if name in ("dtype", "precision") else int
+            if name not in conditions or type(value) is not wanted:
+                raise ValueError(f"the condition {name}: {value!r}")
+        numbers = {**rule["tile"], "warps": rule.get("warps", 4), "stages": rule.get("stages", 3)}
+        powers = [n for name, n in numbers.items() if name.startswith("BLOCK") or name == "warps"]
+        whole = all(type(n) is int and 0 <= n < 2**31 for n in numbers.values())
+        if not whole or any(n < 1 or n & (n - 1) for n in powers):
+            raise ValueError(f"the rule {json.dumps(rule)} has a size that is no power of two")

@@ -1,0 +1,110 @@
+"""Which tiles there are to try for a family, and how far one is from another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from minidl.kernels import launch
+from minidl.kernels.launch import Tile
+
+# Families of matrix products: tl.dot wants 16 at least, and more than 256 fills the registers.
+PRODUCTS = frozenset(
+    {
+        "gemm", "gemm_pointer", "conv", "conv_back", "conv_banded", "conv_banded_grad_weight", "conv_batch",
+        "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_few", "conv_fft_product", "conv_flat",
+        "conv_grad_weight",
+    }
+)  # fmt: skip
+# Sizes that decide more than speed: whether a row fits one block, how many outputs a band has, what a vector is.
+FIXED = {
+    "softmax": {"BLOCK_N"}, "softmax_grad": {"BLOCK_N"}, "cross_entropy": {"BLOCK_N"},
+    "conv_few": {"OUTPUTS"}, "update": {"BLOCK_V"}, "update_measure": {"BLOCK_V"},
+}  # fmt: skip
+FLAGS = {
+    "PIECES": (1, 2, 4), "FLATTEN": (0, 1), "EVEN": (0, 1), "TAPS": (1, 3), "PIXELS": (1, 2),
+    "PER_PROCESSOR": (0, 1, 2, 4), "GROUP_M": (1, 4, 8, 16),
+}  # fmt: skip
+LARGEST_PRODUCT = 256
+ACCUMULATORS = 128 * 256  # of a product's block
+LARGEST_BLOCK = 2**15  # elements of any other block on a GPU
+LARGEST_INTERPRETED = 2**22
+# How far a size may go from the present one, in powers of two.
+REACH, REACH_INTERPRETED = 3, 4
+WARPS, MATRIX_WARPS, STAGES = (1, 2, 4, 8, 16, 32), (4, 8), (2, 3, 4, 5)
+
+
+def candidates(family: str, target: str, present: Tile) -> list[Tile]:
+    """Every tile to try in place of `present`, the nearest first; `present` is not among them.
+
+    On a GPU warps and pipeline stages vary, too (stages where there is a product, whose loads are pipelined), and the
+    flags of a kernel. The interpreter knows neither: only blocks vary.
+    """
+    interpreted = target == "interpreted"
+    ranges = {name: tuple(_range(family, name, size, interpreted)) for name, size in present.sizes.items()}
+    warps: tuple[int, ...]
+    stages: tuple[int, ...]
+    if interpreted:
+        warps, stages = (present.num_warps,), (present.num_stages,)
+    elif family in PRODUCTS:
+        warps, stages = MATRIX_WARPS, STAGES
+    else:
+        warps, stages = WARPS, (present.num_stages,)
+    found = [
+        Tile(dict(zip(ranges, sizes, strict=True)), w, s)
+        for sizes in itertools.product(*ranges.values())
+        for w in warps
+        for s in stages
+    ]
+    found = [tile for tile in found if tile != present and _fits(family, tile, present, interpreted)]
+    return nearest(found, present)
+
+
+def nearest(tiles: list[Tile], to: Tile) -> list[Tile]:
+    """The tiles by their distance; the order of equally distant ones stays."""
+    return sorted(tiles, key=lambda tile: distance(tile, to))
+
+
+def distance(a: Tile, b: Tile) -> float:
+    """Steps from one tile to another: a factor of two of a size or of the warps, a stage, another value of a flag."""
+    steps = [_steps(a[name], b[name]) if name.startswith("BLOCK") else float(a[name] != b[name]) for name in a.sizes]
+    return sum(steps) + _steps(a.num_warps, b.num_warps) + abs(a.num_stages - b.num_stages)
+
+
+def _steps(a: int, b: int) -> float:
+    return abs(math.log2(a / b))
+
+
+def _range(family: str, name: str, present: int, interpreted: bool) -> Iterator[int]:
+    if name in FIXED.get(family, ()) or (interpreted and not name.startswith("BLOCK")):
+        yield present
+    elif name in FLAGS:
+        yield from sorted({*FLAGS[name], present})
+    else:
+        reach = REACH_INTERPRETED if interpreted else REACH
+        least = 16 if family in PRODUCTS or family == "conv_fft" else 1
+        most = LARGEST_PRODUCT if family in PRODUCTS and not interpreted else LARGEST_INTERPRETED
+        for step in range(-reach, reach + 1):
+            size = int(present * 2.0**step)
+            if min(least, present) <= size <= max(most, present):
+                yield size
+
+
+def _fits(family: str, tile: Tile, present: Tile, interpreted: bool) -> bool:
+    """Whether the block is of a size worth compiling: no larger than the limits, unless the present one is."""
+    if interpreted or family not in PRODUCTS:
+        largest = LARGEST_INTERPRETED if interpreted else LARGEST_BLOCK
+        return _elements(tile) <= max(largest, _elements(present))
+    return tile.sizes.get("BLOCK_M", 1) * tile.sizes.get("BLOCK_N", 1) <= ACCUMULATORS
+
+
+def _elements(tile: Tile) -> int:
+    """Of the largest block with two of the sizes, or of the only one."""
+    blocks = sorted(size for name, size in tile.sizes.items() if name.startswith("BLOCK"))
+    return math.prod(blocks[-2:])
+
+
+def describe(tile: Tile) -> str:
+    """The tile in words; the interpreter has no warps and stages."""
+    return str(tile).partition(" warps=")[0] if launch.target() == "interpreted" else str(tile)

@@ -1,0 +1,174 @@
+"""`minidl tune` on the CPU: one small family within seconds, what is written, and what is refused."""
+
+import json
+import os
+
+import pytest
+
+from minidl.kernels import launch, tables
+from minidl.tuning import files, search
+from minidl.tuning.check import Nothing
+from minidl.tuning.search import Found, Trial
+from tests.cli.conftest import ROOT
+
+pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="of the interpreter's table")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A search that finds twice the block ahead, without measuring."""
+
+    class Searcher:
+        def __init__(self, shapes, check, device):
+            assert isinstance(check, Nothing)
+            self.shapes = shapes
+
+        def search(self, deadline, told, width):
+            sizes = {name: 2 * size for name, size in self.shapes.tile.sizes.items()}
+            tile = launch.Tile(sizes, self.shapes.tile.num_warps, self.shapes.tile.num_stages)
+            trial = Trial(tile, search.TIMED, ms={"a": 1.0}, ratios={"a": 2.0})
+            return Found(self.shapes, [trial], tile, trial, candidates=1)
+
+    monkeypatch.setattr("minidl.tuning.run.Searcher", Searcher)
+
+
+def test_a_small_family_is_really_tuned(minidl, tmp_path):
+    out, record, drawn = tmp_path / "tiles", tmp_path / "r.json", tmp_path / "r.svg"
+    done = minidl("tune", "gemm_sum", "--budget", 2, "--out", out, "--json", record, "--plot", drawn)
+    assert done.code == 0, done.err
+    assert "gemm_sum: all other shapes: " in done.out
+    (measured,) = json.loads(record.read_text())["classes"]
+    assert any(trial["outcome"] == "timed" for trial in measured["trials"])
+    assert drawn.read_text().count("<svg") == 1
+    if measured["chosen"]:
+        assert f"export MINIDL_TILES={out}" in done.out
+        assert tables.load(out / "gemm_sum.json") != launch.table("gemm_sum")
+    else:
+        assert not out.exists()
+
+
+def test_list_shows_the_classes_with_tiles_and_problems(command):
+    lines = command("tune", "softmax", "--list").out.splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["softmax"] * 3 + ["softmax_grad"] * 3 + ["softmax_loop"]
+    assert lines[0] == "softmax: N to 64: M=1024 N=64 (8 candidates; 4096x64 float32)"
+    (one,) = command("tune", "softmax", "--only", "softmax: N to 512", "--list").out.splitlines()
+    assert one.startswith("softmax: N to 512: ")
+
+
+def test_new_tiles_are_written_and_used_where_the_variable_says(command, quick, tmp_path):
+    out = tmp_path / "a" / "tiles"
+    done = command("tune", "norm_fold", "loss", "--out", out)
+    assert done.code == 0, done.err
+    assert "2 of 2 classes have a faster tile" in done.out
+    assert f"wrote loss.json, norm_fold.json into {out}" in done.out
+    assert f"to use them: export MINIDL_TILES={out}" in done.out
+    new, own = tables.load(out / "loss.json"), launch.table("loss")
+    assert new["interpreted"][0]["tile"]["BLOCK_N"] == 2 * own["interpreted"][0]["tile"]["BLOCK_N"]
+    assert {t: r for t, r in new.items() if t != "interpreted"} == {t: r for t, r in own.items() if t != "interpreted"}
+    again = command("tune", "loss", "--out", out)
+    assert f"going on from the tables in {out}" in again.out
+    assert (
+        tables.load(out / "loss.json")["interpreted"][0]["tile"]["BLOCK_N"]
+        == 4 * own["interpreted"][0]["tile"]["BLOCK_N"]
+    )
+    # Other families of this process are as before.
+    assert launch.table("loss") == own
+
+
+def test_the_variable_is_read_in_a_new_process(minidl, quick, command, tmp_path, monkeypatch):
+    command("tune", "loss", "--out", tmp_path)
+    monkeypatch.setenv("MINIDL_TILES", str(tmp_path))
+    shown = minidl("tune", "loss", "--list").out
+    assert shown.startswith("loss: all other shapes: N=524288 ")
+    monkeypatch.setenv("MINIDL_TILES", str(tmp_path / "none"))
+    done = minidl("tune", "loss", "--list")
+    assert done.code == 1
+    assert "MINIDL_TILES names no folder; make one with `minidl tune --out`" in done.err
+
+
+def test_dry_run_writes_nothing(command, quick, tmp_path):
+    done = command("tune", "loss", "--out", tmp_path / "tiles", "--dry-run")
+    assert done.code == 0
+    assert "1 of 1 classes have a faster tile" in done.out
+    assert "wrote" not in done.out
+    assert not (tmp_path / "tiles").exists()
+
+
+def test_by_default_tables_go_to_the_users_configuration(command, quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    done = command("tune", "loss")
+    assert done.code == 0
+    assert files.usual_folder().is_relative_to(tmp_path)
+    assert (files.usual_folder() / "loss.json").exists()
+
+
+def test_write_is_for_the_package(command, quick, tmp_path, monkeypatch):
+    copy = tmp_path / "tiles"
+    copy.mkdir()
+    for path in tables.FOLDER.glob("*.json"):
+        (copy / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(tables, "FOLDER", copy)
+    done = command("tune", "loss", "--write")
+    assert done.code == 0, done.err
+    assert "export" not in done.out
+    assert json.loads((copy / "loss.json").read_text())["interpreted"][0]["tile"]["BLOCK_N"] == 524288
+
+
+def test_a_class_that_cannot_be_measured_fails_at_the_end(command, quick, tmp_path, monkeypatch):
+    class Failing:
+        def __init__(self, shapes, check, device):
+            raise RuntimeError("out of memory\nmore")
+
+    monkeypatch.setattr("minidl.tuning.run.Searcher", Failing)
+    done = command("tune", "loss", "--out", tmp_path)
+    assert done.code == 1
+    assert "loss: all other shapes: cannot be measured, it keeps its tile (RuntimeError: out of memory)" in done.out
+
+
+def test_what_was_measured_is_kept_after_ctrl_c(command, quick, tmp_path, monkeypatch):
+    from minidl.tuning import run
+
+    search_ = run._search
+
+    def stopping(shapes, *rest):
+        if shapes.family == "norm_fold":
+            raise KeyboardInterrupt
+        return search_(shapes, *rest)
+
+    monkeypatch.setattr(run, "_search", stopping)
+    record = tmp_path / "r.json"
+    done = command("tune", "loss", "norm_fold", "--out", tmp_path / "tiles", "--json", record)
+    assert done.code == 130
+    assert "interrupted" in done.err
+    assert [each["family"] for each in json.loads(record.read_text())["classes"]] == ["loss"]
+    assert [path.name for path in (tmp_path / "tiles").iterdir()] == ["loss.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("sofmax",), "no kernel family's name contains 'sofmax'; there are bias_act, "),
+        (("softmax", "--only", "float8"), "no class of these families has 'float8' in its name"),
+        (("loss", "--budget", "0"), "--budget is 0, expected seconds above 0"),
+        (("loss", "--budget", "nan"), "--budget is nan, expected seconds above 0"),
+        (("loss", "--out", "x", "--write"), "--write is the package's own folder; give it or --out, not both"),
+        (("loss", "--out", str(ROOT / "README.md")), "README.md is a file: give the name of a folder"),
+        (("loss", "--out", str(ROOT / "README.md" / "tiles")), "cannot be made in"),
+        (("loss", "--json", "none/r.json"), "none is no folder"),
+        (("loss", "--plot", "."), "is a folder: give the name of a file"),
+        (("loss", "--device", "tpu"), "--device is tpu, expected auto, cuda or cpu"),
+    ],
+)
+def test_bad_arguments(command, arguments, said):
+    done = command("tune", *arguments)
+    assert done.code == 2, done.out
+    assert said in done.err
+
+
+def test_a_folder_that_cannot_be_written(command, tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root writes everywhere")
+    tmp_path.chmod(0o500)
+    done = command("tune", "loss", "--out", tmp_path / "tiles")
+    assert done.code == 2
+    assert "cannot be made in" in done.err
