@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import interpret
+from minidl.kernels import direct, interpret
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 TILE_FOLDER = Path(__file__).parent / "tiles"
@@ -76,19 +76,29 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """
     if 0 in grid:
         return
-    for size, limit in zip(grid, MAX_GRID, strict=False):
-        if size > limit:
-            raise ValueError(f"{kernel.__name__}: a grid of {grid} programs is above the limit {MAX_GRID[: len(grid)]}")
+    if max(grid) > MAX_GRID[1]:
+        _check_grid(kernel, grid)
     meta.setdefault("enable_fp_fusion", True)
     if _state.recorder is not None:
         _state.recorder(kernel, grid, args, meta)
-        return
+    elif not direct.launch(kernel, grid, args, meta):
+        _run_by_triton(kernel, grid, args, meta)
+
+
+def _run_by_triton(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
     device = _check_place(kernel, args)
     if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
-        kernel[grid](*args, **meta)
-    else:
-        with torch.cuda.device(device):
-            kernel[grid](*args, **meta)
+        direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
+        return
+    with torch.cuda.device(device):
+        if not direct.launch(kernel, grid, args, meta):
+            direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
+
+
+def _check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
+    for size, limit in zip(grid, MAX_GRID, strict=False):
+        if size > limit:
+            raise ValueError(f"{kernel.__name__}: a grid of {grid} programs is above the limit {MAX_GRID[: len(grid)]}")
 
 
 def _check_place(kernel: Any, args: tuple[Any, ...]) -> torch.device | None:
