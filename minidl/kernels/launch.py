@@ -61,7 +61,7 @@ class Tile:
 class _State:
     precision: str = "tf32x3"
     target: str | None = None
-    recorder: Callable[..., None] | None = None
+    instead: Callable[..., None] | None = None
     forced: dict[str, Tile] | None = None
 
 
@@ -79,8 +79,8 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     if max(grid) > MAX_GRID[1]:
         _check_grid(kernel, grid)
     meta.setdefault("enable_fp_fusion", True)
-    if _state.recorder is not None:
-        _state.recorder(kernel, grid, args, meta)
+    if _state.instead is not None:
+        _state.instead(kernel, grid, args, meta)
     elif not direct.launch(kernel, grid, args, meta):
         _run_by_triton(kernel, grid, args, meta)
 
@@ -258,19 +258,40 @@ def record(recorder: Callable[..., None], target_: str) -> Iterator[None]:
 
     For compiling offline: launchers run as usual on tensors of any device, and nothing is computed.
     """
-    before = _state.recorder, _state.target
-    _state.recorder, _state.target = recorder, target_
+    before = _state.instead, _state.target
+    _state.instead, _state.target = recorder, target_
     processors.cache_clear()
     try:
         yield
     finally:
-        _state.recorder, _state.target = before
+        _state.instead, _state.target = before
         processors.cache_clear()
 
 
 def recording() -> bool:
     """Whether launches are recorded and not run."""
-    return _state.recorder is not None
+    return _state.target is not None
+
+
+@contextlib.contextmanager
+def watch(watcher: Callable[..., None]) -> Iterator[None]:
+    """Hand every launch to `watcher(kernel, grid, args, meta, go)`, where `go()` launches it, in all threads.
+
+    Launches that are recorded and not run are not watched.
+    """
+
+    def instead(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        def go() -> None:
+            if not direct.launch(kernel, grid, args, meta):
+                _run_by_triton(kernel, grid, args, meta)
+
+        watcher(kernel, grid, args, meta, go)
+
+    before, _state.instead = _state.instead, instead
+    try:
+        yield
+    finally:
+        _state.instead = before
 
 
 def precision(dtype: torch.dtype) -> str:
