@@ -120,22 +120,30 @@ def operation_rows(device: torch.device, rounds: int) -> list[Row]:
     rows += bare_rows("linear", lambda: ops.linear(Tensor(x), Tensor(weight), Tensor(bias)), rounds)
     rows += bare_rows("conv2d", lambda: ops.conv2d(Tensor(image), Tensor(filters), Tensor(shift), padding=1), rounds)
     for name, operands, ours, theirs in kinds:
-        plain, plain_torch = [Tensor(t) for t in operands], operands
-        rows.append(pair(f"{name}, no gradient", lambda: ours(*plain), lambda: theirs(*plain_torch), rounds))
-        leaves = [Tensor(t.clone(), requires_grad=True) for t in operands]
-        leaves_torch = [t.clone().requires_grad_() for t in operands]
-        rows.append(pair(f"{name}, gradient recorded", lambda: ours(*leaves), lambda: theirs(*leaves_torch), rounds))
-        dy = torch.ones_like(theirs(*operands))
-        given = Tensor(dy)
-
-        def both() -> None:
-            ours(*leaves).backward(given)
-
-        def both_torch() -> None:
-            theirs(*leaves_torch).backward(dy)
-
-        rows.append(pair(f"{name}, forward and backward", both, both_torch, rounds, calls=50))
+        rows += three_rows(name, operands, ours, theirs, rounds)
     return rows
+
+
+def three_rows(
+    name: str, operands: list[torch.Tensor], ours: Callable[..., Any], theirs: Callable[..., Any], rounds: int
+) -> list[Row]:
+    plain = [Tensor(t) for t in operands]
+    leaves = [Tensor(t.clone(), requires_grad=True) for t in operands]
+    leaves_torch = [t.clone().requires_grad_() for t in operands]
+    dy = torch.ones_like(theirs(*operands))
+    given = Tensor(dy)
+
+    def both() -> None:
+        ours(*leaves).backward(given)
+
+    def both_torch() -> None:
+        theirs(*leaves_torch).backward(dy)
+
+    return [
+        pair(f"{name}, no gradient", lambda: ours(*plain), lambda: theirs(*operands), rounds),
+        pair(f"{name}, gradient recorded", lambda: ours(*leaves), lambda: theirs(*leaves_torch), rounds),
+        pair(f"{name}, forward and backward", both, both_torch, rounds, calls=50),
+    ]
 
 
 def step_rows(device: torch.device, rounds: int) -> list[Row]:
