@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minidl.cli.common import Command, errors, examples, switch
+from minidl.cli.common import Command, Profile, TraceFile, errors, examples, profiled, switch
 from minidl.training.config import check_output
 from minidl.training.errors import ConfigError
 
@@ -33,6 +33,8 @@ def bench(
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the results here, as SVG.")] = None,
     show: Annotated[Path | None, typer.Option("--show", help="Measure nothing; show the results in this file.")] = None,
     list_: Annotated[bool, switch("--list", "Only name the rows, with their goals.")] = False,
+    profile: Profile = False,
+    trace: TraceFile = None,
 ) -> None:
     """Measure minidl and torch side by side on this GPU.
 
@@ -70,7 +72,8 @@ def bench(
         failures: list[str] = []
         if show is None:
             found = _results(json, bool(names))
-            failures = run.run(wanted, found, console, lambda: found.save(json) if json is not None else None)
+            with profiled(profile, trace, None):
+                failures = run.run(wanted, found, console, lambda: found.save(json) if json is not None else None)
         else:
             found = results.load(show)
             console.print(run.table(found, wanted))
