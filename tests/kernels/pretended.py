@@ -14,7 +14,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from minidl.kernels import direct
+from minidl.doctor.workloads import workloads
+from minidl.kernels import direct, launch
 from tests.kernels import probes
 
 launched: list[tuple[Any, tuple[Any, ...]]] = []
@@ -169,7 +170,30 @@ def refusals() -> dict[str, bool]:
     return seen
 
 
+def left_to_triton() -> list[str]:
+    """Kernels of minidl with a launch that comes in another form than arguments by position, constants by name."""
+    found = set()
+
+    def recorder(kernel: Any, grid: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        constant = [parameter.is_constexpr for parameter in kernel.params]
+        if any(constant[: len(args)]) or not all(constant[len(args) :]):
+            found.add(kernel.__name__)
+        hash(tuple(meta.values()))
+
+    for load in workloads():
+        for dtype in load.dtypes:
+            with launch.record(recorder, "sm_90"):
+                for _, call in load.calls(dtype):
+                    call()
+    return sorted(found)
+
+
 if __name__ == "__main__":
     driver.set_active(Driver())
-    result = {"known": direct.KNOWN, "specialisations": specialisations(), "refusals": refusals()}
+    result = {
+        "known": direct.KNOWN,
+        "specialisations": specialisations(),
+        "refusals": refusals(),
+        "left": left_to_triton(),
+    }
     json.dump(result, sys.stdout)

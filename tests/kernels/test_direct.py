@@ -47,6 +47,10 @@ def test_what_is_unusual_is_left_to_triton(seen):
     assert [name for name, left in seen["refusals"].items() if not left] == []
 
 
+def test_every_kernel_is_launched_in_the_form_that_goes_directly(seen):
+    assert seen["left"] == []
+
+
 def test_the_interpreter_never_launches_directly():
     if not launch.INTERPRETED:
         pytest.skip("for processes that interpret")
