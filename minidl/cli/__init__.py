@@ -105,7 +105,8 @@ def evaluate(
 ) -> None:
     """Score a finished run on its test split or on other data; a generator (a GAN run, or mnist) by its pictures."""
     with errors():
-        around = functools.partial(profiled, profile, trace, run / "trace-evaluate.json" if run.is_dir() else None)
+        usual = run / "trace-evaluate.json" if (run / "config.json").is_file() else None
+        around = functools.partial(profiled, profile, trace, usual)
         if evaluate_generator(run, data, text_column, label_column, json, samples, evaluator, device, around):
             return
         config = Evaluate(

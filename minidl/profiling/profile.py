@@ -47,6 +47,7 @@ class Profile:
         self.on_gpu = not launch.INTERPRETED
         self.device = torch.cuda.get_device_name() if self.on_gpu else None
         self._launched: Counter[Work] = Counter()
+        self._at_once = 0  # launches that were not recorded into a graph
         self._timed: list[Event] = []
         self._cuda = CudaTrace() if self.on_gpu else None
         self._chrome: dict[str, Any] = {}
@@ -77,6 +78,7 @@ class Profile:
         work = work_of(kernel, grid, args, meta)
         if self.on_gpu:
             self._launched[work] += 1
+            self._at_once += not torch.cuda.is_current_stream_capturing()
             go()
             return
         started = time.perf_counter_ns()
@@ -125,6 +127,11 @@ class Profile:
         # The first has what ran before.
         return statistics.median(counts[1:]) if len(counts) > 1 else None
 
+    @property
+    def missing(self) -> int:
+        """At least so many launches that the GPU's recorder has no time of: it stops when its buffer is full."""
+        return max(0, self._at_once - sum(bool(event.kinds) for event in self.events))
+
     def __str__(self) -> str:
         return as_text(self)
 
@@ -134,6 +141,7 @@ class Profile:
         trace["minidl"] = {
             "device": self.device or "cpu (interpreted)",
             "launches_per_step": self.launches_per_step,
+            "missing": self.missing,
             "rows": [row.as_json() for row in self.rows],
         }
         files.write_text(Path(path), json.dumps(trace, separators=(",", ":")))

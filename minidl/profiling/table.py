@@ -97,7 +97,8 @@ def as_text(profile: Profile) -> str:
     """What ran, in a line and a table of the kernels with most time."""
     rows = profile.rows
     if not rows:
-        return "profile: no kernel ran\n"
+        silent = f"{profile.missing:,} kernels were launched, but the GPU's recorder (CUPTI) gave no times"
+        return f"profile: {silent if profile.missing else 'no kernel ran'}\n"
     total = sum(row.total_us for row in rows)
     where = profile.device or "the CPU, interpreted: the host's time for each launch"
     said = f"profile: {sum(row.calls for row in rows):,} kernels ran in {_time(total)} on {where}"
@@ -114,6 +115,10 @@ def as_text(profile: Profile) -> str:
             _shown(row.gigabytes_per_second), _shown(row.teraflop_per_second), _percent(row.share_of_floor),
             row.tile or "-",
         )  # fmt: skip
+    if profile.missing:
+        said += (
+            f"\n{profile.missing:,} launches or more have no time: the GPU's recorder was full; profile a shorter run"
+        )
     rest = rows[MOST_ROWS:]
     if rest:
         spent = sum(row.total_us for row in rest)
