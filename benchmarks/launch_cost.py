@@ -79,7 +79,7 @@ def bare_rows(name: str, call: Call, rounds: int) -> list[Row]:
     ways: dict[str, Call] = {
         "Triton": lambda: kernel[grid](*args, **meta),
         "launch.run": lambda: launch.run(kernel, grid, *args, **meta),
-        "compiled kernel": lambda: direct.launch(kernel, grid, args, meta),
+        "direct.launch": lambda: direct.launch(kernel, grid, args, meta),
     }
     if not direct.launch(kernel, grid, args, meta):
         raise RuntimeError(f"{kernel.__name__} is not launched directly with this Triton")
