@@ -25,6 +25,7 @@ __all__ = [
     "ones",
     "ops",
     "optim",
+    "profile",
     "rand",
     "randn",
     "set_float32_precision",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from minidl.kernels.launch import set_float32_precision as set_float32_precision
     from minidl.ops.random import rand as rand
     from minidl.ops.random import randn as randn
+    from minidl.profiling import profile as profile
     from minidl.random import manual_seed as manual_seed
     from minidl.tensor import Tensor as Tensor
     from minidl.tensor import as_tensor as as_tensor
@@ -69,6 +71,7 @@ _HOMES = {
     "manual_seed": "minidl.random",
     "no_grad": "minidl.autograd",
     "ones": "minidl.tensor",
+    "profile": "minidl.profiling",
     "rand": "minidl.ops.random",
     "randn": "minidl.ops.random",
     "set_float32_precision": "minidl.kernels.launch",

@@ -163,27 +163,31 @@ class Function:
         """Run forward on the arguments (Tensors unwrapped) and wrap what it returns."""
         from minidl.tensor import Tensor
 
-        tensors = [arg if isinstance(arg, Tensor) else None for arg in args]
-        needs = tuple(t is not None and t.requires_grad for t in tensors)
-        record = is_grad_enabled() and any(needs)
-        context = Context(needs if record else (False,) * len(args))
+        needs = tuple([isinstance(arg, Tensor) and arg.requires_grad for arg in args])
+        raw = [arg.data if isinstance(arg, Tensor) else arg for arg in args]
+        if not (True in needs and is_grad_enabled()):
+            context = Context((False,) * len(args))
+            context._where = cls.__name__
+            result = cls.forward(context, *raw)
+            return tuple([Tensor(out) for out in result]) if isinstance(result, tuple) else Tensor(result)
+        context = Context(needs)
         context._where = cls.__name__
-        raw = [arg if t is None else t.data for arg, t in zip(args, tensors, strict=True)]
         result = cls.forward(context, *raw)
-        outputs = result if isinstance(result, tuple) else (result,)
-        if not record:
-            wrapped = tuple(Tensor(out) for out in outputs)
-            return wrapped if isinstance(result, tuple) else wrapped[0]
-        edges = [t._edge() if t is not None and need else None for t, need in zip(tensors, needs, strict=True)]
+        edges = [arg._edge() if need else None for arg, need in zip(args, needs, strict=True)]
         node = Node(cls, context, edges, _caller())
         context._where = str(node)
         node.metas = [None if e is None else (tuple(r.shape), r.dtype) for e, r in zip(edges, raw, strict=True)]
-        node.outputs = [tuple(out.shape) for out in outputs]
-        wrapped = tuple(
-            Tensor._recorded(out, node, i) if out.dtype.is_floating_point else Tensor(out)
-            for i, out in enumerate(outputs)
-        )
-        return wrapped if isinstance(result, tuple) else wrapped[0]
+        if not isinstance(result, tuple):
+            node.outputs = [tuple(result.shape)]
+            return cls._wrap(result, node, 0)
+        node.outputs = [tuple(out.shape) for out in result]
+        return tuple([cls._wrap(out, node, i) for i, out in enumerate(result)])
+
+    @staticmethod
+    def _wrap(out: torch.Tensor, node: Node, index: int) -> Tensor:
+        from minidl.tensor import Tensor
+
+        return Tensor._recorded(out, node, index) if out.dtype.is_floating_point else Tensor(out)
 
 
 def _caller() -> str:

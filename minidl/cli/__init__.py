@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a failure, 2 bad usage or input, 130 stopped by Ctrl-C or 
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 from pathlib import Path
@@ -20,11 +21,14 @@ from minidl.cli.common import (
     Device,
     Group,
     LabelColumn,
+    Profile,
     RunFolder,
     TextColumn,
+    TraceOfRun,
     choose_device,
     errors,
     examples,
+    profiled,
     switch,
 )
 from minidl.cli.generate import EvaluatorRun, Samples, evaluate_generator
@@ -97,10 +101,14 @@ def evaluate(
     samples: Samples = None,
     evaluator: EvaluatorRun = None,
     device: Device = "auto",
+    profile: Profile = False,
+    trace: TraceOfRun = None,
 ) -> None:
     """Score a finished run on its test split or on other data; a generator (a GAN run, or mnist) by its pictures."""
     with errors():
-        if evaluate_generator(run, data, text_column, label_column, json, samples, evaluator, device):
+        usual = run / "trace-evaluate.json" if (run / "config.json").is_file() else None
+        around = functools.partial(profiled, profile, trace, usual)
+        if evaluate_generator(run, data, text_column, label_column, json, samples, evaluator, device, around):
             return
         config = Evaluate(
             run=run, data=data, text_column=text_column, label_column=label_column, json=json, device=device
@@ -110,7 +118,8 @@ def evaluate(
         from minidl.training import predict as work
         from minidl.training import reports
 
-        typer.echo(reports.as_text(work.evaluate(config)), nl=False)
+        with around():
+            typer.echo(reports.as_text(work.evaluate(config)), nl=False)
 
 
 @app.command(
@@ -140,6 +149,8 @@ def predict(
     text_column: TextColumn = None,
     top: Annotated[int, typer.Option("--top", help="Number of labels listed per answer.")] = 3,
     device: Device = "auto",
+    profile: Profile = False,
+    trace: TraceOfRun = None,
 ) -> None:
     """Answer each input with one JSON line: label, probability and the best labels, or the predicted number.
 
@@ -154,7 +165,8 @@ def predict(
         choose_device(device)
         from minidl.training import predict as work
 
-        work.predict(config, sys.stdout)
+        with profiled(profile, trace, run / "trace-predict.json"):
+            work.predict(config, sys.stdout)
 
 
 @app.command(

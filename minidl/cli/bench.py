@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minidl.cli.common import Command, errors, examples, switch
+from minidl.cli.common import Command, Profile, TraceFile, errors, examples, profiled, switch
 from minidl.training.config import check_output
 from minidl.training.errors import ConfigError
 
@@ -37,6 +37,8 @@ def bench(
         bool, switch("--peers", "Also measure attorch, FlagGems and Liger, where they are installed.")
     ] = False,
     list_: Annotated[bool, switch("--list", "Only name the rows, with their goals.")] = False,
+    profile: Profile = False,
+    trace: TraceFile = None,
 ) -> None:
     """Measure minidl and torch side by side on this GPU.
 
@@ -79,7 +81,10 @@ def bench(
         failures: list[str] = []
         if show is None:
             found = _results(json, bool(names))
-            failures = run.run(wanted, found, console, lambda: found.save(json) if json is not None else None, peers)
+            with profiled(profile, trace, None):
+                failures = run.run(
+                    wanted, found, console, lambda: found.save(json) if json is not None else None, peers
+                )
         else:
             found = results.load(show)
             console.print(run.table(found, wanted))

@@ -7,13 +7,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from minidl.data.files import LABEL_NAMES, TEXT_NAMES
+from minidl.training.config import check_output
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
+
+if TYPE_CHECKING:
+    from minidl.profiling import Profile as Recorder
 
 
 def examples(*commands: str) -> str:
@@ -60,6 +64,17 @@ Quiet = Annotated[bool, switch("--quiet", "Show errors only.")]
 NoPlots = Annotated[bool, switch("--no-plots", "Make no pictures.")]
 TextColumn = Annotated[str | None, _column("text", TEXT_NAMES)]
 LabelColumn = Annotated[str | None, _column("label", LABEL_NAMES)]
+Profile = Annotated[
+    bool, switch("--profile", "At the end, show what each kernel took, and write a trace that Chrome shows.")
+]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", help="With --profile: file of the trace. Default: trace.json in --out.")
+]
+TraceOfRun = Annotated[
+    Path | None,
+    typer.Option("--trace", help="With --profile: file of the trace. Default: trace-COMMAND.json in the run's folder."),
+]
+TraceFile = Annotated[Path | None, typer.Option("--trace", help="With --profile: file of the trace. Default: none.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)]
 
 
@@ -68,6 +83,42 @@ def choose_device(device: str) -> None:
     from minidl.training.device import choose
 
     choose(device)
+
+
+@contextmanager
+def profiled(wanted: bool, trace: Path | None, usual: Path | None) -> Iterator[None]:
+    """Around the work of a command, once its device is chosen: --profile shows the table on standard error.
+
+    The trace goes to `trace`, else to `usual`, where its folder is there at the end. Raises ConfigError for a trace
+    without a profile, or one that cannot be written.
+    """
+    if not wanted:
+        if trace is not None:
+            raise ConfigError("--trace goes with --profile")
+        yield
+        return
+    if trace is not None:
+        check_output("--trace", trace)
+    from minidl.profiling import Profile as Recorder
+
+    recorder = Recorder()
+    try:
+        with recorder:
+            yield
+    finally:
+        if recorder.events:
+            _show(recorder, trace or usual)
+    if not recorder.events:
+        typer.echo(str(recorder), err=True, nl=False)
+
+
+def _show(recorder: Recorder, path: Path | None) -> None:
+    typer.echo(str(recorder), err=True, nl=False)
+    if path is None:
+        typer.echo("no trace is written: name a file with --trace", err=True)
+    elif path.parent.is_dir():
+        recorder.save(path)
+        typer.echo(f"trace: {path}, to be opened in ui.perfetto.dev or chrome://tracing", err=True)
 
 
 @contextmanager

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from minidl.cli.common import Command, Device, Quiet, choose_device, errors, examples, switch
+from minidl.cli.common import (
+    Command,
+    Device,
+    Profile,
+    Quiet,
+    Trace,
+    choose_device,
+    errors,
+    examples,
+    profiled,
+    switch,
+)
 from minidl.generation.config import (
     BUILT_IN,
     USUAL_COUNT,
@@ -72,6 +85,8 @@ def generate(
     device: Device = "auto",
     overwrite: Annotated[bool, switch("--overwrite", "Replace the pictures that an earlier command made.")] = False,
     quiet: Quiet = False,
+    profile: Profile = False,
+    trace: Trace = None,
 ) -> None:
     """Make pictures with a trained generator.
 
@@ -90,7 +105,8 @@ def generate(
         from minidl.training import environment
 
         environment.fix_threads(environment.wanted_threads())
-        work(config)
+        with profiled(profile, trace, out / "trace.json"):
+            work(config)
 
 
 def evaluate_generator(
@@ -102,8 +118,12 @@ def evaluate_generator(
     samples: int | None,
     evaluator: Path | None,
     device: str,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> bool:
-    """`minidl evaluate` of a generator; False, with nothing done, when `run` is none. Raises as `Evaluate`."""
+    """`minidl evaluate` of a generator, the work inside `around()`; False, with nothing done, when `run` is none.
+
+    Raises as `Evaluate`.
+    """
     if not _is_generator(run):
         for flag, given in (("--samples", samples), ("--evaluator", evaluator)):
             if given is not None:
@@ -120,7 +140,8 @@ def evaluate_generator(
     environment.fix_threads(environment.wanted_threads())
     model = str(run) if _is_built_in(run) else str(run.absolute())
     config = work.EvaluateGan(model=model, data=data, samples=samples, evaluator=evaluator, json=json)
-    typer.echo(work.as_text(work.evaluate(config)), nl=False)
+    with around():
+        typer.echo(work.as_text(work.evaluate(config)), nl=False)
     return True
 
 

@@ -14,14 +14,17 @@ from minidl.cli.common import (
     NoPlots,
     Out,
     Overwrite,
+    Profile,
     Quiet,
     Resume,
     TestSplit,
     TextColumn,
+    Trace,
     ValSplit,
     choose_device,
     errors,
     examples,
+    profiled,
     switch,
 )
 from minidl.training import runs
@@ -130,6 +133,8 @@ def train_text(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: NoPlots = False,
+    profile: Profile = False,
+    trace: Trace = None,
 ) -> None:
     """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer.
 
@@ -188,6 +193,8 @@ def train_table(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: NoPlots = False,
+    profile: Profile = False,
+    trace: Trace = None,
 ) -> None:
     """Train on a table: regression or classification by a multilayer perceptron on standardised columns."""
     flags = {name: value for name, value in locals().items() if name != "no_plots"}
@@ -248,6 +255,8 @@ def train_images(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: NoPlots = False,
+    profile: Profile = False,
+    trace: Trace = None,
 ) -> None:
     """Train an image classifier: a convolutional network on pictures of one size.
 
@@ -291,6 +300,8 @@ def train_gan(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: Annotated[bool, switch("--no-plots", "Draw no curves; the grids of pictures are always made.")] = False,
+    profile: Profile = False,
+    trace: Trace = None,
 ) -> None:
     """Train a generator of pictures: a DCGAN.
 
@@ -306,6 +317,7 @@ def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
     with errors():
         from minidl.training import sources
 
+        profile, trace = flags.pop("profile"), flags.pop("trace")
         if "hidden" in flags:
             flags["hidden"] = parse_sizes(flags["hidden"])
         if "size" in flags:
@@ -323,13 +335,14 @@ def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
         checksum = sources.fingerprint(dataset)
         runs.check_data(config, checksum)
         choose_device(config.device)
-        if isinstance(config, TrainGan):
-            from minidl.data import ImageDataset
-            from minidl.training import gan
+        with profiled(profile, trace, config.out / "trace.json"):
+            if isinstance(config, TrainGan):
+                from minidl.data import ImageDataset
+                from minidl.training import gan
 
-            assert isinstance(dataset, ImageDataset)
-            gan.train(config, dataset, checksum)
-            return
-        from minidl.training.train import train
+                assert isinstance(dataset, ImageDataset)
+                gan.train(config, dataset, checksum)
+                return
+            from minidl.training.train import train
 
-        train(kind, config, dataset, checksum)
+            train(kind, config, dataset, checksum)

@@ -25,15 +25,16 @@ GELU = tl.constexpr(5)
 GELU_TANH = tl.constexpr(6)
 SILU = tl.constexpr(7)
 
+# As plain numbers, which the host compares and hashes in C.
 CODES = {
-    None: NONE,
-    "relu": RELU,
-    "leaky_relu": LEAKY_RELU,
-    "sigmoid": SIGMOID,
-    "tanh": TANH,
-    "gelu": GELU,
-    "gelu_tanh": GELU_TANH,
-    "silu": SILU,
+    None: NONE.value,
+    "relu": RELU.value,
+    "leaky_relu": LEAKY_RELU.value,
+    "sigmoid": SIGMOID.value,
+    "tanh": TANH.value,
+    "gelu": GELU.value,
+    "gelu_tanh": GELU_TANH.value,
+    "silu": SILU.value,
 }
 NAMES = tuple(name for name in CODES if name is not None)
 # The derivative of these follows from the output alone, so nothing else needs keeping for the gradient.

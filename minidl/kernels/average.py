@@ -45,7 +45,7 @@ def average_(average: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -
     n = average.numel()
     tile = launch.tile("elementwise", average.dtype, N=n)
     launch.run(
-        average_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), average,
+        average_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), average,
         value.contiguous(memory_format=order), weight, n,
         ACC=launch.acc(average.dtype), enable_fp_fusion=False, **tile.options,
     )  # fmt: skip

@@ -82,7 +82,7 @@ def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.
     rows = _rows(x)
     M, N = rows.shape
     tile = launch.tile("bias_act", x.dtype, M=M, N=N)
-    grid = (triton.cdiv(M, tile["BLOCK_M"]) * triton.cdiv(N, tile["BLOCK_N"]),)
+    grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]),)
     launch.run(
         bias_act_kernel, grid, rows, b.contiguous(), y, M, N, rows.stride(0),
         ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **tile.options,
@@ -137,9 +137,9 @@ def _bias_act_grad(
     rows_dy, rows_x = _rows(dy), _rows(x)
     M, N = rows_x.shape
     tile = launch.tile("bias_act_grad", x.dtype, M=M, N=N)
-    tiles_n = triton.cdiv(N, tile["BLOCK_N"])
+    tiles_n = launch.cdiv(N, tile["BLOCK_N"])
     band = _band(M, tiles_n, tile["BLOCK_M"])
-    bands = triton.cdiv(M, band)
+    bands = launch.cdiv(M, band)
     partial = torch.empty(bands, N, dtype=launch.acc_torch(x.dtype), device=x.device) if want_bias else None
     launch.run(
         bias_act_grad_kernel, (tiles_n, bands), rows_dy, rows_x, None if b is None else b.contiguous(), dx, partial,
@@ -153,14 +153,14 @@ def _bias_act_grad(
 def depth(rows: int, columns: int, dtype: torch.dtype) -> int:
     """The longest chain of additions that a term of db goes through."""
     tile = launch.tile("bias_act_grad", dtype, M=rows, N=columns)
-    band = _band(rows, triton.cdiv(columns, tile["BLOCK_N"]), tile["BLOCK_M"])
-    return min(max(rows - 1, 0), band // tile["BLOCK_M"] + tile["BLOCK_M"] + triton.cdiv(rows, band))
+    band = _band(rows, launch.cdiv(columns, tile["BLOCK_N"]), tile["BLOCK_M"])
+    return min(max(rows - 1, 0), band // tile["BLOCK_M"] + tile["BLOCK_M"] + launch.cdiv(rows, band))
 
 
 def _band(rows: int, tiles_n: int, block_m: int) -> int:
     """Rows that one program walks: whole blocks, few enough that 8 programs fall to each multiprocessor."""
     bands = max(1, 8 * launch.processors() // max(tiles_n, 1))
-    return max(1, triton.cdiv(triton.cdiv(rows, block_m), bands)) * block_m
+    return max(1, launch.cdiv(launch.cdiv(rows, block_m), bands)) * block_m
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

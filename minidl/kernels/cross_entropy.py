@@ -279,7 +279,7 @@ def cross_entropy_parts(
         sums = torch.full((1,), R, dtype=acc, device=device)
     elif not soft and (mean or launch.INTERPRETED):
         sums, count = _target_weights(target, weight, R, N, ignore_index, acc, x.dtype)
-    programs = triton.cdiv(R, tile["BLOCK_M"])
+    programs = launch.cdiv(R, tile["BLOCK_M"])
     parts = loss if each else torch.empty(programs, dtype=acc, device=device)
     pointers = rows, target, weight, sums, parts, grad if with_grad else None
     meta = {
@@ -313,7 +313,7 @@ def cross_entropy_grad_(
     n = grad.numel()
     tile = launch.tile("loss", grad.dtype, N=n)
     launch.run(
-        scale_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), grad, dy.contiguous() if each else dy, divisor, n,
+        scale_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), grad, dy.contiguous() if each else dy, divisor, n,
         grad.shape[axis], grad.shape[axis + 1 :].numel(), EACH=each, ACC=launch.acc(grad.dtype), **tile.options,
     )  # fmt: skip
     return grad
@@ -322,7 +322,7 @@ def cross_entropy_grad_(
 def _target_weights(target, weight, R, N, ignore_index, acc, dtype):
     """Partial sums of the targets' weights and their number. On the CPU, refuses targets that are no class."""
     tile = launch.tile("loss", dtype, N=R)
-    programs = max(1, min(SHARES.value, triton.cdiv(R, tile["BLOCK_N"])))
+    programs = max(1, min(SHARES.value, launch.cdiv(R, tile["BLOCK_N"])))
     sums = torch.empty(programs, dtype=acc, device=target.device)
     wrong = torch.full((programs,), NO_CLASS.value, dtype=torch.int64, device=target.device)
     launch.run(

@@ -85,7 +85,7 @@ def pick(
     rows, columns = len(index) * H, W * C
     y = torch.empty(len(index), H, W, C, dtype=dtype, device=x.device)
     tile = launch.tile("images", dtype, M=rows, N=columns)
-    grid = (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(columns, tile["BLOCK_N"]),)
+    grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(columns, tile["BLOCK_N"]),)
     launch.run(
         pick_kernel, grid, x.contiguous(), index.contiguous(), None if moves is None else moves.contiguous(),
         y, mean.contiguous(), std.contiguous(), rows, H, W, C,

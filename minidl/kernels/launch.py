@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import interpret, tables
+from minidl.kernels import direct, interpret, tables
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 PRECISIONS = ("tf32x3", "ieee", "tf32")
@@ -58,7 +58,7 @@ class Tile:
 class _State:
     precision: str = "tf32x3"
     target: str | None = None
-    recorder: Callable[..., None] | None = None
+    instead: Callable[..., None] | None = None
     forced: dict[str, Tile] | None = None
     given: Mapping[str, tables.Table] | None = None
 
@@ -74,19 +74,29 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """
     if 0 in grid:
         return
+    if max(grid) > MAX_GRID[1]:
+        _check_grid(kernel, grid)
+    meta.setdefault("enable_fp_fusion", True)
+    if _state.instead is not None:
+        _state.instead(kernel, grid, args, meta)
+    elif not direct.launch(kernel, grid, args, meta):
+        _run_by_triton(kernel, grid, args, meta)
+
+
+def _run_by_triton(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+    device = _check_place(kernel, args)
+    if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
+        direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
+        return
+    with torch.cuda.device(device):
+        if not direct.launch(kernel, grid, args, meta):
+            direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
+
+
+def _check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
     for size, limit in zip(grid, MAX_GRID, strict=False):
         if size > limit:
             raise ValueError(f"{kernel.__name__}: a grid of {grid} programs is above the limit {MAX_GRID[: len(grid)]}")
-    meta.setdefault("enable_fp_fusion", True)
-    if _state.recorder is not None:
-        _state.recorder(kernel, grid, args, meta)
-        return
-    device = _check_place(kernel, args)
-    if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
-        kernel[grid](*args, **meta)
-    else:
-        with torch.cuda.device(device):
-            kernel[grid](*args, **meta)
 
 
 def _check_place(kernel: Any, args: tuple[Any, ...]) -> torch.device | None:
@@ -104,6 +114,11 @@ def _check_place(kernel: Any, args: tuple[Any, ...]) -> torch.device | None:
                 "move it with .to('cuda'), or set TRITON_INTERPRET=1 before starting Python to run on the CPU"
             )
     return device
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up, b above 0. Triton's own serves kernels too and takes 3 us on the host."""
+    return -(-a // b)
 
 
 def target() -> str:
@@ -260,19 +275,40 @@ def record(recorder: Callable[..., None], target_: str) -> Iterator[None]:
 
     For compiling offline: launchers run as usual on tensors of any device, and nothing is computed.
     """
-    before = _state.recorder, _state.target
-    _state.recorder, _state.target = recorder, target_
+    before = _state.instead, _state.target
+    _state.instead, _state.target = recorder, target_
     processors.cache_clear()
     try:
         yield
     finally:
-        _state.recorder, _state.target = before
+        _state.instead, _state.target = before
         processors.cache_clear()
 
 
 def recording() -> bool:
     """Whether launches are recorded and not run."""
-    return _state.recorder is not None
+    return _state.target is not None
+
+
+@contextlib.contextmanager
+def watch(watcher: Callable[..., None]) -> Iterator[None]:
+    """Hand every launch to `watcher(kernel, grid, args, meta, go)`, where `go()` launches it, in all threads.
+
+    Launches that are recorded and not run are not watched.
+    """
+
+    def instead(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        def go() -> None:
+            if not direct.launch(kernel, grid, args, meta):
+                _run_by_triton(kernel, grid, args, meta)
+
+        watcher(kernel, grid, args, meta, go)
+
+    before, _state.instead = _state.instead, instead
+    try:
+        yield
+    finally:
+        _state.instead = before
 
 
 def precision(dtype: torch.dtype) -> str:

@@ -186,7 +186,7 @@ def _element_loss(x, target, weight, pos_weight, reduction, binary):
     each = reduction == "none"
     loss = torch.empty(x.shape if each else (), dtype=x.dtype, device=x.device)
     tile = launch.tile("loss", x.dtype, N=n)
-    programs = triton.cdiv(n, tile["BLOCK_N"])
+    programs = launch.cdiv(n, tile["BLOCK_N"])
     parts = loss if each else torch.empty(programs, dtype=launch.acc_torch(x.dtype), device=x.device)
     launch.run(
         element_loss_kernel, (programs,), *operands, parts, n,
@@ -203,7 +203,7 @@ def _element_loss_grad(dy, x, target, weight, pos_weight, reduction, needs, bina
     n = x.numel()
     tile = launch.tile("loss", x.dtype, N=n)
     launch.run(
-        element_loss_grad_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), dy.contiguous(), *operands, *grads, n,
+        element_loss_grad_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), dy.contiguous(), *operands, *grads, n,
         n if reduction == "mean" else 1, BINARY=binary, EACH=reduction == "none", ACC=launch.acc(x.dtype),
         **tile.options,
     )  # fmt: skip

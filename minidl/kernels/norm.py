@@ -246,11 +246,11 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     M, C = rows.shape
     acc = launch.acc_torch(x.dtype)
     tile, band = _bands("norm_stats", M, C, x.dtype)
-    bands = triton.cdiv(M, band)
+    bands = launch.cdiv(M, band)
     means, m2s = (torch.empty(bands, C, dtype=acc, device=x.device) for _ in range(2))
     batches = None if buffers is None else buffers.batches
     launch.run(
-        batch_norm_stats_kernel, (triton.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C, band,
+        batch_norm_stats_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C, band,
         TRACKED=batches is not None, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     found = Statistics(*(torch.empty(C, dtype=acc, device=x.device) for _ in range(2)))
@@ -259,7 +259,7 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     # The kernel reads and writes C numbers in a row.
     dense = [_vector(buffer) for buffer in running]
     launch.run(
-        batch_norm_join_kernel, (triton.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *dense, batches,
+        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *dense, batches,
         M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
         RUNNING=buffers is not None, CUMULATIVE=momentum is None, **tile.options,
     )  # fmt: skip
@@ -282,7 +282,7 @@ def normalise(
     y = torch.empty_like(rows)
     M, C = rows.shape
     tile = launch.tile("norm", x.dtype, M=M, C=C)
-    grid = (triton.cdiv(M, tile["BLOCK_M"]) * triton.cdiv(C, tile["BLOCK_C"]),)
+    grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
     launch.run(
         batch_norm_kernel, grid, rows, y, *with_, _vector(weight), _vector(bias), M, C,
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope,
@@ -318,17 +318,17 @@ def normalise_grad(
     sums, dx = None, None
     if want_affine or (training and want_x):
         tile, band = _bands("norm_sums", M, C, x.dtype)
-        bands = triton.cdiv(M, band)
+        bands = launch.cdiv(M, band)
         partial = torch.empty(bands, 2, C, dtype=launch.acc_torch(x.dtype), device=x.device)
         launch.run(
-            batch_norm_sums_kernel, (triton.cdiv(C, tile["BLOCK_C"]), bands), rows_dy, rows, partial, *vectors,
+            batch_norm_sums_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows_dy, rows, partial, *vectors,
             M, C, band, **meta, **tile.options,
         )  # fmt: skip
         sums = reduce.sum_rows(partial.view(bands, 2 * C)).view(2, C)
     if want_x:
         tile = launch.tile("norm_grad", x.dtype, M=M, C=C)
         dx = torch.empty_like(rows)
-        grid = (triton.cdiv(M, tile["BLOCK_M"]) * triton.cdiv(C, tile["BLOCK_C"]),)
+        grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
         launch.run(
             batch_norm_grad_kernel, grid, rows_dy, rows, dx, sums, *vectors, M, C,
             TRAINING=training, **meta, **tile.options,
@@ -346,14 +346,14 @@ def depth(M: int, C: int, dtype: torch.dtype, family: str) -> int:
 
 def bands(M: int, C: int, dtype: torch.dtype, family: str) -> int:
     """How many bands of rows there are."""
-    return triton.cdiv(M, _bands(family, M, C, dtype)[1])
+    return launch.cdiv(M, _bands(family, M, C, dtype)[1])
 
 
 def _bands(family: str, M: int, C: int, dtype: torch.dtype) -> tuple[launch.Tile, int]:
     """The tile, and the rows of a band: whole blocks, few enough that 8 programs fall to each multiprocessor."""
     tile = launch.tile(family, dtype, M=M, C=C)
-    most = max(1, 8 * launch.processors() // max(1, triton.cdiv(C, tile["BLOCK_C"])))
-    return tile, max(1, triton.cdiv(triton.cdiv(M, tile["BLOCK_M"]), most)) * tile["BLOCK_M"]
+    most = max(1, 8 * launch.processors() // max(1, launch.cdiv(C, tile["BLOCK_C"])))
+    return tile, max(1, launch.cdiv(launch.cdiv(M, tile["BLOCK_M"]), most)) * tile["BLOCK_M"]
 
 
 def check_arguments(

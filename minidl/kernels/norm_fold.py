@@ -88,7 +88,7 @@ def _fold(
     tile = launch.tile("norm_fold", scale.dtype, C=C)
     given = [None if t is None else t.contiguous() for t in (mean, var, weight, bias, conv_bias)]
     launch.run(
-        batch_norm_fold_kernel, (triton.cdiv(C, tile["BLOCK_C"]),), *given, scale, shift, C,
+        batch_norm_fold_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), *given, scale, shift, C,
         EPS=float(eps), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
         HAS_CONV_BIAS=conv_bias is not None, SHIFT=shift is not None, **tile.options,
     )  # fmt: skip

@@ -236,7 +236,7 @@ def dropout(x: torch.Tensor, p: float, seed: int, stream: int = 0) -> torch.Tens
     n = x.numel()
     tile = launch.tile("dropout", x.dtype, floor=4, N=n)
     launch.run(
-        dropout_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), x, y, n, *_halves(seed), *_halves(stream),
+        dropout_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, n, *_halves(seed), *_halves(stream),
         _signed(threshold), _bits(1.0 / (1.0 - p)),
         ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
@@ -251,7 +251,7 @@ def _fill(op, t, seed, stream, kind, offset, factor):
     n = t.numel()
     tile = launch.tile("random", t.dtype, floor=4, N=n)
     launch.run(
-        fill_kernel, (triton.cdiv(n, tile["BLOCK_N"]),), y, n, *_halves(seed), *_halves(stream), offset, factor,
+        fill_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), y, n, *_halves(seed), *_halves(stream), offset, factor,
         KIND=kind, ACC=launch.acc(t.dtype), enable_fp_fusion=False, **tile.options,
     )  # fmt: skip
     if y is not t:

@@ -218,8 +218,8 @@ def depth(K: int, R: int, dtype: torch.dtype) -> int:
     longest = 0
     for family in ("reduce_rows", "reduce_columns"):
         tile, share = _plan(family, K, R, dtype, None)
-        blocks = triton.cdiv(share, tile["BLOCK_R"])
-        longest = max(longest, blocks + min(tile["BLOCK_R"], 64) + triton.cdiv(R, share))
+        blocks = launch.cdiv(share, tile["BLOCK_R"])
+        longest = max(longest, blocks + min(tile["BLOCK_R"], 64) + launch.cdiv(R, share))
     return min(max(R - 1, 0), longest)
 
 
@@ -278,11 +278,11 @@ def _inner(levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
 def _plan(family: str, K: int, R: int, dtype: torch.dtype, shares: int | None) -> tuple[launch.Tile, int]:
     """The tile, and how much of R a program takes: 4 blocks or more, enough for at most 8 programs per processor."""
     tile = launch.tile(family, dtype, K=K, R=R)
-    blocks = max(1, triton.cdiv(R, tile["BLOCK_R"]))
+    blocks = max(1, launch.cdiv(R, tile["BLOCK_R"]))
     if shares is None:
-        programs = max(1, triton.cdiv(K, tile["BLOCK_K"]))
+        programs = max(1, launch.cdiv(K, tile["BLOCK_K"]))
         shares = max(1, min(8 * launch.processors() // programs, blocks // 4))
-    return tile, triton.cdiv(blocks, shares) * tile["BLOCK_R"]
+    return tile, launch.cdiv(blocks, shares) * tile["BLOCK_R"]
 
 
 def _sum(
@@ -316,10 +316,10 @@ def _run_sum(
     shares: int | None,
 ) -> None:
     tile, share = _plan(seen.family, seen.K, seen.R, seen.x.dtype, shares)
-    shares = triton.cdiv(seen.R, share)
+    shares = launch.cdiv(seen.R, share)
     partial = y if shares == 1 else torch.empty(shares, seen.K, dtype=wide, device=y.device)
     launch.run(
-        sum_kernel, (triton.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, m, partial, *seen.extents, share, count,
+        sum_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, m, partial, *seen.extents, share, count,
         OP=op, FINISH=finish if shares == 1 else AS_IT_IS, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels,
         ACC=_ACC[wide], **tile.options,
     )  # fmt: skip
@@ -332,7 +332,7 @@ def _max(x: torch.Tensor, axes: Sequence[int], y: torch.Tensor | None, positions
         return
     seen = _seen(x, axes)
     tile, share = _plan(seen.family, seen.K, seen.R, x.dtype, None)
-    shares = triton.cdiv(seen.R, share)
+    shares = launch.cdiv(seen.R, share)
     integers = not x.is_floating_point()
     acc = tl.int64 if integers else launch.acc(x.dtype)
     flags = {"INDEX": positions is not None, "INTEGERS": integers, "ACC": acc}
@@ -341,7 +341,7 @@ def _max(x: torch.Tensor, axes: Sequence[int], y: torch.Tensor | None, positions
         top = torch.empty(shares, seen.K, dtype=x.dtype, device=x.device)
         first = None if positions is None else torch.empty(shares, seen.K, dtype=torch.int64, device=x.device)
     launch.run(
-        max_kernel, (triton.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, None, top, first, *seen.extents, share,
+        max_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, None, top, first, *seen.extents, share,
         SHARES=False, LAST=shares == 1, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels, **flags, **tile.options,
     )  # fmt: skip
     if shares > 1:
@@ -349,7 +349,7 @@ def _max(x: torch.Tensor, axes: Sequence[int], y: torch.Tensor | None, positions
         seen = _seen(top, (0,))
         tile, share = _plan(seen.family, seen.K, seen.R, x.dtype, 1)
         launch.run(
-            max_kernel, (triton.cdiv(seen.K, tile["BLOCK_K"]), 1), top, first, y, positions, *seen.extents, share,
+            max_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), 1), top, first, y, positions, *seen.extents, share,
             SHARES=True, LAST=True, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels, **flags, **tile.options,
         )  # fmt: skip
 

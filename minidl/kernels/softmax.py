@@ -219,7 +219,7 @@ def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     y = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     outer, N, inner = rows.shape
     R = outer * inner
-    grid = (triton.cdiv(R, tile["BLOCK_M"]),)
+    grid = (launch.cdiv(R, tile["BLOCK_M"]),)
     meta = {"LOG": log, "ACC": launch.acc(x.dtype), **tile.options}
     if fits:
         strides = *row_strides(rows), *row_strides(y)
@@ -242,7 +242,7 @@ def _backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -
     dx = torch.empty_like(y_rows)
     outer, N, inner = y_rows.shape
     R = outer * inner
-    grid = (triton.cdiv(R, tile["BLOCK_M"]),)
+    grid = (launch.cdiv(R, tile["BLOCK_M"]),)
     meta = {"LOG": log, "ACC": launch.acc(y.dtype), **tile.options}
     if fits:
         strides = *row_strides(dy_rows), *row_strides(y_rows)

@@ -130,9 +130,9 @@ def csr_matmul(
     z = torch.empty_like(y) if preactivation else None
     entries = max(1, dense.shape[0])
     tile = launch.tile("sparse", val.dtype, M=rows, M_LONG=rows, N=N, J=entries, J_LONG=entries)
-    long_tiles = triton.cdiv(min(rows, col.numel() // SHORT), tile["BLOCK_M_LONG"])
+    long_tiles = launch.cdiv(min(rows, col.numel() // SHORT), tile["BLOCK_M_LONG"])
     short = max(0, rows - long_tiles * tile["BLOCK_M_LONG"])
-    grid = (long_tiles + triton.cdiv(short, tile["BLOCK_M"]), triton.cdiv(N, tile["BLOCK_N"]))
+    grid = (long_tiles + launch.cdiv(short, tile["BLOCK_M"]), launch.cdiv(N, tile["BLOCK_N"]))
     launch.run(
         csr_matmul_kernel, grid, crow.contiguous(), col.contiguous(), val.contiguous(), order.contiguous(), dense,
         None if bias is None else bias.contiguous(), y, z, rows, dense.stride(0), N, long_tiles,

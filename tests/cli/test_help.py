@@ -18,16 +18,17 @@ COMMANDS = (
 # Scripts rely on these; adding one is fine, and then it is written here.
 FLAGS = {
     "text": "--balance --batch-size --data --device --dropout --epochs --hidden --label-column --label-smoothing "
-    "--lazy --lr --max-features --min-df --ngrams --no-plots --optimizer --out --overwrite --patience --precision "
-    "--quiet --resume --schedule --seed --test-split --text-column --val-split --warmup --weight-decay",
+    "--lazy --lr --max-features --min-df --ngrams --no-plots --optimizer --out --overwrite --patience "
+    "--precision --profile --quiet --resume --schedule --seed --test-split --text-column --trace "
+    "--val-split --warmup --weight-decay",
     "table": "--balance --batch-size --data --device --dropout --epochs --hidden --ignore --label-smoothing --lr "
-    "--missing --no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed "
-    "--target --task --test-split --val-split --warmup --weight-decay",
+    "--missing --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet --resume "
+    "--schedule --seed --target --task --test-split --trace --val-split --warmup --weight-decay",
     "images": "--balance --batch-size --data --device --dropout --epochs --flip --label-smoothing --lr --model "
-    "--no-flip --no-plots --optimizer --out --overwrite --patience --precision --quiet --resume --schedule --seed "
-    "--shift --size --test-split --val-split --warmup --weight-decay",
-    "gan": "--batch-size --data --device --epochs --latent --lr --no-plots --out --overwrite --precision --quiet "
-    "--resume --seed --size --width",
+    "--no-flip --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet --resume "
+    "--schedule --seed --shift --size --test-split --trace --val-split --warmup --weight-decay",
+    "gan": "--batch-size --data --device --epochs --latent --lr --no-plots --out --overwrite --precision --profile "
+    "--quiet --resume --seed --size --trace --width",
 }
 
 

@@ -166,7 +166,7 @@ def correlate(
     step = v.in_step * C
     bands = bands_of(w, G, step, KP, NP, pool=epilogue.pool is not None)
     q_h, q_w = (h.count // 2 * 2, v.count // 2 * 2) if epilogue.pool else (h.count, v.count)
-    groups = triton.cdiv(q_w, G)
+    groups = launch.cdiv(q_w, G)
     rows = N * q_h * groups
     tile = launch.tile("conv_banded", x.dtype, floor=16, precision=precision, M=rows, K=KP, N=NP)
     sizes = _sizes(tile, KP)
@@ -177,7 +177,7 @@ def correlate(
     if boxes:
         band_ = TensorDescriptor(bands.view(R * KP, NP), [R * KP, NP], [NP, 1], [sizes["BLOCK_K"], NP])
     launch.run(
-        conv_banded_kernel, (triton.cdiv(rows, tile["BLOCK_M"]),), x, band_, epilogue.bias, epilogue.scale, y,
+        conv_banded_kernel, (launch.cdiv(rows, tile["BLOCK_M"]),), x, band_, epilogue.bias, epilogue.scale, y,
         epilogue.z, rows, H, h.in_start,
         QH=q_h, QW=q_w, G=G, GROUPS=groups, M=M, R=R, WC=W * C, IN_W=v.in_start * C, STEP=step,
         IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, PADDED_H=padded(h, H), WIDE=rows >= MANY, BOXES=boxes,
@@ -194,13 +194,13 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     assert found is not None
     G, KP, NP = found
     step = v.in_step * C
-    groups = triton.cdiv(v.count, G)
+    groups = launch.cdiv(v.count, G)
     rows = N * h.count * groups
     tile = launch.tile("conv_banded_grad_weight", x.dtype, floor=16, precision=precision, M=rows, K=R * KP, N=NP)
-    tiles = triton.cdiv(R * KP, tile["BLOCK_K"])
-    blocks = triton.cdiv(rows, tile["BLOCK_M"])
-    share = triton.cdiv(blocks, max(1, min(4 * launch.processors() // tiles, blocks // 8)))
-    shares = triton.cdiv(blocks, share)
+    tiles = launch.cdiv(R * KP, tile["BLOCK_K"])
+    blocks = launch.cdiv(rows, tile["BLOCK_M"])
+    share = launch.cdiv(blocks, max(1, min(4 * launch.processors() // tiles, blocks // 8)))
+    shares = launch.cdiv(blocks, share)
     partial = torch.empty(shares, R, KP, NP, dtype=launch.acc_torch(x.dtype), device=x.device)
     launch.run(
         conv_banded_grad_weight_kernel, (tiles, shares), dy, x, partial,
@@ -213,7 +213,7 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     dw = torch.empty(M, R, S, C, dtype=x.dtype, device=x.device)
     block = launch.tile("conv_band", x.dtype, total=dw.numel())
     launch.run(
-        conv_band_fold_kernel, (triton.cdiv(dw.numel(), block["BLOCK"]),), bands, dw, dw.numel(), M, G,
+        conv_band_fold_kernel, (launch.cdiv(dw.numel(), block["BLOCK"]),), bands, dw, dw.numel(), M, G,
         SC=S * C, STEP=step, R=R, KP=KP, NP=NP, ACC=launch.acc(x.dtype), **block.options,
     )  # fmt: skip
     return dw

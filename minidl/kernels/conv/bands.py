@@ -150,7 +150,7 @@ def bands_of(
     bands = torch.empty((NP, R, KP) if turned else (R, KP, NP), dtype=w.dtype, device=w.device)
     tile = launch.tile("conv_band", w.dtype, total=bands.numel())
     launch.run(
-        conv_band_kernel, (triton.cdiv(bands.numel(), tile["BLOCK"]),), w, bands, bands.numel(), M, G,
+        conv_band_kernel, (launch.cdiv(bands.numel(), tile["BLOCK"]),), w, bands, bands.numel(), M, G,
         SC=S * C, STEP=step, R=R, KP=KP, NP=NP, TURNED=turned, POOL=pool, **early.options(), **tile.options,
     )  # fmt: skip
     return bands

@@ -94,7 +94,7 @@ def correlate(
     if epilogue.z is not None:
         options["num_warps"] = 8  # two results and their addresses in the registers of 4 would spill
     options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
-    tiles = triton.cdiv(M, tile["BLOCK_N"]) * groups * triton.cdiv(N, tile["BLOCK_M"]) * h.size * v.size
+    tiles = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(N, tile["BLOCK_M"]) * h.size * v.size
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
     launch.run(
         conv_back_kernel, (tiles,), boxes_of(x, tile["BLOCK_M"], options["BLOCK_K"]),

@@ -147,8 +147,8 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         found = even_grad_weight.grad_weight(x, dy, geometry, precision, tile)
         if found is not None:
             return found
-    tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
-    work = max(1, max(geometry.h.inside()) * max(geometry.w.inside())) * triton.cdiv(N, tile["BLOCK_K"])
+    tiles = launch.cdiv(C, tile["BLOCK_N"]) * launch.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
+    work = max(1, max(geometry.h.inside()) * max(geometry.w.inside())) * launch.cdiv(N, tile["BLOCK_K"])
     shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
     partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
     sizes = {**tile.options, "TAPS": together, "PARTS": parts}

@@ -253,9 +253,9 @@ def correlate(
     options["PIXELS"] = tile["PIXELS"] if all_inside(h, H) and all_inside(v, W) else 1
     options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
     options["PER_PROCESSOR"] = tile["PER_PROCESSOR"] or int(halved)
-    across = triton.cdiv(M, tile["BLOCK_N"]) * groups * triton.cdiv(v.count, options["PIXELS"])
-    tiles = across * triton.cdiv(rows, tile["BLOCK_M"]) * (h.count * N // rows - low - high)
-    border = across * triton.cdiv(N, tile["BLOCK_M"] // 2) * 2 * (low + high)
+    across = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(v.count, options["PIXELS"])
+    tiles = across * launch.cdiv(rows, tile["BLOCK_M"]) * (h.count * N // rows - low - high)
+    border = across * launch.cdiv(N, tile["BLOCK_M"] // 2) * 2 * (low + high)
     walking = options["PER_PROCESSOR"] * launch.processors()
     programs = min(tiles + border, walking) if walking else tiles
     flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}

@@ -172,9 +172,9 @@ def correlate(
     pixels = options.pop("BLOCK_N")
     box = shape_of_box(N, h.count, v.count, pixels)
     options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
-    tiles = triton.cdiv(M, tile["BLOCK_M"]) * groups
+    tiles = launch.cdiv(M, tile["BLOCK_M"]) * groups
     for size, extent in zip((N, h.count, v.count), box, strict=True):
-        tiles *= triton.cdiv(size, extent)
+        tiles *= launch.cdiv(size, extent)
     walking = tile["PER_PROCESSOR"] * launch.processors()
     programs = min(tiles, walking) if walking else tiles
     d_x = _images(x, [*box, options["BLOCK_K"]])
@@ -211,7 +211,7 @@ def shape_of_box(N: int, height: int, width: int, pixels: int) -> tuple[int, int
             images = pixels // (rows * columns)
             if images == 0 or images > 256:
                 continue
-            boxes = triton.cdiv(N, images) * triton.cdiv(height, rows) * triton.cdiv(width, columns)
+            boxes = launch.cdiv(N, images) * launch.cdiv(height, rows) * launch.cdiv(width, columns)
             key = boxes, images, max(rows, columns)
             if best is None or key < best[0]:
                 best = key, (images, rows, columns)

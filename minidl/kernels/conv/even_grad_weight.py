@@ -170,12 +170,12 @@ def grad_weight(
     h, v, groups = geometry.h.forward(), geometry.w.forward(), geometry.groups
     C, M = channels // groups, dy.shape[3] // groups
     blocks = {name: tile[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
-    tiles = triton.cdiv(C, tile["BLOCK_N"]) * triton.cdiv(M, tile["BLOCK_M"]) * groups
-    runs = triton.cdiv(N, tile["BLOCK_K"])
+    tiles = launch.cdiv(C, tile["BLOCK_N"]) * launch.cdiv(M, tile["BLOCK_M"]) * groups
+    runs = launch.cdiv(N, tile["BLOCK_K"])
     steps = [max(1, rows * columns * runs) for rows in geometry.h.inside() for columns in geometry.w.inside()]
     total = tiles * sum(steps)
-    each = triton.cdiv(total, launch.processors())
-    most = triton.cdiv(max(steps) - 1, each) + 1
+    each = launch.cdiv(total, launch.processors())
+    most = launch.cdiv(max(steps) - 1, each) + 1
     if most > SLOTS:
         return None
     taps = len(steps)
@@ -186,7 +186,7 @@ def grad_weight(
         "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
     }  # fmt: skip
     launch.run(
-        conv_even_grad_weight_kernel, (triton.cdiv(total, each),), boxes_of(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
+        conv_even_grad_weight_kernel, (launch.cdiv(total, each),), boxes_of(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
         boxes_of(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial, *sizes, total, **walks,
         ACC=launch.acc(x.dtype), PRECISION=precision, **early.options(), **blocks,
         num_warps=tile.num_warps, num_stages=tile.num_stages,

@@ -128,13 +128,13 @@ def correlate(
     band = torch.empty(NP, K, dtype=w.dtype, device=w.device)
     block = launch.tile("conv_band", w.dtype, total=band.numel())
     launch.run(
-        conv_few_band_kernel, (triton.cdiv(band.numel(), block["BLOCK"]),), w, band, band.numel(), K, C, M,
+        conv_few_band_kernel, (launch.cdiv(band.numel(), block["BLOCK"]),), w, band, band.numel(), K, C, M,
         h.kernel, v.kernel, *w.stride(), h.padding - low_h * h.stride, v.padding - low_w * v.stride,
         STEP_H=h.stride, STEP_W=v.stride, ROWS=rows, COLUMNS=columns, WINDOW_W=window_w, **block.options,
     )  # fmt: skip
     number = N, -(-cells[0] // GH), -(-cells[1] // GW)
     box = shape_of_box(*number, groups)
-    tiles = [triton.cdiv(size, extent) for size, extent in zip(number, box, strict=True)]
+    tiles = [launch.cdiv(size, extent) for size, extent in zip(number, box, strict=True)]
     options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)
     H, W = x.shape[1:3]
     shape = [N, H // GH, GH, W // GW, GW * C]

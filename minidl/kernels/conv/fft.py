@@ -256,10 +256,10 @@ def cuts(outputs: int, kernel: int, points: int) -> list[Cut]:
     found = []
     if kernel <= points // 2 or points - kernel >= points // 4:
         step = points - kernel + 1
-        found.append(Cut(step, kernel, 1, triton.cdiv(outputs, step)))
+        found.append(Cut(step, kernel, 1, launch.cdiv(outputs, step)))
     if kernel > points // 2:
         step = points // 2
-        found.append(Cut(step, step, triton.cdiv(kernel, step), triton.cdiv(outputs, step)))
+        found.append(Cut(step, step, launch.cdiv(kernel, step), launch.cdiv(outputs, step)))
     return found
 
 
@@ -340,13 +340,13 @@ def correlate(
         y_f = torch.empty(2, F, tiles, n, M, dtype=torch.float32, device=x.device)
         _transform(x[part], x_f, g, cut, (cut.h.inputs, cut.w.inputs), (T, T), (h.in_start, v.in_start), precision)
         tile = launch.tile("conv_fft_product", x.dtype, floor=16, precision=precision, M=tiles * n, N=M, K=C)
-        grid = (F * triton.cdiv(tiles * n, tile["BLOCK_M"]) * triton.cdiv(M, tile["BLOCK_N"]),)
+        grid = (F * launch.cdiv(tiles * n, tile["BLOCK_M"]) * launch.cdiv(M, tile["BLOCK_N"]),)
         launch.run(
             conv_fft_product_kernel, grid, x_f, w_f, y_f, tiles * n, n, M, C, cut.w.tiles, cut.w.inputs, inputs * n,
             cut.w.blocks, taps, F=F, PRECISION=precision, **tile.options,
         )  # fmt: skip
         tile = _tile(n * M, T, x.dtype, precision)
-        grid = (tiles * triton.cdiv(n * M, tile["BLOCK_V"] // T**2),)
+        grid = (tiles * launch.cdiv(n * M, tile["BLOCK_V"] // T**2),)
         z = None if epilogue.z is None else epilogue.z[part]
         launch.run(
             conv_fft_inverse_kernel, grid, y_f, g, epilogue.bias, epilogue.scale, y[part], z,
@@ -362,7 +362,7 @@ def _transform(
     """The spectra f [2, F, tiles, N, C] of tiles of x [N, H, W, C]: `taps` points of each, the first at `start`."""
     N, H, W, C = x.shape
     tile = _tile(N * C, cut.points, x.dtype, precision)
-    grid = (math.prod(tiles) * triton.cdiv(N * C, tile["BLOCK_V"] // cut.points**2),)
+    grid = (math.prod(tiles) * launch.cdiv(N * C, tile["BLOCK_V"] // cut.points**2),)
     launch.run(
         conv_fft_kernel, grid, x, g, f, N * C, H, W, C, *start, cut.h.step, cut.w.step, *taps, tiles[1],
         math.prod(tiles) * N * C, T=cut.points, PRECISION=precision, **tile.options,

@@ -111,10 +111,10 @@ def correlate(
     step = v.in_step * C
     band = bands_of(w, G, step, reach, NP, pool=epilogue.pool is not None)
     q_h, q_w = (h.count // 2 * 2, v.count // 2 * 2) if epilogue.pool else (h.count, v.count)
-    groups = triton.cdiv(q_w, G)
+    groups = launch.cdiv(q_w, G)
     rows = N * q_h * groups
     tile = launch.tile("conv_held", x.dtype, floor=16, precision=precision, M=rows, K=KP, N=NP)
-    tiles = triton.cdiv(rows, tile["BLOCK_M"])
+    tiles = launch.cdiv(rows, tile["BLOCK_M"])
     programs = min(tiles, tile["PER_PROCESSOR"] * launch.processors())
     launch.run(
         conv_held_kernel, (programs,), x, band, epilogue.bias, epilogue.scale, y, epilogue.z,

@@ -115,7 +115,7 @@ def _pooled(
     tile = launch.tile("conv_pair_pool", x.dtype, floor=16, precision=precision, M=N, K=row & -row)
     flags = {name: value for name, value in epilogue.flags.items() if name != "SAVE_Z"}
     launch.run(
-        conv_paired_pool_kernel, (triton.cdiv(N, tile["BLOCK_M"]) * QH * QW,),
+        conv_paired_pool_kernel, (launch.cdiv(N, tile["BLOCK_M"]) * QH * QW,),
         batch_tiled.boxes_of(x, tile["BLOCK_M"], tile["BLOCK_K"]), batch_tiled.boxes_of(bands, rows, tile["BLOCK_K"]),
         epilogue.bias, epilogue.scale, y, N, W, QH, QW, M, h.in_start, v.in_start, R * reach // tile["BLOCK_K"], reach,
         ROW=row, IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, ACC=launch.acc(x.dtype), PRECISION=precision, NP=rows,

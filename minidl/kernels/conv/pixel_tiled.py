@@ -207,7 +207,7 @@ def correlate(
     pixels = N * (h.count // 2 * 2) * (v.count // 2 * 2) if epilogue.pool else N * h.count * v.count
     family, K = ("conv_flat", taps * C) if flat else ("conv", C)
     tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=pixels, N=M, K=K)
-    grid = (triton.cdiv(pixels, tile["BLOCK_M"]) * triton.cdiv(M, tile["BLOCK_N"]) * groups,)
+    grid = (launch.cdiv(pixels, tile["BLOCK_M"]) * launch.cdiv(M, tile["BLOCK_N"]) * groups,)
     launch.run(
         conv_pixel_kernel, grid, x, w, epilogue.bias, epilogue.scale, y, epilogue.z,
         pixels, H, W, h.count, v.count, y.shape[1], y.shape[2], M, groups,
@@ -231,8 +231,8 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
     tile = launch.tile(
         "conv_grad_weight", x.dtype, floor=16, precision=precision, M=M, N=taps * C if flat else C, K=pixels
     )
-    tiles_c = triton.cdiv(taps * C, tile["BLOCK_N"]) if flat else taps * triton.cdiv(C, tile["BLOCK_N"])
-    tiles = tiles_c * triton.cdiv(M, tile["BLOCK_M"]) * groups
+    tiles_c = launch.cdiv(taps * C, tile["BLOCK_N"]) if flat else taps * launch.cdiv(C, tile["BLOCK_N"])
+    tiles = tiles_c * launch.cdiv(M, tile["BLOCK_M"]) * groups
     share, shares = shares_of(pixels, tile["BLOCK_K"], tiles)
     partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
     launch.run(
@@ -249,10 +249,10 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
 
 def shares_of(length: int, block: int, tiles: int) -> tuple[int, int]:
     """(length of a share in whole blocks, number of shares): enough to fill the device, at least 8 blocks each."""
-    blocks = triton.cdiv(length, block)
+    blocks = launch.cdiv(length, block)
     wanted = max(1, min(2 * launch.processors() // max(tiles, 1), blocks // 8))
-    share = triton.cdiv(blocks, wanted)
-    return share * block, triton.cdiv(blocks, share)
+    share = launch.cdiv(blocks, wanted)
+    return share * block, launch.cdiv(blocks, share)
 
 
 def _flat(C: int, taps: int) -> bool:

@@ -143,7 +143,7 @@ def turned(w: torch.Tensor, h: Walk, v: Walk, groups: int) -> torch.Tensor:
     M, C, JH, JW = w.shape[0] // groups, w.shape[1], len(h.taps), len(v.taps)
     out = torch.empty(groups * C, JH, JW, M, dtype=w.dtype, device=w.device)
     tile = launch.tile("conv_turn", w.dtype, M=C, N=M)
-    grid = (triton.cdiv(M, tile["BLOCK_N"]) * triton.cdiv(C, tile["BLOCK_M"]) * JH * JW * groups,)
+    grid = (launch.cdiv(M, tile["BLOCK_N"]) * launch.cdiv(C, tile["BLOCK_M"]) * JH * JW * groups,)
     launch.run(
         conv_turn_kernel, grid, w, out, M, C, *w.stride(), h.taps[0], h.tap_step, v.taps[0], v.tap_step,
         JH=JH, JW=JW, **tile.options,

@@ -110,19 +110,22 @@ def compute(
     With `condition`, a torch.bool tensor stands before them. With `wide`, tensors of the accumulate type may be among
     them.
     """
+    number = op.value
     first = _first_tensor(name, operands[1:] if condition else operands)
     dtype, device = first.dtype, first.device
-    comparison = op in COMPARISONS
+    comparison = number in COMPARISONS
     acc = _acc(name, dtype, integers, comparison)
     for i, x in enumerate(operands):
         if isinstance(x, torch.Tensor):
             _check(name, x, first, condition and i == 0, wide)
-    tensors = [x if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device, op in CHOICES) for x in operands]
+    tensors = [
+        x if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device, number in CHOICES) for x in operands
+    ]
     shape = broadcast(name, [x.shape for x in tensors])
     y = torch.empty(shape, dtype=torch.bool if comparison else dtype, device=device)
     activation_, slope = activation.parse(act)
     flags = {
-        "OP": op,
+        "OP": number,
         "OPERANDS": len(tensors),
         "ACT": activation.CODES[activation_],
         "SLOPE": slope,
@@ -142,7 +145,7 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, fl
         tile = launch.tile("elementwise", dtype, N=total)
         # One element in all is a run of length 1, so that no result is a scalar.
         scalars = sum((x.numel() == 1 < total) << i for i, x in enumerate(tensors))
-        grid = (triton.cdiv(total, tile["BLOCK_N"]),)
+        grid = (launch.cdiv(total, tile["BLOCK_N"]),)
         launch.run(flat_kernel, grid, *tensors, *padding, y, total, SCALARS=scalars, **flags, **tile.options)
         return
     sizes, strides = collapse(y.shape, [*(_strides(x, y.shape) for x in tensors), y.stride()])
@@ -161,7 +164,7 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, fl
         steps += [0] * (2 - len(plane)) + [s[i] for i in plane] + [0] * (MAX_OUTER - len(outer)) + [s[i] for i in outer]
     M, N = extents
     tile = launch.tile("elementwise_tile", dtype, M=M, N=N)
-    programs = triton.cdiv(M, tile["BLOCK_M"]) * triton.cdiv(N, tile["BLOCK_N"])
+    programs = launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"])
     for extent in outside:
         programs *= extent
     launch.run(

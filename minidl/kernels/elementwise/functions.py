@@ -49,9 +49,10 @@ PASS_LE = tl.constexpr(68)
 NORM_GRAD = tl.constexpr(69)
 AMAX_GRAD = tl.constexpr(70)
 
-COMPARISONS = (EQ, NE, LT, LE, GT, GE)
+# As plain numbers, which the host compares in C.
+COMPARISONS = frozenset(op.value for op in (EQ, NE, LT, LE, GT, GE))
 # They choose among their operands, so a number has to be one that the tensor's type has.
-CHOICES = (*COMPARISONS, MAXIMUM, MINIMUM, CLAMP, MAXIMUM_GRAD, MINIMUM_GRAD, PASS_GE, PASS_LE)
+CHOICES = COMPARISONS | {op.value for op in (MAXIMUM, MINIMUM, CLAMP, MAXIMUM_GRAD, MINIMUM_GRAD, PASS_GE, PASS_LE)}
 
 
 @triton.jit

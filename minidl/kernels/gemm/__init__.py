@@ -14,7 +14,6 @@ A transposed operand is read in place: the block is loaded as it is stored and t
 from typing import Literal, overload
 
 import torch
-import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import activation, check, early, launch
@@ -85,10 +84,10 @@ def gemm(
     c = torch.empty(shape, dtype=a.dtype, device=a.device)
     z = torch.empty_like(c) if preactivation else None
     tile = launch.tile(FAMILIES[form], a.dtype, floor=16, precision=precision, M=M, N=N, K=K)
-    tiles = triton.cdiv(M, tile["BLOCK_M"]) * triton.cdiv(N, tile["BLOCK_N"]) * batch
-    blocks_k = triton.cdiv(K, tile["BLOCK_K"])
+    tiles = launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]) * batch
+    blocks_k = launch.cdiv(K, tile["BLOCK_K"])
     split = split or _split(tiles, blocks_k)
-    split = triton.cdiv(blocks_k, triton.cdiv(blocks_k, split))  # no share is empty
+    split = launch.cdiv(blocks_k, launch.cdiv(blocks_k, split))  # no share is empty
     flags = {
         "HAS_BIAS": bias is not None,
         "ACT": activation.CODES[name],
@@ -104,7 +103,7 @@ def gemm(
         plain = {**flags, "HAS_BIAS": False, "ACT": activation.NONE, "SAVE_Z": False}
         _product(form, a, b, None, partial, None, tile, tiles, precision, plain)
         sum_tile = launch.tile("gemm_sum", a.dtype, total=c.numel())
-        grid = (triton.cdiv(c.numel(), sum_tile["BLOCK"]),)
+        grid = (launch.cdiv(c.numel(), sum_tile["BLOCK"]),)
         launch.run(
             gemm_sum_kernel, grid, partial, bias, c, z, N, c.numel(), **flags, **early.options(), **sum_tile.options
         )
@@ -117,7 +116,7 @@ def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     total = torch.empty(n, dtype=dtype, device=partial.device)
     tile = launch.tile("gemm_sum", dtype, total=n)
     launch.run(
-        gemm_sum_kernel, (triton.cdiv(n, tile["BLOCK"]),), partial, None, total, None, 1, n,
+        gemm_sum_kernel, (launch.cdiv(n, tile["BLOCK"]),), partial, None, total, None, 1, n,
         HAS_BIAS=False, ACT=activation.NONE, SLOPE=0.0, SAVE_Z=False, SPLIT=shares, ACC=launch.acc(dtype),
         **early.options(), **tile.options,
     )  # fmt: skip

@@ -118,9 +118,9 @@ def along_k(x: torch.Tensor) -> torch.Tensor:
     if x.stride(1) == 1 or 0 in x.shape:
         return x
     rows, K = x.shape
-    y = torch.empty(rows, triton.cdiv(K, 4) * 4, dtype=x.dtype, device=x.device)
+    y = torch.empty(rows, launch.cdiv(K, 4) * 4, dtype=x.dtype, device=x.device)
     tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)
-    grid = (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(K, tile["BLOCK_K"]),)
+    grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(K, tile["BLOCK_K"]),)
     launch.run(along_k_kernel, grid, x, y, rows, K, *x.stride(), y.shape[1], **tile.options)
     return y[:, :K]
 
@@ -128,10 +128,10 @@ def along_k(x: torch.Tensor) -> torch.Tensor:
 def _cut(x: torch.Tensor, wild: torch.Tensor) -> torch.Tensor:
     """The parts [2, rows, K and some more] of x [rows, K]."""
     rows, K = x.shape
-    width = triton.cdiv(K, 4) * 4  # rows begin at 16 bytes
+    width = launch.cdiv(K, 4) * 4  # rows begin at 16 bytes
     parts = torch.empty(2, rows, width, dtype=x.dtype, device=x.device)
     tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)
-    grid = (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(K, tile["BLOCK_K"]),)
+    grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(K, tile["BLOCK_K"]),)
     strides = *x.stride(), rows * width, width
     launch.run(parts_kernel, grid, x, parts, wild, rows, K, *strides, **early.options(), **tile.options)
     return parts

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import triton
-
+from minidl.kernels import launch
 from minidl.kernels.check import Pair, pair
 
 
@@ -61,7 +60,7 @@ class Windows:
         """Rows and columns of the blocks of stride x stride pixels, each beginning with a window, that hold the image
         and the padding before it."""
         (H, W), (pad_h, pad_w), (s_h, s_w) = self.size, self.padding, self.stride
-        return triton.cdiv(H + pad_h, s_h), triton.cdiv(W + pad_w, s_w)
+        return launch.cdiv(H + pad_h, s_h), launch.cdiv(W + pad_w, s_w)
 
     @property
     def exact(self) -> bool:
@@ -74,7 +73,7 @@ class Windows:
         """How many windows along each axis may hold one pixel."""
         if self.adaptive:
             return largest_window(self.output[0], self.size[0]), largest_window(self.output[1], self.size[1])
-        return triton.cdiv(self.reach[0], self.stride[0]), triton.cdiv(self.reach[1], self.stride[1])
+        return launch.cdiv(self.reach[0], self.stride[0]), launch.cdiv(self.reach[1], self.stride[1])
 
 
 def windows(

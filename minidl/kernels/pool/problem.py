@@ -83,4 +83,4 @@ def plan(
         "UNROLL": taps if taps <= UNROLLED else 1, "INDEX": tl.int32 if largest < 2**31 else tl.int64,
         "ACC": launch.acc(y.dtype), **tile.options,
     }  # fmt: skip
-    return (triton.cdiv(P, tile["BLOCK_P"]), triton.cdiv(C, tile["BLOCK_C"])), sizes, meta
+    return (launch.cdiv(P, tile["BLOCK_P"]), launch.cdiv(C, tile["BLOCK_C"])), sizes, meta

@@ -242,6 +242,6 @@ def _add_blocks(values: array[int], index: int, numel: int, width: int, whole: b
     """Add the blocks of `numel` values in rows of `width`; large ones where at least half of one is filled."""
     width = width or tile["BLOCK_C"]
     large = whole and 2 * numel >= tile["BLOCK_R"] * tile["BLOCK_C"]
-    rows = triton.cdiv(triton.cdiv(numel, width), tile["BLOCK_R" if large else "BLOCK_R_SMALL"])
+    rows = launch.cdiv(launch.cdiv(numel, width), tile["BLOCK_R" if large else "BLOCK_R_SMALL"])
     first = (index << 32) + large * LARGE.value
-    values.extend(range(first, first + rows * triton.cdiv(width, tile["BLOCK_C"])))
+    values.extend(range(first, first + rows * launch.cdiv(width, tile["BLOCK_C"])))

@@ -1,0 +1,222 @@
+"""What a call costs on the host: Python and the driver, from the call until the next one can be made.
+
+    python -m benchmarks.launch_cost --out FILE
+
+Microseconds, medians of many rounds of calls on small tensors, whose kernels are over before the next is launched:
+bare launches by Triton and by `launch.run`, public operations beside torch's own without and with a gradient, and whole
+training steps. `launches` counts the kernels of ours in a call. Needs a CUDA device; on a CPU nothing is launched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import minidl
+from minidl import models, nn, ops, optim
+from minidl.bench.machine import machine
+from minidl.kernels import direct, launch
+from minidl.tensor import Tensor, default_device
+
+Call = Callable[[], object]
+Row = dict[str, Any]
+
+
+def microseconds(call: Call, rounds: int, calls: int) -> float:
+    """Of one call on the host: the median over rounds of `calls` calls, each round after the device is idle."""
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - started) / calls * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def launches(call: Call) -> int:
+    count = 0
+
+    def watcher(kernel: Any, grid: Any, args: Any, meta: Any, go: Call) -> None:
+        nonlocal count
+        count += 1
+        go()
+
+    with launch.watch(watcher):
+        call()
+    return count
+
+
+def launched(call: Call) -> list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]]:
+    """Kernel, grid, arguments and options of each launch of a call."""
+    found = []
+
+    def watcher(kernel: Any, grid: Any, args: Any, meta: Any, go: Call) -> None:
+        found.append((kernel, grid, args, dict(meta)))
+        go()
+
+    with launch.watch(watcher):
+        call()
+    return found
+
+
+def bare_rows(name: str, call: Call, rounds: int) -> list[Row]:
+    """The first kernel of a call, launched in each way."""
+    kernel, grid, args, meta = launched(call)[0]
+    launch.run(kernel, grid, *args, **meta)
+    ways: dict[str, Call] = {
+        "Triton": lambda: kernel[grid](*args, **meta),
+        "launch.run": lambda: launch.run(kernel, grid, *args, **meta),
+        "direct.launch": lambda: direct.launch(kernel, grid, args, meta),
+    }
+    if not direct.launch(kernel, grid, args, meta):
+        raise RuntimeError(f"{kernel.__name__} is not launched directly with this Triton")
+    return [
+        {"name": f"{name}: {kernel.__name__} by {way}", "ours_us": microseconds(launch_, rounds, 200), "launches": 1}
+        for way, launch_ in ways.items()
+    ]
+
+
+def pair(name: str, ours: Call, theirs: Call, rounds: int, calls: int = 100) -> Row:
+    return {
+        "name": name, "ours_us": microseconds(ours, rounds, calls), "torch_us": microseconds(theirs, rounds, calls),
+        "launches": launches(ours),
+    }  # fmt: skip
+
+
+def operation_rows(device: torch.device, rounds: int) -> list[Row]:
+    """Public operations without and with a gradient recorded, and forward with backward."""
+    half = torch.float16
+    x = torch.randn(64, 64, device=device, dtype=half)
+    weight, bias = torch.randn(64, 64, device=device, dtype=half), torch.randn(64, device=device, dtype=half)
+    last = torch.channels_last
+    image = torch.randn(64, 32, 8, 8, device=device, dtype=half).to(memory_format=last)
+    filters = torch.randn(32, 32, 3, 3, device=device, dtype=half).to(memory_format=last)
+    shift = torch.randn(32, device=device, dtype=half)
+    functional = torch.nn.functional
+    kinds: list[tuple[str, list[torch.Tensor], Callable[..., Any], Callable[..., Any]]] = [
+        ("relu", [x], ops.relu, torch.relu),
+        ("add", [x, x], ops.add, torch.add),
+        ("softmax", [x], lambda t: ops.softmax(t, -1), lambda t: torch.softmax(t, -1)),
+        ("linear", [x, weight, bias], ops.linear, functional.linear),
+        (
+            "conv2d 3x3", [image, filters, shift], lambda *t: ops.conv2d(*t, padding=1),
+            lambda *t: functional.conv2d(*t, padding=1),
+        ),
+    ]  # fmt: skip
+    rows = [*bare_rows("relu", lambda: ops.relu(Tensor(x)), rounds)]
+    rows += bare_rows("linear", lambda: ops.linear(Tensor(x), Tensor(weight), Tensor(bias)), rounds)
+    rows += bare_rows("conv2d", lambda: ops.conv2d(Tensor(image), Tensor(filters), Tensor(shift), padding=1), rounds)
+    for name, operands, ours, theirs in kinds:
+        rows += three_rows(name, operands, ours, theirs, rounds)
+    return rows
+
+
+def three_rows(
+    name: str, operands: list[torch.Tensor], ours: Callable[..., Any], theirs: Callable[..., Any], rounds: int
+) -> list[Row]:
+    plain = [Tensor(t) for t in operands]
+    leaves = [Tensor(t.clone(), requires_grad=True) for t in operands]
+    leaves_torch = [t.clone().requires_grad_() for t in operands]
+    dy = torch.ones_like(theirs(*operands))
+    given = Tensor(dy)
+
+    def both() -> None:
+        ours(*leaves).backward(given)
+
+    def both_torch() -> None:
+        theirs(*leaves_torch).backward(dy)
+
+    return [
+        pair(f"{name}, no gradient", lambda: ours(*plain), lambda: theirs(*operands), rounds),
+        pair(f"{name}, gradient recorded", lambda: ours(*leaves), lambda: theirs(*leaves_torch), rounds),
+        pair(f"{name}, forward and backward", both, both_torch, rounds, calls=50),
+    ]
+
+
+def step_rows(device: torch.device, rounds: int) -> list[Row]:
+    """Training steps as a script writes them, without CUDA graphs: zero_grad, forward, loss, backward, Adam."""
+    label = torch.randint(10, (64,), device=device)
+
+    def ours_step(model: nn.Module, x: torch.Tensor) -> Call:
+        adam = optim.Adam(model.parameters(), lr=1e-3)
+        given, wanted = Tensor(x), Tensor(label)
+
+        def step() -> None:
+            adam.zero_grad()
+            ops.cross_entropy(model(given), wanted).backward()
+            adam.step()
+
+        return step
+
+    def torch_step(model: torch.nn.Module, x: torch.Tensor) -> Call:
+        adam = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+
+        def step() -> None:
+            adam.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), label).backward()
+            adam.step()
+
+        return step
+
+    linear, relu, conv, pool = torch.nn.Linear, torch.nn.ReLU, torch.nn.Conv2d, torch.nn.AvgPool2d
+    mlp = torch.nn.Sequential(linear(64, 128), relu(), linear(128, 128), relu(), linear(128, 10)).to(device)
+    cnn = torch.nn.Sequential(
+        conv(1, 32, 5), relu(), pool(2), conv(32, 64, 5), relu(), pool(2), torch.nn.Flatten(), linear(1024, 128),
+        relu(), linear(128, 10),
+    ).to(device, memory_format=torch.channels_last)  # fmt: skip
+    x = torch.randn(64, 64, device=device)
+    images = torch.randn(64, 1, 28, 28, device=device)
+    return [
+        pair(
+            "training step, MLP 64-128-128-10", ours_step(nn.MLP(64, [128, 128], 10, act="relu"), x),
+            torch_step(mlp, x), rounds, calls=20,
+        ),
+        pair(
+            "training step, ECE 408 network", ours_step(models.ECE408(), images), torch_step(cnn, images), rounds,
+            calls=10,
+        ),
+    ]  # fmt: skip
+
+
+def show(rows: list[Row]) -> None:
+    table = Table("", "ours us", "torch us", "ours / torch", "launches", box=None)
+    for row in rows:
+        theirs = row.get("torch_us")
+        table.add_row(
+            row["name"], f"{row['ours_us']:.1f}", f"{theirs:.1f}" if theirs else "-",
+            f"{row['ours_us'] / theirs:.2f}" if theirs else "-", str(row["launches"]),
+        )  # fmt: skip
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if launch.INTERPRETED:
+        parser.error("launches are compared on a CUDA device; this process interprets kernels")
+    minidl.manual_seed(0)
+    device = default_device()
+    rows = [*operation_rows(device, options.rounds), *step_rows(device, options.rounds)]
+    show(rows)
+    result = {**machine(), "rounds": options.rounds, "rows": rows}
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""--profile: a table on standard error, a trace that Chrome reads, and nothing else changed."""
+
+import json
+
+import pytest
+
+TABLE = ("--epochs", "2", "--hidden", "8", "--dropout", "0", "--no-plots")
+
+
+@pytest.fixture(scope="module")
+def profiled(minidl, table, tmp_path_factory):
+    """A run with and one without a profile, and what the first printed."""
+    work = tmp_path_factory.mktemp("runs")
+    common = ("train", "table", "--data", table, "--target", "price", *TABLE)
+    plain = minidl(*common, "--out", work / "plain")
+    result = minidl(*common, "--out", work / "profiled", "--profile")
+    assert (plain.code, result.code) == (0, 0), plain.err + result.err
+    return work, plain, result
+
+
+def test_the_trace_is_in_chromes_format(profiled):
+    work, _, _ = profiled
+    trace = json.loads((work / "profiled" / "trace.json").read_text())
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(events) > 50
+    for event in events:
+        assert event.keys() >= {"name", "cat", "ts", "dur", "pid", "tid", "args"}
+        assert event["dur"] > 0
+    rows = trace["minidl"]["rows"]
+    assert sum(row["calls"] for row in rows) >= len(events)
+    assert {row["kernel"] for row in rows} >= {"gemm_tma_kernel", "update_kernel"}
+    assert trace["minidl"]["launches_per_step"] > 5
+
+
+def test_the_table_is_on_standard_error(profiled):
+    work, plain, result = profiled
+    for word in ("kernel", "calls", "mean us", "of floor", "update_kernel", "launches per training step"):
+        assert word in result.err
+    assert f"trace: {work / 'profiled' / 'trace.json'}" in result.err
+    assert "update_kernel" not in result.out
+    assert plain.err == ""
+
+
+def test_the_result_is_the_same_with_a_profile(profiled):
+    work, _, _ = profiled
+    names = [{path.name for path in (work / name).iterdir()} for name in ("plain", "profiled")]
+    assert names[1] - names[0] == {"trace.json"}
+    assert len({(work / name / "model.safetensors").read_bytes() for name in ("plain", "profiled")}) == 1
+
+
+def test_predictions_are_alone_on_standard_output(minidl, profiled, table):
+    work, _, _ = profiled
+    run = work / "plain"
+    row = '{"size": 100, "age": 3, "kind": "flat"}'
+    plain = minidl("predict", run, row)
+    result = minidl("predict", run, row, "--profile")
+    assert (result.code, result.out) == (0, plain.out)
+    assert "gemm" in result.err
+    assert json.loads((run / "trace-predict.json").read_text())["traceEvents"]
+    named = minidl("evaluate", run, "--profile", "--trace", work / "mine.json")
+    assert (named.code, (work / "mine.json").exists()) == (0, True)
+    assert not (run / "trace-evaluate.json").exists()
+
+
+def test_what_cannot_be_is_told_before_the_work(command, profiled, tmp_path):
+    work, _, _ = profiled
+    run = work / "plain"
+    alone = command("predict", run, "{}", "--trace", tmp_path / "t.json")
+    assert (alone.code, alone.err) == (2, "error: --trace goes with --profile\n")
+    nowhere = command("predict", run, "{}", "--profile", "--trace", tmp_path / "no" / "t.json")
+    assert nowhere.code == 2
+    assert "is no folder; make it" in nowhere.err
+
+
+def test_pictures_are_profiled_too(minidl, tmp_path):
+    result = minidl("generate", "--count", "1", "--out", tmp_path / "pictures", "--profile")
+    assert result.code == 0, result.err
+    assert (tmp_path / "pictures" / "trace.json").exists()
+    again = minidl("generate", "--count", "1", "--out", tmp_path / "pictures", "--overwrite")
+    assert again.code == 0, again.err
