@@ -98,6 +98,7 @@ class Figures:
     lines: int = 0  # of PTX
     wants_matrix: bool = False  # a product in a type that tensor cores have
     serialised: bool = False
+    hasty: bool = False  # touches memory before it waits for the launch before it
     seconds: float = 0.0
     error: str = ""
 
@@ -154,6 +155,8 @@ def problems(job: Job, figures: Figures, accepted: Iterable[Accepted] | None = N
         found.append(f"needs {figures.registers} registers in {figures.warps} warps, a processor has {REGISTERS}")
     if figures.serialised:
         found.append("matrix instructions are serialised (ptxas warning C7510, C7511 or C7515)")
+    if figures.hasty:
+        found.append("touches memory before it waits for the launch before it")
     if figures.wants_matrix and not figures.matrix:
         found.append("no matrix instructions")
     return found

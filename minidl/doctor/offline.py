@@ -43,7 +43,9 @@ from minidl.kernels import launch
 SERIALISED = ("C7510", "C7511", "C7515")
 MATRIX = (r"\bwgmma\.mma_async\b", r"\bmma\.sync\b", r"\btcgen05\.mma\b")
 TMA = r"\bcp\.async\.bulk\.tensor\b"
-FIGURES_FILE = "minidl_figures_1.json"
+WAIT = "griddepcontrol.wait"
+MEMORY = r"\b(?:ld\.global|st\.global|cp\.async|atom\.global|red\.global)"
+FIGURES_FILE = "minidl_figures_2.json"
 
 
 @contextlib.contextmanager
@@ -170,7 +172,17 @@ def _read(compiled: Any, said: str, seconds: float) -> Figures:
         lines=ptx.count("\n"),
         wants_matrix=_wants_matrix(compiled.asm["ttir"]),
         serialised=any(code in said for code in SERIALISED),
+        hasty=_hasty(ptx),
         seconds=seconds,
+    )
+
+
+def _hasty(ptx: str) -> bool:
+    """Whether programs that may start early touch memory before they wait (`kernels.early`)."""
+    body = ptx[ptx.find("{") :]
+    touched = re.search(MEMORY, body)
+    return "griddepcontrol.launch_dependents" in body and (
+        WAIT not in body or (touched is not None and touched.start() < body.index(WAIT))
     )
 
 

@@ -27,3 +27,22 @@ def product_kernel(p_a, p_b, p_c, K, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr)
 @triton.jit
 def broken_kernel(p_x, BLOCK: tl.constexpr):
     tl.store(p_x + tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK))
+
+
+@triton.jit
+def hasty_kernel(p_x, BLOCK: tl.constexpr):
+    """Lets the next launch begin, and reads before it waits for the launch before it."""
+    o = tl.arange(0, BLOCK)
+    tl.extra.cuda.gdc_launch_dependents()
+    b_x = tl.load(p_x + o)
+    tl.extra.cuda.gdc_wait()
+    tl.store(p_x + o, b_x + 1.0)
+
+
+@triton.jit
+def patient_kernel(p_x, BLOCK: tl.constexpr):
+    """The same with nothing read before the wait."""
+    o = tl.arange(0, BLOCK)
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    tl.store(p_x + o, tl.load(p_x + o) + 1.0)

@@ -83,6 +83,12 @@ def test_a_planted_spill_and_serialised_matrix_instructions_are_found(compiled):
     assert "serialised" in found
 
 
+def test_memory_that_is_touched_before_the_wait_is_found(compiled):
+    for name, hasty in (("hasty", True), ("patient", False)):
+        early = job(f"tests.doctor.planted:{name}_kernel", types=("*fp32",), names=("p_x",), BLOCK=128)
+        assert compiled(early).hasty is hasty
+
+
 def test_what_does_not_compile_is_a_problem_in_words(compiled):
     broken = job("tests.doctor.planted:broken_kernel", types=("*i32",), names=("p_x",), BLOCK=128)
     (found,) = problems(broken, compiled(broken))
@@ -130,6 +136,7 @@ FINE = Figures(registers=100, warps=4, shared=1000, wgmma=4, wants_matrix=True)
         ({"registers": 129, "warps": 16}, "129 registers in 16 warps"),
         ({"registers": 128, "warps": 16}, None),
         ({"serialised": True}, "serialised"),
+        ({"hasty": True}, "before it waits"),
         ({"wgmma": 0}, "no matrix instructions"),
         ({"wgmma": 0, "mma": 1}, None),
         ({"wgmma": 0, "wants_matrix": False}, None),
