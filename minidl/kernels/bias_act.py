@@ -15,15 +15,18 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, check, elementwise, launch, reduce
+from minidl.kernels import activation, check, early, elementwise, launch, reduce
 from minidl.kernels.activation import Activation, activate, activate_grad, activate_grad_from_output
+from minidl.kernels.early import wait
 
 
 @triton.jit
 def bias_act_kernel(
     p_x, p_b, p_y, M, N, s_x,
-    ACT: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     tiles_n = tl.cdiv(N, BLOCK_N)
     o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -38,9 +41,11 @@ def bias_act_kernel(
 def bias_act_grad_kernel(
     p_dy, p_x, p_b, p_dx, p_partial, M, N, s_dy, s_x, band,
     ACT: tl.constexpr, SLOPE: tl.constexpr, FROM_OUTPUT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    WANT_X: tl.constexpr, WANT_BIAS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WANT_X: tl.constexpr, WANT_BIAS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dx, and the sums of its columns over each band of rows: partial[bands, N]."""
+    wait(EARLY)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_n = o_n < N
     start = tl.program_id(1).to(tl.int64) * band
@@ -85,7 +90,7 @@ def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.
     grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]),)
     launch.run(
         bias_act_kernel, grid, rows, b.contiguous(), y, M, N, rows.stride(0),
-        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **tile.options,
+        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **early.options(), **tile.options,
     )  # fmt: skip
     return y
 
@@ -145,7 +150,7 @@ def _bias_act_grad(
         bias_act_grad_kernel, (tiles_n, bands), rows_dy, rows_x, None if b is None else b.contiguous(), dx, partial,
         M, N, rows_dy.stride(0), rows_x.stride(0), band,
         ACT=activation.CODES[name], SLOPE=slope, FROM_OUTPUT=from_output, HAS_BIAS=b is not None,
-        WANT_X=want_x, WANT_BIAS=want_bias, ACC=launch.acc(x.dtype), **tile.options,
+        WANT_X=want_x, WANT_BIAS=want_bias, ACC=launch.acc(x.dtype), **early.options(), **tile.options,
     )  # fmt: skip
     return dx, None if partial is None else reduce.sum_rows(partial, out_dtype=x.dtype)
 

@@ -26,16 +26,18 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, check, launch, reduce
+from minidl.kernels import activation, check, early, launch, reduce
 from minidl.kernels.activation import NONE, RELU, Activation, activate, activate_grad
+from minidl.kernels.early import wait
 
 
 @triton.jit
 def batch_norm_stats_kernel(
     p_x, p_mean, p_m2, p_tracked, M, C, band,
-    TRACKED: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    TRACKED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Mean (less the first row) and sum of squared distances from it of each band, [bands, C]; counts the batch."""
+    wait(EARLY)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     start = tl.program_id(1).to(tl.int64) * band
@@ -71,9 +73,10 @@ def batch_norm_stats_kernel(
 def batch_norm_join_kernel(
     p_x, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, CUMULATIVE: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """mean and rstd of each channel from its bands, in float64, and the running statistics moved towards them."""
+    wait(EARLY)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
@@ -141,8 +144,9 @@ def backwards():
 def batch_norm_kernel(
     p_x, p_y, p_mean, p_rstd, p_weight, p_bias, M, C,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     tiles_c = tl.cdiv(C, BLOCK_C)
     i_tile = backwards()
     o_m = (i_tile // tiles_c).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -161,9 +165,10 @@ def batch_norm_kernel(
 def batch_norm_sums_kernel(
     p_dy, p_x, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C, band,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The sums of dz and of dz n over each band of rows: [bands, 2, C]."""
+    wait(EARLY)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     start = tl.program_id(1).to(tl.int64) * band
@@ -194,9 +199,10 @@ def batch_norm_sums_kernel(
 def batch_norm_grad_kernel(
     p_dy, p_x, p_dx, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C,
     TRAINING: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx, in training from the sums [2, C] over all rows."""
+    wait(EARLY)
     tiles_c = tl.cdiv(C, BLOCK_C)
     i_tile = backwards()
     o_m = (i_tile // tiles_c).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -251,7 +257,7 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     batches = None if buffers is None else buffers.batches
     launch.run(
         batch_norm_stats_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C, band,
-        TRACKED=batches is not None, ACC=launch.acc(x.dtype), **tile.options,
+        TRACKED=batches is not None, ACC=launch.acc(x.dtype), **early.options(), **tile.options,
     )  # fmt: skip
     found = Statistics(*(torch.empty(C, dtype=acc, device=x.device) for _ in range(2)))
     tile = launch.tile("norm_join", x.dtype, B=bands, C=C)
@@ -261,7 +267,7 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     launch.run(
         batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *dense, batches,
         M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
-        RUNNING=buffers is not None, CUMULATIVE=momentum is None, **tile.options,
+        RUNNING=buffers is not None, CUMULATIVE=momentum is None, **early.options(), **tile.options,
     )  # fmt: skip
     for buffer, moved in zip(running, dense, strict=True):
         if buffer is not None and moved is not None and moved is not buffer:
@@ -286,7 +292,7 @@ def normalise(
     launch.run(
         batch_norm_kernel, grid, rows, y, *with_, _vector(weight), _vector(bias), M, C,
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope,
-        ACC=launch.acc(x.dtype), **tile.options,
+        ACC=launch.acc(x.dtype), **early.options(), **tile.options,
     )  # fmt: skip
     return _shaped(y, x.shape)
 
@@ -313,7 +319,7 @@ def normalise_grad(
     vectors = *with_, _vector(weight), _vector(bias)
     meta = {
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ACT": activation.CODES[name], "SLOPE": slope,
-        "ACC": launch.acc(x.dtype),
+        "ACC": launch.acc(x.dtype), **early.options(),
     }  # fmt: skip
     sums, dx = None, None
     if want_affine or (training and want_x):

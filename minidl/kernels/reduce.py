@@ -21,7 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, launch
+from minidl.kernels import check, early, launch
+from minidl.kernels.early import wait
 
 SUM = tl.constexpr(0)
 SQUARES = tl.constexpr(1)
@@ -47,10 +48,12 @@ def offsets(o, extent, s_1, s_2, LEVELS: tl.constexpr):
 @triton.jit
 def sum_kernel(
     p_x, p_m, p_y, K, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share, count,
-    OP: tl.constexpr, FINISH: tl.constexpr, K_LEVELS: tl.constexpr, R_LEVELS: tl.constexpr, ACC: tl.constexpr,
+    OP: tl.constexpr, FINISH: tl.constexpr, K_LEVELS: tl.constexpr, R_LEVELS: tl.constexpr, EARLY: tl.constexpr,
+    ACC: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """y[i, k] = sum of f(x[k, r]) over share i of r: f(x) = x, x^2, or 1 where x equals m[k]."""
+    wait(EARLY)
     o_k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     m_k = o_k < K
     p_x += offsets(o_k, K2, s_k1, s_k2, K_LEVELS)[:, None]
@@ -321,7 +324,7 @@ def _run_sum(
     launch.run(
         sum_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, m, partial, *seen.extents, share, count,
         OP=op, FINISH=finish if shares == 1 else AS_IT_IS, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels,
-        ACC=_ACC[wide], **tile.options,
+        ACC=_ACC[wide], **early.options(), **tile.options,
     )  # fmt: skip
     if shares > 1:
         _run_sum(_seen(partial, (0,)), y, count, SUM, finish, None, wide, 1)

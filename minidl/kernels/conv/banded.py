@@ -20,11 +20,12 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import launch, reduce
+from minidl.kernels import early, launch, reduce
 from minidl.kernels.conv import held
 from minidl.kernels.conv.bands import band, bands_of, group_of, in_rows, near, padded, store_groups
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import MANY, Epilogue
+from minidl.kernels.early import wait
 
 
 @triton.jit
@@ -35,9 +36,11 @@ def conv_banded_kernel(
     IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr, PADDED_H: tl.constexpr, WIDE: tl.constexpr,
     BOXES: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    POOL: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
+    POOL: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, KP: tl.constexpr,
+    NP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     i_first = tl.program_id(0) * BLOCK_M
     if WIDE:
         i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
@@ -83,10 +86,12 @@ def conv_banded_grad_weight_kernel(
     p_dy, p_x, p_partial, rows, H, in_h, share,
     QH: tl.constexpr, QW: tl.constexpr, G: tl.constexpr, GROUPS: tl.constexpr,
     M: tl.constexpr, R: tl.constexpr, WC: tl.constexpr, IN_W: tl.constexpr, STEP: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
     KP: tl.constexpr, NP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """partial [shares, R * KP, NP]: the gradient of BLOCK_K rows of the bands, over one share of the rows of dy."""
+    wait(EARLY)
     o_rk = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     m_rk = o_rk < R * KP
     r = o_rk // KP
@@ -123,9 +128,10 @@ def conv_banded_grad_weight_kernel(
 def conv_band_fold_kernel(
     p_bands, p_dw, total, M, G,
     SC: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
-    ACC: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dw [M, R, SC]: the places of each weight in the bands [R, KP, NP], added pixel by pixel."""
+    wait(EARLY)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_o = o < total
     sc = o % SC
@@ -181,7 +187,7 @@ def correlate(
         epilogue.z, rows, H, h.in_start,
         QH=q_h, QW=q_w, G=G, GROUPS=groups, M=M, R=R, WC=W * C, IN_W=v.in_start * C, STEP=step,
         IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, PADDED_H=padded(h, H), WIDE=rows >= MANY, BOXES=boxes,
-        ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **epilogue.flags, **sizes,
+        ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **epilogue.flags, **early.options(), **sizes,
     )  # fmt: skip
 
 
@@ -207,14 +213,14 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         rows, H, h.in_start, share * tile["BLOCK_M"],
         QH=h.count, QW=v.count, G=G, GROUPS=groups, M=M, R=R, WC=W * C, IN_W=v.in_start * C, STEP=step,
         IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, WIDE=rows >= MANY,
-        ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **tile.options,
+        ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **early.options(), **tile.options,
     )  # fmt: skip
     bands = reduce.sum_rows(partial.view(shares, R * KP * NP))
     dw = torch.empty(M, R, S, C, dtype=x.dtype, device=x.device)
     block = launch.tile("conv_band", x.dtype, total=dw.numel())
     launch.run(
         conv_band_fold_kernel, (launch.cdiv(dw.numel(), block["BLOCK"]),), bands, dw, dw.numel(), M, G,
-        SC=S * C, STEP=step, R=R, KP=KP, NP=NP, ACC=launch.acc(x.dtype), **block.options,
+        SC=S * C, STEP=step, R=R, KP=KP, NP=NP, ACC=launch.acc(x.dtype), **early.options(), **block.options,
     )  # fmt: skip
     return dw
 

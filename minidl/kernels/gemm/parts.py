@@ -31,8 +31,11 @@ def nearest_tf32(b_x):
 
 
 @triton.jit
-def along_k_kernel(p_x, p_y, ROWS, K, s_row, s_k, width, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+def along_k_kernel(
+    p_x, p_y, ROWS, K, s_row, s_k, width, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
     """y [ROWS, width] = x [ROWS, K], K its last axis in memory."""
+    wait(EARLY)
     tiles_k = tl.cdiv(K, BLOCK_K)
     o_m = (tl.program_id(0) // tiles_k).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_k = tl.program_id(0) % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
@@ -121,7 +124,7 @@ def along_k(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty(rows, launch.cdiv(K, 4) * 4, dtype=x.dtype, device=x.device)
     tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)
     grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(K, tile["BLOCK_K"]),)
-    launch.run(along_k_kernel, grid, x, y, rows, K, *x.stride(), y.shape[1], **tile.options)
+    launch.run(along_k_kernel, grid, x, y, rows, K, *x.stride(), y.shape[1], **early.options(), **tile.options)
     return y[:, :K]
 
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import launch
+from minidl.kernels.early import wait
 from minidl.kernels.pool import problem
 from minidl.kernels.pool.geometry import Windows
 from minidl.kernels.pool.problem import SIZES, inside, pixels
@@ -22,9 +23,11 @@ def max_pool_kernel(
     p_x, p_y, p_i, P, C_V, rows, columns, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
     VEC: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, INSIDE: tl.constexpr, KEEP: tl.constexpr,
-    UNROLL: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    UNROLL: tl.constexpr, INDEX: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """y, and with KEEP the tap r * S + s of each maximum. INSIDE: every window lies in the image."""
+    wait(EARLY)
     C = C_V * VEC
     line = tl.cast(W, tl.int64) * C
     o_p, o_n, o_h, o_w = pixels(rows, columns, by_h, by_w, INDEX, BLOCK_P)
@@ -65,9 +68,11 @@ def max_pool_grad_kernel(
     p_dy, p_i, p_dx, P, C_V, rows, columns, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
     VEC: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, NEAR_H: tl.constexpr, NEAR_W: tl.constexpr,
-    UNROLL: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    UNROLL: tl.constexpr, INDEX: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx of pixels: each looks at the NEAR_H x NEAR_W windows that may hold it."""
+    wait(EARLY)
     C = C_V * VEC
     line = tl.cast(OW, tl.int64) * C
     o_p, o_n, o_h, o_w = pixels(rows, columns, by_h, by_w, INDEX, BLOCK_P)
@@ -105,9 +110,11 @@ def max_pool_spread_kernel(
     p_dy, p_i, p_dx, P, C_V, rows, columns, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
     VEC: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, EXACT: tl.constexpr,
-    UNROLL: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    UNROLL: tl.constexpr, INDEX: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx where no pixel is in two windows: each window writes the STRIDE_H x STRIDE_W pixels that begin with it."""
+    wait(EARLY)
     C = C_V * VEC
     line = tl.cast(W, tl.int64) * C
     o_p, o_n, o_h, o_w = pixels(rows, columns, by_h, by_w, INDEX, BLOCK_P)

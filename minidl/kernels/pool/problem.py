@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import launch
+from minidl.kernels import early, launch
 from minidl.kernels.pool.geometry import Windows
 
 # A window of up to this many taps is unrolled, so that all of its loads are on their way together.
@@ -81,6 +81,6 @@ def plan(
     meta = {
         "VEC": vector, "R": at.kernel[0], "S": at.kernel[1], "STRIDE_H": at.stride[0], "STRIDE_W": at.stride[1],
         "UNROLL": taps if taps <= UNROLLED else 1, "INDEX": tl.int32 if largest < 2**31 else tl.int64,
-        "ACC": launch.acc(y.dtype), **tile.options,
+        "ACC": launch.acc(y.dtype), **early.options(), **tile.options,
     }  # fmt: skip
     return (launch.cdiv(P, tile["BLOCK_P"]), launch.cdiv(C, tile["BLOCK_C"])), sizes, meta

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 
 import torch
 
-from minidl.kernels import check, launch
+from minidl.kernels import check, early, launch
 from minidl.kernels.update.kernels import (
     GROWTH_INTERVAL,
     HYPER,
@@ -160,14 +160,14 @@ class Update:
             blocks = plan.measure
             launch.run(
                 measure_kernel, (blocks.count,), plan.like, table, table[blocks.start :], partial[first:],
-                HAS_ROWS=plan.rows, **blocks.tile.options,
+                HAS_ROWS=plan.rows, **early.options(), **blocks.tile.options,
             )  # fmt: skip
             first += blocks.count
         tile = launch.tile("update_prepare", torch.float64, P=len(params))
         launch.run(
             prepare_kernel, (1,), partial, partials, table, self.hyper, self.steps, self._rates, self.control,
             self.skipped, self.scale, len(params), RULE=RULES[self.rule], MAX_NORM=self.max_norm,
-            HAS_SCALE=self.scale is not None, **tile.options,
+            HAS_SCALE=self.scale is not None, **early.options(), **tile.options,
         )  # fmt: skip
         for plan in plans:
             dtype, blocks = plan.like.dtype, plan.update
@@ -176,7 +176,7 @@ class Update:
                 self.control, RULE=RULES[self.rule], DECAY=self.decay,
                 HAS_MOMENTUM="momentum_buffer" in self.states, NESTEROV=self.nesterov,
                 CENTERED="grad_avg" in self.states, HAS_MASTER=dtype != launch.acc_torch(dtype),
-                HAS_ROWS=plan.rows, ACC=launch.acc(dtype), **blocks.tile.options,
+                HAS_ROWS=plan.rows, ACC=launch.acc(dtype), **early.options(), **blocks.tile.options,
             )  # fmt: skip
 
 

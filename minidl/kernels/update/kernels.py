@@ -11,6 +11,8 @@ seen change, moments included. A negative entry of `rows` is padding and is left
 import triton
 import triton.language as tl
 
+from minidl.kernels.early import wait
+
 SGD = tl.constexpr(0)
 RMSPROP = tl.constexpr(1)
 ADAGRAD = tl.constexpr(2)
@@ -109,8 +111,10 @@ def sum_of_squares(
 @triton.jit
 def measure_kernel(
     p_like, p_table, p_blocks, p_partial, HAS_ROWS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     DTYPE: tl.constexpr = p_like.dtype.element_ty
     packed = tl.load(p_blocks + tl.program_id(0))
     p_slot = p_table + (packed >> 32) * COLUMNS
@@ -126,8 +130,10 @@ def measure_kernel(
 @triton.jit(do_not_specialize=["partials"])
 def prepare_kernel(
     p_partial, partials, p_table, p_hyper, p_steps, p_rates, p_control, p_skipped, p_scale, count,
-    RULE: tl.constexpr, MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
+    RULE: tl.constexpr, MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_P: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     b_total = tl.zeros((BLOCK,), dtype=tl.float64)
     for i in range(0, partials, BLOCK):
         o = i + tl.arange(0, BLOCK)
@@ -278,9 +284,10 @@ def update_block(
 def update_kernel(
     p_like, p_table, p_blocks, p_hyper, p_rates, p_control,
     RULE: tl.constexpr, DECAY: tl.constexpr, HAS_MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
-    CENTERED: tl.constexpr, HAS_MASTER: tl.constexpr, HAS_ROWS: tl.constexpr, ACC: tl.constexpr,
+    CENTERED: tl.constexpr, HAS_MASTER: tl.constexpr, HAS_ROWS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     DTYPE: tl.constexpr = p_like.dtype.element_ty
     packed = tl.load(p_blocks + tl.program_id(0))
     i_param = packed >> 32
