@@ -138,9 +138,14 @@ class CSR:
         return _unpack(self.shape, (indices.clone(), values.clone()), self.sizes)
 
     def copy_(self, source: CSR) -> CSR:
-        """Copy in a matrix of the same shape and sizes: two copies where both are packed. Raises ValueError for others."""
+        """Copy in a matrix of the same shape and sizes: two copies where both are packed.
+
+        Raises ValueError for another.
+        """
         if (source.shape, source.sizes) != (self.shape, self.sizes):
-            raise ValueError(f"a CSR of {source.shape} and {source.sizes} cannot be copied to {self.shape}, {self.sizes}")
+            raise ValueError(
+                f"a CSR of {source.shape} and {source.sizes} cannot be copied to {self.shape}, {self.sizes}"
+            )
         if self.packed is not None and source.packed is not None:
             for own, given in zip(self.packed, source.packed, strict=True):
                 own.copy_(given)

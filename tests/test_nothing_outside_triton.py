@@ -224,6 +224,7 @@ STEP = sorted(
     path
     for name in (
         "kernels", "ops", "nn", "models", "optim", "autograd.py", "tensor.py", "rows.py", "csr.py", "random.py",
+        "captured.py",
     )
     for path in ([PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py"))
 )  # fmt: skip

@@ -41,9 +41,7 @@ def test_a_state_set_again_repeats_what_followed():
 def test_threads_share_no_stream():
     random.manual_seed(0)
     taken = []
-    threads = [
-        threading.Thread(target=lambda: taken.extend(random.key()[1] for _ in range(500))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: taken.extend(random.key()[1] for _ in range(500))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

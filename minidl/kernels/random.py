@@ -237,7 +237,12 @@ def normal_(t: torch.Tensor, mean: float, std: float, seed: int, stream: int | D
 
 
 def randint(
-    shape: Sequence[int], low: int, high: int, seed: int, stream: int | DeviceStream = 0, device: torch.device | str = "cpu"
+    shape: Sequence[int],
+    low: int,
+    high: int,
+    seed: int,
+    stream: int | DeviceStream = 0,
+    device: torch.device | str = "cpu",
 ) -> torch.Tensor:
     """A new int64 tensor of integers from low to below high, each as likely to within (high - low) / 2^32.
 

@@ -119,8 +119,8 @@ def csr_matmul(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """act(S dense + bias), and also z = S dense + bias when `preactivation` is set.
 
-    crow int32 [B + 1] from 0, col int32 [nnz] with values in [0, V), val [nnz], order int32 [B] (the rows by falling
-    number of entries; another order may be slower), dense [V, H] of any strides, bias [H]; val, dense and bias of one floating dtype, all on one
+    crow int32 [B + 1] from 0, col int32 [nnz] with values in [0, V), val [nnz], order int32 [B] (rows by falling number
+    of entries), dense [V, H] of any strides, bias [H]; val, dense and bias of one floating dtype, all on one
     device. Returns [B, H] (and z alike), contiguous. A row without entries gives act(bias). Columns are not checked
     here: a `CSR` checks them when it is made.
     Raises ValueError for shapes that do not fit or index tensors that are not int32, TypeError for dtypes.

@@ -81,7 +81,9 @@ def test_every_tile_gives_the_same_bits(dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_stream_numbered_on_the_device_is_the_one_of_that_number(dtype, seed, first, offset, device):
     stream = random.DeviceStream(torch.tensor([seed, first], device=device), offset)
-    for given, on_device in zip(draws(device, dtype, seed, first + offset), draws(device, dtype, 0, stream), strict=True):
+    for given, on_device in zip(
+        draws(device, dtype, seed, first + offset), draws(device, dtype, 0, stream), strict=True
+    ):
         assert torch.equal(given, on_device)
 
 
