@@ -134,8 +134,8 @@ def assert_same(a, b):
 @pytest.mark.parametrize("make", TRAININGS.values(), ids=TRAININGS)
 def test_captured_training_is_the_training_itself(graphs, make):
     calls = []
-    expected = course(make, 8, lambda step: step)
-    found = course(make, 8, functools.partial(capture, eager=2), calls)
+    expected = course(make, 5, lambda step: step)
+    found = course(make, 5, functools.partial(capture, eager=2), calls)
     assert_same(found, expected)
     (known,) = calls[0]._recordings.values()
     assert known.graph is not None
@@ -158,8 +158,8 @@ def test_two_shapes_are_recorded_each_on_its_own(graphs):
         return one
 
     calls = []
-    expected = course(make, 14, lambda step: step)
-    assert_same(course(make, 14, functools.partial(capture, eager=2, shapes=2), calls), expected)
+    expected = course(make, 12, lambda step: step)
+    assert_same(course(make, 12, functools.partial(capture, eager=2, shapes=2), calls), expected)
     assert [known.graph is not None for known in calls[0]._recordings.values()] == [True, True]
 
 

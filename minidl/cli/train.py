@@ -89,6 +89,12 @@ def _flag(settings: type[TrainText | TrainTable | TrainImages | TrainGan], name:
     return typer.Option("--" + name.replace("_", "-"), help=f"{text} Default: {shown}.", show_default=False)
 
 
+NoCapture = Annotated[
+    bool,
+    switch("--no-capture", "Launch every step from Python on a GPU, not as one CUDA graph: slower, the same result."),
+]
+
+
 @train_app.command(
     "text",
     cls=Command,
@@ -130,6 +136,7 @@ def train_text(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: NoPlots = False,
+    no_capture: NoCapture = False,
 ) -> None:
     """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer.
 
@@ -137,8 +144,7 @@ def train_text(
 
     Ctrl-C saves and names the command that continues.
     """
-    flags = {name: value for name, value in locals().items() if name != "no_plots"}
-    _train("text", flags, no_plots)
+    _train("text", locals())
 
 
 @train_app.command(
@@ -188,11 +194,12 @@ def train_table(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: NoPlots = False,
+    no_capture: NoCapture = False,
 ) -> None:
     """Train on a table: regression or classification by a multilayer perceptron on standardised columns."""
-    flags = {name: value for name, value in locals().items() if name != "no_plots"}
+    flags = dict(locals())
     flags["ignore"] = tuple(ignore) if ignore else None
-    _train("table", flags, no_plots)
+    _train("table", flags)
 
 
 @train_app.command(
@@ -248,14 +255,14 @@ def train_images(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: NoPlots = False,
+    no_capture: NoCapture = False,
 ) -> None:
     """Train an image classifier: a convolutional network on pictures of one size.
 
     A folder holds one folder of pictures (PNG, JPEG, BMP, GIF, TIFF, WebP, PPM) per class. The test split is read once,
     at the end; the report has the majority class and a linear machine on the pixels beside the result.
     """
-    flags = {name: value for name, value in locals().items() if name != "no_plots"}
-    _train("images", flags, no_plots)
+    _train("images", locals())
 
 
 @train_app.command(
@@ -291,6 +298,7 @@ def train_gan(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: Annotated[bool, switch("--no-plots", "Draw no curves; the grids of pictures are always made.")] = False,
+    no_capture: NoCapture = False,
 ) -> None:
     """Train a generator of pictures: a DCGAN.
 
@@ -298,11 +306,10 @@ def train_gan(
 
     Ctrl-C saves and names the command that continues.
     """
-    flags = {name: value for name, value in locals().items() if name != "no_plots"}
-    _train("gan", flags, no_plots)
+    _train("gan", locals())
 
 
-def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
+def _train(kind: str, flags: dict[str, Any]) -> None:
     with errors():
         from minidl.training import sources
 
@@ -310,10 +317,11 @@ def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
             flags["hidden"] = parse_sizes(flags["hidden"])
         if "size" in flags:
             flags["size"] = parse_size(flags["size"])
+        session = {"plots": not flags.pop("no_plots"), "capture": not flags.pop("no_capture")}
         given = {name: value for name, value in flags.items() if value is not None}
         if not flags.get("lazy", True):
             del given["lazy"]
-        config: TrainText | TrainTable | TrainImages | TrainGan = runs.settings(kind, {**given, "plots": not no_plots})
+        config: TrainText | TrainTable | TrainImages | TrainGan = runs.settings(kind, {**given, **session})
         done = runs.finished_report(config)
         if done is not None:
             if not config.quiet:

@@ -85,6 +85,7 @@ def test_a_best_state_that_is_lost_during_training_is_not_replaced_by_the_last(t
     def worse_and_lost():
         judged = judge()
         if judged.score == 3:
+            running.checkpoints.wait()
             (running.checkpoints.folder / "best.json").unlink()
             return Judgement(judged.scores, -1.0, 0.0)
         return judged
