@@ -115,8 +115,9 @@ class Captured(Generic[T]):
         if not _has_graphs(device):
             outputs = _map(self._step(*inputs), _detached)
         elif known.graph is None and known.calls < self._eager:
+            # Copies, as in the recording: kernels are compiled for memory that begins at multiples of 16 bytes.
             with self._watched(known, device):
-                outputs = _map(self._step(*inputs), _detached)
+                outputs = _map(self._step(*map(_clone, inputs)), _detached)
         else:
             if known.graph is None:
                 self._record(known, inputs, device)
@@ -194,6 +195,9 @@ class Captured(Generic[T]):
             with self._watched(known, device):
                 graph, outputs = _recorded(lambda: _map(self._step(*kept), _detached), *self._shared)
             known.draws = random.get_state()["stream"] - state["stream"]
+        except BaseException:
+            self._shared = None  # of a recording that CUDA broke off the allocator takes the memory to be in use
+            raise
         finally:
             _thread.recording = False
             random.set_state(state)
@@ -288,7 +292,7 @@ def _recorded(call: Callable[[], Any], stream: Any, pool: Any) -> tuple[Any, Any
     Raises RuntimeError when it reads a value on the host.
     """
     graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(stream.device)
     # The memory of the calls before is the allocator's again, and not yet the graph's.
     torch.cuda.empty_cache()
     # A collection might free a graph or an event, which the device does not allow meanwhile.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -109,7 +110,7 @@ class CSR:
         indices, values = (part.to(device, non_blocking=non_blocking) for part in packed)
         return _unpack(self.shape, (indices, values), self.sizes)
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """How long each of the tensors is, by name. Batches with the same shape and sizes can be copied."""
         return {name: part.numel() for name, part in self._parts().items()}
