@@ -104,7 +104,10 @@ def stopped_at(one, step):
         one.run()
 
 
-@pytest.mark.parametrize("make", DATA.values(), ids=DATA)
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, id=name, marks=pytest.mark.slow if "pictures" in name else ()) for name, make in DATA.items()],
+)
 def test_a_captured_run_is_the_run_itself(graphs, tmp_path, make):
     plain = trainer(make, tmp_path / "plain", False)
     plain.run()
