@@ -305,8 +305,7 @@ def _recorded(call: Callable[[], Any], stream: Any, pool: Any) -> tuple[Any, Any
                 with NoHostReads("cuda"):
                     outputs = call()
             except BaseException as error:
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
+                _abandon(graph, stream, pool)
                 if isinstance(error, torch.AcceleratorError) or "stream is capturing" in str(error):
                     raise RuntimeError(
                         f"the step waits for the device while it is recorded ({error}): {_WHY}"
@@ -317,6 +316,18 @@ def _recorded(call: Callable[[], Any], stream: Any, pool: Any) -> tuple[Any, Any
         if collecting:
             gc.enable()
     return graph, outputs
+
+
+def _abandon(graph: Any, stream: Any, pool: Any) -> None:
+    """End a recording that came to nothing."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        # CUDA had broken it off: then torch's allocator is not told, and would give out the graph's memory for good.
+        end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        if end is not None:
+            with contextlib.suppress(RuntimeError):
+                end(stream.device.index, pool)
 
 
 _WHY = "a graph runs without the host, so return the tensor and read it after the call"

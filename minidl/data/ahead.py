@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -25,12 +26,14 @@ def pinned(part: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def ahead(batches: Iterable[tuple[Any, ...]], device: torch.device) -> Iterator[tuple[Any, ...]]:
-    """Batches of tensors and CSR in pinned memory, on the device: two are made before they are asked for, and copied on
-    a stream of their own."""
+    """Batches of tensors and CSR in pinned memory, on the device.
+
+    Two more than were asked for are made, and copied on a stream of their own.
+    """
     if device.type != "cuda":
         yield from batches
         return
-    copies = torch.cuda.Stream(device)
+    copies = _copies(device)
     waiting: deque[tuple[tuple[Any, ...], torch.cuda.Event]] = deque()
     for batch in batches:
         with torch.cuda.stream(copies):
@@ -40,6 +43,12 @@ def ahead(batches: Iterable[tuple[Any, ...]], device: torch.device) -> Iterator[
             yield _arrived(*waiting.popleft())
     while waiting:
         yield _arrived(*waiting.popleft())
+
+
+@functools.cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all copies: memory that was given out on one stream is not used again on another."""
+    return torch.cuda.Stream(device)
 
 
 def _arrived(batch: tuple[Any, ...], copied: torch.cuda.Event) -> tuple[Any, ...]:

@@ -119,6 +119,17 @@ def test_a_captured_run_is_the_run_itself(graphs, tmp_path, make):
         assert plain.progress.skipped > 0
 
 
+@pytest.mark.parametrize("make", [text, table])
+def test_where_batches_lie_and_their_room_change_nothing(tmp_path, make):
+    there = trainer(make, tmp_path / "there", False)
+    there.run()
+    here = trainer(make, tmp_path / "here", False)
+    before = here.task.batches
+    here.task.batches = Batches(before.features, before.targets, before.batch_size, before.seed)
+    here.run()
+    assert end(here) == end(there)
+
+
 @pytest.mark.parametrize("step", [2, 7])
 @pytest.mark.parametrize("captured_first", [True, False])
 def test_a_stopped_run_goes_on_with_or_without_capture(graphs, tmp_path, captured_first, step):
