@@ -125,8 +125,8 @@ class Trainer:
             raise damaged(checkpoint.path, f"{where}; an epoch has {len(task.batches)} steps, training {self.epochs}")
         weights.load(task.model, checkpoint.weights, checkpoint.tensors)
         self.progress = progress
-        # A process that was killed between the two files has left the best state of the epoch that is to come.
-        self._best(progress.best_epoch, progress.epoch + 1)
+        # A process that was killed between the two files has left the best state of an epoch that is to come.
+        self._best(progress.best_epoch, later_than=progress.epoch)
 
     def run(self) -> Progress:
         """Train to the end, then put the best weights into the model.
@@ -146,8 +146,11 @@ class Trainer:
             weights.load(self.task.model, best.weights, best.tensors)
         return self.progress
 
-    def _best(self, *epochs: int) -> Checkpoint | None:
-        """The state of the best epoch, None before there is one. Raises DamagedError unless it is of these epochs."""
+    def _best(self, of: int, later_than: int | None = None) -> Checkpoint | None:
+        """The state of the best epoch, None before there is one.
+
+        Raises DamagedError unless it is that `of` this epoch, or of one `later_than` another.
+        """
         best = self.checkpoints.best()
         if best is None:
             if self.progress.best_epoch == 0:
@@ -158,8 +161,9 @@ class Trainer:
             epoch = Progress.from_saved(best.state.get("progress")).epoch
         except ValueError as error:
             raise damaged(best.path, error) from None
-        if epoch not in epochs or best.state.get("config") != self.state["config"]:
-            raise damaged(best.path, f"it is of epoch {epoch}, or of other settings; the best is epoch {epochs[0]}")
+        fits = epoch == of or (later_than is not None and epoch > later_than)
+        if not fits or best.state.get("config") != self.state["config"]:
+            raise damaged(best.path, f"it is of epoch {epoch}, or of other settings; the best is epoch {of}")
         return best
 
     def _train(self, interrupts: Interrupts) -> None:
