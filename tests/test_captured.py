@@ -343,6 +343,18 @@ def test_reading_a_value_on_the_host_is_told_in_words(read):
         read(x)
 
 
+def test_a_step_that_reads_a_value_is_told_when_it_is_recorded(graphs):
+    def step(x):
+        y = x * 2.0
+        return y if y.sum().item() > 0.0 else x
+
+    call = capture(step, eager=1)
+    call(numbers(2))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="reads a value on the host while it is recorded"):
+            call(numbers(2))
+
+
 def test_copying_from_the_host_is_told_in_words():
     device = "meta" if launch.INTERPRETED else "cuda"
     with captured.NoHostReads(device):
