@@ -11,6 +11,7 @@ __all__ = [
     "Tensor",
     "__version__",
     "as_tensor",
+    "capture",
     "check_grads",
     "data",
     "draw",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from minidl.autograd import enable_grad as enable_grad
     from minidl.autograd import is_grad_enabled as is_grad_enabled
     from minidl.autograd import no_grad as no_grad
+    from minidl.captured import capture as capture
     from minidl.drawing import draw as draw
     from minidl.kernels.launch import set_float32_precision as set_float32_precision
     from minidl.ops.random import rand as rand
@@ -62,6 +64,7 @@ _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 _HOMES = {
     "Tensor": "minidl.tensor",
     "as_tensor": "minidl.tensor",
+    "capture": "minidl.captured",
     "check_grads": "minidl.testing",
     "draw": "minidl.drawing",
     "enable_grad": "minidl.autograd",

@@ -8,16 +8,22 @@ The gradient of a sparse layer is the forward kernel on the transposed matrix, s
 `order` and `t_order` list rows and touched columns by falling number of non-zeros (ties by index), so that the rows
 of one tile have like lengths. Index tensors are int32. Making the transposed half is bookkeeping of integers at
 batch-making time, outside forward and backward.
+
+A batch may have room for more entries and columns than it has (`pad`): batches of different sizes then have tensors of
+one size, as a CUDA graph wants them. Room changes no result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
 import torch
 
 _INT32_MAX = 2**31 - 1
+_INDICES = ("crow", "col", "order", "rows", "t_crow", "t_col", "t_order")
+_VALUES = ("val", "t_val")
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +31,10 @@ class CSR:
     """A sparse matrix [B, V] with nnz stored values, U of its columns touched.
 
     crow int32 [B+1], col int32 [nnz], val [nnz], order int32 [B]; rows int32 [U] ascending, t_crow int32 [U+1],
-    t_col int32 [nnz], t_val [nnz], t_order int32 [U]. All on one device.
+    t_col int32 [nnz], t_val [nnz], t_order int32 [U]. All on one device. With room, col, val, t_col and t_val end with
+    entries that nothing reads, and rows with -1, each a column without entries.
+
+    `packed` are the two buffers, of indices and of values, that the tensors are views of, where they are.
     """
 
     shape: tuple[int, int]
@@ -38,6 +47,7 @@ class CSR:
     t_col: torch.Tensor
     t_val: torch.Tensor
     t_order: torch.Tensor
+    packed: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def from_torch(cls, crow: torch.Tensor, col: torch.Tensor, val: torch.Tensor, shape: tuple[int, int]) -> CSR:
@@ -68,7 +78,7 @@ class CSR:
 
     @property
     def nnz(self) -> int:
-        """Number of stored values."""
+        """Number of values that there is room for: of stored ones, unless there is more room."""
         return self.col.numel()
 
     @property
@@ -85,7 +95,7 @@ class CSR:
             raise ValueError(f"values must be floating, got {dtype}")
         if dtype == self.val.dtype:
             return self
-        return replace(self, val=self.val.to(dtype), t_val=self.t_val.to(dtype))
+        return replace(self, val=self.val.to(dtype), t_val=self.t_val.to(dtype), packed=None)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CSR:
         """The same matrix on a device: two copies, one of all indices and one of all values.
@@ -95,17 +105,68 @@ class CSR:
         device = torch.device(device)
         if device == self.val.device or (device.type == self.val.device.type and device.index is None):
             return self
-        moved: dict[str, Any] = {}
-        for names in (("crow", "col", "order", "rows", "t_crow", "t_col", "t_order"), ("val", "t_val")):
-            moved.update(_move_packed({name: getattr(self, name) for name in names}, device, non_blocking))
-        return replace(self, **moved)
+        pinned = non_blocking and device.type == "cuda" and self.val.device.type == "cpu"
+        packed = self.packed or _pack(self._parts(), self.sizes, pinned)
+        indices, values = (part.to(device, non_blocking=non_blocking) for part in packed)
+        return _unpack(self.shape, (indices, values), self.sizes)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """How long each of the tensors is, by name. Batches with the same shape and sizes can be copied."""
+        return {name: part.numel() for name, part in self._parts().items()}
+
+    def pad(self, nnz: int, touched: int, pinned: bool = False) -> CSR:
+        """The same matrix with room for `nnz` entries and `touched` columns, packed, in `pinned` memory if wanted.
+
+        Raises ValueError when it has more.
+        """
+        used = len(self.rows)
+        if self.nnz > nnz or used > touched:
+            raise ValueError(
+                f"a CSR of {self.nnz} entries in {used} columns has no room in {nnz} entries and {touched} columns"
+            )
+        sizes = {**self.sizes, **dict.fromkeys(("col", "val", "t_col", "t_val"), nnz)}
+        sizes.update(rows=touched, t_crow=touched + 1, t_order=touched)
+        padded = _unpack(self.shape, _pack(self._parts(), sizes, pinned), sizes)
+        padded.rows[used:] = -1
+        padded.t_crow[used + 1 :] = self.t_crow[-1]
+        padded.t_order[used:] = torch.arange(used, touched, dtype=torch.int32, device=self.device)
+        return padded
+
+    def clone(self) -> CSR:
+        """The same matrix in memory of its own, packed."""
+        indices, values = self.packed or _pack(self._parts(), self.sizes, False)
+        return _unpack(self.shape, (indices.clone(), values.clone()), self.sizes)
+
+    def copy_(self, source: CSR) -> CSR:
+        """Copy in a matrix of the same shape and sizes: two copies where both are packed.
+
+        Raises ValueError for another.
+        """
+        if (source.shape, source.sizes) != (self.shape, self.sizes):
+            raise ValueError(
+                f"a CSR of {source.shape} and {source.sizes} cannot be copied to {self.shape}, {self.sizes}"
+            )
+        if self.packed is not None and source.packed is not None:
+            for own, given in zip(self.packed, source.packed, strict=True):
+                own.copy_(given)
+        else:
+            others = source._parts()
+            for name, own in self._parts().items():
+                own.copy_(others[name])
+        return self
+
+    def _parts(self) -> dict[str, torch.Tensor]:
+        return {name: getattr(self, name) for name in (*_INDICES, *_VALUES)}
 
     def to_dense(self) -> torch.Tensor:
         """[B, V] dense, for tests and small tables; values stored twice at one place are added."""
         dense = torch.zeros(self.shape, dtype=self.val.dtype, device=self.val.device)
         counts = (self.crow[1:] - self.crow[:-1]).to(torch.int64)
         document = torch.repeat_interleave(torch.arange(self.shape[0], device=self.crow.device), counts)
-        return dense.index_put_((document, self.col.to(torch.int64)), self.val, accumulate=True)
+        return dense.index_put_(
+            (document, self.col[: len(document)].to(torch.int64)), self.val[: len(document)], accumulate=True
+        )
 
     def __repr__(self) -> str:
         return f"CSR(shape={self.shape}, nnz={self.nnz}, dtype={self.val.dtype}, device={str(self.val.device)!r})"
@@ -145,21 +206,42 @@ def _by_falling_count(counts: torch.Tensor) -> torch.Tensor:
     return torch.sort(counts, descending=True, stable=True).indices.to(torch.int32)
 
 
-def _move_packed(tensors: dict[str, torch.Tensor], device: torch.device, non_blocking: bool) -> dict[str, torch.Tensor]:
-    """The tensors (of one dtype) on a device, as views of one buffer copied at once.
+def _pack(
+    parts: Mapping[str, torch.Tensor], sizes: Mapping[str, int], pinned: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two buffers, one of the indices and one of the values, in which each part has room for its size."""
+    indices, values = (
+        torch.zeros(
+            _places(names, sizes, parts[names[0]].element_size())[1],
+            dtype=parts[names[0]].dtype, device=parts[names[0]].device, pin_memory=pinned,
+        )
+        for names in (_INDICES, _VALUES)
+    )  # fmt: skip
+    for names, buffer in ((_INDICES, indices), (_VALUES, values)):
+        starts, _ = _places(names, sizes, buffer.element_size())
+        for name in names:
+            buffer[starts[name] : starts[name] + parts[name].numel()] = parts[name]
+    return indices, values
+
+
+def _unpack(shape: tuple[int, int], packed: tuple[torch.Tensor, torch.Tensor], sizes: Mapping[str, int]) -> CSR:
+    """The matrix whose parts are views of two buffers."""
+    parts: dict[str, torch.Tensor] = {}
+    for names, buffer in zip((_INDICES, _VALUES), packed, strict=True):
+        starts, _ = _places(names, sizes, buffer.element_size())
+        parts.update({name: buffer[starts[name] : starts[name] + sizes[name]] for name in names})
+    return CSR(shape, **parts, packed=packed)
+
+
+def _places(names: Sequence[str], sizes: Mapping[str, int], itemsize: int) -> tuple[dict[str, int], int]:
+    """Where each part begins in a buffer of values of `itemsize` bytes, and where the last one ends.
 
     Each starts at a multiple of 16 bytes, as if allocated alone: Triton compiles another variant for pointers that
     do not.
     """
-    first = next(iter(tensors.values()))
-    step = 16 // first.element_size()
+    step = 16 // itemsize
     starts, end = {}, 0
-    for name, tensor in tensors.items():
+    for name in names:
         starts[name] = end
-        end += -(-tensor.numel() // step) * step
-    pinned = non_blocking and device.type == "cuda" and first.device.type == "cpu"
-    packed = torch.zeros(end, dtype=first.dtype, device=first.device, pin_memory=pinned)
-    for name, tensor in tensors.items():
-        packed[starts[name] : starts[name] + tensor.numel()] = tensor
-    there = packed.to(device, non_blocking=non_blocking)
-    return {name: there[starts[name] : starts[name] + tensor.numel()] for name, tensor in tensors.items()}
+        end += -(-sizes[name] // step) * step
+    return starts, end

@@ -2,16 +2,28 @@
 
 Whatever needs random numbers and was given no seed of its own takes the next stream (`key`). Numbers depend on the
 seed, the stream and the place in the tensor alone, so a state that is set again repeats everything after it.
+
+A CUDA graph repeats its kernels with the arguments that they were recorded with. While a step is recorded, streams are
+therefore numbered on the device (`numbered_by`): the graph draws what the step itself would draw.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from minidl.kernels.random import DeviceStream
 
 _lock = threading.Lock()
 _state = {"seed": 0, "stream": 0}
+# Of this thread: the key on the device that streams are numbered by, and the number of its first stream.
+_thread = threading.local()
 
 
 def manual_seed(seed: int) -> None:
@@ -28,8 +40,11 @@ def get_state() -> dict[str, int]:
 def set_state(state: Mapping[str, int]) -> None:
     """Go on from a state that `get_state` gave.
 
-    Raises ValueError for other names, TypeError for values that are not integers, ValueError outside [0, 2^63).
+    Raises ValueError for other names, TypeError for values that are not integers, ValueError outside [0, 2^63), and
+    RuntimeError in a step that is captured, which would begin with the same numbers at every call.
     """
+    if getattr(_thread, "key", None) is not None:
+        raise RuntimeError("the state of random numbers is set in a step that is captured: set it outside the step")
     if set(state) != set(_state):
         raise ValueError(f"the state of random numbers has {sorted(state)}, expected ['seed', 'stream']")
     checked = {name: _checked(name, value) for name, value in state.items()}
@@ -37,12 +52,7 @@ def set_state(state: Mapping[str, int]) -> None:
         _state.update(checked)
 
 
-def next_stream() -> int:
-    """The number of a stream that nothing has used since the seed was set."""
-    return key()[1]
-
-
-def key(seed: int | None = None) -> tuple[int, int]:
+def key(seed: int | None = None) -> tuple[int, int | DeviceStream]:
     """(seed, stream) of one tensor of random numbers: stream 0 of a seed that is given, else the next stream.
 
     Raises as `manual_seed`.
@@ -50,9 +60,33 @@ def key(seed: int | None = None) -> tuple[int, int]:
     if seed is not None:
         return _checked("seed", seed), 0
     with _lock:
-        stream = _state["stream"]
+        seed, stream = _state["seed"], _state["stream"]
         _state["stream"] += 1
-        return _state["seed"], stream
+    on_device = getattr(_thread, "key", None)
+    if on_device is None:
+        return seed, stream
+    from minidl.kernels.random import DeviceStream
+
+    return seed, DeviceStream(on_device, stream - _thread.first)
+
+
+def skip(count: int) -> None:
+    """Take the next `count` streams without using them: a graph has."""
+    with _lock:
+        _state["stream"] += count
+
+
+@contextlib.contextmanager
+def numbered_by(key: torch.Tensor) -> Iterator[None]:
+    """Streams taken in this thread are numbered from `key` on: int64 [2] on the device, a seed and its next stream.
+
+    Kernels read it when they run. With this process's state in `key` they draw the same numbers as without.
+    """
+    _thread.key, _thread.first = key, get_state()["stream"]
+    try:
+        yield
+    finally:
+        _thread.key = None
 
 
 def _checked(name: str, value: int) -> int:

@@ -11,8 +11,8 @@ import torch
 class RowGrad:
     """The gradient of a matrix [R, H] that is zero outside the rows it names.
 
-    rows    int32 [U], distinct, each in [0, R)
-    values  [U, H], the gradient of those rows
+    rows    int32 [U], distinct, each in [0, R); or -1, any number of times: room that was not needed
+    values  [U, H], the gradient of those rows; 0 where a row is -1
     """
 
     rows: torch.Tensor
@@ -31,8 +31,9 @@ class RowGrad:
     def dense(self) -> torch.Tensor:
         """The whole gradient [R, H], with zeros in the other rows; the same tensor at every call."""
         if not self._shown:
-            full = torch.zeros(self.shape, dtype=self.values.dtype, device=self.values.device)
-            self._shown.append(full.index_copy_(0, self.rows.long(), self.values))
+            # One row more, which -1 names.
+            full = torch.zeros(self.shape[0] + 1, self.shape[1], dtype=self.values.dtype, device=self.values.device)
+            self._shown.append(full.index_put_((self.rows.long(),), self.values)[: self.shape[0]])
         return self._shown[0]
 
     def changed(self) -> bool:

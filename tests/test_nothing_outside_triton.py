@@ -29,7 +29,7 @@ VIEWS = {
     "alias", "as_strided", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze",
     "t", "transpose", "unbind", "unsqueeze", "view", "_reshape_alias", "_unsafe_view",
 }  # fmt: skip
-COPIES = {"clone", "copy_", "_to_copy", "cat", "stack", "index_copy_"}
+COPIES = {"clone", "copy_", "_to_copy", "cat", "stack", "index_copy_", "index_put_", "index_select"}
 STORAGE = ALLOCATION | FILLING | VIEWS | COPIES
 
 
@@ -44,6 +44,8 @@ class StorageOnly(TorchDispatchMode):
         name = func._schema.name
         if name.split("::")[1] not in STORAGE or not name.startswith("aten::"):
             raise AssertionError(f"{func} computes outside Triton")
+        if name == "aten::index_put_" and ((kwargs or {}).get("accumulate") or args[3:4] == (True,)):
+            raise AssertionError(f"{func} adds outside Triton")
         self.seen.add(name)
         return func(*args, **(kwargs or {}))
 
@@ -199,13 +201,13 @@ def test_every_operation_and_its_gradient():
     "compute",
     [
         lambda x: x + 1, lambda x: x.sum(), lambda x: x > 0, lambda x: x @ x, torch.relu, lambda x: x.mul_(2),
-        torch.rand_like,
+        torch.rand_like, lambda x: x.index_put_((torch.zeros(2, dtype=torch.int64),), x, accumulate=True),
     ],
-    ids=["add", "sum", "compare", "product", "relu", "in place", "random"],
+    ids=["add", "sum", "compare", "product", "relu", "in place", "random", "add by index"],
 )  # fmt: skip
 def test_the_mode_finds_arithmetic(compute):
     x = torch.ones(2, 2, device=default_device())
-    with pytest.raises(AssertionError, match="computes outside Triton"), StorageOnly():
+    with pytest.raises(AssertionError, match="outside Triton"), StorageOnly():
         compute(x)
 
 
@@ -222,6 +224,7 @@ STEP = sorted(
     path
     for name in (
         "kernels", "ops", "nn", "models", "optim", "autograd.py", "tensor.py", "rows.py", "csr.py", "random.py",
+        "captured.py",
     )
     for path in ([PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py"))
 )  # fmt: skip

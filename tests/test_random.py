@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 
 from minidl import random
 
@@ -18,7 +19,7 @@ def unchanged():
 def test_a_seed_starts_at_stream_0_and_every_draw_takes_the_next():
     random.manual_seed(5)
     assert [random.key() for _ in range(3)] == [(5, 0), (5, 1), (5, 2)]
-    assert random.next_stream() == 3
+    assert random.key()[1] == 3
 
 
 def test_a_given_seed_leaves_the_state_alone():
@@ -29,7 +30,7 @@ def test_a_given_seed_leaves_the_state_alone():
 
 def test_a_state_set_again_repeats_what_followed():
     random.manual_seed(5)
-    random.next_stream()
+    random.key()
     state = random.get_state()
     following = [random.key() for _ in range(3)]
     random.manual_seed(6)
@@ -40,9 +41,7 @@ def test_a_state_set_again_repeats_what_followed():
 def test_threads_share_no_stream():
     random.manual_seed(0)
     taken = []
-    threads = [
-        threading.Thread(target=lambda: taken.extend(random.next_stream() for _ in range(500))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: taken.extend(random.key()[1] for _ in range(500))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -64,3 +63,18 @@ def test_threads_share_no_stream():
 def test_bad_arguments_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_streams_numbered_on_the_device_are_taken_as_others(device):
+    key = torch.tensor([5, 7], device=device)
+    random.set_state({"seed": 5, "stream": 7})
+    with random.numbered_by(key):
+        taken = [random.key()[1] for _ in range(2)]
+        assert random.key(9) == (9, 0)
+        with pytest.raises(RuntimeError, match="set it outside the step"):
+            random.manual_seed(0)
+    assert [stream.offset for stream in taken] == [0, 1]
+    assert all(stream.key is key for stream in taken)
+    assert random.key() == (5, 9)
+    random.skip(3)
+    assert random.get_state() == {"seed": 5, "stream": 13}

@@ -92,6 +92,12 @@ def _flag(settings: type[TrainText | TrainTable | TrainImages | TrainGan], name:
     return typer.Option("--" + name.replace("_", "-"), help=f"{text} Default: {shown}.", show_default=False)
 
 
+NoCapture = Annotated[
+    bool,
+    switch("--no-capture", "Launch every step from Python on a GPU, not as one CUDA graph: slower, the same result."),
+]
+
+
 @train_app.command(
     "text",
     cls=Command,
@@ -133,6 +139,7 @@ def train_text(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: NoPlots = False,
+    no_capture: NoCapture = False,
     profile: Profile = False,
     trace: Trace = None,
 ) -> None:
@@ -142,8 +149,7 @@ def train_text(
 
     Ctrl-C saves and names the command that continues.
     """
-    flags = {name: value for name, value in locals().items() if name != "no_plots"}
-    _train("text", flags, no_plots)
+    _train("text", locals())
 
 
 @train_app.command(
@@ -193,13 +199,14 @@ def train_table(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: NoPlots = False,
+    no_capture: NoCapture = False,
     profile: Profile = False,
     trace: Trace = None,
 ) -> None:
     """Train on a table: regression or classification by a multilayer perceptron on standardised columns."""
-    flags = {name: value for name, value in locals().items() if name != "no_plots"}
+    flags = dict(locals())
     flags["ignore"] = tuple(ignore) if ignore else None
-    _train("table", flags, no_plots)
+    _train("table", flags)
 
 
 @train_app.command(
@@ -255,6 +262,7 @@ def train_images(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: NoPlots = False,
+    no_capture: NoCapture = False,
     profile: Profile = False,
     trace: Trace = None,
 ) -> None:
@@ -263,8 +271,7 @@ def train_images(
     A folder holds one folder of pictures (PNG, JPEG, BMP, GIF, TIFF, WebP, PPM) per class. The test split is read once,
     at the end; the report has the majority class and a linear machine on the pixels beside the result.
     """
-    flags = {name: value for name, value in locals().items() if name != "no_plots"}
-    _train("images", flags, no_plots)
+    _train("images", locals())
 
 
 @train_app.command(
@@ -300,6 +307,7 @@ def train_gan(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     no_plots: Annotated[bool, switch("--no-plots", "Draw no curves; the grids of pictures are always made.")] = False,
+    no_capture: NoCapture = False,
     profile: Profile = False,
     trace: Trace = None,
 ) -> None:
@@ -309,11 +317,10 @@ def train_gan(
 
     Ctrl-C saves and names the command that continues.
     """
-    flags = {name: value for name, value in locals().items() if name != "no_plots"}
-    _train("gan", flags, no_plots)
+    _train("gan", locals())
 
 
-def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
+def _train(kind: str, flags: dict[str, Any]) -> None:
     with errors():
         from minidl.training import sources
 
@@ -322,10 +329,11 @@ def _train(kind: str, flags: dict[str, Any], no_plots: bool) -> None:
             flags["hidden"] = parse_sizes(flags["hidden"])
         if "size" in flags:
             flags["size"] = parse_size(flags["size"])
+        session = {"plots": not flags.pop("no_plots"), "capture": not flags.pop("no_capture")}
         given = {name: value for name, value in flags.items() if value is not None}
         if not flags.get("lazy", True):
             del given["lazy"]
-        config: TrainText | TrainTable | TrainImages | TrainGan = runs.settings(kind, {**given, "plots": not no_plots})
+        config: TrainText | TrainTable | TrainImages | TrainGan = runs.settings(kind, {**given, **session})
         done = runs.finished_report(config)
         if done is not None:
             if not config.quiet:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from minidl.csr import CSR
+from minidl.data.ahead import ahead, fits, pinned
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -86,6 +87,10 @@ class Batches:
     `targets` are N whole numbers (int64 batches) or N floats (float32 batches). Every epoch visits each row once; the
     last batch may be smaller. Without `shuffle` the rows keep their order.
 
+    Batches are on the CPU, or on a `device`: an array that takes at most a quarter of its free memory lies there as a
+    whole (`resident` decides otherwise) and batches are picked there. Other batches are made and copied while the steps
+    before them run. Sparse ones then have the room that any batch of as many rows needs, so that all have one size.
+
     Raises ValueError when the lengths differ, a size is not positive, or the seed is negative.
     """
 
@@ -96,6 +101,8 @@ class Batches:
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
+        device: torch.device | None = None,
+        resident: bool | None = None,
     ) -> None:
         self.targets = np.asarray(targets)
         if self.targets.ndim != 1 or features.shape[0] != len(self.targets):
@@ -110,6 +117,13 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
+        self.device = device
+        self._there: tuple[torch.Tensor, torch.Tensor] | None = None
+        if device is not None and not isinstance(self.features, np.ndarray):
+            self._longest_first = np.cumsum(np.sort(np.diff(self.features.indptr))[::-1])
+            self._columns = int(np.count_nonzero(np.bincount(self.features.indices, minlength=1)))
+        elif device is not None and (fits(self.features.nbytes, device) if resident is None else resident):
+            self._there = torch.tensor(self.features, device=device), torch.tensor(self.targets, device=device)
 
     def __len__(self) -> int:
         """Batches in one epoch."""
@@ -122,11 +136,37 @@ class Batches:
         return epoch_order(len(self.targets), self.seed, epoch)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
-        """The batches of an epoch from a step on: (features, targets), on the CPU.
+        """The batches of an epoch from a step on: (features, targets).
 
         Starting at step s yields what the whole epoch yields after its first s batches.
         """
         order = self.order(epoch)[start_step * self.batch_size :]
+        if self.device is None:
+            return self._made(order)
+        if self._there is None:
+            return ahead((self._ready(x, y) for x, y in self._made(order)), self.device)
+        return self._picked(order)
+
+    def _picked(self, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Batches of what lies on the device."""
+        assert self._there is not None
+        features, targets = self._there
+        index = torch.tensor(order, device=self.device)
+        for start in range(0, len(order), self.batch_size):
+            part = index[start : start + self.batch_size]
+            yield features.index_select(0, part), targets.index_select(0, part)
+
+    def _ready(self, x: CSR | torch.Tensor, y: torch.Tensor) -> tuple[CSR | torch.Tensor, torch.Tensor]:
+        """A batch as it is copied to the device."""
+        assert self.device is not None
+        if isinstance(x, torch.Tensor):
+            return pinned(x, self.device), pinned(y, self.device)
+        entries = int(self._longest_first[x.shape[0] - 1])
+        there = x.pad(entries, min(entries, self._columns), pinned=self.device.type == "cuda")
+        return there, pinned(y, self.device)
+
+    def _made(self, order: np.ndarray) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
+        """Batches on the CPU."""
         # Rows are gathered once: a batch is then a slice, which scipy cuts faster than it picks rows.
         features, targets = self.features[order], self.targets[order]
         dense = isinstance(features, np.ndarray)

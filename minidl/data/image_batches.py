@@ -1,6 +1,7 @@
 """Batches of pictures: the data set lies on the device, and a kernel picks, varies and standardises each batch.
 
-Which pictures, and how each is moved, depends on the seed, the epoch and the picture's index alone.
+A data set that is too large for that stays in the host's memory, and the pictures of a batch are copied ahead. Which
+pictures, and how each is moved, depends on the seed, the epoch and the picture's index alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from minidl.data.ahead import ahead, fits, pinned
 from minidl.data.batches import epoch_order
 from minidl.data.records import Augment, Pictures
 from minidl.kernels import images
@@ -38,7 +40,8 @@ def epoch_moves(count: int, augment: Augment, seed: int, epoch: int) -> np.ndarr
 class ImageBatches:
     """Batches (x, y) on the device: x [B, C, H, W] of `dtype` in channels-last memory, y int64 [B].
 
-    Orders and sizes are those of `Batches`. Raises ValueError as it does, and for a negative shift or a mean and
+    Orders and sizes are those of `Batches`. The pixels lie on the device where they take at most a quarter of its free
+    memory; `resident` decides otherwise. Raises ValueError as it does, and for a negative shift or a mean and
     deviation that nothing can be standardised by; TypeError for a `dtype` of whole numbers.
     """
 
@@ -51,6 +54,7 @@ class ImageBatches:
         shuffle: bool = True,
         augment: Augment | None = None,
         dtype: torch.dtype = torch.float32,
+        resident: bool | None = None,
     ) -> None:
         self.targets = np.asarray(targets, dtype=np.int64)
         if self.targets.ndim != 1 or len(pictures) != len(self.targets):
@@ -68,7 +72,10 @@ class ImageBatches:
         self.batch_size, self.seed, self.shuffle, self.dtype = batch_size, seed, shuffle, dtype
         self.augment = None if augment is None or augment == Augment(replicate=augment.replicate) else augment
         self._device = default_device()
-        self._pixels = self._put(np.ascontiguousarray(pictures.pixels))
+        self._host = pictures.pixels
+        self._pixels: torch.Tensor | None = None
+        if fits(pictures.pixels.nbytes, self._device) if resident is None else resident:
+            self._pixels = self._put(np.ascontiguousarray(pictures.pixels))
         self._mean, self._std = (self._put(np.array(v, dtype=np.float32)) for v in (pictures.mean, pictures.std))
 
     def __len__(self) -> int:
@@ -89,11 +96,24 @@ class ImageBatches:
         if self.augment is not None:
             moves = self._put(epoch_moves(len(order), self.augment, self.seed, epoch)[order])
         replicate = self.augment is not None and self.augment.replicate
-        for start in range(start_step * self.batch_size, len(order), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            picked = None if moves is None else moves[part]
-            x = images.pick(self._pixels, index[part], picked, self._mean, self._std, self.dtype, replicate)
-            yield x, targets[part]
+        places = range(start_step * self.batch_size, len(order), self.batch_size)
+        parts = [slice(start, start + self.batch_size) for start in places]
+        for part, (pixels, picked) in zip(parts, self._pictures(order, index, parts), strict=True):
+            moved = None if moves is None else moves[part]
+            yield images.pick(pixels, picked, moved, self._mean, self._std, self.dtype, replicate), targets[part]
+
+    def _pictures(
+        self, order: np.ndarray, index: torch.Tensor, parts: Sequence[slice]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For every batch pixels on the device, and which of them are its pictures."""
+        if self._pixels is not None:
+            for part in parts:
+                yield self._pixels, index[part]
+            return
+        straight = self._put(np.arange(self.batch_size))
+        copied = (pinned(torch.from_numpy(self._host[order[part]]), self._device) for part in parts)
+        for (pixels,) in ahead(((pixels,) for pixels in copied), self._device):
+            yield pixels, straight[: len(pixels)]
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         # A copy: torch does not take arrays that cannot be written, such as those over a file's bytes.

@@ -229,6 +229,9 @@ def _random(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "uniform", partial(random_kernels.uniform_, t, 0.0, 1.0, seed=1)
     yield "normal", partial(random_kernels.normal_, t, 0.0, 1.0, seed=1)
     yield "integers", partial(random_kernels.randint, (300, 1000), 0, 10, seed=1)
+    recorded = random_kernels.DeviceStream(torch.zeros(2, dtype=torch.int64), 1)
+    yield "normal, recorded", partial(random_kernels.normal_, t, 0.0, 1.0, seed=1, stream=recorded)
+    yield "dropout, recorded", partial(random_kernels.dropout, t, 0.5, seed=1, stream=recorded)
 
 
 def precisions(dtype: torch.dtype) -> tuple[str, ...]:

@@ -17,9 +17,9 @@ import torch
 
 from minidl import nn
 from minidl.autograd import no_grad
+from minidl.captured import Captured, capture
 from minidl.kernels import launch
 from minidl.tensor import Tensor, default_device
-from minidl.training.capture import Captured
 from minidl.training.errors import ConfigError, RunError
 
 _MAX_PASS = 256
@@ -89,7 +89,7 @@ class Passes:
         self.batch = batch_size(self.one_pass, image_bytes, batch, torch.cuda.mem_get_info(self.device)[0])
         self._copies = torch.cuda.Stream(self.device)
         # By the precision of float32 products, which a graph keeps.
-        self._passes: dict[str, Captured] = {}
+        self._passes: dict[str, Captured[tuple[torch.Tensor]]] = {}
         self._slots: list[_Slot] = []
 
     def images(self, latents: np.ndarray) -> Iterator[np.ndarray]:
@@ -127,7 +127,7 @@ class Passes:
         kernels = torch.cuda.current_stream()
         # No method: with a reference to itself this would keep its memory until the next collection.
         pictures_of = self._passes.setdefault(
-            launch.float32_precision(), Captured(partial(_pictures, self.model, self.dtype), eager=1)
+            launch.float32_precision(), capture(partial(_pictures, self.model, self.dtype), eager=1)
         )
         count = len(latents)
         padded = -(-count // self.one_pass) * self.one_pass

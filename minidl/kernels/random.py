@@ -11,12 +11,15 @@ not on tiles, strides or the machine.
     randint    low + floor(word (high - low) / 2^32)
     dropout    x / (1 - p) where word >= p 2^32, else 0; the gradient is dropout of dy with the same seed and stream
 
+A stream may be numbered on the device (`DeviceStream`): then a recorded launch draws other numbers at every replay.
+
 float16 and bfloat16 values are the float32 ones rounded. Sums are not contracted with products, so uniform numbers
 and integers have the same bits everywhere; normal numbers differ by a few units in the last place, as logarithms do.
 """
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -28,6 +31,28 @@ UNIFORM = tl.constexpr(0)
 NORMAL = tl.constexpr(1)
 INTEGER = tl.constexpr(2)
 HALF_PI = tl.constexpr(1.5707963267948966)
+
+
+@dataclass(frozen=True)
+class DeviceStream:
+    """Stream number key[1] + offset of seed key[0]: `key` is int64 [2] on the device, read when a kernel runs."""
+
+    key: torch.Tensor
+    offset: int
+
+
+@triton.jit
+def halves(p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY: tl.constexpr):
+    """Seed and stream in halves as given; with a key its seed, and its stream plus the given one."""
+    if HAS_KEY:
+        seed = tl.load(p_key)
+        stream = tl.load(p_key + 1) + (stream_high.to(tl.int64) << 32)
+        stream += stream_low.to(tl.uint32, bitcast=True).to(tl.int64)
+        seed_low = (seed & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
+        seed_high = (seed >> 32).to(tl.int32)
+        stream_low = (stream & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
+        stream_high = (stream >> 32).to(tl.int32)
+    return seed_low, seed_high, stream_low, stream_high
 
 
 @triton.jit
@@ -120,10 +145,13 @@ def normals_64(a, b, c, d):
 
 @triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "offset", "factor"])
 def fill_kernel(
-    p_y, n, seed_low, seed_high, stream_low, stream_high, offset, factor,
-    KIND: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
+    p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, offset, factor,
+    HAS_KEY: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """y = offset + factor * random: for INTEGER two integers, else the bits of two float64."""
+    seed_low, seed_high, stream_low, stream_high = halves(
+        p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY
+    )  # fmt: skip
     i = tl.program_id(0).to(tl.int64)
     o = i * BLOCK_N + tl.arange(0, BLOCK_N)
     if p_y.dtype.element_ty == tl.float64:
@@ -155,10 +183,13 @@ def fill_kernel(
 
 @triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "threshold", "scale"])
 def dropout_kernel(
-    p_x, p_y, n, seed_low, seed_high, stream_low, stream_high, threshold, scale,
-    ACC: tl.constexpr, BLOCK_N: tl.constexpr
+    p_x, p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, threshold, scale,
+    HAS_KEY: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """y = scale * x where the element's word is at least the threshold (its bits as int32), else 0."""
+    seed_low, seed_high, stream_low, stream_high = halves(
+        p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY
+    )  # fmt: skip
     i = tl.program_id(0).to(tl.int64)
     o = i * BLOCK_N + tl.arange(0, BLOCK_N)
     o_g = i * (BLOCK_N // 4) + tl.arange(0, BLOCK_N // 4)
@@ -170,7 +201,7 @@ def dropout_kernel(
 
 
 def uniform(
-    shape: Sequence[int], low: float, high: float, seed: int, stream: int = 0,
+    shape: Sequence[int], low: float, high: float, seed: int, stream: int | DeviceStream = 0,
     dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
 ) -> torch.Tensor:  # fmt: skip
     """A new tensor of numbers spread evenly over [low, high); rounding may reach high.
@@ -180,7 +211,7 @@ def uniform(
     return uniform_(torch.empty(tuple(shape), dtype=dtype, device=device), low, high, seed, stream)
 
 
-def uniform_(t: torch.Tensor, low: float, high: float, seed: int, stream: int = 0) -> torch.Tensor:
+def uniform_(t: torch.Tensor, low: float, high: float, seed: int, stream: int | DeviceStream = 0) -> torch.Tensor:
     """Fill t (any strides) as `uniform` does, and return it."""
     if not low <= high:
         raise ValueError(f"uniform: low is {low} and high is {high}, expected low <= high")
@@ -188,7 +219,7 @@ def uniform_(t: torch.Tensor, low: float, high: float, seed: int, stream: int = 
 
 
 def normal(
-    shape: Sequence[int], mean: float, std: float, seed: int, stream: int = 0,
+    shape: Sequence[int], mean: float, std: float, seed: int, stream: int | DeviceStream = 0,
     dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
 ) -> torch.Tensor:  # fmt: skip
     """A new tensor of normally distributed numbers.
@@ -198,7 +229,7 @@ def normal(
     return normal_(torch.empty(tuple(shape), dtype=dtype, device=device), mean, std, seed, stream)
 
 
-def normal_(t: torch.Tensor, mean: float, std: float, seed: int, stream: int = 0) -> torch.Tensor:
+def normal_(t: torch.Tensor, mean: float, std: float, seed: int, stream: int | DeviceStream = 0) -> torch.Tensor:
     """Fill t (any strides) as `normal` does, and return it."""
     if not std >= 0:
         raise ValueError(f"normal: std is {std}, expected 0 or more")
@@ -206,7 +237,12 @@ def normal_(t: torch.Tensor, mean: float, std: float, seed: int, stream: int = 0
 
 
 def randint(
-    shape: Sequence[int], low: int, high: int, seed: int, stream: int = 0, device: torch.device | str = "cpu"
+    shape: Sequence[int],
+    low: int,
+    high: int,
+    seed: int,
+    stream: int | DeviceStream = 0,
+    device: torch.device | str = "cpu",
 ) -> torch.Tensor:
     """A new int64 tensor of integers from low to below high, each as likely to within (high - low) / 2^32.
 
@@ -218,7 +254,7 @@ def randint(
     return _fill("randint", t, seed, stream, INTEGER, low, high - low)
 
 
-def dropout(x: torch.Tensor, p: float, seed: int, stream: int = 0) -> torch.Tensor:
+def dropout(x: torch.Tensor, p: float, seed: int, stream: int | DeviceStream = 0) -> torch.Tensor:
     """x / (1 - p), but 0 for a share p of the elements: a new contiguous tensor. Dropped NaN are 0 too.
 
     The gradient is `dropout(dy, p, seed, stream)`. Raises TypeError for an integer tensor, ValueError for p outside
@@ -227,7 +263,7 @@ def dropout(x: torch.Tensor, p: float, seed: int, stream: int = 0) -> torch.Tens
     check.floating("dropout", x=x)
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout: p is {p}, expected a probability from 0 to 1")
-    _check_key("dropout", seed, stream)
+    key = _key("dropout", seed, stream)
     x = x.contiguous()
     threshold = round(p * 2**32)
     if threshold == 2**32:
@@ -236,9 +272,9 @@ def dropout(x: torch.Tensor, p: float, seed: int, stream: int = 0) -> torch.Tens
     n = x.numel()
     tile = launch.tile("dropout", x.dtype, floor=4, N=n)
     launch.run(
-        dropout_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, n, *_halves(seed), *_halves(stream),
+        dropout_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, n, *key,
         _signed(threshold), _bits(1.0 / (1.0 - p)),
-        ACC=launch.acc(x.dtype), **tile.options,
+        HAS_KEY=key[0] is not None, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return y
 
@@ -246,13 +282,13 @@ def dropout(x: torch.Tensor, p: float, seed: int, stream: int = 0) -> torch.Tens
 def _fill(op, t, seed, stream, kind, offset, factor):
     if kind is not INTEGER:
         check.floating(op, tensor=t)
-    _check_key(op, seed, stream)
+    key = _key(op, seed, stream)
     y = t if t.is_contiguous() else torch.empty(t.shape, dtype=t.dtype, device=t.device)
     n = t.numel()
     tile = launch.tile("random", t.dtype, floor=4, N=n)
     launch.run(
-        fill_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), y, n, *_halves(seed), *_halves(stream), offset, factor,
-        KIND=kind, ACC=launch.acc(t.dtype), enable_fp_fusion=False, **tile.options,
+        fill_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), y, n, *key, offset, factor,
+        HAS_KEY=key[0] is not None, KIND=kind, ACC=launch.acc(t.dtype), enable_fp_fusion=False, **tile.options,
     )  # fmt: skip
     if y is not t:
         return t.copy_(y)
@@ -260,10 +296,15 @@ def _fill(op, t, seed, stream, kind, offset, factor):
     return t
 
 
-def _check_key(op, seed, stream):
+def _key(op, seed, stream):
+    """The kernels' arguments: the key on the device or None, and seed and stream in halves."""
+    key = None
+    if isinstance(stream, DeviceStream):
+        key, seed, stream = stream.key, 0, stream.offset
     for name, value in (("seed", seed), ("stream", stream)):
         if not 0 <= value < 2**63:
             raise ValueError(f"{op}: {name} is {value}, expected an integer from 0 to 2^63 - 1")
+    return key, *_halves(seed), *_halves(stream)
 
 
 def _halves(value):

@@ -11,9 +11,12 @@ a fixed order, so nothing is left to chance. Values of S are data: they have no 
 
 Rows differ widely: a common word is in every document, most words are in one. `order` lists rows by falling length.
 The longest are taken few at a time, many entries side by side; the others many at a time with few entries. After rank
-nnz / SHORT no row can have more than SHORT entries, which tells the two apart without looking at the data. Both lie in
-one launch, the long rows first, so that they run beside the many short ones. Lanes past the end of a row read zeros on
-both sides: an infinite weight is only multiplied where its row names it.
+nnz / SHORT no row can have more than SHORT entries, which tells the two apart. Both lie in one launch, the long rows
+first, so that they run beside the many short ones. Lanes past the end of a row read zeros on both sides: an infinite
+weight is only multiplied where its row names it.
+
+The kernel reads nnz from the end of crow: `col` and `val` may have room for more entries, and `order` may name rows
+without any, so that a CUDA graph with one grid takes batches of different sizes. Neither changes a bit of the others.
 """
 
 from typing import Literal, overload
@@ -25,7 +28,7 @@ import triton.language as tl
 from minidl.kernels import activation, check, launch
 from minidl.kernels.activation import Activation, activate
 
-SHORT = 64
+SHORT = tl.constexpr(64)
 
 
 @triton.jit
@@ -66,16 +69,17 @@ def rows_product(
     tl.store(p_y + o_mn, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_mn)
 
 
-# Both numbers change from batch to batch: the kernel is not compiled again for 1 or for multiples of 16.
-@triton.jit(do_not_specialize=["rows", "LONG_TILES"])
+# The number of rows changes from batch to batch: the kernel is not compiled again for 1 or for multiples of 16.
+@triton.jit(do_not_specialize=["rows"])
 def csr_matmul_kernel(
-    p_crow, p_col, p_val, p_order, p_dense, p_bias, p_y, p_z, rows, s_dense, N, LONG_TILES,
+    p_crow, p_col, p_val, p_order, p_dense, p_bias, p_y, p_z, rows, s_dense, N,
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, ACC: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M_LONG: tl.constexpr, BLOCK_J_LONG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     i_tile = tl.program_id(0)
-    if i_tile < LONG_TILES:
+    long_tiles = tl.cdiv(tl.minimum(rows, tl.load(p_crow + rows) // SHORT), BLOCK_M_LONG)
+    if i_tile < long_tiles:
         rows_product(
             p_crow, p_col, p_val, p_order, p_dense, p_bias, p_y, p_z,
             i_tile * BLOCK_M_LONG, rows, s_dense, N, tl.program_id(1),
@@ -84,7 +88,7 @@ def csr_matmul_kernel(
     else:
         rows_product(
             p_crow, p_col, p_val, p_order, p_dense, p_bias, p_y, p_z,
-            LONG_TILES * BLOCK_M_LONG + (i_tile - LONG_TILES) * BLOCK_M, rows, s_dense, N, tl.program_id(1),
+            long_tiles * BLOCK_M_LONG + (i_tile - long_tiles) * BLOCK_M, rows, s_dense, N, tl.program_id(1),
             HAS_BIAS, ACT, SLOPE, SAVE_Z, ACC, BLOCK_M, BLOCK_N, BLOCK_J,
         )  # fmt: skip
 
@@ -115,8 +119,8 @@ def csr_matmul(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """act(S dense + bias), and also z = S dense + bias when `preactivation` is set.
 
-    crow int32 [B + 1], col int32 [nnz] with values in [0, V), val [nnz], order int32 [B] (the rows, best by falling
-    number of entries), dense [V, H] of any strides, bias [H]; val, dense and bias of one floating dtype, all on one
+    crow int32 [B + 1] from 0, col int32 [nnz] with values in [0, V), val [nnz], order int32 [B] (rows by falling number
+    of entries), dense [V, H] of any strides, bias [H]; val, dense and bias of one floating dtype, all on one
     device. Returns [B, H] (and z alike), contiguous. A row without entries gives act(bias). Columns are not checked
     here: a `CSR` checks them when it is made.
     Raises ValueError for shapes that do not fit or index tensors that are not int32, TypeError for dtypes.
@@ -130,16 +134,21 @@ def csr_matmul(
     z = torch.empty_like(y) if preactivation else None
     entries = max(1, dense.shape[0])
     tile = launch.tile("sparse", val.dtype, M=rows, M_LONG=rows, N=N, J=entries, J_LONG=entries)
-    long_tiles = launch.cdiv(min(rows, col.numel() // SHORT), tile["BLOCK_M_LONG"])
-    short = max(0, rows - long_tiles * tile["BLOCK_M_LONG"])
-    grid = (long_tiles + launch.cdiv(short, tile["BLOCK_M"]), launch.cdiv(N, tile["BLOCK_N"]))
+    grid = (_most_tiles(rows, col.numel(), tile), launch.cdiv(N, tile["BLOCK_N"]))
     launch.run(
         csr_matmul_kernel, grid, crow.contiguous(), col.contiguous(), val.contiguous(), order.contiguous(), dense,
-        None if bias is None else bias.contiguous(), y, z, rows, dense.stride(0), N, long_tiles,
+        None if bias is None else bias.contiguous(), y, z, rows, dense.stride(0), N,
         HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope, SAVE_Z=preactivation,
         ACC=launch.acc(val.dtype), **tile.options,
     )  # fmt: skip
     return (y, z) if z is not None else y
+
+
+def _most_tiles(rows: int, room: int, tile: launch.Tile) -> int:
+    """Tiles of rows for up to `room` entries. The fewer rows are long, the fewer tiles, or the more: by their sizes."""
+    most = launch.cdiv(min(rows, room // SHORT.value), tile["BLOCK_M_LONG"])
+    short = max(0, rows - most * tile["BLOCK_M_LONG"])
+    return max(most + launch.cdiv(short, tile["BLOCK_M"]), launch.cdiv(rows, tile["BLOCK_M"]))
 
 
 def _check(

@@ -17,7 +17,7 @@ __all__ = ["dropout", "rand", "randint", "randn"]
 
 class Dropout(Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, p: float, seed: int, stream: int) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, p: float, seed: int, stream: int | kernels.DeviceStream) -> torch.Tensor:
         ctx.options = p, seed, stream
         return kernels.dropout(x, p, seed, stream)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from minidl import captured
 from minidl.kernels import update
 from minidl.rows import RowGrad
 from minidl.tensor import Tensor
@@ -87,6 +88,7 @@ class Optimizer:
         )  # fmt: skip
         self.max_norm, self.lazy = max_norm, lazy
         self._on_device: list[dict[str, float]] = [{} for _ in self.param_groups]
+        self._captured_without_decay = False
         self._synchronize()
 
     def __repr__(self) -> str:
@@ -122,6 +124,11 @@ class Optimizer:
                 )
             for key, value in numbers.items():
                 if known.get(key) != value:
+                    if captured.recording():
+                        raise RuntimeError(
+                            f"{type(self).__name__}: {key} changes in a step that is captured, and would change no "
+                            "more: change it outside the step, as schedule.step() after it does"
+                        )
                     self._update.set(key, value, first, end)
                     known[key] = value
         self._update.decay = any(group.get("weight_decay", 0.0) != 0.0 for group in self.param_groups)
@@ -132,6 +139,9 @@ class Optimizer:
         Raises RuntimeError when a parameter was moved or converted after the optimiser was made.
         """
         self._synchronize()
+        captured.at_replay(self._prepare_replay)
+        if captured.recording() and not self._update.decay:
+            self._captured_without_decay = True
         grads = [
             update.Rows(grad.rows, grad.values) if isinstance(grad, RowGrad) else grad
             for grad in (param.raw_grad for param in self._params)
@@ -139,6 +149,16 @@ class Optimizer:
         self._update([param.data for param in self._params], grads)
         changed = [param.data for param, grad in zip(self._params, grads, strict=True) if grad is not None]
         torch.autograd.graph.increment_version(changed)
+
+    def _prepare_replay(self) -> None:
+        """What `step` does on the host, before a graph that holds it runs again."""
+        self._synchronize()
+        if self._captured_without_decay and self._update.decay:
+            raise ValueError(
+                f"{type(self).__name__}: weight_decay was 0 when the step was captured, so the graph has none: capture "
+                "the step again, or begin with a weight_decay above 0"
+            )
+        torch.autograd.graph.increment_version([param.data for param in self._params])
 
     def zero_grad(self) -> None:
         """Forget the gradients of all parameters."""

@@ -21,11 +21,11 @@ import torch
 
 from minidl import nn, ops, optim, random
 from minidl.autograd import no_grad
+from minidl.captured import capture
 from minidl.kernels import average as kernels
 from minidl.kernels import random as random_kernels
 from minidl.models import Discriminator, Generator
 from minidl.tensor import Tensor, default_device
-from minidl.training.capture import Captured
 
 BETAS = (0.5, 0.999)
 DECAY = 0.999
@@ -40,10 +40,13 @@ _CALIBRATION_STREAM = 2**40  # far from the streams that a seed's training takes
 class Adversaries:
     """The networks, their optimisers and the average, all made from `settings` and the process's random state.
 
-    `settings` are the arguments of `Generator`. `step` trains on one batch; `statistics` readies `average` for use.
+    `settings` are the arguments of `Generator`. `step` trains on one batch, on a GPU as one CUDA graph unless
+    `captured` is False; `statistics` readies `average` for use.
     """
 
-    def __init__(self, settings: Mapping[str, Any], batch_size: int, lr: float, seed: int) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], batch_size: int, lr: float, seed: int, captured: bool = True
+    ) -> None:
         self.generator = Generator(**settings)
         self.discriminator = Discriminator(**{name: value for name, value in settings.items() if name != "latent"})
         self.average = Generator(**settings)
@@ -58,7 +61,7 @@ class Adversaries:
         self._real = Tensor(ones.to(default_device()))
         self._judged = Tensor(torch.cat([ones, zeros]).to(default_device()))
         self._share = torch.zeros((), dtype=torch.float64, device=default_device())
-        self._train = Captured(self._both)
+        self._train = capture(self._both) if captured else self._both
 
     def step(self, x: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Train both networks on pictures [batch, C, H, W] with values from -1 to 1.

@@ -6,12 +6,16 @@
 
 A JSON file is renamed into place after its tensor file is safe on the disk, and tensor files that neither names are
 deleted after that: whenever the machine stops, `last.json` names a complete state.
+
+A state is copied when it is saved, and written by a thread while training goes on: making the file safe takes longer
+than a short epoch. Where one is saved before the last but one is written, the one between is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,45 +44,94 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """A state that is to be written: tensors on the CPU, and the JSON content but for the checksum."""
+
+    name: str
+    tensors: dict[str, torch.Tensor]
+    content: dict[str, Any]
+    best: bool
+
+
 class Checkpoints:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._lock = threading.Lock()
+        # At most two: the newest, and before it the best if that is older.
+        self._waiting: list[_Saved] = []
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
 
     def save(
         self, step: int, weights: Mapping[str, torch.Tensor], optimizer: Any, state: Mapping[str, Any], best: bool
     ) -> None:
-        """Write the state after `step` steps as the last one, and as the best one if it is.
+        """Have the state after `step` steps written as the last one, and as the best one if it is; see `wait`.
 
-        `optimizer` is a state_dict: nested dicts, lists, tensors and JSON values. Raises OSError with the previous
-        checkpoint unharmed.
+        `optimizer` is a state_dict: nested dicts, lists, tensors and JSON values. Raises OSError when a state that was
+        saved before could not be written; the checkpoint before that one is unharmed.
         """
         tensors = {f"weights.{name}": tensor for name, tensor in weights.items()}
         plain = _take_tensors(optimizer, "optimizer", tensors)
+        taken = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         name = f"step-{step:06d}.safetensors"
-        self.folder.mkdir(exist_ok=True)
-        checksum = files.write_tensors(self.folder / name, tensors)
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            "tensors": name,
-            "sha256": checksum,
-            **state,
-            "optimizer": plain,
-        }
-        if best:
-            files.write_json(self.folder / "best.json", content)
-        files.write_json(self.folder / "last.json", content)
-        self._drop_unnamed()
+        content = {"format": FORMAT, "version": VERSION, "tensors": name, "sha256": "", **state, "optimizer": plain}
+        with self._lock:
+            self._tell_failure()
+            kept = [] if best else [saved for saved in self._waiting if saved.best]
+            self._waiting = [*kept, _Saved(name, taken, content, best)]
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_all)
+                self._writer.start()
+
+    def wait(self) -> None:
+        """Wait until all that was saved is safe on the disk. Raises OSError when it could not be written."""
+        writer = self._writer
+        if writer is not None:
+            writer.join()
+        with self._lock:
+            self._tell_failure()
 
     def last(self) -> Checkpoint | None:
         """The last state, or None when there is none. Raises DamagedError."""
+        self.wait()
         return self._read("last.json")
 
     def best(self) -> Checkpoint | None:
         """The best state, or None when there is none. Raises DamagedError."""
+        self.wait()
         return self._read("best.json")
+
+    def _tell_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _write_all(self) -> None:
+        """Write what waits until nothing does."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._writer = None
+                    return
+                saved = self._waiting.pop(0)
+            try:
+                self._write(saved)
+            except BaseException as failure:  # noqa: BLE001 (told in the thread that trains)
+                with self._lock:
+                    self._failure, self._writer = failure, None
+                    self._waiting.clear()
+                return
+
+    def _write(self, saved: _Saved) -> None:
+        self.folder.mkdir(exist_ok=True)
+        content = {**saved.content, "sha256": files.write_tensors(self.folder / saved.name, saved.tensors)}
+        if saved.best:
+            files.write_json(self.folder / "best.json", content)
+        files.write_json(self.folder / "last.json", content)
+        self._drop_unnamed()
 
     def _read(self, name: str) -> Checkpoint | None:
         path = self.folder / name

@@ -38,7 +38,10 @@ def flag(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """How one process trains: where to, on what, and what it shows. None of it changes the result's definition."""
+    """How one process trains: where to, on what, and what it shows. None of it changes the result's definition.
+
+    `capture`: on a GPU a step is one CUDA graph.
+    """
 
     out: Path
     device: str = "auto"
@@ -46,6 +49,7 @@ class Session:
     overwrite: bool = False
     quiet: bool = False
     plots: bool = True
+    capture: bool = True
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""

@@ -100,7 +100,7 @@ def _fit(
     described = session.prepare(config, config.precision, checkpoint, convolves=True)
     random.manual_seed(config.seed)
     batch_size = min(_batch_size(config), len(pixels))
-    networks = Adversaries(settings, batch_size, config.lr, config.seed)
+    networks = Adversaries(settings, batch_size, config.lr, config.seed, config.capture)
     middle = (MIDDLE,) * pixels.shape[3]
     batches = ImageBatches(
         Pictures(pixels, middle, middle), np.zeros(len(pixels), dtype=np.int64), batch_size, config.seed

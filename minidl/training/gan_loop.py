@@ -133,13 +133,16 @@ class GanTrainer:
         Raises Interrupted after Ctrl-C or SIGTERM, with everything saved; DivergedError when figures or gradients stay
         not finite.
         """
-        with Interrupts() as interrupts, self.display:
-            self._started = time.monotonic() - self.progress.seconds
-            while self.progress.epoch < self.epochs:
-                self._epoch(lambda: interrupts.requested)
-                self._save()
-                if interrupts.requested:
-                    raise Interrupted(self._interruption())
+        try:
+            with Interrupts() as interrupts, self.display:
+                self._started = time.monotonic() - self.progress.seconds
+                while self.progress.epoch < self.epochs:
+                    self._epoch(lambda: interrupts.requested)
+                    self._save()
+                    if interrupts.requested:
+                        raise self._interruption()
+        finally:
+            self.checkpoints.wait()
         return self.progress
 
     def _epoch(self, requested: Callable[[], bool]) -> None:
@@ -158,7 +161,7 @@ class GanTrainer:
                 self._fetch(always=True)
                 progress.epoch_seconds = time.monotonic() - started
                 self._save()
-                raise Interrupted(self._interruption())
+                raise self._interruption()
         self._fetch(always=True)
         if not progress.count:
             raise DivergedError(f"no loss of epoch {progress.epoch + 1} is finite", REMEDY)
@@ -212,8 +215,10 @@ class GanTrainer:
             self.progress.steps, self.networks.weights(), self.networks.optimizers(), state, best=False
         )
 
-    def _interruption(self) -> str:
-        return f"interrupted after {self.progress.place}; everything is saved. To continue:\n  {self.hint}"
+    def _interruption(self) -> Interrupted:
+        """What to raise after a signal, once everything is saved."""
+        self.checkpoints.wait()
+        return Interrupted(f"interrupted after {self.progress.place}; everything is saved. To continue:\n  {self.hint}")
 
 
 def shown(figures: dict[str, Any], between: str) -> str:

@@ -4,7 +4,9 @@ The best epoch is the last whose validation score lies within one standard error
 Classification and Regression Trees, 1984): a few hundred examples tell no finer differences. Training stops early when
 no epoch has come that close for `patience` epochs.
 
-Nothing in a step waits for the device: losses stay on it and are fetched together from time to time. The state that
+Nothing in a step waits for the device: losses stay on it and are fetched together from time to time. On a GPU a step is
+one CUDA graph, and another one for the last batch of an epoch where that is smaller: small data has few batches to an
+epoch, and one launched from Python would take as long as many others. The state that
 goes into a checkpoint is complete, so a run continued from any step repeats the uninterrupted one bit for bit (on
 the same device, with the same versions, tile tables and number of threads).
 """
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 
 from minidl import nn, random
+from minidl.captured import capture
 from minidl.csr import CSR
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
@@ -66,6 +69,7 @@ class Trainer:
     """Trains a task for a number of epochs, keeping checkpoints in `folder`/checkpoints and `folder`/metrics.jsonl.
 
     `state` is stored with every checkpoint (settings and versions); `hint` is the command that continues the run.
+    With `captured` a step on a GPU is one CUDA graph, which no batch may be too different for; the result is the same.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Trainer:
         display: Display,
         state: dict[str, Any],
         hint: str,
+        captured: bool = False,
     ) -> None:
         self.task = task
         self.folder = folder
@@ -86,6 +91,7 @@ class Trainer:
         self.display = display
         self.state = state
         self.hint = hint
+        self.captured = captured
         self.progress = Progress()
         # Not part of the state: losses on the device that were not looked at yet.
         self._pending: list[torch.Tensor] = []
@@ -119,8 +125,8 @@ class Trainer:
             raise damaged(checkpoint.path, f"{where}; an epoch has {len(task.batches)} steps, training {self.epochs}")
         weights.load(task.model, checkpoint.weights, checkpoint.tensors)
         self.progress = progress
-        # A process that was killed between the two files has left the best state of the epoch that is to come.
-        self._best(progress.best_epoch, progress.epoch + 1)
+        # A process that was killed between the two files has left the best state of an epoch that is to come.
+        self._best(progress.best_epoch, later_than=progress.epoch)
 
     def run(self) -> Progress:
         """Train to the end, then put the best weights into the model.
@@ -128,17 +134,23 @@ class Trainer:
         Raises Interrupted after Ctrl-C or SIGTERM, with everything saved; DivergedError when gradients stay not finite
         or validation is not finite; DamagedError when the best state is gone.
         """
-        with Interrupts() as interrupts, self.display:
-            if not self.progress.finished:
-                self._started = time.monotonic() - self.progress.seconds
-                self._train(interrupts)
+        try:
+            with Interrupts() as interrupts, self.display:
+                if not self.progress.finished:
+                    self._started = time.monotonic() - self.progress.seconds
+                    self._train(interrupts)
+        finally:
+            self.checkpoints.wait()
         best = self._best(self.progress.best_epoch)
         if best is not None:
             weights.load(self.task.model, best.weights, best.tensors)
         return self.progress
 
-    def _best(self, *epochs: int) -> Checkpoint | None:
-        """The state of the best epoch, None before there is one. Raises DamagedError unless it is of these epochs."""
+    def _best(self, of: int, later_than: int | None = None) -> Checkpoint | None:
+        """The state of the best epoch, None before there is one.
+
+        Raises DamagedError unless it is that `of` this epoch, or of one `later_than` another.
+        """
         best = self.checkpoints.best()
         if best is None:
             if self.progress.best_epoch == 0:
@@ -149,14 +161,17 @@ class Trainer:
             epoch = Progress.from_saved(best.state.get("progress")).epoch
         except ValueError as error:
             raise damaged(best.path, error) from None
-        if epoch not in epochs or best.state.get("config") != self.state["config"]:
-            raise damaged(best.path, f"it is of epoch {epoch}, or of other settings; the best is epoch {epochs[0]}")
+        fits = epoch == of or (later_than is not None and epoch > later_than)
+        if not fits or best.state.get("config") != self.state["config"]:
+            raise damaged(best.path, f"it is of epoch {epoch}, or of other settings; the best is epoch {of}")
         return best
 
     def _train(self, interrupts: Interrupts) -> None:
         progress = self.progress
+        # Of this call alone: with it goes the memory of the graphs.
+        step = capture(self._step, shapes=2) if self.captured else self._step
         while not progress.finished:
-            self._epoch(interrupts)
+            self._epoch(step, interrupts)
             if progress.epoch == self.epochs:
                 progress.finished = True
             elif self.patience and progress.epoch - progress.best_epoch >= self.patience:
@@ -167,9 +182,18 @@ class Trainer:
                 )
             self._save(best=progress.best_epoch == progress.epoch)
             if interrupts.requested:
-                raise Interrupted(self._interruption())
+                raise self._interruption()
 
-    def _epoch(self, interrupts: Interrupts) -> None:
+    def _step(self, x: CSR | Tensor, y: Tensor) -> torch.Tensor:
+        """Train on a batch; the loss."""
+        task = self.task
+        task.optimizer.zero_grad()
+        loss = task.loss(x, y)
+        loss.backward(task.optimizer.loss_scale)
+        task.optimizer.step()
+        return loss.data
+
+    def _epoch(self, step: Callable[[CSR | Tensor, Tensor], torch.Tensor], interrupts: Interrupts) -> None:
         progress, task = self.progress, self.task
         device = default_device()
         started = time.monotonic() - progress.epoch_seconds
@@ -177,14 +201,10 @@ class Trainer:
         task.model.train()
         for x, y in task.batches.epoch(progress.epoch, progress.step):
             features = x.to(device) if isinstance(x, CSR) else Tensor(x.to(device))
-            task.optimizer.zero_grad()
-            loss = task.loss(features, Tensor(y.to(device)))
-            loss.backward(task.optimizer.loss_scale)
-            task.optimizer.step()
+            self._pending.append(step(features, Tensor(y.to(device))))
             task.schedule.step()
             progress.step += 1
             progress.steps += 1
-            self._pending.append(loss.data)
             self._fetch_losses(always=False)
             loss_so_far = f"loss {progress.loss_sum / progress.loss_count:.4f}" if progress.loss_count else None
             self.display.step(progress.step, loss_so_far)
@@ -192,7 +212,7 @@ class Trainer:
                 self._fetch_losses(always=True)
                 progress.epoch_seconds = time.monotonic() - started
                 self._save(best=False)
-                raise Interrupted(self._interruption())
+                raise self._interruption()
         self._fetch_losses(always=True)
         task.model.eval()
         judged = self._judge()
@@ -266,5 +286,7 @@ class Trainer:
         optimizer = self.task.optimizer.state_dict()
         self.checkpoints.save(self.progress.steps, self.task.model.state_dict(), optimizer, state, best)
 
-    def _interruption(self) -> str:
-        return f"interrupted after {self.progress.place}; everything is saved. To continue:\n  {self.hint}"
+    def _interruption(self) -> Interrupted:
+        """What to raise after a signal, once everything is saved."""
+        self.checkpoints.wait()
+        return Interrupted(f"interrupted after {self.progress.place}; everything is saved. To continue:\n  {self.hint}")

@@ -57,7 +57,9 @@ def _fit(
     task = make_task(config, problem)
     state = {"config": config.identity(), "environment": described}
     hint = runs.resume_command(kind, config.out)
-    trainer = Trainer(task, config.out, config.epochs, config.patience, display, state, hint)
+    # On a CPU no batch is given room, and none needs it.
+    captured = config.capture and default_device().type == "cuda"
+    trainer = Trainer(task, config.out, config.epochs, config.patience, display, state, hint, captured)
     if checkpoint is not None:
         session.note_changes(checkpoint, described, display)
         trainer.restore(checkpoint)
@@ -115,7 +117,10 @@ def make_task(config: Training, problem: Problem) -> Task:
 def _batches(config: Training, problem: Problem) -> Batches | ImageBatches:
     features, targets = problem.train
     if not isinstance(features, Pictures):
-        return Batches(features, targets, batch_size=config.batch_size, seed=config.seed)
+        device = default_device()
+        # Where kernels run on the CPU, the batches are there already.
+        there = None if device.type == "cpu" else device
+        return Batches(features, targets, config.batch_size, config.seed, device=there)
     dtype = HALVES.get(config.precision, torch.float32)
     return ImageBatches(
         features, targets, config.batch_size, config.seed, augment=problem.augment, dtype=dtype

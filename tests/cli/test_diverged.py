@@ -1,5 +1,6 @@
 """Training that leaves the numbers there are: one sentence, and nothing is saved that could be taken for a result."""
 
+import itertools
 import json
 import shutil
 
@@ -63,11 +64,11 @@ def test_the_run_that_was_to_be_replaced_stays(command, texts, text_run, tmp_pat
 
 def test_checkpoints_before_the_epoch_that_diverged_stay(command, texts, tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    judge = train._judge_classes
+    judge, epochs = train._judge_classes, itertools.count(1)
 
     def judge_the_first(model, problem):
         judged = judge(model, problem)
-        if (folder / "checkpoints" / "last.json").exists():
+        if next(epochs) > 1:
             judged.scores["loss"] = float("nan")
         return judged
 

@@ -18,17 +18,17 @@ COMMANDS = (
 # Scripts rely on these; adding one is fine, and then it is written here.
 FLAGS = {
     "text": "--balance --batch-size --data --device --dropout --epochs --hidden --label-column --label-smoothing "
-    "--lazy --lr --max-features --min-df --ngrams --no-plots --optimizer --out --overwrite --patience "
+    "--lazy --lr --max-features --min-df --ngrams --no-capture --no-plots --optimizer --out --overwrite --patience "
     "--precision --profile --quiet --resume --schedule --seed --test-split --text-column --trace "
     "--val-split --warmup --weight-decay",
     "table": "--balance --batch-size --data --device --dropout --epochs --hidden --ignore --label-smoothing --lr "
-    "--missing --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet --resume "
-    "--schedule --seed --target --task --test-split --trace --val-split --warmup --weight-decay",
+    "--missing --no-capture --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
+    "--resume --schedule --seed --target --task --test-split --trace --val-split --warmup --weight-decay",
     "images": "--balance --batch-size --data --device --dropout --epochs --flip --label-smoothing --lr --model "
-    "--no-flip --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet --resume "
-    "--schedule --seed --shift --size --test-split --trace --val-split --warmup --weight-decay",
-    "gan": "--batch-size --data --device --epochs --latent --lr --no-plots --out --overwrite --precision --profile "
-    "--quiet --resume --seed --size --trace --width",
+    "--no-capture --no-flip --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
+    "--resume --schedule --seed --shift --size --test-split --trace --val-split --warmup --weight-decay",
+    "gan": "--batch-size --data --device --epochs --latent --lr --no-capture --no-plots --out --overwrite --precision "
+    "--profile --quiet --resume --seed --size --trace --width",
 }
 
 
@@ -101,7 +101,7 @@ def test_the_flags_are_those_that_scripts_rely_on(minidl, kind):
     [("text", TrainText), ("table", TrainTable), ("images", TrainImages), ("gan", TrainGan)],
 )
 def test_every_setting_has_a_flag(kind, settings):
-    known = set(FLAGS[kind].split()) | {"--plots"}
+    known = set(FLAGS[kind].split()) | {"--plots", "--capture"}
     assert {flag(field.name) for field in fields(settings)} <= known
 
 

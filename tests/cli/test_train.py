@@ -178,3 +178,35 @@ def test_a_finished_run_is_not_trained_again_by_resume(minidl, text_run):
     assert (folder / "report.txt").read_text() in result.out
     assert minidl("train", "text", "--out", folder, "--resume", "--quiet").out == ""
     assert (folder / "report.json").stat().st_mtime_ns == before
+
+
+def test_capture_is_asked_for_unless_it_is_not_wanted(command, texts, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("minidl.training.train.train", lambda kind, config, *_: asked.append(config.capture))
+    for flags in ((), ("--no-capture",)):
+        command("train", "text", "--data", texts, "--out", tmp_path / "run", *flags)
+    assert asked == [True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("text", "--data", "TEXTS", "--epochs", "6", "--batch-size", "32", "--hidden", "16"),
+        ("table", "--data", "diabetes", "--epochs", "8"),
+        ("images", "--data", "digits", "--epochs", "4"),
+        ("images", "--data", "digits", "--epochs", "4", "--precision", "float16", "--batch-size", "100"),
+        ("gan", "--data", "digits", "--epochs", "1"),
+    ],
+    ids=["text", "table", "images", "images in float16", "gan"],
+)
+def test_a_captured_run_has_the_same_model_and_scores(minidl, texts, tmp_path, arguments):
+    arguments = [texts if word == "TEXTS" else word for word in arguments]
+    for name, flags in (("captured", ()), ("launched", ("--no-capture",))):
+        result = minidl("train", *arguments, "--out", tmp_path / name, "--no-plots", *flags)
+        assert result.code == 0, result.err
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("captured", "launched")]
+    assert files[0] == files[1]
+    lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("captured", "launched")]
+    for one, other in zip(*lines, strict=True):
+        assert {**json.loads(one), "seconds": 0} == {**json.loads(other), "seconds": 0}

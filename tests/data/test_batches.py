@@ -69,6 +69,47 @@ def test_sparse_batches_hold_their_rows():
         np.testing.assert_array_equal(x.to_dense().numpy(), matrix[y.numpy()].toarray())
 
 
+@pytest.mark.parametrize("resident", [True, False])
+def test_batches_on_a_device_are_those_of_the_cpu(resident, device):
+    x, y = table(23, 5)
+    expected = Batches(x, y, 4, seed=2)
+    found = Batches(x, y, 4, seed=2, device=device, resident=resident)
+    for epoch, start in ((0, 0), (3, 2), (1, 6)):
+        pairs = list(zip(expected.epoch(epoch, start), found.epoch(epoch, start), strict=True))
+        assert len(pairs) == 6 - start
+        for one, other in pairs:
+            for mine, there in zip(one, other, strict=True):
+                assert there.device.type == device.type
+                assert torch.equal(mine, there.cpu())
+
+
+def test_sparse_batches_on_a_device_are_those_of_the_cpu_with_room_for_any(device):
+    matrix = sparse.random(23, 40, 0.2, format="csr", dtype=np.float32, random_state=0)
+    matrix = sparse.csr_matrix(matrix.toarray() * ~np.isin(np.arange(40), [3, 17]))
+    expected = Batches(matrix, np.arange(23), 5, seed=2)
+    found = Batches(matrix, np.arange(23), 5, seed=2, device=device)
+    sizes = set()
+    for epoch in range(3):
+        for (x, y), (there, labels) in zip(expected.epoch(epoch), found.epoch(epoch), strict=True):
+            assert torch.equal(y, labels.cpu())
+            assert torch.equal(there.to("cpu").to_dense(), x.to_dense())
+            for name in ("crow", "col", "val", "order", "rows", "t_crow", "t_col", "t_val", "t_order"):
+                mine, other = getattr(x, name), getattr(there, name).cpu()
+                assert torch.equal(other[: len(mine)], mine), name
+            sizes.add((there.shape[0], *there.sizes.values()))
+    assert len(sizes) == 2, "one for whole batches and one for the last"
+    longest = sorted(np.diff(matrix.indptr), reverse=True)
+    assert {(size[0], size[2]) for size in sizes} == {(5, sum(longest[:5])), (3, sum(longest[:3]))}
+    assert max(size[4] for size in sizes) <= 38
+
+
+@pytest.mark.parametrize("empty", [sparse.csr_matrix((3, 7), dtype=np.float32), np.zeros((3, 0))])
+def test_batches_without_entries_on_a_device(empty, device):
+    ((x, y),) = Batches(empty, [0, 1, 2], 4, shuffle=False, device=device).epoch(0)
+    assert x.shape == empty.shape
+    assert y.tolist() == [0, 1, 2]
+
+
 def test_target_types_follow_the_task():
     x, _ = table(4)
     for targets, dtype in (

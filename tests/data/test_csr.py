@@ -1,5 +1,7 @@
 """CSR: both halves of a sparse batch agree with dense and scipy arithmetic, and bad parts are refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -95,6 +97,48 @@ def test_to_moves_every_part_in_two_copies():
         assert (other.dtype, other.shape) == (mine.dtype, mine.shape)
         assert other.storage_offset() * other.element_size() % 16 == 0
     assert there.col.untyped_storage().nbytes() == there.t_order.untyped_storage().nbytes()
+    assert there.sizes == batch.sizes
+
+
+@given(matrices(), st.integers(0, 5), st.integers(0, 5))
+def test_room_changes_nothing_but_the_sizes(matrix, entries, columns):
+    batch = csr_from_scipy(matrix)
+    padded = batch.pad(batch.nnz + entries, len(batch.rows) + columns)
+    assert torch.equal(padded.to_dense(), batch.to_dense())
+    for name in FIELDS:
+        mine, other = getattr(batch, name), getattr(padded, name)
+        assert torch.equal(other[: len(mine)], mine), name
+        assert other.dtype == mine.dtype
+    assert padded.rows[len(batch.rows) :].tolist() == [-1] * columns
+    counts = torch.diff(padded.t_crow)
+    assert (counts[len(batch.rows) :] == 0).all()
+    assert padded.t_order.tolist() == sorted(range(len(counts)), key=lambda i: (-int(counts[i]), i))
+    again = padded.pad(padded.nnz + 1, len(padded.rows) + 1)
+    assert torch.equal(again.to_dense(), batch.to_dense())
+
+
+def test_without_room_a_batch_is_refused():
+    batch = csr_from_scipy(sparse.random(6, 9, 0.4, format="csr", dtype=np.float32, random_state=1))
+    for room in ((batch.nnz - 1, 9), (batch.nnz, len(batch.rows) - 1)):
+        with pytest.raises(ValueError, match=rf"has no room in {room[0]} entries and {room[1]} columns"):
+            batch.pad(*room)
+
+
+@pytest.mark.parametrize("packed", [(True, True), (True, False), (False, True)])
+def test_a_batch_is_copied_to_the_memory_of_another(packed):
+    small, large = (
+        csr_from_scipy(sparse.random(6, 9, share, format="csr", dtype=np.float32, random_state=1))
+        for share in (0.2, 0.5)
+    )
+    own, given_ = small.pad(60, 9).clone(), large.pad(60, 9)
+    where = [part.data_ptr() for part in own.packed]
+    own, given_ = (one if keep else replace(one, packed=None) for one, keep in zip((own, given_), packed, strict=True))
+    own.copy_(given_)
+    for name in FIELDS:
+        assert torch.equal(getattr(own, name), getattr(large.pad(60, 9), name))
+    assert own.crow.data_ptr() == where[0]
+    with pytest.raises(ValueError, match="cannot be copied"):
+        own.copy_(small)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,21 @@ def test_a_tail_is_what_the_whole_epoch_ends_with(start):
         assert torch.equal(y, w)
 
 
+@pytest.mark.parametrize("augment", [None, Augment(shift=1, flip=True)])
+def test_pictures_that_stay_on_the_host_give_the_same_batches(augment):
+    draw = np.random.default_rng(0)
+    some = Pictures(draw.integers(0, 256, (23, 5, 6, 3), dtype=np.uint8), (100.0,) * 3, (50.0,) * 3)
+    there, here = (
+        ImageBatches(some, np.arange(23), 4, seed=4, augment=augment, resident=resident) for resident in (True, False)
+    )
+    for epoch, start in ((0, 0), (2, 3), (1, 6)):
+        pairs = list(zip(there.epoch(epoch, start), here.epoch(epoch, start), strict=True))
+        assert len(pairs) == 6 - start
+        for (x, y), (z, w) in pairs:
+            assert torch.equal(x, z)
+            assert torch.equal(y, w)
+
+
 def test_moves_never_change():
     # Changed moves would make a resumed run differ from the uninterrupted one.
     assert epoch_moves(4, Augment(2, flip=True), seed=0, epoch=0).tolist() == [

@@ -165,7 +165,7 @@ def test_every_precision_has_its_graph(overlapped, monkeypatch):
             recorded.append((self.precision, launch.float32_precision()))
             return self.step(z)
 
-    monkeypatch.setattr(passes, "Captured", Graph)
+    monkeypatch.setattr(passes, "capture", Graph)
     found, z = passes.Passes(small(), 1, (8, 8)), latents.from_seeds(range(5), 16)
     before = launch.float32_precision()
     try:

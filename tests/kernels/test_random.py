@@ -54,14 +54,14 @@ def test_the_published_vectors_of_philox(counter, key, expected, device):
     assert words(counter, key, device) == list(expected)
 
 
-def draws(device, dtype):
+def draws(device, dtype, seed=7, stream=3):
     """One of each kind of numbers, of a size that fills no tile."""
     x = torch.ones(203, dtype=dtype, device=device)
     return [
-        random.uniform((203,), -2.0, 5.0, 7, 3, dtype, device),
-        random.normal((7, 29), 1.0, 2.0, 7, 3, dtype, device),
-        random.randint((203,), -3, 11, 7, 3, device),
-        random.dropout(x, 0.3, 7, 3),
+        random.uniform((203,), -2.0, 5.0, seed, stream, dtype, device),
+        random.normal((7, 29), 1.0, 2.0, seed, stream, dtype, device),
+        random.randint((203,), -3, 11, seed, stream, device),
+        random.dropout(x, 0.3, seed, stream),
     ]
 
 
@@ -73,6 +73,18 @@ def test_every_tile_gives_the_same_bits(dtype, device):
         with launch.force(random=tile, dropout=tile):
             for a, b in zip(expected, draws(device, dtype), strict=True):
                 assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("seed", "first", "offset"), [(7, 3, 0), (7, 1, 2), (2**62 + 5, 2**32 - 1, 1), (2**32 - 1, 5, 2**33), (0, 0, 0)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_stream_numbered_on_the_device_is_the_one_of_that_number(dtype, seed, first, offset, device):
+    stream = random.DeviceStream(torch.tensor([seed, first], device=device), offset)
+    for given, on_device in zip(
+        draws(device, dtype, seed, first + offset), draws(device, dtype, 0, stream), strict=True
+    ):
+        assert torch.equal(given, on_device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

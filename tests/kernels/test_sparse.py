@@ -140,6 +140,20 @@ def test_named_rows_are_multiplied():
     assert y.flatten()[1:].tolist() == [0.0, 2.0, 6.0]
 
 
+@pytest.mark.parametrize("tile", tiles())
+@pytest.mark.parametrize("room", [(0, 1), (1, 0), (700, 3), (64 * 200, 2000)])
+def test_room_for_more_changes_no_bit(tile, room):
+    """Neither of rows that are long nor of short ones, nor of the gradient's; rows that are not there are 0."""
+    x = batch([200, 0, 90, 70] + [3] * 30 + [1] * 50, 60)
+    padded = x.pad(x.nnz + room[0], len(x.rows) + room[1])
+    dense, dy = values(60, 19), values(84, 19, seed=2)
+    with launch.force(sparse=tiles()[tile]), GuardedAllocations():
+        assert torch.equal(product(padded, dense), product(x, dense))
+        expected, g = transposed(x, dy), transposed(padded, dy)
+    assert torch.equal(g[: len(x.rows)], expected)
+    assert g[len(x.rows) :].eq(0).all()
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "padded", "step", "offset"])
 def test_layouts(layout):
     x = batch([4, 0, 90, 2, 1], 30, integers=True)

@@ -1,5 +1,7 @@
 import errno
 import os
+import threading
+import time
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ def state(step):
 
 def save(checkpoints, step, best=False):
     checkpoints.save(step, *state(step), best=best)
+    checkpoints.wait()
 
 
 def tensor_files(folder):
@@ -80,6 +83,79 @@ def test_a_disk_that_is_full_at_any_write_leaves_the_last_state(tmp_path, monkey
     assert checkpoints.last().state["progress"] == {"steps": expected}
     assert checkpoints.best() is not None
     assert not list((tmp_path / "c").glob(".*.part"))
+    save(checkpoints, 3)
+    assert checkpoints.last().state["progress"] == {"steps": 3}
+
+
+def held_back(monkeypatch):
+    """An event that the writing of tensors waits for, and the steps that are written."""
+    go, written, write = threading.Event(), [], files.write_tensors
+
+    def wait(path, tensors):
+        written.append(int(path.stem.removeprefix("step-")))
+        assert go.wait(60)
+        return write(path, tensors)
+
+    monkeypatch.setattr(files, "write_tensors", wait)
+    return go, written
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_training_goes_on_while_a_state_is_written(tmp_path, monkeypatch):
+    """And changes its tensors: written is what was saved."""
+    go, _ = held_back(monkeypatch)
+    checkpoints = Checkpoints(tmp_path / "c")
+    weights, optimizer, rest = state(1)
+    checkpoints.save(1, weights, optimizer, rest, best=True)
+    weights["0.weight"].fill_(9.0)
+    optimizer["state"][0]["m"].fill_(9.0)
+    assert not (tmp_path / "c" / "last.json").exists()
+    go.set()
+    kept = checkpoints.last()
+    assert kept.weights["0.weight"].eq(1.0).all()
+    assert kept.optimizer["state"][0]["m"].eq(1 / 3).all()
+
+
+@pytest.mark.parametrize(
+    ("best", "written", "kept"),
+    [((1,), [1, 4], 1), ((1, 3), [1, 3, 4], 3), ((1, 2, 3), [1, 3, 4], 3), ((4,), [1, 4], 4)],
+)
+def test_a_state_that_a_newer_one_overtakes_is_left_out_unless_it_is_the_best(
+    tmp_path, monkeypatch, best, written, kept
+):
+    go, steps = held_back(monkeypatch)
+    checkpoints = Checkpoints(tmp_path / "c")
+    for step in range(1, 5):
+        checkpoints.save(step, *state(step), best=step in best)
+        until(lambda: steps)
+    go.set()
+    checkpoints.wait()
+    assert steps == written
+    assert checkpoints.last().state["progress"] == {"steps": 4}
+    assert checkpoints.best().state["progress"] == {"steps": kept}
+
+
+@pytest.mark.parametrize("ask", ["save", "wait", "last"])
+def test_a_state_that_could_not_be_written_is_told_at_the_next_call(tmp_path, monkeypatch, ask):
+    checkpoints = Checkpoints(tmp_path / "c")
+    with monkeypatch.context() as patched:
+
+        def full(path, tensors):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patched.setattr(files, "write_tensors", full)
+        checkpoints.save(1, *state(1), best=True)
+        until(lambda: checkpoints._writer is None)
+    calls = {"save": lambda: save(checkpoints, 2), "wait": checkpoints.wait, "last": checkpoints.last}
+    with pytest.raises(OSError, match="No space left"):
+        calls[ask]()
+    assert checkpoints.last() is None
     save(checkpoints, 3)
     assert checkpoints.last().state["progress"] == {"steps": 3}
 

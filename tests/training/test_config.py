@@ -71,9 +71,9 @@ def test_a_bad_setting_of_a_table_is_named(changes, message):
 
 
 def test_the_identity_is_every_setting_that_decides_the_result():
-    identity = text(hidden=(64, 32), quiet=True, plots=False).identity()
+    identity = text(hidden=(64, 32), quiet=True, plots=False, capture=False).identity()
     assert identity["hidden"] == [64, 32]
-    assert not {"out", "device", "resume", "overwrite", "quiet", "plots"} & identity.keys()
+    assert not {"out", "device", "resume", "overwrite", "quiet", "plots", "capture"} & identity.keys()
     assert {field.name for field in dataclasses.fields(Training)} <= identity.keys()
 
 

@@ -38,18 +38,20 @@ def weights(one):
     return {name: tensor.tolist() for name, tensor in one.task.model.state_dict().items()}
 
 
-def one_and_two_epochs(tmp_path):
-    """Two folders of the same training, stopped after one and after two epochs."""
-    for count in (1, 2):
+def one_and_two_epochs(tmp_path, more=2):
+    """Two folders of the same training, stopped after one and after two epochs, or `more`."""
+    for count in (1, more):
         started = trainer(tmp_path / str(count), count)
         started.run()
         last = started.checkpoints.folder / "last.json"
         last.write_text(last.read_text().replace('"finished": true', '"finished": false'))
-    return tmp_path / "1" / "checkpoints", tmp_path / "2" / "checkpoints"
+    return tmp_path / "1" / "checkpoints", tmp_path / str(more) / "checkpoints"
 
 
-def test_a_process_killed_between_the_best_and_the_last_state_goes_on(tmp_path):
-    first, second = one_and_two_epochs(tmp_path)
+@pytest.mark.parametrize("best", [2, 3])
+def test_a_process_killed_between_the_best_and_the_last_state_goes_on(tmp_path, best):
+    """The best may be two epochs ahead, when a state between was left out."""
+    first, second = one_and_two_epochs(tmp_path, best)
     for path in second.iterdir():
         if path.name != "last.json":
             shutil.copy(path, first)
@@ -85,6 +87,7 @@ def test_a_best_state_that_is_lost_during_training_is_not_replaced_by_the_last(t
     def worse_and_lost():
         judged = judge()
         if judged.score == 3:
+            running.checkpoints.wait()
             (running.checkpoints.folder / "best.json").unlink()
             return Judgement(judged.scores, -1.0, 0.0)
         return judged
