@@ -106,7 +106,7 @@ class CSR:
         if device == self.val.device or (device.type == self.val.device.type and device.index is None):
             return self
         pinned = non_blocking and device.type == "cuda" and self.val.device.type == "cpu"
-        packed = self.packed or _pack(self._parts(), self.sizes, pinned)
+        packed = self._buffers() or _pack(self._parts(), self.sizes, pinned)
         indices, values = (part.to(device, non_blocking=non_blocking) for part in packed)
         return _unpack(self.shape, (indices, values), self.sizes)
 
@@ -135,7 +135,7 @@ class CSR:
 
     def clone(self) -> CSR:
         """The same matrix in memory of its own, packed."""
-        indices, values = self.packed or _pack(self._parts(), self.sizes, False)
+        indices, values = self._buffers() or _pack(self._parts(), self.sizes, False)
         return _unpack(self.shape, (indices.clone(), values.clone()), self.sizes)
 
     def copy_(self, source: CSR) -> CSR:
@@ -147,14 +147,25 @@ class CSR:
             raise ValueError(
                 f"a CSR of {source.shape} and {source.sizes} cannot be copied to {self.shape}, {self.sizes}"
             )
-        if self.packed is not None and source.packed is not None:
-            for own, given in zip(self.packed, source.packed, strict=True):
+        mine, others = self._buffers(), source._buffers()
+        if mine is not None and others is not None:
+            for own, given in zip(mine, others, strict=True):
                 own.copy_(given)
         else:
-            others = source._parts()
+            parts = source._parts()
             for name, own in self._parts().items():
-                own.copy_(others[name])
+                own.copy_(parts[name])
         return self
+
+    def _buffers(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`packed`, where every tensor still lies there: `dataclasses.replace` may have exchanged some."""
+        if self.packed is None:
+            return None
+        for buffer, names in zip(self.packed, (_INDICES, _VALUES), strict=True):
+            place = buffer.untyped_storage().data_ptr()
+            if any(getattr(self, name).untyped_storage().data_ptr() != place for name in names):
+                return None
+        return self.packed
 
     def _parts(self) -> dict[str, torch.Tensor]:
         return {name: getattr(self, name) for name in (*_INDICES, *_VALUES)}

@@ -17,8 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, early, launch
-from minidl.kernels.early import wait
+from minidl.kernels import check, launch
 from minidl.kernels.reduce import offsets
 
 MINUS_INF = tl.constexpr(float("-inf"))
@@ -50,11 +49,9 @@ def online(b_x, b_m, b_s):
 @triton.jit
 def softmax_kernel(
     p_x, p_y, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn,
-    LOG: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows of at most BLOCK_N elements."""
-    wait(EARLY)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_mn = (o_m < R)[:, None] & (o_n < N)
@@ -226,7 +223,6 @@ def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     meta = {"LOG": log, "ACC": launch.acc(x.dtype), **tile.options}
     if fits:
         strides = *row_strides(rows), *row_strides(y)
-        meta.update(early.options())
         launch.run(softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), **meta)
     else:
         launch.run(softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), **meta)

@@ -33,6 +33,7 @@ def _rows(a: Arguments) -> int:
 # Products of each kernel with `tl.dot` whose number follows from its arguments.
 PRODUCTS: dict[str, Callable[[Arguments], int]] = {
     "gemm_tma_kernel": lambda a: a["M"] * a["N"] * a["K"],
+    "gemm_parts_kernel": lambda a: a["M"] * a["N"] * a["K"],
     "gemm_pointer_kernel": lambda a: a["p_c"].numel() // a["SPLIT"] * a["K"],
     "conv_pixel_kernel": lambda a: a["pixels"] * _taps(a),
     "conv_pixel_grad_weight_kernel": lambda a: a["pixels"] * _taps(a),
@@ -62,16 +63,17 @@ def work_of(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dic
     warps = meta.get("num_warps", 4)
     sizes = {key: value for key, value in meta.items() if key.startswith("BLOCK")}
     tensors = [value for value in args if isinstance(getattr(value, "base", value), torch.Tensor)]
-    flop = None
-    if name in PRODUCTS:
-        flop = 2 * PRODUCTS[name]({**dict(zip(kernel.arg_names, args, strict=False)), **meta})
+    arguments = {**dict(zip(kernel.arg_names, args, strict=False)), **meta}
+    # It stands in for a product in parts, where that cannot be: mostly it has nothing to do.
+    idle = name == "gemm_tma_kernel" and arguments["p_wild"] is not None
+    flop = 2 * PRODUCTS[name](arguments) if name in PRODUCTS and not idle else None
     x, y, z = (*grid, 1, 1)[:3]
     return Work(
         kernel=name,
         grid=(x, y, z),
         threads=32 * warps,
         tile=str(Tile(sizes, warps, meta.get("num_stages", 3))),
-        bytes=None if name in BYTES_UNKNOWN else _bytes(tensors),
+        bytes=None if idle or name in BYTES_UNKNOWN else _bytes(tensors),
         flop=flop,
         rate=None if flop is None else _rate(tensors[0], meta),
     )
@@ -90,4 +92,4 @@ def _bytes(tensors: list[Any]) -> int:
 
 def _rate(operand: Any, meta: dict[str, Any]) -> str:
     dtype = getattr(operand, "base", operand).dtype
-    return meta["PRECISION"] if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+    return meta.get("PRECISION", "tf32x3") if dtype == torch.float32 else str(dtype).removeprefix("torch.")

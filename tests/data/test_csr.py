@@ -187,3 +187,12 @@ def test_scipy_matrices_of_integers_or_with_bad_indices_are_refused():
     matrix.indices[0] = 5
     with pytest.raises(ValueError, match="a column index is outside 0 to 1"):
         csr_from_scipy(matrix)
+
+
+def test_values_that_were_exchanged_are_what_is_copied():
+    """`packed` still has the old ones."""
+    batch = csr_from_scipy(sparse.random(6, 9, 0.5, format="csr", dtype=np.float32, random_state=1)).pad(60, 9)
+    changed = replace(batch, val=-batch.val)
+    for copy in (changed.clone(), batch.clone().copy_(changed)):
+        assert torch.equal(copy.val, -batch.val)
+        assert torch.equal(copy.t_val, batch.t_val)

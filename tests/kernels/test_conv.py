@@ -592,6 +592,23 @@ def test_bands_that_are_held_and_those_that_are_not(shape, dtype, monkeypatch):
     assert "conv_held_kernel" not in names
 
 
+@pytest.mark.parametrize("M", [1, 3, 24])
+def test_pairs_have_the_bias_and_scale_of_both_pixels(M):
+    """One value for each channel, also where there is one channel."""
+    for dtype in (torch.float32, torch.float16):
+        done = Problem((3, 16, M, (6, 8), (3, 5), (1, 1), (1, 2), (1, 1), 1), dtype=dtype).check("pair")
+        assert {"forward", "epilogue", "preactivation"} <= set(done)
+
+
+def test_bands_that_are_held_are_small():
+    """Four stages of their inputs lie in shared memory."""
+    for C, M, R, S, stride, pool in itertools.product(
+        (1, 2, 3, 4), (1, 2, 4, 8, 12, 32), (1, 3, 7), (1, 3, 7), (1, 2), (False, True)
+    ):
+        found = banded.held.held_band(C, M, R, S, stride, 60, pool)
+        assert found is None or (found[2] <= 128 and found[2] * found[3] <= banded.held.MOST)
+
+
 @pytest.mark.parametrize("pool", ["max", "avg"])
 @pytest.mark.parametrize(
     "shape",
@@ -637,7 +654,7 @@ def test_bands_that_can_pool_do_it_in_their_kernel(monkeypatch):
 
 def test_refusals():
     p = Problem(SHAPES["pixel"])
-    with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, box, batch, banded"):
+    with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, box, batch, pair, banded"):
         conv.forward(p.x, p.w, p.geometry, form="fast")
     with pytest.raises(conv.UnableError, match="the banded form cannot take this shape; these can: pixel"):
         conv.forward(p.x, p.w, p.geometry, form="banded")

@@ -35,17 +35,26 @@ def zeros(*shape, dtype=torch.float32):
 
 @pytest.mark.parametrize("form", ["tma", "pointer"])
 def test_a_product_is_two_operations_for_each_pair(form):
-    (work,) = works(lambda: gemm.gemm(zeros(48, 32), zeros(32, 80), zeros(80), form=form, split=1))
+    # Both along K: others a GPU copies first.
+    (work,) = works(lambda: gemm.gemm(zeros(48, 32), zeros(80, 32).t(), zeros(80), form=form, split=1))
     assert work.kernel == f"gemm_{form}_kernel"
     assert work.flop == 2 * 48 * 32 * 80
     assert work.bytes == 4 * (48 * 32 + 32 * 80 + 80 + 48 * 80)
     assert work.rate == "tf32x3"
 
 
+def test_a_product_in_parts_is_counted_where_it_is_done():
+    found = works(lambda: gemm.gemm(zeros(48, 32), zeros(32, 80), form="parts", split=1))
+    assert [(work.kernel, work.flop, work.rate) for work in found] == [
+        ("parts_kernel", None, None), ("parts_kernel", None, None),
+        ("gemm_parts_kernel", 2 * 48 * 32 * 80, "tf32x3"), ("gemm_tma_kernel", None, None),
+    ]  # fmt: skip
+
+
 def test_batches_and_shares_of_a_product_are_counted_once():
     (work,) = works(lambda: gemm.gemm(zeros(3, 16, 32), zeros(3, 32, 8)))
     assert work.flop == 2 * 3 * 16 * 32 * 8
-    shares = works(lambda: gemm.gemm(zeros(16, 8192), zeros(8192, 16), split=4, form="pointer"))
+    shares = works(lambda: gemm.gemm(zeros(16, 8192), zeros(16, 8192).t(), split=4, form="pointer"))
     assert [(work.kernel, work.flop) for work in shares] == [
         ("gemm_pointer_kernel", 2 * 16 * 8192 * 16), ("gemm_sum_kernel", None),
     ]  # fmt: skip

@@ -21,6 +21,7 @@ from minidl.kernels.early import wait
 MOST = (
     2**13
 )  # values of a band: beyond, reading them for every tile is faster (7x7 with one channel 0.70 ms, held 0.77)
+MOST_K = 128  # inputs of a row, of which four stages lie in shared memory
 
 
 @triton.jit
@@ -88,7 +89,7 @@ def held_band(C: int, M: int, R: int, S: int, stride: int, width: int, pool: boo
             cost = (KP * NP + 256 * R * reach) / G
             if best is None or cost <= best[0]:
                 best = cost, G, reach, KP, NP
-    return None if best is None or best[3] * best[4] > MOST else best[1:]
+    return None if best is None or best[3] > MOST_K or best[3] * best[4] > MOST else best[1:]
 
 
 def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue, precision: str) -> bool:

@@ -113,13 +113,14 @@ def _pooled(
     _, QH, QW, M = y.shape
     rows, R, reach = bands.shape
     tile = launch.tile("conv_pair_pool", x.dtype, floor=16, precision=precision, M=N, K=row & -row)
+    sizes = {**tile.options, "BLOCK_K": min(tile["BLOCK_K"], row & -row)}  # boxes end where a pair's channels end
     flags = {name: value for name, value in epilogue.flags.items() if name != "SAVE_Z"}
     launch.run(
         conv_paired_pool_kernel, (launch.cdiv(N, tile["BLOCK_M"]) * QH * QW,),
-        batch_tiled.boxes_of(x, tile["BLOCK_M"], tile["BLOCK_K"]), batch_tiled.boxes_of(bands, rows, tile["BLOCK_K"]),
-        epilogue.bias, epilogue.scale, y, N, W, QH, QW, M, h.in_start, v.in_start, R * reach // tile["BLOCK_K"], reach,
+        batch_tiled.boxes_of(x, tile["BLOCK_M"], sizes["BLOCK_K"]), batch_tiled.boxes_of(bands, rows, sizes["BLOCK_K"]),
+        epilogue.bias, epilogue.scale, y, N, W, QH, QW, M, h.in_start, v.in_start, R * reach // sizes["BLOCK_K"], reach,
         ROW=row, IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, ACC=launch.acc(x.dtype), PRECISION=precision, NP=rows,
-        **flags, **early.options(), **tile.options,
+        **flags, **early.options(), **sizes,
     )  # fmt: skip
 
 
@@ -128,4 +129,5 @@ def _paired(x: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _twice(x: torch.Tensor | None) -> torch.Tensor | None:
-    return None if x is None else x.expand(2, -1).reshape(-1)
+    # Of one value a reshape alone would be a view of stride 0.
+    return None if x is None else x.expand(2, -1).reshape(-1).contiguous()
