@@ -147,7 +147,8 @@ def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> No
     tile = launch.tile(
         "conv_batch_grad_weight", x.dtype, floor=16, precision=precision, M=dy.shape[1], N=x.shape[1], K=N, pixels=H * W
     )
-    if tile["TAPS"] == 1 and (x.dtype, precision) != (torch.float32, "ieee"):
+    # Of tiles of two warps none is cut so.
+    if tile["TAPS"] == 1 and tile.num_warps > 2 and (x.dtype, precision) != (torch.float32, "ieee"):
         even_grad_weight.grad_weight(x_last, dy_last, geometry, precision, tile)
 
 
