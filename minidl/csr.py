@@ -158,13 +158,19 @@ class CSR:
         return self
 
     def _buffers(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """`packed`, where every tensor still lies there: `dataclasses.replace` may have exchanged some."""
+        """`packed`, where all of it are these tensors: `dataclasses.replace` may have exchanged some."""
         if self.packed is None:
             return None
         for buffer, names in zip(self.packed, (_INDICES, _VALUES), strict=True):
-            place = buffer.untyped_storage().data_ptr()
-            if any(getattr(self, name).untyped_storage().data_ptr() != place for name in names):
+            starts, end = _places(names, self.sizes, buffer.element_size())
+            memory, first = buffer.untyped_storage().data_ptr(), buffer.storage_offset()
+            if buffer.numel() != end:
                 return None
+            for name in names:
+                part = getattr(self, name)
+                where = part.untyped_storage().data_ptr(), part.storage_offset() - first
+                if where != (memory, starts[name]) or not part.is_contiguous():
+                    return None
         return self.packed
 
     def _parts(self) -> dict[str, torch.Tensor]:

@@ -189,10 +189,23 @@ def test_scipy_matrices_of_integers_or_with_bad_indices_are_refused():
         csr_from_scipy(matrix)
 
 
-def test_values_that_were_exchanged_are_what_is_copied():
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda b: {"val": -b.val},
+        lambda b: {"val": b.t_val, "t_val": b.val},
+        lambda b: {
+            "col": b.col[:20], "val": b.val[:20], "t_col": b.t_col[:20], "t_val": b.t_val[:20], "rows": b.rows[:8],
+            "t_crow": b.t_crow[:9], "t_order": b.t_order[:8],
+        },
+    ],
+    ids=["other memory", "each other's memory", "less of the memory"],
+)  # fmt: skip
+def test_tensors_that_were_exchanged_are_what_is_copied(change):
     """`packed` still has the old ones."""
-    batch = csr_from_scipy(sparse.random(6, 9, 0.5, format="csr", dtype=np.float32, random_state=1)).pad(60, 9)
-    changed = replace(batch, val=-batch.val)
-    for copy in (changed.clone(), batch.clone().copy_(changed)):
-        assert torch.equal(copy.val, -batch.val)
-        assert torch.equal(copy.t_val, batch.t_val)
+    batch = csr_from_scipy(sparse.random(6, 9, 0.3, format="csr", dtype=np.float32, random_state=1)).pad(60, 9)
+    changed = replace(batch, **change(batch))
+    copies = [changed.clone(), changed.clone().copy_(changed), replace(changed, **change(batch)).clone()]
+    for copy in copies:
+        for name in FIELDS:
+            assert torch.equal(getattr(copy, name), getattr(changed, name)), name

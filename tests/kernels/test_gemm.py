@@ -183,8 +183,9 @@ def test_nothing_beyond_k_is_read(form):
     assert_product(c, a, b)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("precision", ["tf32x3", "ieee"])
+@pytest.mark.parametrize(
+    ("form", "precision"), [(form, "tf32x3") for form in FORMS] + [("tma", "ieee"), ("pointer", "ieee")]
+)
 def test_float32_keeps_24_bits(precision, form):
     """One product of two odd 12-bit integers needs 24 bits; tf32 keeps 11 of each factor."""
     a = 2.0 * torch.arange(1024, 2048, 8, device=default_device()).float().view(-1, 1) + 1
@@ -308,8 +309,10 @@ def test_refusals(arguments, error, message):
 
 def test_forms_that_cannot_be():
     half = matrix(16, 16, dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"the parts form is for float32, got torch\.float16"):
+    with pytest.raises(ValueError, match=r"the parts form is for float32 in tf32x3, got torch\.float16"):
         gemm.gemm(half, half, form="parts")
+    with pytest.raises(ValueError, match=r"for float32 in tf32x3, got torch\.float32 in ieee"):
+        gemm.gemm(half.float(), half.float(), form="parts", precision="ieee")
     with pytest.raises(ValueError, match="unknown form 'fast'; known: tma, parts, pointer"):
         gemm.gemm(half, half, form="fast")
     with pytest.raises(ValueError, match="the parts form needs two 2-D operands"):

@@ -141,8 +141,8 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
             f"gemm: the {form} form needs two 2-D operands, not float64, with 16-byte aligned rows, "
             "and a GPU of compute capability 9.0 or the CPU"
         )
-    if form == "parts" and a.dtype != torch.float32:
-        raise ValueError(f"gemm: the parts form is for float32, got {a.dtype}")
+    if form == "parts" and (a.dtype, precision) != (torch.float32, "tf32x3"):
+        raise ValueError(f"gemm: the parts form is for float32 in tf32x3, got {a.dtype} in {precision}")
     return form
 
 
