@@ -76,11 +76,9 @@ def gemm(
         # A column and a row of zeros: the kernels promise the compiler that K has a block.
         a = a.new_zeros(()).expand(*a.shape[:-1], 1)
         b = b.new_zeros(()).expand(*b.shape[:-2], 1, b.shape[-1])
-    chosen = _form(a, b, precision, form)
-    if chosen != "parts" and a.dtype == torch.float32 and precision != "ieee" and not launch.INTERPRETED:
+    form = _form(a, b, precision, form)
+    if form != "parts" and a.dtype == torch.float32 and precision != "ieee" and not launch.INTERPRETED:
         a, b = _along_k(a), _along_k(b.mT).mT
-        chosen = _form(a, b, precision, form)
-    form = chosen
     (M, K), N = a.shape[-2:], b.shape[-1]
     shape = (batch, M, N) if batched else (M, N)
     c = torch.empty(shape, dtype=a.dtype, device=a.device)
