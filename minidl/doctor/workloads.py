@@ -99,7 +99,7 @@ def _gemm(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _in_parts(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, split: int) -> None:
-    if a.dtype == torch.float32 and launch.boxes():
+    if launch.boxes() and (a.dtype, launch.precision(a.dtype)) == (torch.float32, "tf32x3"):
         gemm.gemm(a, b, bias, form="parts", split=split)
 
 
