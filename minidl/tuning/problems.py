@@ -124,6 +124,17 @@ def _gemm(family: str, target: str, dtype: torch.dtype, precision: str) -> Itera
         yield _problem(dtype, precision, f"{M}x{N}x{K}", kernel(gemm.gemm), inputs)
 
 
+def _parts(family: str, target: str, dtype: torch.dtype, precision: str) -> Iterator[Problem]:
+    if dtype != torch.float32 or (precision != "tf32x3" and target != "interpreted"):
+        return
+    for size in (128,) if target == "interpreted" else (1024, 4096):
+
+        def inputs(make: Make, n: int = size) -> Case:
+            return Case((make.tensor(n, n), make.tensor(n, n)), {"form": "parts", "precision": "tf32x3"})
+
+        yield _problem(dtype, precision, f"{size}x{size}x{size}", kernel(gemm.gemm), inputs)
+
+
 def _gemm_sum(family: str, target: str, dtype: torch.dtype, precision: str) -> Iterator[Problem]:
     acc = launch.acc_torch(dtype)
     for extents in _extents(family, target, total=_rest(target, 8)):
@@ -358,8 +369,20 @@ def _convolution(form: str, gradient: str = "") -> Maker:
     return make_all
 
 
-def _forward(x: torch.Tensor, w: torch.Tensor, geometry: Geometry, form: str) -> torch.Tensor:
-    return conv.forward(x, w, geometry, form=form)[0]
+def _pair_pool(family: str, target: str, dtype: torch.dtype, precision: str) -> Iterator[Problem]:
+    if dtype == torch.float64:
+        return
+    N, C, M, size, side = (8, 16, 16, 8, 3) if target == "interpreted" else (4096, 32, 64, 12, 5)
+    geometry = Geometry.of((size, size), (side, side), (1, 1), ((0, 0), (0, 0)), (1, 1))
+
+    def inputs(make: Make) -> Case:
+        return Case((_images(make, N, C, size), _images(make, M, C, side), geometry), {"form": "pair", "pool": "max"})
+
+    yield _problem(dtype, precision, f"{C}->{M} {side}x{side} at {size}, pooled, {N} images", kernel(_forward), inputs)
+
+
+def _forward(x: torch.Tensor, w: torch.Tensor, geometry: Geometry, form: str, pool: str | None = None) -> torch.Tensor:
+    return conv.forward(x, w, geometry, form=form, pool=pool)[0]
 
 
 def _transposed(form: str | None) -> Maker:
@@ -382,6 +405,8 @@ def _transposed(form: str | None) -> Maker:
 _MAKERS: dict[str, Maker] = {
     "gemm": _gemm,
     "gemm_pointer": _gemm,
+    "gemm_parts": _parts,
+    "gemm_cut": _parts,
     "gemm_sum": _gemm_sum,
     "bias_act": _rows("bias_act", _bias_gelu),
     "bias_act_grad": _rows("bias_act", _bias_gelu, 0, 1),
@@ -420,6 +445,8 @@ _MAKERS: dict[str, Maker] = {
     "conv_box": _convolution("box"),
     "conv_band": _convolution("banded"),
     "conv_banded": _convolution("banded"),
+    "conv_held": _convolution("banded"),
+    "conv_pair_pool": _pair_pool,
     "conv_banded_grad_weight": _convolution("banded", "weight"),
     "conv_turn": _transposed("pixel"),
     "conv_few": _transposed("few"),
