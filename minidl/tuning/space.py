@@ -13,8 +13,8 @@ from minidl.kernels.launch import Tile
 PRODUCTS = frozenset(
     {
         "gemm", "gemm_parts", "gemm_pointer", "conv", "conv_back", "conv_banded", "conv_banded_grad_weight",
-        "conv_batch", "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_few", "conv_fft_product", "conv_flat",
-        "conv_grad_weight", "conv_held", "conv_pair_pool",
+        "conv_batch", "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_few", "conv_fft_product",
+        "conv_flat", "conv_grad_weight", "conv_held", "conv_pair_pool",
     }
 )  # fmt: skip
 # Sizes that decide more than speed: whether a row fits one block, how many outputs a band has, what a vector is.
