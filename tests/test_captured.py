@@ -2,6 +2,8 @@
 
 import functools
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -341,6 +343,19 @@ def test_reading_a_value_on_the_host_is_told_in_words(read):
     x = Tensor(torch.zeros((), device=device))
     with pytest.raises(RuntimeError, match=r"to the host|on the host"), captured.NoHostReads(device):
         read(x)
+
+
+def test_watching_a_recording_does_not_import_the_compiler_of_torch():
+    """Its import takes longer than to train many a network."""
+    code = """
+import sys
+import torch
+from minidl.captured import NoHostReads
+with NoHostReads("cuda"):
+    torch.zeros(2) + 1
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_step_that_reads_a_value_is_told_when_it_is_recorded(graphs):

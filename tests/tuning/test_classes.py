@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from minidl.kernels import launch
+from minidl.tensor import default_device
 from minidl.tuning import classes, problems
 from minidl.tuning.problem import Judge
 
@@ -73,6 +74,7 @@ def test_rules_of_gpus_are_met_and_families_without_rules_are_not_asked_for():
     code = """
 import json
 from minidl.kernels import launch
+from minidl.tensor import default_device
 from minidl.tuning import classes
 print(json.dumps({target: {shapes.name: len(shapes.problems) for family in launch.families()
     for shapes in classes.of_family(family, target)} for target in ("sm_90", "sm_80")}))
@@ -89,7 +91,7 @@ print(json.dumps({target: {shapes.name: len(shapes.problems) for family in launc
 
 def test_gradients_are_judged_by_the_record():
     (shapes, *_) = classes.of_family("softmax_grad", "interpreted")
-    judge = Judge(shapes.problems[0], "cpu")
+    judge = Judge(shapes.problems[0], default_device())
     judge._exact = tuple(grad + 1e-3 for grad in judge._exact)
     assert not judge.right()
     assert shapes.problems[0].dtype == torch.float32
