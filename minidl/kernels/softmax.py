@@ -8,8 +8,9 @@
 The shifted form neither overflows nor loses accuracy (Blanchard, D. J. Higham and N. J. Higham, IMA Journal of
 Numerical Analysis 41(4), 2021). A tensor is seen as [outer, N, inner] with rows of N elements, `inner` apart, and a
 program takes BLOCK_M rows. A row that fits BLOCK_N is read once; a longer one is walked twice, first for m and s
-together (Milakov and Gimelshein, arXiv 1805.02867), then for y: the second walk finds it in the cache. Long rows whose
-elements are no neighbours in memory are copied before: each element's address would take two registers.
+together (Milakov and Gimelshein, arXiv 1805.02867), then for y. Its last KEPT elements stay in registers meanwhile, and
+the second walk finds the others in the cache: 4096x65536 in float16 takes 0.27 ms in place of 0.32 with none kept. Long
+rows whose elements are no neighbours in memory are copied before: each element's address would take two registers.
 NaN anywhere in a row makes the row NaN, and so do +inf and a row of nothing but -inf.
 """
 
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import check, launch
+from minidl.kernels.activation import exponential
 from minidl.kernels.reduce import offsets
 
 MINUS_INF = tl.constexpr(float("-inf"))
@@ -42,8 +44,16 @@ def online(b_x, b_m, b_s):
     """(m, s) of rows after one more block of them; lanes beyond a row hold -inf."""
     b_new = tl.maximum(b_m, row_max(b_x))
     b_shift = shift(b_new)
-    b_s = b_s * tl.exp(b_m - b_shift) + tl.sum(tl.exp(b_x - b_shift[:, None]), axis=1)
+    b_s = b_s * exponential(b_m - b_shift) + tl.sum(exponential(b_x - b_shift[:, None]), axis=1)
     return b_new, b_s
+
+
+@triton.jit
+def again(b_x, OPAQUE: tl.constexpr):
+    """b_x, which the compiler does not know to be the same: else it keeps float32 copies of 16-bit numbers as well."""
+    if OPAQUE:
+        b_x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=b_x.dtype, is_pure=False, pack=2)
+    return b_x
 
 
 @triton.jit
@@ -57,9 +67,10 @@ def softmax_kernel(
     m_mn = (o_m < R)[:, None] & (o_n < N)
     p_x += offsets(o_m, INNER, s_x1, s_x2, LEVELS)[:, None]
     p_y += offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None]
-    b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
-    b_z = b_x - row_max(b_x)[:, None]
-    b_e = tl.exp(b_z)
+    b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF)  # [BLOCK_M, BLOCK_N]
+    b_m = row_max(b_x).to(ACC)  # before the conversion: half of the registers
+    b_z = b_x.to(ACC) - b_m[:, None]
+    b_e = exponential(b_z)
     b_s = tl.sum(b_e, axis=1)
     if LOG:
         b_y = b_z - tl.log(b_s)[:, None]
@@ -69,8 +80,18 @@ def softmax_kernel(
 
 
 @triton.jit
+def scaled(b_x, b_m, b_s, LOG: tl.constexpr):
+    """y of a block of rows with maxima b_m and sums b_s [rows, 1]."""
+    if LOG:
+        return (b_x - b_m) - tl.log(b_s)
+    else:
+        return exponential(b_x - b_m) * (1.0 / b_s)
+
+
+@triton.jit
 def softmax_loop_kernel(
-    p_x, p_y, R, N, s_x, LOG: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    p_x, p_y, R, N, s_x, LOG: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
     """Rows of any length, s_x apart and of neighbours; what is written does not drive them out of the cache."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -79,21 +100,28 @@ def softmax_loop_kernel(
     p_y += o_m[:, None] * N
     b_m = tl.full((BLOCK_M,), MINUS_INF, ACC)
     b_s = tl.zeros((BLOCK_M,), ACC)
-    for n in range(0, N, BLOCK_N):
+    first = tl.cdiv(tl.maximum(N - KEPT, 0), BLOCK_N) * BLOCK_N
+    for n in range(0, first, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
         b_x = tl.load(p_x + o_n, mask=m_m & (o_n < N), other=MINUS_INF, eviction_policy="evict_last")
         b_m, b_s = online(b_x.to(ACC), b_m, b_s)  # [BLOCK_M, BLOCK_N]
-    b_m = shift(b_m)[:, None]
-    b_scale = (1.0 / b_s)[:, None]
-    b_log = tl.log(b_s)[:, None]
-    for n in range(0, N, BLOCK_N):
+    o_kept = first + tl.arange(0, KEPT)[None, :]
+    m_kept = m_m & (o_kept < N)
+    b_kept = tl.load(p_x + o_kept, mask=m_kept, other=MINUS_INF, eviction_policy="evict_first")  # [BLOCK_M, KEPT]
+    b_before, b_m = b_m, tl.maximum(b_m, row_max(b_kept).to(ACC))
+    b_shift = shift(b_m)
+    b_kept = again(b_kept, OPAQUE)
+    b_s = b_s * exponential(b_before - b_shift) + tl.sum(exponential(b_kept.to(ACC) - b_shift[:, None]), axis=1)
+    b_m = b_shift[:, None]
+    b_s = b_s[:, None]
+    b_kept = again(b_kept, OPAQUE)
+    b_kept = scaled(b_kept.to(ACC), b_m, b_s, LOG).to(p_y.dtype.element_ty)
+    tl.store(p_y + o_kept, b_kept, mask=m_kept, cache_modifier=".cs")
+    for n in range(0, first, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
         m_mn = m_m & (o_n < N)
         b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF, eviction_policy="evict_first").to(ACC)
-        if LOG:
-            b_y = (b_x - b_m) - b_log
-        else:
-            b_y = tl.exp(b_x - b_m) * b_scale
+        b_y = scaled(b_x, b_m, b_s, LOG)
         tl.store(p_y + o_n, b_y.to(p_y.dtype.element_ty), mask=m_mn, cache_modifier=".cs")
 
 
@@ -225,7 +253,8 @@ def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
         strides = *row_strides(rows), *row_strides(y)
         launch.run(softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), **meta)
     else:
-        launch.run(softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), **meta)
+        opaque = x.element_size() == 2 and not launch.INTERPRETED
+        launch.run(softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), OPAQUE=opaque, **meta)
     return in_shape(y, flat.shape, axis).view(x.shape)
 
 
@@ -238,7 +267,7 @@ def _backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -
     if y.numel() == 0:
         return torch.empty(y.shape, dtype=y.dtype, device=y.device)
     flat = y.contiguous() if y.dim() else y.view(1)
-    (dy_rows, y_rows), tile, fits = rows_of("softmax_grad", "softmax_loop", axis, dy.reshape(flat.shape), flat)
+    (dy_rows, y_rows), tile, fits = rows_of("softmax_grad", "softmax_grad_loop", axis, dy.reshape(flat.shape), flat)
     dx = torch.empty_like(y_rows)
     outer, N, inner = y_rows.shape
     R = outer * inner

@@ -23,7 +23,7 @@ from minidl.kernels import launch
 from minidl.specs import bounds
 from minidl.specs.base import Bad, Case, Make, OpSpec
 
-LOOPS = {"softmax": "softmax_loop", "softmax_grad": "softmax_loop", "cross_entropy": "cross_entropy_loop"}
+LOOPS = {"softmax": "softmax_loop", "softmax_grad": "softmax_grad_loop", "cross_entropy": "cross_entropy_loop"}
 
 
 def row_tile(family: str, rows: int, N: int, dtype: torch.dtype) -> launch.Tile:
@@ -37,8 +37,10 @@ def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]
 
     Within a block a thread adds its own run (or NumPy a leaf of its tree), at most a 16th, and a tree joins them.
     """
-    block = row_tile(family, rows, N, dtype)["BLOCK_N"]
-    blocks = -(-N // block)
+    tile = row_tile(family, rows, N, dtype)
+    kept = tile.sizes.get("KEPT", 0)
+    block = max(tile["BLOCK_N"], kept)
+    blocks = -(-N // tile["BLOCK_N"]) + (kept > 0)
     return min(N, min(block, block // 16 + 32) + blocks), blocks
 
 
@@ -171,7 +173,7 @@ SPECS = [
         bound=_softmax_bound,
         grad_bound=_softmax_grad_bound,
         differentiable=(0,),
-        families=("softmax", "softmax_grad", "softmax_loop"),
+        families=("softmax", "softmax_grad", "softmax_loop", "softmax_grad_loop"),
         examples=_EXAMPLES,
         bad=_BAD,
         bench=_BENCH,
@@ -184,7 +186,7 @@ SPECS = [
         bound=_log_softmax_bound,
         grad_bound=_log_softmax_grad_bound,
         differentiable=(0,),
-        families=("softmax", "softmax_grad", "softmax_loop"),
+        families=("softmax", "softmax_grad", "softmax_loop", "softmax_grad_loop"),
         examples={name: _EXAMPLES[name] for name in ("between", "long rows")},
         bad=_BAD,
     ),

@@ -413,6 +413,7 @@ _MAKERS: dict[str, Maker] = {
     "softmax": _rows("softmax", _none),
     "softmax_grad": _rows("softmax", _none, 0),
     "softmax_loop": _long_rows("softmax", _none, "softmax"),
+    "softmax_grad_loop": _long_rows("softmax", _none, "softmax_grad", 0),
     "cross_entropy": _rows("cross_entropy", _labels),
     "cross_entropy_loop": _long_rows("cross_entropy", _labels, "cross_entropy"),
     "loss": _vector(forward("mse_loss"), {"record": "mse_loss"}, lambda make, n: (make.tensor(n),)),

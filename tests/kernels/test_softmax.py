@@ -7,6 +7,8 @@ from minidl.kernels import launch, softmax
 
 WHOLE = launch.Tile({"BLOCK_M": 4, "BLOCK_N": 16})
 WALK = launch.Tile({"BLOCK_M": 2, "BLOCK_N": 4})
+# What is kept of a row: less than a block, a block, more than the row.
+KEPT = (2, 4, 16)
 NAN, INF = float("nan"), float("inf")
 
 FORMS = pytest.mark.parametrize("tile", [WHOLE, WALK], ids=["whole", "walk"])
@@ -26,9 +28,16 @@ def seeded():
     torch.manual_seed(0)
 
 
+def forced(tile, kept=4):
+    """The tile for whole rows, and with `kept` for those that do not fit it."""
+    loop = launch.Tile({**tile.sizes, "KEPT": kept})
+    return launch.force(softmax=tile, softmax_grad=tile, softmax_loop=loop, softmax_grad_loop=tile)
+
+
 @FORMS
 @KINDS
-def test_infinities_and_nan_as_torch(tile, ours, grad, theirs, device):
+@pytest.mark.parametrize("kept", KEPT)
+def test_infinities_and_nan_as_torch(tile, ours, grad, theirs, kept, device):
     rows = [
         [1.0, 2.0, 3.0, 0.5, NAN, 2.0],
         [NAN] * 6,
@@ -42,7 +51,7 @@ def test_infinities_and_nan_as_torch(tile, ours, grad, theirs, device):
         [-3e38, 3e38, 0.0, 1.0, 2.0, 3.0],
     ]
     x = torch.tensor(rows, device=device)
-    with launch.force(softmax=tile, softmax_loop=tile):
+    with forced(tile, kept):
         y = ours(x)
     torch.testing.assert_close(y, theirs(x.double(), -1).float(), equal_nan=True)
 
@@ -51,6 +60,21 @@ def test_infinities_and_nan_as_torch(tile, ours, grad, theirs, device):
 def test_integer_rows_do_not_depend_on_a_shift(ours, grad, theirs, device):
     x = torch.randint(-20, 20, (50, 37), device=device).float()
     assert torch.equal(ours(x), ours(x + 1000.0))
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kept", KEPT)
+def test_rows_of_every_length_with_a_part_kept(ours, grad, theirs, dtype, kept, device):
+    """Blocks of 4: the walk ends before, at and behind what is kept."""
+    for N in range(1, 24):
+        x = 3.0 * torch.randn(5, N, device=device)
+        x = x.to(dtype)
+        with forced(launch.Tile({"BLOCK_M": 2, "BLOCK_N": 4}), kept):
+            y = ours(x)
+        exact = theirs(x.double(), -1)
+        near = torch.finfo(dtype).eps * exact.abs() + 2e-6 * (1.0 + exact.abs())
+        assert ((y.double() - exact).abs() <= near).all(), N
 
 
 @FORMS
@@ -63,7 +87,7 @@ def test_any_dimension_of_a_view(tile, ours, grad, theirs, dim, device):
         expected = theirs(leaf, dim)
         dy = torch.randn(x.shape, dtype=torch.float64, device=device).flip(0)
         expected.backward(dy)
-        with launch.force(softmax=tile, softmax_grad=tile, softmax_loop=tile):
+        with forced(tile):
             y = ours(x, dim)
             dx = grad(dy, y, dim)
         torch.testing.assert_close(y, expected.detach(), rtol=1e-13, atol=1e-14)

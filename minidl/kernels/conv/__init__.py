@@ -8,8 +8,8 @@ any other is copied once, and results are channels-last. The gradient of the inp
 own gradients are the convolution and, input and output exchanged, the gradient of the weight.
 
 Forms: `batch_tiled` for many images and channels, `paired` for many images and some channels, `boxed` for few images
-or large ones, `banded` for few channels, `few_outputs` for few channels of a transposed convolution, `pixel_tiled` for
-every shape; `fft` where it is asked for.
+or large ones, `banded` for few channels, `few_outputs` for few channels of a transposed convolution and `merged` for
+some, `pixel_tiled` for every shape; `fft` where it is asked for.
 """
 
 import itertools
@@ -27,13 +27,14 @@ from minidl.kernels.conv import (
     boxed,
     few_outputs,
     fft,
+    merged,
     paired,
     pixel_tiled,
 )
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import POOLS, Epilogue, turned
 
-FORMS = ("pixel", "box", "batch", "pair", "banded", "fft", "few")
+FORMS = ("pixel", "box", "batch", "pair", "banded", "fft", "few", "merge")
 FAMILIES = (
     "conv", "conv_flat", "conv_grad_weight", "conv_batch", "conv_batch_narrow", "conv_batch_grad_weight", "conv_back",
     "conv_box", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_held", "conv_pair_pool", "conv_turn",
@@ -119,9 +120,7 @@ def transposed(
     epilogue = Epilogue(_contiguous(bias), _contiguous(scale), act, z=z)
     x_last, w_last = channels_last(x), w.permute(0, 2, 3, 1)
     precision = precision or launch.precision(x.dtype)
-    # All walks at once, where the outputs have few channels.
-    if form in ("few", None) and few_outputs.takes(x_last, w, geometry):
-        few_outputs.correlate(x_last, w, y, geometry, epilogue, precision)
+    if _at_once(x_last, w, y, geometry, epilogue, form, precision):
         return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)
     as_is = w_last.is_contiguous() and batch_tiled.takes_unturned(w_last)
     for h, v in itertools.product(geometry.h.backward(), geometry.w.backward()):
@@ -206,6 +205,29 @@ def _correlate(
         fft.correlate(x, w, y, h, v, epilogue, precision)
     else:
         pixel_tiled.correlate(x, w, y, h, v, groups, epilogue, precision)
+
+
+def _at_once(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    geometry: Geometry,
+    epilogue: Epilogue,
+    form: str | None,
+    precision: str,
+) -> bool:
+    """Do all walks back of x [N, H, W, C] with w [C, M, R, S] at once, where the outputs have few channels.
+
+    Returns whether it was done: where such a form was asked for and can, or suits the shape.
+    """
+    if form in ("few", None) and few_outputs.takes(x, w, geometry):
+        few_outputs.correlate(x, w, y, geometry, epilogue, precision)
+        return True
+    wanted = form == "merge" or (form is None and not launch.INTERPRETED)
+    if wanted and merged.takes(x, w, geometry) and (form or merged.pays(x, w, geometry)):
+        merged.correlate(x, w, y, geometry, epilogue, precision)
+        return True
+    return False
 
 
 def _forms(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool: bool) -> list[str]:

@@ -97,7 +97,7 @@ def correlate(
     taps = (S + 1) // 2
     bands = bands_of(w, 2, C, taps * 2 * C, 2 * M, turned=True)
     pairs = Walk(0, 1, v.count // 2, v.in_start // 2, 1, 1, tuple(range(taps)))
-    twice = Epilogue(_twice(epilogue.bias), _twice(epilogue.scale), epilogue.act, epilogue.pool, _paired(epilogue.z))
+    twice = epilogue.of_pairs()
     if epilogue.pool:
         _pooled(_paired(x), bands, y, h, pairs, twice, precision)
     else:
@@ -124,10 +124,5 @@ def _pooled(
     )  # fmt: skip
 
 
-def _paired(x: torch.Tensor | None) -> torch.Tensor | None:
-    return None if x is None else x.view(*x.shape[:2], x.shape[2] // 2, 2 * x.shape[3])
-
-
-def _twice(x: torch.Tensor | None) -> torch.Tensor | None:
-    # Of one value a reshape alone would be a view of stride 0.
-    return None if x is None else x.expand(2, -1).reshape(-1).contiguous()
+def _paired(x: torch.Tensor) -> torch.Tensor:
+    return x.view(*x.shape[:2], x.shape[2] // 2, 2 * x.shape[3])

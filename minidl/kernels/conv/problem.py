@@ -1,5 +1,7 @@
 """What the forms of a convolution share: the epilogue after the sum, and the weights turned round for a walk back."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +47,17 @@ class Epilogue:
             "SAVE_Z": self.z is not None,
             "POOL": POOLS[self.pool],
         }
+
+    def of_pairs(self) -> Epilogue:
+        """The same where two neighbouring columns of the output count as one of twice the channels."""
+        z = self.z
+        pairs = None if z is None else z.view(*z.shape[:2], z.shape[2] // 2, 2 * z.shape[3])
+        return Epilogue(_twice(self.bias), _twice(self.scale), self.act, self.pool, pairs)
+
+
+def _twice(x: torch.Tensor | None) -> torch.Tensor | None:
+    # Of one value a reshape alone would be a view of stride 0.
+    return None if x is None else x.expand(2, -1).reshape(-1).contiguous()
 
 
 @triton.jit
