@@ -168,6 +168,9 @@ def _transposed(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
             form = "few" if M <= few_outputs.MOST else "batch"
             yield name, partial(_if_able, partial(call, scale=bias), form)
             yield f"{name}, before the activation", partial(_if_able, partial(call, preactivation=True), form)
+            if form == "batch":
+                yield f"{name}, merged", partial(_if_able, partial(call, scale=bias), "merge")
+                yield f"{name}, merged, before", partial(_if_able, partial(call, preactivation=True), "merge")
 
 
 def _if_able(call: Callable[..., Any], form: str) -> None:

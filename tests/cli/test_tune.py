@@ -49,7 +49,10 @@ def test_a_small_family_is_really_tuned(minidl, tmp_path):
 
 def test_list_shows_the_classes_with_tiles_and_problems(command):
     lines = command("tune", "softmax", "--list").out.splitlines()
-    assert [line.split(": ")[0] for line in lines] == ["softmax"] * 3 + ["softmax_grad"] * 3 + ["softmax_grad_loop", "softmax_loop"]
+    assert [line.split(": ")[0] for line in lines] == ["softmax"] * 3 + ["softmax_grad"] * 3 + [
+        "softmax_grad_loop",
+        "softmax_loop",
+    ]
     assert lines[0] == "softmax: N to 64: M=1024 N=64 (8 candidates; 4096x64 float32)"
     (one,) = command("tune", "softmax", "--only", "softmax: N to 512", "--list").out.splitlines()
     assert one.startswith("softmax: N to 512: ")

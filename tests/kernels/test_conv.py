@@ -21,7 +21,7 @@ from minidl.tensor import default_device
 pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
 # The FFT's results are not whole numbers: test_conv_fft.py has its bound. Few outputs have a way back only:
 # test_conv_few.py.
-FORMS = pytest.mark.parametrize("form", [form for form in conv.FORMS if form not in ("fft", "few")])
+FORMS = pytest.mark.parametrize("form", [form for form in conv.FORMS if form not in ("fft", "few", "merge")])
 # A shape each form takes: (N, C, M, (H, W), kernel, stride, padding, dilation, groups).
 SHAPES = {
     "pixel": (2, 5, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),

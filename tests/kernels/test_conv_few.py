@@ -11,40 +11,7 @@ from hypothesis import strategies as st
 from minidl.kernels import conv, launch
 from minidl.kernels.conv import few_outputs
 from minidl.kernels.conv.geometry import NOWHERE, Axis, Geometry
-from minidl.tensor import default_device
-
-
-def whole(*shape, seed=0, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-3, 4, shape, generator=generator).to(dtype).to(default_device())
-
-
-class Problem:
-    """A transposed convolution of whole numbers with its float64 reference."""
-
-    def __init__(self, N, C, M, size, kernel, stride, padding, ends, seed=0, dtype=torch.float32):
-        self.geometry = Geometry(
-            *(
-                Axis((n - 1) * s - 2 * p + k + e, k, n, s, p, 1)
-                for n, k, s, p, e in zip(size, kernel, stride, padding, ends, strict=True)
-            )
-        )
-        self.x, self.w = whole(N, C, *size, seed=seed, dtype=dtype), whole(C, M, *kernel, seed=seed + 1, dtype=dtype)
-        self.bias, self.scale = whole(M, seed=seed + 2, dtype=dtype), whole(M, seed=seed + 3, dtype=dtype)
-        self.y = F.conv_transpose2d(self.x.double(), self.w.double(), None, stride, padding, ends)
-
-    def check(self):
-        """All of it exact."""
-        plain, none = conv.transposed(self.x, self.w, self.geometry, form="few")
-        assert none is None
-        assert torch.equal(plain.double(), self.y)
-        channel = (slice(None), None, None)
-        expected = self.y * self.scale.double()[channel] + self.bias.double()[channel]
-        y, z = conv.transposed(
-            self.x, self.w, self.geometry, self.bias, "relu", scale=self.scale, preactivation=True, form="few"
-        )
-        assert torch.equal(z, expected.to(z.dtype))
-        assert torch.equal(y, expected.relu().to(y.dtype))
+from tests.kernels.transposed import Problem, whole
 
 
 @st.composite
@@ -63,7 +30,7 @@ def shapes(draw):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @given(shape=shapes(), seed=st.integers(0, 9))
 def test_the_same_integers_as_torch(dtype, shape, seed):
-    Problem(*shape, seed=seed, dtype=dtype).check()
+    Problem("few", *shape, seed=seed, dtype=dtype).check()
 
 
 GENERATORS = {
@@ -90,21 +57,21 @@ def tiles():
 @pytest.mark.parametrize(("dtype", "tile"), list(tiles()))
 def test_every_tile(dtype, tile, shape):
     with launch.force(conv_few=tile):
-        Problem(*shape, dtype=dtype).check()
+        Problem("few", *shape, dtype=dtype).check()
 
 
 def test_it_is_taken_for_few_outputs(monkeypatch):
     monkeypatch.setattr(conv, "_correlate", lambda *_, **__: pytest.fail("another form was taken"))
     monkeypatch.setattr(launch, "boxes", lambda: True)
     for shape in GENERATORS.values():
-        p = Problem(*shape)
+        p = Problem("few", *shape)
         assert torch.equal(conv.transposed(p.x, p.w, p.geometry)[0].double(), p.y)
         assert torch.equal(conv.grad_input(p.x, p.w, p.geometry).double(), p.y)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "turned"])
 def test_weights_in_any_strides(layout):
-    p = Problem(*GENERATORS["5x5 to 3 channels"])
+    p = Problem("few", *GENERATORS["5x5 to 3 channels"])
     w = p.w
     if layout == "channels last":
         w = w.to(memory_format=torch.channels_last)
@@ -115,7 +82,7 @@ def test_weights_in_any_strides(layout):
 
 def test_rounded_once():
     """float16 results are those of float64 within one rounding; tanh in the epilogue."""
-    p = Problem(*GENERATORS["5x5 to 3 channels"], dtype=torch.float16)
+    p = Problem("few", *GENERATORS["5x5 to 3 channels"], dtype=torch.float16)
     scale = torch.full((3,), 0.01, device=p.x.device)
     got, _ = conv.transposed(p.x, p.w, p.geometry, scale, "tanh", scale=scale, form="few")
     exact = (p.y * scale.double()[0] + scale.double()[0]).tanh()
@@ -124,7 +91,7 @@ def test_rounded_once():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_with_its_groups(bad):
-    p = Problem(3, 16, 2, (8, 8), (4, 4), (2, 2), (1, 1), (0, 0))
+    p = Problem("few", 3, 16, 2, (8, 8), (4, 4), (2, 2), (1, 1), (0, 0))
     before, _ = conv.transposed(p.x, p.w, p.geometry, form="few")
     p.x[1, 3, 0, 0] = bad
     after, _ = conv.transposed(p.x, p.w, p.geometry, form="few")
@@ -177,7 +144,7 @@ def test_refusals():
 
 
 def test_runs_are_bitwise_equal():
-    p = Problem(*GENERATORS["4x4 to 1 channel"])
+    p = Problem("few", *GENERATORS["4x4 to 1 channel"])
     x = torch.randn_like(p.x)
     first, second = (conv.transposed(x, p.w, p.geometry, form="few")[0] for _ in range(2))
     assert torch.equal(first, second)

@@ -22,7 +22,8 @@ def test_a_family_is_tuned_with_a_small_budget(tmp_path):
     flags = ("--only", "N to 64", "--budget", "40", "--out", str(out), "--json", str(record))
     done = subprocess.run(
         [sys.executable, "-m", "minidl", "tune", "bias_act", *flags],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     classes_ = json.loads(record.read_text())["classes"]

@@ -224,7 +224,7 @@ def _at_once(
         few_outputs.correlate(x, w, y, geometry, epilogue, precision)
         return True
     wanted = form == "merge" or (form is None and not launch.INTERPRETED)
-    if wanted and merged.takes(x, w, geometry) and (form or merged.pays(x, w, geometry)):
+    if wanted and merged.takes(x, w, geometry) and (form or merged.pays(x, w, geometry, precision)):
         merged.correlate(x, w, y, geometry, epilogue, precision)
         return True
     return False

@@ -84,9 +84,12 @@ def store_groups(
     b_acc, p_bias, p_scale, p_y, p_z, i_tile, rows, m_row, n, q_h, g,
     QH: tl.constexpr, QW: tl.constexpr, G: tl.constexpr, GROUPS: tl.constexpr, M: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    POOL: tl.constexpr,
+    POOL: tl.constexpr, BOXES: tl.constexpr = False,
 ):  # fmt: skip
-    """Scale, bias, activation and pool of the groups b_acc [BLOCK_M, NP] of the i-th tile, and their places in y."""
+    """Scale, bias, activation and pool of the groups b_acc [BLOCK_M, NP] of the i-th tile, and their places in y.
+
+    With BOXES p_y is the descriptor of y [groups, NP], whose columns are all in use.
+    """
     BLOCK_M: tl.constexpr = b_acc.shape[0]
     NP: tl.constexpr = b_acc.shape[1]
     ACC: tl.constexpr = b_acc.dtype
@@ -107,6 +110,8 @@ def store_groups(
         o_half = tl.arange(0, NP // 2)
         m_y = (i_window < rows // 2)[:, None] & (o_half[None, :] < limit[:, None])
         tl.store(p_y + first[:, None] + o_half[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
+    elif BOXES:
+        p_y.store([i_tile * BLOCK_M, 0], activate(b_acc, ACT, SLOPE).to(p_y.dtype))
     else:
         o_y = ((n * QH + q_h) * QW + g * G) * M
         limit = tl.minimum(G, QW - g * G) * M

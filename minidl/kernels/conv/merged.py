@@ -8,7 +8,7 @@ of 1 along the row:
 
 With few output channels most of what a tile reads are inputs, and these are read once for both columns, in exchange for
 products with the zeros between: 5 taps in a row become 3 of twice the outputs (1,000 images, 128 to 64 channels, 16x16
-to 32x32, 5x5). `batch_back` does the rest.
+to 32x32, 5x5). `batch_back` does the rest. An input that is not finite makes all outputs NaN whose window it is in.
 """
 
 import torch
@@ -62,8 +62,13 @@ def takes(x: torch.Tensor, w: torch.Tensor, geometry: Geometry) -> bool:
     return 0 not in (*w.shape, merged.output) and row % 16 == 0 and batch_tiled.takes(x, x, 1)
 
 
-def pays(x: torch.Tensor, w: torch.Tensor, geometry: Geometry) -> bool:
-    """Whether it is faster than the walks one by one, where both can: few channels, and few zeros among the weights."""
+def pays(x: torch.Tensor, w: torch.Tensor, geometry: Geometry, precision: str) -> bool:
+    """Whether it is faster than the walks one by one, where both can: few channels, and few zeros among the weights.
+
+    1,000 images, 128 to 64 channels, float16: 0.220 ms in place of 0.235. Not where a product is three or more.
+    """
+    if x.dtype == torch.float32 and precision != "tf32":
+        return False
     return x.shape[0] >= 64 and w.shape[1] <= MOST and 2 * _merged(geometry.w).kernel <= 1.25 * w.shape[3]
 
 
