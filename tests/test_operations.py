@@ -34,6 +34,7 @@ TESTED_ELSEWHERE = {
     "conv_batch_grad_weight": "tests/kernels/test_conv.py",
     "gemm_cut": "tests/kernels/test_gemm.py",
     "gemm_parts": "tests/kernels/test_gemm.py",
+    "gemm_thin": "tests/kernels/test_gemm.py",
     "images": "tests/kernels/test_images.py",
     "conv_fft": "tests/kernels/test_conv_fft.py",
     "conv_fft_product": "tests/kernels/test_conv_fft.py",

@@ -44,7 +44,7 @@ def workloads(name: str = "") -> list[Workload]:
     """Everything to compile, or the part with `name` in its name."""
     found = [Workload(spec.name, spec.families, spec.dtypes, _examples(spec)) for spec in all_specs().values()]
     found += [
-        Workload("gemm", ("gemm", "gemm_parts", "gemm_cut", "gemm_pointer", "gemm_sum"), FLOATS, _gemm),
+        Workload("gemm", ("gemm", "gemm_parts", "gemm_cut", "gemm_pointer", "gemm_thin", "gemm_sum"), FLOATS, _gemm),
         Workload("convolution", tuple(f for f in conv.FAMILIES if f not in TRANSPOSED), FLOATS, _convolution),
         Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
@@ -96,6 +96,19 @@ def _gemm(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "batches", partial(gemm.gemm, a.expand(3, *a.shape), b.expand(3, *b.shape))
     for split in (1, 2):
         yield f"parts, {split} shares", partial(_in_parts, a, b.t().contiguous().t(), bias, split)
+    # A layer of few outputs and its gradients, and the same with rows that are not aligned.
+    for (M, N, K), a_turned, b_turned in (
+        ((1024, 4, 128), False, True), ((1024, 128, 4), False, False), ((4, 128, 1024), True, False),
+        ((517, 9, 77), False, True), ((517, 77, 9), False, False), ((9, 77, 517), True, False),
+        ((1, 1, 1), False, False),
+    ):  # fmt: skip
+        a, b = _matrix(M, K, a_turned, 0, dtype), _matrix(K, N, b_turned, 0, dtype)
+        bias, name = torch.zeros(N, dtype=dtype), f"thin, {M}x{N}x{K}"
+        for act in activation.NAMES if N == 4 else ():
+            yield f"{name}, {act}", partial(gemm.gemm, a, b, bias, act, form="thin", split=1)
+        yield f"{name}, z", partial(gemm.gemm, a, b, bias, "gelu_tanh", form="thin", split=1, preactivation=True)
+        for split in (1, 2):
+            yield f"{name}, {split} shares", partial(gemm.gemm, a, b, form="thin", split=split)
 
 
 def _in_parts(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, split: int) -> None:

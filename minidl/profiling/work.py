@@ -30,10 +30,11 @@ def _rows(a: Arguments) -> int:
     return -(-(a["OH"] - a["out_h"]) // a["OUT_STEP_H"])
 
 
-# Products of each kernel with `tl.dot` whose number follows from its arguments.
+# Products of each kernel of matrix products whose number follows from its arguments.
 PRODUCTS: dict[str, Callable[[Arguments], int]] = {
     "gemm_tma_kernel": lambda a: a["M"] * a["N"] * a["K"],
     "gemm_parts_kernel": lambda a: a["M"] * a["N"] * a["K"],
+    "gemm_thin_kernel": lambda a: a["M"] * a["N"] * a["K"],
     "gemm_pointer_kernel": lambda a: a["p_c"].numel() // a["SPLIT"] * a["K"],
     "conv_pixel_kernel": lambda a: a["pixels"] * _taps(a),
     "conv_pixel_grad_weight_kernel": lambda a: a["pixels"] * _taps(a),
@@ -75,7 +76,7 @@ def work_of(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dic
         tile=str(Tile(sizes, warps, meta.get("num_stages", 3))),
         bytes=None if idle or name in BYTES_UNKNOWN else _bytes(tensors),
         flop=flop,
-        rate=None if flop is None else _rate(tensors[0], meta),
+        rate=None if flop is None else _rate(name, tensors[0], meta),
     )
 
 
@@ -90,6 +91,8 @@ def _bytes(tensors: list[Any]) -> int:
     return sum(extents.values())
 
 
-def _rate(operand: Any, meta: dict[str, Any]) -> str:
+def _rate(name: str, operand: Any, meta: dict[str, Any]) -> str:
     dtype = getattr(operand, "base", operand).dtype
+    if name == "gemm_thin_kernel" and dtype != torch.float64:
+        return "ieee"  # multiply-adds in float32, whatever the operands
     return meta.get("PRECISION", "tf32x3") if dtype == torch.float32 else str(dtype).removeprefix("torch.")

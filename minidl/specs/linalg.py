@@ -23,10 +23,10 @@ FAMILIES = ("gemm", "gemm_pointer", "gemm_sum")
 
 
 def chain(M: int, N: int, K: int, dtype: torch.dtype) -> int:
-    """Additions that one element of an [M, K] x [K, N] product goes through at most, in either form."""
+    """Additions that one element of an [M, K] x [K, N] product goes through at most, in any form."""
     longest = 0
-    for family in ("gemm", "gemm_pointer"):
-        block = launch.tile(family, dtype, floor=16, precision=launch.precision(dtype), M=M, N=N, K=K)["BLOCK_K"]
+    for family, floor in (("gemm", 16), ("gemm_pointer", 16), ("gemm_thin", 1)):
+        block = launch.tile(family, dtype, floor=floor, precision=launch.precision(dtype), M=M, N=N, K=K)["BLOCK_K"]
         # The blocks of a share are added up, then the shares; there are no more shares than blocks.
         longest = max(longest, min(K, block + 2 * math.ceil(K / block)))
     return longest + 2
@@ -268,8 +268,8 @@ LINEAR = OpSpec(
     examples={
         "no bias": _named((8, 24), (16, 24), extra=(None, None)),
         "bias": _named((33, 17), (9, 17), (9,), extra=(None,)),
-        "relu": _named((33, 16), (40, 16), (40,), extra=("relu",)),
-        "gelu": _named((7, 33), (17, 33), (17,), extra=("gelu",)),
+        "relu": _named((33, 24), (40, 24), (40,), extra=("relu",)),
+        "gelu": _named((19, 33), (17, 33), (17,), extra=("gelu",)),
         "tanh": _named((2, 3, 8), (4, 8), (4,), extra=("tanh",)),
     },
     bad=(

@@ -16,6 +16,7 @@ from minidl.csr import CSR
 from minidl.kernels import conv, gemm, images, launch, sparse
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.gemm import thin
 from minidl.rows import RowGrad
 from minidl.specs import Case, Make
 from minidl.tensor import Tensor
@@ -133,6 +134,25 @@ def _parts(family: str, target: str, dtype: torch.dtype, precision: str) -> Iter
             return Case((make.tensor(n, n), make.tensor(n, n)), {"form": "parts", "precision": "tf32x3"})
 
         yield _problem(dtype, precision, f"{size}x{size}x{size}", kernel(gemm.gemm), inputs)
+
+
+def _thin(family: str, target: str, dtype: torch.dtype, precision: str) -> Iterator[Problem]:
+    """Operands as a layer of few outputs and its gradients have them, by which of the sizes is the small one."""
+    small = target == "interpreted"
+    usual = {"M": 64, "N": 4, "K": 32} if small else {"M": 1024, "N": 128, "K": 1024}
+    shapes = [tuple(found.values()) for found in _extents(family, target, **usual)]
+    shapes += [] if small else [(1024, 16, 128), (16, 1024, 128)]
+    for M, N, K in shapes:
+        least = min(M, N, K)
+        if least > thin.THIN:
+            continue
+
+        def inputs(make: Make, M: int = M, N: int = N, K: int = K, least: int = least) -> Case:
+            a = make.tensor(K, M).t() if least == M else make.tensor(M, K)
+            b = make.tensor(N, K).t() if least == N else make.tensor(K, N)
+            return Case((a, b), {"form": "thin"})
+
+        yield _problem(dtype, precision, f"{M}x{N}x{K}", kernel(gemm.gemm), inputs)
 
 
 def _gemm_sum(family: str, target: str, dtype: torch.dtype, precision: str) -> Iterator[Problem]:
@@ -406,6 +426,7 @@ _MAKERS: dict[str, Maker] = {
     "gemm": _gemm,
     "gemm_pointer": _gemm,
     "gemm_parts": _parts,
+    "gemm_thin": _thin,
     "gemm_cut": _parts,
     "gemm_sum": _gemm_sum,
     "bias_act": _rows("bias_act", _bias_gelu),

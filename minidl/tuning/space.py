@@ -17,6 +17,8 @@ PRODUCTS = frozenset(
         "conv_flat", "conv_grad_weight", "conv_held", "conv_pair_pool",
     }
 )  # fmt: skip
+# Families whose block has all three axes, where others hold blocks of two of them.
+CUBES = frozenset({"gemm_thin"})
 # Sizes that decide more than speed: whether a row fits one block, how many outputs a band has, what a vector is.
 FIXED = {
     "softmax": {"BLOCK_N"}, "softmax_grad": {"BLOCK_N"}, "cross_entropy": {"BLOCK_N"},
@@ -49,6 +51,8 @@ def candidates(family: str, target: str, present: Tile) -> list[Tile]:
         warps, stages = (present.num_warps,), (present.num_stages,)
     elif family in PRODUCTS:
         warps, stages = MATRIX_WARPS, STAGES
+    elif family in CUBES:
+        warps, stages = WARPS, tuple(sorted({1, *STAGES, present.num_stages}))
     else:
         warps, stages = WARPS, (present.num_stages,)
     found = [
@@ -95,14 +99,14 @@ def _fits(family: str, tile: Tile, present: Tile, interpreted: bool) -> bool:
     """Whether the block is of a size worth compiling: no larger than the limits, unless the present one is."""
     if interpreted or family not in PRODUCTS:
         largest = LARGEST_INTERPRETED if interpreted else LARGEST_BLOCK
-        return _elements(tile) <= max(largest, _elements(present))
+        return _elements(family, tile) <= max(largest, _elements(family, present))
     return tile.sizes.get("BLOCK_M", 1) * tile.sizes.get("BLOCK_N", 1) <= ACCUMULATORS
 
 
-def _elements(tile: Tile) -> int:
-    """Of the largest block with two of the sizes, or of the only one."""
+def _elements(family: str, tile: Tile) -> int:
+    """Of the largest block with two of the sizes, or of the only one; of a cube with all three."""
     blocks = sorted(size for name, size in tile.sizes.items() if name.startswith("BLOCK"))
-    return math.prod(blocks[-2:])
+    return math.prod(blocks if family in CUBES else blocks[-2:])
 
 
 def describe(tile: Tile) -> str:

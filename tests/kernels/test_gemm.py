@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from minidl.kernels import activation, gemm, launch
+from minidl.kernels.gemm import thin
 from minidl.specs.linalg import _act, product_error
 from minidl.specs.make import SeededMake
 from minidl.tensor import default_device
@@ -50,7 +51,7 @@ def assert_product(c, a, b, split=1):
     assert_within(c, exact, error + torch.finfo(c.dtype).eps * exact.abs() + torch.finfo(c.dtype).tiny)
 
 
-FORMS = ["tma", "pointer", "parts"]
+FORMS = ["tma", "pointer", "parts", "thin"]
 
 
 # Boxes have no float64, and parts are those of float32.
@@ -85,7 +86,7 @@ def test_odd_extents_and_strides(dtype, kernels):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_aligned_matrices_go_through_boxes(dtype, kernels):
-    a, b = matrix(24, 40, dtype=dtype), stored(matrix(40, 16, dtype=dtype), True)
+    a, b = matrix(24, 40, dtype=dtype), stored(matrix(40, 24, dtype=dtype), True)
     gemm.gemm(a, b)
     assert kernels == ["gemm_tma_kernel"]
 
@@ -129,7 +130,7 @@ def test_shares_of_k(split, form):
 SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "thin"])
 @pytest.mark.parametrize("group", [1, 2, 3, 8])
 def test_every_tile_position_is_visited_once(form, group):
     """Several groups of tile rows, the last one short."""
@@ -161,12 +162,13 @@ def test_epilogue(act):
         assert torch.equal(gemm.gemm(a, b, bias, act, form=form), c)
 
 
+@pytest.mark.parametrize("form", [None, "thin"])
 @pytest.mark.parametrize("shape", [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0), (1, 1, 1)], ids=str)
-def test_empty_and_single(shape):
+def test_empty_and_single(shape, form):
     M, K, N = shape
     a, b, bias = integers(M, K), integers(K, N, seed=1), integers(N, seed=2)
     with GuardedAllocations():
-        c = gemm.gemm(a, b, bias, "relu")
+        c = gemm.gemm(a, b, bias, "relu", form=form)
     assert torch.equal(c, torch.relu(a @ b + bias))
     assert gemm.gemm(matrix(2, M, K), matrix(2, K, N)).shape == (2, M, N)
 
@@ -200,11 +202,11 @@ def test_tf32_is_what_it_says():
     """The sentinel above sees single tf32, so it would see it used where it was not asked for."""
     a = 2.0 * torch.arange(1024, 2048, 8, device="cuda").float().view(-1, 1) + 1
     a = torch.nn.functional.pad(a, (0, 3))
-    c = gemm.gemm(a, a.t().contiguous(), precision="tf32")
+    c = gemm.gemm(a, a.t().contiguous(), precision="tf32", form="tma")
     assert not torch.equal(c.double(), a.double() @ a.double().t())
 
 
-@pytest.mark.parametrize("form", ["tma", "pointer"])
+@pytest.mark.parametrize("form", ["tma", "pointer", "thin"])
 def test_addresses_beyond_two_to_the_31(form):
     """Rows 2^31 elements apart: only the pages that are touched exist."""
     far = 2**31 + 8
@@ -218,17 +220,19 @@ def test_addresses_beyond_two_to_the_31(form):
     assert torch.equal(tall, (a.double().t() @ integers(2, 8).double()).half())
 
 
-def test_a_step_along_k_beyond_two_to_the_31():
+@pytest.mark.parametrize("form", ["pointer", "thin"])
+def test_a_step_along_k_beyond_two_to_the_31(form):
     """Columns so far apart that a block of them spans 2^31 elements."""
     columns, far = 2 * 512 + 16, 2**22
     memory = torch.empty(columns * far, dtype=torch.float16, device=default_device())
     a = memory.as_strided((2, columns), (1, far))
     a.copy_(integers(2, columns, dtype=torch.float16))
     b = integers(columns, 8, dtype=torch.float16, seed=1)
-    with launch.force(
-        gemm_pointer=launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 512, "GROUP_M": 1, "PIECES": 1}, 4, 1)
-    ):
-        assert torch.equal(gemm.gemm(a, b, form="pointer"), (a.double() @ b.double()).half())
+    sizes = {**launch.tiles(gemm.FAMILIES[form])[0].sizes, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 512}
+    if form == "thin":
+        sizes |= {"BLOCK_M": 2, "BLOCK_N": 8}
+    with launch.force(**{gemm.FAMILIES[form]: launch.Tile(sizes, 4, 1)}):
+        assert torch.equal(gemm.gemm(a, b, form=form), (a.double() @ b.double()).half())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -288,6 +292,119 @@ def test_large_float32_products_go_in_parts(kernels):
     assert "gemm_parts_kernel" not in kernels
 
 
+# Every tile of the thin form, once per size: float64 has one of its own, and runs with all the same.
+THIN_TILES = list(
+    {
+        tuple(tile.sizes.items()): tile
+        for name in (["interpreted", "sm_90", "sm_80"] if launch.INTERPRETED else [launch.target()])
+        for tile in launch.tiles("gemm_thin", name)
+    }.values()
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tile", THIN_TILES, ids=str)
+def test_every_tile_of_the_thin_form(tile, dtype):
+    """Extents of one, below, on and beyond a block; primes; K of several blocks; both memories of both operands."""
+    with launch.force(gemm_thin=tile), GuardedAllocations():
+        for M, N, K in ((1, 1, 1), (35, 4, 131), (16, 37, 4), (4, 13, 521), (5, 2, 7)):
+            a, b = stored(integers(M, K, dtype=dtype), M < K), stored(integers(K, N, dtype=dtype, seed=1), N < K)
+            bias = integers(N, dtype=dtype, seed=2)
+            exact = a.double() @ b.double()
+            assert torch.equal(gemm.gemm(a, b, form="thin"), exact.to(dtype))
+            c, z = gemm.gemm(a, b, bias, "relu", form="thin", preactivation=True)
+            assert torch.equal(z, (exact + bias.double()).to(dtype))
+            assert torch.equal(c, (exact + bias.double()).relu().to(dtype))
+            real = stored(matrix(M, K, dtype=dtype), N < K), stored(matrix(K, N, dtype=dtype, seed=1), M < K)
+            assert_product(gemm.gemm(*real, form="thin"), *real)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x[1:, 2:],
+        lambda x: x[::3, 1::2],
+        lambda x: x.t()[3:, ::2].t(),
+        lambda x: x[:, :1].expand(-1, 9),
+        lambda x: x[:1].expand(7, -1),
+    ],
+    ids=["offset", "steps", "turned", "one column", "one row"],
+)
+def test_thin_operands_of_any_strides(change, dtype):
+    """NaN lies around and between what is read of them."""
+    guards = GuardedAllocations()
+    a = guards.guard(change(matrix(14, 23, dtype=dtype)))
+    b = guards.guard(change(matrix(13, 23, dtype=dtype, seed=1)).t())
+    with guards:
+        c = gemm.gemm(a, b, form="thin")
+    assert_product(c, a, b)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("where", [0, 1])
+def test_what_is_not_finite_goes_where_float64_says(bad, where):
+    """Zeros stand beyond the last row, column and number of K: an infinity there would be NaN in the whole block."""
+    pair = [matrix(19, 21), matrix(21, 5, seed=1)]
+    pair[where][4, 3] = bad
+    pair[1 - where][3, 4] = 0.0
+    c = gemm.gemm(*pair, form="thin")
+    exact = pair[0].double() @ pair[1].double()
+    assert 0 < exact.isnan().sum() < exact.numel()
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf, torch.isfinite):
+        assert torch.equal(kind(c), kind(exact))
+    finite = exact.isfinite()
+    assert_within(c[finite], exact[finite], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "K", "dtype", "chosen"),
+    [
+        (1024, 4, 128, torch.float32, True),
+        (1024, 128, 4, torch.float32, True),
+        (4, 128, 1024, torch.float32, True),
+        (1024, 16, 128, torch.float32, True),
+        (1024, 17, 128, torch.float32, False),
+        (1024, 15, 128, torch.float16, True),
+        (1024, 16, 128, torch.float16, False),
+        (15, 64, 64, torch.bfloat16, True),
+        (1024, 4, 128, torch.float64, False),
+        (16, 512, 512, torch.float32, True),
+        (16, 512, 513, torch.float32, False),
+    ],
+)
+def test_which_products_are_thin(M, N, K, dtype, chosen, monkeypatch):
+    a, b = torch.empty(M, K, dtype=dtype), torch.empty(K, N, dtype=dtype)
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    assert thin.suits(a, b) is chosen
+    assert not thin.suits(a[None], b[None])
+    monkeypatch.setattr(launch, "INTERPRETED", True)
+    assert not thin.suits(a, b)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_80"])
+def test_a_thin_layer_and_its_gradients_are_a_launch_each(target, monkeypatch):
+    """Recorded as where kernels are compiled: no copies, and no shares of K to add up."""
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    x, weight, bias, dy = (torch.empty(shape) for shape in ((1024, 128), (4, 128), (4,), (1024, 4)))
+    launched = []
+    with launch.record(lambda kernel, *rest: launched.append((kernel.__name__, *rest)), target):
+        for pair in ((x, weight.t(), bias), (dy, weight), (dy.t(), x)):
+            gemm.gemm(*pair)
+    assert [name for name, *_ in launched] == ["gemm_thin_kernel"] * 3
+    assert [grid for _, grid, *_ in launched] == [(128, 1), (128, 1), (16, 1)]
+
+
+@pytest.mark.gpu
+def test_small_products_of_thin_operands_are_thin(kernels):
+    x, weight = matrix(1024, 128), matrix(4, 128, seed=1)
+    assert_product(gemm.gemm(x, weight.t()), x, weight.t())
+    assert kernels == ["gemm_thin_kernel"]
+    kernels.clear()
+    gemm.gemm(x, matrix(128, 24))
+    assert "gemm_thin_kernel" not in kernels
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -313,7 +430,9 @@ def test_forms_that_cannot_be():
         gemm.gemm(half, half, form="parts")
     with pytest.raises(ValueError, match=r"for float32 in tf32x3, got torch\.float32 in ieee"):
         gemm.gemm(half.float(), half.float(), form="parts", precision="ieee")
-    with pytest.raises(ValueError, match="unknown form 'fast'; known: tma, parts, pointer"):
+    with pytest.raises(ValueError, match="the thin form needs two 2-D operands"):
+        gemm.gemm(matrix(2, 4, 4), matrix(2, 4, 4), form="thin")
+    with pytest.raises(ValueError, match="unknown form 'fast'; known: tma, parts, pointer, thin"):
         gemm.gemm(half, half, form="fast")
     with pytest.raises(ValueError, match="the parts form needs two 2-D operands"):
         gemm.gemm(matrix(2, 16, 16), matrix(2, 16, 16), form="parts")

@@ -43,6 +43,15 @@ def test_a_product_is_two_operations_for_each_pair(form):
     assert work.rate == "tf32x3"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rate"), [(torch.float32, "ieee"), (torch.float16, "ieee"), (torch.float64, "float64")], ids=str
+)
+def test_a_thin_product_has_the_rate_of_its_accumulators(dtype, rate):
+    operands = zeros(48, 32, dtype=dtype), zeros(32, 4, dtype=dtype)
+    (work,) = works(lambda: gemm.gemm(*operands, form="thin"))
+    assert (work.kernel, work.flop, work.rate) == ("gemm_thin_kernel", 2 * 48 * 32 * 4, rate)
+
+
 def test_a_product_in_parts_is_counted_where_it_is_done():
     found = works(lambda: gemm.gemm(zeros(48, 32), zeros(32, 80), form="parts", split=1))
     assert [(work.kernel, work.flop, work.rate) for work in found] == [

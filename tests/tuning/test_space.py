@@ -45,6 +45,15 @@ def test_a_row_stays_in_one_block():
     assert {tile.num_warps for tile in found} == {1, 2, 4, 8, 16, 32}
 
 
+def test_a_block_of_three_axes_is_measured_by_all_of_them():
+    (present, *_) = launch.tiles("gemm_thin", "sm_90")
+    found = space.candidates("gemm_thin", "sm_90", present)
+    volumes = [tile["BLOCK_M"] * tile["BLOCK_N"] * tile["BLOCK_K"] for tile in found]
+    assert max(volumes) == space.LARGEST_BLOCK
+    assert min(tile["BLOCK_M"] for tile in found) == 1
+    assert {tile.num_stages for tile in found} == {1, 2, 3, 4, 5}
+
+
 def test_distance():
     assert space.distance(GEMM, GEMM) == 0
     other = Tile({**GEMM.sizes, "BLOCK_M": 32, "FLATTEN": 0}, 4, 3)

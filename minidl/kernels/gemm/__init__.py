@@ -1,13 +1,14 @@
-"""Matrix products C = act(A B + bias), tiled: four transpositions, batches, split-K, in boxes, parts or by pointers.
+"""Matrix products C = act(A B + bias), tiled: four transpositions, batches, split-K, by boxes, parts or pointers.
 
     A  [M, K] or [batch, M, K]     B  [K, N] or [batch, K, N]     bias  [N]     C  [M, N] or [batch, M, N]
     float16 | bfloat16 | float32 | float64, accumulated in float32 (float64 for float64)
 
-All forms walk tiles in groups of GROUP_M tile rows, so that programs running together share rows and columns in L2.
-The persistent form loads boxes through tensor descriptors (TMA on sm_90; zeros outside the matrix), one program per
-multiprocessor; it wants 16-byte aligned rows. Large float32 products cut their operands into tf32 parts first. The
-pointer form takes any strides and batches. Split-K gives each share of K its own partial product; the shares are then
-added in order, so results do not depend on scheduling.
+All forms but `thin` walk tiles in groups of GROUP_M tile rows, so that programs running together share rows and columns
+in L2. The persistent form loads boxes through tensor descriptors (TMA on sm_90; zeros outside the matrix), one program
+per multiprocessor; it wants 16-byte aligned rows. Large float32 products cut their operands into tf32 parts first. The
+pointer form takes any strides and batches. Small products of thin operands have a form without tensor cores, `thin`.
+Split-K gives each share of K its own partial product; the shares are then added in order, so results do not depend on
+scheduling.
 A transposed operand is read in place: the block is loaded as it is stored and turned on its way to the tensor cores.
 """
 
@@ -18,10 +19,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import activation, check, early, launch
 from minidl.kernels.activation import Activation
-from minidl.kernels.gemm import parts
+from minidl.kernels.gemm import parts, thin
 from minidl.kernels.gemm.tiled import gemm_pointer_kernel, gemm_sum_kernel, gemm_tma_kernel
 
-FAMILIES = {"tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer"}
+FAMILIES = {"tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer", "thin": "gemm_thin"}
 # Below, cutting the operands takes longer than it saves.
 LEAST_PARTS = 1024
 
@@ -65,7 +66,8 @@ def gemm(
 
     a [M, K] or [batch, M, K], b [K, N] or [batch, K, N], any strides; bias [N] contiguous; one dtype and device.
     Returns [M, N] or [batch, M, N] (and z alike), contiguous, in the inputs' dtype. K = 0 gives act(bias).
-    `form` ("tma", "parts" for float32, or "pointer"), `split` and `precision` override the choice made from the shape.
+    `form` ("tma", "parts" for float32, "pointer" or "thin"), `split` and `precision` override the choice made from the
+    shape; the thin form has the accuracy of "ieee" in each precision.
     Raises ValueError for shapes that do not match or a form the operands do not allow, TypeError for dtypes.
     """
     batched = _check(a, b, bias)
@@ -77,13 +79,15 @@ def gemm(
         a = a.new_zeros(()).expand(*a.shape[:-1], 1)
         b = b.new_zeros(()).expand(*b.shape[:-2], 1, b.shape[-1])
     form = _form(a, b, precision, form)
-    if form != "parts" and a.dtype == torch.float32 and precision != "ieee" and not launch.INTERPRETED:
+    copies = form in ("tma", "pointer") and a.dtype == torch.float32 and precision != "ieee"
+    if copies and not launch.INTERPRETED:
         a, b = _along_k(a), _along_k(b.mT).mT
     (M, K), N = a.shape[-2:], b.shape[-1]
     shape = (batch, M, N) if batched else (M, N)
     c = torch.empty(shape, dtype=a.dtype, device=a.device)
     z = torch.empty_like(c) if preactivation else None
-    tile = launch.tile(FAMILIES[form], a.dtype, floor=16, precision=precision, M=M, N=N, K=K)
+    floor = 1 if form == "thin" else 16
+    tile = launch.tile(FAMILIES[form], a.dtype, floor=floor, precision=precision, M=M, N=N, K=K)
     tiles = launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]) * batch
     blocks_k = launch.cdiv(K, tile["BLOCK_K"])
     split = split or _split(tiles, blocks_k)
@@ -125,6 +129,8 @@ def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) -> str:
     """The form that was asked for, or the best for the operands. Raises ValueError where they do not allow it."""
+    if form is None and thin.suits(a, b):
+        return "thin"
     # A dimension of size 1 or 0 has no meaningful stride, and TMA needs a real one.
     boxed = launch.boxes() and a.dim() == 2 and min(*a.shape, *b.shape) > 0 and _has_box(a) and _has_box(b)
     if form is None:
@@ -134,7 +140,9 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
         return "parts" if compiled and min(*a.shape, *b.shape) >= LEAST_PARTS else "tma"
     if form not in FAMILIES:
         raise ValueError(f"gemm: unknown form {form!r}; known: {', '.join(FAMILIES)}")
-    if form != "pointer" and not boxed:
+    if form == "thin" and a.dim() != 2:
+        raise ValueError("gemm: the thin form needs two 2-D operands")
+    if form in ("tma", "parts") and not boxed:
         raise ValueError(
             f"gemm: the {form} form needs two 2-D operands, not float64, with 16-byte aligned rows, "
             "and a GPU of compute capability 9.0 or the CPU"
@@ -146,6 +154,9 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
 
 def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
     (M, K), N = a.shape[-2:], b.shape[-1]
+    if form == "thin":
+        thin.product(a, b, bias, c, z, tile, tiles, flags)
+        return
     s_split = c.numel() // flags["SPLIT"]
     programs = min(tiles * flags["SPLIT"], launch.processors())
     wild = None

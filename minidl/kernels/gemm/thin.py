@@ -1,0 +1,80 @@
+"""Small products of which an extent is at most 16: float32 multiply-adds in blocks of three axes, no tensor cores.
+
+Tensor cores want 16 and more of every extent, boxes want aligned rows and tf32 wants both operands along K. Here they
+are read where they lie: c[m, n] = sum over k of a[m, k] b[k, n], in blocks [BLOCK_K, BLOCK_M, BLOCK_N] of products.
+
+K is the first axis, so that the compiler gives neighbouring threads neighbouring results and each thread its own part
+of K: sums are then taken within threads and at the end once between warps. 1024x4x128 needs 2 shuffles that way, 26
+with K between M and N, 162 with K last.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import early, launch
+from minidl.kernels.early import wait
+from minidl.kernels.gemm.tiled import finish
+
+THIN = 16
+# As many multiply-adds are 0.13 us of an H200 at its peak, in float32 and without tensor cores.
+MOST_PRODUCTS = 2**22
+
+
+def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a [M, K] @ b [K, N] is for this form: thin, and so small that launches take longer than arithmetic.
+
+    In float32 the other forms copy operands that do not lie along K: on an H200 4 to 5 us each before a product of 5 to
+    11 us (1024x4x128 and its gradients). float16 and bfloat16 are copied by none and fill the matrix units from 16 on.
+    float64 is left to the matrix units, too, and the interpreter is quicker with a product than with blocks like these.
+    """
+    if launch.INTERPRETED or a.dim() != 2 or a.dtype == torch.float64:
+        return False
+    (M, K), N = a.shape, b.shape[1]
+    thinnest = min(M, N, K)
+    return thinnest < THIN + (a.dtype == torch.float32) and M * N * K <= MOST_PRODUCTS
+
+
+@triton.jit
+def gemm_thin_kernel(
+    p_a, p_b, p_bias, p_c, p_z, M, N, K, s_am, s_ak, s_bk, s_bn, s_split,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    m = tl.program_id(0) // tiles_n * BLOCK_M
+    n = tl.program_id(0) % tiles_n * BLOCK_N
+    i_split = tl.program_id(1)
+    o_m = m + tl.arange(0, BLOCK_M)
+    o_n = n + tl.arange(0, BLOCK_N)
+    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
+    start = i_split * share
+    end = tl.minimum(K, start + share)
+    o_k = start + tl.arange(0, BLOCK_K)
+    p_a += o_k.to(tl.int64)[:, None] * s_ak + o_m.to(tl.int64)[None, :] * s_am
+    p_b += o_k.to(tl.int64)[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
+    b_acc = tl.zeros((BLOCK_K, BLOCK_M, BLOCK_N), dtype=ACC)
+    # Loads that feed no tl.dot are only sent ahead where the loop itself says how many stages there are.
+    for k in tl.range(start, end, BLOCK_K, num_stages=STAGES):
+        m_k = (k + tl.arange(0, BLOCK_K)) < end
+        b_a = tl.load(p_a, mask=m_k[:, None] & (o_m < M)[None, :], other=0.0).to(ACC)  # [BLOCK_K, BLOCK_M]
+        b_b = tl.load(p_b, mask=m_k[:, None] & (o_n < N)[None, :], other=0.0).to(ACC)  # [BLOCK_K, BLOCK_N]
+        b_acc += b_a[:, :, None] * b_b[:, None, :]
+        p_a += tl.full((), BLOCK_K, tl.int64) * s_ak
+        p_b += tl.full((), BLOCK_K, tl.int64) * s_bk
+    p_c += i_split.to(tl.int64) * s_split
+    finish(tl.sum(b_acc, 0), p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+
+
+def product(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor, z: torch.Tensor | None,
+    tile: launch.Tile, tiles: int, flags: dict[str, object],
+) -> None:  # fmt: skip
+    """c (or its shares) = a @ b with the epilogue of `flags`, a [M, K] and b [K, N] of any strides."""
+    (M, K), N, split = a.shape, b.shape[1], int(flags["SPLIT"])
+    launch.run(
+        gemm_thin_kernel, (tiles, split), a, b, bias, c, z, M, N, K, *a.stride(), *b.stride(), c.numel() // split,
+        STAGES=tile.num_stages, **early.options(), **flags, **tile.options,
+    )  # fmt: skip
