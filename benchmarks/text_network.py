@@ -3,8 +3,8 @@
     python -m benchmarks.text_network
 
 Documents are synthetic: each class has its own favourite words, so that the loss shows whether training works.
-Batches lie on the device before the clock starts, and on a GPU steps are CUDA graphs, recorded before it; the clock covers
-forward, loss, backward and update of every step.
+Batches lie on the device before the clock starts, and on a GPU steps are CUDA graphs, recorded before it; the clock
+covers forward, loss, backward and update of every step.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from minidl.kernels import conv, launch
 from minidl.kernels.conv import merged
 from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.problem import Epilogue
 from tests.kernels.transposed import Problem, whole
 
 GENERATORS = {
@@ -74,22 +75,17 @@ def test_where_it_is_taken(monkeypatch):
     """Compiled, for many images of few channels whose window has few zeros; not where products cut their operands."""
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(launch, "boxes", lambda: True)
-    taken = []
-    monkeypatch.setattr(merged, "correlate", lambda x, *_: taken.append(x.shape[0]))
-    monkeypatch.setattr(conv, "_correlate", lambda *_, **__: None)
-    monkeypatch.setattr(conv.batch_back, "correlate", lambda *_, **__: None)
-    monkeypatch.setattr(conv, "turned", lambda w, *_: w)
+    monkeypatch.setattr(merged, "correlate", lambda *_: None)
 
-    def takes(*shape, dtype=torch.float16, precision=None):
+    def takes(*shape, dtype=torch.float16, precision="tf32x3"):
         p = Problem(None, *shape, dtype=dtype)
-        taken.clear()
-        conv.transposed(p.x, p.w, p.geometry, precision=precision)
-        return bool(taken)
+        x = conv.channels_last(p.x)
+        return conv._at_once(x, p.w, torch.empty_like(p.y), p.geometry, Epilogue(), None, precision)
 
     five, four = ((4, 4), (5, 5), (2, 2), (2, 2), (1, 1)), ((4, 4), (4, 4), (2, 2), (1, 1), (0, 0))
     assert takes(64, 32, 64, *five)
     assert takes(64, 32, 64, *five, dtype=torch.float32, precision="tf32")
-    assert not takes(64, 32, 64, *five, dtype=torch.float32, precision="tf32x3")
+    assert not takes(64, 32, 64, *five, dtype=torch.float32)
     assert not takes(63, 32, 64, *five)
     assert not takes(64, 32, 65, *five)
     assert not takes(64, 32, 64, *four)
