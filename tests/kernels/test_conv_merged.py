@@ -73,14 +73,15 @@ def test_a_hundred_drawn_shapes():
 
 def test_where_it_is_taken(monkeypatch):
     """Compiled, for many images of few channels whose window has few zeros; not where products cut their operands."""
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    monkeypatch.setattr(launch, "boxes", lambda: True)
-    monkeypatch.setattr(merged, "correlate", lambda *_: None)
 
     def takes(*shape, dtype=torch.float16, precision="tf32x3"):
         p = Problem(None, *shape, dtype=dtype)
         x = conv.channels_last(p.x)
-        return conv._at_once(x, p.w, torch.empty_like(p.y), p.geometry, Epilogue(), None, precision)
+        with monkeypatch.context() as patched:
+            patched.setattr(merged, "correlate", lambda *_: None)
+            patched.setattr(launch, "INTERPRETED", False)
+            patched.setattr(launch, "boxes", lambda: True)
+            return conv._at_once(x, p.w, torch.empty_like(p.y), p.geometry, Epilogue(), None, precision)
 
     five, four = ((4, 4), (5, 5), (2, 2), (2, 2), (1, 1)), ((4, 4), (4, 4), (2, 2), (1, 1), (0, 0))
     assert takes(64, 32, 64, *five)
