@@ -20,7 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, launch
+from minidl.kernels import check, early, launch
+from minidl.kernels.early import wait
 from minidl.kernels.loss import SHARES, add_up, check_reduction, share_sum
 from minidl.kernels.reduce import offsets
 from minidl.kernels.softmax import MINUS_INF, in_shape, levels, online, row_max, row_strides, rows_of, shift
@@ -31,9 +32,10 @@ NO_CLASS = tl.constexpr(-(2**63))
 @triton.jit
 def target_kernel(
     p_t, p_w, p_sum, p_wrong, R, N, ignore_index, programs,
-    WEIGHTED: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+    WEIGHTED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Per program: the weight of its targets, and the largest target that is no class (or NO_CLASS)."""
+    wait(EARLY)
     i_r = tl.program_id(0).to(tl.int64)
     b_sum = tl.zeros((BLOCK_N,), ACC)
     b_wrong = tl.full((BLOCK_N,), NO_CLASS, tl.int64)
@@ -109,9 +111,11 @@ def store_losses(p_loss, b_loss, o_m, m_m, m_kept, m_class, EACH: tl.constexpr):
 def cross_entropy_kernel(
     p_x, p_t, p_w, p_sum, p_loss, p_dx, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn, ignore_index, count,
     SMOOTHING: tl.constexpr, SOFT: tl.constexpr, WEIGHTED: tl.constexpr, EACH: tl.constexpr, GRAD: tl.constexpr,
-    DIVIDE: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DIVIDE: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows of at most BLOCK_N classes; probabilities and dx have the same strides."""
+    wait(EARLY)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_m = o_m < R
@@ -190,9 +194,10 @@ def cross_entropy_loop_kernel(
 
 @triton.jit
 def scale_kernel(
-    p_g, p_dy, p_divisor, n, N, INNER, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
+    p_g, p_dy, p_divisor, n, N, INNER, EACH: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """g *= dy / divisor in place, dy one value or one for each row. A factor of 1 leaves the memory alone."""
+    wait(EARLY)
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     if EACH:
@@ -289,7 +294,7 @@ def cross_entropy_parts(
     if fits:
         launch.run(
             cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad),
-            ignore_index, count, LEVELS=levels(rows), **meta,
+            ignore_index, count, LEVELS=levels(rows), **early.options(), **meta,
         )  # fmt: skip
     else:
         launch.run(cross_entropy_loop_kernel, (programs,), *pointers, R, N, rows.stride(0), ignore_index, count, **meta)
@@ -314,7 +319,8 @@ def cross_entropy_grad_(
     tile = launch.tile("loss", grad.dtype, N=n)
     launch.run(
         scale_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), grad, dy.contiguous() if each else dy, divisor, n,
-        grad.shape[axis], grad.shape[axis + 1 :].numel(), EACH=each, ACC=launch.acc(grad.dtype), **tile.options,
+        grad.shape[axis], grad.shape[axis + 1 :].numel(), EACH=each, ACC=launch.acc(grad.dtype), **early.options(),
+        **tile.options,
     )  # fmt: skip
     return grad
 
@@ -327,7 +333,8 @@ def _target_weights(target, weight, R, N, ignore_index, acc, dtype):
     wrong = torch.full((programs,), NO_CLASS.value, dtype=torch.int64, device=target.device)
     launch.run(
         target_kernel, (programs,), target, weight, sums, wrong, R, N, ignore_index, programs,
-        WEIGHTED=weight is not None, ACC=tl.float64 if acc == torch.float64 else tl.float32, **tile.options,
+        WEIGHTED=weight is not None, ACC=tl.float64 if acc == torch.float64 else tl.float32,
+        **early.options(), **tile.options,
     )  # fmt: skip
     if launch.INTERPRETED:
         for value in wrong.tolist():

@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, launch
+from minidl.kernels import check, early, launch
+from minidl.kernels.early import wait
 
 REDUCTIONS = ("mean", "sum", "none")
 # The weights of cross-entropy's targets are summed by at most so many programs: every later program adds their sums up.
@@ -28,8 +29,11 @@ def share_sum(p_sum, count, ACC: tl.constexpr):
 
 
 @triton.jit
-def total_kernel(p_part, p_sum, p_loss, p_divisor, parts, count, ACC: tl.constexpr, BLOCK_N: tl.constexpr):
+def total_kernel(
+    p_part, p_sum, p_loss, p_divisor, parts, count, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
     """The sum of the parts over `count`, or over the sum of `count` numbers at p_sum, which is kept in p_divisor."""
+    wait(EARLY)
     b_total = tl.zeros((BLOCK_N,), ACC)
     for n in range(0, parts, BLOCK_N):
         o = n + tl.arange(0, BLOCK_N).to(tl.int64)
@@ -177,7 +181,9 @@ def add_up(parts, loss, sums, count, divisor):
     """Put the total of the parts over the divisor into `loss`, as `total_kernel` says."""
     tile = launch.tile("loss", parts.dtype, N=parts.numel())
     acc = tl.float64 if parts.dtype == torch.float64 else tl.float32
-    launch.run(total_kernel, (1,), parts, sums, loss, divisor, parts.numel(), count, ACC=acc, **tile.options)
+    launch.run(
+        total_kernel, (1,), parts, sums, loss, divisor, parts.numel(), count, ACC=acc, **early.options(), **tile.options
+    )
 
 
 def _element_loss(x, target, weight, pos_weight, reduction, binary):

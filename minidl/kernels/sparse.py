@@ -25,8 +25,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, check, launch
+from minidl.kernels import activation, check, early, launch
 from minidl.kernels.activation import Activation, activate
+from minidl.kernels.early import wait
 
 SHORT = tl.constexpr(64)
 
@@ -73,10 +74,11 @@ def rows_product(
 @triton.jit(do_not_specialize=["rows"])
 def csr_matmul_kernel(
     p_crow, p_col, p_val, p_order, p_dense, p_bias, p_y, p_z, rows, s_dense, N,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_M_LONG: tl.constexpr, BLOCK_J_LONG: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, EARLY: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M_LONG: tl.constexpr, BLOCK_J_LONG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     i_tile = tl.program_id(0)
     long_tiles = tl.cdiv(tl.minimum(rows, tl.load(p_crow + rows) // SHORT), BLOCK_M_LONG)
     if i_tile < long_tiles:
@@ -139,7 +141,7 @@ def csr_matmul(
         csr_matmul_kernel, grid, crow.contiguous(), col.contiguous(), val.contiguous(), order.contiguous(), dense,
         None if bias is None else bias.contiguous(), y, z, rows, dense.stride(0), N,
         HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope, SAVE_Z=preactivation,
-        ACC=launch.acc(val.dtype), **tile.options,
+        ACC=launch.acc(val.dtype), **early.options(), **tile.options,
     )  # fmt: skip
     return (y, z) if z is not None else y
 
