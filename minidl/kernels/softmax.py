@@ -14,6 +14,8 @@ rows whose elements are no neighbours in memory are copied before: each element'
 NaN anywhere in a row makes the row NaN, and so do +inf and a row of nothing but -inf.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -89,25 +91,44 @@ def scaled(b_x, b_m, b_s, LOG: tl.constexpr):
 
 
 @triton.jit
+def read_block(p_x, o_m, o_n, R, N, s_x, WHOLE: tl.constexpr, KEEP: tl.constexpr):
+    """Elements o_n of rows o_m, to stay in the cache (KEEP) or not; -inf outside the matrix. WHOLE: none is outside."""
+    p_x += o_m[:, None] * s_x + o_n[None, :]
+    EVICTION: tl.constexpr = "evict_last" if KEEP else "evict_first"
+    if WHOLE:
+        return tl.load(p_x, eviction_policy=EVICTION)
+    else:
+        m_mn = (o_m < R)[:, None] & (o_n < N)[None, :]
+        return tl.load(p_x, mask=m_mn, other=MINUS_INF, eviction_policy=EVICTION)
+
+
+@triton.jit
+def write_block(p_y, b_y, o_m, o_n, R, N, WHOLE: tl.constexpr):
+    """Past the cache, where the inputs are."""
+    p_y += o_m[:, None] * N + o_n[None, :]
+    if WHOLE:
+        tl.store(p_y, b_y.to(p_y.dtype.element_ty), cache_modifier=".cs")
+    else:
+        m_mn = (o_m < R)[:, None] & (o_n < N)[None, :]
+        tl.store(p_y, b_y.to(p_y.dtype.element_ty), mask=m_mn, cache_modifier=".cs")
+
+
+@triton.jit
 def softmax_loop_kernel(
-    p_x, p_y, R, N, s_x, LOG: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr,
+    p_x, p_y, R, N, s_x, LOG: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Rows of any length, s_x apart and of neighbours; what is written does not drive them out of the cache."""
+    """Rows of any length, s_x apart and of neighbours. WHOLE: blocks end where the rows and their kept parts end."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    m_m = (o_m < R)[:, None]
-    p_x += o_m[:, None] * s_x
-    p_y += o_m[:, None] * N
     b_m = tl.full((BLOCK_M,), MINUS_INF, ACC)
     b_s = tl.zeros((BLOCK_M,), ACC)
     first = tl.cdiv(tl.maximum(N - KEPT, 0), BLOCK_N) * BLOCK_N
+    o_n = tl.arange(0, BLOCK_N)
     for n in range(0, first, BLOCK_N):
-        o_n = n + tl.arange(0, BLOCK_N)[None, :]
-        b_x = tl.load(p_x + o_n, mask=m_m & (o_n < N), other=MINUS_INF, eviction_policy="evict_last")
-        b_m, b_s = online(b_x.to(ACC), b_m, b_s)  # [BLOCK_M, BLOCK_N]
-    o_kept = first + tl.arange(0, KEPT)[None, :]
-    m_kept = m_m & (o_kept < N)
-    b_kept = tl.load(p_x + o_kept, mask=m_kept, other=MINUS_INF, eviction_policy="evict_first")  # [BLOCK_M, KEPT]
+        b_x = read_block(p_x, o_m, n + o_n, R, N, s_x, WHOLE, True)  # [BLOCK_M, BLOCK_N]
+        b_m, b_s = online(b_x.to(ACC), b_m, b_s)
+    o_kept = first + tl.arange(0, KEPT)
+    b_kept = read_block(p_x, o_m, o_kept, R, N, s_x, WHOLE, False)  # [BLOCK_M, KEPT]
     b_before, b_m = b_m, tl.maximum(b_m, row_max(b_kept).to(ACC))
     b_shift = shift(b_m)
     b_kept = again(b_kept, OPAQUE)
@@ -115,14 +136,10 @@ def softmax_loop_kernel(
     b_m = b_shift[:, None]
     b_s = b_s[:, None]
     b_kept = again(b_kept, OPAQUE)
-    b_kept = scaled(b_kept.to(ACC), b_m, b_s, LOG).to(p_y.dtype.element_ty)
-    tl.store(p_y + o_kept, b_kept, mask=m_kept, cache_modifier=".cs")
+    write_block(p_y, scaled(b_kept.to(ACC), b_m, b_s, LOG), o_m, o_kept, R, N, WHOLE)
     for n in range(0, first, BLOCK_N):
-        o_n = n + tl.arange(0, BLOCK_N)[None, :]
-        m_mn = m_m & (o_n < N)
-        b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF, eviction_policy="evict_first").to(ACC)
-        b_y = scaled(b_x, b_m, b_s, LOG)
-        tl.store(p_y + o_n, b_y.to(p_y.dtype.element_ty), mask=m_mn, cache_modifier=".cs")
+        b_x = read_block(p_x, o_m, n + o_n, R, N, s_x, WHOLE, False).to(ACC)
+        write_block(p_y, scaled(b_x, b_m, b_s, LOG), o_m, n + o_n, R, N, WHOLE)
 
 
 @triton.jit
@@ -214,8 +231,14 @@ def rows_of(family: str, loop: str, axis: int, *tensors: torch.Tensor) -> tuple[
     if (not fits or tile["BLOCK_N"] > SCATTERED) and (inner > 1 or any(t.stride(1) != 1 for t in rows)):
         rows = [t.transpose(1, 2).reshape(outer * inner, N, 1).contiguous() for t in rows]
     if not fits:
-        tile = launch.tile(loop, tensors[0].dtype, M=outer * inner, N=N)
+        step = math.gcd(*(t.stride(0) for t in rows)) if outer > 1 else N
+        tile = loop_tile(loop, tensors[0].dtype, outer * inner, N, step)
     return rows, tile, fits
+
+
+def loop_tile(family: str, dtype: torch.dtype, rows: int, N: int, step: int) -> launch.Tile:
+    """The tile for walks along rows of N elements, `step` apart. P is the largest power of two that divides both."""
+    return launch.tile(family, dtype, M=rows, N=N, P=(N | step) & -(N | step))
 
 
 def row_strides(rows: torch.Tensor) -> tuple[int, int, int]:
@@ -254,7 +277,9 @@ def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
         launch.run(softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), **meta)
     else:
         opaque = x.element_size() == 2 and not launch.INTERPRETED
-        launch.run(softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), OPAQUE=opaque, **meta)
+        rest = N - tile["KEPT"]
+        whole = R % tile["BLOCK_M"] == 0 and rest >= 0 and rest % tile["BLOCK_N"] == 0
+        launch.run(softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), OPAQUE=opaque, WHOLE=whole, **meta)
     return in_shape(y, flat.shape, axis).view(x.shape)
 
 

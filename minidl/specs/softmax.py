@@ -20,6 +20,7 @@ import torch
 
 from minidl import ops
 from minidl.kernels import launch
+from minidl.kernels.softmax import loop_tile
 from minidl.specs import bounds
 from minidl.specs.base import Bad, Case, Make, OpSpec
 
@@ -29,7 +30,7 @@ LOOPS = {"softmax": "softmax_loop", "softmax_grad": "softmax_grad_loop", "cross_
 def row_tile(family: str, rows: int, N: int, dtype: torch.dtype) -> launch.Tile:
     """The tile for rows of N elements: of the kernel for whole rows where they fit it, else of the walk."""
     tile = launch.tile(family, dtype, M=rows, N=N)
-    return tile if tile["BLOCK_N"] >= N else launch.tile(LOOPS[family], dtype, M=rows, N=N)
+    return tile if tile["BLOCK_N"] >= N else loop_tile(LOOPS[family], dtype, rows, N, N)
 
 
 def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]:

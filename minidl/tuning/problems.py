@@ -191,7 +191,7 @@ def _long_rows(record: str, tail: Callable[[Make, int, int], tuple[Any, ...]], s
 
     def make_all(family: str, target: str, dtype: torch.dtype, precision: str) -> Iterator[Problem]:
         longest = max(rule["tile"]["BLOCK_N"] for rule in launch.table(short)[target])
-        for N in (2 * longest, 4 * longest):
+        for N in (2 * longest, 4 * longest, 2 * longest + 8):
             yield _of_rows(record, tail, wrt, max(1, _rest(target, N)), N, dtype)
 
     return make_all
