@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minidl.cli.common import Command, Device, choose_device, errors, examples, switch
-from minidl.training.config import DEVICES, check_output
+from minidl.training.config import DEVICES, check_different, check_output
 from minidl.training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def tune(
         for flag, path in (("--json", json), ("--plot", plot)):
             if path is not None:
                 check_output(flag, path)
+        check_different(json=json, plot=plot)
         _check_folder(out)
         choose_device(device)
         wanted = _classes(names or [], only or [])

@@ -149,6 +149,9 @@ def test_what_was_measured_is_kept_after_ctrl_c(command, quick, tmp_path, monkey
     [
         (("sofmax",), "no kernel family's name contains 'sofmax'; there are bias_act, "),
         (("softmax", "--only", "float8"), "no class of these families has 'float8' in its name"),
+        (("",), "no kernel family's name contains ''"),
+        (("softmax", "--only", ""), "no class of these families has '' in its name"),
+        (("loss", "--json", "x", "--plot", "x"), "--json and --plot are one file, x: give two names"),
         (("loss", "--budget", "0"), "--budget is 0, expected seconds above 0"),
         (("loss", "--budget", "nan"), "--budget is nan, expected seconds above 0"),
         (("loss", "--out", "x", "--write"), "--write is the package's own folder; give it or --out, not both"),
