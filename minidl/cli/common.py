@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -86,11 +87,11 @@ def choose_device(device: str) -> None:
 
 
 @contextmanager
-def profiled(wanted: bool, trace: Path | None, usual: Path | None) -> Iterator[None]:
+def profiled(wanted: bool, trace: Path | None, usual: Path | None, updates: int = 1) -> Iterator[None]:
     """Around the work of a command, once its device is chosen: --profile shows the table on standard error.
 
-    The trace goes to `trace`, else to `usual`, where its folder is there at the end. Raises ConfigError for a trace
-    without a profile, or one that cannot be written.
+    The trace goes to `trace`, else to `usual`, where its folder is there at the end. `updates` are those of weights in
+    a training step. Raises ConfigError for a trace without a profile, or one that cannot be written.
     """
     if not wanted:
         if trace is not None:
@@ -101,14 +102,19 @@ def profiled(wanted: bool, trace: Path | None, usual: Path | None) -> Iterator[N
         check_output("--trace", trace)
     from minidl.profiling import Profile as Recorder
 
-    recorder = Recorder()
+    recorder = Recorder(updates=updates)
     try:
         with recorder:
             yield
-    finally:
+    except BaseException:
         if recorder.events:
-            _show(recorder, trace or usual)
-    if not recorder.events:
+            # What stopped the work is what is to be said: how a run is continued, for one.
+            with contextlib.suppress(OSError):
+                _show(recorder, trace or usual)
+        raise
+    if recorder.events:
+        _show(recorder, trace or usual)
+    else:
         typer.echo(str(recorder), err=True, nl=False)
 
 

@@ -353,7 +353,8 @@ def _train(kind: str, flags: dict[str, Any]) -> None:
         checksum = sources.fingerprint(dataset)
         runs.check_data(config, checksum)
         choose_device(config.device)
-        with profiled(profile, trace, config.out / "trace.json"):
+        updates = 2 if isinstance(config, TrainGan) else 1
+        with profiled(profile, trace, config.out / "trace.json", updates):
             if isinstance(config, TrainGan):
                 from minidl.data import ImageDataset
                 from minidl.training import gan
