@@ -139,7 +139,8 @@ class Profile:
 
         Updates that follow one another at once are one optimiser's, which has one for each dtype.
         """
-        between, counts = 0, []
+        between = 0
+        counts: list[int] = []
         for event in self.events:
             if not event.kinds:
                 continue
