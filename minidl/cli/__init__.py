@@ -107,6 +107,8 @@ def evaluate(
     """Score a finished run on its test split or on other data; a generator (a GAN run, or mnist) by its pictures."""
     with errors():
         check_different(data=data, json=json, trace=trace)
+        if json is not None:
+            runs.check_not_own("--json", json)
         usual = run / "trace-evaluate.json" if (run / "config.json").is_file() else None
         around = functools.partial(profiled, profile, trace, usual)
         if evaluate_generator(run, data, text_column, label_column, json, samples, evaluator, device, around):

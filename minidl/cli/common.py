@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from minidl.data.files import LABEL_NAMES, TEXT_NAMES
+from minidl.training import runs
 from minidl.training.config import check_output
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 
@@ -99,7 +100,10 @@ def profiled(wanted: bool, trace: Path | None, usual: Path | None, updates: int 
         yield
         return
     if trace is not None:
-        check_output("--trace", trace)
+        new = usual is not None and trace.parent.resolve() == usual.parent.resolve()
+        if not (new and not trace.parent.exists()):
+            check_output("--trace", trace)
+        runs.check_not_own("--trace", trace, new)
     from minidl.profiling import Profile as Recorder
 
     recorder = Recorder(updates=updates)

@@ -82,6 +82,39 @@ def test_what_cannot_be_is_told_before_the_work(command, profiled, tmp_path):
     assert "is no folder; make it" in nowhere.err
 
 
+def test_no_file_of_a_run_is_written_over(command, profiled, tmp_path):
+    work, _, _ = profiled
+    run = work / "plain"
+    for name in ("config.json", "model.safetensors"):
+        before = (run / name).read_bytes()
+        for given in (("predict", run, "{}", "--profile", "--trace"), ("evaluate", run, "--json")):
+            done = command(*given, run / name)
+            assert (done.code, done.err) == (
+                2, f"error: {given[-1]} {run / name} is a file of the run in {run}: give another name\n",
+            )  # fmt: skip
+        assert (run / name).read_bytes() == before
+    # The name alone is anybody's.
+    assert command("evaluate", run, "--json", tmp_path / "report.json").code == 0
+
+
+def test_a_trace_may_lie_in_the_run_to_come_and_goes_with_it(command, table, tmp_path):
+    out = tmp_path / "run"
+    common = ("train", "table", "--data", table, "--target", "price", *TABLE, "--out", out, "--profile")
+    refused = command(*common, "--trace", out / "report.json")
+    assert refused.code == 2
+    assert "report.json is a file of the run in" in refused.err
+    assert not out.exists()
+    assert command(*common, "--trace", out / "mine.json").code == 0
+    assert json.loads((out / "mine.json").read_text())["traceEvents"]
+    (out / "mine.json").unlink()
+    for _ in range(2):
+        again = command(*common, "--overwrite")
+        assert again.code == 0, again.err
+        assert "files of yours" not in again.out + again.err
+        assert not (tmp_path / "run.previous").exists()
+        assert (out / "trace.json").exists()
+
+
 @pytest.mark.parametrize("error", [None, Interrupted("To continue: minidl")])
 def test_a_full_disk_does_not_hide_why_the_work_stopped(monkeypatch, capsys, tmp_path, error):
     def full(self, path):
