@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from minidl.kernels.launch import set_float32_precision as set_float32_precision
     from minidl.ops.random import rand as rand
     from minidl.ops.random import randn as randn
-    from minidl.profiling import profile as profile
+    from minidl.profiling.profile import profile as profile
     from minidl.random import manual_seed as manual_seed
     from minidl.tensor import Tensor as Tensor
     from minidl.tensor import as_tensor as as_tensor

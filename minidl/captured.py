@@ -39,12 +39,14 @@ def capture(step: Callable[..., T], *, eager: int = EAGER, shapes: int = 1) -> C
 
     On a CPU every call runs the step as it is. `step` takes Tensors, torch tensors and CSR batches by position, all on
     one device and without gradients of their own, and returns tensors: one, None, or tuples, lists and dicts of them.
-    A call returns new ones, which are no part of a graph of operations.
+    A call returns new ones, which are no part of a graph of operations. In a step that is captured another one is run
+    as it is, as a part of it. A method is captured of its object: self.step = capture(self.step).
 
     All calls must have inputs of the same dtypes, and of at most `shapes` different shapes: each is recorded on its own
     and holds the memory of a step, of which recordings share what they can. The step is Python that runs no more once
     it is recorded. So it must
       - leave what it reads beside its inputs (weights, buffers) where they are in memory, and change them in place;
+      - leave its inputs as they are, which on a GPU are copies;
       - read no value on the host (item, float, a condition on a tensor), wait for nothing, and copy nothing to or from
         the host's memory: return the values instead, and read them afterwards;
       - begin with zero_grad() where it calls backward(). Gradients are the graph's memory: they do not outlive a call;
@@ -112,12 +114,15 @@ class Captured(Generic[T]):
             if len(self._recordings) == self._shapes:
                 raise ValueError(_other_shapes(shape, self._recordings))
             known = _Recording()
+        if getattr(_thread, "inside", False):
+            return _map(self._step(*inputs), _detached)
         if not _has_graphs(device):
-            outputs = _map(self._step(*inputs), _detached)
+            with _inside():
+                outputs = _map(self._step(*inputs), _copied)
         elif known.graph is None and known.calls < self._eager:
             # Copies, as in the recording: kernels are compiled for memory that begins at multiples of 16 bytes.
             with self._watched(known, device):
-                outputs = _map(self._step(*map(_clone, inputs)), _detached)
+                outputs = _map(self._step(*map(_clone, inputs)), _copied)
         else:
             if known.graph is None:
                 self._record(known, inputs, device)
@@ -126,6 +131,15 @@ class Captured(Generic[T]):
         self._recordings[shape] = known
         self._kinds = tuple(map(_kind, inputs))
         return outputs
+
+    def __get__(self, instance: object, owner: type | None = None) -> Captured[T]:
+        """Raises TypeError for a method, which would be called without its object."""
+        if instance is None:
+            return self
+        raise TypeError(
+            f"a captured step is an attribute of the class {type(instance).__name__}, and so would not get its object: "
+            "capture the method of an object, as in self.step = minidl.capture(self.step)"
+        )
 
     def _check(self, inputs: tuple[Any, ...]) -> torch.device:
         """The device of the inputs. Raises TypeError and ValueError, see `capture`."""
@@ -146,8 +160,8 @@ class Captured(Generic[T]):
             for i, (given, (type_, dtype)) in enumerate(zip(inputs, self._kinds, strict=True)):
                 if _kind(given) != (type_, dtype):
                     raise TypeError(
-                        f"input {i} of a captured step is a {type(given).__name__} of {given.dtype}, and was a "
-                        f"{type_.__name__} of {dtype} before: convert it, or capture another step for it"
+                        f"input {i} of a captured step is a {_named(type(given))} of {given.dtype}, and was a "
+                        f"{_named(type_)} of {dtype} before: convert it, or capture another step for it"
                     )
         devices = {given.device for given in inputs}
         if len(devices) > 1:
@@ -170,7 +184,7 @@ class Captured(Generic[T]):
         self._number(self._key)
         before, _thread.hooks = getattr(_thread, "hooks", None), known.hooks
         try:
-            with random.numbered_by(self._key):
+            with random.numbered_by(self._key), _inside():
                 yield
         finally:
             _thread.hooks = before
@@ -231,6 +245,10 @@ def _kind(given: Input) -> tuple[type, torch.dtype]:
     return type(given), given.dtype
 
 
+def _named(type_: type) -> str:
+    return f"torch.{type_.__name__}" if issubclass(type_, torch.Tensor) else f"minidl.{type_.__name__}"
+
+
 def _other_shapes(shape: tuple[Any, ...], known: dict[tuple[Any, ...], _Recording]) -> str:
     """What is wrong with a call of one shape too many."""
     had = " and ".join(str(list(map(_words, shapes))) for shapes in known)
@@ -260,6 +278,21 @@ def _copy(kept: Any, given: Any) -> None:
 
 def _detached(output: Tensor | torch.Tensor) -> Tensor | torch.Tensor:
     return output.detach()
+
+
+def _copied(output: Tensor | torch.Tensor) -> Any:
+    """As a replay gives it: a step may return memory that its next call changes."""
+    return _clone(output.detach())
+
+
+@contextlib.contextmanager
+def _inside() -> Iterator[None]:
+    """While a captured step runs in this thread."""
+    before, _thread.inside = getattr(_thread, "inside", False), True
+    try:
+        yield
+    finally:
+        _thread.inside = before
 
 
 def _map(outputs: Any, function: Callable[[Any], Any]) -> Any:

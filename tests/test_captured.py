@@ -220,6 +220,71 @@ def test_results_are_new_and_no_part_of_a_graph(graphs):
     assert results[1]["y"].data.data_ptr() != results[2]["y"].data.data_ptr()
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_result_is_not_changed_by_the_next_call(request, graph):
+    if graph:
+        request.getfixturevalue("graphs")
+    held = numbers(3)
+
+    def step(x):
+        held.data.copy_(x.data)
+        return held
+
+    call = capture(step)
+    results = [call(numbers(3, seed=i)) for i in range(6)]
+    for i, result in enumerate(results):
+        assert torch.equal(result.data, numbers(3, seed=i).data)
+
+
+def test_a_captured_step_in_another_is_a_part_of_it(graphs):
+    dropout = nn.Dropout(0.5)
+    seen = []
+
+    def inner(x):
+        seen.append(1)
+        return dropout(x) + 1.0
+
+    def outer(step):
+        return lambda x: ops.exp(step(x)) + step(x)
+
+    minidl.manual_seed(3)
+    plain = [outer(inner)(numbers(8, seed=i)).data.clone() for i in range(6)]
+    seen.clear()
+    minidl.manual_seed(3)
+    part = capture(inner)
+    call = capture(outer(part))
+    for i in range(6):
+        assert torch.equal(call(numbers(8, seed=i)).data, plain[i])
+    assert len(seen) == 2 * 4  # three calls as they are, one recorded
+    assert part(numbers(4)).shape == (4,)  # of which the inner one knows no shapes
+
+
+def test_after_a_step_that_raised_another_is_captured(graphs):
+    def raising(x):
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        capture(raising)(numbers(2))
+    calls = []
+    step = capture(lambda x: (calls.append(1), ops.relu(x))[1])
+    for _ in range(6):
+        step(numbers(2))
+    assert len(calls) == 4
+
+
+def test_a_captured_method_is_refused_in_words():
+    class Model:
+        @capture
+        def step(self, x):
+            return x
+
+    with pytest.raises(TypeError, match=r"attribute of the class Model, .*self\.step = minidl\.capture\(self\.step\)"):
+        Model().step(numbers(2))
+    model = Model()
+    model.own = capture(lambda x: x)
+    assert torch.equal(model.own(numbers(2)).data, numbers(2).data)
+
+
 class Doubled:
     """A step that raises at the calls of the given numbers, after its first kernel."""
 
@@ -296,9 +361,9 @@ def test_inputs_that_no_graph_takes_are_refused(inputs, error, message):
         (
             lambda: (numbers(2, dtype=torch.float64),),
             TypeError,
-            r"Tensor of torch\.float64, and was a Tensor of torch\.fl",
+            r"Tensor of torch\.float64, and was a minidl\.Tensor of torch\.fl",
         ),
-        (lambda: (numbers(2).data,), TypeError, r"is a Tensor of torch\.float32, and was a Tensor"),
+        (lambda: (numbers(2).data,), TypeError, r"is a torch\.Tensor of torch\.float32, and was a minidl\.Tensor of"),
         (lambda: (numbers(2), numbers(2)), ValueError, "with 1 inputs, now with 2"),
         (lambda: (Tensor(torch.zeros(2, device="meta")),), ValueError, "on meta, and were on"),
     ],

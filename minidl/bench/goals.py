@@ -71,6 +71,6 @@ GOALS: dict[str, float] = {
 def chosen(words: Sequence[str]) -> list[str]:
     """The rows whose name contains one of `words`, all without any. Raises ValueError for a word that no row has."""
     for word in words:
-        if not any(word in name for name in GOALS):
+        if not word or not any(word in name for name in GOALS):
             raise ValueError(f"no row's name contains {word!r}; `minidl bench --list` shows them")
     return [name for name in GOALS if not words or any(word in name for word in words)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from minidl.training.errors import ConfigError
 from minidl.training.progress import is_number
 
 _NUMBERS = ("ours_ms", "peer_ms", "ratio", "share_of_floor")
+_LARGEST = 1e9  # that one of them may be: what is drawn of more means nothing
 _TEXTS = ("name", "dtype", "peer")
 _MACHINE = ("device", "driver", "torch", "triton", "date")
 
@@ -48,21 +48,50 @@ def load(path: Path) -> Results:
     """The results in a file, their rows judged by the goals of today. Raises ConfigError for a file that is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        known = {row["row"]: _judged(row) for row in content.pop("rows")}
-        for name, row in known.items():
-            numbers = [row[key] for key in _NUMBERS] if row["error_ok"] else []
-            if not all(is_number(value) and math.isfinite(value) for value in numbers) or any(
-                not isinstance(row[key], str) for key in (_TEXTS if row["error_ok"] else _TEXTS[:2])
-            ):
-                raise ValueError(f"row {name!r}")
-        if not all(isinstance(content[key], str) for key in _MACHINE):
-            raise ValueError("no description of the machine")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} has no results of `minidl bench` ({error})") from None
-    return Results(content, known)
+        if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
+            raise ValueError("expected an object with a list of rows")
+        known: dict[str, dict[str, Any]] = {}
+        for row in content.pop("rows"):
+            _check(row)
+            if row["row"] in known:
+                raise ValueError(f"the row {row['row']!r} is there twice")
+            known[row["row"]] = _judged(row)
+        if not all(_is_text(content.get(key)) for key in _MACHINE):
+            raise ValueError(f"expected the machine's {', '.join(_MACHINE)}")
+    except OSError as error:
+        why = error.strerror
+    except RecursionError:
+        why = "it is nested too deeply"
+    except ValueError as error:
+        why = str(error)
+    else:
+        return Results(content, known)
+    raise ConfigError(f"{path} has no results of `minidl bench` ({why}); give a file that its --json wrote")
+
+
+def _check(row: Any) -> None:
+    """Raise ValueError for what is no row of results."""
+    name = row.get("row") if isinstance(row, dict) else None
+    if not isinstance(name, str):
+        raise ValueError("expected rows with their names")
+    if name not in GOALS:
+        raise ValueError(f"there is no row {name!r}; `minidl bench --list` shows those that there are")
+    right = row.get("error_ok")
+    if type(right) is not bool:
+        raise ValueError(f"the row {name!r} does not say whether its result was right")
+    for key in _TEXTS if right else _TEXTS[:2]:
+        if not _is_text(row.get(key)):
+            raise ValueError(f"the row {name!r} has no {key}")
+    for key in _NUMBERS if right else ():
+        if not (is_number(row.get(key)) and 0 < row[key] < _LARGEST):
+            raise ValueError(f"the row {name!r} has no {key} above 0")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
 
 
 def _judged(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its goal, and whether it is at it. Raises KeyError for a row that there is not."""
-    goal, ratio = GOALS[row["row"]], row["ratio"]
-    return {**row, "goal": goal, "at_goal": ratio is not None and ratio >= goal - NOISE}
+    """The row with its goal, and whether it is at it."""
+    goal = GOALS[row["row"]]
+    return {**row, "goal": goal, "at_goal": row["error_ok"] and row["ratio"] >= goal - NOISE}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -59,11 +60,11 @@ def table(results: Results, names: Sequence[str]) -> Table:
         if row is None:
             continue
         if not row["error_ok"]:
-            made.add_row(name, row["dtype"], "wrong", "", "", f"{row['goal']:g}", "", style="bold red")
+            made.add_row(name, escape(row["dtype"]), "wrong", "", "", f"{row['goal']:g}", "", style="bold red")
             continue
         style = "green" if row["at_goal"] else "red" if row["ratio"] < 1.0 else "yellow"
         made.add_row(
-            name, row["dtype"], f"{row['ours_ms']:.4f}", f"{row['peer_ms']:.4f}",
+            name, escape(row["dtype"]), f"{row['ours_ms']:.4f}", f"{row['peer_ms']:.4f}",
             f"[{style}]{row['ratio']:.2f}[/{style}]", f"{row['goal']:g}", f"{row['share_of_floor']:.2f}",
         )  # fmt: skip
     return made

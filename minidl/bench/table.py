@@ -64,7 +64,7 @@ def picture(results: Results) -> bytes:
     rows = [row for row in results.in_order if row["error_ok"]][::-1]
     places = range(len(rows))
     figure = Figure(figsize=(11, 1.2 + 0.21 * len(rows)), layout="constrained")
-    figure.suptitle(f"{results.machine['device']}, {results.machine['date']}", fontsize=11)
+    figure.suptitle(f"{results.machine['device']}, {results.machine['date']}", fontsize=11, parse_math=False)
     ratios, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     colours = ["tab:green" if row["at_goal"] else "tab:red" if row["ratio"] < 1 else "tab:orange" for row in rows]
     ratios.barh(places, [row["ratio"] - 1.0 for row in rows], left=1.0, color=colours, height=0.75)

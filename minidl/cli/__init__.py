@@ -36,7 +36,7 @@ from minidl.cli.generate import add_to as add_generate
 from minidl.cli.train import train_app
 from minidl.cli.tune import add_to as add_tune
 from minidl.training import runs
-from minidl.training.config import Evaluate, Predict, check_output, is_number
+from minidl.training.config import Evaluate, Predict, check_different, check_output, is_number
 from minidl.training.errors import ConfigError
 
 app = typer.Typer(
@@ -106,6 +106,9 @@ def evaluate(
 ) -> None:
     """Score a finished run on its test split or on other data; a generator (a GAN run, or mnist) by its pictures."""
     with errors():
+        check_different(data=data, json=json, trace=trace)
+        if json is not None:
+            runs.check_not_own("--json", json)
         usual = run / "trace-evaluate.json" if (run / "config.json").is_file() else None
         around = functools.partial(profiled, profile, trace, usual)
         if evaluate_generator(run, data, text_column, label_column, json, samples, evaluator, device, around):
@@ -160,6 +163,7 @@ def predict(
     An image run takes paths of picture files.
     """
     with errors():
+        check_different(file=file, trace=trace)
         config = Predict(run=run, inputs=tuple(text or ()), file=file, text_column=text_column, top=top, device=device)
         runs.finished_run(run)
         choose_device(device)

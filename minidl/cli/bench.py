@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minidl.cli.common import Command, Profile, TraceFile, errors, examples, profiled, switch
-from minidl.training.config import check_output
+from minidl.training.config import check_different, check_output
 from minidl.training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,16 +63,19 @@ def bench(
         for flag, path in (("--json", json), ("--plot", plot)):
             if path is not None:
                 check_output(flag, path)
-        if show is not None and json is not None:
-            raise ConfigError("--json goes with measuring, not with --show")
-        if show is not None and peers:
-            raise ConfigError("--peers goes with measuring, not with --show")
+        measuring = (("--json", json), ("--peers", peers), ("--profile", profile), ("--trace", trace))
+        for flag, given in measuring if show is not None else ():
+            if given:
+                raise ConfigError(f"{flag} goes with measuring, not with --show")
+        check_different(show=show, json=json, plot=plot, trace=trace)
+        if trace is not None and not profile:
+            raise ConfigError("--trace goes with --profile")
         if peers:
             _check_peers()
 
         from rich.console import Console
 
-        from minidl.bench import results, run, table
+        from minidl.bench import run, table
         from minidl.training import files, plots
 
         if plot is not None and not plots.available():
@@ -80,13 +83,13 @@ def bench(
         console = Console(width=None if Console().is_terminal else 140)
         failures: list[str] = []
         if show is None:
-            found = _results(json, bool(names))
+            found = _results(json)
             with profiled(profile, trace, None):
                 failures = run.run(
                     wanted, found, console, lambda: found.save(json) if json is not None else None, peers
                 )
         else:
-            found = results.load(show)
+            found = _shown(show, wanted)
             console.print(run.table(found, wanted))
         if plot is not None:
             files.write_bytes(plot, table.picture(found))
@@ -109,8 +112,20 @@ def _check_peers() -> None:
         typer.echo(line, err=True)
 
 
-def _results(json: Path | None, some: bool) -> Results:
-    """Empty results of this machine, or with `some` rows to measure those in the file. Raises ConfigError."""
+def _shown(path: Path, wanted: list[str]) -> Results:
+    """The rows that are wanted of those in the file. Raises ConfigError when it has none of them."""
+    from minidl.bench import results
+
+    found = results.load(path)
+    rows = {name: row for name, row in found.rows.items() if name in wanted}
+    if not rows:
+        has = ", ".join(found.rows) or "none"
+        raise ConfigError(f"--show {path} has none of the rows asked for; the rows in it: {has}")
+    return results.Results(found.machine, rows)
+
+
+def _results(json: Path | None) -> Results:
+    """Results of this machine: those in the file, until they are measured again. Raises ConfigError."""
     import torch
 
     from minidl.bench import machine, results
@@ -122,11 +137,13 @@ def _results(json: Path | None, some: bool) -> Results:
             "--list names the rows and --show FILE shows results"
         )
     here = machine.machine()
-    if json is None or not some or not json.exists():
+    if json is None or not json.exists():
         return results.Results(here)
     before = results.load(json)
     if before.machine["device"] != here["device"]:
-        raise ConfigError(f"--json {json} has results of a {before.machine['device']}; this is a {here['device']}")
+        raise ConfigError(
+            f"--json {json} has results of a {before.machine['device']}; this is a {here['device']}; give another"
+        )
     return results.Results(here, before.rows)
 
 

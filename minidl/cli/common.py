@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from minidl.data.files import LABEL_NAMES, TEXT_NAMES
+from minidl.training import runs
 from minidl.training.config import check_output
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 
@@ -86,11 +88,11 @@ def choose_device(device: str) -> None:
 
 
 @contextmanager
-def profiled(wanted: bool, trace: Path | None, usual: Path | None) -> Iterator[None]:
+def profiled(wanted: bool, trace: Path | None, usual: Path | None, updates: int = 1) -> Iterator[None]:
     """Around the work of a command, once its device is chosen: --profile shows the table on standard error.
 
-    The trace goes to `trace`, else to `usual`, where its folder is there at the end. Raises ConfigError for a trace
-    without a profile, or one that cannot be written.
+    The trace goes to `trace`, else to `usual`, where its folder is there at the end. `updates` are those of weights in
+    a training step. Raises ConfigError for a trace without a profile, or one that cannot be written.
     """
     if not wanted:
         if trace is not None:
@@ -98,17 +100,25 @@ def profiled(wanted: bool, trace: Path | None, usual: Path | None) -> Iterator[N
         yield
         return
     if trace is not None:
-        check_output("--trace", trace)
+        new = usual is not None and trace.parent.resolve() == usual.parent.resolve()
+        if not (new and not trace.parent.exists()):
+            check_output("--trace", trace)
+        runs.check_not_own("--trace", trace, new)
     from minidl.profiling import Profile as Recorder
 
-    recorder = Recorder()
+    recorder = Recorder(updates=updates)
     try:
         with recorder:
             yield
-    finally:
+    except BaseException:
         if recorder.events:
-            _show(recorder, trace or usual)
-    if not recorder.events:
+            # What stopped the work is what is to be said: how a run is continued, for one.
+            with contextlib.suppress(OSError):
+                _show(recorder, trace or usual)
+        raise
+    if recorder.events:
+        _show(recorder, trace or usual)
+    else:
         typer.echo(str(recorder), err=True, nl=False)
 
 

@@ -31,7 +31,7 @@ from minidl.generation.config import (
     parse_seeds,
 )
 from minidl.training import files, runs
-from minidl.training.config import check_output
+from minidl.training.config import check_different, check_output
 from minidl.training.errors import ConfigError
 
 Samples = Annotated[
@@ -100,6 +100,7 @@ def generate(
             interpolate=parse_pair(interpolate), steps=steps, latents=latents, format=format_, batch_size=batch_size,
             precision=precision, device=device, overwrite=overwrite, quiet=quiet,
         )  # fmt: skip
+        check_different(latents=latents, trace=trace)
         choose_device(device)
         from minidl.generation.generate import generate as work
         from minidl.training import environment

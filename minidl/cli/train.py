@@ -28,7 +28,16 @@ from minidl.cli.common import (
     switch,
 )
 from minidl.training import runs
-from minidl.training.config import GAN_DEFAULTS, TrainGan, TrainImages, TrainTable, TrainText, parse_size, parse_sizes
+from minidl.training.config import (
+    GAN_DEFAULTS,
+    TrainGan,
+    TrainImages,
+    TrainTable,
+    TrainText,
+    check_different,
+    parse_size,
+    parse_sizes,
+)
 
 train_app = typer.Typer(
     cls=Group,
@@ -325,6 +334,7 @@ def _train(kind: str, flags: dict[str, Any]) -> None:
         from minidl.training import sources
 
         profile, trace = flags.pop("profile"), flags.pop("trace")
+        check_different(data=flags["data"], trace=trace)
         if "hidden" in flags:
             flags["hidden"] = parse_sizes(flags["hidden"])
         if "size" in flags:
@@ -343,7 +353,8 @@ def _train(kind: str, flags: dict[str, Any]) -> None:
         checksum = sources.fingerprint(dataset)
         runs.check_data(config, checksum)
         choose_device(config.device)
-        with profiled(profile, trace, config.out / "trace.json"):
+        updates = 2 if isinstance(config, TrainGan) else 1
+        with profiled(profile, trace, config.out / "trace.json", updates):
             if isinstance(config, TrainGan):
                 from minidl.data import ImageDataset
                 from minidl.training import gan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minidl.cli.common import Command, Device, choose_device, errors, examples, switch
-from minidl.training.config import DEVICES, check_output
+from minidl.training.config import DEVICES, check_different, check_output
 from minidl.training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def tune(
         for flag, path in (("--json", json), ("--plot", plot)):
             if path is not None:
                 check_output(flag, path)
-        _check_folder(out)
+        check_different(json=json, plot=plot)
+        _check_folder(out, "--out")
         choose_device(device)
         wanted = _classes(names or [], only or [])
         from minidl.tuning import space
@@ -114,7 +115,12 @@ def _tune(
     if plot is not None and not plots.available():
         raise ConfigError(plots.MISSING)
     folder = tables.FOLDER if write else out or written.usual_folder()
-    begun = {family: written.start_from(folder, family) for family in {shapes.family for shapes in wanted}}
+    if not dry_run:
+        _check_folder(folder, "--write:" if write else "--out" if out else "the folder of tables")
+    try:
+        begun = {family: written.start_from(folder, family) for family in {shapes.family for shapes in wanted}}
+    except tables.TableError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
     if any(table != tables.read(family) for family, table in begun.items()):
         typer.echo(f"going on from the tables in {folder}")
         wanted = _again(wanted, begun)
@@ -157,15 +163,18 @@ def _again(wanted: list[ShapeClass], begun: dict[str, Table]) -> list[ShapeClass
     return [found[shapes.family, shapes.index] for shapes in wanted if (shapes.family, shapes.index) in found]
 
 
-def _check_folder(out: Path | None) -> None:
-    """Raises ConfigError when --out cannot be made or written: told before the work."""
+def _check_folder(out: Path | None, what: str) -> None:
+    """Raises ConfigError when the folder, which is `what`, cannot be made or written: told before the work."""
     if out is None:
         return
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file: give the name of a folder")
-    there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
+    try:
+        if out.exists() and not out.is_dir():
+            raise ConfigError(f"{what} {out} is a file: give the name of a folder")
+        there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
+    except OSError as error:
+        raise ConfigError(f"{what} cannot be made: {error.strerror}; give another name") from None
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"--out {out} cannot be made in {there}; give another folder")
+        raise ConfigError(f"{what} {out} cannot be made in {there}; give another folder with --out")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -38,8 +38,8 @@ class Check:
 def checks() -> Iterator[Check]:
     """Every check in turn. A check that fails to run is bad and says why."""
     for check in (
-        _python, _torch, _triton, _numpy, _devices, _kernels, _compiler, _plots, _notebooks, _data, _threads, _disk,
-        _self_test,
+        _python, _torch, _triton, _numpy, _devices, _kernels, _tiles, _compiler, _plots, _notebooks, _data, _threads,
+        _disk, _self_test,
     ):  # fmt: skip
         try:
             found = check()
@@ -126,6 +126,23 @@ def _kernels() -> Check:
         advice = "Unset TRITON_INTERPRET to use the GPU."
         return Check("kernels", NOTE, f"interpreted on the CPU, because TRITON_INTERPRET={given} is set", advice)
     return Check("kernels", GOOD, "interpreted on the CPU, because there is no CUDA device; no bfloat16 there")
+
+
+def _tiles() -> list[Check]:
+    """Where a variable names a folder of them."""
+    from minidl.kernels import tables
+
+    if tables.CHOSEN is None:
+        return []
+    try:
+        tables.check()
+    except tables.TableError as error:
+        return [Check("tile tables", BAD, f"{error.filename}: {error.strerror}", f"Or unset {tables.VARIABLE}.")]
+    found = [path.stem for path in sorted(tables.FOLDER.glob("*.json")) if tables.file_of(path.stem) != path]
+    if not found:
+        advice = f"The package's are used; `minidl tune` makes others, or unset {tables.VARIABLE}."
+        return [Check("tile tables", NOTE, f"none in {tables.CHOSEN}", advice)]
+    return [Check("tile tables", GOOD, f"{', '.join(found)} in {tables.CHOSEN}")]
 
 
 def _compiler() -> Check:

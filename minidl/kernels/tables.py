@@ -14,7 +14,13 @@ from typing import Any
 VARIABLE = "MINIDL_TILES"
 FOLDER = Path(__file__).parent / "tiles"
 CHOSEN = str(Path(os.environ[VARIABLE]).expanduser().absolute()) if os.environ.get(VARIABLE) else None
+# What kernels take for sizes that are not of blocks: of another number of pieces, say, a product would be wrong.
+FLAGS = {
+    "PIECES": (1, 2, 4), "FLATTEN": (0, 1), "EVEN": (0, 1), "TAPS": (1, 3), "PIXELS": (1, 2),
+    "PER_PROCESSOR": (0, 1, 2, 4), "GROUP_M": (1, 4, 8, 16),
+}  # fmt: skip
 _PARTS = {"when", "tile", "warps", "stages"}
+_CURE = "delete it, after which `minidl tune` can make another"
 
 Table = dict[str, list[dict[str, Any]]]
 
@@ -45,6 +51,13 @@ def read(family: str) -> Table:
     return json.loads(path.read_text()) if path.parent == FOLDER else load(path)
 
 
+def check() -> None:
+    """Raise TableError for a folder, or any file in it, that cannot be used: before work that would meet it later."""
+    for path in FOLDER.glob("*.json"):
+        if file_of(path.stem).parent != FOLDER:
+            read(path.stem)
+
+
 def load(path: Path) -> Table:
     """The table in a file outside the package. Raises TableError for one that this version's kernels cannot use."""
     own = json.loads((FOLDER / path.name).read_text())
@@ -54,13 +67,15 @@ def load(path: Path) -> Table:
             raise ValueError(f"expected an object with {', '.join(own)}")
         for target, rules in table.items():
             _check(rules, own[target], [rule for rules in own.values() for rule in rules])
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise TableError(
-            errno.EINVAL,
-            f"no tile table for this version ({error}); delete it or make it again with `minidl tune`",
-            str(path),
-        ) from None
-    return table
+    except OSError as error:
+        why, cure = error.strerror, "make it a file that can be read, or delete it"
+    except RecursionError:
+        why, cure = "it is nested too deeply", _CURE
+    except (ValueError, TypeError, AttributeError) as error:
+        why, cure = str(error), _CURE
+    else:
+        return table
+    raise TableError(errno.EINVAL, f"no tile table for this version ({why}); {cure}", str(path))
 
 
 def _check(rules: Any, own: list[dict[str, Any]], everywhere: list[dict[str, Any]]) -> None:
@@ -70,7 +85,7 @@ def _check(rules: Any, own: list[dict[str, Any]], everywhere: list[dict[str, Any
     conditions = {name for rule in everywhere for name in rule.get("when", {})}
     sizes = {frozenset(rule["tile"]) for rule in own}
     for rule in rules:
-        if not rule.keys() <= _PARTS or frozenset(rule["tile"]) not in sizes:
+        if not rule.keys() <= _PARTS or "tile" not in rule or frozenset(rule["tile"]) not in sizes:
             raise ValueError(f"the rule {json.dumps(rule)} has other parts or sizes than the package's")
         for name, value in rule.get("when", {}).items():
             wanted = list if name in ("dtype", "precision") else int
@@ -81,3 +96,9 @@ def _check(rules: Any, own: list[dict[str, Any]], everywhere: list[dict[str, Any
         whole = all(type(n) is int and 0 <= n < 2**31 for n in numbers.values())
         if not whole or any(n < 1 or n & (n - 1) for n in powers):
             raise ValueError(f"the rule {json.dumps(rule)} has a size that is no power of two")
+        for name, size in rule["tile"].items():
+            taken = {*FLAGS.get(name, ()), *(rule["tile"][name] for rule in own if name in rule["tile"])}
+            if not name.startswith("BLOCK") and size not in taken:
+                raise ValueError(f"{name} is {size} in the rule {json.dumps(rule)}, expected one of {sorted(taken)}")
+    if rules and rules[-1].get("when"):
+        raise ValueError(f"the last rule, {json.dumps(rules[-1])}, has a condition; it must take all shapes left over")

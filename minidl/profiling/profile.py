@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import statistics
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,9 +22,11 @@ from minidl.profiling.rates import rates_of
 from minidl.profiling.table import Row, as_text, rows_of
 from minidl.profiling.work import Work, work_of
 from minidl.training import files
+from minidl.training.config import check_output
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # what CUPTI's trace calls work of the device
-UPDATE = "update_kernel"  # of an optimiser: one for each step
+UPDATE = "update_kernel"  # of an optimiser: one for each step and dtype
+_running = threading.Lock()
 
 
 class Event(NamedTuple):
@@ -38,11 +41,15 @@ class Event(NamedTuple):
 class Profile:
     """Context manager that profiles what runs inside, in all threads; afterwards it has the figures.
 
-    trace: a file for the trace in Chrome's format (chrome://tracing, Perfetto), written at the end.
+    trace    a file for the trace in Chrome's format (chrome://tracing, Perfetto), written at the end
+    updates  how many optimisers update weights in a training step
     """
 
-    def __init__(self, trace: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, trace: str | os.PathLike[str] | None = None, updates: int = 1) -> None:
+        if type(updates) is not int or updates < 1:
+            raise ValueError(f"profile: updates is {updates!r}, expected a number of at least 1")
         self.trace = None if trace is None else Path(trace)
+        self.updates = updates
         self.events: list[Event] = []
         self.on_gpu = not launch.INTERPRETED
         self.device = torch.cuda.get_device_name() if self.on_gpu else None
@@ -54,9 +61,20 @@ class Profile:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Profile:
-        if self._cuda is not None:
-            self._cuda.start()
-        self._open.enter_context(launch.watch(self._on_launch))
+        if self.trace is not None:
+            check_output("profile: trace", self.trace)
+        with contextlib.ExitStack() as opened:
+            if not _running.acquire(blocking=False):
+                raise RuntimeError(
+                    "profile: another profile is running, which sees all that runs: leave it before this one begins"
+                )
+            opened.callback(_running.release)
+            self.events, self._timed, self._at_once = [], [], 0
+            self._launched.clear()
+            if self._cuda is not None:
+                self._cuda.start()
+            opened.enter_context(launch.watch(self._on_launch))
+            self._open = opened.pop_all()
         return self
 
     def __exit__(
@@ -70,7 +88,9 @@ class Profile:
                 self._chrome = self._cuda.stop()
                 self.events = self._join(self._chrome["traceEvents"])
         if self.trace is not None and self.events:
-            self.save(self.trace)
+            # Nor must a full disk.
+            with contextlib.suppress(*([] if error is None else [OSError])):
+                self.save(self.trace)
 
     def _on_launch(
         self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any], go: Callable[[], None]
@@ -115,17 +135,26 @@ class Profile:
 
     @property
     def launches_per_step(self) -> float | None:
-        """Kernels of minidl from one update of the weights to the next, the median; None before there are two."""
-        between, counts = 0, []
+        """Kernels of minidl from the last update of a step to that of the next, the median; None before there are two.
+
+        Updates that follow one another at once are one optimiser's, which has one for each dtype.
+        """
+        between = 0
+        counts: list[int] = []
         for event in self.events:
             if not event.kinds:
                 continue
             between += 1
             if event.kernel == UPDATE:
-                counts.append(between)
+                if counts and between == 1:
+                    counts[-1] += 1
+                else:
+                    counts.append(between)
                 between = 0
+        whole = len(counts) // self.updates * self.updates
+        steps = [sum(counts[i : i + self.updates]) for i in range(0, whole, self.updates)]
         # The first has what ran before.
-        return statistics.median(counts[1:]) if len(counts) > 1 else None
+        return statistics.median(steps[1:]) if len(steps) > 1 else None
 
     @property
     def missing(self) -> int:
@@ -162,9 +191,12 @@ class Profile:
         ]  # fmt: skip
 
 
-def profile(trace: str | os.PathLike[str] | None = None) -> Profile:
+def profile(trace: str | os.PathLike[str] | None = None, *, updates: int = 1) -> Profile:
     """A context manager that profiles the kernels that run inside; see `Profile`.
 
-    trace: a file for the trace in Chrome's format. Raises RuntimeError, on a GPU, inside another profiler of torch's.
+    trace    a file for the trace in Chrome's format
+    updates  how many optimisers update weights in a training step, such as the two of a GAN: for launches per step
+    Entering raises ValueError for a trace that cannot be written, RuntimeError inside another profile or, on a GPU,
+    inside another profiler of torch's.
     """
-    return Profile(trace)
+    return Profile(trace, updates)

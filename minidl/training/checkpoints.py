@@ -82,9 +82,9 @@ class Checkpoints:
             self._tell_failure()
             kept = [] if best else [saved for saved in self._waiting if saved.best]
             self._waiting = [*kept, _Saved(name, taken, content, best)]
-            if self._writer is None:
-                self._writer = threading.Thread(target=self._write_all)
-                self._writer.start()
+            alone = self._writer is None and not self._started()
+        if alone:
+            self._write_all()
 
     def wait(self) -> None:
         """Wait until all that was saved is safe on the disk. Raises OSError when it could not be written."""
@@ -103,6 +103,17 @@ class Checkpoints:
         """The best state, or None when there is none. Raises DamagedError."""
         self.wait()
         return self._read("best.json")
+
+    def _started(self) -> bool:
+        """Start the thread; False where the system has none to give, and the state is to be written here."""
+        writer = threading.Thread(target=self._write_all)
+        try:
+            writer.start()
+        except RuntimeError:
+            return False
+        # Not before: after a Ctrl-C in between, `wait` would wait for a thread that does not run.
+        self._writer = writer
+        return True
 
     def _tell_failure(self) -> None:
         failure, self._failure = self._failure, None

@@ -309,17 +309,36 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
 
 
 def check_output(name: str, path: Path) -> None:
-    """Raises ConfigError when the file that a flag names cannot be made: told before the work, not after it."""
+    """Raises ConfigError when the file that a flag names cannot be made: told before the work, not after it.
+
+    A link, a device and a pipe are refused, too: a file would take their place, also that of /dev/null.
+    """
     try:
-        is_folder, has_folder = path.is_dir(), path.parent.is_dir()
+        is_folder, has_folder, is_other = path.is_dir(), path.parent.is_dir(), path.exists() and not path.is_file()
     except OSError as error:
         raise ConfigError(f"{name} cannot be made: {error.strerror}; give another name") from None
     if is_folder:
         raise ConfigError(f"{name} {path} is a folder: give the name of a file")
+    if path.is_symlink():
+        raise ConfigError(f"{name} {path} is a link: give the name of the file, {os.path.realpath(path)}")
+    if is_other:
+        raise ConfigError(f"{name} {path} is a device or a pipe: give the name of a file")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ConfigError(f"{name} {path} cannot be written; make it writable, or give another file")
     if not has_folder:
         raise ConfigError(f"{name} {path}: {path.parent} is no folder; make it, or give a file in another folder")
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{name} {path}: {path.parent} cannot be written; give a file in another folder")
+
+
+def check_different(**paths: Path | str | None) -> None:
+    """Raises ConfigError when two flags, given without their dashes, name one file: what is in it would be lost."""
+    names: dict[str, str] = {}
+    for name, path in paths.items():
+        if path is not None:
+            before = names.setdefault(os.path.realpath(path), name)
+            if before != name:
+                raise ConfigError(f"--{before} and --{name} are one file, {path}: give two names")
 
 
 def parse_sizes(texts: list[str] | None) -> tuple[int, ...] | None:

@@ -7,14 +7,26 @@ import os
 from minidl.training.errors import ConfigError
 
 _VARIABLE = "TRITON_INTERPRET"
+_TILES = "MINIDL_TILES"
 
 
 def choose(device: str) -> None:
     """Set up this process for "auto", "cuda" or "cpu".
 
-    Raises ConfigError when there is no CUDA device where one is needed, and when TRITON_INTERPRET, which the user
-    may have set, says otherwise.
+    Raises ConfigError when there is no CUDA device where one is needed, when TRITON_INTERPRET, which the user may have
+    set, says otherwise, and when MINIDL_TILES names tile tables that cannot be used.
     """
+    _choose(device)
+    if os.environ.get(_TILES):
+        from minidl.kernels import tables
+
+        try:
+            tables.check()
+        except tables.TableError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}") from None
+
+
+def _choose(device: str) -> None:
     given = os.environ.get(_VARIABLE)
     interpret = given is not None and given.lower() in ("1", "true", "on", "yes", "y")
     if device == "cpu":

@@ -30,7 +30,8 @@ _PART = ".part"
 def write_bytes(path: Path, content: bytes) -> None:
     """Put `content` at `path`, whole or not at all. Raises OSError naming `path`, with the old content still there."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
+        # A part of the name: the whole of a long one would be too long with what is added.
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=_PART)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

@@ -36,6 +36,8 @@ _OWN_FILES = (
     "predictions.png", "mistakes.png", "filters.png", "curves.png", "training.gif",
     "evaluation.json", "nearest.png", _REPLACED,
 )  # fmt: skip
+# What --profile leaves there: nothing depends on them.
+_TRACES = ("trace.json", "trace-evaluate.json", "trace-predict.json")
 
 
 @dataclass(frozen=True)
@@ -276,6 +278,18 @@ def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
     )
 
 
+def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
+    """Raises ConfigError when a flag names a file of a run, or with `in_run` of a run to come in its folder."""
+    if path.name not in _OWN_FILES:
+        return
+    if not in_run:
+        try:
+            read_run(path.parent)
+        except (ConfigError, DamagedError):
+            return
+    raise ConfigError(f"{name} {path} is a file of the run in {path.parent}: give another name")
+
+
 def _run_to_resume(kind: str, folder: Path) -> SavedRun | None:
     """The run in a folder, None when the folder is missing or empty (nothing was saved before the interruption)."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -326,7 +340,7 @@ def _delete_run(folder: Path) -> None:
     checkpoints.delete(folder / "checkpoints")
     _delete_samples(folder / "samples")
     # config.json last: until then the folder is still known as a run.
-    for name in reversed(_OWN_FILES):
+    for name in (*_TRACES, *reversed(_OWN_FILES)):
         files.remove(folder / name)
     files.sweep(folder)
     with contextlib.suppress(OSError):

@@ -29,12 +29,12 @@ def chosen(words: Sequence[str], only: Sequence[str]) -> list[ShapeClass]:
     Raises ValueError for a word that fits none.
     """
     for word in words:
-        if not any(word in family for family in launch.families()):
+        if not word or not any(word in family for family in launch.families()):
             raise ValueError(f"no kernel family's name contains {word!r}; there are {', '.join(launch.families())}")
     families = [f for f in launch.families() if not words or any(word in f for word in words)]
     found = [shapes for family in families for shapes in classes.of_family(family, launch.target())]
     for word in only:
-        if not any(word in shapes.name for shapes in found):
+        if not word or not any(word in shapes.name for shapes in found):
             raise ValueError(f"no class of these families has {word!r} in its name; `minidl tune --list` shows them")
     return [shapes for shapes in found if not only or any(word in shapes.name for word in only)]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from minidl.kernels import launch
 from minidl.kernels.launch import Tile
+from minidl.kernels.tables import FLAGS
 
 # Families of matrix products: tl.dot wants 16 at least, and more than 256 fills the registers.
 PRODUCTS = frozenset(
@@ -23,10 +24,6 @@ CUBES = frozenset({"gemm_thin"})
 FIXED = {
     "softmax": {"BLOCK_N"}, "softmax_grad": {"BLOCK_N"}, "cross_entropy": {"BLOCK_N"},
     "conv_few": {"OUTPUTS"}, "update": {"BLOCK_V"}, "update_measure": {"BLOCK_V"},
-}  # fmt: skip
-FLAGS = {
-    "PIECES": (1, 2, 4), "FLATTEN": (0, 1), "EVEN": (0, 1), "TAPS": (1, 3), "PIXELS": (1, 2),
-    "PER_PROCESSOR": (0, 1, 2, 4), "GROUP_M": (1, 4, 8, 16),
 }  # fmt: skip
 LARGEST_PRODUCT = 256
 ACCUMULATORS = 128 * 256  # of a product's block

@@ -1,10 +1,12 @@
 """Results on disk, the rows that there are, and what the README shows of the committed ones."""
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from minidl.bench import goals, results, run, table
 from minidl.bench.goals import GOALS
@@ -35,6 +37,8 @@ def test_words_choose_rows():
     ]  # fmt: skip
     with pytest.raises(ValueError, match="no row's name contains 'sofmax'"):
         goals.chosen(["sofmax"])
+    with pytest.raises(ValueError, match="no row's name contains ''"):
+        goals.chosen(["softmax", ""])
 
 
 def test_a_row_is_at_its_goal_from_the_noise_below_it_on(tmp_path):
@@ -67,6 +71,16 @@ def test_a_row_is_at_its_goal_from_the_noise_below_it_on(tmp_path):
         lambda content: content["rows"][0].pop("peer"),
         lambda content: content.pop("driver"),
         lambda content: content.update(rows=3),
+        lambda content: content.update(rows=["gemm"]),
+        lambda content: content.update(device="NVIDIA\x1b[31m"),
+        lambda content: content["rows"].append(content["rows"][0]),
+        lambda content: content["rows"][0].update(row=["gemm"]),
+        lambda content: content["rows"][0].update(dtype="float16\n"),
+        lambda content: content["rows"][0].update(ratio=10**400),
+        lambda content: content["rows"][0].update(ratio=0.0),
+        lambda content: content["rows"][0].update(share_of_floor=-0.5),
+        lambda content: content["rows"][0].update(error_ok="yes"),
+        lambda content: content["rows"][0].pop("error_ok"),
     ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, damage):
@@ -76,9 +90,37 @@ def test_a_file_of_something_else_is_refused(tmp_path, damage):
     path.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match="has no results of `minidl bench`"):
         results.load(path)
-    path.write_text("{")
-    with pytest.raises(ConfigError, match="has no results"):
-        results.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"\0" * 50, b"[" * 100_000, b"9" * 5000])
+def test_what_is_no_json_object_is_refused(tmp_path, content):
+    (tmp_path / "r.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"r\.json has no results of `minidl bench` \(.*give a file that"):
+        results.load(tmp_path / "r.json")
+
+
+def test_what_is_no_file_is_told_as_the_system_does(tmp_path):
+    with pytest.raises(ConfigError, match=r"none has no results of `minidl bench` \(No such file or directory\)"):
+        results.load(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"\(Is a directory\)"):
+        results.load(tmp_path)
+
+
+def test_a_wrong_row_is_not_at_its_goal_whatever_ratio_it_has(tmp_path):
+    found = results.Results(dict(MACHINE))
+    found.add("softmax 65536x128", {**measured(5.0), "error_ok": False})
+    found.save(tmp_path / "r.json")
+    assert not results.load(tmp_path / "r.json").rows["softmax 65536x128"]["at_goal"]
+
+
+def test_text_in_a_file_is_shown_as_it_is():
+    pytest.importorskip("matplotlib")
+    found = results.Results({**MACHINE, "device": r"GPU $\frac$"})
+    found.add("softmax 65536x128", {**measured(), "dtype": "[/red]"})
+    shown = io.StringIO()
+    Console(file=shown, width=140).print(run.table(found, list(GOALS)))
+    assert "[/red]" in shown.getvalue()
+    assert b"<svg" in table.picture(found)
 
 
 def test_a_kept_row_is_judged_by_the_goal_of_today(tmp_path, monkeypatch):

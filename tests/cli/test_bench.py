@@ -5,11 +5,13 @@ import json
 import pytest
 import torch
 
+from minidl.bench import results, table
 from minidl.bench.goals import GOALS
 from tests.bench.test_peers import install
 from tests.cli.conftest import ROOT
 
 COMMITTED = ROOT / "benchmarks" / "results" / "nvidia-h200.json"
+COMMITTED_ROWS = {row["row"]: row for row in json.loads(COMMITTED.read_text())["rows"]}
 
 
 def test_list_names_the_rows_with_their_goals(command):
@@ -48,9 +50,85 @@ def test_what_does_not_go_together(command, tmp_path):
     assert done.code == 2
     assert "--json goes with measuring, not with --show" in done.err
     assert json.loads(COMMITTED.read_text())["rows"]
+    for flags in (("--profile",), ("--trace", tmp_path / "t.json")):
+        done = command("bench", "--show", COMMITTED, *flags)
+        assert (done.code, done.err) == (2, f"error: {flags[0]} goes with measuring, not with --show\n")
     missing = command("bench", "--show", str(tmp_path / "none.json"))
     assert missing.code == 2
     assert "none.json has no results" in missing.err
+
+
+def test_the_rows_asked_for_are_those_shown_drawn_and_counted(command, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = command("bench", "cross-entropy", "--show", COMMITTED, "--plot", tmp_path / "r.svg")
+    assert done.code == 0, done.err
+    assert "of 1 rows at their goal" in done.out
+    assert results.load(COMMITTED).rows.keys() > {"cross-entropy forward+backward 8192x32000"}
+    alone = results.Results(json.loads(COMMITTED.read_text()), {
+        name: row for name, row in results.load(COMMITTED).rows.items() if "cross-entropy" in name
+    })  # fmt: skip
+    assert table.fingerprint(alone) in (tmp_path / "r.svg").read_text()
+    few = tmp_path / "few.json"
+    alone.machine.pop("rows")
+    alone.save(few)
+    none = command("bench", "gemm", "--show", few)
+    assert none.code == 2
+    assert "few.json has none of the rows asked for; the rows in it: cross-entropy" in none.err
+
+
+def test_no_file_is_written_over_another_that_is_named(command, tmp_path):
+    kept = tmp_path / "kept.json"
+    kept.write_bytes(COMMITTED.read_bytes())
+    done = command("bench", "--show", kept, "--plot", tmp_path / "." / "kept.json")
+    assert done.code == 2
+    assert "--show and --plot are one file" in done.err
+    assert kept.read_bytes() == COMMITTED.read_bytes()
+    assert "--json and --plot are one file" in command("bench", "--json", kept, "--plot", kept).err
+    assert kept.read_bytes() == COMMITTED.read_bytes()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A device to measure on: each row takes a moment, and the second one is stopped by Ctrl-C."""
+
+    def measuring(names, found, console, keep, peers):
+        for name in names[:1]:
+            found.add(name, {**COMMITTED_ROWS[name], "ratio": 7.0})
+            keep()
+        raise KeyboardInterrupt
+
+    described = {key: value for key, value in json.loads(COMMITTED.read_text()).items() if key != "rows"}
+    monkeypatch.setattr("minidl.bench.machine.machine", lambda: {**described, "date": "2027-01-01"})
+    monkeypatch.setattr("minidl.bench.run.run", measuring)
+    monkeypatch.setattr("minidl.kernels.launch.INTERPRETED", False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+
+@pytest.mark.parametrize("words", [(), ("gemm",)])
+def test_results_in_the_file_stay_until_they_are_measured_again(command, gpu, tmp_path, words):
+    path = tmp_path / "r.json"
+    path.write_bytes(COMMITTED.read_bytes())
+    assert command("bench", *words, "--json", path).code == 130
+    again = results.load(path)
+    assert list(again.rows) == list(GOALS)
+    first, *others = again.in_order
+    assert (first["ratio"], first["date"]) == (7.0, "2027-01-01")
+    assert others == results.load(COMMITTED).in_order[1:]
+
+
+@pytest.mark.parametrize("words", [(), ("gemm",)])
+def test_a_file_of_something_else_is_not_written_over(command, gpu, tmp_path, words):
+    path = tmp_path / "package.json"
+    path.write_text('{"name": "mine"}')
+    done = command("bench", *words, "--json", path)
+    assert done.code == 2
+    assert "package.json has no results of `minidl bench`" in done.err
+    assert path.read_text() == '{"name": "mine"}'
+    other = json.loads(COMMITTED.read_text())
+    path.write_text(json.dumps({**other, "device": "NVIDIA A100"}))
+    done = command("bench", *words, "--json", path)
+    assert "has results of a NVIDIA A100; this is a NVIDIA H200; give another" in done.err
+    assert json.loads(path.read_text())["device"] == "NVIDIA A100"
 
 
 def test_without_any_peer_the_flag_says_what_to_install(command, monkeypatch, tmp_path):

@@ -70,6 +70,15 @@ def test_names_that_no_file_can_have(command, text_run, tmp_path):
         refused(result, "File name too long; choose another folder")
 
 
+def test_a_damaged_tile_table_is_told_before_the_work(minidl, table, tmp_path, monkeypatch):
+    (tmp_path / "pool.json").write_text("{")
+    monkeypatch.setenv("MINIDL_TILES", str(tmp_path))
+    done = minidl("train", "table", "--data", table, "--target", "price", "--out", tmp_path / "run")
+    assert done.code == 2
+    assert done.err.startswith(f"error: {tmp_path / 'pool.json'}: no tile table for this version")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_target_that_is_ignored(command, table, tmp_path):
     result = command(
         "train", "table", "--data", table, "--target", "price", "--ignore", "price", "--out", tmp_path / "r"

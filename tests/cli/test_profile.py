@@ -1,8 +1,18 @@
 """--profile: a table on standard error, a trace that Chrome reads, and nothing else changed."""
 
+import errno
 import json
+import random
 
 import pytest
+import torch
+import typer
+from PIL import Image
+
+import minidl
+from minidl.cli import common
+from minidl.tensor import Tensor, default_device
+from minidl.training.errors import Interrupted
 
 TABLE = ("--epochs", "2", "--hidden", "8", "--dropout", "0", "--no-plots")
 
@@ -70,6 +80,77 @@ def test_what_cannot_be_is_told_before_the_work(command, profiled, tmp_path):
     nowhere = command("predict", run, "{}", "--profile", "--trace", tmp_path / "no" / "t.json")
     assert nowhere.code == 2
     assert "is no folder; make it" in nowhere.err
+
+
+def test_no_file_of_a_run_is_written_over(command, profiled, tmp_path):
+    work, _, _ = profiled
+    run = work / "plain"
+    for name in ("config.json", "model.safetensors"):
+        before = (run / name).read_bytes()
+        for given in (("predict", run, "{}", "--profile", "--trace"), ("evaluate", run, "--json")):
+            done = command(*given, run / name)
+            assert (done.code, done.err) == (
+                2, f"error: {given[-1]} {run / name} is a file of the run in {run}: give another name\n",
+            )  # fmt: skip
+        assert (run / name).read_bytes() == before
+    # The name alone is anybody's.
+    assert command("evaluate", run, "--json", tmp_path / "report.json").code == 0
+
+
+def test_a_trace_may_lie_in_the_run_to_come_and_goes_with_it(command, table, tmp_path):
+    out = tmp_path / "run"
+    common = ("train", "table", "--data", table, "--target", "price", *TABLE, "--out", out, "--profile")
+    refused = command(*common, "--trace", out / "report.json")
+    assert refused.code == 2
+    assert "report.json is a file of the run in" in refused.err
+    assert not out.exists()
+    assert command(*common, "--trace", out / "mine.json").code == 0
+    assert json.loads((out / "mine.json").read_text())["traceEvents"]
+    (out / "mine.json").unlink()
+    for _ in range(2):
+        again = command(*common, "--overwrite")
+        assert again.code == 0, again.err
+        assert "files of yours" not in again.out + again.err
+        assert not (tmp_path / "run.previous").exists()
+        assert (out / "trace.json").exists()
+
+
+@pytest.mark.parametrize("error", [None, Interrupted("To continue: minidl")])
+def test_a_full_disk_does_not_hide_why_the_work_stopped(monkeypatch, capsys, tmp_path, error):
+    def full(self, path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("minidl.profiling.Profile.save", full)
+
+    def work():
+        with common.errors(), common.profiled(True, tmp_path / "t.json", None):
+            minidl.ops.relu(Tensor(torch.zeros(4, device=default_device())))
+            if error is not None:
+                raise error
+
+    with pytest.raises(typer.Exit) as stopped:
+        work()
+    assert stopped.value.exit_code == (1 if error is None else 130)
+    said = "t.json: No space left on device" if error is None else "To continue: minidl"
+    assert capsys.readouterr().err.endswith(f"{said}\n")
+
+
+def test_a_step_of_a_gan_has_the_launches_of_both_networks(command, tmp_path):
+    draw = random.Random(0)
+    for i in range(24):
+        path = tmp_path / "photos" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.frombytes("L", (8, 8), bytes(draw.randrange(256) for _ in range(64))).save(path)
+    out = tmp_path / "run"
+    done = command(
+        "train", "gan", "--data", tmp_path / "photos", "--out", out, "--epochs", "1", "--batch-size", "4", "--width",
+        "8", "--latent", "2", "--no-plots", "--profile",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    trace = json.loads((out / "trace.json").read_text())
+    names = [event["name"] for event in trace["traceEvents"] if event["ph"] == "X" and "minidl" not in event]
+    places = [place for place, name in enumerate(names) if name == "update_kernel"]
+    assert trace["minidl"]["launches_per_step"] == places[3] - places[1]
 
 
 def test_pictures_are_profiled_too(minidl, tmp_path):

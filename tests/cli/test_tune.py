@@ -85,7 +85,7 @@ def test_the_variable_is_read_in_a_new_process(minidl, quick, command, tmp_path,
     assert shown.startswith("loss: all other shapes: N=524288 ")
     monkeypatch.setenv("MINIDL_TILES", str(tmp_path / "none"))
     done = minidl("tune", "loss", "--list")
-    assert done.code == 1
+    assert done.code == 2
     assert "MINIDL_TILES names no folder; make one with `minidl tune --out`" in done.err
 
 
@@ -152,11 +152,15 @@ def test_what_was_measured_is_kept_after_ctrl_c(command, quick, tmp_path, monkey
     [
         (("sofmax",), "no kernel family's name contains 'sofmax'; there are bias_act, "),
         (("softmax", "--only", "float8"), "no class of these families has 'float8' in its name"),
+        (("",), "no kernel family's name contains ''"),
+        (("softmax", "--only", ""), "no class of these families has '' in its name"),
+        (("loss", "--json", "x", "--plot", "x"), "--json and --plot are one file, x: give two names"),
         (("loss", "--budget", "0"), "--budget is 0, expected seconds above 0"),
         (("loss", "--budget", "nan"), "--budget is nan, expected seconds above 0"),
         (("loss", "--out", "x", "--write"), "--write is the package's own folder; give it or --out, not both"),
         (("loss", "--out", str(ROOT / "README.md")), "README.md is a file: give the name of a folder"),
         (("loss", "--out", str(ROOT / "README.md" / "tiles")), "cannot be made in"),
+        (("loss", "--out", "x" * 300), "--out cannot be made: File name too long"),
         (("loss", "--json", "none/r.json"), "none is no folder"),
         (("loss", "--plot", "."), "is a folder: give the name of a file"),
         (("loss", "--device", "tpu"), "--device is tpu, expected auto, cuda or cpu"),
@@ -166,6 +170,25 @@ def test_bad_arguments(command, arguments, said):
     done = command("tune", *arguments)
     assert done.code == 2, done.out
     assert said in done.err
+
+
+def test_a_damaged_table_in_the_folder_is_told_before_the_work(command, quick, tmp_path):
+    (tmp_path / "loss.json").write_text("{")
+    done = command("tune", "loss", "--out", tmp_path)
+    assert done.code == 2
+    assert "loss.json: no tile table for this version" in done.err
+    assert (tmp_path / "loss.json").read_text() == "{"
+
+
+def test_a_configuration_that_cannot_be_written_is_told_before_the_work(command, quick, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    done = command("tune", "loss")
+    assert done.code == 2
+    assert (
+        f"the folder of tables {files.usual_folder()} cannot be made in {tmp_path / 'file'}; give another" in done.err
+    )
+    assert command("tune", "loss", "--dry-run").code == 0
 
 
 def test_a_folder_that_cannot_be_written(command, tmp_path):

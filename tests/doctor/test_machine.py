@@ -10,6 +10,7 @@ import pytest
 
 from minidl.doctor import doctor, machine
 from minidl.doctor.machine import BAD, GOOD, NOTE, Check
+from minidl.kernels import tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +32,20 @@ def test_something_bad_is_named_and_fails(monkeypatch, capsys):
     assert "Needs attention: disk" in shown
     assert "[full]" in shown
     assert "Free some." in shown
+
+
+def test_tile_tables_of_a_folder_are_named_and_checked(monkeypatch, tmp_path):
+    assert machine._tiles() == []
+    monkeypatch.setattr(tables, "CHOSEN", str(tmp_path))
+    tables.read.cache_clear()
+    assert [(check.status, check.found) for check in machine._tiles()] == [(NOTE, f"none in {tmp_path}")]
+    (tmp_path / "pool.json").write_bytes((tables.FOLDER / "pool.json").read_bytes())
+    assert machine._tiles() == [Check("tile tables", GOOD, f"pool in {tmp_path}")]
+    (tmp_path / "loss.json").write_text("{")
+    (check,) = machine._tiles()
+    assert check.status == BAD
+    assert check.found.startswith(f"{tmp_path / 'loss.json'}: no tile table for this version")
+    tables.read.cache_clear()
 
 
 def test_what_is_only_a_note_does_not_fail(monkeypatch):

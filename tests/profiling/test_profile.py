@@ -131,6 +131,63 @@ def test_a_launch_in_a_graph_runs_as_often_as_it_is_replayed(joined):
     assert profile.launches_per_step == 2
 
 
+def test_the_updates_of_a_step_are_one_whatever_their_number(joined):
+    launched = {work("gemm"): 1, work("update_kernel", bytes=None): 1}
+    kernels = ["gemm", *(["gemm"] * 2 + ["update_kernel"] * 2 + ["gemm"] * 5 + ["update_kernel"]) * 3]
+    profile = joined(launched, [run_of(kernel, float(i)) for i, kernel in enumerate(kernels)])
+    # Two optimisers, the first of two dtypes.
+    profile.updates = 2
+    assert profile.launches_per_step == 10
+    for updates in (0, True, 1.5):
+        with pytest.raises(ValueError, match=r"profile: updates is .*, expected a number of at least 1"):
+            minidl.profile(updates=updates)
+
+
+def test_a_profile_in_a_profile_is_refused():
+    x = Tensor(torch.zeros(4, 4, device=default_device()))
+    with minidl.profile() as profile:
+        for another in (minidl.profile(), profile):
+            with pytest.raises(RuntimeError, match="another profile is running"):
+                another.__enter__()
+        ops.relu(x)
+    assert [row.calls for row in profile.rows if row.tile] == [1]
+    assert launch._state.instead is None
+    # The same one again begins anew.
+    with profile:
+        ops.relu(x)
+    assert [row.calls for row in profile.rows if row.tile] == [1]
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_the_work(tmp_path):
+    (tmp_path / "file").touch()
+    for path, message in (
+        (tmp_path, "is a folder"), (tmp_path / "no" / "t", "is no folder; make it"), (tmp_path / "file" / "t", "is no"),
+        ("", "is a folder"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"profile: trace .*{message}"):
+            minidl.profile(path).__enter__()
+    with minidl.profile():
+        pass
+
+
+def test_a_trace_that_is_not_written_does_not_hide_an_error(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def fail(error):
+        with minidl.profile(folder / "t.json"):
+            ops.relu(Tensor(torch.zeros(4, device=default_device())))
+            folder.rmdir()
+            if error is not None:
+                raise error
+
+    with pytest.raises(KeyError):
+        fail(KeyError("mine"))
+    folder.mkdir()
+    with pytest.raises(FileNotFoundError):
+        fail(None)
+
+
 def test_runs_are_told_apart_by_grid_and_warps(joined):
     launched = {
         work("k", tile="small"): 1, work("k", grid=(2, 3, 1), tile="wide"): 1, work("k", threads=256, tile="many"): 1,

@@ -160,6 +160,32 @@ def test_a_state_that_could_not_be_written_is_told_at_the_next_call(tmp_path, mo
     assert checkpoints.last().state["progress"] == {"steps": 3}
 
 
+def test_without_a_thread_a_state_is_written_at_once(tmp_path, monkeypatch):
+    def none(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    kept = Checkpoints(tmp_path / "checkpoints")
+    for step in (1, 2):
+        save(kept, step)
+        assert tensor_files(tmp_path / "checkpoints") == [f"step-00000{step}.safetensors"]
+    assert kept.last().state["progress"] == {"steps": 2}
+
+
+def test_ctrl_c_while_the_thread_starts_leaves_nothing_to_wait_for(tmp_path, monkeypatch):
+    def stopped(thread):
+        raise KeyboardInterrupt
+
+    kept = Checkpoints(tmp_path / "checkpoints")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            save(kept, 1)
+    kept.wait()
+    save(kept, 2)
+    assert kept.last().state["progress"] == {"steps": 2}
+
+
 def test_a_lost_or_changed_file_is_told(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
     save(checkpoints, 1)

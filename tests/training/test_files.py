@@ -57,6 +57,12 @@ def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
     assert caught.value.filename == str(tmp_path / "none" / "a.txt")
 
 
+def test_a_name_may_be_as_long_as_the_system_allows(tmp_path):
+    for name in ("a" * 255, "\N{SNOWMAN}" * 85):
+        files.write_text(tmp_path / name, "text")
+        assert (tmp_path / name).read_text() == "text"
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"a": NaN}', b'{"a": 1e999}'])
 def test_json_that_is_no_object_is_damage(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)

@@ -77,6 +77,11 @@ def test_tuning_goes_on_from_what_a_folder_has(tmp_path):
         (lambda t: t["sm_90"][0]["when"].update(Z_max=3), "the condition Z_max"),
         (lambda t: t["sm_90"][0]["when"].update(N_max="32"), "the condition N_max"),
         (lambda t: t.update(sm_90=3), "no tile table for this version"),
+        (lambda t: t["sm_90"][0].pop("tile"), "other parts or sizes"),
+        (lambda t: t["sm_90"].append({}), "other parts or sizes"),
+        (lambda t: t["sm_90"].append(None), "no tile table for this version"),
+        (lambda t: t["sm_90"].pop(), "the last rule, .*, has a condition; it must take all shapes left over"),
+        (lambda t: t["sm_90"][-1].update(when={"N_max": 4096}), "the last rule, .*, has a condition"),
     ],
 )
 def test_a_table_that_this_version_cannot_use_is_told(tmp_path, damage, said):
@@ -87,9 +92,41 @@ def test_a_table_that_this_version_cannot_use_is_told(tmp_path, damage, said):
     with pytest.raises(TableError, match=said) as error:
         tables.load(path)
     assert error.value.filename == str(path)
-    path.write_text("{")
-    with pytest.raises(TableError, match="no tile table for this version"):
-        tables.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"3", b"\xff\xfe", b"[" * 100_000, b"9" * 5000])
+def test_what_is_no_table_is_told(tmp_path, content):
+    (tmp_path / "softmax.json").write_bytes(content)
+    with pytest.raises(TableError, match=r"no tile table for this version .*; delete it, after which `minidl tune`"):
+        tables.load(tmp_path / "softmax.json")
+
+
+def test_a_folder_in_place_of_a_table_is_told(tmp_path):
+    (tmp_path / "softmax.json").mkdir()
+    with pytest.raises(TableError, match=r"\(Is a directory\); make it a file that can be read, or delete it"):
+        tables.load(tmp_path / "softmax.json")
+
+
+def test_a_number_of_pieces_that_no_kernel_takes_is_told(tmp_path):
+    table = json.loads((tables.FOLDER / "gemm.json").read_text())
+    table["interpreted"][0]["tile"]["PIECES"] = 4
+    files.write_table(tmp_path, "gemm", table)
+    assert tables.load(tmp_path / "gemm.json") == table
+    table["interpreted"][0]["tile"]["PIECES"] = 3
+    files.write_table(tmp_path, "gemm", table)
+    with pytest.raises(TableError, match=r"PIECES is 3 in the rule .*, expected one of \[1, 2, 4\]"):
+        tables.load(tmp_path / "gemm.json")
+
+
+def test_every_table_of_a_folder_is_checked_at_once(folder):
+    tables.check()
+    (folder / "notes.txt").write_text("no table")
+    files.write_table(folder, "softmax", changed(BLOCK_M=4))
+    tables.check()
+    (folder / "update.json").write_text("{")
+    with pytest.raises(TableError) as error:
+        tables.check()
+    assert error.value.filename == str(folder / "update.json")
 
 
 def test_a_folder_that_is_not_there(monkeypatch, tmp_path):
