@@ -8,9 +8,10 @@
 The shifted form neither overflows nor loses accuracy (Blanchard, D. J. Higham and N. J. Higham, IMA Journal of
 Numerical Analysis 41(4), 2021). A tensor is seen as [outer, N, inner] with rows of N elements, `inner` apart, and a
 program takes BLOCK_M rows. A row that fits BLOCK_N is read once; a longer one is walked twice, first for m and s
-together (Milakov and Gimelshein, arXiv 1805.02867), then for y. Its last KEPT elements stay in registers meanwhile, and
-the second walk finds the others in the cache: 4096x65536 in float16 takes 0.27 ms in place of 0.32 with none kept. Long
-rows whose elements are no neighbours in memory are copied before: each element's address would take two registers.
+together (Milakov and Gimelshein, arXiv 1805.02867), then for y. Its last BLOCK_KEPT elements stay in registers
+meanwhile, and the second walk finds the others in the cache: 4096x65536 in float16 takes 0.27 ms in place of 0.32 with
+none kept. Long rows whose elements are no neighbours in memory are copied before: each element's address would take two
+registers.
 NaN anywhere in a row makes the row NaN, and so do +inf and a row of nothing but -inf.
 """
 
@@ -116,19 +117,19 @@ def write_block(p_y, b_y, o_m, o_n, R, N, WHOLE: tl.constexpr):
 @triton.jit
 def softmax_loop_kernel(
     p_x, p_y, R, N, s_x, LOG: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEPT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_KEPT: tl.constexpr,
 ):  # fmt: skip
     """Rows of any length, s_x apart and of neighbours. WHOLE: blocks end where the rows and their kept parts end."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_m = tl.full((BLOCK_M,), MINUS_INF, ACC)
     b_s = tl.zeros((BLOCK_M,), ACC)
-    first = tl.cdiv(tl.maximum(N - KEPT, 0), BLOCK_N) * BLOCK_N
+    first = tl.cdiv(tl.maximum(N - BLOCK_KEPT, 0), BLOCK_N) * BLOCK_N
     o_n = tl.arange(0, BLOCK_N)
     for n in range(0, first, BLOCK_N):
         b_x = read_block(p_x, o_m, n + o_n, R, N, s_x, WHOLE, True)  # [BLOCK_M, BLOCK_N]
         b_m, b_s = online(b_x.to(ACC), b_m, b_s)
-    o_kept = first + tl.arange(0, KEPT)
-    b_kept = read_block(p_x, o_m, o_kept, R, N, s_x, WHOLE, False)  # [BLOCK_M, KEPT]
+    o_kept = first + tl.arange(0, BLOCK_KEPT)
+    b_kept = read_block(p_x, o_m, o_kept, R, N, s_x, WHOLE, False)  # [BLOCK_M, BLOCK_KEPT]
     b_before, b_m = b_m, tl.maximum(b_m, row_max(b_kept).to(ACC))
     b_shift = shift(b_m)
     b_kept = again(b_kept, OPAQUE)
@@ -277,7 +278,7 @@ def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
         launch.run(softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), **meta)
     else:
         opaque = x.element_size() == 2 and not launch.INTERPRETED
-        rest = N - tile["KEPT"]
+        rest = N - tile["BLOCK_KEPT"]
         whole = R % tile["BLOCK_M"] == 0 and rest >= 0 and rest % tile["BLOCK_N"] == 0
         launch.run(softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), OPAQUE=opaque, WHOLE=whole, **meta)
     return in_shape(y, flat.shape, axis).view(x.shape)

@@ -39,7 +39,7 @@ def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]
     Within a block a thread adds its own run (or NumPy a leaf of its tree), at most a 16th, and a tree joins them.
     """
     tile = row_tile(family, rows, N, dtype)
-    kept = tile.sizes.get("KEPT", 0)
+    kept = tile.sizes.get("BLOCK_KEPT", 0)
     block = max(tile["BLOCK_N"], kept)
     blocks = -(-N // tile["BLOCK_N"]) + (kept > 0)
     return min(N, min(block, block // 16 + 32) + blocks), blocks

@@ -30,7 +30,7 @@ def seeded():
 
 def forced(tile, kept=4):
     """The tile for whole rows, and with `kept` for those that do not fit it."""
-    loop = launch.Tile({**tile.sizes, "KEPT": kept})
+    loop = launch.Tile({**tile.sizes, "BLOCK_KEPT": kept})
     return launch.force(softmax=tile, softmax_grad=tile, softmax_loop=loop, softmax_grad_loop=tile)
 
 
