@@ -50,6 +50,10 @@ PEERS = {
 }
 
 
+# By the first word of a row: whose functions read a value on the host, so that a CUDA graph cannot hold them.
+READ_THE_DEVICE = {"cross-entropy": ("Liger",)}
+
+
 def there() -> dict[str, str]:
     """The installed peers with their versions."""
     return {name: peer.version for name, peer in PEERS.items() if peer.there}

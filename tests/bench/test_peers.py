@@ -150,6 +150,25 @@ def test_a_row_has_its_peers_with_their_versions(all_there):
     assert "others" not in without
 
 
+def test_a_peer_that_reads_the_device_is_timed_without_a_graph(all_there, monkeypatch):
+    kinds = {name: type(name, (HostClock,), {}) for name in ("Replay", "Launched")}
+    for name, kind in kinds.items():
+        monkeypatch.setattr(measure, name, kind)
+    seen = {}
+
+    def in_turn(sides, rounds=1):
+        seen.update({name: type(side).__name__ for name, side in sides.items()})
+        return {name: [side.time()] for name, side in sides.items()}
+
+    monkeypatch.setattr(measure, "in_turn", in_turn)
+    work = softmax_row(torch.randn(8, 8))
+    measure.measure(work, True)
+    assert seen.pop("Liger") == "Replay"
+    work.name = "cross-entropy forward+backward"
+    measure.measure(work, True)
+    assert seen == {"ours": "Replay", "torch": "Replay", "attorch": "Replay", "FlagGems": "Replay", "Liger": "Launched"}
+
+
 def test_a_wrong_peer_and_one_that_fails_are_left_out_by_name(monkeypatch):
     def fail(x, dim):
         raise RuntimeError("no kernel\nmore")
