@@ -577,6 +577,9 @@ def launched(monkeypatch):
         (2, 1, 5, (9, 20), (5, 3), (2, 2), (1, 1), (2, 1), 1),
         (3, 2, 16, (8, 9), (2, 3), (1, 1), (0, 2), (1, 1), 1),
         (1, 3, 8, (5, 40), (1, 5), (1, 3), (0, 1), (1, 1), 1),
+        # Whole groups in a row and all columns in use, so that a tile is a box; the last one is not full.
+        (3, 1, 32, (11, 12), (5, 5), (1, 1), (2, 2), (1, 1), 1),
+        (3, 1, 8, (7, 16), (3, 3), (1, 1), (0, 1), (1, 1), 1),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
