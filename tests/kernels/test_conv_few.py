@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from minidl.kernels import conv, launch
 from minidl.kernels.conv import few_outputs
 from minidl.kernels.conv.geometry import NOWHERE, Axis, Geometry
-from tests.kernels.transposed import Problem, whole
+from tests.kernels.transposed import LAYOUTS, Problem, laid, whole
 
 
 @st.composite
@@ -69,15 +69,10 @@ def test_it_is_taken_for_few_outputs(monkeypatch):
         assert torch.equal(conv.grad_input(p.x, p.w, p.geometry).double(), p.y)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels last", "turned"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_weights_in_any_strides(layout):
     p = Problem("few", *GENERATORS["5x5 to 3 channels"])
-    w = p.w
-    if layout == "channels last":
-        w = w.to(memory_format=torch.channels_last)
-    elif layout == "turned":
-        w = w.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
-    assert torch.equal(conv.transposed(p.x, w, p.geometry, form="few")[0].double(), p.y)
+    assert torch.equal(conv.transposed(p.x, laid(p.w, layout), p.geometry, form="few")[0].double(), p.y)
 
 
 def test_rounded_once():

@@ -11,7 +11,7 @@ from minidl.kernels import conv, launch
 from minidl.kernels.conv import merged
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import Epilogue
-from tests.kernels.transposed import Problem, whole
+from tests.kernels.transposed import LAYOUTS, Problem, laid, whole
 
 GENERATORS = {
     "5x5": (130, 64, 16, (4, 6), (5, 5), (2, 2), (2, 2), (1, 1)),
@@ -137,13 +137,8 @@ def test_no_groups_and_no_way_forward():
         conv.forward(whole(2, 32, 9, 8), whole(16, 32, 3, 4), geometry, form="merge")
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels last", "turned"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_weights_in_any_strides(layout, dtype):
     p = Problem("merge", *GENERATORS["4x4"], dtype=dtype)
-    w = p.w
-    if layout == "channels last":
-        w = w.to(memory_format=torch.channels_last)
-    elif layout == "turned":
-        w = w.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
-    assert torch.equal(conv.transposed(p.x, w, p.geometry, form="merge")[0].double(), p.y)
+    assert torch.equal(conv.transposed(p.x, laid(p.w, layout), p.geometry, form="merge")[0].double(), p.y)

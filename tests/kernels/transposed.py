@@ -40,3 +40,13 @@ class Problem:
         )
         assert torch.equal(z, expected.to(z.dtype))
         assert torch.equal(y, expected.relu().to(y.dtype))
+
+
+LAYOUTS = ("contiguous", "channels last", "turned")
+
+
+def laid(w, layout):
+    """The same weights in memory of one of LAYOUTS."""
+    if layout == "channels last":
+        return w.to(memory_format=torch.channels_last)
+    return w.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0) if layout == "turned" else w

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 def test_a_family_is_tuned_with_a_small_budget(tmp_path):
     out, record = tmp_path / "tiles", tmp_path / "sweep.json"
-    flags = ("--only", "N to 64", "--budget", "40", "--out", str(out), "--json", str(record))
+    flags = ("--only", "N to 64", "--budget", "90", "--out", str(out), "--json", str(record))
     done = subprocess.run(
         [sys.executable, "-m", "minidl", "tune", "bias_act", *flags],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
