@@ -30,7 +30,8 @@ def conv_merge_kernel(
     C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, REACH: tl.constexpr, TURN: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """merged [2 * M, R, REACH, C] of w [C, M, R, S], or to TURN [C, R, REACH, 2 * M]; `last` is s(0, REACH - 1).
+    """merged [2 * M, R, REACH, C] of w [C, M, R, S], or to TURN [C, R, REACH, 2 * M]; `last` is s(0, REACH - 1), where
+    low + REACH - 1 is the padding of the merged axis.
 
     Taps along the row stand in the order of a filter: the last one reads the first input of the window.
     """
@@ -80,14 +81,13 @@ def correlate(
     C, _, R, S = w.shape
     v = _merged(geometry.w)
     # Tensor cores read 16-bit operands either way round, float32 along K only.
-    turn = w.element_size() == 2 and 2 * M % 8 == 0
+    turn = w.element_size() == 2 and M % 4 == 0
     shape = (C, R, v.kernel, 2 * M) if turn else (2 * M, R, v.kernel, C)
     merged = torch.empty(shape, dtype=w.dtype, device=w.device)
     tile = launch.tile("conv_band", w.dtype, total=merged.numel())
-    low = v.padding - (v.kernel - 1)
     launch.run(
         conv_merge_kernel, (launch.cdiv(merged.numel(), tile["BLOCK"]),), w, merged, merged.numel(), *w.stride(), M,
-        geometry.w.padding - 2 * (low + v.kernel - 1),
+        geometry.w.padding - 2 * v.padding,
         C=C, R=R, S=S, REACH=v.kernel, TURN=turn, **early.options(), **tile.options,
     )  # fmt: skip
     pairs = y.view(N, OH, OW // 2, 2 * M)
