@@ -185,6 +185,9 @@ def doctor(
         str | None, typer.Option("--arch", help="With --compile: compute capabilities. Default: 80,90.")
     ] = None,
     only: Annotated[str, typer.Option("--only", help="With --compile: kernels with this in their name.")] = "",
+    brief: Annotated[
+        bool, switch("--brief", "With --compile: each flag of a kernel once, not every combination of flags.")
+    ] = False,
     details: Annotated[bool, switch("--details", "With --compile: a row for each tile.")] = False,
     json: Annotated[Path | None, typer.Option("--json", help="With --compile: also write the figures here.")] = None,
 ) -> None:
@@ -198,8 +201,9 @@ def doctor(
         from minidl import doctor as work
 
         if not compile_:
-            for name, given in (("--arch", arch), ("--only", only), ("--details", details), ("--json", json)):
-                if given:
+            given = {"--arch": arch, "--only": only, "--brief": brief, "--details": details, "--json": json}
+            for name, value in given.items():
+                if value:
                     raise ConfigError(f"{name} goes with --compile")
             raise typer.Exit(work.doctor())
         if json is not None:
@@ -208,7 +212,9 @@ def doctor(
         if not all(map(is_number, parts)):
             raise ConfigError(f"--arch is {arch}, expected compute capabilities without the point, such as 80,90")
         try:
-            code = work.doctor_compile([int(part) for part in parts], json=json, only=only, details=details)
+            code = work.doctor_compile(
+                [int(part) for part in parts], json=json, only=only, brief=brief, details=details
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from None
         raise typer.Exit(code)

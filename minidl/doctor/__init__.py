@@ -55,6 +55,7 @@ def doctor_compile(
     only: str = "",
     work: str = "",
     every_tile: bool = True,
+    brief: bool = False,
     details: bool = False,
     workers: int | None = None,
     python: str = sys.executable,
@@ -64,6 +65,7 @@ def doctor_compile(
     only        a part of the names of the kernels to compile
     work        a part of the names of the operations that are called to launch them
     every_tile  every tile of the tables; else those that the shapes of the examples get
+    brief       each value of a kernel's flags once, in place of every combination
     details     a row per tile in the table; `json` has them in any case
     python      the interpreter of the compiling processes: to try another version of Triton
 
@@ -88,6 +90,7 @@ def doctor_compile(
                 only=only,
                 work=work,
                 every_tile=every_tile,
+                brief=brief,
                 workers=workers,
                 python=python,
                 progress=progress.tell,

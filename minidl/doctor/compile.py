@@ -122,13 +122,15 @@ def run(
     only: str = "",
     work: str = "",
     every_tile: bool = True,
+    brief: bool = False,
     workers: int | None = None,
     python: str = sys.executable,
     progress: Callable[[str, int, int], None] = lambda stage, done, of: None,
 ) -> Verdict:
     """Compile the kernels with `only` in their name for each architecture, in child processes of `python`.
 
-    `work` picks the operations that are called, by a part of their name: `minidl.doctor.workloads` lists them.
+    `work` picks the operations that are called, by a part of their name: `minidl.doctor.workloads` lists them. Without
+    `every_tile`, only tiles that the shapes of the calls get; `brief` takes each flag once (`plan.shorten`).
     `progress` is told the stage, and how many of its jobs are done. Raises ValueError for an architecture whose limits
     are not known, WorkerError when the launches cannot be recorded.
     """
@@ -142,11 +144,12 @@ def run(
         chosen = {"only": only, "work": work, "every_tile": every_tile}
         made = _plan(pool, [{"arch": arch, **chosen} for arch in archs], progress)
         verdict.failures = plans.failures(made)
-        jobs = [job for plan in made for job in plans.shorten(plan)]
+        jobs = [job for plan in made for job in plans.shorten(plan, brief)]
         verdict.figures = compile_jobs(pool, jobs, partial(progress, "every flag"))
-        known = {key: figures for key, (_, figures) in verdict.figures.items()}
-        jobs = [job for plan in made for job in plans.heaviest(plan, known)]
-        verdict.figures |= compile_jobs(pool, jobs, partial(progress, "every tile"))
+        if every_tile:
+            known = {key: figures for key, (_, figures) in verdict.figures.items()}
+            jobs = [job for plan in made for job in plans.heaviest(plan, known)]
+            verdict.figures |= compile_jobs(pool, jobs, partial(progress, "every tile"))
     finally:
         for worker in pool:
             worker.close()

@@ -65,16 +65,23 @@ def job_of(arch: int, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...],
     """The job of one launch, specialised as Triton itself does at a launch on that architecture."""
     backend, bind = _binder(kernel, arch)
     bound, specialization, extra = bind(*args, **meta)
-    options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
-    return Job(
-        kernel=f"{kernel.__module__}:{kernel.__name__}",
-        arch=arch,
-        signature=signature,
-        constants=[(list(path), _plain(value)) for path, value in constants.items()],
-        attributes=[(list(path), known) for path, known in attributes.items() if known],
-        options={"num_warps": 4, "num_stages": 3, **{n: v for n, v in meta.items() if n in options.__dict__}},
-        declared=[parameter.name for parameter in kernel.params if parameter.is_constexpr],
-    )
+    # Of the launches that a plan records, some one in ten is new; this key is made in a tenth of a job's time.
+    key = (kernel, arch, str(specialization), str(extra))
+    if key not in _jobs:
+        options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
+        _jobs[key] = Job(
+            kernel=f"{kernel.__module__}:{kernel.__name__}",
+            arch=arch,
+            signature=signature,
+            constants=[(list(path), _plain(value)) for path, value in constants.items()],
+            attributes=[(list(path), known) for path, known in attributes.items() if known],
+            options={"num_warps": 4, "num_stages": 3, **{n: v for n, v in meta.items() if n in options.__dict__}},
+            declared=[parameter.name for parameter in kernel.params if parameter.is_constexpr],
+        )
+    return _jobs[key]
+
+
+_jobs: dict[tuple[Any, ...], Job] = {}
 
 
 @functools.cache

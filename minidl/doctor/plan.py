@@ -57,16 +57,21 @@ def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> 
     return plan
 
 
-def shorten(plan: Plan) -> list[Job]:
+def shorten(plan: Plan, brief: bool = False) -> list[Job]:
     """Of the first pass, jobs such that each kernel meets every combination of its flags, and every tile by dtype.
 
-    Flags are the constants that no tile table sets: operation, epilogue, layout, accumulating type.
+    Flags are the constants that no tile table sets: operation, epilogue, layout, accumulating type. `brief` asks for
+    each value of a flag and each dtype once, whatever the tile: about a quarter of the jobs.
     """
     chosen: list[Job] = []
-    seen: set[tuple[str, ...]] = set()
+    seen: set[tuple[Any, ...]] = set()
     for job in sorted(plan.first.values(), key=lambda job: -_volume(job, plan.tile_names)):
-        flags, sizes = _flags(job, plan.tile_names), _sizes(job, plan.tile_names)
-        new = {(job.kernel, flags), (job.kernel, job.dtype, job.precision, sizes)}
+        flags, kind = _flags(job, plan.tile_names), (job.kernel, job.dtype, job.precision)
+        new: set[tuple[Any, ...]]
+        if brief:
+            new = {kind, *((job.kernel, name, str(value)) for name, value in flags.items())}
+        else:
+            new = {(job.kernel, str(flags)), (*kind, _sizes(job, plan.tile_names))}
         if new - seen:
             chosen.append(job)
             seen |= new
@@ -106,8 +111,8 @@ def _traits(job: Job, plan: Plan) -> set[str]:
     return flags | {f"{n}:{kind}" for n, kind in job.signature.items()} | {str(known) for known in job.attributes}
 
 
-def _flags(job: Job, tile_names: list[str]) -> str:
-    return str({name: value for name, value in job.constant.items() if name not in tile_names})
+def _flags(job: Job, tile_names: list[str]) -> dict[str, Any]:
+    return {name: value for name, value in job.constant.items() if name not in tile_names}
 
 
 def _sizes(job: Job, tile_names: list[str]) -> str:

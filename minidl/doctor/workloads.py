@@ -134,7 +134,7 @@ def _convolution(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
         geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((padding,) * 2,) * 2, (1, 1))
         x, w, bias = (
             _images(N, C, size, dtype),
-            torch.zeros(M, C, kernel, kernel, dtype=dtype),
+            _images(M, C, kernel, dtype),
             torch.zeros(M, dtype=dtype),
         )
         dy = _images(N, M, geometry.h.output, dtype)

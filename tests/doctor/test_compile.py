@@ -204,6 +204,19 @@ def test_every_flag_and_every_tile_is_kept_once():
     assert len(plan.shorten(Plan({j.key: j for j in [*same, odd]}, {}, ["BLOCK", "BLOCK_K"]))) == 2
 
 
+def test_in_brief_every_value_of_a_flag_and_every_dtype_is_kept_once():
+    jobs = [job(BLOCK=block, ACT=act, EVEN=even) for block in (32, 64) for act in "abc" for even in (False, True)]
+    jobs += [product(block, 4, dtype) for block in (16, 64) for dtype in ("*fp16", "*fp32")]
+    made = Plan({j.key: j for j in jobs}, {}, ["BLOCK", "BLOCK_K"])
+    assert len(plan.shorten(made)) == 11
+    chosen = plan.shorten(made, brief=True)
+    assert {(j.name, name, value) for j in jobs for name, value in j.constant.items() if "BLOCK" not in name} <= {
+        (j.name, name, value) for j in chosen for name, value in j.constant.items()
+    }
+    assert {(j.name, j.dtype) for j in chosen} == {(j.name, j.dtype) for j in jobs}
+    assert len(chosen) == 6
+
+
 def with_act(block, act, aligned=True):
     made = job(BLOCK=block, ACT=act)
     return made if aligned else dataclasses.replace(made, attributes=[])
