@@ -4,20 +4,18 @@ The interpreter replaces the functions of `triton.language` at every launch and 
 as `tl.sum` (about 200 us each), and computes each int32 sum twice to look for overflow. A process that interprets
 never compiles, so the replacement is done once and kept; the overflow check only acts in debug mode. NumPy's warnings
 about infinities and NaN are silenced during a launch: a GPU gives none. Loads and stores are those of
-`interpret_memory`. What depends on a type or a shape alone (NumPy's type, the sizes as constants) is looked up and not
-made again at every operation, and blocks of one shape are not broadcast to that shape: together a fifth of the time
-of a training step. And glibc keeps the megabytes of a block for the next operation, in place of returning them to the
-system and faulting them in.
+`interpret_memory`, operators those of `interpret_operators`. NumPy's type of an element is looked up and not made
+again at every operation, and blocks of one shape are not broadcast to that shape. And glibc keeps the megabytes of a
+block for the next operation, in place of returning them to the system and faulting them in.
 """
 
 import ctypes
-import math
 
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from minidl.kernels import interpret_memory
+from minidl.kernels import interpret_memory, interpret_operators
 
 
 class _Kept:
@@ -30,6 +28,7 @@ class _Kept:
 def speed_up() -> None:
     """Replace the language's functions now and for good. Safe to call once, before the first launch."""
     object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
+    interpreter._patch_attr = _replace
     interpreter._patch_lang(_sees_the_whole_language)
     # numpy >= 2.4 refuses to turn a one-element array into an index, which loop bounds do in Triton 3.6.
     tl.tensor.__index__ = lambda self: int(self.handle.data.reshape(()))
@@ -37,10 +36,21 @@ def speed_up() -> None:
     interpreter.InterpretedFunction.__call__ = _call_helper
     interpreter.GridExecutor.__call__ = _without_warnings(interpreter.GridExecutor.__call__)
     interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
-    tl.tensor.__init__ = _make_tensor
     TritonSemantic.broadcast_impl_value = _unless_alike(TritonSemantic.broadcast_impl_value)
     interpret_memory.install()
+    interpret_operators.install()
     _keep_memory()
+
+
+def _replace(language, name, member, builder, *scope):
+    """Give a function of the language the interpreter's semantic, without the wrapper that looks for it."""
+    function = getattr(member, "__wrapped__", member)
+
+    def interpreted(*args, **kwargs):
+        kwargs["_semantic"] = interpreter.interpreter_semantic
+        return function(*args, **kwargs)
+
+    setattr(language, name, interpreted)
 
 
 def _remembered(find):
@@ -57,27 +67,11 @@ def _remembered(find):
     return np_dtype
 
 
-_sizes = {}
-
-
-def _make_tensor(self, handle, type):
-    """`tl.tensor.__init__` with one tuple for all tensors of a shape."""
-    shape = tuple(type.shape) if type.is_block() else ()
-    found = _sizes.get(shape)
-    if found is None:
-        found = _sizes[shape] = tl.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(math.prod(shape))
-    self.handle, self.type, self.dtype = handle, type, type.scalar
-    self.shape, self.numel = found
-
-
 def _unless_alike(broadcast):
-    """`broadcast` of two blocks; of one shape they are returned as they are."""
+    """`broadcast` of two tensors; of one type they are returned as they are."""
 
     def broadcast_impl_value(semantic, lhs, rhs):
-        one, other = lhs.type, rhs.type
-        if one.is_block() and other.is_block() and list(one.shape) == list(other.shape):
-            return lhs, rhs
-        return broadcast(semantic, lhs, rhs)
+        return (lhs, rhs) if lhs.type is rhs.type else broadcast(semantic, lhs, rhs)
 
     return broadcast_impl_value
 

@@ -80,12 +80,15 @@ def _keeping_outer(create_addptr):
 
 def _as_view(create_splat):
     def splat(builder, shape, scalar):
-        block = create_splat(builder, shape, scalar)
+        data = scalar.data
+        if data.size != 1 or not shape.is_block():
+            return create_splat(builder, shape, scalar)
         # A comparison of scalars carries the type of its operands; as a block it would become numbers of that type.
-        kind = bool if scalar.data.dtype == bool else block.data.dtype
-        if block.data.size:
-            block.data = np.broadcast_to(block.data.reshape(-1)[:1].astype(kind), block.data.shape)
-        return block
+        kind = bool if data.dtype == bool else interpreter._get_np_dtype(scalar.dtype)
+        sizes = tuple(shape.shape)
+        block = np.ndarray(sizes, kind, data.astype(kind), 0, (0,) * len(sizes))
+        block.flags.writeable = False
+        return interpreter.TensorHandle(block, scalar.dtype.scalar)
 
     return splat
 
