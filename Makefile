@@ -46,11 +46,14 @@ compile-check: $(VENV)/.installed ## compile every kernel for sm_80 and sm_90; n
 	$(BIN)/minidl doctor --compile --arch 90
 	$(BIN)/minidl doctor --compile --arch 80 --brief
 
+# An environment of each version's own holds Triton alone; everything else is read from .venv, behind it on the path.
+PACKAGES = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
 compile-versions: $(VENV)/.installed-dev ## compile the kernels with Triton 3.6.0 and 3.9.0 as well
 	for v in 3.6.0 3.9.0; do \
 		test -e .venv-triton$$v/.installed || { $(BIN)/python -m venv .venv-triton$$v && \
-		.venv-triton$$v/bin/$(QUIET_PIP) -c constraints.txt torch platformdirs rich safetensors scikit-learn typer && \
 		.venv-triton$$v/bin/$(QUIET_PIP) --no-deps triton==$$v && \
+		$(PACKAGES) > $$(echo .venv-triton$$v/lib/python*/site-packages)/base.pth && \
 		touch .venv-triton$$v/.installed; } || exit 1; \
 	done
 	$(BIN)/python -m pytest tests/doctor/test_versions.py -rs
