@@ -49,7 +49,7 @@ compile-check: $(VENV)/.installed ## compile every kernel for sm_80 and sm_90; n
 # An environment of each version's own holds Triton alone; everything else is read from .venv, behind it on the path.
 PACKAGES = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-compile-versions: $(VENV)/.installed-dev ## compile the kernels with Triton 3.6.0 and 3.9.0 as well
+compile-versions: $(VENV)/.installed-dev ## compile and interpret the kernels with Triton 3.6.0 and 3.9.0 as well
 	for v in 3.6.0 3.9.0; do \
 		test -e .venv-triton$$v/.installed || { $(BIN)/python -m venv .venv-triton$$v && \
 		.venv-triton$$v/bin/$(QUIET_PIP) --no-deps triton==$$v && \
@@ -57,6 +57,10 @@ compile-versions: $(VENV)/.installed-dev ## compile the kernels with Triton 3.6.
 		touch .venv-triton$$v/.installed; } || exit 1; \
 	done
 	$(BIN)/python -m pytest tests/doctor/test_versions.py -rs
+	for v in 3.6.0 3.9.0; do \
+		$(ONE_THREAD) .venv-triton$$v/bin/python -m pytest -n 2 -q tests/kernels/test_interpret.py tests/test_operations.py \
+			-k "test_interpret or (test_fixed_examples and float32)" || exit 1; \
+	done
 
 notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb from the text sources
 	$(BIN)/python notebooks/run.py
