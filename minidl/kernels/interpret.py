@@ -4,15 +4,17 @@ The interpreter replaces the functions of `triton.language` at every launch and 
 as `tl.sum` (about 200 us each), and computes each int32 sum twice to look for overflow. A process that interprets
 never compiles, so the replacement is done once and kept; the overflow check only acts in debug mode. NumPy's warnings
 about infinities and NaN are silenced during a launch: a GPU gives none. Loads and stores are those of
-`interpret_memory`, operators those of `interpret_operators`. NumPy's type of an element is looked up and not made
-again at every operation, and blocks of one shape are not broadcast to that shape. And glibc keeps the megabytes of a
-block for the next operation, in place of returning them to the system and faulting them in.
+`interpret_memory`, operators those of `interpret_operators`. NumPy's type of an element and the names of a kernel's
+arguments are looked up and not made again each time. And glibc keeps the megabytes of a block for the next operation,
+in place of returning them to the system and faulting them in.
 """
 
 import ctypes
+import functools
+import inspect
+import types
 
 import triton.language as tl
-from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 from minidl.kernels import interpret_memory, interpret_operators
@@ -36,7 +38,7 @@ def speed_up() -> None:
     interpreter.InterpretedFunction.__call__ = _call_helper
     interpreter.GridExecutor.__call__ = _without_warnings(interpreter.GridExecutor.__call__)
     interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
-    TritonSemantic.broadcast_impl_value = _unless_alike(TritonSemantic.broadcast_impl_value)
+    interpreter.inspect = _remembering()
     interpret_memory.install()
     interpret_operators.install()
     _keep_memory()
@@ -67,13 +69,20 @@ def _remembered(find):
     return np_dtype
 
 
-def _unless_alike(broadcast):
-    """`broadcast` of two tensors; of one type they are returned as they are."""
+def _remembering() -> types.SimpleNamespace:
+    """The module `inspect` for the interpreter, which asks twice at every launch for the arguments of its kernel."""
+    spec = functools.cache(inspect.getfullargspec)
 
-    def broadcast_impl_value(semantic, lhs, rhs):
-        return (lhs, rhs) if lhs.type is rhs.type else broadcast(semantic, lhs, rhs)
+    def getcallargs(function, *args, **kwargs):
+        names, defaults = spec(function).args, spec(function).defaults or ()
+        optional = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        given = dict(zip(names, args, strict=False)) | kwargs
+        # Anything else is an error, which the original tells.
+        if len(given) == len(args) + len(kwargs) and given.keys() | optional.keys() == set(names):
+            return optional | given
+        return inspect.getcallargs(function, *args, **kwargs)
 
-    return broadcast_impl_value
+    return types.SimpleNamespace(**{**vars(inspect), "getfullargspec": spec, "getcallargs": getcallargs})
 
 
 def _keep_memory() -> None:

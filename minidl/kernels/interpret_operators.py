@@ -36,6 +36,7 @@ def install() -> None:
     tl.tensor.__init__ = _make_tensor
     interpreter.TensorHandle.__init__ = _make_handle
     TritonSemantic.binary_op_type_checking_impl = _unless_alike(TritonSemantic.binary_op_type_checking_impl)
+    TritonSemantic.broadcast_impl_value = _known_shapes(TritonSemantic.broadcast_impl_value)
     tl.tensor.__add__ = _addresses(tl.tensor.__add__)
     numbers = _FLOATS | _INTS
     for name, ufunc in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply)):
@@ -153,6 +154,49 @@ def _unless_alike(check):
         return operands
 
     return alike
+
+
+def _known_shapes(broadcast):
+    """`broadcast` of two tensors to one shape."""
+
+    def to(kind, tensor):
+        builder = interpreter.interpreter_builder
+        if tensor.type.__class__ is tl.block_type:
+            handle = builder.create_broadcast(tensor.handle, kind.sizes)
+        else:
+            handle = builder.create_splat(kind, tensor.handle)
+        return tl.tensor(handle, kind)
+
+    def broadcast_impl_value(semantic, lhs, rhs):
+        one, other = lhs.type, rhs.type
+        if one is other:
+            return lhs, rhs
+        sizes = getattr(one, "sizes", ()), getattr(other, "sizes", ())
+        if sizes not in _joint:
+            _joint[sizes] = _join(*sizes)
+        joint = _joint[sizes]
+        if joint is None:
+            return broadcast(semantic, lhs, rhs)
+        if joint != sizes[0]:
+            lhs = to(tl.block_type(one.scalar, joint), lhs)
+        if joint != sizes[1]:
+            rhs = to(tl.block_type(other.scalar, joint), rhs)
+        return lhs, rhs
+
+    return broadcast_impl_value
+
+
+def _join(one, other):
+    """The shape that both are broadcast to; None where the long way knows better, as of different numbers of axes."""
+    if () in (one, other):
+        return one or other
+    if len(one) != len(other) or any(1 not in pair and pair[0] != pair[1] for pair in zip(one, other, strict=True)):
+        return None
+    return tuple(map(max, one, other))
+
+
+# Shapes that two shapes are broadcast to, met so far.
+_joint = {}
 
 
 def _addresses(long_way):
