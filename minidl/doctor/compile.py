@@ -130,7 +130,8 @@ def run(
     """Compile the kernels with `only` in their name for each architecture, in child processes of `python`.
 
     `work` picks the operations that are called, by a part of their name: `minidl.doctor.workloads` lists them. Without
-    `every_tile`, only tiles that the shapes of the calls get; `brief` takes each flag once (`plan.shorten`).
+    `every_tile`, only tiles that the shapes of the calls get; `brief` takes each flag once (`plan.shorten`). With brief
+    and without every tile, tiles count for nothing.
     `progress` is told the stage, and how many of its jobs are done. Raises ValueError for an architecture whose limits
     are not known, WorkerError when the launches cannot be recorded.
     """
@@ -146,7 +147,7 @@ def run(
         verdict.failures = plans.failures(made)
         jobs = [job for plan in made for job in plans.shorten(plan, brief)]
         verdict.figures = compile_jobs(pool, jobs, partial(progress, "every flag"))
-        if every_tile:
+        if every_tile or not brief:
             known = {key: figures for key, (_, figures) in verdict.figures.items()}
             jobs = [job for plan in made for job in plans.heaviest(plan, known)]
             verdict.figures |= compile_jobs(pool, jobs, partial(progress, "every tile"))

@@ -192,23 +192,26 @@ def test_architectures():
         compile.run([75])
 
 
-def test_every_flag_and_every_tile_is_kept_once():
-    tiles = [product(block, 4, dtype) for block in (16, 64) for dtype in ("*fp16", "*fp32")]
-    chosen = plan.shorten(Plan({j.key: j for j in [*tiles, *tiles]}, {}, ["BLOCK", "BLOCK_K"]))
-    assert {j.key for j in chosen} == {j.key for j in tiles}
-    flags = [with_act(64, act) for act in ("relu", "gelu")] + [with_act(32, "tanh")]
+def test_every_combination_of_flags_and_every_dtype_is_kept_once_and_every_tile_among_the_heaviest():
+    tiles = {j.key: j for j in (product(block, 4, dtype) for block in (16, 64) for dtype in ("*fp16", "*fp32"))}
+    made = Plan(tiles, {}, ["BLOCK", "BLOCK_K"])
+    chosen = plan.shorten(made)
+    assert [(j.dtype, j.constant["BLOCK"]) for j in chosen] == [("float16", 64), ("float32", 64)]
+    rest = plan.heaviest(made, {j.key: Figures(lines=1) for j in chosen})
+    assert {j.key for j in [*chosen, *rest]} == set(tiles)
+    flags = [with_act(64, act) for act in ("relu", "gelu")] + [with_act(32, "tanh"), with_act(32, "relu")]
     assert len(plan.shorten(Plan({j.key: j for j in flags}, {}, ["BLOCK"]))) == 3
     same = [product(64, 4), dataclasses.replace(product(64, 4), attributes=[])]
     assert len(plan.shorten(Plan({j.key: j for j in same}, {}, ["BLOCK", "BLOCK_K"]))) == 1
     odd = dataclasses.replace(product(64, 4), options={"num_warps": 8, "num_stages": 3})
-    assert len(plan.shorten(Plan({j.key: j for j in [*same, odd]}, {}, ["BLOCK", "BLOCK_K"]))) == 2
+    assert len(plan.heaviest(Plan({j.key: j for j in [*same, odd]}, {}, ["BLOCK", "BLOCK_K"]), {})) == 2
 
 
 def test_in_brief_every_value_of_a_flag_and_every_dtype_is_kept_once():
     jobs = [job(BLOCK=block, ACT=act, EVEN=even) for block in (32, 64) for act in "abc" for even in (False, True)]
     jobs += [product(block, 4, dtype) for block in (16, 64) for dtype in ("*fp16", "*fp32")]
     made = Plan({j.key: j for j in jobs}, {}, ["BLOCK", "BLOCK_K"])
-    assert len(plan.shorten(made)) == 11
+    assert len(plan.shorten(made)) == 8
     chosen = plan.shorten(made, brief=True)
     assert {(j.name, name, value) for j in jobs for name, value in j.constant.items() if "BLOCK" not in name} <= {
         (j.name, name, value) for j in chosen for name, value in j.constant.items()
