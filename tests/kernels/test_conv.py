@@ -642,7 +642,7 @@ def test_bands_that_are_held_are_small():
 @pytest.mark.parametrize(
     "shape",
     [
-        (70, 32, 64, (12, 12), (5, 5), (1, 1), (0, 0), (1, 1), 1),
+        (70, 32, 64, (8, 8), (5, 5), (1, 1), (0, 0), (1, 1), 1),
         (3, 16, 16, (9, 8), (3, 3), (1, 1), (0, 0), (1, 1), 1),
         (5, 48, 32, (11, 14), (2, 3), (2, 1), (0, 0), (2, 1), 1),
     ],
@@ -651,7 +651,7 @@ def test_pairs_pool_in_their_kernel(shape, pool, monkeypatch):
     """Odd heights leave a row out; NaN reaches the window that it is in."""
     names = launched(monkeypatch)
     for dtype in (torch.float32, torch.float16):
-        assert pool in Problem(shape, dtype=dtype).check("pair")
+        assert Problem(shape, dtype=dtype).check("pair", lambda name: name == pool)
     assert "conv_paired_pool_kernel" in names
     assert not any("pool2d" in name for name in names)
     p = Problem(shape)
