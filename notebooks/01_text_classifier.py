@@ -63,8 +63,11 @@ print(f"{len(train)} texts in {len(labels)} chapters: {', '.join(labels)}")
 # TF-IDF: a text becomes a row with one weight per term it contains, larger for terms that few other texts contain, and
 # scaled to length 1. Nearly all entries are zero, and only the others are stored.
 
+# %% tags=["parameters"]
+TERMS, EPOCHS, RATE = 4000, 4, 5e-3
+
 # %%
-tfidf = Tfidf.fit(train.texts, TfidfOptions(max_features=4000))
+tfidf = Tfidf.fit(train.texts, TfidfOptions(max_features=TERMS))
 features = tfidf.transform(train.texts)
 print(
     f"{features.shape[0]} rows of {features.shape[1]} columns, {features.nnz / features.shape[0]:.0f} non-zeros a row"
@@ -102,10 +105,10 @@ minidl.draw(loss, model)
 # The loop is what the command `minidl train text` does, without its checkpoints, validation and reports.
 
 # %%
-optimizer = optim.Adam(model.parameters(), lr=5e-3)
+optimizer = optim.Adam(model.parameters(), lr=RATE)
 losses = []
 start = time.perf_counter()
-for epoch in range(4):
+for epoch in range(EPOCHS):
     for x, y in batches.epoch(epoch):
         optimizer.zero_grad()
         loss = ops.cross_entropy(model(x.to(default_device())), Tensor(y.to(default_device())))

@@ -36,11 +36,14 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-SIZE = 48 if INTERPRETED else 4096
 DEVICE = "cpu" if INTERPRETED else "cuda"
 HERE = Path("notebooks") if Path("notebooks").is_dir() else Path()
 RESULTS = HERE / "../benchmarks/results/gemm-ladder-nvidia-h200.json"
 
+# %% tags=["parameters"]
+SIZE = 48 if INTERPRETED else 4096
+
+# %%
 torch.manual_seed(0)
 a = torch.randn(SIZE, SIZE, device=DEVICE).half()
 b = torch.randn(SIZE, SIZE, device=DEVICE).half()

@@ -58,7 +58,11 @@ def empty_output(x: torch.Tensor, w: torch.Tensor, pooled: bool = False) -> torc
     return x.new_empty(x.shape[0], *(side // 2 if pooled else side for side in sides), w.shape[0])
 
 
-x, w = problem(4, 16, 8, 8, 3) if INTERPRETED else problem(1000, 32, 64, 12, 5)
+# %% tags=["parameters"]
+IMAGES = 4 if INTERPRETED else 1000
+
+# %%
+x, w = problem(IMAGES, 16, 8, 8, 3) if INTERPRETED else problem(IMAGES, 32, 64, 12, 5)
 print(f"x {list(x.shape)}, w {list(w.shape)}, {'interpreted on the CPU' if INTERPRETED else 'on the GPU'}")
 
 # %% [markdown]

@@ -88,13 +88,15 @@ minidl.draw(ops.cross_entropy(model(Tensor(x)), Tensor(y)), model)
 # Every epoch sees each picture at another place, up to a pixel away, as the seed, the epoch and the picture's number
 # decide. The loop is what the command `minidl train images` does, without its checkpoints, validation and reports.
 
+# %% tags=["parameters"]
+EPOCHS, RATE = 10, 1e-2
+
 # %%
-optimizer = optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.05)
-epochs = 10
-schedule = optim.CosineLR(optimizer, epochs * len(batches))
+optimizer = optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.05)
+schedule = optim.CosineLR(optimizer, EPOCHS * len(batches))
 losses = []
 start = time.perf_counter()
-for epoch in range(epochs):
+for epoch in range(EPOCHS):
     for x, y in batches.epoch(epoch):
         optimizer.zero_grad()
         loss = ops.cross_entropy(model(Tensor(x)), Tensor(y))

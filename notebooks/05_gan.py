@@ -235,11 +235,13 @@ show(pictures_of(walk), 2, 12, 8.0)
 # gradient from each picture. The logit there, less that of the same step downhill, divided by the distance of the two,
 # is the gradient's length, and an ordinary backward leads through it.
 
+# %% tags=["parameters"]
+BATCH, STEPS, LATENT = 64, 70, 16
+PENALTY, REACH = 3.0, 0.3  # a short step: pictures are about 7 long
+
 # %%
 dataset = load_images("digits")
 pixels = Pictures(dataset.train.pixels, (127.5,), (127.5,))  # from -1 to 1
-BATCH, STEPS, LATENT = 64, 70, 16
-PENALTY, REACH = 3.0, 0.3  # a short step: pictures are about 7 long
 batches = ImageBatches(pixels, dataset.train.labels, BATCH, seed=0)
 generator = Generator(latent=LATENT, size=(8, 8), width=16, kernel=4)
 discriminator = Discriminator(size=(8, 8), width=16, kernel=4)

@@ -1,5 +1,10 @@
-"""The notebooks run from top to bottom, and each .ipynb has the cells of its text source."""
+"""The notebooks run from top to bottom, and each .ipynb has the cells of its text source.
 
+They run here at a smaller size: a cell with the values below follows the one tagged "parameters", as papermill does it.
+`make notebooks` runs them as they are.
+"""
+
+import ast
 import os
 import sys
 from pathlib import Path
@@ -12,14 +17,40 @@ nbformat = pytest.importorskip("nbformat")
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
+SMALLER = {
+    "01_text_classifier": {"TERMS": 2000, "EPOCHS": 2, "RATE": 0.02},
+    "02_gemm_ladder": {"SIZE": 24},
+    "03_convolution_ladder": {"IMAGES": 2},
+    "04_image_classifier": {"EPOCHS": 5, "RATE": 0.02},
+    "05_gan": {"BATCH": 256, "STEPS": 10},
+}
 
 
 def cells(notebook):
-    return [(cell.cell_type, cell.source.strip()) for cell in notebook.cells]
+    return [(cell.cell_type, cell.source.strip(), cell.metadata.get("tags", [])) for cell in notebook.cells]
+
+
+def make_smaller(notebook, values):
+    """Set the parameters of a notebook. Each must be there, and be used."""
+    (place,) = (i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
+    names = [
+        {
+            node.id
+            for node in ast.walk(ast.parse(cell.source))
+            if isinstance(node, ast.Name) and isinstance(node.ctx, of)
+        }
+        for cell, of in ((notebook.cells[place], ast.Store), *((c, ast.Load) for c in notebook.cells[place + 1 :]))
+        if cell.cell_type == "code"
+    ]
+    assert values.keys() <= names[0]
+    assert values.keys() <= set().union(*names[1:])
+    source = "\n".join(f"{name} = {value!r}" for name, value in values.items())
+    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(source))
 
 
 def test_there_are_notebooks():
     assert len(SOURCES) >= 2
+    assert SMALLER.keys() == {source.stem for source in SOURCES}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
@@ -36,6 +67,7 @@ def test_it_runs(source, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FOLDER.parent), *sys.path]))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     notebook = jupytext.read(source)
+    make_smaller(notebook, SMALLER[source.stem])
     client = nbclient.NotebookClient(
         notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": FOLDER}}
     )
