@@ -16,8 +16,8 @@ from minidl.training.errors import ConfigError, DamagedError
 from tests.cli.conftest import SMALL, environment, sentences, write_csv
 
 
-def train(minidl, data, out, *more, kind="text", **options):
-    return minidl("train", kind, "--data", data, "--out", out, *(more or SMALL), **options)
+def train(run, data, out, *more, kind="text", **options):
+    return run("train", kind, "--data", data, "--out", out, *(more or SMALL), **options)
 
 
 def refused(result, message, code=2):
@@ -47,10 +47,10 @@ def test_data_that_cannot_be_used(minidl, tmp_path, name, content, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_column_is_told_with_those_there_are(minidl, texts, tmp_path):
-    result = train(minidl, texts, tmp_path / "run", "--text-column", "body")
+def test_a_missing_column_is_told_with_those_there_are(command, texts, tmp_path):
+    result = train(command, texts, tmp_path / "run", "--text-column", "body")
     refused(result, "has no text column 'body'; its columns are: 'text', 'label'")
-    result = train(minidl, texts, tmp_path / "run", "--target", "price", kind="table")
+    result = train(command, texts, tmp_path / "run", "--target", "price", kind="table")
     refused(result, "has no target column 'price'; its columns are: 'text', 'label'")
     assert not (tmp_path / "run").exists()
 
@@ -113,16 +113,16 @@ def test_a_number_taken_for_classes(command, table, tmp_path):
     assert "(--task regression)" in result.err
 
 
-def test_columns_are_for_files(minidl, tmp_path):
-    result = train(minidl, "docstrings", tmp_path / "run", "--text-column", "body")
+def test_columns_are_for_files(command, tmp_path):
+    result = train(command, "docstrings", tmp_path / "run", "--text-column", "body")
     refused(result, "--text-column is for your own file; docstrings takes none")
-    result = train(minidl, "diabetes", tmp_path / "run", "--target", "age", kind="table")
+    result = train(command, "diabetes", tmp_path / "run", "--target", "age", kind="table")
     refused(result, "--target is for your own file; diabetes takes none")
 
 
-def test_a_label_that_the_model_does_not_know(minidl, text_run, tmp_path):
+def test_a_label_that_the_model_does_not_know(command, text_run, tmp_path):
     data = write_csv(tmp_path / "new.csv", [("oil", "crude"), ("goals", "football")])
-    refused(minidl("evaluate", text_run[0], "--data", data), "line 3: label 'football' is unknown to the model")
+    refused(command("evaluate", text_run[0], "--data", data), "line 3: label 'football' is unknown to the model")
 
 
 def test_a_text_of_ten_megabytes_is_a_text(minidl, text_run):
@@ -131,9 +131,9 @@ def test_a_text_of_ten_megabytes_is_a_text(minidl, text_run):
     assert json.loads(result.out)["label"] == "crude"
 
 
-def test_a_text_of_ten_megabytes_can_be_trained_on(minidl, tmp_path):
+def test_a_text_of_ten_megabytes_can_be_trained_on(command, tmp_path):
     rows = [*sentences(60), ("oil and barrels " * 660_000, "crude")]
-    result = train(minidl, write_csv(tmp_path / "long.csv", rows), tmp_path / "run", *SMALL, "--quiet")
+    result = train(command, write_csv(tmp_path / "long.csv", rows), tmp_path / "run", *SMALL, "--quiet")
     assert result.code == 0, result.err
 
 
@@ -147,12 +147,12 @@ def test_binary_junk_at_standard_input_keeps_the_answers_before_it(text_run, tmp
     assert b"error: standard input, line 2: byte 0xff is not UTF-8 text" in done.stderr
 
 
-def test_a_truncated_model_file(minidl, text_run, tmp_path):
+def test_a_truncated_model_file(command, text_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(text_run[0], folder)
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    refused(minidl("predict", folder, "oil"), "model.safetensors is damaged")
+    refused(command("predict", folder, "oil"), "model.safetensors is damaged")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "vocabulary.json", "labels.json", "config.json"])
@@ -195,21 +195,21 @@ def test_a_full_disk_keeps_the_run_that_was_to_be_replaced(minidl, texts, text_r
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
-def test_a_full_disk_during_training_leaves_what_can_be_continued(minidl, texts, tmp_path):
+def test_a_full_disk_during_training_leaves_what_can_be_continued(minidl, command, texts, tmp_path):
     folder = tmp_path / "run"
     result = train(minidl, texts, folder, *WIDE, preexec_fn=limit_files(16_000))
     assert result.code == 1
     assert "cannot be written: File too large" in result.err
     assert f"minidl train text --out {folder} --resume" in result.err
     assert not list(folder.glob("**/.*"))
-    resumed = minidl("train", "text", "--out", folder, "--resume", "--quiet")
+    resumed = command("train", "text", "--out", folder, "--resume", "--quiet")
     assert resumed.code == 0, resumed.err
 
 
-def test_a_folder_that_cannot_be_written(minidl, texts, tmp_path):
-    refused(train(minidl, texts, "/proc/minidl/run"), "--out /proc/minidl/run cannot be written", code=1)
+def test_a_folder_that_cannot_be_written(command, texts, tmp_path):
+    refused(train(command, texts, "/proc/minidl/run"), "--out /proc/minidl/run cannot be written", code=1)
     (tmp_path / "file").write_text("")
-    refused(train(minidl, texts, tmp_path / "file"), "is a file: give the name of a folder")
+    refused(train(command, texts, tmp_path / "file"), "is a file: give the name of a folder")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -229,15 +229,15 @@ def test_cuda_without_a_gpu(minidl, texts, text_run, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_flags_out_of_range(minidl, texts, tmp_path):
-    refused(train(minidl, texts, tmp_path / "run", "--dropout", "1.5"), "--dropout is 1.5, expected a number from 0")
-    refused(train(minidl, texts, tmp_path / "run", "--hidden", "big"), "--hidden: 'big' is no layer size")
-    refused(minidl("train", "text", "--out", tmp_path / "run"), "--data is missing")
-    refused(minidl("predict", tmp_path, "text", "--file", "x"), "give the inputs or --file, not both")
+def test_flags_out_of_range(command, texts, tmp_path):
+    refused(train(command, texts, tmp_path / "run", "--dropout", "1.5"), "--dropout is 1.5, expected a number from 0")
+    refused(train(command, texts, tmp_path / "run", "--hidden", "big"), "--hidden: 'big' is no layer size")
+    refused(command("train", "text", "--out", tmp_path / "run"), "--data is missing")
+    refused(command("predict", tmp_path, "text", "--file", "x"), "give the inputs or --file, not both")
 
 
-def test_a_loss_that_explodes_stops_with_advice(minidl, table, tmp_path):
-    result = minidl(
+def test_a_loss_that_explodes_stops_with_advice(command, table, tmp_path):
+    result = command(
         "train", "table", "--data", table, "--target", "price", "--out", tmp_path / "run", "--epochs", "9",
         "--batch-size", "8", "--hidden", "8", "--optimizer", "sgd", "--lr", "1e30", "--patience", "0", "--no-plots",
     )  # fmt: skip

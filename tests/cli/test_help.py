@@ -74,9 +74,9 @@ def test_every_command_has_help_with_examples_to_copy(command):
         assert re.match(rf"(cat \S+ \| )?minidl {' '.join(command)}( |$)", example), "one line each, in 80 columns"
 
 
-def test_help_says_what_is_guessed(minidl):
+def test_help_says_what_is_guessed(command):
     text, table = (
-        " ".join(minidl("train", kind, "--help").out.replace("│", " ").split()) for kind in ("text", "table")
+        " ".join(command("train", kind, "--help").out.replace("│", " ").split()) for kind in ("text", "table")
     )
     assert "a guess, the one named text, sentence, content, body, message, review or document" in text
     assert "a guess, the one named label, class, category, target or topic" in text
@@ -84,14 +84,14 @@ def test_help_says_what_is_guessed(minidl):
     assert "more than one standard error from the best validation score" in table
     for line in ("--task classification", "--ignore", "--missing fill"):
         assert line in table.partition("Examples:")[2]
-    shown = minidl("predict", "--help").out.partition("Examples:")[2]
+    shown = command("predict", "--help").out.partition("Examples:")[2]
     assert '\'{"area": 100' in shown
     assert "cat houses.csv |" in shown
 
 
 @pytest.mark.parametrize("kind", ["text", "table", "images", "gan"])
-def test_the_flags_are_those_that_scripts_rely_on(minidl, kind):
-    shown = minidl("train", kind, "--help").out
+def test_the_flags_are_those_that_scripts_rely_on(command, kind):
+    shown = command("train", kind, "--help").out
     found = {word.strip("│,.;:") for word in shown.split() if word.startswith("--")} - {"--help"}
     assert found == set(FLAGS[kind].split())
 
@@ -110,7 +110,7 @@ def test_version(minidl):
 
 
 @pytest.mark.parametrize("arguments", [["train", "text"], ["train", "sound", "--out", "x"], ["sing"], ["predict"]])
-def test_bad_usage_exits_with_2(minidl, arguments):
-    result = minidl(*arguments)
+def test_bad_usage_exits_with_2(command, arguments):
+    result = command(*arguments)
     assert result.code == 2
     assert "Traceback" not in result.err

@@ -197,12 +197,13 @@ class StopAfter:
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_stopped_run_goes_on_bit_for_bit(command, photos, tmp_path, monkeypatch, precision):
-    settings = ("--data", photos, "--precision", precision, "--shift", "1", "--flip", "--epochs", "2", *SMALL[2:])
+    settings = ("--data", photos, "--precision", precision, "--shift", "1", "--flip", "--no-plots")
+    settings += ("--epochs", "2", "--batch-size", "32")
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert command("train", "images", *settings, "--out", whole).code == 0
     with monkeypatch.context() as patch:
         patch.setattr(loop, "Interrupts", StopAfter)
-        StopAfter.left = 6
+        StopAfter.left = 3
         stopped = command("train", "images", *settings, "--out", run)
     assert stopped.code == 130, stopped.err
     progress = json.loads((run / "checkpoints" / "last.json").read_text())["progress"]

@@ -18,11 +18,11 @@ TABLE = ("--epochs", "2", "--hidden", "8", "--dropout", "0", "--no-plots")
 
 
 @pytest.fixture(scope="module")
-def profiled(minidl, table, tmp_path_factory):
+def profiled(minidl, command, table, tmp_path_factory):
     """A run with and one without a profile, and what the first printed."""
     work = tmp_path_factory.mktemp("runs")
     common = ("train", "table", "--data", table, "--target", "price", *TABLE)
-    plain = minidl(*common, "--out", work / "plain")
+    plain = command(*common, "--out", work / "plain")
     result = minidl(*common, "--out", work / "profiled", "--profile")
     assert (plain.code, result.code) == (0, 0), plain.err + result.err
     return work, plain, result
@@ -58,16 +58,16 @@ def test_the_result_is_the_same_with_a_profile(profiled):
     assert len({(work / name / "model.safetensors").read_bytes() for name in ("plain", "profiled")}) == 1
 
 
-def test_predictions_are_alone_on_standard_output(minidl, profiled, table):
+def test_predictions_are_alone_on_standard_output(command, profiled):
     work, _, _ = profiled
     run = work / "plain"
     row = '{"size": 100, "age": 3, "kind": "flat"}'
-    plain = minidl("predict", run, row)
-    result = minidl("predict", run, row, "--profile")
+    plain = command("predict", run, row)
+    result = command("predict", run, row, "--profile")
     assert (result.code, result.out) == (0, plain.out)
     assert "gemm" in result.err
     assert json.loads((run / "trace-predict.json").read_text())["traceEvents"]
-    named = minidl("evaluate", run, "--profile", "--trace", work / "mine.json")
+    named = command("evaluate", run, "--profile", "--trace", work / "mine.json")
     assert (named.code, (work / "mine.json").exists()) == (0, True)
     assert not (run / "trace-evaluate.json").exists()
 
@@ -143,7 +143,7 @@ def test_a_step_of_a_gan_has_the_launches_of_both_networks(command, tmp_path):
         Image.frombytes("L", (8, 8), bytes(draw.randrange(256) for _ in range(64))).save(path)
     out = tmp_path / "run"
     done = command(
-        "train", "gan", "--data", tmp_path / "photos", "--out", out, "--epochs", "1", "--batch-size", "4", "--width",
+        "train", "gan", "--data", tmp_path / "photos", "--out", out, "--epochs", "1", "--batch-size", "8", "--width",
         "8", "--latent", "2", "--no-plots", "--profile",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -153,9 +153,9 @@ def test_a_step_of_a_gan_has_the_launches_of_both_networks(command, tmp_path):
     assert trace["minidl"]["launches_per_step"] == places[3] - places[1]
 
 
-def test_pictures_are_profiled_too(minidl, tmp_path):
-    result = minidl("generate", "--count", "1", "--out", tmp_path / "pictures", "--profile")
+def test_pictures_are_profiled_too(command, tmp_path):
+    result = command("generate", "--count", "1", "--out", tmp_path / "pictures", "--profile")
     assert result.code == 0, result.err
     assert (tmp_path / "pictures" / "trace.json").exists()
-    again = minidl("generate", "--count", "1", "--out", tmp_path / "pictures", "--overwrite")
+    again = command("generate", "--count", "1", "--out", tmp_path / "pictures", "--overwrite")
     assert again.code == 0, again.err

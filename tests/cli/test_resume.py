@@ -9,13 +9,13 @@ import pytest
 from minidl.training.checkpoints import Checkpoints
 from tests.cli.conftest import report, start
 
-LONGER = ("--epochs", "3", "--batch-size", "8", "--hidden", "8", "--lr", "0.02", "--dropout", "0.3", "--no-plots")
+LONGER = ("--epochs", "3", "--batch-size", "16", "--hidden", "8", "--lr", "0.02", "--dropout", "0.3", "--no-plots")
 
 
 @pytest.fixture(scope="module")
-def whole(minidl, texts, tmp_path_factory):
+def whole(command, texts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
-    result = minidl("train", "text", "--data", texts, "--out", folder, *LONGER)
+    result = command("train", "text", "--data", texts, "--out", folder, *LONGER)
     assert result.code == 0, result.err
     return folder
 
@@ -54,29 +54,29 @@ def same_run(one, other):
     assert reports[0] == reports[1]
 
 
-def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(minidl, texts, whole, tmp_path):
+def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(command, texts, whole, tmp_path):
     run = tmp_path / "run"
     code, _, err = stop(["--data", texts, *LONGER], tmp_path, run, signal.SIGINT)
     assert code == 130, err
     assert "interrupted after epoch " in err
     assert "everything is saved" in err
-    command = next(line for line in err.splitlines() if "--resume" in line).split()
-    assert command == ["minidl", "train", "text", "--out", str(run), "--resume"]
+    advice = next(line for line in err.splitlines() if "--resume" in line).split()
+    assert advice == ["minidl", "train", "text", "--out", str(run), "--resume"]
     progress = json.loads((run / "checkpoints" / "last.json").read_text())["progress"]
-    assert 0 < progress["steps"] < 63
+    assert 0 < progress["steps"] < 33
     assert not (run / "report.json").exists()
-    resumed = minidl(*command[1:])
+    resumed = command(*advice[1:])
     assert resumed.code == 0, resumed.err
     place = err.partition("interrupted after ")[2].partition(";")[0]
     assert f"going on after {place}\n" in resumed.out
     same_run(run, whole)
 
 
-def test_a_killed_run_goes_on_from_its_last_epoch(minidl, texts, whole, tmp_path):
+def test_a_killed_run_goes_on_from_its_last_epoch(command, texts, whole, tmp_path):
     run = tmp_path / "run"
     code, _, _ = stop(["--data", texts, *LONGER], tmp_path, run, signal.SIGKILL)
     assert code == -signal.SIGKILL
-    resumed = minidl("train", "text", "--out", run, "--resume", "--data", texts)
+    resumed = command("train", "text", "--out", run, "--resume", "--data", texts)
     assert resumed.code == 0, resumed.err
     same_run(run, whole)
 
@@ -88,21 +88,21 @@ def test_a_second_signal_stops_at_once(texts, tmp_path):
     assert Checkpoints(tmp_path / "run" / "checkpoints").last() is not None
 
 
-def test_sigterm_saves_and_the_run_is_not_continued_with_other_settings_or_data(minidl, texts, tmp_path):
+def test_sigterm_saves_and_the_run_is_not_continued_with_other_settings_or_data(command, texts, tmp_path):
     run, data = tmp_path / "run", tmp_path / "texts.csv"
     data.write_text(texts.read_text())
     code, _, err = stop(["--data", data, *LONGER], tmp_path, run, signal.SIGTERM)
     assert code == 130, err
     assert "everything is saved" in err
     before = (run / "checkpoints" / "last.json").read_bytes()
-    other = minidl("train", "text", "--out", run, "--resume", "--epochs", "9", "--seed", "1")
+    other = command("train", "text", "--out", run, "--resume", "--epochs", "9", "--seed", "1")
     assert other.code == 2
     assert "--epochs is 3 in the run, 9 was given; --seed is 0 in the run, 1 was given" in other.err
-    unfinished = minidl("predict", run, "text")
+    unfinished = command("predict", run, "text")
     assert unfinished.code == 2
     assert f"continue it with: minidl train text --out {run} --resume" in unfinished.err
     data.write_text(texts.read_text() + "one more line,crude\n")
-    changed = minidl("train", "text", "--out", run, "--resume")
+    changed = command("train", "text", "--out", run, "--resume")
     assert changed.code == 2
     assert "is not what the run was started on" in changed.err
     assert (run / "checkpoints" / "last.json").read_bytes() == before

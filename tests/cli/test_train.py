@@ -118,9 +118,9 @@ def test_the_pictures_are_png_files(text_run):
         assert min(struct.unpack(">II", raw[16:24])) > 300
 
 
-def test_the_same_seed_makes_the_same_model(minidl, text_run, texts, tmp_path):
+def test_the_same_seed_makes_the_same_model(command, text_run, texts, tmp_path):
     folder, _ = text_run
-    again = minidl("train", "text", "--data", texts, "--out", tmp_path / "again", *SMALL, "--quiet")
+    again = command("train", "text", "--data", texts, "--out", tmp_path / "again", *SMALL, "--quiet")
     assert (again.code, again.out, again.err) == (0, "", "")
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert report(tmp_path / "again")["confusion"] == report(folder)["confusion"]
@@ -142,8 +142,8 @@ def test_a_table_run_has_its_files_and_scores(table_run):
         assert word in out
 
 
-def test_a_table_may_be_classified(minidl, table, tmp_path):
-    result = minidl(
+def test_a_table_may_be_classified(command, table, tmp_path):
+    result = command(
         "train", "table", "--data", table, "--target", "kind", "--out", tmp_path / "run", "--epochs", "2",
         "--hidden", "8", "--no-plots",
     )  # fmt: skip
@@ -154,29 +154,31 @@ def test_a_table_may_be_classified(minidl, table, tmp_path):
     assert {"labels.json", "schema.json"} <= names(tmp_path / "run")
 
 
-def test_a_folder_in_use_is_kept_and_a_run_is_replaced_only_on_request(minidl, text_run, texts, tmp_path):
+def test_a_folder_in_use_is_kept_and_a_run_is_replaced_only_on_request(command, text_run, texts, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(text_run[0], folder)
     before = (folder / "model.safetensors").read_bytes()
-    refused = minidl("train", "text", "--data", texts, "--out", folder, *SMALL)
+    refused = command("train", "text", "--data", texts, "--out", folder, *SMALL)
     assert refused.code == 2
     assert "exists and is not empty: choose another folder" in refused.err
     assert (folder / "model.safetensors").read_bytes() == before
-    replaced = minidl("train", "text", "--data", texts, "--out", folder, *SMALL, "--seed", "5", "--overwrite", "--lazy")
+    replaced = command(
+        "train", "text", "--data", texts, "--out", folder, *SMALL, "--seed", "5", "--overwrite", "--lazy"
+    )
     assert replaced.code == 0, replaced.err
     assert (folder / "model.safetensors").read_bytes() != before
     assert report(folder)["optimizer"]["variant"] == "lazy"
     assert names(tmp_path) == {"run"}
 
 
-def test_a_finished_run_is_not_trained_again_by_resume(minidl, text_run):
+def test_a_finished_run_is_not_trained_again_by_resume(command, text_run):
     folder, _ = text_run
     before = (folder / "report.json").stat().st_mtime_ns
-    result = minidl("train", "text", "--out", folder, "--resume")
+    result = command("train", "text", "--out", folder, "--resume")
     assert result.code == 0
     assert "is finished already" in result.out
     assert (folder / "report.txt").read_text() in result.out
-    assert minidl("train", "text", "--out", folder, "--resume", "--quiet").out == ""
+    assert command("train", "text", "--out", folder, "--resume", "--quiet").out == ""
     assert (folder / "report.json").stat().st_mtime_ns == before
 
 

@@ -110,14 +110,10 @@ def test_a_compiler_that_hangs_is_stopped(worker):
         worker.ask({"compile": job("tests.doctor.endless:any_kernel").as_json()}, 5)
 
 
-def test_a_dying_compiler_costs_one_job(compiled):
+def test_a_dying_compiler_costs_one_job(worker):
     jobs = [job(), job("tests.doctor.deadly:any_kernel"), job(BLOCK=512)]
-    pool = [Worker()]
-    try:
-        told = []
-        found = compile.compile_jobs(pool, jobs, lambda done, of: told.append((done, of)))
-    finally:
-        pool[0].close()
+    told = []
+    found = compile.compile_jobs([worker], jobs, lambda done, of: told.append((done, of)))
     assert [bool(found[j.key][1].error) for j in jobs] == [False, True, False]
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
@@ -295,8 +291,8 @@ def test_a_process_is_replaced_after_many_answers(monkeypatch):
     monkeypatch.setattr(compile, "RENEW", 2)
     worker = Worker()
     seen = []
-    for _ in range(5):
+    for _ in range(3):
         assert worker.ask({"versions": True}, 60)
         seen.append(worker._process.pid)
     worker.close()
-    assert [len(seen), len(set(seen))] == [5, 3]
+    assert seen[0] == seen[1] != seen[2]
