@@ -28,7 +28,7 @@ FIXED = {
 LARGEST_PRODUCT = 256
 ACCUMULATORS = 128 * 256  # of a product's block
 LARGEST_BLOCK = 2**15  # elements of any other block on a GPU
-LARGEST_INTERPRETED = 2**22
+LARGEST_INTERPRETED = 2**20  # Triton refuses larger ones
 # How far a size may go from the present one, in powers of two.
 REACH, REACH_INTERPRETED = 3, 4
 WARPS, MATRIX_WARPS, STAGES = (1, 2, 4, 8, 16, 32), (4, 8), (2, 3, 4, 5)
