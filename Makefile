@@ -19,7 +19,7 @@ PIP := $(BIN)/$(QUIET_PIP)
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed ## train a text classifier, classify three sentences, and make 64 pictures of digits
 	$(BIN)/minidl train text --data docstrings --out runs/demo --overwrite

@@ -55,8 +55,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "convolution-ladder-nvidia-h200.json")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("benchmarks need a CUDA device, and there is none here", file=sys.stderr)
-        return 1
+        parser.error("the ladder is timed on a CUDA device, and there is none here")
     # Triton may only be imported after minidl, which the rows of the benchmarks did.
     from triton.testing import do_bench_cudagraph
 

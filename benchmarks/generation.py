@@ -145,6 +145,8 @@ def main() -> None:
     parser.add_argument("--mode", default="reduce-overhead", help="of torch.compile")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if launch.INTERPRETED:
+        parser.error("pictures are timed on a CUDA device; this process interprets kernels")
     torch.backends.cudnn.benchmark = True
     found = [row for kind in arguments.only for row in rows(kind, arguments.mode)]
     if arguments.out:

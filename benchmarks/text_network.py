@@ -21,6 +21,7 @@ from minidl import nn, ops, optim
 from minidl.bench.machine import machine
 from minidl.captured import EAGER
 from minidl.csr import CSR
+from minidl.kernels import launch
 from minidl.tensor import Tensor, default_device
 
 DOCUMENTS, COLUMNS, HIDDEN, CLASSES, NONZEROS = 9954, 32754, 128, 4, 65
@@ -58,6 +59,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if launch.INTERPRETED:
+        parser.error("the network is timed on a CUDA device; this process interprets kernels")
     minidl.manual_seed(0)
     model = nn.MLP(COLUMNS, [HIDDEN], CLASSES, act="sigmoid", sparse=True)
     adam = optim.Adam(model.parameters(), lr=1e-3)

@@ -74,4 +74,5 @@ def summary(results: Results) -> str:
     """How many rows are at their goals, in words."""
     reached = sum(row["at_goal"] for row in results.rows.values())
     ahead = sum(row["error_ok"] and row["ratio"] >= 1.0 for row in results.rows.values())
-    return f"{reached} of {len(results.rows)} rows at their goal, {ahead} ahead of torch (of {len(GOALS)} there are)"
+    part = f" (bench has {len(GOALS)} rows)" if len(results.rows) < len(GOALS) else ""
+    return f"{reached} of {len(results.rows)} rows at their goal, {ahead} ahead of the best other{part}"

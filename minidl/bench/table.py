@@ -29,11 +29,11 @@ def markdown(results: Results) -> str:
         "{device}, driver {driver}, torch {torch}, Triton {triton}, {date}.".format_map(results.machine),
         f"A ratio above 1 is ahead of the best of torch (eager and compiled){beside}.",
         "",
-        "| work | dtype | ours, ms | torch's best, ms | ratio | goal | share of the floor |",
+        "| work | dtype | ours, ms | best other, ms | ratio | goal | share of the floor |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {row['name']} | {row['dtype']} | {row['ours_ms']:.4f} | {row['peer_ms']:.4f} ({row['peer']}) | "
+        f"| {row['row']} | {row['dtype']} | {row['ours_ms']:.4f} | {row['peer_ms']:.4f} ({row['peer']}) | "
         f"{row['ratio']:.2f} | {row['goal']:g} | {row['share_of_floor']:.2f} |"
         for row in results.in_order
         if row["error_ok"]
@@ -74,7 +74,7 @@ def picture(results: Results) -> bytes:
     ratios.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
     ratios.set_yticks(places, [row["row"] for row in rows], fontsize=7)
     ratios.set_ylim(-0.6, len(rows) - 0.4)
-    ratios.set_xlabel("time of the best of torch / ours")
+    ratios.set_xlabel("time of the best other / ours")
     ratios.legend(loc="lower right")
     shares.barh(places, [row["share_of_floor"] for row in rows], color="tab:blue", height=0.75)
     shares.set_xlim(0.0, 1.0)

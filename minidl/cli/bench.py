@@ -47,6 +47,8 @@ def bench(
     compared with float64 first, and a wrong one is not timed. With --peers other projects' Triton kernels are measured
     and compared, too; one that is wrong or fails is named and left out.
 
+    A row is at its goal from 0.01 below it, the noise of a run.
+
     It fails where a row is wrong or cannot be measured.
     """
     with errors():
