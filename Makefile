@@ -43,8 +43,7 @@ types: $(VENV)/.installed-dev ## mypy, strict, on the public API
 	$(BIN)/python -m mypy
 
 compile-check: $(VENV)/.installed ## compile every kernel for sm_80 and sm_90; needs no GPU
-	$(BIN)/minidl doctor --compile --arch 90
-	$(BIN)/minidl doctor --compile --arch 80 --brief
+	$(BIN)/minidl doctor --compile --arch 80,90 --brief 80
 
 # An environment of each version's own holds Triton alone; everything else is read from .venv, behind it on the path.
 PACKAGES = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'

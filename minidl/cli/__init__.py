@@ -186,8 +186,9 @@ def doctor(
     ] = None,
     only: Annotated[str, typer.Option("--only", help="With --compile: kernels with this in their name.")] = "",
     brief: Annotated[
-        bool, switch("--brief", "With --compile: each flag of a kernel once, not every combination of flags.")
-    ] = False,
+        str | None,
+        typer.Option("--brief", help="With --compile: those of --arch for which each flag of a kernel counts once."),
+    ] = None,
     details: Annotated[bool, switch("--details", "With --compile: a row for each tile.")] = False,
     json: Annotated[Path | None, typer.Option("--json", help="With --compile: also write the figures here.")] = None,
 ) -> None:
@@ -208,16 +209,22 @@ def doctor(
             raise typer.Exit(work.doctor())
         if json is not None:
             check_output("--json", json)
-        parts = [str(known) for known in work.ARCHITECTURES] if arch is None else [p.strip() for p in arch.split(",")]
-        if not all(map(is_number, parts)):
-            raise ConfigError(f"--arch is {arch}, expected compute capabilities without the point, such as 80,90")
+        archs = list(work.ARCHITECTURES) if arch is None else _architectures("--arch", arch)
+        short = [] if brief is None else _architectures("--brief", brief)
+        if not set(short) <= set(archs):
+            raise ConfigError(f"--brief is {brief}, expected some of --arch: {', '.join(map(str, archs))}")
         try:
-            code = work.doctor_compile(
-                [int(part) for part in parts], json=json, only=only, brief=brief, details=details
-            )
+            code = work.doctor_compile(archs, json=json, only=only, brief=short, details=details)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         raise typer.Exit(code)
+
+
+def _architectures(flag: str, given: str) -> list[int]:
+    parts = [part.strip() for part in given.split(",")]
+    if not all(map(is_number, parts)):
+        raise ConfigError(f"{flag} is {given}, expected compute capabilities without the point, such as 80,90")
+    return [int(part) for part in parts]
 
 
 add_generate(app)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 ARCHITECTURES = (80, 90)
@@ -55,7 +55,7 @@ def doctor_compile(
     only: str = "",
     work: str = "",
     every_tile: bool = True,
-    brief: bool = False,
+    brief: Collection[int] = (),
     details: bool = False,
     workers: int | None = None,
     python: str = sys.executable,
@@ -65,7 +65,7 @@ def doctor_compile(
     only        a part of the names of the kernels to compile
     work        a part of the names of the operations that are called to launch them
     every_tile  every tile of the tables; else those that the shapes of the examples get
-    brief       each value of a kernel's flags once, in place of every combination
+    brief       architectures for which each value of a kernel's flags counts once, not every combination
     details     a row per tile in the table; `json` has them in any case
     python      the interpreter of the compiling processes: to try another version of Triton
 

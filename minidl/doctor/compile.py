@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -122,7 +122,7 @@ def run(
     only: str = "",
     work: str = "",
     every_tile: bool = True,
-    brief: bool = False,
+    brief: Collection[int] = (),
     workers: int | None = None,
     python: str = sys.executable,
     progress: Callable[[str, int, int], None] = lambda stage, done, of: None,
@@ -130,8 +130,8 @@ def run(
     """Compile the kernels with `only` in their name for each architecture, in child processes of `python`.
 
     `work` picks the operations that are called, by a part of their name: `minidl.doctor.workloads` lists them. Without
-    `every_tile`, only tiles that the shapes of the calls get; `brief` takes each flag once (`plan.shorten`). With brief
-    and without every tile, tiles count for nothing.
+    `every_tile`, only tiles that the shapes of the calls get. For the architectures in `brief` each flag is taken once
+    (`plan.shorten`), and without every tile, tiles count for nothing.
     `progress` is told the stage, and how many of its jobs are done. Raises ValueError for an architecture whose limits
     are not known, WorkerError when the launches cannot be recorded.
     """
@@ -145,12 +145,12 @@ def run(
         chosen = {"only": only, "work": work, "every_tile": every_tile}
         made = _plan(pool, [{"arch": arch, **chosen} for arch in archs], progress)
         verdict.failures = plans.failures(made)
-        jobs = [job for plan in made for job in plans.shorten(plan, brief)]
+        jobs = [job for arch, plan in zip(archs, made, strict=True) for job in plans.shorten(plan, arch in brief)]
         verdict.figures = compile_jobs(pool, jobs, partial(progress, "every flag"))
-        if every_tile or not brief:
-            known = {key: figures for key, (_, figures) in verdict.figures.items()}
-            jobs = [job for plan in made for job in plans.heaviest(plan, known)]
-            verdict.figures |= compile_jobs(pool, jobs, partial(progress, "every tile"))
+        known = {key: figures for key, (_, figures) in verdict.figures.items()}
+        tiled = [plan for arch, plan in zip(archs, made, strict=True) if every_tile or arch not in brief]
+        jobs = [job for plan in tiled for job in plans.heaviest(plan, known)]
+        verdict.figures |= compile_jobs(pool, jobs, partial(progress, "every tile"))
     finally:
         for worker in pool:
             worker.close()

@@ -92,13 +92,17 @@ def test_figures_of_a_compile_that_cannot_be_written_are_told_before_the_work(co
 
 
 def test_flags_of_a_compile_without_it(command):
-    for flags in (("--arch", "75"), ("--only", "gemm"), ("--details",)):
+    for flags in (("--arch", "75"), ("--only", "gemm"), ("--brief", "80"), ("--details",)):
         refused(command("doctor", *flags), f"{flags[0]} goes with --compile")
 
 
 def test_what_cannot_be_compiled_is_told_before_the_work(command, monkeypatch):
     monkeypatch.setattr("minidl.doctor.compile.Worker.ask", None)
     refused(command("doctor", "--compile", "--arch", "12"), "error: unknown architecture 12; known: 80, 86")
+    refused(
+        command("doctor", "--compile", "--arch", "90", "--brief", "80"), "--brief is 80, expected some of --arch: 90"
+    )
+    refused(command("doctor", "--compile", "--brief", "new"), "--brief is new, expected compute capabilities")
     result = command("doctor", "--compile", "--only", "zzz")
     refused(result, "error: no kernel has 'zzz' in its name; the kernels are: ")
     assert "bias_act_grad, bias_act" in result.err.replace("\n", " ")

@@ -1,7 +1,7 @@
 import re
+import resource
 import subprocess
 import sys
-import time
 from dataclasses import fields
 
 import pytest
@@ -38,13 +38,15 @@ def python(*arguments, columns=200):
 
 
 def test_help_answers_in_a_second():
+    """Of a processor, as other work may have the machine."""
     best = 10.0
     for _ in range(3):
-        began = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = python("-m", "minidl", "--help")
-        best = min(best, time.perf_counter() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0
-    assert best < 1.0
+    assert 0.0 < best < 1.0
     assert "train" in done.stdout
 
 
