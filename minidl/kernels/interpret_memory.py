@@ -23,7 +23,7 @@ def install() -> None:
     interpreter._interpreter = Gather(interpreter._interpreter)
     builder = interpreter.InterpreterBuilder
     builder.create_addptr = _keeping_outer(builder.create_addptr)
-    builder.create_splat = _as_view(builder.create_splat)
+    builder.create_splat = _create_splat
     builder.create_load = _create_load
     builder.create_store = _create_store
     builder.create_masked_load = _outer_load(builder.create_masked_load)
@@ -78,19 +78,14 @@ def _keeping_outer(create_addptr):
     return addptr
 
 
-def _as_view(create_splat):
-    def splat(builder, shape, scalar):
-        data = scalar.data
-        if data.size != 1 or not shape.is_block():
-            return create_splat(builder, shape, scalar)
-        # A comparison of scalars carries the type of its operands; as a block it would become numbers of that type.
-        kind = bool if data.dtype == bool else interpreter._get_np_dtype(scalar.dtype)
-        sizes = tuple(shape.shape)
-        block = np.ndarray(sizes, kind, data.astype(kind), 0, (0,) * len(sizes))
-        block.flags.writeable = False
-        return interpreter.TensorHandle(block, scalar.dtype.scalar)
-
-    return splat
+def _create_splat(builder, shape, scalar):
+    """One element seen at every place of a block."""
+    # A comparison of scalars carries the type of its operands; as a block it would become numbers of that type.
+    kind = bool if scalar.data.dtype == bool else interpreter._get_np_dtype(scalar.dtype)
+    sizes = tuple(shape.shape)
+    block = np.ndarray(sizes, kind, scalar.data.astype(kind), 0, (0,) * len(sizes))
+    block.flags.writeable = False
+    return interpreter.TensorHandle(block, scalar.dtype.scalar)
 
 
 def _size(pointers):

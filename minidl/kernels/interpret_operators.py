@@ -48,7 +48,7 @@ def install() -> None:
         ("lt", np.less), ("le", np.less_equal), ("gt", np.greater), ("ge", np.greater_equal),
         ("eq", np.equal), ("ne", np.not_equal),
     ):  # fmt: skip
-        _shorten(f"__{name}__", ufunc, numbers, COMPARISON, truth=True)
+        _shorten(f"__{name}__", ufunc, numbers, COMPARISON)
     for name, ufunc in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor)):
         _shorten(f"__{name}__", ufunc, _BITS, None)
 
@@ -100,11 +100,10 @@ def _keep_types() -> None:
     kind.__init__ = init
 
 
-def _shorten(name, ufunc, types, use, truth=False, turned=False):
+def _shorten(name, ufunc, types, use, turned=False):
     """Replace an operator of `tl.tensor` for operands of one of the types.
 
     use     for what a number beside a block becomes a block, None where it goes the long way
-    truth   whether the result is one of truth values
     turned  whether the other operand stands on the left
     """
     long_way, tensor, number = getattr(tl.tensor, name), tl.tensor, tl.constexpr
@@ -135,7 +134,7 @@ def _shorten(name, ufunc, types, use, truth=False, turned=False):
         kind, other_kind = left.type, right.type
         if kind is not other_kind:
             kind = _joined(kind, other_kind, data.shape)
-        return tensor(interpreter.TensorHandle(data, x.dtype.scalar), _truths(kind) if truth else kind)
+        return tensor(interpreter.TensorHandle(data, x.dtype.scalar), _truths(kind) if use == COMPARISON else kind)
 
     setattr(tl.tensor, name, operator)
 

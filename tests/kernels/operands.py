@@ -5,22 +5,8 @@ import json
 import operator
 
 OPERATORS = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "eq",
-    "ne",
-    "and_",
-    "or_",
-    "xor",
-    "floordiv",
-    "mod",
-)
+    "add", "sub", "mul", "truediv", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor", "floordiv", "mod",
+)  # fmt: skip
 DTYPES = (
     "float16", "float32", "float64", "int1", "int8", "int32", "int64", "uint8", "uint32", "uint64", "bfloat16",
 )  # fmt: skip
