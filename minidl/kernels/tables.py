@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "tiles"
 CHOSEN = str(Path(os.environ[VARIABLE]).expanduser().absolute()) if os.environ.get(VARIABLE) else None
 # What kernels take for sizes that are not of blocks: of another number of pieces, say, a product would be wrong.
 FLAGS = {
-    "PIECES": (1, 2, 4), "FLATTEN": (0, 1), "EVEN": (0, 1), "TAPS": (1, 3), "PIXELS": (1, 2),
+    "PIECES": (1, 2, 4), "FLATTEN": (0, 1), "EVEN": (0, 1), "TAPS": (1, 3), "PIXELS": (1, 2), "WIDE": (0, 1),
     "PER_PROCESSOR": (0, 1, 2, 4), "GROUP_M": (1, 4, 8, 16),
 }  # fmt: skip
 _PARTS = {"when", "tile", "warps", "stages"}

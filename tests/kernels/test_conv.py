@@ -302,6 +302,28 @@ def test_equal_parts_of_the_weight_gradient(shape, processors, monkeypatch):
             assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(dtype))
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("processors", [1, 5, 7, 1000])
+def test_pairs_of_tiles_as_one_of_twice_the_channels(processors, groups, monkeypatch):
+    """All tiles in pairs, some, and none; both ways, with all that an epilogue has."""
+    monkeypatch.setattr(launch, "processors", lambda: processors)
+    constants = []
+    run = launch.run
+
+    def spy(kernel, grid, *args, **meta):
+        if kernel is batch_tiled.conv_batch_kernel:
+            constants.append(meta["WIDE"])
+        run(kernel, grid, *args, **meta)
+
+    monkeypatch.setattr(launch, "run", spy)
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "PIXELS": 1, "PIECES": 1, "PER_PROCESSOR": 1, "FLATTEN": 0}
+    for dtype in (torch.float32, torch.float16):
+        p = Problem((33, 64, 64, (2, 3), (3, 2), (1, 1), (1, 1), (1, 1), groups), dtype=dtype)
+        with launch.force(conv_batch=launch.Tile({**sizes, "WIDE": 1})):
+            p.check("batch", lambda name: name != "grad_weight")
+    assert set(constants) == {int(processors < 1000)}
+
+
 @pytest.mark.parametrize("processors", [1, 20])
 @pytest.mark.parametrize("N", [3, 33])
 @pytest.mark.parametrize(
