@@ -1,12 +1,13 @@
 """What is special to matrix products: forms, transpositions, shares of K, precision, large addresses."""
 
 import itertools
+import math
 
 import pytest
 import torch
 
 from minidl.kernels import activation, gemm, launch
-from minidl.kernels.gemm import thin
+from minidl.kernels.gemm import parts, thin
 from minidl.specs.linalg import _act, product_error
 from minidl.specs.make import SeededMake
 from minidl.tensor import default_device
@@ -240,6 +241,21 @@ def test_runs_are_bitwise_equal(form):
     a, b = matrix(48, 200), matrix(200, 40, seed=1)
     first = gemm.gemm(a, b, form=form, split=4)
     assert torch.equal(first, gemm.gemm(a, b, form=form, split=4))
+
+
+def test_copies_along_k():
+    """To the nearest tf32, ties away from zero; what is not finite stays, and nothing finite becomes infinite."""
+    step = 2.0**-10
+    below = 1 + step / 2 - 2.0**-23
+    largest, cut = torch.finfo(torch.float32).max, (2 - step) * 2.0**127
+    given = [1.0, below, 1 + step / 2, -1 - step / 2, 0.0, 2.0**-130, largest, -largest, math.inf, -math.inf, math.nan]
+    near = [1.0, 1.0, 1 + step, -1 - step, 0.0, 2.0**-130, cut, -cut, math.inf, -math.inf, math.nan]
+    x = torch.tensor([given] * 3, device=default_device()).t().contiguous().t()
+    rounded = parts.along_k(x, nearest=True)
+    assert rounded.stride(1) == 1
+    expected = torch.tensor([near] * 3, device=default_device())
+    torch.testing.assert_close(rounded, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(parts.along_k(x), x, rtol=0, atol=0, equal_nan=True)
 
 
 CUTS = [launch.Tile({"BLOCK_M": 16, "BLOCK_K": 32}, 4, 1), launch.Tile({"BLOCK_M": 1, "BLOCK_K": 4}, 1, 1)]

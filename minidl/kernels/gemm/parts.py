@@ -33,15 +33,19 @@ def nearest_tf32(b_x):
 
 @triton.jit
 def along_k_kernel(
-    p_x, p_y, ROWS, K, s_row, s_k, width, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
+    p_x, p_y, ROWS, K, s_row, s_k, width,
+    NEAREST: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """y [ROWS, width] = x [ROWS, K], K its last axis in memory."""
+    """y [ROWS, width] = x [ROWS, K], K its last axis in memory; with NEAREST rounded to tf32."""
     wait(EARLY)
     tiles_k = tl.cdiv(K, BLOCK_K)
     o_m = (tl.program_id(0) // tiles_k).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_k = tl.program_id(0) % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
     m_mk = (o_m < ROWS) & (o_k < K)
     b_x = tl.load(p_x + o_m * s_row + o_k.to(tl.int64) * s_k, mask=m_mk, other=0.0)  # [BLOCK_M, BLOCK_K]
+    if NEAREST:
+        wild = (b_x.to(tl.int32, bitcast=True) & EXPONENT) == EXPONENT
+        b_x = tl.where(wild, b_x, nearest_tf32(b_x))
     tl.store(p_y + o_m * width + o_k, b_x, mask=m_mk)
 
 
@@ -117,15 +121,21 @@ def product(
     return wild
 
 
-def along_k(x: torch.Tensor) -> torch.Tensor:
-    """x [rows, K], copied so that a row's values are neighbours and rows begin at 16 bytes, where they do not."""
+def along_k(x: torch.Tensor, nearest: bool = False) -> torch.Tensor:
+    """x [rows, K], copied so that a row's values are neighbours and rows begin at 16 bytes, where they do not.
+
+    A copy is rounded to tf32 where `nearest` is set. The matrix units would cut the same bits off, with twice the
+    error; and zeros take less power, of which large products have no more (8192^3: 3.31 ms in place of 3.36).
+    """
     if x.stride(1) == 1 or 0 in x.shape:
         return x
     rows, K = x.shape
     y = torch.empty(rows, launch.cdiv(K, 4) * 4, dtype=x.dtype, device=x.device)
     tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)
     grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(K, tile["BLOCK_K"]),)
-    launch.run(along_k_kernel, grid, x, y, rows, K, *x.stride(), y.shape[1], **early.options(), **tile.options)
+    launch.run(
+        along_k_kernel, grid, x, y, rows, K, *x.stride(), y.shape[1], NEAREST=nearest, **early.options(), **tile.options
+    )
     return y[:, :K]
 
 
