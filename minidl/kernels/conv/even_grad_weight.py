@@ -1,13 +1,9 @@
 """The batch-tiled weight gradient in equal parts: every program takes as many steps, of one tile or of some.
 
 All steps of all tiles stand in a line, tile after tile; a program takes the next Q of them. So a tile is summed by some
-programs, its slots. The first slot, whose last steps these are, adds what the others found, in order, and stores the
-tile; of the others it is the first thing that they do, so it hardly waits. (With a second launch that adds the slots,
-512 channels at 7x7 took 51 us, of which the first took 42.) Programs take the line from its end: one waits only for
-such as have started before it, however few run at a time.
-
-A program that is at its step t reads near the share t / Q of the pixels of whatever tile it is in, so that all programs
-read one neighbourhood at a time: of the steps of a tile those that its slots do at the same t are neighbours.
+programs, its slots, and what they found is added in order of the slots. A program that is at its step t reads near the
+share t / Q of the pixels of whatever tile it is in, so that all programs read one neighbourhood at a time: of the steps
+of a tile those that its slots do at the same t are neighbours.
 """
 
 import torch
@@ -18,7 +14,6 @@ from minidl.kernels import early, launch
 from minidl.kernels.conv.batch_tiled import boxes_of, inside
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.early import wait
-from minidl.kernels.gemm.tiled import halves
 
 SLOTS = 16  # of a tile: more would be added one after another for long
 
@@ -68,45 +63,21 @@ def slots_of(first, steps, Q):
 
 
 @triton.jit
-def finish_tile(
-    b_acc, p_slots, p_total, m, c, M, row, slots,
-    C: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
-):  # fmt: skip
-    """Store a tile's first slot plus the others, [BLOCK_M, BLOCK_N] each at p_slots, a piece of columns at a time."""
-    if PIECES == 1:
-        r_m = tl.arange(0, b_acc.shape[0])
-        r_c = tl.arange(0, b_acc.shape[1])
-        p_slots += r_m[:, None] * BLOCK_N + r_c[None, :]
-        for _ in range(1, slots):
-            b_acc += tl.load(p_slots, cache_modifier=".cg")
-            p_slots += b_acc.shape[0] * BLOCK_N
-        m_mc = (m + r_m < M)[:, None] & (c + r_c < C)[None, :]
-        o_mc = (row + r_m).to(tl.int64)[:, None] * WIDTH + r_c[None, :]
-        tl.store(p_total + o_mc, b_acc.to(p_total.dtype.element_ty), mask=m_mc)
-    else:
-        b_left, b_right = halves(b_acc)
-        HALF: tl.constexpr = b_left.shape[1]
-        finish_tile(b_left, p_slots, p_total, m, c, M, row, slots, C, WIDTH, BLOCK_N, PIECES // 2)
-        finish_tile(b_right, p_slots + HALF, p_total + HALF, m, c + HALF, M, row, slots, C, WIDTH, BLOCK_N, PIECES // 2)
-
-
-@triton.jit
 def conv_even_grad_weight_kernel(
-    d_dy, d_x, p_slots, p_done, p_total, N, H, W, QH, QW, M, GROUPS, in_h, in_w, Q, total,
+    d_dy, d_x, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, Q, total,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """total [groups * M, J * C]; slots [programs, BLOCK_M, BLOCK_N], of tiles begun by another program, when `done`."""
+    """partial [slots, groups * M, J * C]: what program_id's Q steps add to the tiles that they are in."""
     wait(EARLY)
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     J: tl.constexpr = JH * JW
     tiles_m = tl.cdiv(M, BLOCK_M)
     runs = tl.cdiv(N, BLOCK_K)
     channels = GROUPS * C
-    i_program = tl.num_programs(0) - 1 - tl.program_id(0)  # in the line
-    start = i_program * Q
+    start = tl.program_id(0) * Q
     end = tl.minimum(start + Q, total)
     step = start
     while step < end:
@@ -128,7 +99,7 @@ def conv_even_grad_weight_kernel(
         o_m = i_group * M + m
         o_c = i_group * C + c
         before, slots, opening, closing = slots_of(first, steps, Q)
-        slot = i_program - before
+        slot = tl.program_id(0) - before
         within = tl.where(slots > 1, 1, 0)
         stop = tl.minimum(first + steps, end) - start
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
@@ -144,20 +115,51 @@ def conv_even_grad_weight_kernel(
             # [BLOCK_K, BLOCK_N]
             b_x = d_x.load([n, ((tap_h + h * IN_STEP_H) * W + tap_w + w * IN_STEP_W) * channels + o_c])
             b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
-        p_slot = p_slots + i_program.to(tl.int64) * (BLOCK_M * BLOCK_N)
-        if slot > 0:
-            tl.store(p_slot + tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :], b_acc)
-            tl.debug_barrier()
-            tl.atomic_xchg(p_done + i_program, 1, sem="release")
-        else:
-            for i in range(1, slots):
-                while tl.atomic_add(p_done + i_program + i, 0, sem="acquire") == 0:
-                    pass
-            finish_tile(
-                b_acc, p_slot + BLOCK_M * BLOCK_N, p_total + j * C + c, m, c, M, o_m, slots,
-                C, J * C, BLOCK_N, PIECES,
-            )  # fmt: skip
+        r_m = m + tl.arange(0, BLOCK_M)
+        r_c = c + tl.arange(0, BLOCK_N)
+        p_tile = p_partial + slot.to(tl.int64) * (GROUPS * M) * (J * C)
+        p_tile += (i_group * M + r_m).to(tl.int64)[:, None] * (J * C) + j * C + r_c[None, :]
+        tl.store(p_tile, b_acc, mask=(r_m < M)[:, None] & (r_c < C)[None, :])
         step = first + steps
+
+
+@triton.jit
+def conv_even_sum_kernel(
+    p_partial, p_total, N, H, W, QH, QW, M, GROUPS, in_h, in_w, Q,
+    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    EARLY: tl.constexpr, MOST: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """total [groups * M, J * C]: ROWS rows of a tile, the sums of its slots (at most MOST) in their order."""
+    wait(EARLY)
+    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
+    PIECES: tl.constexpr = BLOCK_M // ROWS
+    J: tl.constexpr = JH * JW
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles = tiles_c * tiles_m * GROUPS
+    runs = tl.cdiv(N, BLOCK_K)
+    i_tile = tl.program_id(0) // PIECES % tiles
+    j = tl.program_id(0) // (PIECES * tiles)
+    first = 0
+    for i in range(j):
+        _, _, _, _, steps = steps_of(
+            i, runs, H, W, QH, QW, in_h, in_w, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W
+        )  # fmt: skip
+        first += steps * tiles
+    _, _, _, _, steps = steps_of(j, runs, H, W, QH, QW, in_h, in_w, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W)
+    _, slots, _, _ = slots_of(first + i_tile * steps, steps, Q)
+    r_c = i_tile % tiles_c * BLOCK_N + tl.arange(0, BLOCK_N)
+    r_m = i_tile // tiles_c % tiles_m * BLOCK_M + tl.program_id(0) % PIECES * ROWS + tl.arange(0, ROWS)
+    i_group = i_tile // (tiles_c * tiles_m)
+    m_mc = (r_m < M)[:, None] & (r_c < C)[None, :]
+    o_mc = (i_group * M + r_m).to(tl.int64)[:, None] * (J * C) + j * C + r_c[None, :]
+    o_slot = o_mc
+    b_total = tl.load(p_partial + o_mc, mask=m_mc, other=0.0)
+    for slot in tl.static_range(1, MOST):
+        o_slot += GROUPS * M * (J * C)
+        b_total += tl.load(p_partial + o_slot, mask=m_mc & (slot < slots), other=0.0)
+    tl.store(p_total + o_mc, b_total.to(p_total.dtype.element_ty), mask=m_mc)
 
 
 def grad_weight(
@@ -177,18 +179,22 @@ def grad_weight(
     if most > SLOTS:
         return None
     taps = len(steps)
-    programs = launch.cdiv(total, each)
-    acc = launch.acc_torch(x.dtype)
-    slots = torch.empty(programs, tile["BLOCK_M"], tile["BLOCK_N"], dtype=acc, device=x.device)
-    done = torch.zeros(programs, dtype=torch.int32, device=x.device)
-    found = torch.empty(groups * M, taps * C, dtype=x.dtype, device=x.device)
+    partial = torch.empty(most, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
+    sizes = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, each)
+    walks = {
+        "C": C, "JH": len(h.taps), "JW": len(v.taps), "IN_STEP_H": h.in_step, "IN_STEP_W": v.in_step,
+        "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
+    }  # fmt: skip
     launch.run(
-        conv_even_grad_weight_kernel, (programs,), boxes_of(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
-        boxes_of(x, tile["BLOCK_K"], tile["BLOCK_N"]), slots, done, found,
-        N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, each, total,
-        C=C, JH=len(h.taps), JW=len(v.taps),
-        IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
-        ACC=launch.acc(x.dtype), PRECISION=precision, PIECES=min(4, tile["BLOCK_N"] // 16), **early.options(), **blocks,
+        conv_even_grad_weight_kernel, (launch.cdiv(total, each),), boxes_of(dy, tile["BLOCK_K"], tile["BLOCK_M"]),
+        boxes_of(x, tile["BLOCK_K"], tile["BLOCK_N"]), partial, *sizes, total, **walks,
+        ACC=launch.acc(x.dtype), PRECISION=precision, **early.options(), **blocks,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    found = torch.empty(groups * M, taps * C, dtype=x.dtype, device=x.device)
+    rows = max(1, min(2048 // tile["BLOCK_N"], tile["BLOCK_M"]))
+    launch.run(
+        conv_even_sum_kernel, (taps * tiles * tile["BLOCK_M"] // rows,), partial, found, *sizes, **walks, **blocks,
+        MOST=most, ROWS=rows, **early.options(),
     )  # fmt: skip
     return found.view(groups * M, len(h.taps), len(v.taps), C)
