@@ -148,7 +148,12 @@ class Function:
     `apply` unwraps Tensors among the arguments, runs forward, and records it when a gradient is wanted. forward
     returns one torch tensor or a tuple of them; backward gets as many gradients (None for an output that was not
     used) and returns one per argument of forward, None where there is none.
+
+    With `none_is_one`, for a single output, the 1 that `backward()` without a gradient begins with arrives as None:
+    filling a tensor with it and multiplying by it are two launches less.
     """
+
+    none_is_one = False
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -200,8 +205,8 @@ def _caller() -> str:
     return ""
 
 
-def backward(root: Tensor, gradient: torch.Tensor, retain_graph: bool = False) -> None:
-    """Add d(root)/d(leaf) times `gradient` to the `grad` of every leaf that root depends on.
+def backward(root: Tensor, gradient: torch.Tensor | None, retain_graph: bool = False) -> None:
+    """Add d(root)/d(leaf) times `gradient` (None for ones) to the `grad` of every leaf that root depends on.
 
     Raises RuntimeError, before any gradient is changed, when part of the graph was already used and freed.
     """
@@ -209,9 +214,21 @@ def backward(root: Tensor, gradient: torch.Tensor, retain_graph: bool = False) -
     assert edge is not None
     if isinstance(edge[0], Node):
         waiting = _count_uses(edge[0])
+        if gradient is None and not _takes_none(*edge):
+            gradient = torch.ones_like(root.data)
         _walk(edge, gradient, waiting, retain_graph)
     else:
-        _to_leaf(edge[0], gradient, shared=True)
+        _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, shared=True)
+
+
+def _takes_none(node: Tensor | Node, index: int) -> bool:
+    """Whether the root's gradient of 1 need not be a tensor: nothing but the operation's own backward sees it."""
+    return (
+        isinstance(node, Node)
+        and node.function.none_is_one
+        and not node.hooks.get(index)
+        and index not in node.retained
+    )
 
 
 def _count_uses(root: Node) -> dict[Tensor | Node, int]:
@@ -237,7 +254,7 @@ def _count_uses(root: Node) -> dict[Tensor | Node, int]:
     return uses
 
 
-def _walk(edge: Edge, gradient: torch.Tensor, waiting: dict[Tensor | Node, int], retain_graph: bool) -> None:
+def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Tensor | Node, int], retain_graph: bool) -> None:
     root, index = edge
     assert isinstance(root, Node)
     pending: dict[Tensor | Node, list[Grad | None]] = {root: [None] * len(root.outputs)}
@@ -249,7 +266,8 @@ def _walk(edge: Edge, gradient: torch.Tensor, waiting: dict[Tensor | Node, int],
         node = heapq.heappop(ready)[1]
         arrived = pending.pop(node)
         grads = [_run_hooks(node, i, g) for i, g in enumerate(arrived)]
-        for (target, position), grad, shared in _through(node, grads, retain_graph):
+        one = gradient is None and node is root
+        for (target, position), grad, shared in _through(node, grads, retain_graph, one):
             slot = pending.setdefault(target, [None] * (len(target.outputs) if isinstance(target, Node) else 1))
             if grad is not None:
                 if not isinstance(target, Node):
@@ -269,13 +287,18 @@ def _walk(edge: Edge, gradient: torch.Tensor, waiting: dict[Tensor | Node, int],
                     _to_leaf(target, total, target in borrowed)
 
 
-def _through(node: Node, grads: list[Grad | None], retain_graph: bool) -> Iterator[tuple[Edge, Grad | None, bool]]:
-    """The gradients of a node's inputs, each with the edge it goes to and whether its memory is also used elsewhere."""
+def _through(
+    node: Node, grads: list[Grad | None], retain_graph: bool, one: bool
+) -> Iterator[tuple[Edge, Grad | None, bool]]:
+    """The gradients of a node's inputs, each with the edge it goes to and whether its memory is also used elsewhere.
+
+    `one` says that the gradient of the output is 1 where it is None.
+    """
     context = node.context
     assert context is not None
     if not retain_graph:
         node.context = None
-    if all(g is None for g in grads):
+    if not one and all(g is None for g in grads):
         returned: Sequence[Grad | None] = (None,) * len(node.edges)
     else:
         # Only a leaf, and so the optimiser, is given rows.

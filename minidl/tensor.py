@@ -212,7 +212,7 @@ class Tensor:
                     f"backward() of a tensor of shape {list(self.shape)} needs `gradient`, a tensor of that shape; "
                     "or reduce it to one value first, for example with .sum()"
                 )
-            seed = torch.ones_like(self.data)
+            seed = None
         else:
             if gradient.shape != self.shape or gradient.dtype != self.dtype or gradient.device != self.device:
                 raise RuntimeError(

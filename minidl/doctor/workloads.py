@@ -210,14 +210,23 @@ def _optimizers(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
         for rows, lazy in ((False, False), (True, False), (True, True)):
             variant = f"{', rows' if rows else ''}{', lazy' if lazy else ''}"
             yield name + variant, partial(_step, make, dtype, rows, lazy)
+    for rows, lazy in ((False, False), (True, False), (True, True)):
+        variant = f"{', rows' if rows else ''}{', lazy' if lazy else ''}"
+        yield f"adam, two dtypes{variant}", partial(_step, made["adam"], dtype, rows, lazy, second_dtype=True)
 
 
-def _step(make: Callable[[list[Tensor], bool], optim.Optimizer], dtype: torch.dtype, rows: bool, lazy: bool) -> None:
+def _step(
+    make: Callable[[list[Tensor], bool], optim.Optimizer], dtype: torch.dtype, rows: bool, lazy: bool,
+    second_dtype: bool = False,
+) -> None:  # fmt: skip
     shapes = ((1000, 128), (128,), (33, 7))
     params = [Tensor(torch.zeros(shape, dtype=dtype), requires_grad=True) for shape in shapes]
+    if second_dtype:
+        other = torch.float64 if dtype == torch.float32 else torch.float32
+        params.append(Tensor(torch.zeros(128, dtype=other), requires_grad=True))
     optimizer = make(params, lazy)
     for param in params:
-        param.grad = Tensor(torch.zeros(param.shape, dtype=dtype))
+        param.grad = Tensor(torch.zeros(param.shape, dtype=param.dtype))
     if rows:
         params[0]._grad = RowGrad(torch.arange(50, dtype=torch.int32), torch.zeros(50, 128, dtype=dtype), (1000, 128))
     optimizer.step()

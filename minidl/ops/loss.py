@@ -1,4 +1,4 @@
-"""Losses. The gradient of cross-entropy is computed with the loss and waits, multiplied by what comes back."""
+"""Losses. The gradient of cross-entropy is computed with the loss and waits, multiplied by what comes back if not 1."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "mse_loss"]
 
 
 class CrossEntropy(Function):
+    none_is_one = True
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -31,14 +33,17 @@ class CrossEntropy(Function):
         return ctx.made.loss
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        # The gradient is scaled where it lies, which a second walk through a retained graph would do again.
+    def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
+        # The gradient is given away, scaled where it lies: a second walk through a retained graph makes it again.
         made, ctx.made = ctx.made, None
         if made is None:
             x, target, weight = ctx.saved
             ignore_index, reduction, smoothing = ctx.options
             made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)
-        return entropy.cross_entropy_grad_(made.grad, dy, made.divisor), None, None, None, None, None
+        grad = made.grad
+        if dy is not None or made.divisor is not None:
+            grad = entropy.cross_entropy_grad_(grad, dy, made.divisor)
+        return grad, None, None, None, None, None
 
 
 class MSELoss(Function):

@@ -1,5 +1,8 @@
 """How gradients arrive: sums, roots, outputs that were not used, memory that is never shared."""
 
+from typing import ClassVar
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,6 +92,61 @@ def test_a_leaf_is_its_own_gradient():
     x.backward(seed)
     assert grad_of(x) == [5.0]
     assert x.grad.data.data_ptr() != seed.data.data_ptr()
+
+
+class TakesNone(Square):
+    """A root whose gradient of 1 may be left out, and the gradients that it was given."""
+
+    none_is_one = True
+    given: ClassVar[list[object]] = []
+
+    @staticmethod
+    def backward(ctx, dy):
+        TakesNone.given.append(None if dy is None else dy.tolist())
+        return Square.backward(ctx, torch.ones_like(ctx.saved[0]) if dy is None else dy)
+
+
+@pytest.mark.parametrize(
+    ("walk", "given"),
+    [
+        (lambda y: y.backward(), [None]),
+        (lambda y: y.backward(leaf(1.0, requires_grad=False)), [[1.0]]),
+        (lambda y: Add.apply(y, leaf(5.0)).backward(), [[1.0]]),
+        (lambda y: Square.apply(y).backward(), [[18.0]]),
+        (lambda y: (y.backward(retain_graph=True), y.backward()), [None, None]),
+        (lambda y: (y.register_hook(lambda g: None), y.backward()), [[1.0]]),
+        (lambda y: (y.register_hook(lambda g: None)(), y.backward()), [None]),
+        (lambda y: (y.retain_grad(), y.backward()), [[1.0]]),
+    ],
+    ids=["root", "explicit", "sum", "inside", "twice", "hook", "removed hook", "retained"],
+)
+def test_the_one_of_a_root_may_arrive_as_none(walk, given):
+    x = leaf(3.0)
+    TakesNone.given.clear()
+    walk(TakesNone.apply(x))
+    assert TakesNone.given == given
+    assert grad_of(x) == [6.0 * sum(1.0 if dy is None else dy[0] for dy in given)]
+
+
+def test_a_root_that_takes_none_may_give_none():
+    class Constant(TakesNone):
+        @staticmethod
+        def backward(ctx, dy):
+            return None
+
+    x = leaf(2.0)
+    Constant.apply(Square.apply(x)).backward()
+    assert x.grad is None
+
+
+def test_the_gradient_of_a_root_is_one():
+    for function in (Square, TakesNone):
+        y = function.apply(leaf(3.0))
+        seen = []
+        y.retain_grad()
+        y.register_hook(lambda g, seen=seen: seen.append(g.tolist()))
+        y.backward()
+        assert (grad_of(y), seen) == ([1.0], [[1.0]])
 
 
 def test_outputs_that_were_not_used_arrive_as_none():

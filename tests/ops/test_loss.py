@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from minidl import from_torch, no_grad, ops
 from minidl.kernels import cross_entropy as kernels
+from minidl.kernels import launch
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,67 @@ def test_the_first_gradient_is_not_copied(device):
     made.append(value._node.context.made.grad.data_ptr())
     value.backward()
     assert x.grad.data.data_ptr() == made[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(("reduction", "rows"), [("mean", 6), ("sum", 6), ("none", 1)])
+def test_without_a_gradient_it_is_that_of_one(reduction, rows, dtype, device):
+    """Bit for bit, at first and again; what the first walk gave away is not changed by the second."""
+    target = classes(rows, 5, device)
+    x = from_torch(torch.randn(rows, 5, device=device).to(dtype), requires_grad=True)
+    y = from_torch(x.data.clone(), requires_grad=True)
+    value, same = (ops.cross_entropy(z, target, reduction=reduction) for z in (x, y))
+    value.backward(retain_graph=True)
+    same.backward(from_torch(torch.ones_like(same.data)), retain_graph=True)
+    assert torch.equal(x.grad.data, y.grad.data)
+    first, kept = x.grad, x.grad.data.clone()
+    value.backward(retain_graph=True)
+    same.backward(from_torch(torch.ones_like(same.data)), retain_graph=True)
+    assert torch.equal(x.grad.data, y.grad.data)
+    assert torch.equal(first.data, kept)
+    first.zero_()
+    x.grad = None
+    value.backward()
+    assert torch.equal(x.grad.data, kept)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, t: ops.cross_entropy(x, t) * 2.0,
+        lambda x, t: ops.cross_entropy(x, t) + ops.cross_entropy(x * 3.0, t),
+        lambda x, t: (lambda value: value + value)(ops.cross_entropy(ops.exp(x), t)),
+        lambda x, t: ops.cross_entropy(x + ops.exp(x), t),
+    ],
+    ids=["scaled", "sum of two", "twice", "logits used twice"],
+)
+def test_losses_of_shared_parts_without_a_gradient(loss, device):
+    x, target = leaf(6, 5, device=device), classes(6, 5, device)
+    y = from_torch(x.data.clone(), requires_grad=True)
+    loss(x, target).backward()
+    value = loss(y, target)
+    value.backward(from_torch(torch.ones_like(value.data)))
+    assert torch.equal(x.grad.data, y.grad.data)
+
+
+def test_a_gradient_of_one_is_neither_made_nor_multiplied(device, monkeypatch):
+    x, target = leaf(6, 5, device=device), classes(6, 5, device)
+    names, run = [], launch.run
+
+    def spy(kernel, *args, **meta):
+        names.append(kernel.__name__)
+        run(kernel, *args, **meta)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError
+
+    value = ops.cross_entropy(x, target)
+    monkeypatch.setattr(launch, "run", spy)
+    monkeypatch.setattr(torch, "ones_like", refuse)
+    value.backward()
+    assert names == []
+    (ops.cross_entropy(x, target) * 2.0).backward(from_torch(torch.ones((), dtype=torch.float64, device=device)))
+    assert "scale_kernel" in names
 
 
 def test_what_gets_no_gradient_is_refused(device):

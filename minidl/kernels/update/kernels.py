@@ -1,4 +1,4 @@
-"""The kernels of an update: `measure`, `prepare` and `update`, and the memory that they share.
+"""The kernels of an update: `measure`, which ends with `prepare`, and `update`, and the memory that they share.
 
 They find it through a table of addresses, one row of COLUMNS int64 per parameter, and a list of blocks. A block is
 BLOCK_R rows (BLOCK_R_SMALL in a small parameter) by BLOCK_C columns; memory without rows is cut into rows of BLOCK_C.
@@ -109,35 +109,35 @@ def sum_of_squares(
 
 
 @triton.jit
-def measure_kernel(
-    p_like, p_table, p_blocks, p_partial, HAS_ROWS: tl.constexpr,
-    EARLY: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    wait(EARLY)
-    DTYPE: tl.constexpr = p_like.dtype.element_ty
-    packed = tl.load(p_blocks + tl.program_id(0))
-    p_slot = p_table + (packed >> 32) * COLUMNS
-    i_block = packed & (LARGE - 1)
-    if (packed & LARGE) != 0:
-        total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, BLOCK_V, BLOCK_R, BLOCK_C)
-    else:
-        total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, 1, BLOCK_R_SMALL, BLOCK_C)
-    tl.store(p_partial + tl.program_id(0), total)
+def next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE: tl.constexpr, BLOCK_P: tl.constexpr):
+    """Corrects the rates for the step that counts if the gradients are finite; if not, nothing reads them."""
+    for i in range(0, count, BLOCK_P):
+        o_p = i + tl.arange(0, BLOCK_P)
+        m_p = o_p < count
+        b_used = tl.load(p_table + o_p * COLUMNS + USED, mask=m_p, other=0) != 0  # [BLOCK_P]
+        b_t = (tl.load(p_steps + o_p, mask=m_p, other=0) + tl.where(b_used, 1, 0)).to(tl.float64)
+        p_numbers = p_hyper + o_p * NUMBERS
+        b_rate = tl.load(p_numbers + LR, mask=m_p, other=0.0)
+        if RULE == ADAGRAD:
+            b_rate /= 1.0 + (b_t - 1.0) * tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
+        if RULE >= ADAM:  # and AdamW
+            b_rate /= 1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA1, mask=m_p, other=0.5)))
+            b_correction = tl.sqrt(1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA2, mask=m_p, other=0.5))))
+            tl.store(p_rates + 2 * o_p + 1, b_correction, mask=m_p)
+        tl.store(p_rates + 2 * o_p, b_rate, mask=m_p)
 
 
-# The number of blocks changes from step to step: kernels are not compiled again for multiples of 16 of it.
-@triton.jit(do_not_specialize=["partials"])
-def prepare_kernel(
-    p_partial, partials, p_table, p_hyper, p_steps, p_rates, p_control, p_skipped, p_scale, count,
-    RULE: tl.constexpr, MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+@triton.jit
+def prepare(
+    p_partial, partials, p_table, p_steps, p_control, p_skipped, p_scale, count,
+    MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    wait(EARLY)
+    skipped = tl.load(p_skipped)
     b_total = tl.zeros((BLOCK,), dtype=tl.float64)
     for i in range(0, partials, BLOCK):
         o = i + tl.arange(0, BLOCK)
-        b_total += tl.load(p_partial + o, mask=o < partials, other=0.0)  # [BLOCK]
+        # Other multiprocessors wrote them during this launch: not from this one's cache.
+        b_total += tl.load(p_partial + o, mask=o < partials, other=0.0, cache_modifier=".cg")  # [BLOCK]
     norm = tl.sqrt(tl.sum(b_total))
     # An integer: the interpreter makes floats of a truth value that it spreads over a block.
     finite = tl.where(norm < float("inf"), 1, 0)
@@ -158,23 +158,54 @@ def prepare_kernel(
         scale *= unscale
     tl.store(p_control + SCALE, scale)
     tl.store(p_control + FINITE, finite.to(tl.float64))
-    tl.store(p_skipped, tl.load(p_skipped) + 1 - finite)
+    tl.store(p_skipped, skipped + 1 - finite)
     for i in range(0, count, BLOCK_P):
         o_p = i + tl.arange(0, BLOCK_P)
         m_p = o_p < count
         b_used = tl.load(p_table + o_p * COLUMNS + USED, mask=m_p, other=0) != 0  # [BLOCK_P]
         b_step = tl.load(p_steps + o_p, mask=m_p, other=0) + tl.where(b_used, finite, 0)
         tl.store(p_steps + o_p, b_step, mask=m_p)
-        b_t = b_step.to(tl.float64)
-        p_numbers = p_hyper + o_p * NUMBERS
-        b_rate = tl.load(p_numbers + LR, mask=m_p, other=0.0)
-        if RULE == ADAGRAD:
-            b_rate /= 1.0 + (b_t - 1.0) * tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
-        if RULE >= ADAM:  # and AdamW
-            b_rate /= 1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA1, mask=m_p, other=0.5)))
-            b_correction = tl.sqrt(1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA2, mask=m_p, other=0.5))))
-            tl.store(p_rates + 2 * o_p + 1, b_correction, mask=m_p)
-        tl.store(p_rates + 2 * o_p, b_rate, mask=m_p)
+
+
+# The number of blocks changes from step to step: kernels are not compiled again for multiples of 16 of it.
+@triton.jit(do_not_specialize=["first", "partials"])
+def measure_kernel(
+    p_like, p_table, p_blocks, p_partial, p_arrived, p_hyper, p_steps, p_rates, p_control, p_skipped, p_scale,
+    first, partials, count,
+    RULE: tl.constexpr, MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_ROWS: tl.constexpr, LAST: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """A program for each block, whose sum is number `first` and on of all partial sums.
+
+    The LAST launch of a step has one program more, the first, for the rates; of its programs the last to arrive
+    prepares the update. p_arrived counts them, and is 0 before and after.
+    """
+    wait(EARLY)
+    DTYPE: tl.constexpr = p_like.dtype.element_ty
+    i_list = tl.program_id(0)
+    if LAST:
+        i_list -= 1
+        if i_list < 0:
+            next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE, BLOCK_P)
+    if i_list >= 0:
+        packed = tl.load(p_blocks + i_list)
+        p_slot = p_table + (packed >> 32) * COLUMNS
+        i_block = packed & (LARGE - 1)
+        if (packed & LARGE) != 0:
+            total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, BLOCK_V, BLOCK_R, BLOCK_C)
+        else:
+            total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, 1, BLOCK_R_SMALL, BLOCK_C)
+        tl.store(p_partial + first + i_list, total)
+    if LAST:
+        # One thread tells of all: what the others read and wrote has to be done.
+        tl.debug_barrier()
+        if tl.atomic_add(p_arrived, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
+            tl.store(p_arrived, 0)
+            prepare(
+                p_partial, partials, p_table, p_steps, p_control, p_skipped, p_scale, count,
+                MAX_NORM, HAS_SCALE, BLOCK, BLOCK_P,
+            )  # fmt: skip
 
 
 @triton.jit
