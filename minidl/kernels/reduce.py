@@ -5,8 +5,9 @@
 x is seen as a matrix [K, R], kept index by reduced index, each of at most two levels of strides: the sums over N, H
 and W of an [N, C, H, W] tensor need no copy. Other layouts are copied first. A program holds BLOCK_K x BLOCK_R lanes,
 walks its share of R, and joins its lanes at the end; where K gives too few programs, R is shared out and a second
-launch joins the shares in order. Nothing depends on scheduling. `depth` says how long the longest chain of additions
-is, for error bounds.
+launch joins the shares in order. Up to 2^18 numbers, columns are summed in one launch, by narrow strips that hold all
+rows in a few blocks. Nothing depends on scheduling. `depth` says how long the longest chain of additions is, for error
+bounds.
 
 Floating sums are accumulated in float32 (float64 for float64). Norms are accumulated in float64, in which the squares
 of narrower types neither overflow nor vanish. Sums of integers and bools are int64. As in torch, the sum of nothing
@@ -279,7 +280,11 @@ def _inner(levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
 
 
 def _plan(family: str, K: int, R: int, dtype: torch.dtype, shares: int | None) -> tuple[launch.Tile, int]:
-    """The tile, and how much of R a program takes: 4 blocks or more, enough for at most 8 programs per processor."""
+    """The tile, and how much of R a program takes: 4 blocks or more, enough for at most 8 programs per processor.
+
+    So R of fewer than 8 blocks takes one launch. On an H200 a second one costs 2.5 us with the gap before it, for which
+    the tables give columns of little in all (K R to 2^18) tall blocks: 4 of them are all of R.
+    """
     tile = launch.tile(family, dtype, K=K, R=R)
     blocks = max(1, launch.cdiv(R, tile["BLOCK_R"]))
     if shares is None:

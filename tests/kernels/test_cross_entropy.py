@@ -1,15 +1,26 @@
-"""What is special to cross-entropy: targets out of range, rows left out, float16 gradients, scaling far out."""
+"""What is special to cross-entropy: targets out of range, rows left out, both ways to the divisor of a mean, float16
+gradients, scaling far out."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 
 from minidl.kernels import cross_entropy, launch
+from minidl.kernels.cross_entropy import all_targets
 
 WHOLE = launch.Tile({"BLOCK_M": 8, "BLOCK_N": 16})
 WALK = launch.Tile({"BLOCK_M": 2, "BLOCK_N": 4})
 NAN, INF = float("nan"), float("inf")
 FORMS = pytest.mark.parametrize("tile", [WHOLE, WALK], ids=["whole", "walk"])
+
+
+@pytest.fixture(params=[0, 2**18], ids=["before", "alone"])
+def reads(request, monkeypatch):
+    """How many targets all programs may read: none, so that a launch finds the divisor before, or enough."""
+    monkeypatch.setattr(cross_entropy, "READS", request.param)
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +43,93 @@ def test_every_row_counts_whatever_the_tile(tile, rows, device):
         with launch.force(cross_entropy=tile, cross_entropy_loop=tile, loss=small):
             got = cross_entropy.cross_entropy(x, target, reduction=reduction)
         torch.testing.assert_close(got, F.cross_entropy(x, target, reduction=reduction), rtol=1e-13, atol=0)
+
+
+def launches(function):
+    """Names of the kernels that a call launches, with whether each program finds the divisor by itself."""
+    found = []
+    with launch.record(
+        lambda kernel, grid, args, meta: found.append((kernel.__name__, meta.get("ALONE"))), launch.target()
+    ):
+        function()
+    return found
+
+
+def test_few_rows_need_no_launch_for_the_divisor(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "READS", 2**18)
+    checked = [("target_kernel", None)] if launch.INTERPRETED else []
+    tiles = {"cross_entropy": launch.Tile({"BLOCK_M": 64, "BLOCK_N": 4}), "cross_entropy_loop": WALK}
+
+    def of(rows, classes=4, **options):
+        x, target = torch.empty(rows, classes), torch.zeros(rows, dtype=torch.int64)
+        with launch.force(**tiles):
+            return launches(lambda: cross_entropy.cross_entropy_parts(x, target, with_grad=True, **options))
+
+    for rows in (1, 1024, 4096):
+        assert of(rows) == [*checked, ("cross_entropy_kernel", True), ("total_kernel", None)]
+    for rows in (4097, 2**16):
+        assert of(rows) == [("target_kernel", None), ("cross_entropy_kernel", False), ("total_kernel", None)]
+    assert of(8, 5) == [("target_kernel", None), ("cross_entropy_loop_kernel", None), ("total_kernel", None)]
+    assert of(8, reduction="sum") == [*checked, ("cross_entropy_kernel", False), ("total_kernel", None)]
+    assert of(8, reduction="none") == [*checked, ("cross_entropy_kernel", False)]
+
+
+@pytest.mark.parametrize("rows", [1, 9, 2500])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ignored", [-100, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_mean_by_either_way_to_its_divisor(rows, smoothing, weighted, ignored, dtype, reads, device):
+    x = torch.randn(rows, 13, dtype=dtype, device=device)
+    target = torch.randint(13, (rows,), device=device)
+    target[0] = 5
+    weight = torch.rand(13, dtype=dtype, device=device) + 0.5 if weighted else None
+    options = {"ignore_index": ignored, "label_smoothing": smoothing}
+    tile = launch.Tile({"BLOCK_M": 32, "BLOCK_N": 16})
+    with launch.force(cross_entropy=tile):
+        value, grad = cross_entropy.cross_entropy(x, target, weight, with_grad=True, **options)
+        assert torch.equal(cross_entropy.cross_entropy(x, target, weight, **options), value)
+    leaf = x.double().requires_grad_()
+    expected = F.cross_entropy(leaf, target, None if weight is None else weight.double(), **options)
+    expected.backward()
+    close = {torch.float64: 1e-13, torch.float32: 2e-6}[dtype]
+    torch.testing.assert_close(value.double(), expected.detach(), rtol=close, atol=0)
+    torch.testing.assert_close(grad.double(), leaf.grad, rtol=close, atol=close / rows)
+
+
+def test_every_program_finds_the_same_divisor(reads, device):
+    """Rows that hold the same have the same gradient to the bit, wherever they stand."""
+    rows = 3000
+    x = torch.randn(7, device=device).expand(rows, 7)
+    target = torch.randint(7, (rows,), device=device)
+    weight = torch.rand(7, device=device) + 0.5
+    with launch.force(cross_entropy=launch.Tile({"BLOCK_M": 64, "BLOCK_N": 8})):
+        _, grad = cross_entropy.cross_entropy(x, target, weight, with_grad=True)
+        half = cross_entropy.cross_entropy_parts(x.half(), target, weight.half(), with_grad=True)
+    for c in range(7):
+        same = grad[target == c]
+        assert torch.equal(same, same[:1].expand_as(same))
+    exact = weight.half().double()[target].sum()
+    assert half.divisor.item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+@triton.jit
+def all_targets_kernel(p_t, p_w, p_y, R, N, ignore_index, WEIGHTED: tl.constexpr):
+    tl.store(p_y, all_targets(p_t, p_w, R, N, ignore_index, WEIGHTED, tl.float32))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_is_no_class_counts_by_neither_way(weighted, device):
+    """A GPU does not refuse it, and one way must not divide by more than the other."""
+    target = torch.tensor([0, 5, -1, 4, 2**40, 1, -100, 2], device=device)
+    weight = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0], device=device) if weighted else None
+    sums = torch.full((2,), NAN, device=device)
+    launch.run(all_targets_kernel, (1,), target, weight, sums, 8, 5, -100, WEIGHTED=weighted)
+    launch.run(
+        cross_entropy.target_kernel, (1,), target, weight, sums[1:], None, 8, 5, -100, 1,
+        WEIGHTED=weighted, EARLY=False, ACC=tl.float32, BLOCK_N=8,
+    )  # fmt: skip
+    assert sums.tolist() == ([23.0, 23.0] if weighted else [4.0, 4.0])
 
 
 @FORMS
@@ -69,15 +167,27 @@ def test_infinite_logits_as_torch(tile, device):
         torch.testing.assert_close(got, expected.float(), equal_nan=True)
 
 
-def test_no_rows_left_is_nan_for_the_mean(device):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_no_rows_left_is_nan_for_the_mean(weighted, reads, device):
     x, target = torch.randn(4, 3, device=device), torch.full((4,), -100, device=device)
-    value, grad = cross_entropy.cross_entropy(x, target, with_grad=True)
+    weight = torch.rand(3, device=device) if weighted else None
+    value, grad = cross_entropy.cross_entropy(x, target, weight, with_grad=True)
     assert value.isnan()
+    assert F.cross_entropy(x, target, weight).isnan()
     assert grad.eq(0).all()
     assert cross_entropy.cross_entropy(x, target, reduction="sum") == 0
 
 
-def test_32_bit_classes_and_probabilities_agree_with_64_bit_classes(device):
+def test_no_rows_at_all_are_nan_for_the_mean(reads, device):
+    x, target = torch.empty(0, 3, device=device), torch.empty(0, dtype=torch.int64, device=device)
+    value, grad = cross_entropy.cross_entropy(x, target, with_grad=True)
+    assert value.isnan()
+    assert F.cross_entropy(x, target).isnan()
+    assert grad.shape == (0, 3)
+    assert cross_entropy.cross_entropy(x, target, reduction="sum") == 0
+
+
+def test_32_bit_classes_and_probabilities_agree_with_64_bit_classes(reads, device):
     x, target = torch.randn(40, 13, dtype=torch.float64, device=device), torch.randint(13, (40,), device=device)
     expected, grad = cross_entropy.cross_entropy(x, target, label_smoothing=0.1, with_grad=True)
     assert torch.equal(cross_entropy.cross_entropy(x, target.int(), label_smoothing=0.1), expected)
@@ -88,7 +198,7 @@ def test_32_bit_classes_and_probabilities_agree_with_64_bit_classes(device):
 
 
 @pytest.mark.parametrize("wrong", [5, -1, 2**31, 2**62])
-def test_a_target_that_is_no_class(wrong, device):
+def test_a_target_that_is_no_class(wrong, reads, device):
     x, target = torch.randn(3, 5, device=device), classes(0, wrong, 4, device=device)
     if launch.INTERPRETED:
         with pytest.raises(IndexError, match=rf"target holds {wrong}, expected classes from 0 to 4 or ignore_index"):
@@ -100,7 +210,7 @@ def test_a_target_that_is_no_class(wrong, device):
     assert cross_entropy.cross_entropy(x, target).isnan()
 
 
-def test_the_gradient_of_a_mean_survives_float16(device):
+def test_the_gradient_of_a_mean_survives_float16(reads, device):
     rows, scale = 4096, 2.0**16
     x = (8 * torch.randn(rows, 16)).half().to(device)
     target = torch.randint(16, (rows,), device=device)

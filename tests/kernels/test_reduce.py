@@ -1,4 +1,5 @@
-"""Shares of a long reduction, ties and NaN across them, layouts without a copy, norms beyond the range of squares."""
+"""Shares of a long reduction, ties and NaN across them, columns in one launch, layouts without a copy, norms beyond the
+range of squares."""
 
 import functools
 
@@ -6,6 +7,7 @@ import pytest
 import torch
 
 from minidl.kernels import launch, reduce
+from minidl.specs import bounds
 
 TILES = {
     "reduce_rows": launch.Tile({"BLOCK_K": 2, "BLOCK_R": 16}),
@@ -21,10 +23,10 @@ def many_shares(monkeypatch):
         yield
 
 
-def grids(function):
-    """Grids of the launches of a call."""
+def grids(function, target=None):
+    """Grids of the launches of a call, with the tiles of `target` (default: those in use)."""
     found = []
-    with launch.record(lambda kernel, grid, args, meta: found.append(grid), launch.target()):
+    with launch.record(lambda kernel, grid, args, meta: found.append(grid), target or launch.target()):
         function()
     return found
 
@@ -62,6 +64,34 @@ def test_the_first_nan_wins_across_shares(device):
 def test_no_result_depends_on_the_run(dtype, device, many_shares):
     x = torch.randn(3, 4001, dtype=dtype, device=device)
     assert torch.equal(reduce.sum(x, 1), reduce.sum(x, 1))
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_80"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "launches"),
+    [(1024, 4, 1), (256, 128, 1), (1024, 128, 1), (1024, 256, 1), (4096, 64, 1), (2**16, 64, 2), (2**13, 256, 2)],
+)
+def test_columns_of_little_take_one_launch(target, rows, columns, launches):
+    x = torch.empty(rows, columns)
+    assert len(grids(lambda: reduce.sum(x, 0), target)) == launches
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1024, 4), (1024, 128), (256, 128), (1000, 13), (4096, 20), (3001, 5), (1, 3)]
+)
+def test_columns_in_strips(rows, columns, device, monkeypatch):
+    """With the tall blocks that GPUs have, also where rows or columns do not fill them."""
+    monkeypatch.setattr(launch, "processors", functools.cache(lambda: 132))
+    whole = torch.randint(-3, 4, (rows, columns), device=device).float()
+    x = torch.randn(rows, columns, device=device)
+    with launch.force(reduce_columns=launch.Tile({"BLOCK_K": 8, "BLOCK_R": 1024}, 16)):
+        assert grids(lambda: reduce.sum(x, 0)) == [(-(-columns // 8), 1)]
+        got, again, exact = reduce.sum(x, 0), reduce.sum(x, 0), reduce.sum(whole, 0)
+        depth = reduce.depth(columns, rows, torch.float32)
+    assert torch.equal(exact, whole.sum(0))
+    assert torch.equal(got, again)
+    x = x.double()
+    assert ((got - x.sum(0)).abs() <= bounds.gamma(depth, 2.0**-24) * x.abs().sum(0)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
