@@ -18,7 +18,7 @@ from minidl.kernels.launch import Tile
 Arguments = Mapping[str, Any]
 
 # These follow addresses in a table, or read the rows that an index names.
-BYTES_UNKNOWN = ("measure_kernel", "update_kernel", "csr_matmul_kernel", "pick_kernel")
+BYTES_UNKNOWN = ("measure_kernel", "prepare_kernel", "update_kernel", "csr_matmul_kernel", "pick_kernel")
 
 
 def _taps(a: Arguments) -> int:

@@ -1,4 +1,4 @@
-"""The kernels of an update: `measure`, which ends with `prepare`, and `update`, and the memory that they share.
+"""The kernels of an update: `measure`, `prepare` and `update`, and the memory that they share.
 
 They find it through a table of addresses, one row of COLUMNS int64 per parameter, and a list of blocks. A block is
 BLOCK_R rows (BLOCK_R_SMALL in a small parameter) by BLOCK_C columns; memory without rows is cut into rows of BLOCK_C.
@@ -127,17 +127,18 @@ def next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE: tl.constexpr, BL
         tl.store(p_rates + 2 * o_p, b_rate, mask=m_p)
 
 
-@triton.jit
-def prepare(
+# The number of blocks changes from step to step: kernels are not compiled again for multiples of 16 of it.
+@triton.jit(do_not_specialize=["partials"])
+def prepare_kernel(
     p_partial, partials, p_table, p_steps, p_control, p_skipped, p_scale, count,
-    MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
+    MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     skipped = tl.load(p_skipped)
     b_total = tl.zeros((BLOCK,), dtype=tl.float64)
     for i in range(0, partials, BLOCK):
         o = i + tl.arange(0, BLOCK)
-        # Other multiprocessors wrote them during this launch: not from this one's cache.
-        b_total += tl.load(p_partial + o, mask=o < partials, other=0.0, cache_modifier=".cg")  # [BLOCK]
+        b_total += tl.load(p_partial + o, mask=o < partials, other=0.0)  # [BLOCK]
     norm = tl.sqrt(tl.sum(b_total))
     # An integer: the interpreter makes floats of a truth value that it spreads over a block.
     finite = tl.where(norm < float("inf"), 1, 0)
@@ -167,24 +168,18 @@ def prepare(
         tl.store(p_steps + o_p, b_step, mask=m_p)
 
 
-# The number of blocks changes from step to step: kernels are not compiled again for multiples of 16 of it.
-@triton.jit(do_not_specialize=["first", "partials"])
+@triton.jit
 def measure_kernel(
-    p_like, p_table, p_blocks, p_partial, p_arrived, p_hyper, p_steps, p_rates, p_control, p_skipped, p_scale,
-    first, partials, count,
-    RULE: tl.constexpr, MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_ROWS: tl.constexpr, LAST: tl.constexpr,
+    p_like, p_table, p_blocks, p_partial, p_hyper, p_steps, p_rates, count,
+    RULE: tl.constexpr, HAS_ROWS: tl.constexpr, FIRST: tl.constexpr,
     EARLY: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """A program for each block, whose sum is number `first` and on of all partial sums.
-
-    The LAST launch of a step has one program more, the first, for the rates; of its programs the last to arrive
-    prepares the update. p_arrived counts them, and is 0 before and after.
-    """
+    """A program for each block, and before them in the FIRST launch of a step one for the rates."""
     wait(EARLY)
     DTYPE: tl.constexpr = p_like.dtype.element_ty
     i_list = tl.program_id(0)
-    if LAST:
+    if FIRST:
         i_list -= 1
         if i_list < 0:
             next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE, BLOCK_P)
@@ -196,16 +191,7 @@ def measure_kernel(
             total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, BLOCK_V, BLOCK_R, BLOCK_C)
         else:
             total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, 1, BLOCK_R_SMALL, BLOCK_C)
-        tl.store(p_partial + first + i_list, total)
-    if LAST:
-        # One thread tells of all: what the others read and wrote has to be done.
-        tl.debug_barrier()
-        if tl.atomic_add(p_arrived, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
-            tl.store(p_arrived, 0)
-            prepare(
-                p_partial, partials, p_table, p_steps, p_control, p_skipped, p_scale, count,
-                MAX_NORM, HAS_SCALE, BLOCK, BLOCK_P,
-            )  # fmt: skip
+        tl.store(p_partial + i_list, total)
 
 
 @triton.jit
