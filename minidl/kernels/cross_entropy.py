@@ -115,25 +115,29 @@ def share_times(b_q, b_z):
 
 
 @triton.jit
-def store_losses(p_loss, b_loss, o_m, m_m, m_kept, m_class, EACH: tl.constexpr):
-    """The loss of each row, or the sum of the program's rows."""
+def store_losses(p_loss, b_loss, divisor, o_m, m_m, m_kept, m_class, EACH: tl.constexpr):
+    """The loss of each row, or the sum of the program's rows, over the divisor if there is one."""
     b_loss = tl.where(m_kept, tl.where(m_class, b_loss, float("nan")), 0.0)
     if EACH:
         tl.store(p_loss + o_m, b_loss.to(p_loss.dtype.element_ty), mask=m_m)
     else:
-        tl.store(p_loss + tl.program_id(0), tl.sum(b_loss, axis=0))
+        total = tl.sum(b_loss, axis=0)
+        if divisor is not None:
+            total = total / divisor
+        tl.store(p_loss + tl.program_id(0), total.to(p_loss.dtype.element_ty))
 
 
 @triton.jit
 def cross_entropy_kernel(
     p_x, p_t, p_w, p_sum, p_loss, p_dx, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn, ignore_index, count,
     SMOOTHING: tl.constexpr, SOFT: tl.constexpr, WEIGHTED: tl.constexpr, EACH: tl.constexpr, GRAD: tl.constexpr,
-    DIVIDE: tl.constexpr, ALONE: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DIVIDE: tl.constexpr, ALONE: tl.constexpr, ONLY: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows of at most BLOCK_N classes; probabilities and dx have the same strides.
 
-    With ALONE, each program finds the weight of all targets by itself, and the first puts it where p_sum points.
+    With ALONE, each program finds the weight of all targets by itself, and the first puts it where p_sum points; the
+    ONLY program divides the sum of its losses by it, too.
     """
     wait(EARLY)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -155,7 +159,10 @@ def cross_entropy_kernel(
     b_q = shares(p_t + o_y, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
     b_all = tl.sum(b_q, axis=1)
     b_loss = b_all * tl.log(b_s) - share_times(b_q, b_z)
-    store_losses(p_loss, b_loss, o_m, m_m, m_kept, m_class, EACH)
+    if ALONE and ONLY:
+        store_losses(p_loss, b_loss, divisor, o_m, m_m, m_kept, m_class, EACH)
+    else:
+        store_losses(p_loss, b_loss, None, o_m, m_m, m_kept, m_class, EACH)
     if GRAD:
         b_scale = tl.where(m_class, 1.0, float("nan")).to(ACC)
         if DIVIDE:
@@ -214,7 +221,7 @@ def cross_entropy_loop_kernel(
                 b_dx = (tl.exp(b_z) * b_ratio[:, None] - b_q) * b_scale[:, None]
                 b_dx = tl.where(m_kept[:, None], b_dx, 0.0)
                 tl.store(p_dx + o_row + o_n, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
-    store_losses(p_loss, b_loss, o_m, m_m, m_kept, m_class, EACH)
+    store_losses(p_loss, b_loss, None, o_m, m_m, m_kept, m_class, EACH)
 
 
 @triton.jit
@@ -313,7 +320,9 @@ def cross_entropy_parts(
         sums, count = _target_weights(target, weight, R, N, ignore_index, acc, x.dtype)
     if alone:
         sums, count = torch.empty(1, dtype=acc, device=device), 1
-    parts = loss if each else torch.empty(programs, dtype=acc, device=device)
+    # An only program needs no launch after it to add up.
+    only = fits and programs == 1 and not each and (alone or not mean)
+    parts = loss if each or only else torch.empty(programs, dtype=acc, device=device)
     pointers = rows, target, weight, sums, parts, grad if with_grad else None
     meta = {
         "SMOOTHING": float(label_smoothing), "SOFT": soft, "WEIGHTED": weight is not None, "EACH": each,
@@ -322,13 +331,13 @@ def cross_entropy_parts(
     if fits:
         launch.run(
             cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad),
-            ignore_index, count, ALONE=alone, LEVELS=levels(rows), **early.options(), **meta,
+            ignore_index, count, ALONE=alone, ONLY=only, LEVELS=levels(rows), **early.options(), **meta,
         )  # fmt: skip
     else:
         launch.run(cross_entropy_loop_kernel, (programs,), *pointers, R, N, rows.stride(0), ignore_index, count, **meta)
     found = in_shape(grad, x.shape, axis) if with_grad else None
-    if each:
-        return CrossEntropy(loss, found, None)
+    if each or only:
+        return CrossEntropy(loss, found, sums.view(()) if defer else None)
     divisor = torch.empty((), dtype=acc, device=device) if mean else None
     add_up(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
     return CrossEntropy(loss, found, divisor if defer else None)

@@ -55,7 +55,7 @@ def launches(function):
     return found
 
 
-def test_few_rows_need_no_launch_for_the_divisor(monkeypatch):
+def test_few_rows_need_no_launch_for_the_divisor_and_a_tile_of_them_none_for_the_sum(monkeypatch):
     monkeypatch.setattr(cross_entropy, "READS", 2**18)
     checked = [("target_kernel", None)] if launch.INTERPRETED else []
     tiles = {"cross_entropy": launch.Tile({"BLOCK_M": 64, "BLOCK_N": 4}), "cross_entropy_loop": WALK}
@@ -65,12 +65,15 @@ def test_few_rows_need_no_launch_for_the_divisor(monkeypatch):
         with launch.force(**tiles):
             return launches(lambda: cross_entropy.cross_entropy_parts(x, target, with_grad=True, **options))
 
-    for rows in (1, 1024, 4096):
+    for rows in (1, 64):
+        assert of(rows) == [*checked, ("cross_entropy_kernel", True)]
+    for rows in (65, 1024, 4096):
         assert of(rows) == [*checked, ("cross_entropy_kernel", True), ("total_kernel", None)]
     for rows in (4097, 2**16):
         assert of(rows) == [("target_kernel", None), ("cross_entropy_kernel", False), ("total_kernel", None)]
     assert of(8, 5) == [("target_kernel", None), ("cross_entropy_loop_kernel", None), ("total_kernel", None)]
-    assert of(8, reduction="sum") == [*checked, ("cross_entropy_kernel", False), ("total_kernel", None)]
+    assert of(64, reduction="sum") == [*checked, ("cross_entropy_kernel", False)]
+    assert of(65, reduction="sum") == [*checked, ("cross_entropy_kernel", False), ("total_kernel", None)]
     assert of(8, reduction="none") == [*checked, ("cross_entropy_kernel", False)]
 
 

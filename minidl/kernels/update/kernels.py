@@ -195,6 +195,20 @@ def measure_kernel(
 
 
 @triton.jit
+def moment(p, m):
+    """A block of a state, [BLOCK_R, BLOCK_C], 0 where masked out.
+
+    No other launch reads states, so they leave the cache before the weights, which the next step begins with.
+    """
+    return tl.load(p, mask=m, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def keep(p, b, m):
+    tl.store(p, b, mask=m, eviction_policy="evict_first")
+
+
+@triton.jit
 def update_block(
     p_slot, i_block, p_numbers, p_rate, p_control,
     RULE: tl.constexpr, DECAY: tl.constexpr, HAS_MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
@@ -249,8 +263,8 @@ def update_block(
         if HAS_MOMENTUM:
             momentum = tl.load(p_numbers + MOMENTUM).to(ACC)
             p_b = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
-            b_b = momentum * tl.load(p_b, mask=m, other=0.0) + b_g
-            tl.store(p_b, b_b, mask=m)
+            b_b = momentum * moment(p_b, m) + b_g
+            keep(p_b, b_b, m)
             if NESTEROV:
                 b_g += momentum * b_b
             else:
@@ -259,38 +273,38 @@ def update_block(
     elif RULE == RMSPROP:
         alpha = tl.load(p_numbers + ALPHA)
         p_s = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
-        b_s = alpha.to(ACC) * tl.load(p_s, mask=m, other=0.0) + (1.0 - alpha).to(ACC) * (b_g * b_g)
-        tl.store(p_s, b_s, mask=m)
+        b_s = alpha.to(ACC) * moment(p_s, m) + (1.0 - alpha).to(ACC) * (b_g * b_g)
+        keep(p_s, b_s, m)
         if CENTERED:
             p_a = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
-            b_a = tl.load(p_a, mask=m, other=0.0)
+            b_a = moment(p_a, m)
             b_a += (1.0 - alpha).to(ACC) * (b_g - b_a)
-            tl.store(p_a, b_a, mask=m)
+            keep(p_a, b_a, m)
             # The variance is not negative; its rounding may be.
             b_s = tl.maximum(b_s - b_a * b_a, 0.0)
         b_d = b_g / (tl.sqrt(b_s) + eps)
         if HAS_MOMENTUM:
             p_b = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
-            b_d += tl.load(p_numbers + MOMENTUM).to(ACC) * tl.load(p_b, mask=m, other=0.0)
-            tl.store(p_b, b_d, mask=m)
+            b_d += tl.load(p_numbers + MOMENTUM).to(ACC) * moment(p_b, m)
+            keep(p_b, b_d, m)
         b_p -= rate * b_d
     elif RULE == ADAGRAD:
         p_s = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
-        b_s = tl.load(p_s, mask=m, other=0.0) + b_g * b_g
-        tl.store(p_s, b_s, mask=m)
+        b_s = moment(p_s, m) + b_g * b_g
+        keep(p_s, b_s, m)
         b_p -= rate * (b_g / (tl.sqrt(b_s) + eps))
     else:
         beta1 = tl.load(p_numbers + BETA1)
         beta2 = tl.load(p_numbers + BETA2)
         p_m = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
-        b_m = tl.load(p_m, mask=m, other=0.0)
+        b_m = moment(p_m, m)
         # From the nearer end: m + (g - m) would keep m's rounding error.
         b_d = b_g - b_m
         b_m = tl.where(beta1 > 0.5, b_m + (1.0 - beta1).to(ACC) * b_d, b_g - beta1.to(ACC) * b_d)
-        tl.store(p_m, b_m, mask=m)
+        keep(p_m, b_m, m)
         p_v = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
-        b_v = beta2.to(ACC) * tl.load(p_v, mask=m, other=0.0) + (1.0 - beta2).to(ACC) * (b_g * b_g)
-        tl.store(p_v, b_v, mask=m)
+        b_v = beta2.to(ACC) * moment(p_v, m) + (1.0 - beta2).to(ACC) * (b_g * b_g)
+        keep(p_v, b_v, m)
         b_p -= rate * (b_m / (tl.sqrt(b_v) / tl.load(p_rate + 1).to(ACC) + eps))
     tl.store(p_w, b_p, mask=m)
     if HAS_MASTER:
