@@ -73,7 +73,7 @@ def weigh_kernel(
     if BUG == PAST_THE_END:
         tl.store(p_y + i_m + 1, b_y, mask=i_m == M - 1)
     if BUG == CHANGES_INPUT:
-        tl.store(p_x, b_y, mask=K > 0)
+        tl.store(p_x, b_y, mask=(K > 0) & (i_m == 0))
 
 
 class Weigh(Function):

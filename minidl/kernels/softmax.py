@@ -95,7 +95,8 @@ def scaled(b_x, b_m, b_s, LOG: tl.constexpr):
 def read_block(p_x, o_m, o_n, R, N, s_x, WHOLE: tl.constexpr, KEEP: tl.constexpr):
     """Elements o_n of rows o_m, to stay in the cache (KEEP) or not; -inf outside the matrix. WHOLE: none is outside."""
     p_x += o_m[:, None] * s_x + o_n[None, :]
-    EVICTION: tl.constexpr = "evict_last" if KEEP else "evict_first"
+    # Not evict_first, though it is not read again: 2048x131072 takes 0.299 ms, and 0.306 so.
+    EVICTION: tl.constexpr = "evict_last" if KEEP else ""
     if WHOLE:
         return tl.load(p_x, eviction_policy=EVICTION)
     else:
