@@ -242,10 +242,15 @@ def scale_kernel(
         if p_dy is not None:
             factor = tl.load(p_dy).to(ACC)
         if p_divisor is not None:
-            factor = factor / tl.load(p_divisor)
+            divisor = tl.load(p_divisor)
+            factor = factor / divisor
         if factor != 1.0:
             b_g = tl.load(p_g + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
-            tl.store(p_g + o, (b_g * factor).to(p_g.dtype.element_ty), mask=m)
+            b_scaled = b_g * factor
+            if p_divisor is not None:
+                # Where all rows are ignored, they are 0 and stay it.
+                b_scaled = tl.where((divisor == 0.0) & (b_g == 0.0), b_g, b_scaled)
+            tl.store(p_g + o, b_scaled.to(p_g.dtype.element_ty), mask=m)
 
 
 class CrossEntropy(NamedTuple):

@@ -170,10 +170,11 @@ def test_infinite_logits_as_torch(tile, device):
         torch.testing.assert_close(got, expected.float(), equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_no_rows_left_is_nan_for_the_mean(weighted, reads, device):
-    x, target = torch.randn(4, 3, device=device), torch.full((4,), -100, device=device)
-    weight = torch.rand(3, device=device) if weighted else None
+def test_no_rows_left_is_nan_for_the_mean(weighted, dtype, reads, device):
+    x, target = torch.randn(4, 3, device=device).to(dtype), torch.full((4,), -100, device=device)
+    weight = torch.rand(3, device=device).to(dtype) if weighted else None
     value, grad = cross_entropy.cross_entropy(x, target, weight, with_grad=True)
     assert value.isnan()
     assert F.cross_entropy(x, target, weight).isnan()
