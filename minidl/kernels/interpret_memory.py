@@ -9,6 +9,7 @@ Only lanes whose mask is set are read or written, and a lane that is not set get
 """
 
 import ctypes
+import math
 
 from triton.runtime import interpreter
 
@@ -32,48 +33,73 @@ def install() -> None:
 
 
 class Outer(interpreter.TensorHandle):
-    """Pointers rows[i] + columns[j], in bytes; `data` is the whole block, made when something asks for it."""
+    """Pointers rows[i] + columns[j], in bytes, i running over all axes but the last; `data` is made when asked for."""
 
-    def __init__(self, rows, columns, dtype):
-        self.rows, self.columns, self.dtype, self.attr = rows, columns, dtype, {}
+    def __init__(self, rows, columns, lead, dtype):
+        self.rows, self.columns, self.lead, self.dtype, self.attr = rows, columns, lead, dtype, {}
         self._data = None
 
     @property
     def data(self):
         if self._data is None:
-            self._data = self.rows[:, None] + self.columns[None, :]
+            self._data = (self.rows[:, None] + self.columns[None, :]).reshape(self.shape)
         return self._data
 
     @property
     def shape(self):
-        return len(self.rows), len(self.columns)
+        return *self.lead, len(self.columns)
 
 
 def _parts(data):
     """(row part, column part) of a block that is a sum of the two by its strides, else None."""
-    if data.ndim != 2 or 0 in data.shape:
+    if data.ndim < 2 or 0 in data.shape:
         return None
-    along_0 = data.strides[0] == 0 or data.shape[0] == 1
-    along_1 = data.strides[1] == 0 or data.shape[1] == 1
-    if along_1:
-        return data[:, 0], None
-    if along_0:
-        return None, data[0, :]
+    spread = [step == 0 or size == 1 for step, size in zip(data.strides, data.shape, strict=True)]
+    if spread[-1]:
+        return data[..., 0].reshape(-1), None
+    if all(spread[:-1]):
+        return None, data[(0,) * (data.ndim - 1)]
     return None
+
+
+# Blocks of offsets that were looked at last, with what was found: kernels add one to several pointers.
+_looked_at = []
+
+
+def _sum_of_parts(data):
+    """As `_parts`, for offsets that are a sum of rows and columns by their values."""
+    if data.size <= FEW or data.ndim < 2 or data.dtype.kind != "i":
+        return None
+    for seen, parts in _looked_at:
+        if seen is data:
+            return parts
+    flat = data.reshape(-1, data.shape[-1])
+    rows, columns = flat[:, 0].astype(np.int64), flat[0].astype(np.int64) - int(flat[0, 0])
+    few = slice(None, None, max(1, len(flat) // 4))  # tells most others apart
+    same = all((flat[some] == rows[some, None] + columns).all() for some in (few, slice(None)))
+    parts = (rows, columns) if same else None
+    del _looked_at[1:]
+    _looked_at.insert(0, (data, parts))
+    return parts
 
 
 def _keeping_outer(create_addptr):
     def addptr(builder, ptr, offset):
         there = (ptr.rows, ptr.columns) if isinstance(ptr, Outer) else _parts(ptr.data)
-        added = _parts(offset.data) if there is not None else None
+        added = None
+        if there is not None:
+            added = _parts(offset.data)
+            if added is None:
+                added = _sum_of_parts(offset.data)
         if added is None or ptr.get_element_ty().primitive_bitwidth < 8:
             return create_addptr(builder, ptr, offset)
         size = np.uint64(ptr.get_element_ty().primitive_bitwidth // 8)
+        *lead, width = offset.data.shape
         parts = []
-        for length, here, more in zip(offset.data.shape, there, added, strict=True):
+        for length, here, more in zip((math.prod(lead), width), there, added, strict=True):
             part = np.zeros(length, np.uint64) if here is None else here
             parts.append(part if more is None else part + size * more.astype(np.uint64))
-        return Outer(*parts, ptr.dtype)
+        return Outer(*parts, lead, ptr.dtype)
 
     return addptr
 
@@ -114,11 +140,11 @@ def _outer_load(create_masked_load):
         if found is None:
             return create_masked_load(builder, ptrs, mask, other, *policy)
         block, rows, columns = found
-        if block is not None and block.shape == ptrs.shape:
-            return interpreter.TensorHandle(block, element)
-        values = np.zeros(ptrs.shape, dtype) if other is None else np.array(other.data, dtype)
+        if block is not None and block.size == math.prod(ptrs.shape):
+            return interpreter.TensorHandle(block.reshape(ptrs.shape), element)
+        values = np.zeros(ptrs.shape, dtype) if other is None else np.array(other.data, dtype, order="C")
         if block is not None:
-            values[rows, columns] = block
+            values.reshape(-1, ptrs.shape[-1])[rows, columns] = block
         return interpreter.TensorHandle(values, element)
 
     return load
@@ -140,7 +166,8 @@ def _rows_of(ptrs, mask, dtype, value=None):
     (block, rows, columns) with the block None where no lane is set; None where addresses or mask are of another kind.
     """
     mask = np.asarray(mask)
-    full = mask.strides == (0, 0) and bool(mask[0, 0])
+    full = not any(mask.strides) and bool(mask.flat[0])
+    mask = mask.reshape(-1, mask.shape[-1])
     rows = slice(None) if full else mask.any(1)
     columns = slice(None)
     if not full:
@@ -167,7 +194,7 @@ def _rows_of(ptrs, mask, dtype, value=None):
         np.frombuffer(memory, dtype=dtype), (lines, width), (dtype.itemsize, dtype.itemsize)
     )
     if value is not None:
-        window[steps] = value[rows, columns]
+        window[steps] = value.reshape(-1, value.shape[-1])[rows, columns]
         return None, rows, columns
     return window[steps], rows, columns
 
