@@ -226,6 +226,7 @@ def _takes_none(node: Tensor | Node, index: int) -> bool:
     return (
         isinstance(node, Node)
         and node.function.none_is_one
+        and len(node.outputs) == 1
         and not node.hooks.get(index)
         and index not in node.retained
     )
