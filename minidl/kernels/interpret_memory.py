@@ -86,11 +86,7 @@ def _sum_of_parts(data):
 def _keeping_outer(create_addptr):
     def addptr(builder, ptr, offset):
         there = (ptr.rows, ptr.columns) if isinstance(ptr, Outer) else _parts(ptr.data)
-        added = None
-        if there is not None:
-            added = _parts(offset.data)
-            if added is None:
-                added = _sum_of_parts(offset.data)
+        added = (_parts(offset.data) or _sum_of_parts(offset.data)) if there is not None else None
         if added is None or ptr.get_element_ty().primitive_bitwidth < 8:
             return create_addptr(builder, ptr, offset)
         size = np.uint64(ptr.get_element_ty().primitive_bitwidth // 8)

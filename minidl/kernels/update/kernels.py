@@ -127,6 +127,32 @@ def next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE: tl.constexpr, BL
         tl.store(p_rates + 2 * o_p, b_rate, mask=m_p)
 
 
+@triton.jit
+def measure_kernel(
+    p_like, p_table, p_blocks, p_partial, p_hyper, p_steps, p_rates, count,
+    RULE: tl.constexpr, HAS_ROWS: tl.constexpr, FIRST: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """A program for each block, and before them in the FIRST launch of a step one for the rates."""
+    wait(EARLY)
+    DTYPE: tl.constexpr = p_like.dtype.element_ty
+    i_list = tl.program_id(0)
+    if FIRST:
+        i_list -= 1
+        if i_list < 0:
+            next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE, BLOCK_P)
+    if i_list >= 0:
+        packed = tl.load(p_blocks + i_list)
+        p_slot = p_table + (packed >> 32) * COLUMNS
+        i_block = packed & (LARGE - 1)
+        if (packed & LARGE) != 0:
+            total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, BLOCK_V, BLOCK_R, BLOCK_C)
+        else:
+            total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, 1, BLOCK_R_SMALL, BLOCK_C)
+        tl.store(p_partial + i_list, total)
+
+
 # The number of blocks changes from step to step: kernels are not compiled again for multiples of 16 of it.
 @triton.jit(do_not_specialize=["partials"])
 def prepare_kernel(
@@ -166,32 +192,6 @@ def prepare_kernel(
         b_used = tl.load(p_table + o_p * COLUMNS + USED, mask=m_p, other=0) != 0  # [BLOCK_P]
         b_step = tl.load(p_steps + o_p, mask=m_p, other=0) + tl.where(b_used, finite, 0)
         tl.store(p_steps + o_p, b_step, mask=m_p)
-
-
-@triton.jit
-def measure_kernel(
-    p_like, p_table, p_blocks, p_partial, p_hyper, p_steps, p_rates, count,
-    RULE: tl.constexpr, HAS_ROWS: tl.constexpr, FIRST: tl.constexpr,
-    EARLY: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
-    """A program for each block, and before them in the FIRST launch of a step one for the rates."""
-    wait(EARLY)
-    DTYPE: tl.constexpr = p_like.dtype.element_ty
-    i_list = tl.program_id(0)
-    if FIRST:
-        i_list -= 1
-        if i_list < 0:
-            next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE, BLOCK_P)
-    if i_list >= 0:
-        packed = tl.load(p_blocks + i_list)
-        p_slot = p_table + (packed >> 32) * COLUMNS
-        i_block = packed & (LARGE - 1)
-        if (packed & LARGE) != 0:
-            total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, BLOCK_V, BLOCK_R, BLOCK_C)
-        else:
-            total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, 1, BLOCK_R_SMALL, BLOCK_C)
-        tl.store(p_partial + i_list, total)
 
 
 @triton.jit
