@@ -21,8 +21,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, launch
+from minidl.kernels import check, early, launch
 from minidl.kernels.activation import exponential
+from minidl.kernels.early import wait
 from minidl.kernels.reduce import offsets
 
 MINUS_INF = tl.constexpr(float("-inf"))
@@ -62,9 +63,11 @@ def again(b_x, OPAQUE: tl.constexpr):
 @triton.jit
 def softmax_kernel(
     p_x, p_y, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn,
-    LOG: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows of at most BLOCK_N elements."""
+    wait(EARLY)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_mn = (o_m < R)[:, None] & (o_n < N)
@@ -276,7 +279,9 @@ def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     meta = {"LOG": log, "ACC": launch.acc(x.dtype), **tile.options}
     if fits:
         strides = *row_strides(rows), *row_strides(y)
-        launch.run(softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), **meta)
+        launch.run(
+            softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), **early.options(grid[0]), **meta
+        )
     else:
         opaque = x.element_size() == 2 and not launch.INTERPRETED
         rest = N - tile["BLOCK_KEPT"]

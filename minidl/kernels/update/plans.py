@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from minidl.kernels import launch
+from minidl.kernels.update.device_list import DeviceList
 from minidl.kernels.update.kernels import (
     COLUMNS,
     DENSE_MOMENTS,
@@ -85,7 +85,7 @@ class Plans:
     ) -> None:
         self._states, self._masters, self._device, self._lazy = states, masters, device, lazy
         self._positions: dict[int, torch.Tensor] = {}
-        self._table = _DeviceList(device)
+        self._table = DeviceList(device)
         self._made_for: Any = None
         self._made: tuple[list[Plan], torch.Tensor] = ([], torch.empty(0, dtype=torch.int64, device=device))
 
@@ -100,7 +100,6 @@ class Plans:
         tiles = {dtype: _tiles(dtype, params, grads) for dtype in dict.fromkeys(param.dtype for param in params)}
         key = (slots, tiles)
         if not capturing and key == self._made_for:
-            self._table.prepare_capture()
             return self._made
         values = array("q", slots)
         plans = []
@@ -111,7 +110,6 @@ class Plans:
         if capturing:
             return plans, self._table.captured(values)
         self._made_for, self._made = key, (plans, self._table.hold(values))
-        self._table.prepare_capture()
         return self._made
 
     def _slot(self, index: int, param: torch.Tensor, grad: torch.Tensor | Rows | None) -> list[int]:
@@ -166,58 +164,6 @@ class Plans:
             values.extend([0] * (len(values) % 2))
         rows = (LAZY if self._lazy else DENSE_MOMENTS) if by_rows else NO_ROWS
         return Plan(params[used[0]], rows, measure=lists[0], update=lists[1])
-
-
-class _DeviceList:
-    """int64 numbers made by the host, on the device."""
-
-    GRAPHS = 16
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._held = torch.empty(0, dtype=torch.int64, device=device)
-        # Memory for CUDA graphs, on the device and pinned on the host, and how much of it is taken.
-        self._pool = self._held, self._held
-        self._taken = 0
-        self._captured: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def hold(self, values: array[int]) -> torch.Tensor:
-        """The numbers; valid until the next call."""
-        host = torch.frombuffer(values, dtype=torch.int64)
-        if self._device.type == "cpu":
-            return host
-        count = len(values)
-        if self._held.numel() < count:
-            self._held = torch.empty(triton.next_power_of_2(count), dtype=torch.int64, device=self._device)
-        # Pageable memory is staged before the call returns, so `values` may go.
-        self._held[:count].copy_(host, non_blocking=True)
-        return self._held
-
-    def prepare_capture(self) -> None:
-        """Keep room for the numbers of a CUDA graph: memory cannot be pinned during capture."""
-        if self._taken + self._held.numel() > self._pool[0].numel():
-            size = self.GRAPHS * self._held.numel()
-            pinned = torch.empty(size, dtype=torch.int64, pin_memory=True)
-            self._pool = torch.empty(size, dtype=torch.int64, device=self._device), pinned
-            self._taken = 0
-
-    def captured(self, values: array[int]) -> torch.Tensor:
-        """The numbers for a CUDA graph being captured, which copies them again at every replay: kept for good.
-
-        Raises RuntimeError when there is no room for them.
-        """
-        count = len(values)
-        if self._taken + count > self._pool[0].numel():
-            raise RuntimeError(
-                "an optimizer step of these shapes cannot be captured in a CUDA graph yet: run one outside the graph"
-            )
-        held, pinned = (part[self._taken : self._taken + count] for part in self._pool)
-        pinned.copy_(torch.frombuffer(values, dtype=torch.int64))
-        held.copy_(pinned, non_blocking=True)
-        self._captured.append((held, pinned))
-        # The next one begins at a multiple of 16 bytes again.
-        self._taken += count + count % 2
-        return held
 
 
 def _tiles(
