@@ -276,7 +276,7 @@ def _choose(
 
     Few channels (less than a block of K) gain most by bands. Runs of images fill a row tile from 64 on, and boxes of
     pixels at any number of images; where an image is large a run of them lies in too many pages of memory. The
-    interpreter runs such programs one after another, and gains nothing by them.
+    interpreter runs programs one after another: it is quickest with few, and with boxes, which are slices of arrays.
     """
     if wanted is not None:
         if wanted not in FORMS:
@@ -292,6 +292,8 @@ def _choose(
             return "pair"
         if "batch" in able and (x.shape[0] if rows is None else rows) >= least:
             return "batch"
+    elif "box" in able:
+        return "box"
     return "banded" if "banded" in able else "pixel"
 
 

@@ -215,7 +215,7 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision
         IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, WIDE=rows >= MANY,
         ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **early.options(), **tile.options,
     )  # fmt: skip
-    bands = reduce.sum_rows(partial.view(shares, R * KP * NP))
+    bands = reduce.sum_rows(partial.view(shares, R * KP * NP)) if shares > 1 else partial
     dw = torch.empty(M, R, S, C, dtype=x.dtype, device=x.device)
     block = launch.tile("conv_band", x.dtype, total=dw.numel())
     launch.run(
