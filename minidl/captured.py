@@ -30,7 +30,7 @@ from minidl.tensor import Tensor, default_device
 T = TypeVar("T")
 Input = Tensor | torch.Tensor | CSR
 
-EAGER = 3  # calls before a recording: kernels are compiled in them, and optimisers make their tables
+EAGER = 3  # calls before a recording: kernels are compiled in them
 _thread = threading.local()
 
 

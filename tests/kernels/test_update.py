@@ -431,3 +431,23 @@ def test_a_narrow_parameter_that_was_set_from_outside_is_taken_over():
     params[0][:20].copy_(torch.full((20,), 7.0))
     step(params, [torch.zeros_like(params[0])])
     assert params[0].tolist() == [7.0] * 20 + [1.0] * 20
+
+
+@pytest.mark.gpu
+def test_the_first_step_of_an_update_may_be_in_a_graph():
+    """Where rows stand is memory of its own: an eager step before the first replay, and replays, are as eager steps."""
+    rows, _ = some_rows(20, 16, torch.float32)
+    start = values(ROWS, 16, dtype=torch.float32)
+    first, params, others = [start.clone()], [start.clone()], [start.clone()]
+    made("adam", first)(first, [rows])  # compiles
+    captured, eager = made("adam", params), made("adam", others)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured(params, [rows])
+    assert torch.equal(params[0], start)
+    captured(params, [rows])
+    graph.replay()
+    graph.replay()
+    for _ in range(3):
+        eager(others, [rows])
+    assert torch.equal(params[0], others[0])

@@ -222,8 +222,8 @@ def takes(x: torch.Tensor, w: torch.Tensor, groups: int) -> bool:
 def takes_unturned(w: torch.Tensor) -> bool:
     """Whether weights w [groups * M, R, S, C] can be read as they are on the way back.
 
-    Tensor cores read 16-bit operands either way round, float32 along K only; the interpreter turns any for nothing. Boxes
-    begin at a multiple of 16 bytes.
+    Tensor cores read 16-bit operands either way round, float32 along K only; the interpreter turns any for nothing.
+    Boxes begin at a multiple of 16 bytes.
     """
     return (w.element_size() == 2 or launch.INTERPRETED) and w.shape[3] % 8 == 0 and has_boxes(w)
 

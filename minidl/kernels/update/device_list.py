@@ -38,26 +38,45 @@ class DeviceList:
     def captured(self, values: array[int]) -> torch.Tensor:
         """The numbers for a CUDA graph that is being captured: they are there when this returns, and kept for good.
 
-        The graph does not hold the copy, which would take 11.6 us of each replay on an H200. Their memory is not the
-        graph's either, which what ran before them in it would write again.
+        The graph does not hold the copy, which would take 11.6 us of each replay on an H200.
         """
-        stream = torch.cuda.default_stream(self._device)  # which is never captured
-        # Capture in torch's default mode forbids its thread to allocate memory and to wait, on other streams too.
-        with _relaxed(), torch.cuda.stream(stream):
+        with outside_capture(self._device) as stream:
             held = torch.empty(len(values), dtype=torch.int64, device=self._device)
-            _copy(held, values, stream.cuda_stream)
+            _copy(held, values, stream)
         self._captured.append(held)
         return held
 
 
+def capturing(device: torch.device) -> bool:
+    """Whether the current stream of the device is captured in a CUDA graph."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+@contextlib.contextmanager
+def outside_capture(device: torch.device) -> Iterator[int]:
+    """A context, while a CUDA graph is captured, in which the graph takes no part; its work is done when it ends.
+
+    Memory made in it is not the graph's, where what runs before would write over it. The default stream, whose handle
+    this yields, does the work: no stream of torch's waits for that one. (The capture of a blocking stream, made
+    elsewhere, would be lost.)
+    """
+    stream = torch.cuda.default_stream(device)
+    # Capture in torch's default mode forbids its thread to allocate memory and to wait, on other streams too.
+    with _relaxed(), torch.cuda.stream(stream):
+        yield stream.cuda_stream
+        _call("cuStreamSynchronize", ctypes.c_void_p(stream.cuda_stream))
+
+
 def _copy(to: torch.Tensor, values: array[int], stream: int) -> None:
-    """Copy values on a stream and wait for them. (torch's copy would be one of the step that is captured.)"""
+    """Begin to copy values on a stream. (torch's copy would be one of the step that is captured.)"""
     address, count = values.buffer_info()
     size = ctypes.c_size_t(count * values.itemsize)
     _call(
         "cuMemcpyHtoDAsync_v2", ctypes.c_uint64(to.data_ptr()), ctypes.c_void_p(address), size, ctypes.c_void_p(stream)
     )
-    _call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
 
 @contextlib.contextmanager

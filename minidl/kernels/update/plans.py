@@ -5,6 +5,7 @@ All of it is one list of int64 numbers on the device, made again only when somet
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 import triton.language as tl
 
 from minidl.kernels import launch
-from minidl.kernels.update.device_list import DeviceList
+from minidl.kernels.update.device_list import DeviceList, capturing, outside_capture
 from minidl.kernels.update.kernels import (
     COLUMNS,
     DENSE_MOMENTS,
@@ -96,10 +97,10 @@ class Plans:
         slots = array("q")
         for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
             slots.extend(self._slot(index, param, grad))
-        capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        in_graph = capturing(self._device)
         tiles = {dtype: _tiles(dtype, params, grads) for dtype in dict.fromkeys(param.dtype for param in params)}
         key = (slots, tiles)
-        if not capturing and key == self._made_for:
+        if not in_graph and key == self._made_for:
             return self._made
         values = array("q", slots)
         plans = []
@@ -107,7 +108,7 @@ class Plans:
             used = [i for i, param in enumerate(params) if param.dtype == dtype and grads[i] is not None]
             if used:
                 plans.append(self._plan(used, params, grads, pair, values))
-        if capturing:
+        if in_graph:
             return plans, self._table.captured(values)
         self._made_for, self._made = key, (plans, self._table.hold(values))
         return self._made
@@ -138,7 +139,9 @@ class Plans:
 
     def _position(self, index: int, param: torch.Tensor) -> torch.Tensor:
         if index not in self._positions:
-            self._positions[index] = torch.zeros(param.shape[0], dtype=torch.int32, device=self._device)
+            # Zeros of a graph's would not be there before its first replay, and again at each one.
+            with outside_capture(self._device) if capturing(self._device) else contextlib.nullcontext():
+                self._positions[index] = torch.zeros(param.shape[0], dtype=torch.int32, device=self._device)
         return self._positions[index]
 
     def _plan(
