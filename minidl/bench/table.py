@@ -59,7 +59,8 @@ def inserted(text: str, table: str) -> str:
 
 def fingerprint(results: Results) -> str:
     """Of the figures that a picture shows."""
-    shown = [[row["row"], row["ratio"], row["goal"], row["share_of_floor"]] for row in results.in_order]
+    rows = [row for row in results.in_order if row["error_ok"]]
+    shown = [[row["row"], row["ratio"], row["goal"], row["share_of_floor"]] for row in rows]
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 
 

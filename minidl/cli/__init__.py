@@ -25,6 +25,7 @@ from minidl.cli.common import (
     RunFolder,
     TextColumn,
     TraceOfRun,
+    check_file,
     choose_device,
     errors,
     examples,
@@ -36,7 +37,7 @@ from minidl.cli.generate import add_to as add_generate
 from minidl.cli.train import train_app
 from minidl.cli.tune import add_to as add_tune
 from minidl.training import runs
-from minidl.training.config import Evaluate, Predict, check_different, check_output, is_number
+from minidl.training.config import Evaluate, Predict, check_different, is_number
 from minidl.training.errors import ConfigError
 
 app = typer.Typer(
@@ -208,7 +209,7 @@ def doctor(
                     raise ConfigError(f"{name} goes with --compile")
             raise typer.Exit(work.doctor())
         if json is not None:
-            check_output("--json", json)
+            check_file("--json", json)
         archs = list(work.ARCHITECTURES) if arch is None else _architectures("--arch", arch)
         short = [] if brief is None else _architectures("--brief", brief)
         if not set(short) <= set(archs):

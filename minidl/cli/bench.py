@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minidl.cli.common import Command, Profile, TraceFile, errors, examples, profiled, switch
-from minidl.training.config import check_different, check_output
+from minidl.cli.common import Command, Profile, TraceFile, check_file, errors, examples, profiled, switch
+from minidl.training.config import check_different
 from minidl.training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def bench(
             return
         for flag, path in (("--json", json), ("--plot", plot)):
             if path is not None:
-                check_output(flag, path)
+                check_file(flag, path)
         measuring = (("--json", json), ("--peers", peers), ("--profile", profile), ("--trace", trace))
         for flag, given in measuring if show is not None else ():
             if given:

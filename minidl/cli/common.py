@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,6 +83,12 @@ TraceFile = Annotated[Path | None, typer.Option("--trace", help="With --profile:
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)]
 
 
+def check_file(flag: str, path: Path) -> None:
+    """Raises ConfigError, before the work, when a flag names a file that cannot be written or is one of a run."""
+    check_output(flag, path)
+    runs.check_not_own(flag, path)
+
+
 def choose_device(device: str) -> None:
     """Raises ConfigError, see `training.device`."""
     from minidl.training.device import choose
@@ -133,11 +142,12 @@ def _show(recorder: Recorder, path: Path | None) -> None:
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turns what can go wrong into one sentence on standard error and an exit code."""
+    """Turns what can go wrong into one sentence on standard error and an exit code, SIGTERM as Ctrl-C."""
     from minidl.data.records import DataError
 
     try:
-        yield
+        with _terminated():
+            yield
     except Interrupted as stop:
         _fail(str(stop), 130)
     except (ConfigError, DataError, DamagedError) as error:
@@ -153,6 +163,23 @@ def errors() -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"error: {where}{error.strerror or error}", 1)
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """While entered, SIGTERM raises KeyboardInterrupt, so that a command ends as by Ctrl-C; in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(message: str, code: int) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minidl.cli.common import Command, Device, choose_device, errors, examples, switch
-from minidl.training.config import DEVICES, check_different, check_output
+from minidl.cli.common import Command, Device, check_file, choose_device, errors, examples, switch
+from minidl.training.config import DEVICES, check_different
 from minidl.training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def tune(
             raise ConfigError(f"--device is {device}, expected {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
         for flag, path in (("--json", json), ("--plot", plot)):
             if path is not None:
-                check_output(flag, path)
+                check_file(flag, path)
         check_different(json=json, plot=plot)
         _check_folder(out, "--out")
         choose_device(device)
@@ -106,7 +106,7 @@ def _tune(
 ) -> None:
     from rich.console import Console
 
-    from minidl.kernels import tables
+    from minidl.kernels import launch, tables
     from minidl.training import files, plots
     from minidl.tuning import check, run
     from minidl.tuning import files as written
@@ -117,6 +117,10 @@ def _tune(
     folder = tables.FOLDER if write else out or written.usual_folder()
     if not dry_run:
         _check_folder(folder, "--write:" if write else "--out" if out else "the folder of tables")
+    tables_there = {(folder / f"{family}.json").resolve() for family in launch.families()}
+    for flag, path in (("--json", json), ("--plot", plot)):
+        if path is not None and path.resolve() in tables_there:
+            raise ConfigError(f"{flag} {path} is a tile table in {folder}: give another name")
     try:
         begun = {family: written.start_from(folder, family) for family in {shapes.family for shapes in wanted}}
     except tables.TableError as error:
@@ -170,6 +174,8 @@ def _check_folder(out: Path | None, what: str) -> None:
     try:
         if out.exists() and not out.is_dir():
             raise ConfigError(f"{what} {out} is a file: give the name of a folder")
+        if out.is_symlink() and not out.exists():
+            raise ConfigError(f"{what} {out} is a link to nothing: give the name of a folder")
         there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
     except OSError as error:
         raise ConfigError(f"{what} cannot be made: {error.strerror}; give another name") from None

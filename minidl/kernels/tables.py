@@ -13,7 +13,19 @@ from typing import Any
 
 VARIABLE = "MINIDL_TILES"
 FOLDER = Path(__file__).parent / "tiles"
-CHOSEN = str(Path(os.environ[VARIABLE]).expanduser().absolute()) if os.environ.get(VARIABLE) else None
+
+
+def _chosen() -> str | None:
+    given = os.environ.get(VARIABLE)
+    if not given:
+        return None
+    try:
+        return str(Path(given).expanduser().absolute())
+    except RuntimeError:  # of ~ and a user who is unknown: then it names no folder
+        return given
+
+
+CHOSEN = _chosen()
 # What kernels take for sizes that are not of blocks: of another number of pieces, say, a product would be wrong.
 FLAGS = {
     "PIECES": (1, 2, 4), "FLATTEN": (0, 1), "EVEN": (0, 1), "TAPS": (1, 3), "PIXELS": (1, 2), "WIDE": (0, 1),

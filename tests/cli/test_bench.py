@@ -147,3 +147,25 @@ def test_with_some_peers_it_goes_on(command, monkeypatch):
     assert "with FlagGems unknown" in done.out
     assert "Liger is not installed: pip install liger-kernel" in done.err
     assert "there is none here" in done.err  # the GPU
+
+
+def test_a_wrong_row_is_not_drawn(command, tmp_path):
+    content = json.loads(COMMITTED.read_text())
+    wrong = next(row for row in content["rows"] if row["row"].startswith("softmax"))
+    wrong.update(ours_ms=None, peer=None, peer_ms=None, ratio=None, error_ok=False, at_goal=False)
+    del wrong["share_of_floor"]
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    done = command("bench", "softmax", "--show", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.svg"))
+    assert done.code == 1
+    assert "wrong" in done.out
+    assert "rows at their goal" in done.out
+    assert (tmp_path / "r.svg").read_text().count("<svg") == 1
+
+
+def test_a_plot_is_no_file_of_a_run(command, text_run):
+    config = text_run[0] / "config.json"
+    before = config.read_bytes()
+    done = command("bench", "--show", str(COMMITTED), "--plot", str(config))
+    assert done.code == 2
+    assert "is a file of the run in" in done.err
+    assert config.read_bytes() == before

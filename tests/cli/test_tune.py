@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 
 import pytest
 
@@ -9,7 +10,7 @@ from minidl.kernels import launch, tables
 from minidl.tuning import files, search
 from minidl.tuning.check import Nothing
 from minidl.tuning.search import Found, Trial
-from tests.cli.conftest import ROOT
+from tests.cli.conftest import ROOT, start
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="of the interpreter's table")
 
@@ -198,3 +199,35 @@ def test_a_folder_that_cannot_be_written(command, tmp_path):
     done = command("tune", "loss", "--out", tmp_path / "tiles")
     assert done.code == 2
     assert "cannot be made in" in done.err
+
+
+def test_a_record_is_no_table_of_the_folder(command, quick, tmp_path):
+    out = tmp_path / "tiles"
+    assert command("tune", "gemm_sum", "--out", str(out)).code == 0
+    before = (out / "gemm_sum.json").read_bytes()
+    done = command("tune", "gemm_sum", "--out", str(out), "--json", str(out / "gemm_sum.json"))
+    assert done.code == 2
+    assert f"--json {out / 'gemm_sum.json'} is a tile table in {out}: give another name" in done.err
+    assert (out / "gemm_sum.json").read_bytes() == before
+
+
+def test_a_folder_that_is_a_link_to_nothing(command, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    done = command("tune", "gemm_sum", "--out", str(tmp_path / "link"))
+    assert done.code == 2
+    assert "is a link to nothing: give the name of a folder" in done.err
+
+
+def test_sigterm_ends_it_as_ctrl_c_with_what_was_measured(tmp_path):
+    record = tmp_path / "r.json"
+    process = start("tune", "softmax", "--budget", 100, "--dry-run", "--json", record, folder=tmp_path)
+    out = tmp_path / "out.txt"
+    for line in process.stdout:
+        out.write_text(line)
+        if line.startswith("softmax"):
+            break
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert json.loads(record.read_text())["classes"]
