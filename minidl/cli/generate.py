@@ -15,7 +15,6 @@ from minidl.cli.common import (
     Profile,
     Quiet,
     Trace,
-    check_file,
     choose_device,
     errors,
     examples,
@@ -32,7 +31,7 @@ from minidl.generation.config import (
     parse_seeds,
 )
 from minidl.training import files, runs
-from minidl.training.config import check_different
+from minidl.training.config import check_different, check_output
 from minidl.training.errors import ConfigError
 
 Samples = Annotated[
@@ -134,7 +133,7 @@ def evaluate_generator(
     if text_column or label_column:
         raise ConfigError("--text-column and --label-column are for text runs")
     if json is not None:
-        check_file("--json", json)
+        check_output("--json", json)
     choose_device(device)
     from minidl.generation import evaluate as work
     from minidl.training import environment
