@@ -148,6 +148,11 @@ def _convolution(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
             for name, call in calls.items():
                 yield f"{name}, {form}, {C} to {M} at {size}", partial(_if_able, call, form)
         yield f"gradient of the weight in equal parts, {C} to {M} at {size}", partial(_in_equal_parts, x, dy, geometry)
+    for padding, act in itertools.product((0, 3), ("relu", "gelu")):
+        geometry = Geometry.of((72, 72), (7, 7), (1, 1), ((padding,) * 2,) * 2, (1, 1))
+        x, w, bias = _images(256, 1, 72, dtype), _images(12, 1, 7, dtype), torch.zeros(12, dtype=dtype)
+        call = partial(conv.forward, x, w, geometry, bias, act)
+        yield f"two rows, padding {padding}, {act}", partial(_if_able, call, "banded")
 
 
 def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:

@@ -29,6 +29,7 @@ FAMILIES = (
     "conv_banded",
     "conv_banded_grad_weight",
     "conv_held",
+    "conv_two_rows",
     "conv_turn",
 )
 # The most products that a compiled kernel adds in one step, with the pixels whose bands are folded after it; and the

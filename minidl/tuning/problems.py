@@ -33,9 +33,11 @@ LAYERS = (
     (128, 64, 64, 56, 3, 1), (128, 128, 128, 28, 3, 1), (128, 256, 256, 14, 3, 1), (128, 512, 512, 7, 3, 1),
     (64, 256, 256, 56, 3, 1), (32, 64, 64, 56, 3, 1), (32, 256, 256, 14, 3, 1), (8, 128, 128, 28, 3, 1),
     (128, 64, 128, 56, 3, 2), (512, 64, 32, 14, 3, 1), (16, 512, 512, 7, 3, 1), (8, 64, 64, 56, 3, 1),
-    (2000, 1, 8, 28, 5, 1),
+    (2000, 1, 8, 28, 5, 1), (2000, 3, 8, 28, 3, 1),
 )  # fmt: skip
-LAYERS_INTERPRETED = ((16, 1, 8, 12, 3, 1), (16, 16, 32, 8, 3, 1), (16, 32, 32, 8, 3, 1), (4, 32, 320, 4, 3, 1))
+LAYERS_INTERPRETED = (
+    (16, 1, 8, 12, 3, 1), (16, 3, 8, 12, 3, 1), (16, 16, 32, 8, 3, 1), (16, 32, 32, 8, 3, 1), (4, 32, 320, 4, 3, 1),
+)  # fmt: skip
 # (N, C, M, size): transposed, 5x5 with stride 2.
 BACK = (
     (1000, 512, 256, 4),
@@ -468,6 +470,7 @@ _MAKERS: dict[str, Maker] = {
     "conv_band": _convolution("banded"),
     "conv_banded": _convolution("banded"),
     "conv_held": _convolution("banded"),
+    "conv_two_rows": _convolution("banded"),
     "conv_pair_pool": _pair_pool,
     "conv_banded_grad_weight": _convolution("banded", "weight"),
     "conv_turn": _transposed("pixel"),

@@ -15,7 +15,7 @@ PRODUCTS = frozenset(
     {
         "gemm", "gemm_parts", "gemm_pointer", "conv", "conv_back", "conv_banded", "conv_banded_grad_weight",
         "conv_batch", "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_few", "conv_fft_product",
-        "conv_flat", "conv_grad_weight", "conv_held", "conv_pair_pool",
+        "conv_flat", "conv_grad_weight", "conv_held", "conv_pair_pool", "conv_two_rows",
     }
 )  # fmt: skip
 # Families whose block has all three axes, where others hold blocks of two of them.

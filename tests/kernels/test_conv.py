@@ -550,7 +550,7 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
         "batch": ("conv_batch", "conv_batch_narrow", "conv_batch_grad_weight"),
         "box": ("conv_box",),
         "pair": ("conv_batch", "conv_pair_pool"),
-        "banded": ("conv_banded", "conv_held", "conv_banded_grad_weight"),
+        "banded": ("conv_banded", "conv_held", "conv_two_rows", "conv_banded_grad_weight"),
     }
     draw = random.Random(block)
     for seed in range(10):
@@ -641,6 +641,45 @@ def test_bands_that_are_held_and_those_that_are_not(shape, dtype, monkeypatch):
     names.clear()
     assert p.check("banded") == first
     assert "conv_held_kernel" not in names
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 1, 12, (13, 40), (7, 7), (1, 1), (0, 0), (1, 1), 1),
+        (2, 1, 12, (12, 33), (7, 7), (1, 1), (3, 3), (1, 1), 1),  # an even number of rows, padding
+        (5, 1, 16, (8, 9), (6, 5), (1, 1), (0, 2), (1, 1), 1),  # a tile has many images
+        (2, 1, 5, (19, 37), (5, 6), (2, 2), (1, 1), (1, 1), 1),
+        (3, 1, 30, (9, 11), (7, 4), (1, 3), (2, 0), (1, 1), 1),
+        (33, 1, 12, (8, 20), (7, 7), (1, 1), (0, 0), (1, 1), 1),  # one pair of rows in an image
+        (1, 1, 1, (20, 21), (3, 13), (1, 1), (1, 6), (1, 1), 1),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_two_rows_of_outputs_in_a_group(shape, dtype, monkeypatch):
+    p = Problem(shape, dtype=dtype)
+    monkeypatch.setattr(banded.held, "takes", lambda *_: False)
+    with launch.force(conv_two_rows=launch.Tile({"BLOCK_M": 64, "PER_PROCESSOR": 1}, 4, 2)):
+        names = launched(monkeypatch)
+        first = p.check("banded")
+        assert "conv_two_rows_kernel" in names or (dtype == torch.float32 and not launch.INTERPRETED)
+    monkeypatch.setattr(banded.two_rows, "takes", lambda *_: False)
+    names.clear()
+    assert p.check("banded") == first
+    assert "conv_two_rows_kernel" not in names
+
+
+def test_groups_of_two_rows_fit():
+    """Their values and their band in shared memory, and a row's groups in a tile."""
+    for M, R, S, step_h, step_w, width in itertools.product(
+        (1, 2, 5, 12, 32, 65), (1, 3, 7), (1, 3, 7, 15), (1, 2), (1, 2), (1, 2, 66, 700)
+    ):
+        found = banded.two_rows.group(M, R, S, step_h, step_w, width)
+        if found is not None:
+            G, reach, KP, NP = found
+            assert (R + step_h) * reach <= KP <= banded.two_rows.MOST_K
+            assert G * M <= NP <= 128
+            assert -(-width // G) <= banded.two_rows.MOST_GROUPS
 
 
 @pytest.mark.parametrize("M", [1, 3, 24])

@@ -38,7 +38,7 @@ FORMS = ("pixel", "box", "batch", "pair", "banded", "fft", "few", "merge")
 FAMILIES = (
     "conv", "conv_flat", "conv_grad_weight", "conv_batch", "conv_batch_narrow", "conv_batch_grad_weight", "conv_back",
     "conv_box", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_held", "conv_pair_pool", "conv_turn",
-    "conv_few", "conv_fft", "conv_fft_product",
+    "conv_two_rows", "conv_few", "conv_fft", "conv_fft_product",
 )  # fmt: skip
 
 # These read weights on the way back as they are.

@@ -9,8 +9,9 @@ the G * M results. So for every row r of the filter
 
 a product with a band (Toeplitz) matrix, made once per call. It multiplies zeros, on matrix units that would be idle,
 and in exchange loads and stores whole rows. Padding is a mask. An input that is not finite makes outputs NaN within the
-width of the band. The weight gradient is the same product turned round: the gradient of the band, in shares of the rows
-whose sums are added in order, folded back by adding the G places of each weight.
+width of the band, and with `two_rows` in the other row of a pair. The weight gradient is the same product turned round:
+the gradient of the band, in shares of the rows whose sums are added in order, folded back by adding the G places of
+each weight.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import early, launch, reduce
-from minidl.kernels.conv import held
+from minidl.kernels.conv import held, two_rows
 from minidl.kernels.conv.bands import band, bands_of, group_of, in_rows, near, padded, store_groups
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.conv.problem import MANY, Epilogue
@@ -163,6 +164,9 @@ def correlate(
     """Write the outputs of one pair of walks into y. x [N, H, W, C], w [M, JH, JW, C], y [N, OH, OW, M] or pooled."""
     N, H, W, C = x.shape
     M, R, S, _ = w.shape
+    if two_rows.takes(x, w, h, v, epilogue):
+        two_rows.correlate(x, w, y, h, v, epilogue, precision)
+        return
     if held.takes(x, w, h, v, epilogue, precision):
         held.correlate(x, w, y, h, v, epilogue, precision)
         return

@@ -100,7 +100,7 @@ def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue
     # Where a product cuts its operands, it would cut the band again for every tile.
     if x.dtype == torch.float64 or (x.dtype == torch.float32 and precision != "tf32" and not launch.INTERPRETED):
         return False
-    return _found(x, w, v, epilogue) is not None
+    return _found(w, v, epilogue) is not None
 
 
 def correlate(
@@ -109,7 +109,7 @@ def correlate(
     """As `banded.correlate`."""
     N, H, W, C = x.shape
     M, R, _, _ = w.shape
-    found = _found(x, w, v, epilogue)
+    found = _found(w, v, epilogue)
     assert found is not None
     G, reach, KP, NP = found
     step = v.in_step * C
@@ -117,8 +117,7 @@ def correlate(
     q_h, q_w = (h.count // 2 * 2, v.count // 2 * 2) if epilogue.pool else (h.count, v.count)
     groups = launch.cdiv(q_w, G)
     rows = N * q_h * groups
-    plain = epilogue.pool is None and epilogue.z is None and q_w % G == 0 and G * M == NP
-    boxes = plain and launch.boxes() and 0 < rows < MANY
+    boxes = whole(w, v, epilogue) and launch.boxes() and 0 < rows < MANY
     tile = launch.tile("conv_held", x.dtype, floor=16, precision=precision, M=rows, K=KP, N=NP, boxes=int(boxes))
     tiles = launch.cdiv(rows, tile["BLOCK_M"])
     programs = min(tiles, tile["PER_PROCESSOR"] * launch.processors())
@@ -133,6 +132,13 @@ def correlate(
     )  # fmt: skip
 
 
-def _found(x: torch.Tensor, w: torch.Tensor, v: Walk, epilogue: Epilogue) -> tuple[int, int, int, int] | None:
+def whole(w: torch.Tensor, v: Walk, epilogue: Epilogue) -> bool:
+    """Whether a row has whole groups and these all columns of the band, so that a tile is one piece of y."""
+    found = _found(w, v, epilogue)
+    plain = epilogue.pool is None and epilogue.z is None
+    return plain and found is not None and v.count % found[0] == 0 and found[0] * w.shape[0] == found[3]
+
+
+def _found(w: torch.Tensor, v: Walk, epilogue: Epilogue) -> tuple[int, int, int, int] | None:
     M, R, S, C = w.shape
     return held_band(C, M, R, S, v.in_step, v.count, epilogue.pool is not None)

@@ -1,0 +1,202 @@
+"""The banded form for one channel with two rows of outputs in a group, the whole band held in shared memory.
+
+G neighbouring outputs and the G below them need R + stride rows of `reach` values, which are one K, and with 7x7 taps
+and G = 10 these are 128: 6.4 values for an output in place of the 11.2 of one row. The band is two of `bands_of`, the
+second `stride` rows lower.
+
+A tile is DOWN pairs of rows, from one image into the next, each with GP groups, a power of two of which the last may be
+beyond the row. So of all the rows of a tile only the first needs a division to be found.
+"""
+
+import functools
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import activation, early, launch
+from minidl.kernels.conv import bands, held
+from minidl.kernels.conv.bands import bands_of, padded, store_groups
+from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.problem import Epilogue
+from minidl.kernels.early import wait
+from minidl.kernels.gemm.tiled import halves
+
+MOST_K = 128  # values of a group, of which some stages lie in shared memory beside the band
+MOST_GROUPS = 64  # of a row: a tile has all of them
+MOST_DOWN = 2**13  # pairs of rows in a tile
+
+
+@triton.jit
+def place_of(i_tile, pairs, QH: tl.constexpr, GP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """(first image, images from it, pair of rows in that) of each row of a tile; beyond the last pair that again."""
+    DOWN: tl.constexpr = BLOCK_M // GP
+    PAIRS: tl.constexpr = (QH + 1) // 2
+    first = (tl.full((), 0, tl.int64) + i_tile) * DOWN
+    down = tl.arange(0, BLOCK_M) // GP
+    pair = (first % PAIRS).to(tl.int32) + tl.minimum(down, tl.minimum(pairs - 1 - first, BLOCK_M).to(tl.int32))
+    if DOWN <= PAIRS:
+        images = (pair >= PAIRS).to(tl.int32)
+    else:
+        images = pair // PAIRS
+    return first // PAIRS, images, pair - images * PAIRS
+
+
+@triton.jit
+def values_of(
+    p_x, i_tile, pairs, H, in_h,
+    QH: tl.constexpr, G: tl.constexpr, GROUPS: tl.constexpr, GP: tl.constexpr, R: tl.constexpr, REACH: tl.constexpr,
+    W: tl.constexpr, IN_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr, PADDED_H: tl.constexpr,
+    KP: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """What the groups of a tile read [BLOCK_M, KP]: R + STEP_H rows of REACH values."""
+    # The last group may reach beyond the image's row.
+    INSIDE: tl.constexpr = IN_W >= 0 and IN_W + (GROUPS - 1) * G * STEP_W + REACH <= W
+    n_first, images, pair = place_of(i_tile, pairs, QH, GP, BLOCK_M)
+    g = tl.arange(0, BLOCK_M) % GP
+    o_k = tl.arange(0, KP)
+    r = o_k // REACH
+    o_reach = o_k % REACH
+    x_h = in_h + pair * (2 * STEP_H)
+    start = IN_W + g * (G * STEP_W)
+    o_x = (images * H + x_h) * W + start
+    m_x = (g < GROUPS)[:, None] & (r < R + STEP_H)[None, :]
+    if PADDED_H:
+        h = x_h[:, None] + r[None, :]
+        m_x = m_x & (h >= 0) & (h < H)
+    if not INSIDE:
+        at = start[:, None] + o_reach[None, :]
+        m_x = m_x & (at < W)
+        if IN_W < 0:
+            m_x = m_x & (at >= 0)
+    return tl.load(p_x + n_first * H * W + (o_x[:, None] + (r * W + o_reach)[None, :]), mask=m_x, other=0.0)
+
+
+@triton.jit
+def conv_two_rows_kernel(
+    p_x, p_band, p_bias, p_y, pairs, tiles, H, in_h, PROGRAMS,
+    QH: tl.constexpr, QW: tl.constexpr, G: tl.constexpr, GROUPS: tl.constexpr, GP: tl.constexpr,
+    M: tl.constexpr, R: tl.constexpr, REACH: tl.constexpr, W: tl.constexpr, IN_W: tl.constexpr,
+    STEP_H: tl.constexpr, STEP_W: tl.constexpr, PADDED_H: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    POOL: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    KP: tl.constexpr, NP: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """NP columns for each of the two rows. AHEAD: the values of the next tile are read while one is multiplied."""
+    wait(EARLY)
+    o_k = tl.arange(0, KP)[:, None]
+    o_column = tl.arange(0, 2 * NP)[None, :]
+    o_band = o_k - o_column // NP * (STEP_H * REACH)
+    m_band = (o_band >= 0) & (o_band < R * REACH)
+    b_band = tl.load(p_band + o_band * NP + o_column % NP, mask=m_band, other=0.0)  # [KP, 2 * NP]
+    g = tl.arange(0, BLOCK_M) % GP
+    down = tl.arange(0, BLOCK_M) // GP
+    b_x = values_of(
+        p_x, tl.program_id(0), pairs, H, in_h,
+        QH, G, GROUPS, GP, R, REACH, W, IN_W, STEP_H, STEP_W, PADDED_H, KP, BLOCK_M,
+    )  # fmt: skip
+    for i_tile in tl.range(tl.program_id(0), tiles, PROGRAMS, num_stages=1):
+        i_read = i_tile
+        if AHEAD:
+            i_read = tl.minimum(i_tile + PROGRAMS, tiles - 1)
+        b_read = values_of(
+            p_x, i_read, pairs, H, in_h,
+            QH, G, GROUPS, GP, R, REACH, W, IN_W, STEP_H, STEP_W, PADDED_H, KP, BLOCK_M,
+        )  # fmt: skip
+        if not AHEAD:
+            b_x = b_read
+        b_upper, b_lower = halves(tl.dot(b_x, b_band, input_precision=PRECISION, out_dtype=ACC))
+        n_first, images, pair = place_of(i_tile, pairs, QH, GP, BLOCK_M)
+        n = n_first + images
+        m_row = ((tl.full((), 0, tl.int64) + i_tile) * (BLOCK_M // GP) + down < pairs) & (g < GROUPS)
+        store_groups(
+            b_upper, p_bias, None, p_y, None, i_tile, pairs, m_row, n, pair * 2, g,
+            QH, QW, G, GROUPS, M, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL,
+        )  # fmt: skip
+        store_groups(
+            b_lower, p_bias, None, p_y, None, i_tile, pairs, m_row & (pair * 2 + 1 < QH), n, pair * 2 + 1, g,
+            QH, QW, G, GROUPS, M, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL,
+        )  # fmt: skip
+        b_x = b_read
+
+
+@functools.lru_cache(maxsize=4096)
+def group(M: int, R: int, S: int, step_h: int, step_w: int, width: int) -> tuple[int, int, int, int] | None:
+    """(G, reach, KP, NP): pixels of a row in a group, values it reads of a row, rows of the band and half its columns.
+
+    The cheapest per row is taken; None where that costs more than groups of one row, or where no group has two pixels.
+    Costs are those of tiles on an H200, in 4.5 ns of a multiprocessor: 80 + KP + 4/3 NP here, 200 + 11 R for each of
+    two with one row; a third more with groups that may begin at any value. Groups beyond the row cost two thirds.
+    """
+    one = bands.band(1, M, S, step_w, width, False)
+    best, least = None, math.inf
+    if one is not None:
+        least = (400 + 22 * R) * launch.cdiv(width, one[0]) * _crooked(one[0] * step_w)
+    for NP in (16, 32, 64, 128):
+        for G in range(2, min(NP // M, width) + 1):
+            reach = (G - 1) * step_w + S
+            KP = max(16, triton.next_power_of_2((R + step_h) * reach))
+            groups = launch.cdiv(width, G)
+            padded_groups = triton.next_power_of_2(groups)
+            cost = (80 + KP + 4 / 3 * NP) * (groups + 2 * padded_groups) / 3 * _crooked(G * step_w)
+            if cost < least and KP <= MOST_K and padded_groups <= MOST_GROUPS:
+                best, least = (G, reach, KP, NP), cost
+    return best
+
+
+def _crooked(step: int) -> float:
+    """What groups cost more that begin `step` values apart, where these are not read two at a time."""
+    return 4 / 3 if step % 2 else 1.0
+
+
+def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue) -> bool:
+    """Whether it does what `banded` does of x [N, H, W, C] and w [M, R, S, C]."""
+    if not launch.INTERPRETED and (x.element_size() != 2 or launch.target() != "sm_90"):
+        return False  # the band would be in registers
+    # 32 bits count the values from a tile's first image to its last.
+    small = h.count > 1 and x.shape[1] * x.shape[2] * (2 + 2 * MOST_DOWN // h.count) < 2**31
+    plain = x.shape[3] == 1 and h.in_tap == 1
+    # What else an epilogue has does not fit the registers.
+    short = epilogue.pool is None and epilogue.z is None and epilogue.scale is None
+    # 10,000 pictures of 28x28, 5x5 to 32 channels: 0.126 ms there, here 0.132.
+    boxed = held.whole(w, v, epilogue) and not _reaches_out(x, h, v)
+    return small and plain and short and not boxed and _found(w, h, v) is not None
+
+
+def correlate(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue, precision: str
+) -> None:
+    """As `banded.correlate`."""
+    N, H, W, _ = x.shape
+    M, R, _, _ = w.shape
+    found = _found(w, h, v)
+    assert found is not None
+    G, reach, KP, NP = found
+    band = bands_of(w, G, v.in_step, reach, NP)
+    inside = not _reaches_out(x, h, v) and h.count % 2 == 0
+    groups = launch.cdiv(v.count, G)
+    pairs = N * launch.cdiv(h.count, 2)
+    GP = triton.next_power_of_2(groups)
+    tile = launch.tile("conv_two_rows", x.dtype, floor=16, precision=precision, M=pairs * GP, K=KP, N=2 * NP)
+    block = max(tile["BLOCK_M"], GP)
+    tiles = launch.cdiv(pairs, block // GP)
+    programs = min(tiles, tile["PER_PROCESSOR"] * launch.processors())
+    launch.run(
+        conv_two_rows_kernel, (programs,), x, band, epilogue.bias, y, pairs, tiles, H, h.in_start, programs,
+        QH=h.count, QW=v.count, G=G, GROUPS=groups, GP=GP, M=M, R=R, REACH=reach, W=W, IN_W=v.in_start,
+        STEP_H=h.in_step, STEP_W=v.in_step, PADDED_H=not inside,
+        AHEAD=inside and activation.parse(epilogue.act)[0] in activation.FROM_OUTPUT,  # masks and GELU take registers
+        ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **early.options(), **epilogue.flags,
+        BLOCK_M=block, num_warps=tile.num_warps,
+    )  # fmt: skip
+
+
+def _reaches_out(x: torch.Tensor, h: Walk, v: Walk) -> bool:
+    """Whether a tap of some output lies outside the picture."""
+    return padded(h, x.shape[1]) or padded(v, x.shape[2])
+
+
+def _found(w: torch.Tensor, h: Walk, v: Walk) -> tuple[int, int, int, int] | None:
+    M, R, S, _ = w.shape
+    return group(M, R, S, h.in_step, v.in_step, v.count)
