@@ -125,7 +125,7 @@ def along_k(x: torch.Tensor, nearest: bool = False) -> torch.Tensor:
     """x [rows, K], copied so that a row's values are neighbours and rows begin at 16 bytes, where they do not.
 
     A copy is rounded to tf32 where `nearest` is set. The matrix units would cut the same bits off, with twice the
-    error; and zeros take less power, of which large products have no more (8192^3: 3.31 ms in place of 3.36).
+    error.
     """
     if x.stride(1) == 1 or 0 in x.shape:
         return x
