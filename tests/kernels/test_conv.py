@@ -669,6 +669,18 @@ def test_two_rows_of_outputs_in_a_group(shape, dtype, monkeypatch):
     assert "conv_two_rows_kernel" not in names
 
 
+@pytest.mark.parametrize(("H", "kernel", "stride", "row"), [(8, (3, 3), 2, 7), (10, (1, 3), 3, 1)])
+def test_rows_that_no_output_reads_spoil_none(H, kernel, stride, row, monkeypatch):
+    """The last pair may have one row, and pairs rows between those that they read."""
+    monkeypatch.setattr(banded.held, "takes", lambda *_: False)
+    p = Problem((2, 1, 12, (H, 40), kernel, (stride, stride), (0, 0), (1, 1), 1), dtype=torch.float16)
+    x = p.x.clone()
+    x[:, :, row] = math.nan
+    y = conv.forward(x, p.w, p.geometry, form="banded")[0]
+    exact = torch.nn.functional.conv2d(x.double(), p.w.double(), stride=stride)
+    assert torch.equal(y.isnan(), exact.isnan())
+
+
 def test_groups_of_two_rows_fit():
     """Their values and their band in shared memory, and a row's groups in a tile."""
     for M, R, S, step_h, step_w, width in itertools.product(
