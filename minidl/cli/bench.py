@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minidl.cli.common import Command, Profile, TraceFile, check_file, errors, examples, profiled, switch
+from minidl.cli.common import Command, Profile, TraceFile, check_alone, check_file, errors, examples, profiled, switch
 from minidl.training.config import check_different
 from minidl.training.errors import ConfigError
 
@@ -58,6 +58,7 @@ def bench(
             wanted = chosen(names or [])
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        check_alone("--list", list_, json=json, plot=plot, show=show, peers=peers, profile=profile, trace=trace)
         if list_:
             for name in wanted:
                 typer.echo(f"{GOALS[name]:>5g}  {name}")

@@ -89,6 +89,13 @@ def check_file(flag: str, path: Path) -> None:
     runs.check_not_own(flag, path)
 
 
+def check_alone(flag: str, given: bool, **others: Any) -> None:
+    """Raises ConfigError when a flag that is given would leave another without effect; those without their dashes."""
+    for name, value in others.items() if given else ():
+        if value:
+            raise ConfigError(f"{flag} only shows what there is: leave out --{name.replace('_', '-')}")
+
+
 def choose_device(device: str) -> None:
     """Raises ConfigError, see `training.device`."""
     from minidl.training.device import choose
@@ -109,6 +116,8 @@ def profiled(wanted: bool, trace: Path | None, usual: Path | None, updates: int 
         yield
         return
     if trace is not None:
+        if usual is not None and trace.resolve() == usual.parent.resolve():
+            raise ConfigError(f"--trace {trace} is the folder of the run: give the name of a file")
         new = usual is not None and trace.parent.resolve() == usual.parent.resolve()
         if not (new and not trace.parent.exists()):
             check_output("--trace", trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minidl.cli.common import Command, Device, check_file, choose_device, errors, examples, switch
+from minidl.cli.common import Command, Device, check_alone, check_file, choose_device, errors, examples, switch
 from minidl.training.config import DEVICES, check_different
 from minidl.training.errors import ConfigError
 
@@ -69,6 +70,7 @@ def tune(
         wanted = _classes(names or [], only or [])
         from minidl.tuning import space
 
+        check_alone("--list", list_, out=out, write=write, dry_run=dry_run, json=json, plot=plot)
         if list_:
             for shapes in wanted:
                 count = len(space.candidates(shapes.family, shapes.target, shapes.tile))
@@ -110,7 +112,6 @@ def _tune(
     from minidl.training import files, plots
     from minidl.tuning import check, run
     from minidl.tuning import files as written
-    from minidl.tuning import plot as drawn
 
     if plot is not None and not plots.available():
         raise ConfigError(plots.MISSING)
@@ -138,19 +139,28 @@ def _tune(
     try:
         run.run(wanted, begun, budget, check.for_device(), Console(), keep, found)
     finally:
-        # After Ctrl-C, too: what was measured is worth keeping.
-        if json is not None and found:
-            files.write_json(json, written.record(found))
-        if plot is not None and found:
-            files.write_bytes(plot, drawn.picture(found, written.device_name()))
+        # After Ctrl-C, too, and each whatever becomes of the others: what was measured is worth keeping.
+        with contextlib.ExitStack() as outputs:
+            if plot is not None and found:
+                outputs.callback(_draw, plot, found)
+            if json is not None and found:
+                outputs.callback(files.write_json, json, written.record(found))
+            if paths:
+                typer.echo(f"wrote {', '.join(sorted(path.name for path in paths))} into {folder}")
+                if not write:
+                    typer.echo(f"to use them: export {tables.VARIABLE}={folder.resolve()}")
     faster = sum(each.chosen is not None for each in found)
     typer.echo(f"{faster} of {len(found)} classes have a faster tile")
-    if paths:
-        typer.echo(f"wrote {', '.join(sorted(path.name for path in paths))} into {folder}")
-        if not write:
-            typer.echo(f"to use them: export {tables.VARIABLE}={folder.resolve()}")
     if any(each.error for each in found):
         raise typer.Exit(1)
+
+
+def _draw(plot: Path, found: list[Found]) -> None:
+    from minidl.training import files
+    from minidl.tuning import files as written
+    from minidl.tuning import plot as drawn
+
+    files.write_bytes(plot, drawn.picture(found, written.device_name()))
 
 
 def _again(wanted: list[ShapeClass], begun: dict[str, Table]) -> list[ShapeClass]:

@@ -78,7 +78,7 @@ def load(path: Path) -> Table:
         if not isinstance(table, dict) or table.keys() != own.keys():
             raise ValueError(f"expected an object with {', '.join(own)}")
         for target, rules in table.items():
-            _check(rules, own[target], [rule for rules in own.values() for rule in rules])
+            _check(target, rules, own[target], [rule for rules in own.values() for rule in rules])
     except OSError as error:
         why, cure = error.strerror, "make it a file that can be read, or delete it"
     except RecursionError:
@@ -90,19 +90,25 @@ def load(path: Path) -> Table:
     raise TableError(errno.EINVAL, f"no tile table for this version ({why}); {cure}", str(path))
 
 
-def _check(rules: Any, own: list[dict[str, Any]], everywhere: list[dict[str, Any]]) -> None:
+def _check(target: str, rules: Any, own: list[dict[str, Any]], everywhere: list[dict[str, Any]]) -> None:
     """Raise ValueError for rules that differ from the package's by more than conditions' values and sizes."""
-    if not isinstance(rules, list) or bool(rules) != bool(own):
-        raise ValueError(f"got {len(rules)} rules, the package has {len(own)}")
+    if not isinstance(rules, list):
+        raise ValueError(f"{target} is {_short(rules)}, expected a list of rules")
+    if bool(rules) != bool(own):
+        raise ValueError(f"got {len(rules)} rules for {target}, the package has {len(own)}")
     conditions = {name for rule in everywhere for name in rule.get("when", {})}
     sizes = {frozenset(rule["tile"]) for rule in own}
     for rule in rules:
+        if not isinstance(rule, dict) or not isinstance(rule.get("when", {}), dict):
+            raise ValueError(f"the rule {_short(rule)} or its condition is no object")
         if not rule.keys() <= _PARTS or "tile" not in rule or frozenset(rule["tile"]) not in sizes:
             raise ValueError(f"the rule {json.dumps(rule)} has other parts or sizes than the package's")
         for name, value in rule.get("when", {}).items():
-            wanted = list if name in ("dtype", "precision") else int
-            if name not in conditions or type(value) is not wanted:
-                raise ValueError(f"the condition {name}: {value!r}")
+            wanted = (list, "a list") if name in ("dtype", "precision") else (int, "a whole number")
+            if name not in conditions:
+                raise ValueError(f"there is no condition {name}, but {', '.join(sorted(conditions)) or 'none'}")
+            if type(value) is not wanted[0]:
+                raise ValueError(f"the condition {name} is {_short(value)}, expected {wanted[1]}")
         numbers = {**rule["tile"], "warps": rule.get("warps", 4), "stages": rule.get("stages", 3)}
         powers = [n for name, n in numbers.items() if name.startswith("BLOCK") or name == "warps"]
         whole = all(type(n) is int and 0 <= n < 2**31 for n in numbers.values())
@@ -114,3 +120,8 @@ def _check(rules: Any, own: list[dict[str, Any]], everywhere: list[dict[str, Any
                 raise ValueError(f"{name} is {size} in the rule {json.dumps(rule)}, expected one of {sorted(taken)}")
     if rules and rules[-1].get("when"):
         raise ValueError(f"the last rule, {json.dumps(rules[-1])}, has a condition; it must take all shapes left over")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT, VERSION = "minidl-checkpoint", 1
+FOLDER = "checkpoints"  # in that of the run
 _TENSOR = "tensor:"
 _JSON_FILES = ("last.json", "best.json")
 _NAME = re.compile(r"step-\d+\.safetensors")

@@ -20,7 +20,7 @@ from minidl.data.image_batches import ImageBatches
 from minidl.tensor import Tensor
 from minidl.training import files, samples, weights
 from minidl.training.adversaries import Adversaries
-from minidl.training.checkpoints import Checkpoint, Checkpoints
+from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.display import Display
 from minidl.training.errors import DivergedError, Interrupted, damaged
 from minidl.training.interrupts import Interrupts
@@ -100,7 +100,7 @@ class GanTrainer:
     ) -> None:
         self.networks, self.batches, self.steps, self.epochs, self.z = networks, batches, steps, epochs, z
         self.folder, self.display, self.state, self.hint = folder, display, state, hint
-        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.checkpoints = Checkpoints(folder / FOLDER)
         self.progress = GanProgress()
         # Not part of the state: figures on the device that were not looked at yet.
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -30,7 +30,7 @@ from minidl.data.image_batches import ImageBatches
 from minidl.optim import Optimizer, Schedule
 from minidl.tensor import Tensor, default_device
 from minidl.training import files, weights
-from minidl.training.checkpoints import Checkpoint, Checkpoints
+from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.display import Display
 from minidl.training.errors import DivergedError, Interrupted, damaged
 from minidl.training.interrupts import Interrupts
@@ -85,7 +85,7 @@ class Trainer:
     ) -> None:
         self.task = task
         self.folder = folder
-        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.checkpoints = Checkpoints(folder / FOLDER)
         self.epochs = epochs
         self.patience = patience
         self.display = display

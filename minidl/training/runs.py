@@ -271,7 +271,9 @@ def same_data(run: SavedRun, data_sha256: str) -> None:
 
 def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
     """The error for a write that failed during training."""
-    kept = "the last checkpoint is kept" if (folder / "checkpoints" / "last.json").exists() else "no checkpoint yet"
+    kept = (
+        "the last checkpoint is kept" if (folder / checkpoints.FOLDER / "last.json").exists() else "no checkpoint yet"
+    )
     return RunError(
         f"{error.filename or folder} cannot be written: {error.strerror or error}; {kept}. Make room, then continue "
         f"with: {resume_command(kind, folder)}"
@@ -280,14 +282,15 @@ def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
 
 def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
     """Raises ConfigError when a flag names a file of a run, or with `in_run` of a run to come in its folder."""
-    if path.name not in _OWN_FILES:
+    if path.name not in (*_OWN_FILES, checkpoints.FOLDER):
         return
     if not in_run:
         try:
             read_run(path.parent)
         except (ConfigError, DamagedError):
             return
-    raise ConfigError(f"{name} {path} is a file of the run in {path.parent}: give another name")
+    what = "the folder of checkpoints" if path.name == checkpoints.FOLDER else "a file"
+    raise ConfigError(f"{name} {path} is {what} of the run in {path.parent}: give another name")
 
 
 def _run_to_resume(kind: str, folder: Path) -> SavedRun | None:
@@ -337,7 +340,7 @@ def _move_aside(folder: Path) -> bool:
 
 def _delete_run(folder: Path) -> None:
     """Delete what training writes, and the folder if nothing else is in it."""
-    checkpoints.delete(folder / "checkpoints")
+    checkpoints.delete(folder / checkpoints.FOLDER)
     _delete_samples(folder / "samples")
     # config.json last: until then the folder is still known as a run.
     for name in (*_TRACES, *reversed(_OWN_FILES)):

@@ -10,7 +10,7 @@ import torch
 
 from minidl.kernels import launch
 from minidl.training import environment, files, runs
-from minidl.training.checkpoints import Checkpoint, Checkpoints
+from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.config import Session
 from minidl.training.display import Display
 from minidl.training.errors import ConfigError, RunError, damaged
@@ -51,7 +51,7 @@ def in_run(
     """
     if config.resume and (config.out / "config.json").exists():
         files.sweep(config.out)
-        files.sweep(config.out / "checkpoints")
+        files.sweep(config.out / FOLDER)
         checkpoint = last_checkpoint(config)
         for name in runs.restore_documents(config.out, documents):
             display.note(f"note: {name} was missing or changed; it is written again from the data")
@@ -60,13 +60,13 @@ def in_run(
     try:
         return fit(None)
     finally:
-        if not (config.out / "checkpoints" / "last.json").exists() and runs.abandon(config.out):
+        if not (config.out / FOLDER / "last.json").exists() and runs.abandon(config.out):
             display.note(f"{config.out} is again the run that was to be replaced")
 
 
 def last_checkpoint(config: Session) -> Checkpoint | None:
     """The state to go on from, None before there is one. Raises DamagedError, also for one of other settings."""
-    checkpoint = Checkpoints(config.out / "checkpoints").last()
+    checkpoint = Checkpoints(config.out / FOLDER).last()
     if checkpoint is None:
         return None
     saved, identity = checkpoint.state.get("config"), config.identity()

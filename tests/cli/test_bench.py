@@ -53,6 +53,9 @@ def test_what_does_not_go_together(command, tmp_path):
     for flags in (("--profile",), ("--trace", tmp_path / "t.json")):
         done = command("bench", "--show", COMMITTED, *flags)
         assert (done.code, done.err) == (2, f"error: {flags[0]} goes with measuring, not with --show\n")
+    for flags in (("--peers",), ("--show", COMMITTED), ("--json", tmp_path / "r.json")):
+        done = command("bench", "--list", *flags)
+        assert (done.code, done.err) == (2, f"error: --list only shows what there is: leave out {flags[0]}\n")
     missing = command("bench", "--show", str(tmp_path / "none.json"))
     assert missing.code == 2
     assert "none.json has no results" in missing.err

@@ -104,6 +104,14 @@ def test_a_trace_may_lie_in_the_run_to_come_and_goes_with_it(command, table, tmp
     assert refused.code == 2
     assert "report.json is a file of the run in" in refused.err
     assert not out.exists()
+    for trace, said in (
+        (out, f"--trace {out} is the folder of the run: give the name of a file"),
+        (out / "checkpoints", f"--trace {out / 'checkpoints'} is the folder of checkpoints of the run in {out}"),
+    ):
+        refused = command(*common, "--trace", trace)
+        assert refused.code == 2
+        assert said in refused.err
+        assert not out.exists()
     assert command(*common, "--trace", out / "mine.json").code == 0
     assert json.loads((out / "mine.json").read_text())["traceEvents"]
     (out / "mine.json").unlink()

@@ -1,5 +1,6 @@
 """`minidl tune` on the CPU: one small family within seconds, what is written, and what is refused."""
 
+import errno
 import json
 import os
 import signal
@@ -148,6 +149,22 @@ def test_what_was_measured_is_kept_after_ctrl_c(command, quick, tmp_path, monkey
     assert [path.name for path in (tmp_path / "tiles").iterdir()] == ["loss.json"]
 
 
+def test_an_output_that_fails_takes_no_other_along(command, quick, tmp_path, monkeypatch):
+    from minidl.training import files
+
+    def full(path, *rest):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "write_json", full)
+    record, plot = tmp_path / "r.json", tmp_path / "sweep.svg"
+    done = command("tune", "loss", "--out", tmp_path / "tiles", "--json", record, "--plot", plot)
+    assert done.code == 1
+    assert f"{record}: No space left on device" in done.err
+    assert plot.exists()
+    assert (tmp_path / "tiles" / "loss.json").exists()
+    assert f"wrote loss.json into {tmp_path / 'tiles'}" in done.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -164,6 +181,7 @@ def test_what_was_measured_is_kept_after_ctrl_c(command, quick, tmp_path, monkey
         (("loss", "--out", "x" * 300), "--out cannot be made: File name too long"),
         (("loss", "--json", "none/r.json"), "none is no folder"),
         (("loss", "--plot", "."), "is a folder: give the name of a file"),
+        (("loss", "--list", "--dry-run"), "--list only shows what there is: leave out --dry-run"),
         (("loss", "--device", "tpu"), "--device is tpu, expected auto, cuda or cpu"),
     ],
 )
