@@ -105,8 +105,10 @@ class Captured(Generic[T]):
         self._seed = 0  # in the key
         self._shared: tuple[Any, Any] | None = None
 
-    def __call__(self, *inputs: Any) -> T:
+    def __call__(self, *inputs: Any, **named: Any) -> T:
         """The step with these inputs; on a GPU it is on its way on the current stream."""
+        if named:
+            raise TypeError(f"a captured step takes its inputs by position; given by name: {', '.join(named)}")
         device = self._check(inputs)
         shape = tuple(map(_shape, inputs))
         known = self._recordings.get(shape)
@@ -136,8 +138,9 @@ class Captured(Generic[T]):
         """Raises TypeError for a method, which would be called without its object."""
         if instance is None:
             return self
+        name = (instance if isinstance(instance, type) else type(instance)).__name__
         raise TypeError(
-            f"a captured step is an attribute of the class {type(instance).__name__}, and so would not get its object: "
+            f"a captured step is an attribute of the class {name}, and so would not get its object: "
             "capture the method of an object, as in self.step = minidl.capture(self.step)"
         )
 

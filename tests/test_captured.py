@@ -272,6 +272,12 @@ def test_after_a_step_that_raised_another_is_captured(graphs):
     assert len(calls) == 4
 
 
+def test_inputs_are_given_by_position():
+    step = capture(lambda x, y: x)
+    with pytest.raises(TypeError, match="a captured step takes its inputs by position; given by name: y, z"):
+        step(numbers(2), y=numbers(2), z=1)
+
+
 def test_a_captured_method_is_refused_in_words():
     class Model:
         @capture
@@ -280,6 +286,8 @@ def test_a_captured_method_is_refused_in_words():
 
     with pytest.raises(TypeError, match=r"attribute of the class Model, .*self\.step = minidl\.capture\(self\.step\)"):
         Model().step(numbers(2))
+    with pytest.raises(TypeError, match="attribute of the class Model, "):
+        capture(lambda x: x).__get__(Model)  # as of a class method
     model = Model()
     model.own = capture(lambda x: x)
     assert torch.equal(model.own(numbers(2)).data, numbers(2).data)
