@@ -658,6 +658,7 @@ def test_bands_that_are_held_and_those_that_are_not(shape, dtype, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_two_rows_of_outputs_in_a_group(shape, dtype, monkeypatch):
     p = Problem(shape, dtype=dtype)
+    monkeypatch.setattr(launch, "processors", lambda: 2)
     monkeypatch.setattr(banded.held, "takes", lambda *_: False)
     with launch.force(conv_two_rows=launch.Tile({"BLOCK_M": 64, "PER_PROCESSOR": 1}, 4, 2)):
         names = launched(monkeypatch)
@@ -679,6 +680,18 @@ def test_rows_that_no_output_reads_spoil_none(H, kernel, stride, row, monkeypatc
     y = conv.forward(x, p.w, p.geometry, form="banded")[0]
     exact = torch.nn.functional.conv2d(x.double(), p.w.double(), stride=stride)
     assert torch.equal(y.isnan(), exact.isnan())
+
+
+@pytest.mark.parametrize("per_processor", [0, 1])
+@pytest.mark.parametrize(("form", "C"), [("conv_held", 3), ("conv_two_rows", 1)])
+def test_a_program_for_each_tile(form, C, per_processor, monkeypatch):
+    """Where a table has none for each multiprocessor, as in other forms."""
+    p = Problem((5, C, 8, (9, 12), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
+    names = launched(monkeypatch)
+    with launch.force(**{form: launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": per_processor}, 4, 2)}):
+        y = conv.forward(p.x, p.w, p.geometry, form="banded")[0]
+    assert f"{form}_kernel" in names
+    assert torch.equal(y.double(), F.conv2d(p.x.double(), p.w.double(), padding=1))
 
 
 def test_groups_of_two_rows_fit():

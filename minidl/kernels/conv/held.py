@@ -120,7 +120,7 @@ def correlate(
     boxes = whole(w, v, epilogue) and launch.boxes() and 0 < rows < MANY
     tile = launch.tile("conv_held", x.dtype, floor=16, precision=precision, M=rows, K=KP, N=NP, boxes=int(boxes))
     tiles = launch.cdiv(rows, tile["BLOCK_M"])
-    programs = min(tiles, tile["PER_PROCESSOR"] * launch.processors())
+    programs = min(tiles, tile["PER_PROCESSOR"] * launch.processors() or tiles)
     out: Any = TensorDescriptor(y.view(rows, NP), [rows, NP], [NP, 1], [tile["BLOCK_M"], NP]) if boxes else y
     launch.run(
         conv_held_kernel, (programs,), x, band, epilogue.bias, epilogue.scale, out, epilogue.z,
