@@ -271,9 +271,8 @@ def same_data(run: SavedRun, data_sha256: str) -> None:
 
 def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
     """The error for a write that failed during training."""
-    kept = (
-        "the last checkpoint is kept" if (folder / checkpoints.FOLDER / "last.json").exists() else "no checkpoint yet"
-    )
+    saved = (folder / checkpoints.FOLDER / "last.json").exists()
+    kept = "the last checkpoint is kept" if saved else "no checkpoint yet"
     return RunError(
         f"{error.filename or folder} cannot be written: {error.strerror or error}; {kept}. Make room, then continue "
         f"with: {resume_command(kind, folder)}"

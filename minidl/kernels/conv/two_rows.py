@@ -95,16 +95,14 @@ def conv_two_rows_kernel(
     b_band = tl.load(p_band + o_band * NP + o_column % NP, mask=m_band, other=0.0)  # [KP, 2 * NP]
     g = tl.arange(0, BLOCK_M) % GP
     down = tl.arange(0, BLOCK_M) // GP
-    b_x = values_of(
-        p_x, tl.program_id(0), pairs, H, in_h,
-        QH, G, GROUPS, GP, R, REACH, W, IN_W, STEP_H, STEP_W, PADDED_H, KP, BLOCK_M,
-    )  # fmt: skip
+    if AHEAD:
+        b_x = values_of(
+            p_x, tl.program_id(0), pairs, H, in_h,
+            QH, G, GROUPS, GP, R, REACH, W, IN_W, STEP_H, STEP_W, PADDED_H, KP, BLOCK_M,
+        )  # fmt: skip
     for i_tile in tl.range(tl.program_id(0), tiles, PROGRAMS, num_stages=1):
-        i_read = i_tile
-        if AHEAD:
-            i_read = tl.minimum(i_tile + PROGRAMS, tiles - 1)
         b_read = values_of(
-            p_x, i_read, pairs, H, in_h,
+            p_x, tl.minimum(i_tile + PROGRAMS, tiles - 1) if AHEAD else i_tile, pairs, H, in_h,
             QH, G, GROUPS, GP, R, REACH, W, IN_W, STEP_H, STEP_W, PADDED_H, KP, BLOCK_M,
         )  # fmt: skip
         if not AHEAD:
@@ -121,7 +119,8 @@ def conv_two_rows_kernel(
             b_lower, p_bias, None, p_y, None, i_tile, pairs, m_row & (pair * 2 + 1 < QH), n, pair * 2 + 1, g,
             QH, QW, G, GROUPS, M, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL,
         )  # fmt: skip
-        b_x = b_read
+        if AHEAD:
+            b_x = b_read
 
 
 @functools.lru_cache(maxsize=4096)
@@ -155,17 +154,19 @@ def _crooked(step: int) -> float:
 
 def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue) -> bool:
     """Whether it does what `banded` does of x [N, H, W, C] and w [M, R, S, C]."""
+    if x.shape[3] != 1 or h.in_tap != 1 or h.count < 2:
+        return False
     if not launch.INTERPRETED and (x.element_size() != 2 or launch.target() != "sm_90"):
         return False  # the band would be in registers
-    # 32 bits count the values from a tile's first image to its last.
-    small = h.count > 1 and x.shape[1] * x.shape[2] * (2 + 2 * MOST_DOWN // h.count) < 2**31
-    # With larger steps there are rows between those that a pair reads, which may be NaN.
-    plain = x.shape[3] == 1 and h.in_tap == 1 and h.in_step <= len(h.taps)
-    # What else an epilogue has does not fit the registers.
-    short = epilogue.pool is None and epilogue.z is None and epilogue.scale is None
-    # 10,000 pictures of 28x28, 5x5 to 32 channels: 0.126 ms there, here 0.132.
-    boxed = held.whole(w, v, epilogue) and not _reaches_out(x, h, v)
-    return small and plain and short and not boxed and _found(w, h, v) is not None
+    if epilogue.pool is not None or epilogue.z is not None or epilogue.scale is not None:
+        return False  # what else an epilogue has does not fit the registers
+    if h.in_step > len(h.taps):
+        return False  # there are rows between those that a pair reads, which may be NaN
+    if x.shape[1] * x.shape[2] * (2 + 2 * MOST_DOWN // h.count) >= 2**31:
+        return False  # 32 bits are to count the values from a tile's first image to its last
+    if held.whole(w, v, epilogue) and not _reaches_out(x, h, v):
+        return False  # 10,000 pictures of 28x28, 5x5 to 32 channels: 0.126 ms there, here 0.132
+    return _found(w, h, v) is not None
 
 
 def correlate(
