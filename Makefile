@@ -1,6 +1,6 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest lint types compile-check compile-versions notebooks results venv clean
+.PHONY: help demo test pytest sanitize lint types compile-check compile-versions notebooks results venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,6 +33,10 @@ test: lint types pytest ## lint, types and the test suite
 
 pytest: $(VENV)/.installed-dev ## the test suite alone; PYTEST_ARGS="-k gemm" picks tests
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -rs $(PYTEST_ARGS)
+
+sanitize: $(VENV)/.installed-dev ## every operation and kernel again, each load and store checked
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal --device cpu --sanitize -rs tests/test_operations.py tests/kernels \
+		$(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and the layers of the design
 	$(BIN)/python -m ruff check .

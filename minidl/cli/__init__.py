@@ -34,6 +34,7 @@ from minidl.cli.common import (
 )
 from minidl.cli.generate import EvaluatorRun, Samples, evaluate_generator
 from minidl.cli.generate import add_to as add_generate
+from minidl.cli.sanitize import add_to as add_sanitize
 from minidl.cli.train import train_app
 from minidl.cli.tune import add_to as add_tune
 from minidl.training import runs
@@ -231,3 +232,4 @@ def _architectures(flag: str, given: str) -> list[int]:
 add_generate(app)
 add_bench(app)
 add_tune(app)
+add_sanitize(app)

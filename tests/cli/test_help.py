@@ -12,7 +12,7 @@ from tests.cli.conftest import ROOT, environment
 
 COMMANDS = (
     ["train"], ["train", "text"], ["train", "table"], ["train", "images"], ["train", "gan"], ["evaluate"],
-    ["predict"], ["generate"], ["bench"], ["doctor"],
+    ["predict"], ["generate"], ["bench"], ["doctor"], ["tune"], ["sanitize"],
 )  # fmt: skip
 
 # Scripts rely on these; adding one is fine, and then it is written here.

@@ -7,6 +7,7 @@ that an access belongs to the tensor it was meant for, however far off it lands.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -83,12 +84,13 @@ class Launch:
 
 
 class Sanitizer:
-    """Collects findings; with `stop` the first one raises SanitizerError."""
+    """Collects findings; with `stop` the first one raises SanitizerError. `launches` counts those of each kernel."""
 
     def __init__(self, stop: bool) -> None:
         self.stop = stop
         self.unwritten = Unwritten()
         self.launch: Launch | None = None
+        self.launches: Counter[str] = Counter()
         self.grid: tuple[tuple[int, int, int], tuple[int, int, int]] = ((0, 0, 0), (1, 1, 1))
         self._found: dict[tuple[str, str, Place, str], Finding] = {}
 

@@ -63,6 +63,7 @@ def _original(owner: Any, name: str) -> Any:
 def _call(executor: Any, *args: Any, **kwargs: Any) -> None:
     sanitizer = _active[-1]
     sanitizer.launch = Launch(executor.fn.__name__, sanitizer.unwritten)
+    sanitizer.launches[executor.fn.__name__] += 1
     try:
         _original(_EXECUTOR, "__call__")(executor, *args, **kwargs)
     except interpreter.InterpreterError as error:

@@ -90,7 +90,11 @@ class Region:
         element, last = offset // self.item, self.elements - 1
         if element < 0:
             return f"{-element} before the start of {self}"
-        return f"{element - last} past the end of {self}" if element > last else f"in a gap between rows of {self}"
+        return (
+            f"{element - last} past the end of {self}"
+            if element > last
+            else f"an element in a gap between rows of {self}"
+        )
 
 
 class Memory(Region):

@@ -1,0 +1,88 @@
+"""`minidl sanitize`: a script runs as Python runs it, and what its kernels do wrong is told."""
+
+import json
+import textwrap
+
+import pytest
+
+KERNEL = """
+import sys
+import torch, triton, triton.language as tl
+
+@triton.jit
+def copies(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n, other=0.0), mask=i < n)
+
+if __name__ == "__main__":
+    n = int(sys.argv[1])
+    copies[(2,)](torch.ones(10), torch.empty(10), n, BLOCK=8)
+    print("copied", n, *sys.argv[2:])
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "own.py").write_text("WORD = 'own'")
+    (tmp_path / "my_kernel.py").write_text(KERNEL)
+    return tmp_path / "my_kernel.py"
+
+
+def test_a_right_script_is_left_alone(minidl, script):
+    done = minidl("sanitize", script, 10, "--first", "-m")
+    assert (done.code, done.out) == (0, "copied 10 --first -m\n")
+    assert done.err == "no bugs in 1 launch of 1 kernel\n"
+
+
+def test_bugs_are_told_with_their_line(minidl, script, tmp_path):
+    done = minidl("sanitize", "--json", tmp_path / "found.json", script, 12)
+    assert (done.code, done.out) == (1, "copied 12\n")
+    assert done.err.count("(2 accesses in 1 program)") == 2
+    assert f"1. out-of-bounds read in copies, program (1, 0, 0), {script}:8\n" in done.err
+    assert done.err.endswith("2 bugs in 1 launch of 1 kernel\n")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["launches"] == {"copies": 1}
+    assert [(f["kind"], f["line"], f["tensor"], f["accesses"]) for f in found["findings"]] == [
+        ("out-of-bounds read", 8, "x", 2),
+        ("out-of-bounds write", 8, "out", 2),
+    ]
+
+
+def test_the_first_bug_ends_the_script_and_modules_run_too(minidl, script):
+    done = minidl("sanitize", "--first", "-m", "my_kernel", 12, folder=script.parent)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.endswith("1 bug in 1 launch of 1 kernel\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "out", "err"),
+    [
+        ("print('done')", 0, "done\n", "nothing was checked: the script launched no Triton kernel\n"),
+        ("from own import WORD\nimport sys\nprint(WORD)\nsys.exit(7)", 7, "own\n", "nothing was checked"),
+        ("raise SystemExit('no luck')", 1, "", "no luck\n"),
+        ("def f():\n    raise ValueError('mine')\nf()", 1, "", "ValueError: mine\n"),
+        ("1 +", 1, "", "SyntaxError: invalid syntax\n"),
+    ],
+    ids=["no kernel", "exit", "exit with a text", "exception", "syntax"],
+)
+def test_the_script_ends_as_it_would(minidl, script, source, code, out, err):
+    script.write_text(textwrap.dedent(source))
+    done = minidl("sanitize", script)
+    assert (done.code, done.out) == (code, out)
+    assert err in done.err
+    assert "runpy" not in done.err
+    assert "sanitizer" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("missing.py",), "missing.py is no file; expected a Python script, or -m and the name of a module"),
+        (("-m", "no.such.module"), "there is no module 'no.such.module'; -m takes the name of a module"),
+        (("--json", "/no/folder/found.json", __file__), "--json"),
+    ],
+)
+def test_bad_usage(command, arguments, message):
+    done = command("sanitize", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err

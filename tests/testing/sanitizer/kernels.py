@@ -1,0 +1,168 @@
+"""Kernels with one bug each, and right ones that look like them."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(x + i, mask=i < n, other=0.0) + tl.load(y + i, mask=i < n, other=0.0)
+    tl.store(out + i, total, mask=i < n)
+
+
+@triton.jit
+def reads_one_too_many(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i <= n, other=0.0)  # BUG
+    tl.store(out + i, value, mask=i < n)
+
+
+@triton.jit
+def reads_before(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    before = tl.load(x + i - 1, mask=i < n, other=0.0)  # BUG
+    tl.store(out + i, before, mask=i < n)
+
+
+@triton.jit
+def writes_one_too_many(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n, other=0.0)
+    tl.store(out + i, value, mask=i <= n)  # BUG
+
+
+@triton.jit
+def sums_without_other(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    total = tl.sum(tl.load(x + i, mask=i < n))
+    tl.store(out, total)  # BUG
+
+
+@triton.jit
+def keeps_masked_lanes(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(out + i, value * 2, mask=i < n)
+    tl.store(out + n, tl.sum(tl.where(i < n, value, 0)))
+
+
+@triton.jit
+def all_write_the_first(x, out, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out, tl.sum(tl.load(x + i)))  # BUG
+
+
+@triton.jit
+def others_read_what_the_first_wrote(x, out):
+    me = tl.program_id(0)
+    if me == 0:
+        tl.store(out, tl.load(x))
+    else:
+        tl.store(out + me, tl.load(out))  # BUG
+
+
+@triton.jit
+def first_reads_what_others_write(x, out):
+    me = tl.program_id(0)
+    if me == 0:
+        tl.store(x, tl.load(out + 1))
+    else:
+        tl.store(out + me, 1.0)  # BUG
+
+
+@triton.jit
+def lanes_meet(out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i // 2, i)  # BUG
+
+
+@triton.jit
+def lanes_agree(out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i // 2, i // 2)
+
+
+@triton.jit
+def copies(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n, other=0), mask=i < n)
+
+
+@triton.jit
+def copies_rows(x, out, rows, columns, stride, BLOCK: tl.constexpr):
+    r, c = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
+    inside = (r[:, None] < rows) & (c[None, :] < columns)
+    value = tl.load(x + r[:, None] * stride + c[None, :], mask=inside, other=0.0)
+    tl.store(out + r[:, None] * columns + c[None, :], value, mask=inside)
+
+
+@triton.jit
+def reads_by_halves(x, out):
+    words = x.to(tl.pointer_type(tl.int8)) + 1
+    tl.store(out, tl.load(words.to(tl.pointer_type(tl.int32))))  # BUG
+
+
+@triton.jit
+def follows(table, out, at):
+    there = tl.load(table).to(tl.pointer_type(tl.float32))
+    tl.store(out, tl.load(there + at))  # BUG
+
+
+@triton.jit
+def last_adds_all(x, parts, count, out, SIZE: tl.constexpr):
+    me = tl.program_id(0)
+    tl.store(parts + me, tl.load(x + me))
+    if tl.atomic_add(count, 1) == SIZE - 1:
+        tl.store(out, tl.sum(tl.load(parts + tl.arange(0, SIZE))))
+
+
+@triton.jit
+def last_adds_all_relaxed(x, parts, count, out, SIZE: tl.constexpr):
+    me = tl.program_id(0)
+    tl.store(parts + me, tl.load(x + me))
+    if tl.atomic_add(count, 1, sem="relaxed") == SIZE - 1:
+        tl.store(out, tl.sum(tl.load(parts + tl.arange(0, SIZE))))  # BUG
+
+
+@triton.jit
+def counts_beyond(count, n):
+    tl.atomic_add(count + n, 1)  # BUG
+
+
+@triton.jit
+def doubled(x):
+    return tl.load(x) * 2  # BUG
+
+
+@triton.jit
+def calls(x, out):
+    tl.store(out, doubled(x + 5))
+
+
+@triton.jit
+def reads_boxes(x, out, rows, columns, BLOCK: tl.constexpr):
+    box = tl.make_tensor_descriptor(x, [rows, columns], [columns, 1], [BLOCK, BLOCK])
+    value = box.load([0, 0])  # BUG
+    r, c = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
+    inside = (r[:, None] < rows) & (c[None, :] < columns)
+    tl.store(out + r[:, None] * columns + c[None, :], value, mask=inside)
+
+
+@triton.jit
+def writes_boxes(x, out, rows, columns, BLOCK: tl.constexpr):
+    box = tl.make_tensor_descriptor(out, [rows, columns], [columns, 1], [BLOCK, BLOCK])
+    box.store([0, 0], tl.full((BLOCK, BLOCK), 1.0, tl.float32) + tl.load(x))  # BUG
+
+
+@triton.jit
+def converts_without_other(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(out + i, (-value.to(tl.float32) * 3 + 1).to(out.dtype.element_ty))  # BUG
+
+
+@triton.jit
+def copies_without_other(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n))  # BUG
