@@ -61,8 +61,9 @@ compile-versions: $(VENV)/.installed-dev ## compile and interpret the kernels wi
 	done
 	$(BIN)/python -m pytest tests/doctor/test_versions.py -rs
 	for v in 3.6.0 3.9.0; do \
-		$(ONE_THREAD) .venv-triton$$v/bin/python -m pytest -n 2 -q tests/kernels/test_interpret.py tests/test_operations.py \
-			-k "test_interpret or (test_fixed_examples and float32)" || exit 1; \
+		$(ONE_THREAD) .venv-triton$$v/bin/python -m pytest -n 2 -q tests/kernels/test_interpret.py tests/testing/sanitizer \
+			tests/test_operations.py \
+			-k "test_interpret or test_sanitize or (test_fixed_examples and float32)" || exit 1; \
 	done
 
 notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb from the text sources

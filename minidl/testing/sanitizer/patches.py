@@ -153,20 +153,26 @@ def _masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *policy: A
     interpreter._interpreter.store(addresses, np.array(np.broadcast_to(value.data, data.shape)), safe)
 
 
-def _descriptor_load(builder: Any, descriptor: Any, indices: Any, *policy: Any) -> Any:
+def _box(descriptor: Any, indices: Any) -> tuple[Any, Any]:
+    """Pointers and mask of a descriptor's block; Triton 3.9 makes the mask a handle."""
     pointers, mask = descriptor.materialize_pointers(indices)
+    return pointers, mask if isinstance(mask, interpreter.TensorHandle) else interpreter.TensorHandle(mask, tl.int1)
+
+
+def _descriptor_load(builder: Any, descriptor: Any, indices: Any, *policy: Any) -> Any:
+    pointers, mask = _box(descriptor, indices)
     zeros = descriptor.padding == interpreter._ir.PADDING_OPTION.PAD_ZERO
     padding = np.full(pointers.data.shape, 0 if zeros else np.nan, _item(pointers))
     other = interpreter.TensorHandle(padding, pointers.get_element_ty())
-    loaded = _masked_load(builder, pointers, interpreter.TensorHandle(mask, tl.int1), other)
+    loaded = _masked_load(builder, pointers, mask, other)
     if getattr(descriptor, "round_f32_to_tf32", False) and pointers.get_element_ty() == tl.float32:
         return interpreter.TensorHandle(interpreter._round_f32_to_tf32(loaded.data), loaded.dtype)
     return loaded
 
 
 def _descriptor_store(builder: Any, descriptor: Any, value: Any, indices: Any) -> None:
-    pointers, mask = descriptor.materialize_pointers(indices)
-    _masked_store(builder, pointers, value, interpreter.TensorHandle(mask, tl.int1))
+    pointers, mask = _box(descriptor, indices)
+    _masked_store(builder, pointers, value, mask)
 
 
 def _atomic_rmw(builder: Any, operation: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
