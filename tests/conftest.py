@@ -83,7 +83,7 @@ def device():
 
 @pytest.fixture(autouse=True)
 def _sanitized(request):
-    if not request.config.getoption("--sanitize"):
+    if not request.config.getoption("--sanitize") or request.node.get_closest_marker("unsanitized"):
         yield
         return
     from minidl.testing import sanitize

@@ -19,13 +19,13 @@ from minidl.specs.base import Bad, Case, Make, OpSpec
 _MASK = 0xFFFFFFFF
 
 
-def philox(groups: int, seed: int, stream: int) -> torch.Tensor:
-    """Philox4x32-10 of the counters 0 to groups - 1 of a stream: words [groups, 4] in int64.
+def philox(groups: int, seed: int, stream: int, first: int = 0) -> torch.Tensor:
+    """Philox4x32-10 of `groups` counters of a stream, from `first` on: words [groups, 4] in int64.
 
     Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. A product of two words wraps
     around in int64 with the right bits.
     """
-    counter = torch.arange(groups)
+    counter = torch.arange(first, first + groups)
     c = [
         counter & _MASK,
         counter >> 32,

@@ -100,6 +100,7 @@ MASKS = {
 }
 
 
+@pytest.mark.unsanitized
 @pytest.mark.parametrize("masked", [*MASKS, None])
 @pytest.mark.parametrize(
     "kind",

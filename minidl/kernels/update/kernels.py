@@ -72,13 +72,14 @@ FINITE = tl.constexpr(2)
 
 @triton.jit
 def place(p_slot, i_block, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Rows [BLOCK_R, 1] and columns [1, BLOCK_C] of a block, and the number of columns."""
+    """Rows [BLOCK_R, 1] and columns [1, BLOCK_C] of a block, how many columns there are, its number among them."""
     width = tl.load(p_slot + WIDTH)
     width = tl.multiple_of(tl.where(width == 0, BLOCK_C, width), BLOCK_V)
     across = (width + BLOCK_C - 1) // BLOCK_C
     o_r = (i_block // across) * BLOCK_R + tl.arange(0, BLOCK_R)
-    o_c = (i_block % across) * BLOCK_C + tl.arange(0, BLOCK_C)
-    return o_r[:, None], o_c[None, :], width
+    i_c = i_block % across
+    o_c = i_c * BLOCK_C + tl.arange(0, BLOCK_C)
+    return o_r[:, None], o_c[None, :], width, i_c
 
 
 @triton.jit
@@ -93,7 +94,7 @@ def sum_of_squares(
     p_slot, i_block, DTYPE: tl.constexpr, HAS_ROWS: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    o_r, o_c, width = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
+    o_r, o_c, width, i_c = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
     o = o_r * width + o_c
     m = (o < tl.multiple_of(tl.load(p_slot + GRAD_NUMEL), BLOCK_V)) & (o_c < width)
     b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + o, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
@@ -101,8 +102,7 @@ def sum_of_squares(
         b_g = b_g.to(tl.float32)
     b_g = b_g.to(tl.float64)
     if HAS_ROWS == DENSE_MOMENTS:
-        # Blocks side by side write the same positions.
-        m_r = o_r < tl.load(p_slot + SEEN)
+        m_r = (o_r < tl.load(p_slot + SEEN)) & (i_c == 0)
         b_row = tl.load(pointer(p_slot, ROWS, tl.int32, 1) + o_r, mask=m_r, other=-1)  # [BLOCK_R, 1]
         tl.store(pointer(p_slot, POSITION, tl.int32, 1) + b_row, o_r.to(tl.int32), mask=m_r & (b_row >= 0))
     return tl.sum(b_g * b_g)
@@ -215,7 +215,7 @@ def update_block(
     CENTERED: tl.constexpr, HAS_MASTER: tl.constexpr, HAS_ROWS: tl.constexpr,
     DTYPE: tl.constexpr, ACC: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    o_r, o_c, width = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
+    o_r, o_c, width, _ = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
     # Nothing is touched where the gradient is not finite: then no element lies before the end.
     end = tl.multiple_of(tl.where(tl.load(p_control + FINITE) != 0.0, tl.load(p_slot + NUMEL), 0), BLOCK_V)
     o_g = o_r

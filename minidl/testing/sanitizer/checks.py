@@ -91,6 +91,7 @@ class Sanitizer:
         self.unwritten = Unwritten()
         self.launch: Launch | None = None
         self.launches: Counter[str] = Counter()
+        self.other_given = False
         self.grid: tuple[tuple[int, int, int], tuple[int, int, int]] = ((0, 0, 0), (1, 1, 1))
         self._found: dict[tuple[str, str, Place, str], Finding] = {}
 

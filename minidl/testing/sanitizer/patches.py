@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -18,6 +19,8 @@ _BUILDER = interpreter.InterpreterBuilder
 _EXECUTOR = interpreter.GridExecutor
 _active: list[Sanitizer] = []
 _originals: dict[tuple[Any, str], Any] = {}
+# Triton 3.9 has no other kinds of load.
+_SEMANTIC_LOAD = "_load_legacy" if hasattr(TritonSemantic, "_load_legacy") else "load"
 
 
 @contextlib.contextmanager
@@ -41,6 +44,7 @@ def _install() -> None:
         (_EXECUTOR, "__call__"): _call,
         (_EXECUTOR, "_init_args_hst"): _init_args,
         (interpreter, "_implicit_cvt"): _convert,
+        (TritonSemantic, _SEMANTIC_LOAD): _load_with_other,
         (_BUILDER, "set_grid_idx"): _set_program,
         (_BUILDER, "create_load"): _load,
         (_BUILDER, "create_masked_load"): _masked_load,
@@ -122,6 +126,12 @@ def _item(pointers: Any) -> Any:
     return np.dtype(interpreter._get_np_dtype(pointers.get_element_ty()))
 
 
+def _load_with_other(semantic: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
+    """Triton takes `other` by its truth, so that a single 0 is lost on the way to the builder."""
+    _active[-1].other_given = other is not None
+    return _original(TritonSemantic, _SEMANTIC_LOAD)(semantic, ptr, mask, other, *rest)
+
+
 def _load(builder: Any, pointers: Any, *policy: Any) -> Any:
     return _masked_load(builder, pointers, _everywhere(pointers), None)
 
@@ -131,7 +141,7 @@ def _masked_load(builder: Any, pointers: Any, mask: Any, other: Any, *policy: An
     wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
     addresses, safe = sanitizer.access(data, wanted, dtype.itemsize, "load")
     instead = np.zeros(data.shape, dtype) if other is None else np.array(np.broadcast_to(other.data, data.shape), dtype)
-    if other is None and not wanted.all():
+    if other is None and not sanitizer.other_given and not wanted.all():
         instead[~wanted] = sanitizer.stand_in(dtype, masked=True)
     unread = wanted & ~safe
     if unread.any():

@@ -166,3 +166,9 @@ def converts_without_other(x, out, n, BLOCK: tl.constexpr):
 def copies_without_other(x, out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i, mask=i < n))  # BUG
+
+
+@triton.jit
+def copies_one(x, out, n):
+    one = tl.arange(0, 1)
+    tl.store(out + one, tl.load(x + one, mask=one < n, other=0))

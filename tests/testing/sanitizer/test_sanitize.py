@@ -171,6 +171,7 @@ def descriptor_copy(box, out):
 RIGHT = {
     "a kernel with masks": ("add", (3,), lambda: (x10, x10, torch.empty(10), 10), {"BLOCK": 4}),
     "masked lanes that are not kept": ("keeps_masked_lanes", (1,), lambda: (x10, torch.empty(11), 10), {"BLOCK": 16}),
+    "an other of 0 for a single element": ("copies_one", (1,), lambda: (torch.ones(1), torch.empty(1), 0), {}),
     "lanes that write the same": ("lanes_agree", (1,), lambda: (torch.empty(8, dtype=torch.int32),), {"BLOCK": 16}),
     "programs that meet at an atomic": (
         "last_adds_all", (4,),
