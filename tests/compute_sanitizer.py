@@ -1,0 +1,112 @@
+"""Every operation's examples under NVIDIA's compute-sanitizer: python -m tests.compute_sanitizer [--tool memcheck].
+
+memcheck finds accesses outside of allocations, racecheck hazards in shared memory, initcheck reads of global memory
+that nothing has written, synccheck wrong barriers. torch's caching allocator is off, so that each tensor is an
+allocation. A first run without a tool compiles the kernels; the tools then find them in Triton's cache. What is
+reported in a kernel of torch's own, and not of minidl, is counted apart.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+SELECTED = ("tests/test_operations.py", "-k", "test_fixed_examples")
+QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", "cuda", "--timeout", "0")
+REPORT = re.compile(
+    r"^========= (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|LEAK SUMMARY|\s)(.*)$", re.MULTILINE
+)
+
+
+def tests(only: str) -> list[str]:
+    """The ids of the tests."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", *QUIET, *SELECTED],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line for line in done.stdout.splitlines() if "::" in line and only in line]
+
+
+def start(tool: str | None, ids: list[str], folder: Path, number: int) -> tuple[subprocess.Popen[bytes], Path]:
+    """A process that runs some tests, under a tool or none, and the file of what it prints."""
+    listed, log = folder / f"{tool}-{number}.txt", folder / f"{tool}-{number}.log"
+    listed.write_text("\n".join(ids))
+    under = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", "50"] if tool else []
+    if tool == "racecheck":
+        under += ["--racecheck-report", "all"]
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    if "CUDA_VISIBLE_DEVICES" not in environment:
+        environment["CUDA_VISIBLE_DEVICES"] = str(number % devices())
+    command = [*under, sys.executable, "-m", "pytest", *QUIET, f"@{listed}"]
+    with log.open("wb") as out:
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment), log
+
+
+def devices() -> int:
+    done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    return max(1, len(done.stdout.splitlines()))
+
+
+def passed(log: str) -> Counter[str]:
+    """pytest's counts."""
+    found = re.findall(r"(\d+) (passed|failed|skipped|error)", log.splitlines()[-1] if log else "")
+    for line in log.splitlines():
+        if re.search(r"\d+ (passed|failed).* in ", line):
+            found = re.findall(r"(\d+) (passed|failed|skipped|errors?)", line)
+    return Counter({kind: int(count) for count, kind in found})
+
+
+def reports(log: str) -> Counter[str]:
+    """First lines of a tool's reports."""
+    return Counter(re.sub(r"0x[0-9a-f]+|\d+", "N", text).strip() for text in REPORT.findall(log))
+
+
+def main(
+    tool: Annotated[
+        list[str] | None, typer.Option("--tool", help="Of the four; may be repeated. Default: all.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", help="Processes at a time.")] = 8,
+    only: Annotated[str, typer.Option("--only", help="Tests with this in their id.")] = "",
+    out: Annotated[Path | None, typer.Option("--json", help="Also write the counts here.")] = None,
+    logs: Annotated[Path | None, typer.Option("--logs", help="Keep what was printed in this folder.")] = None,
+) -> None:
+    """Run the tools one after another; exit status 1 where one reports anything or a test fails."""
+    ids, rows, bad = tests(only), {}, False
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = logs or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        for name in (None, *(tool or TOOLS)):
+            begun = time.time()
+            running = [start(name, ids[i::jobs], folder, i) for i in range(jobs) if ids[i::jobs]]
+            counts, found = Counter(), Counter()
+            for process, log in running:
+                process.wait()
+                text = log.read_text(errors="replace")
+                counts += passed(text)
+                found += reports(text)
+            row = {"tests": dict(counts), "reports": dict(found), "seconds": round(time.time() - begun)}
+            rows[name or "no tool"] = row
+            print(
+                f"{name or 'no tool':10} {dict(counts)}, {sum(found.values())} reports, {row['seconds']} s", flush=True
+            )
+            for text, count in found.most_common(10):
+                print(f"    {count} x {text}", flush=True)
+            bad |= bool(found) or counts["passed"] + counts["skipped"] != len(ids)
+            if out is not None:
+                out.write_text(json.dumps(rows, indent=1) + "\n")
+    raise SystemExit(int(bad))
+
+
+if __name__ == "__main__":
+    typer.run(main)
