@@ -55,7 +55,12 @@ def run(op, x, dy, weights):
     return y.data, x.grad.data, [w.grad.data for w in weights]
 
 
-def check(op, x, *weights, exact=True):
+def nonzeros(x):
+    """How many elements are not 0, counted in parts: at once torch would need ten times the memory."""
+    return sum(int((part != 0).sum()) for part in x.split(max(1, x.shape[0] // 64)))
+
+
+def check(op, x, *weights):
     """All rows against the few alone, forward and backward; weights' gradients are sums over rows."""
     probe = op(Tensor(x.few), *map(Tensor, weights)).data
     layout = x.whole.ndim == 4 and not x.whole.is_contiguous()
@@ -67,9 +72,8 @@ def check(op, x, *weights, exact=True):
     for all_rows, few in ((y, few_y), (dx, few_dx)):
         assert torch.equal(all_rows[x.rows], few)
         assert few.count_nonzero() > 0
-    if exact:
-        assert int(y.count_nonzero()) == int(few_y.count_nonzero())
-    assert int(dx.count_nonzero()) == int(few_dx.count_nonzero())
+    assert nonzeros(y) == nonzeros(few_y)
+    assert nonzeros(dx) == nonzeros(few_dx)
     for all_rows, few in zip(dweights, few_dweights, strict=True):
         assert torch.equal(all_rows, few)
 
@@ -262,7 +266,7 @@ def test_updates(make):
     values[-1000:] = integers(1000, dtype=torch.float32)
     whole = step(values)
     assert torch.equal(whole[-1000:], step(values[-1000:].clone()))
-    assert int(whole[:-1000].count_nonzero()) == 0
+    assert nonzeros(whole[:-1000]) == 0
 
 
 def test_sparse_products():
@@ -281,6 +285,6 @@ def test_copies():
     x = Sparse(1000)
     turned = ops.contiguous(ops.permute(Tensor(x.whole), 1, 0)).data
     assert torch.equal(turned.t()[x.rows], x.few)
-    assert int(turned.count_nonzero()) == int(x.few.count_nonzero())
+    assert nonzeros(turned) == nonzeros(x.few)
     joined = ops.cat([Tensor(x.few), Tensor(x.whole)]).data
     assert torch.equal(joined[3:][x.rows], x.few)

@@ -2,8 +2,8 @@
 
 memcheck finds accesses outside of allocations, racecheck hazards in shared memory, initcheck reads of global memory
 that nothing has written, synccheck wrong barriers. torch's caching allocator is off, so that each tensor is an
-allocation. A first run without a tool compiles the kernels; the tools then find them in Triton's cache. What is
-reported in a kernel of torch's own, and not of minidl, is counted apart.
+allocation. A first run without a tool compiles the kernels; the tools then find them in Triton's cache. memcheck and
+initcheck must report a planted bug first.
 """
 
 import json
@@ -20,6 +20,7 @@ from typing import Annotated
 import typer
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+PLANTED = ("memcheck", "initcheck")
 SELECTED = ("tests/test_operations.py", "-k", "test_fixed_examples")
 QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", "cuda", "--timeout", "0")
 REPORT = re.compile(
@@ -42,13 +43,10 @@ def start(tool: str | None, ids: list[str], folder: Path, number: int) -> tuple[
     """A process that runs some tests, under a tool or none, and the file of what it prints."""
     listed, log = folder / f"{tool}-{number}.txt", folder / f"{tool}-{number}.log"
     listed.write_text("\n".join(ids))
-    under = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", "50"] if tool else []
-    if tool == "racecheck":
-        under += ["--racecheck-report", "all"]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     if "CUDA_VISIBLE_DEVICES" not in environment:
         environment["CUDA_VISIBLE_DEVICES"] = str(number % devices())
-    command = [*under, sys.executable, "-m", "pytest", *QUIET, f"@{listed}"]
+    command = [*(under(tool) if tool else ()), sys.executable, "-m", "pytest", *QUIET, f"@{listed}"]
     with log.open("wb") as out:
         return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment), log
 
@@ -59,17 +57,29 @@ def devices() -> int:
 
 
 def passed(log: str) -> Counter[str]:
-    """pytest's counts."""
-    found = re.findall(r"(\d+) (passed|failed|skipped|error)", log.splitlines()[-1] if log else "")
-    for line in log.splitlines():
-        if re.search(r"\d+ (passed|failed).* in ", line):
-            found = re.findall(r"(\d+) (passed|failed|skipped|errors?)", line)
+    """pytest's counts, from its closing line, behind which a tool may print more."""
+    closing = [line for line in log.splitlines() if re.search(r"\d+ \w+.* in [\d.]+s", line)]
+    found = re.findall(r"(\d+) (passed|failed|skipped|error)", closing[-1] if closing else "")
     return Counter({kind: int(count) for count, kind in found})
 
 
 def reports(log: str) -> Counter[str]:
     """First lines of a tool's reports."""
     return Counter(re.sub(r"0x[0-9a-f]+|\d+", "N", text).strip() for text in REPORT.findall(log))
+
+
+def under(tool: str) -> list[str]:
+    """The beginning of a command that runs under a tool."""
+    report = ["--racecheck-report", "all"] if tool == "racecheck" else []
+    return ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", "50", *report]
+
+
+def sees_planted(tool: str) -> bool:
+    """Whether a tool reports the bug that is planted for it."""
+    command = [*under(tool), sys.executable, "-m", "tests.compute_sanitizer.planted", tool]
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return bool(reports(done.stdout))
 
 
 def main(
@@ -88,6 +98,8 @@ def main(
         folder.mkdir(exist_ok=True)
         for name in (None, *(tool or TOOLS)):
             begun = time.time()
+            if name in PLANTED and not sees_planted(name):
+                raise SystemExit(f"{name} does not report a planted bug: what it says of the rest means nothing")
             running = [start(name, ids[i::jobs], folder, i) for i in range(jobs) if ids[i::jobs]]
             counts, found = Counter(), Counter()
             for process, log in running:
@@ -102,7 +114,7 @@ def main(
             )
             for text, count in found.most_common(10):
                 print(f"    {count} x {text}", flush=True)
-            bad |= bool(found) or counts["passed"] + counts["skipped"] != len(ids)
+            bad = bad or bool(found) or counts["passed"] + counts["skipped"] != len(ids)
             if out is not None:
                 out.write_text(json.dumps(rows, indent=1) + "\n")
     raise SystemExit(int(bad))

@@ -1,0 +1,1 @@
+"""Operations under NVIDIA's compute-sanitizer, on a GPU."""
