@@ -1,0 +1,96 @@
+"""PROMISES.md: every promise names tests that exist and run."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+NEVER_RUN = {"skip", "xfail"}
+
+
+def rows(page):
+    """(promise, tests as (file, name)) of every row of the page's tables."""
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if line.startswith("|") and len(cells) == 2 and not set(cells[0]) <= set("-: |") and cells[1] != "Held by":
+            yield cells[0], TEST.findall(cells[1])
+
+
+def functions(path):
+    """Decorators of every test function of a file, those of the whole file (`pytestmark`) with them, as text."""
+    tree = ast.parse(path.read_text())
+    everywhere = [ast.unparse(n.value) for n in tree.body if isinstance(n, ast.Assign) and "pytestmark" in ast.unparse(n)]
+    return {
+        node.name: [*everywhere, *map(ast.unparse, node.decorator_list)]
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def problems(page, root=ROOT):
+    """What is wrong with the promises of a page, in words."""
+    for promise, tests in rows(page):
+        if not tests:
+            yield f"{promise}: names no test"
+        marks = []
+        for file, name in tests:
+            path = root / file
+            if not path.is_file() or not path.name.startswith("test_"):
+                yield f"{promise}: there is no file of tests {file}"
+                continue
+            found = functions(path)
+            if name not in found:
+                yield f"{promise}: there is no test {name} in {file}"
+                continue
+            marks.append(found[name])
+            if any(f"mark.{mark}" in decorator and "skipif" not in decorator for mark in NEVER_RUN for decorator in found[name]):
+                yield f"{promise}: {name} does not run"
+        if marks and all("mark.gpu" in " ".join(mark) for mark in marks) and "GPU" not in promise:
+            yield f"{promise}: is held on a GPU only, and does not say so"
+
+
+def test_every_promise_has_tests_that_exist_and_run():
+    page = (ROOT / "PROMISES.md").read_text()
+    assert list(problems(page)) == []
+    promises = [promise for promise, _ in rows(page)]
+    assert len(promises) == len(set(promises)) >= 20
+
+
+PLANTED = """
+import pytest
+
+def test_runs(): pass
+
+@pytest.mark.skip(reason="not now")
+def test_skipped(): pass
+
+@pytest.mark.skipif(True, reason="sometimes")
+def test_sometimes(): pass
+
+@pytest.mark.gpu
+def test_on_a_gpu(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("| A holds. | `tests/test_a.py::test_runs` |", None),
+        ("| A holds. | `tests/test_a.py::test_runs`, `tests/test_a.py::test_on_a_gpu` |", None),
+        ("| A holds. | `tests/test_a.py::test_sometimes` |", None),
+        ("| A holds on a GPU. | `tests/test_a.py::test_on_a_gpu` |", None),
+        ("| A holds. | nothing |", "A holds.: names no test"),
+        ("| A holds. | `tests/test_b.py::test_runs` |", "A holds.: there is no file of tests tests/test_b.py"),
+        ("| A holds. | `tests/test_a.py::test_ran` |", "A holds.: there is no test test_ran in tests/test_a.py"),
+        ("| A holds. | `tests/test_a.py::test_skipped` |", "A holds.: test_skipped does not run"),
+        ("| A holds. | `tests/test_a.py::test_on_a_gpu` |", "A holds.: is held on a GPU only, and does not say so"),
+    ],
+)
+def test_the_check_finds(tmp_path, row, problem):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(PLANTED)
+    page = f"| Promise | Held by |\n| --- | --- |\n{row}\n"
+    assert list(problems(page, tmp_path)) == ([] if problem is None else [problem])
