@@ -35,5 +35,5 @@ def write(folder):
             "--dropout", "0.3",
         ],
         "images": [*shared, "--epochs", "2", "--batch-size", "6", "--shift", "1", "--dropout", "0.2"],
-        "gan": [*shared, "--epochs", "3", "--batch-size", "6", "--width", "4", "--latent", "5", "--lr", "0.01"],
+        "gan": [*shared, "--epochs", "2", "--batch-size", "6", "--width", "4", "--latent", "5", "--lr", "0.01"],
     }  # fmt: skip

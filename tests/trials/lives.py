@@ -37,6 +37,13 @@ class Life:
     started: float = field(default_factory=time.monotonic)
     code: int | None = None
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self.code is None:
+            self.kill()
+
     def ended(self, seconds):
         """Wait for the end, at most so long; tells if it has come."""
         if self.code is None and select.select([self.handle], [], [], max(0.0, seconds))[0]:
@@ -115,7 +122,7 @@ class Cold:
         """A life; its log and timeline are in `folder`."""
         log, timeline = folder / f"{name}.log", folder / f"{name}.timeline"
         request = {"argv": argv, "log": str(log), "timeline": str(timeline), "die_at": die_at}
-        return _process(["-m", "tests.trials.warm", json.dumps(request)], log, timeline)
+        return _process(["-W", "error", "-m", "tests.trials.warm", json.dumps(request)], log, timeline)
 
     def close(self):
         """Nothing is left."""

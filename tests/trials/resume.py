@@ -36,7 +36,7 @@ from tests.trials.same import differences
 
 TRAINERS = ("text", "images", "gan")
 # How often a moment is chosen in each place: most of them after start-up.
-WEIGHTS = {"start-up": 1, "set-up": 2, "steps": 6, "validation": 4, "end of an epoch": 3, "saving": 5, "report": 6}
+WEIGHTS = {"start-up": 1, "set-up": 2, "steps": 9, "validation": 5, "end of an epoch": 3, "saving": 5, "report": 5}
 MANNERS = {"moment": 6, "file": 3, "stop": 2}
 KILLS = {1: 6, 2: 3, 3: 1}  # of one run, and how often
 REAL_EVERY = 10
@@ -45,55 +45,67 @@ _LOOK = 0.0005  # seconds between two looks at a timeline
 
 @dataclass
 class Reference:
-    """The run that was left alone, and a warm life of it: the lengths of its visits to each place, and its files."""
+    """The run that was left alone; the lengths of a warm life's visits to each place, and its operations on files.
+
+    A real life is in the run's folder after `begun` seconds and ends after `seconds`.
+    """
 
     run: Path
-    flags: list[str]
     visits: dict[str, list[float]]
     files: int
-    seconds: float  # of a real life
+    begun: float
+    seconds: float
 
 
 class Trials:
-    """Trials of one session, in `folder`, with lives from `parents` in turn."""
+    """Trials of one session, in `folder`, with lives from `parents` in turn; `flags` are added to every command."""
 
-    def __init__(self, folder, parents, device):
-        self.folder, self.parents, self.device = folder, parents, device
+    def __init__(self, folder, parents, device, flags=()):
+        self.folder, self.parents, self.flags = folder, parents, ["--device", device, *flags]
         self.inputs = data.write(folder)
         self.references = {}
 
     def argv(self, trainer, run, *more):
         """The command of a life."""
-        return ["train", trainer, *self.inputs[trainer], "--device", self.device, "--out", str(run), *more]
+        return ["train", trainer, *self.inputs[trainer], *self.flags, "--out", str(run), *more]
 
     def prepare(self, trainer, real=True):
-        """Make the reference, by a real process unless told otherwise, and a warm life that must be the same."""
+        """Make the reference: by a real process, and a warm life that must be the same, or by the warm life alone."""
         folder = self.folder / trainer
         folder.mkdir()
-        life = (start_real if real else self.parents[-1].start)(self.argv(trainer, folder / "run"), folder, "reference")
-        _finished(life)
-        seconds = time.monotonic() - life.started
-        warm = self.parents[0].start(self.argv(trainer, folder / "warm"), folder, "warm")
-        _finished(warm)
-        found = differences(folder / "warm", folder / "run")
-        if found:
-            raise SystemExit("two runs that were left alone differ:\n" + "\n".join(found))
-        places = warm.places()
+        warm = folder / ("warm" if real else "run")
+        with self.parents[0].start(self.argv(trainer, warm), folder, "warm") as life:
+            _finished(life)
+        places, begun, seconds = life.places(), 0.0, 0.0
+        if real:
+            with start_real(self.argv(trainer, folder / "run"), folder, "reference") as life:
+                while not (folder / "run" / "config.json").exists() and not life.ended(_LOOK):
+                    pass
+                begun = time.monotonic() - life.started
+                _finished(life)
+                seconds = time.monotonic() - life.started
+            found = differences(warm, folder / "run")
+            if found:
+                raise SystemExit("\n".join(["two runs that were left alone differ:", *found]))
         files = sum(place == "file" for _, place in places)
-        self.references[trainer] = Reference(folder / "run", self.inputs[trainer], _visits(places), files, seconds)
+        self.references[trainer] = Reference(folder / "run", visits(places), files, begun, seconds)
 
-    def run(self, trainer, number, draw, kills=None, real=False):
-        """One trial: the places where lives ended, and what is not the same in the end."""
+    def run(self, trainer, number, draw, kills=None, manner=None, real=False):
+        """One trial: the places where lives ended, and what is not the same in the end.
+
+        So often, and in the manner that is given; else as `draw` decides.
+        """
         folder = self.folder / trainer / f"trial-{number}"
         folder.mkdir()
         run, deaths = folder / "run", []
         for kill in range(kills or _drawn(draw, KILLS)):
             argv = self.argv(trainer, run, *(["--resume"] if kill else []))
-            deaths.append(self._killed(trainer, argv, folder, f"life-{kill}", draw, kill, real))
+            deaths.append(self._killed(trainer, argv, folder, draw, kill, real, manner))
         argv = self.argv(trainer, run, "--resume")
-        last = start_real(argv, folder, "last") if real else self._parent(len(deaths)).start(argv, folder, "last")
-        if not last.ended(MOST_SECONDS):
-            last.kill()
+        with (
+            start_real(argv, folder, "last") if real else self._parent(len(deaths)).start(argv, folder, "last") as last
+        ):
+            last.ended(MOST_SECONDS)
         found = differences(run, self.references[trainer].run) if last.code == 0 else [f"exit status {last.code}"]
         if not found:
             shutil.rmtree(folder)
@@ -102,37 +114,36 @@ class Trials:
     def _parent(self, turn):
         return self.parents[turn % len(self.parents)]
 
-    def _killed(self, trainer, argv, folder, name, draw, turn, real):
+    def _killed(self, trainer, argv, folder, draw, turn, real, manner):
         """The place where a life died, "end" when it was done before."""
-        reference = self.references[trainer]
+        reference, name = self.references[trainer], f"life-{turn}"
         if real:
-            life = start_real(argv, folder, name)
-            life.ended(draw.uniform(0.1, 1.0) * reference.seconds)
-            return _end(life, (0,), "real process")
-        manner = _drawn(draw, MANNERS)
+            with start_real(argv, folder, name) as life:
+                first = 0.0 if draw.random() < 0.15 else reference.begun
+                life.ended(draw.uniform(first, reference.seconds))
+                return _end(life, (0,), "real process")
+        manner = manner or _drawn(draw, MANNERS)
         die_at = draw.randrange(reference.files) + 1 if manner == "file" else None
-        life = self._parent(turn).start(argv, folder, name, die_at)
-        if manner == "file":
-            life.ended(MOST_SECONDS)
-        elif manner == "moment":
-            place = _drawn(draw, WEIGHTS)
-            visits = reference.visits[place]
-            # A run that is continued has fewer of them.
-            visit = draw.randrange(len(visits) if turn == 0 else 1)
-            self._reach(life, place, visit)
-            life.ended(draw.uniform(0.0, visits[visit]))
-        else:
-            visits = reference.visits["steps"]
-            visit = draw.randrange(len(visits) if turn == 0 else 1)
-            self._reach(life, "steps", visit)
-            life.ended(draw.uniform(0.0, visits[visit]))
-            life.send(signal.SIGTERM)
-            life.ended(draw.uniform(0.0, 2.0) * min(visits))
-        return _end(life, (0, 130))
+        with self._parent(turn).start(argv, folder, name, die_at) as life:
+            if manner == "file":
+                life.ended(MOST_SECONDS)
+            else:
+                place = _drawn(draw, WEIGHTS) if manner == "moment" else "steps"
+                lengths = reference.visits[place]
+                # A run that is continued has fewer of them.
+                visit = draw.randrange(len(lengths) if turn == 0 else 1)
+                self._reach(life, place, visit)
+                life.ended(draw.uniform(0.0, lengths[visit]))
+            if manner == "stop":
+                saved = len(visits(life.places())["saving"])
+                life.send(signal.SIGTERM)
+                self._reach(life, "saving", saved)
+                life.ended(draw.uniform(0.0, 2.0 * max(reference.visits["saving"])))
+            return _end(life, (0, 130))
 
     def _reach(self, life, place, visit):
         """Wait until a life has come to a place so many times, or to its end."""
-        while len(_visits(life.places()).get(place, [])) <= visit and not life.ended(_LOOK):
+        while len(visits(life.places())[place]) <= visit and not life.ended(_LOOK):
             pass
 
 
@@ -141,9 +152,7 @@ def _drawn(draw, weights):
 
 
 def _finished(life):
-    if not life.ended(MOST_SECONDS):
-        life.kill()
-    if life.code != 0:
+    if not life.ended(MOST_SECONDS) or life.code != 0:
         raise SystemExit(f"a run that was left alone ends with exit status {life.code}:\n{life.log.read_text()}")
 
 
@@ -162,7 +171,7 @@ class LostLifeError(Exception):
     """A life that ended neither by SIGKILL nor well."""
 
 
-def _visits(places):
+def visits(places):
     """By place, the seconds of each visit in a timeline; the last one is not over, and has 0."""
     found = collections.defaultdict(list)
     now, since, saving = None, 0.0, 0.0
