@@ -76,11 +76,12 @@ def blas() -> str:
     from threadpoolctl import threadpool_info
 
     libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    parts = ("internal_api", "version", "architecture")
+    names = [
+        " ".join(str(library[part]) for part in ("internal_api", "version", "architecture") if library.get(part))
+        for library in libraries
+    ]
     return ", ".join(
-        sorted(
-            f"{' '.join(str(library.get(part)) for part in parts)} x {library['num_threads']}" for library in libraries
-        )
+        sorted(f"{name} x {library['num_threads']}" for name, library in zip(names, libraries, strict=True))
     )
 
 

@@ -58,7 +58,7 @@ def resumptions(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{name} {environment.shown(now)} (was {environment.shown(was)})"
             for name, (was, now) in entry["changes"].items()
         )
-        lines.append(("resumed", f"after {entry['after']} with {changes}: the last digits may differ"))
+        lines.append(("resumed", f"after {entry['after']} with {changes}: the last bits may differ"))
     return lines
 
 

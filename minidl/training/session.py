@@ -107,12 +107,12 @@ def resumed(
     if changes:
         entries = [*entries, {"after": after, "changes": changes}]
         lines = [
-            f"{name}: {environment.shown(was)}, now {environment.shown(now)}" for name, (was, now) in changes.items()
+            f"  {name}: {environment.shown(was)} then, {environment.shown(now)} now"
+            for name, (was, now) in changes.items()
         ]
-        display.note(
-            "\n  ".join([f"warning: {checkpoint.path} was made with other things than are here now:", *lines])
-            + "\nTraining goes on, but its last digits may differ from those of a run that was never stopped."
-        )
+        told = [f"warning: {checkpoint.path} was made in another environment:", *lines]
+        advice = "Training goes on, but its results may differ in their last bits from those of an uninterrupted run."
+        display.note("\n".join([*told, advice]))
     return {"resumed": entries} if entries else {}
 
 
