@@ -35,7 +35,7 @@ _OWN_FILES = (
     "config.json", "environment.json", "labels.json", "vocabulary.json", "schema.json", "pictures.json",
     "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "loss.png", "scores.png", "confusion.png",
     "predictions.png", "mistakes.png", "filters.png", "curves.png", "training.gif",
-    "evaluation.json", "nearest.png", _REPLACED,
+    "evaluation.json", "nearest.png",
 )  # fmt: skip
 # What --profile leaves there: nothing depends on them.
 _TRACES = ("trace.json", "trace-evaluate.json", "trace-predict.json")
@@ -290,7 +290,7 @@ def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
 
 def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
     """Raises ConfigError when a flag names a file of a run, or with `in_run` of a run to come in its folder."""
-    if path.name not in (*_OWN_FILES, checkpoints.FOLDER):
+    if path.name not in (*_OWN_FILES, _REPLACED, checkpoints.FOLDER):
         return
     if not in_run:
         try:
@@ -357,8 +357,9 @@ def _delete_run(folder: Path) -> None:
     """Delete what training writes, and the folder if nothing else is in it."""
     checkpoints.delete(folder / checkpoints.FOLDER)
     _delete_samples(folder / "samples")
-    # config.json last: until then the folder is still known as a run.
-    for name in (*_TRACES, *reversed(_OWN_FILES)):
+    # config.json after the others: until then the folder is known as a run. Last the mark: while it is there, the next
+    # process deletes the rest of a run that was replaced.
+    for name in (*_TRACES, *reversed(_OWN_FILES), _REPLACED):
         files.remove(folder / name)
     files.sweep(folder)
     with contextlib.suppress(OSError):

@@ -1,3 +1,5 @@
+import contextlib
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -98,6 +100,35 @@ def test_the_replaced_run_stays_until_the_new_one_is_finished(tmp_path):
     assert runs.finish(folder) is None
     assert epochs(folder) == 2
     assert not aside.exists()
+
+
+def test_a_deletion_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    """Wherever that was, and by the command for a finished run as well."""
+    folder, aside = tmp_path / "run", tmp_path / "run.previous"
+    remove = files.remove
+    for last in itertools.count():
+        finished(folder, epochs=1)
+        started(folder, epochs=2, overwrite=True)
+        (folder / "report.json").write_text('{"epochs": 2}')
+        (folder / "report.txt").write_text("")
+        left = iter(range(last))
+
+        def stopped(path, left=left):
+            if path.exists() and next(left, None) is None:
+                raise KeyboardInterrupt
+            remove(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "remove", stopped)
+            with contextlib.suppress(KeyboardInterrupt):
+                runs.finish(folder)
+                break
+        assert aside.exists()
+        assert runs.finish(folder) is None
+        assert not aside.exists()
+        assert epochs(folder) == 2
+        shutil.rmtree(folder)
+    assert last == 4  # report.json, labels.json, config.json and the mark
 
 
 def test_replacing_again_after_a_stop_keeps_the_finished_run(tmp_path):

@@ -39,6 +39,7 @@ TRAINERS = ("text", "images", "gan")
 WEIGHTS = {"start-up": 1, "set-up": 2, "steps": 9, "validation": 5, "end of an epoch": 3, "saving": 5, "report": 5}
 MANNERS = {"moment": 6, "file": 3, "stop": 2}
 KILLS = {1: 6, 2: 3, 3: 1}  # of one run, and how often
+REPLACED = 0.2  # of the runs replace one that is there, and must leave nothing of it
 REAL_EVERY = 10
 _LOOK = 0.0005  # seconds between two looks at a timeline
 
@@ -98,8 +99,11 @@ class Trials:
         folder = self.folder / trainer / f"trial-{number}"
         folder.mkdir()
         run, deaths = folder / "run", []
+        replaced = draw.random() < REPLACED
+        if replaced:
+            shutil.copytree(self.references[trainer].run, run)
         for kill in range(kills or _drawn(draw, KILLS)):
-            argv = self.argv(trainer, run, *(["--resume"] if kill else []))
+            argv = self.argv(trainer, run, *(["--resume"] if kill else ["--overwrite"] if replaced else []))
             deaths.append(self._killed(trainer, argv, folder, draw, kill, real, manner))
         argv = self.argv(trainer, run, "--resume")
         with (
@@ -107,6 +111,7 @@ class Trials:
         ):
             last.ended(MOST_SECONDS)
         found = differences(run, self.references[trainer].run) if last.code == 0 else [f"exit status {last.code}"]
+        found += [f"{path} is left" for path in folder.iterdir() if path.is_dir() and path != run]
         if not found:
             shutil.rmtree(folder)
         return deaths, found
@@ -123,7 +128,9 @@ class Trials:
                 life.ended(draw.uniform(first, reference.seconds))
                 return _end(life, (0,), "real process")
         manner = manner or _drawn(draw, MANNERS)
-        die_at = draw.randrange(reference.files) + 1 if manner == "file" else None
+        # The run that is replaced is moved aside at first and deleted in the end.
+        files = reference.files + (2 * len(list(reference.run.rglob("*"))) if "--overwrite" in argv else 0)
+        die_at = draw.randrange(files) + 1 if manner == "file" else None
         with self._parent(turn).start(argv, folder, name, die_at) as life:
             if manner == "file":
                 life.ended(MOST_SECONDS)
