@@ -92,7 +92,8 @@ def live(argv, log, timeline, die_at=None):
     """Run a command to its end; its exit status."""
     for number, stream in ((0, os.open(os.devnull, os.O_RDONLY)), (1, opened(log)), (2, opened(log))):
         os.dup2(stream, number)
-    os.setpgid(0, 0)
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)  # a Ctrl-C is for the one who makes the trials
     note = notes(opened(timeline))
     watch(note)
     watch_files(argv, note, die_at)
