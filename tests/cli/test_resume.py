@@ -1,14 +1,16 @@
 """A run that is stopped and continued ends as the run that was left alone, bit for bit."""
 
 import json
+import shutil
 import signal
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
 from minidl.kernels import launch, tables
-from minidl.training import environment, session
+from minidl.training import environment, files, session
 from minidl.training.checkpoints import Checkpoint, Checkpoints
 from minidl.training.display import Display
 from minidl.training.errors import DamagedError
@@ -98,6 +100,35 @@ def test_sigterm_saves_and_the_run_is_not_continued_with_other_settings_or_data(
     assert changed.code == 2
     assert "is not what the run was started on" in changed.err
     assert (run / "checkpoints" / "last.json").read_bytes() == before
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_the_report_is_written_after_everything_else(command, text_run, tmp_path, monkeypatch):
+    """With it a run is finished: what a killed process had not written before would be missing for good."""
+    run, names, write = unfinished(text_run[0], tmp_path / "run"), [], files.write_bytes
+
+    def note(path, content):
+        names.append(path.name)
+        write(path, content)
+
+    monkeypatch.setattr(files, "write_bytes", note)
+    assert command("train", "text", "--out", run, "--resume").code == 0
+    assert names[-1] == "report.json"
+    assert {"model.safetensors", "report.txt", "loss.png", "scores.png", "confusion.png"} <= set(names)
+
+
+def test_a_finished_run_that_was_killed_before_the_one_it_replaced_was_gone(command, text_run, tmp_path):
+    run, aside = tmp_path / "run", tmp_path / "run.previous"
+    for folder in (run, aside):
+        shutil.copytree(text_run[0], folder)
+    (aside / "replaced").write_text("")
+    (aside / "notes.txt").write_text("mine")
+    done = command("train", "text", "--out", run, "--resume")
+    assert done.code == 0, done.err
+    assert "is finished already" in done.out
+    assert f"the replaced run had files of yours: they are in {aside}" in done.out
+    assert [path.name for path in aside.iterdir()] == ["notes.txt"]
+    assert differences(run, text_run[0]) == []
 
 
 OTHER = {"torch": "2.0.0", "threads": 1, "tile_tables": "0" * 64, "blas": "mkl 1.0 x 1"}
