@@ -19,11 +19,7 @@ MOST_SECONDS = 600
 def environment(**more):
     """That of every process of a trial: one thread each, and no colours in its log."""
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {
-        **os.environ, **one_thread, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1",
-        # The question whether there is a GPU must leave it untouched, or no child could use it.
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1", **more,
-    }  # fmt: skip
+    return {**os.environ, **one_thread, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1", **more}
 
 
 @dataclass
@@ -87,12 +83,14 @@ class Parent:
     """A warm process, see `warm`. `ready` tells whether its children are lives as good as real ones."""
 
     def __init__(self, seed, **more):
+        # The question whether there is a GPU must leave it untouched, or no child could use it.
+        more = {"PYTHONHASHSEED": str(seed), "PYTORCH_NVML_BASED_CUDA_CHECK": "1", **more}
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "tests.trials.warm"],
-            cwd=ROOT, env=environment(PYTHONHASHSEED=str(seed), **more), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            cwd=ROOT, env=environment(**more), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        self.ready = json.loads(self.process.stdout.readline())["ready"]
+        first = self.process.stdout.readline()
+        self.ready = bool(first) and json.loads(first)["ready"]
         if self.ready:
             self.ready = self.ask({"wait": self.ask({"probe": True})["pid"]})["code"] == 0
 
