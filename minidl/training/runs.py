@@ -1,7 +1,7 @@
 """Run folders: made, replaced, continued, and read again.
 
-    config.json       what the run is: command, settings, checksums of the data and of the documents
-    environment.json  versions, device, threads
+    config.json       what the run is: command, settings, checksums of the data and of the documents; written first
+    environment.json  what its bits depend on besides: versions, device, BLAS and its threads, precision, tile tables
     labels.json, vocabulary.json | schema.json | pictures.json      the documents: what a reader of the model needs
     metrics.jsonl     a line per epoch
     checkpoints/      while and after training: last and best state

@@ -106,9 +106,7 @@ class Trials:
             argv = self.argv(trainer, run, *(["--resume"] if kill else ["--overwrite"] if replaced else []))
             deaths.append(self._killed(trainer, argv, folder, draw, kill, real, manner))
         argv = self.argv(trainer, run, "--resume")
-        with (
-            start_real(argv, folder, "last") if real else self._parent(len(deaths)).start(argv, folder, "last") as last
-        ):
+        with self._start(argv, folder, "last", len(deaths), real) as last:
             last.ended(MOST_SECONDS)
         found = differences(run, self.references[trainer].run) if last.code == 0 else [f"exit status {last.code}"]
         found += [f"{path} is left" for path in folder.iterdir() if path.is_dir() and path != run]
@@ -116,14 +114,16 @@ class Trials:
             shutil.rmtree(folder)
         return deaths, found
 
-    def _parent(self, turn):
-        return self.parents[turn % len(self.parents)]
+    def _start(self, argv, folder, name, turn, real, die_at=None):
+        if real:
+            return start_real(argv, folder, name)
+        return self.parents[turn % len(self.parents)].start(argv, folder, name, die_at)
 
     def _killed(self, trainer, argv, folder, draw, turn, real, manner):
         """The place where a life died, "end" when it was done before."""
         reference, name = self.references[trainer], f"life-{turn}"
         if real:
-            with start_real(argv, folder, name) as life:
+            with self._start(argv, folder, name, turn, real) as life:
                 first = 0.0 if draw.random() < 0.15 else reference.begun
                 life.ended(draw.uniform(first, reference.seconds))
                 return _end(life, (0,), "real process")
@@ -131,7 +131,7 @@ class Trials:
         # The run that is replaced is moved aside at first and deleted in the end.
         files = reference.files + (2 * len(list(reference.run.rglob("*"))) if "--overwrite" in argv else 0)
         die_at = draw.randrange(files) + 1 if manner == "file" else None
-        with self._parent(turn).start(argv, folder, name, die_at) as life:
+        with self._start(argv, folder, name, turn, real, die_at) as life:
             if manner == "file":
                 life.ended(MOST_SECONDS)
             else:
