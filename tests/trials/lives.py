@@ -88,6 +88,7 @@ class Parent:
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "tests.trials.warm"],
             cwd=ROOT, env=environment(**more), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            start_new_session=True,
         )  # fmt: skip
         first = self.process.stdout.readline()
         self.ready = bool(first) and json.loads(first)["ready"]

@@ -17,6 +17,7 @@ are the default, as they are for users.
 
 import argparse
 import collections
+import contextlib
 import random
 import shutil
 import signal
@@ -210,9 +211,12 @@ def main():
             parent.close()
         parents = [Cold()]
     counts = {name: collections.Counter() for name in names}
-    failures = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    # A Ctrl-C shows what was found so far.
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+    ):
         trials = Trials(folder, parents, options.device)
         bar = progress.add_task("runs that are left alone", total=len(names))
         for name in names:
@@ -221,29 +225,38 @@ def main():
         bar = progress.add_task("trials", total=options.trials)
         for number in range(options.trials):
             name = names[number % len(names)]
-            draw = random.Random(f"{options.seed} {name} {number}")
-            # Each trainer has its share of them.
-            real = number // len(names) % REAL_EVERY == REAL_EVERY - 1
-            try:
-                deaths, found = trials.run(name, number, draw, real=real)
-            except LostLifeError as error:
-                deaths, found = [], [str(error)]
-            counts[name].update(deaths)
-            counts[name]["trials"] += 1
-            counts[name]["real"] += real
-            counts[name]["kills"] += sum(place not in ("end", "stopped by itself") for place in deaths)
+            found = _counted(trials, name, number, options.seed, number // len(names), counts[name])
             if found:
-                counts[name]["differ"] += 1
-                failures.append((folder / name / f"trial-{number}", found))
-                progress.console.print(f"{failures[-1][0]}:", *found, sep="\n  ", markup=False, soft_wrap=True)
+                place = folder / name / f"trial-{number}"
+                progress.console.print(f"{place}:", *found, sep="\n  ", markup=False, soft_wrap=True)
             progress.advance(bar)
     for parent in parents:
         parent.close()
     console.print(_table(counts))
-    if failures:
-        console.print(f"{len(failures)} of {options.trials} trials differ; they are in {folder}")
-        sys.exit(1)
-    shutil.rmtree(folder)
+    done, differ = (sum(count[name] for count in counts.values()) for name in ("trials", "differ"))
+    if done < options.trials:
+        console.print(f"stopped after {done} of {options.trials} trials")
+    if differ:
+        console.print(f"{differ} of {done} trials differ; they are in {folder}")
+    else:
+        shutil.rmtree(folder)
+    sys.exit(1 if differ else 130 if done < options.trials else 0)
+
+
+def _counted(trials, trainer, number, seed, turn, count):
+    """Make a trial and count it; what is not the same in the end."""
+    draw = random.Random(f"{seed} {trainer} {number}")
+    real = turn % REAL_EVERY == REAL_EVERY - 1
+    try:
+        deaths, found = trials.run(trainer, number, draw, real=real)
+    except LostLifeError as error:
+        deaths, found = [], [str(error)]
+    count.update(deaths)
+    count["trials"] += 1
+    count["real"] += real
+    count["kills"] += sum(place not in ("end", "stopped by itself") for place in deaths)
+    count["differ"] += bool(found)
+    return found
 
 
 def _options():
