@@ -312,7 +312,7 @@ def in_a_thread(tensor):
         "storage",
         "aten",
         "thread",
-    ],  # fmt: skip
+    ],
 )
 def test_what_torch_or_a_kernel_writes_counts_as_written(write):
     with sanitize():
