@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,29 +38,21 @@ def sanitize(
     with errors():
         if json is not None:
             check_file("--json", json)
-        _check_script(script, module)
+            json = json.absolute()  # the script may change folder
         choose_device("cpu")
         from minidl.testing.sanitizer import script as work
         from minidl.training import files
 
+        if module and not work.has_module(script):
+            raise ConfigError(f"there is no module {script!r}; -m takes the name of a module, such as package.module")
+        if not module and not Path(script).is_file():
+            raise ConfigError(f"{script} is no file; expected a Python script, or -m and the name of a module")
         outcome = work.run(script, arguments or [], module=module, stop=first)
         _show(outcome.sanitizer)
         found = outcome.sanitizer.findings
         if json is not None:
             files.write_json(json, _as_json(outcome.sanitizer))
         raise typer.Exit(outcome.code or int(bool(found)))
-
-
-def _check_script(script: str, module: bool) -> None:
-    if module:
-        try:
-            there = importlib.util.find_spec(script) is not None
-        except (ImportError, ValueError):
-            there = False
-        if not there:
-            raise ConfigError(f"there is no module {script!r}; -m takes the name of a module, such as package.module")
-    elif not Path(script).is_file():
-        raise ConfigError(f"{script} is no file; expected a Python script, or -m and the name of a module")
 
 
 def _show(sanitizer: Sanitizer) -> None:

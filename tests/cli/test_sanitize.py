@@ -1,7 +1,11 @@
 """`minidl sanitize`: a script runs as Python runs it, and what its kernels do wrong is told."""
 
 import json
+import os
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +56,51 @@ def test_the_first_bug_ends_the_script_and_modules_run_too(minidl, script):
     done = minidl("sanitize", "--first", "-m", "my_kernel", 12, folder=script.parent)
     assert (done.code, done.out) == (1, "")
     assert done.err.endswith("1 bug in 1 launch of 1 kernel\n")
+
+
+def test_a_script_that_changes_folder(minidl, script):
+    (script.parent / "other").mkdir()
+    script.write_text("import os; os.chdir('other')\n" + KERNEL)
+    done = minidl("sanitize", "--json", "found.json", script.name, 12, folder=script.parent)
+    assert (done.code, done.out) == (1, "copied 12\n")
+    assert "tl.store(out + i, tl.load(x + i, mask=i < n, other=0.0), mask=i < n)" in done.err
+    assert len(json.loads((script.parent / "found.json").read_text())["findings"]) == 2
+
+
+def test_threads_are_waited_for(minidl, script):
+    (script.parent / "threads.py").write_text(
+        "import threading, time, torch\nfrom my_kernel import copies\n"
+        "def late():\n    time.sleep(0.5)\n    copies[(2,)](torch.ones(10), torch.empty(10), 10, BLOCK=8)\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    done = minidl("sanitize", script.parent / "threads.py")
+    assert (done.code, done.err) == (0, "no bugs in 1 launch of 1 kernel\n")
+
+
+def test_what_was_found_before_an_interrupt_is_told(minidl, script):
+    script.write_text(KERNEL + "    raise KeyboardInterrupt\n")
+    done = minidl("sanitize", script, 12)
+    assert (done.code, done.out) == (130, "copied 12\n")
+    assert done.err.startswith("interrupted\n1. out-of-bounds read in copies")
+    assert done.err.endswith("2 bugs in 1 launch of 1 kernel\n")
+
+
+def test_a_module_whose_package_has_kernels_is_found_and_interpreted(script):
+    package = script.parent / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text(KERNEL)
+    (package / "work.py").write_text(
+        "import torch\nfrom . import copies\ncopies[(2,)](torch.ones(10), torch.empty(10), 10, BLOCK=8)\n"
+    )
+    # As the installed command does, which has not the current folder on its path.
+    start = "import sys; sys.path.remove(''); from minidl.cli import main; main()"
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", start, "sanitize", "-m", "package.work"],
+        cwd=script.parent, env=env | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no bugs in 1 launch of 1 kernel\n")
 
 
 @pytest.mark.parametrize(

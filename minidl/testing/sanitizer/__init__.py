@@ -10,7 +10,12 @@ that one program writes and another reads, lanes that write different values to 
 An access out of bounds is left out, so that the process goes on.
 
 Programs that meet at an atomic operation (acquire, release) may see one another's writes before it; what a program
-does after its atomic operation counts as done before it.
+does after its atomic operation counts as done before it. Races are judged in the order in which the interpreter ran
+the programs.
+
+Not seen are masked lanes in integers of 8 and 16 bits and float8, and those that went through comparisons, sorts or
+integer arithmetic; writes through a bare address (ctypes); what a function of torch read unwritten and copied; other
+processes. A function of torch that writes part of a tensor by index counts as writing all of it.
 """
 
 from __future__ import annotations

@@ -20,23 +20,27 @@ import triton
 from minidl.kernels import interpret, interpret_memory, interpret_operators
 from minidl.testing.sanitizer import findings
 from minidl.testing.sanitizer.findings import Finding, Place, SanitizerError
+from minidl.testing.sanitizer.lanes import Lanes, mark, unread
 from minidl.testing.sanitizer.regions import SEVERAL, Region, Regions
 from minidl.testing.sanitizer.unwritten import Unwritten
 
 _NUMBER = np.uint64(48)
-_ADDRESS = np.uint64(2**48 - 1)
-# What a lane gets that is masked off without `other`, or lies out of bounds: a quiet NaN whose highest bits, which
-# conversions between the floating types keep, name the load in the last 4; for integers a number that is no index.
-_LANES = {2: 0x7F50, 4: 0x7FEA0000, 8: 0x7FFD4000_00000000}
-_SHIFT = {2: 0, 4: 13, 8: 42}
-_LARGE = {1: 0x5A, 2: 0x5A50, 4: 0x5A5A5A50, 8: 0x5A5A5A5A_5A5A5A50}
-_LOADS = 16
+ADDRESS = np.uint64(2**48 - 1)
 # Frames of these are not the kernel's.
 _OURS = (
     *(str(Path(str(module.__file__)).parent) for module in (triton, np)),
     str(Path(__file__).parent),
     *(str(module.__file__) for module in (interpret, interpret_memory, interpret_operators)),
 )
+
+# What an access is, after one of another program that it does not see.
+_RACES = {
+    ("load", "store"): (findings.READ_RACE, "wrote"),
+    ("load", "atomic"): (findings.READ_RACE, "changed by an atomic operation"),
+    ("store", "store"): (findings.WRITE_RACE, "wrote too"),
+    ("store", "atomic"): (findings.WRITE_RACE, "changed by an atomic operation"),
+    ("atomic", "store"): (findings.WRITE_RACE, "wrote without an atomic operation"),
+}
 
 
 class Launch:
@@ -46,7 +50,9 @@ class Launch:
         self.kernel = kernel
         self.regions = Regions(unwritten)
         self.several = False
-        self.masked: list[Place] = []
+        self.lanes = Lanes()
+        # How many programs have begun, the one that runs among them.
+        self.begun = 0
         self._names: dict[int, str] = {}
         self._numbers: dict[int, int] = {}
         # Programs that released at an atomic's address, and those whose accesses a program has acquired.
@@ -79,7 +85,7 @@ class Launch:
         acquired = self._acquired.get(program)
         if not acquired:
             return np.zeros(others.shape, bool)
-        everyone = len(acquired - {program}) >= program - 1
+        everyone = len(acquired - {program}) >= self.begun - 1
         return np.isin(others, list(acquired)) | (everyone & (others == SEVERAL))
 
 
@@ -107,7 +113,7 @@ class Sanitizer:
 
     def access(self, pointers: np.ndarray, mask: np.ndarray, size: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Check the active lanes of a "load", "store" or "atomic"; (addresses, lanes that may go ahead)."""
-        addresses = pointers & _ADDRESS
+        addresses = pointers & ADDRESS
         flat = pointers.reshape(-1)
         lanes = np.flatnonzero(np.broadcast_to(mask, pointers.shape))
         safe = np.zeros(flat.shape, bool)
@@ -137,7 +143,7 @@ class Sanitizer:
         kinds = [first] if len(numbers) and (numbers == first).all() else np.unique(numbers).tolist()
         for number in kinds:
             chosen = numbers == number
-            addresses = active[chosen] & _ADDRESS
+            addresses = active[chosen] & ADDRESS
             if number == 0:
                 found, regions = launch.regions.around(addresses)
                 for i in np.unique(found).tolist():
@@ -172,16 +178,22 @@ class Sanitizer:
         storage.use_unit(size)
         program = self.program_number
         units = [places // storage.unit + i for i in range(size // storage.unit)]
-        if kind == "load":
-            for unit in units:
-                self._check_race(region, offsets, storage.writers[unit], findings.READ_RACE, "wrote")
-                readers = storage.readers[unit]
-                storage.readers[unit] = np.where((readers == 0) | (readers == program), program, SEVERAL)
-        elif kind == "store":
-            for unit in units:
-                self._check_race(region, offsets, storage.writers[unit], findings.WRITE_RACE, "wrote too")
+        for unit in units:
+            self._check_race(region, offsets, storage.writers[unit], *_RACES[kind, "store"])
+            if kind != "load":
                 self._check_race(region, offsets, storage.readers[unit], findings.READ_RACE, "read before")
-                storage.writers[unit] = program
+            if kind != "atomic" and storage.has_atomics:
+                self._check_race(region, offsets, storage.atomics[unit], *_RACES[kind, "atomic"])
+            if kind == "load":
+                readers = storage.readers[unit]
+                mine = (readers == 0) | (readers == program)
+                # Who sees this program sees whom it sees, too.
+                mine = mine if mine.all() else mine | launch.sees(program, readers)
+                storage.readers[unit] = np.where(mine, program, SEVERAL)
+            elif kind == "store":
+                storage.writers[unit], storage.readers[unit] = program, 0
+            else:
+                storage.atomics[unit] = program
         return good
 
     def _check_unwritten(
@@ -233,36 +245,22 @@ class Sanitizer:
             at = flat[order][1:][differ][0:1]
             self._report_at(findings.WRITE_RACE, at, "is written by two lanes with different values", differ)
 
-    def stand_in(self, dtype: np.dtype, masked: bool) -> Any:
+    def stand_in(self, element: Any, dtype: np.dtype, masked: bool) -> Any:
         """What lanes hold that were not read, so that it shows; `masked` for those of a mask without `other`."""
         assert self.launch is not None
-        load = _LOADS - 1
-        if masked:
-            place = self.place()
-            if place not in self.launch.masked:
-                self.launch.masked.append(place)
-            load = min(self.launch.masked.index(place), _LOADS - 2)
-        if dtype.kind == "f":
-            bits = _LANES[dtype.itemsize] | load << _SHIFT[dtype.itemsize]
-            return np.array([bits], f"u{dtype.itemsize}").view(dtype)[0]
-        return dtype.type(True) if dtype.kind == "b" else np.array([_LARGE[dtype.itemsize] | load]).astype(dtype)[0]
+        return mark(element, dtype, self.launch.lanes.number(self.place())) if masked else unread(element, dtype)
 
-    def check_values(self, pointers: np.ndarray, safe: np.ndarray, values: np.ndarray) -> None:
+    def check_values(self, pointers: np.ndarray, safe: np.ndarray, values: np.ndarray, element: Any) -> None:
         """No value that is stored may come from a lane that was masked off without `other`."""
-        launch = self.launch
-        assert launch is not None
-        if not launch.masked or values.dtype.itemsize < (2 if values.dtype.kind == "f" else 4):
+        assert self.launch is not None
+        lanes = self.launch.lanes
+        loads = lanes.of(values, element)
+        if loads is None:
             return
-        size = values.dtype.itemsize
-        raw = np.ascontiguousarray(values).view(f"u{size}")
-        if values.dtype.kind == "f":
-            loads = (raw & ((1 << 8 * size - 1) - 1)) - _LANES[size] >> _SHIFT[size]
-        else:
-            loads = raw - np.array(_LARGE[size], raw.dtype)
         loads = np.broadcast_to(loads, pointers.shape)
-        bad = safe & (loads < min(len(launch.masked), _LOADS - 1))
+        bad = safe & (loads >= 0)
         if bad.any():
-            what = f"gets a lane that the load at {launch.masked[int(loads[bad][0])]} masks off without `other`"
+            what = f"gets a lane that the load at {lanes.masked[int(loads[bad][0])]} masks off without `other`"
             self._report_at(findings.MISSING_OTHER, pointers[bad], what, bad)
 
     def _report_at(self, kind: str, pointers: np.ndarray, what: str, lanes: np.ndarray) -> None:

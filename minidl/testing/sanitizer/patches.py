@@ -12,13 +12,21 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.testing.sanitizer.checks import Launch, Sanitizer
+from minidl.testing.sanitizer.checks import ADDRESS, Launch, Sanitizer
 from minidl.testing.sanitizer.findings import SanitizerError
+from minidl.testing.sanitizer.lanes import carry_through, carry_through_reduction
 
 _BUILDER = interpreter.InterpreterBuilder
 _EXECUTOR = interpreter.GridExecutor
 _active: list[Sanitizer] = []
 _originals: dict[tuple[Any, str], Any] = {}
+# Conversions, and functions whose NaN NumPy makes anew or leaves out.
+_CARRYING = (
+    "create_si_to_fp", "create_ui_to_fp", "create_fp_to_si", "create_fp_to_ui", "create_fp_ext", "create_fp_trunc",
+    "create_fp_to_fp", "create_int_cast", "create_exp", "create_exp2", "create_log", "create_log2", "create_sin",
+    "create_cos", "create_erf", "create_sqrt", "create_precise_sqrt", "create_rsqrt",
+    "create_maxnumf", "create_minnumf", "create_clampf",
+)  # fmt: skip
 # Triton 3.9 has no other kinds of load.
 _SEMANTIC_LOAD = "_load_legacy" if hasattr(TritonSemantic, "_load_legacy") else "load"
 
@@ -54,6 +62,9 @@ def _install() -> None:
         (_BUILDER, "create_descriptor_store"): _descriptor_store,
         (_BUILDER, "create_atomic_rmw"): _atomic_rmw,
         (_BUILDER, "create_atomic_cas"): _atomic_cas,
+        (_BUILDER, "create_ptr_to_int"): _pointer_to_int,
+        (interpreter.ReduceOps, "apply_impl"): _reduce,
+        **{(_BUILDER, name): _carrying(name) for name in _CARRYING if hasattr(_BUILDER, name)},
     }
     for (owner, name), replacement in replacements.items():
         _originals[owner, name] = getattr(owner, name)
@@ -82,9 +93,11 @@ def _call(executor: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _init_args(executor: Any, args: Any, kwargs: Any) -> Any:
-    given, named = _original(_EXECUTOR, "_init_args_hst")(executor, args, kwargs)
     launch = _active[-1].launch
     assert launch is not None
+    for tensor in _tensors((*args, *kwargs.values())):
+        _active[-1].unwritten.catch_up(interpreter._unwrap_tensor(tensor))
+    given, named = _original(_EXECUTOR, "_init_args_hst")(executor, args, kwargs)
     for name, value in (*zip(executor.arg_names, given, strict=False), *named.items()):
         for tensor in _tensors(value):
             launch.name(name, tensor)
@@ -116,6 +129,7 @@ def _set_program(builder: Any, x: int, y: int, z: int) -> None:
     sanitizer.grid = (x, y, z), tuple(builder.grid_dim)
     if sanitizer.launch is not None:
         sanitizer.launch.several = max(builder.grid_dim) > 1
+        sanitizer.launch.begun += 1
 
 
 def _everywhere(pointers: Any) -> Any:
@@ -129,7 +143,33 @@ def _item(pointers: Any) -> Any:
 def _load_with_other(semantic: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
     """Triton takes `other` by its truth, so that a single 0 is lost on the way to the builder."""
     _active[-1].other_given = other is not None
-    return _original(TritonSemantic, _SEMANTIC_LOAD)(semantic, ptr, mask, other, *rest)
+    try:
+        return _original(TritonSemantic, _SEMANTIC_LOAD)(semantic, ptr, mask, other, *rest)
+    finally:
+        _active[-1].other_given = False
+
+
+def _carrying(name: str) -> Callable[..., Any]:
+    def through(builder: Any, *arguments: Any) -> Any:
+        launch, original = _active[-1].launch, _original(_BUILDER, name)
+        if launch is None or not launch.lanes.masked:
+            return original(builder, *arguments)
+        return carry_through(original, launch.lanes, builder, *arguments)
+
+    return through
+
+
+def _reduce(operation: Any, inputs: Any) -> Any:
+    launch, original = _active[-1].launch, _original(interpreter.ReduceOps, "apply_impl")
+    if launch is None or not launch.lanes.masked:
+        return original(operation, inputs)
+    return carry_through_reduction(original, launch.lanes, operation, inputs)
+
+
+def _pointer_to_int(builder: Any, pointers: Any, kind: Any) -> Any:
+    """The address alone: it may be stored, or compared with another."""
+    address = interpreter.TensorHandle(pointers.data & ADDRESS, pointers.dtype)
+    return _original(_BUILDER, "create_ptr_to_int")(builder, address, kind)
 
 
 def _load(builder: Any, pointers: Any, *policy: Any) -> Any:
@@ -142,10 +182,10 @@ def _masked_load(builder: Any, pointers: Any, mask: Any, other: Any, *policy: An
     addresses, safe = sanitizer.access(data, wanted, dtype.itemsize, "load")
     instead = np.zeros(data.shape, dtype) if other is None else np.array(np.broadcast_to(other.data, data.shape), dtype)
     if other is None and not sanitizer.other_given and not wanted.all():
-        instead[~wanted] = sanitizer.stand_in(dtype, masked=True)
+        instead[~wanted] = sanitizer.stand_in(pointers.get_element_ty(), dtype, masked=True)
     unread = wanted & ~safe
     if unread.any():
-        instead[unread] = sanitizer.stand_in(dtype, masked=False)
+        instead[unread] = sanitizer.stand_in(pointers.get_element_ty(), dtype, masked=False)
     loaded = interpreter._interpreter.load(addresses, safe, instead, dtype)
     return interpreter.TensorHandle(loaded, pointers.get_element_ty())
 
@@ -159,7 +199,7 @@ def _masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *policy: A
     wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
     addresses, safe = sanitizer.access(data, wanted, _item(pointers).itemsize, "store")
     sanitizer.check_lanes(data, safe, value.data)
-    sanitizer.check_values(data, safe, value.data)
+    sanitizer.check_values(data, safe, value.data, pointers.get_element_ty())
     interpreter._interpreter.store(addresses, np.array(np.broadcast_to(value.data, data.shape)), safe)
 
 
@@ -188,8 +228,9 @@ def _descriptor_store(builder: Any, descriptor: Any, value: Any, indices: Any) -
 def _atomic_rmw(builder: Any, operation: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
     sanitizer, data = _active[-1], pointers.data
     wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
+    _meet(sanitizer, (data & ADDRESS)[wanted], sem)
     addresses, safe = sanitizer.access(data, wanted, _item(pointers).itemsize, "atomic")
-    _meet(sanitizer, addresses[safe], sem)
+    sanitizer.check_values(data, safe, value.data, pointers.get_element_ty())
     return _original(_BUILDER, "create_atomic_rmw")(
         builder, operation, interpreter.TensorHandle(addresses, pointers.dtype), value,
         interpreter.TensorHandle(safe, tl.int1), sem, scope,
@@ -198,10 +239,10 @@ def _atomic_rmw(builder: Any, operation: Any, pointers: Any, value: Any, mask: A
 
 def _atomic_cas(builder: Any, pointers: Any, compared: Any, value: Any, sem: Any, scope: Any) -> Any:
     sanitizer, data = _active[-1], pointers.data
+    _meet(sanitizer, data & ADDRESS, sem)
     addresses, safe = sanitizer.access(data, np.ones(data.shape, bool), _item(pointers).itemsize, "atomic")
     if not safe.all():
         return interpreter.TensorHandle(np.broadcast_to(compared.data, data.shape).copy(), compared.dtype)
-    _meet(sanitizer, addresses, sem)
     return _original(_BUILDER, "create_atomic_cas")(
         builder, interpreter.TensorHandle(addresses, pointers.dtype), compared, value, sem, scope
     )

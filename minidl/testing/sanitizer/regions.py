@@ -25,11 +25,12 @@ class Storage:
         self.address, self.size, self.unit, self.shadow = address, size, unit, shadow
         self._writers: np.ndarray | None = None
         self._readers: np.ndarray | None = None
+        self._atomics: np.ndarray | None = None
 
     def use_unit(self, unit: int) -> None:
         """Tell finer elements apart from now on; what was noted of coarser ones is forgotten."""
         if unit < self.unit:
-            self.unit, self._writers, self._readers = unit, None, None
+            self.unit, self._writers, self._readers, self._atomics = unit, None, None, None
 
     @property
     def writers(self) -> np.ndarray:
@@ -42,6 +43,17 @@ class Storage:
         if self._readers is None:
             self._readers = np.zeros(-(-self.size // self.unit), np.int32)
         return self._readers
+
+    @property
+    def has_atomics(self) -> bool:
+        return self._atomics is not None
+
+    @property
+    def atomics(self) -> np.ndarray:
+        """The last program of each element whose access was an atomic operation."""
+        if self._atomics is None:
+            self._atomics = np.zeros(-(-self.size // self.unit), np.int32)
+        return self._atomics
 
 
 class Region:
@@ -67,7 +79,8 @@ class Region:
     def inside(self, offsets: np.ndarray, size: int) -> np.ndarray:
         fits = (offsets >= 0) & (offsets + size <= self.elements * self.item)
         if self._taken is not None and fits.any():
-            fits[fits] = self._taken[offsets[fits] // self.item]
+            first, last = offsets[fits], offsets[fits] + (size - 1)
+            fits[fits] = self._taken[first // self.item] & self._taken[last // self.item]
         return fits
 
     def __str__(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,17 +27,31 @@ class Outcome:
 def run(script: str, arguments: Sequence[str], *, module: bool, stop: bool) -> Outcome:
     """Run a script's file, or a module by name, as `__main__` with its arguments.
 
-    An exception of the script is printed as Python prints it, and the code is then 1.
+    An exception of the script is printed as Python prints it, and the code is then 1; 130 after Ctrl-C. Threads that
+    the script has started are waited for, as Python does.
     """
     code = 0
     sanitizer: Sanitizer | None = None
+    before = set(threading.enumerate())
     try:
         with sanitize(stop=stop) as sanitizer, _as_main(script, arguments, module):
             code = _execute(script, module)
+            for thread in set(threading.enumerate()) - before:
+                if not thread.daemon:
+                    thread.join()
     except SanitizerError:
         pass
     assert sanitizer is not None
     return Outcome(code, sanitizer)
+
+
+def has_module(name: str) -> bool:
+    """Whether there is a module of a name, in the current folder too. Imports the packages around it."""
+    with _as_main(name, (), module=True):
+        try:
+            return importlib.util.find_spec(name) is not None
+        except (ImportError, ValueError):
+            return False
 
 
 def _execute(script: str, module: bool) -> int:
@@ -43,12 +59,16 @@ def _execute(script: str, module: bool) -> int:
         if module:
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(script, run_name="__main__")
+            # The whole path, as Python's own: the file is found also after the script has changed folder.
+            runpy.run_path(str(Path(script).absolute()), run_name="__main__")
     except SanitizerError:
         raise
     except SystemExit as end:
         return _exit_code(end.code)
-    except Exception as error:  # noqa: BLE001 (the script's own, told as Python does)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except BaseException as error:  # noqa: BLE001 (the script's own, told as Python does)
         own = error.__traceback__
         while own is not None and own.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
             own = own.tb_next

@@ -2,11 +2,13 @@
 
 Memory of torch.empty and its kin counts as unwritten until a kernel stores to it or torch writes to it (copy_, fill_,
 indexed assignment, `out=`, any function whose name ends in an underscore). Where torch hands the memory to others
-(NumPy, DLPack), nobody sees what they write, and it counts as written.
+(NumPy, DLPack, a storage), nobody sees what they write, and it counts as written; so does memory whose version says
+that something else wrote to it, such as another thread.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,27 +19,37 @@ from torch.overrides import TorchFunctionMode
 from minidl.testing.memory import UNWRITTEN, is_fresh
 
 _HANDED_OUT = {"numpy", "__array__", "__dlpack__"}
+# These hand memory out too, but not to the interpreter, to torch itself and to minidl.
+_STORAGES = {"untyped_storage"}
+_TRUSTED = ("triton.", "torch.", "minidl.")
 # Named like functions that write, but they change no element.
 _NO_WRITE = {
     "requires_grad_", "detach_", "share_memory_", "rename_", "resize_", "set_", "as_strided_", "squeeze_",
     "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_",
 }  # fmt: skip
-_AUGMENTED = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
+_AUGMENTED = {
+    f"__i{name}__"
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+}
 # How many records there may be before those of freed memory are dropped.
 _MANY = 4096
 
 
 class Shadow:
-    """The unwritten elements of one storage: `unwritten[i]` for the i-th `unit` bytes."""
+    """The unwritten elements of one storage: `unwritten[i]` for the i-th `unit` bytes, as of a tensor's version."""
 
-    def __init__(self, storage: torch.UntypedStorage, unit: int) -> None:
-        self.unit = unit
+    def __init__(self, storage: torch.UntypedStorage, unit: int, version: int) -> None:
+        self.unit, self.version = unit, version
         self.unwritten = torch.zeros(-(-storage.nbytes() // unit), dtype=torch.bool)
         self._storage = StorageWeakRef(storage)
 
     @property
     def freed(self) -> bool:
         return bool(self._storage.expired())
+
+    def belongs_to(self, storage: torch.UntypedStorage) -> bool:
+        """Whether this is still the storage's, and not that of one whose memory was freed or moved."""
+        return not self.freed and self._storage.cdata == storage._cdata
 
     def mark(self, tensor: torch.Tensor, unwritten: bool) -> None:
         """Say of the elements of a tensor in this storage that they are written, or not."""
@@ -70,7 +82,7 @@ class Unwritten(TorchFunctionMode):
         """The shadow of a storage, None where all of it counts as written."""
         address = storage.data_ptr()
         shadow = self._shadows.get(address)
-        if shadow is not None and shadow.freed:
+        if shadow is not None and not shadow.belongs_to(storage):
             del self._shadows[address]
             return None
         return shadow
@@ -83,17 +95,30 @@ class Unwritten(TorchFunctionMode):
             if len(self._shadows) >= _MANY:
                 self._shadows = {address: s for address, s in self._shadows.items() if not s.freed}
             storage = tensor.untyped_storage()
-            shadow = self._shadows[storage.data_ptr()] = Shadow(storage, tensor.element_size())
+            shadow = self._shadows[storage.data_ptr()] = Shadow(storage, tensor.element_size(), _version(tensor))
             shadow.mark(tensor, True)
 
+    def catch_up(self, tensor: torch.Tensor) -> None:
+        """Count all of a tensor's memory as written if something wrote to it that nobody saw."""
+        with torch._C.DisableTorchFunction():
+            if self._shadows and tensor.layout == torch.strided and tensor.device.type == "cpu":
+                shadow = self.of(tensor.untyped_storage())
+                if shadow is not None and _version(tensor) > shadow.version:
+                    shadow.version = _version(tensor)
+                    shadow.unwritten.fill_(False)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = list(_written(func, args, kwargs or {})) if self._shadows and func not in UNWRITTEN else []
+        for tensor, _ in written:
+            self.catch_up(tensor)
         result = func(*args, **(kwargs or {}))
+        for tensor, whole in written:
+            self._write(tensor, whole)
         if func in UNWRITTEN:
-            if is_fresh(func, args, kwargs, result):
-                self.add(result)
-        elif self._shadows:
-            for tensor, whole in _written(func, args, kwargs or {}):
-                self._write(tensor, whole)
+            with torch._C.DisableTorchFunction():
+                fresh = result.detach() if result.requires_grad else result
+                if is_fresh(func, args, kwargs, fresh):
+                    self.add(fresh)
         return result
 
     def _write(self, tensor: torch.Tensor, whole: bool) -> None:
@@ -101,27 +126,42 @@ class Unwritten(TorchFunctionMode):
             if tensor.layout != torch.strided or tensor.device.type != "cpu":
                 return
             shadow = self.of(tensor.untyped_storage())
-            if shadow is not None and whole:
+            if shadow is None:
+                return
+            shadow.version = max(shadow.version, _version(tensor))
+            if whole:
                 shadow.unwritten.fill_(False)
-            elif shadow is not None:
+            else:
                 shadow.mark(tensor, False)
 
 
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[torch.Tensor, bool]]:
-    """The tensors that a function of torch wrote, and whether all of their storage is to count as written."""
+    """The tensors that a function of torch writes, and whether all of their storage is to count as written."""
     name = getattr(func, "__name__", "")
-    handed_out = name in _HANDED_OUT
+    handed_out = name in _HANDED_OUT or (name in _STORAGES and _is_asked_by_others())
     in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
-    written = []
+    written: list[Any] = []
     if name == "__setitem__":
         written.append(_assigned(args[0], args[1]))
-    elif args and (in_place or handed_out or name in _AUGMENTED):
-        written += args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+    elif in_place or handed_out or name in _AUGMENTED:
+        # torch.nn.init names all arguments.
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        written += first if isinstance(first, (list, tuple)) else [first]
     out = kwargs.get("out")
     written += out if isinstance(out, (list, tuple)) else [out]
     for tensor in written:
         if isinstance(tensor, torch.Tensor):
             yield tensor, handed_out
+
+
+def _is_asked_by_others() -> bool:
+    """Whether the function of torch that runs now was called by none of the modules that write nothing unseen."""
+    frame = sys._getframe(3)  # past _written and __torch_function__
+    return not f"{frame.f_globals.get('__name__', '')}.".startswith(_TRUSTED)
 
 
 def _assigned(tensor: torch.Tensor, index: Any) -> torch.Tensor:

@@ -172,3 +172,105 @@ def copies_without_other(x, out, n, BLOCK: tl.constexpr):
 def copies_one(x, out, n):
     one = tl.arange(0, 1)
     tl.store(out + one, tl.load(x + one, mask=one < n, other=0))
+
+
+@triton.jit
+def reduces_without_other(x, out, n, how: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    if how == "argmax":
+        result = tl.argmax(value, 0)
+    elif how == "max":
+        result = tl.max(value)
+    elif how == "min":
+        result = tl.min(value)
+    else:
+        result = tl.sum(value)
+    tl.store(out, result)  # BUG
+
+
+@triton.jit
+def adds_without_other(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.atomic_add(out, tl.sum(tl.load(x + i, mask=i < n)))  # BUG
+
+
+@triton.jit
+def computes_without_other(x, out, n, how: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    if how == "exp":
+        value = tl.exp(value)
+    elif how == "log":
+        value = tl.log(value)
+    elif how == "sin":
+        value = tl.sin(value)
+    elif how == "sigmoid":
+        value = tl.sigmoid(value)
+    elif how == "maximum":
+        value = tl.maximum(value, 0.0)
+    elif how == "clamp":
+        value = tl.clamp(value, -1.0, 1.0)
+    tl.store(out + i, value)  # BUG
+
+
+@triton.jit
+def reads_a_block_without_padding(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    before = tl.load(x + i, mask=i < n, other=0.0)
+    block = tl.load(tl.make_block_ptr(x, (n,), (1,), (0,), (BLOCK,), (0,)), boundary_check=(0,))
+    tl.store(out + i, block + before)  # BUG
+
+
+@triton.jit
+def first_writes_what_all_add_to(out):
+    if tl.program_id(0) == 0:
+        tl.store(out, 0.0)
+    tl.atomic_add(out, 1.0, sem="relaxed")  # BUG
+
+
+@triton.jit
+def others_read_what_the_first_added(out, into):
+    me = tl.program_id(0)
+    if me == 0:
+        tl.atomic_add(out, 1.0)
+    else:
+        tl.store(into + me, tl.load(out))  # BUG
+
+
+@triton.jit
+def second_meets_only_the_first(x, count, out):
+    row, column = tl.program_id(0), tl.program_id(1)
+    if row == 0:
+        tl.store(out + column, tl.load(x))
+    if column == 0:
+        tl.atomic_add(count, 1)
+        if row == 1:
+            tl.store(x, 1.0)  # BUG
+
+
+@triton.jit
+def adds_rows_in_groups(x, sums, locks, GROUPS: tl.constexpr, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    group = row % GROUPS
+    value = tl.load(x + row * BLOCK + i)
+    while tl.atomic_cas(locks + group, 0, 1) == 1:
+        pass
+    if tl.load(locks + GROUPS + group) == 0:
+        tl.atomic_xchg(locks + GROUPS + group, 1)
+    else:
+        value += tl.load(sums + group * BLOCK + i)
+    tl.store(sums + group * BLOCK + i, value)
+    tl.debug_barrier()
+    tl.atomic_xchg(locks + group, 0)
+
+
+@triton.jit
+def writes_addresses(x, y, table):
+    tl.store(table, x.to(tl.int64))
+    tl.store(table + 1, x.to(tl.int64) - y.to(tl.int64))
+
+
+@triton.jit
+def reads_two_halves(x, out):
+    tl.store(out, tl.load(x.to(tl.pointer_type(tl.int16))))  # BUG

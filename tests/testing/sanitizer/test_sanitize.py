@@ -1,11 +1,13 @@
 """The sanitizer finds each planted bug at its line, and nothing in kernels that are right."""
 
 import inspect
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl import ops
@@ -93,6 +95,25 @@ PLANTED = {
         "read race", "element [0] of parts (float32 tensor of shape [4]), which program (0, 0, 0) wrote",
         (3, 0, 0), (0,),
     ),
+    "a plain write before another program's atomic operation": (
+        "first_writes_what_all_add_to", (3,), (torch.ones(1),), {},
+        "write race", "element [0] of out (float32 tensor of shape [1]), which program (0, 0, 0) wrote without",
+        (1, 0, 0), (0,),
+    ),
+    "a plain read of what another program added": (
+        "others_read_what_the_first_added", (3,), (torch.ones(1), torch.zeros(3)), {},
+        "read race", "which program (0, 0, 0) changed by an atomic operation", (1, 0, 0), (0,),
+    ),
+    "a write of what programs read that were not met": (
+        "second_meets_only_the_first", (2, 4),
+        (torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(4)), {},
+        "read race", "element [0] of x (float32 tensor of shape [1]), which several programs read before",
+        (1, 0, 0), (0,),
+    ),
+    "a word that ends in a gap": (
+        "reads_two_halves", (1,), (torch.ones(8, dtype=torch.int8)[::2], torch.zeros(1, dtype=torch.int16)), {},
+        "out-of-bounds read", "load of element [0] of x (int8 tensor of shape [4])", (0, 0, 0), None,
+    ),
     "a box beyond the tensor": (
         "reads_boxes", (1,), (torch.zeros(7, 8), torch.zeros(8, 8), 8, 8), {"BLOCK": 16},
         "out-of-bounds read", "load of 1 past the end of x (float32 tensor of shape [7, 8])", (0, 0, 0), None,
@@ -177,6 +198,10 @@ RIGHT = {
         "last_adds_all", (4,),
         lambda: (torch.ones(4), torch.empty(4), torch.zeros(1, dtype=torch.int32), torch.empty(1)), {"SIZE": 4},
     ),
+    "programs that take turns in groups": (
+        "adds_rows_in_groups", (8,),
+        lambda: (torch.ones(8, 16), torch.empty(2, 16), torch.zeros(4, dtype=torch.int32)), {"GROUPS": 2, "BLOCK": 16},
+    ),
     "an expanded tensor": ("copies", (1,), lambda: (torch.ones(1).expand(10), torch.empty(10), 1), {"BLOCK": 16}),
     "a box that ends beyond the tensor": (
         "reads_boxes", (1,), lambda: (torch.ones(7, 8), torch.empty(7, 8), 7, 8), {"BLOCK": 16},
@@ -193,23 +218,61 @@ def test_right_kernels_are_left_alone(name, grid, args, meta):
     assert not any(torch.isnan(t).any() for t in given if isinstance(t, torch.Tensor))
 
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SEEN = (*FLOATS, torch.int32, torch.int64)
+
+
 @pytest.mark.parametrize(
     ("kernel", "dtype", "stored"),
     [
-        *(("sums_without_other", dtype, dtype) for dtype in (torch.float16, torch.float32, torch.float64)),
-        *(("copies_without_other", dtype, dtype) for dtype in (torch.float16, torch.float32, torch.float64)),
-        *(("copies_without_other", dtype, dtype) for dtype in (torch.int32, torch.int64)),
-        *(
-            ("converts_without_other", dtype, stored)
-            for dtype in (torch.float16, torch.float32, torch.float64)
-            for stored in (torch.float16, torch.float32, torch.float64)
-        ),
+        *(("sums_without_other", dtype, dtype) for dtype in SEEN),
+        *(("copies_without_other", dtype, stored) for dtype in SEEN for stored in SEEN),
+        *(("adds_without_other", dtype, dtype) for dtype in SEEN if dtype != torch.bfloat16),
+        *(("converts_without_other", dtype, stored) for dtype in FLOATS for stored in FLOATS),
     ],
 )
 def test_missing_other_is_seen_in_every_type(kernel, dtype, stored):
     kernel = getattr(kernels, kernel)
     (finding,) = found(kernel, (1,), torch.ones(10, dtype=dtype), torch.zeros(16, dtype=stored), 10, BLOCK=16)
     assert (finding.kind, [finding.place.line]) == ("missing other", lines_of_bugs(kernel))
+
+
+@pytest.mark.parametrize("dtype", SEEN)
+@pytest.mark.parametrize("how", ["sum", "max", "min", "argmax"])
+def test_missing_other_is_seen_through_reductions(how, dtype):
+    kernel, out = kernels.reduces_without_other, torch.zeros(1, dtype=torch.int32 if how == "argmax" else dtype)
+    (finding,) = found(kernel, (1,), torch.ones(10, dtype=dtype), out, 10, how, BLOCK=16)
+    assert (finding.kind, [finding.place.line]) == ("missing other", lines_of_bugs(kernel))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("how", ["exp", "log", "sin", "sigmoid", "maximum", "clamp"])
+def test_missing_other_is_seen_through_functions(how, dtype):
+    x, out = torch.ones(10, dtype=dtype), torch.zeros(16, dtype=dtype)
+    (finding,) = found(kernels.computes_without_other, (1,), x, out, 10, how, BLOCK=16)
+    assert (finding.kind, finding.elements) == ("missing other", 6)
+
+
+@pytest.mark.skipif(not hasattr(interpreter, "BlockPointerHandle"), reason="this Triton has no block pointers")
+@pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
+def test_missing_padding_is_seen_after_a_load_with_other():
+    kernel = kernels.reads_a_block_without_padding
+    (finding,) = found(kernel, (1,), torch.ones(10), torch.zeros(16), 10, BLOCK=16)
+    assert (finding.kind, [finding.place.line]) == ("missing other", lines_of_bugs(kernel))
+
+
+def test_addresses_that_a_kernel_stores_are_those_of_its_tensors():
+    x, y, table = torch.ones(4), torch.ones(4), torch.zeros(2, dtype=torch.int64)
+    with sanitize():
+        kernels.writes_addresses[(1,)](x, y, table)
+        kernels.follows[(1,)](table, torch.zeros(1), 3)
+    assert table.tolist() == [x.data_ptr(), x.data_ptr() - y.data_ptr()]
+
+
+def in_a_thread(tensor):
+    thread = threading.Thread(target=tensor.fill_, args=(1,))
+    thread.start()
+    thread.join()
 
 
 @pytest.mark.parametrize(
@@ -226,8 +289,30 @@ def test_missing_other_is_seen_in_every_type(kernel, dtype, stored):
         lambda t: t.__iadd__(1),
         lambda t: torch._foreach_zero_([t]),
         lambda t: kernels.copies[(1,)](torch.ones(10), t, 10, BLOCK=16),
+        torch.nn.init.uniform_,
+        lambda t: torch.nn.functional.relu(t, inplace=True),
+        lambda t: t.untyped_storage().copy_(torch.ones(10).untyped_storage()),
+        lambda t: torch.ops.aten.fill_(t, 1),
+        in_a_thread,
     ],
-    ids=["fill_", "copy_", "slice", "index", "view", "out", "numpy", "asarray", "augmented", "foreach", "kernel"],
+    ids=[
+        "fill_",
+        "copy_",
+        "slice",
+        "index",
+        "view",
+        "out",
+        "numpy",
+        "asarray",
+        "augmented",
+        "foreach",
+        "kernel",
+        "init",
+        "relu",
+        "storage",
+        "aten",
+        "thread",
+    ],
 )
 def test_what_torch_or_a_kernel_writes_counts_as_written(write):
     with sanitize():
@@ -248,6 +333,29 @@ def test_memory_that_is_used_again_is_as_new():
         else:
             pytest.skip("torch never used the memory again")
         kernels.copies[(1,)](x, torch.empty(1000), 1000, BLOCK=1024)
+
+
+def test_memory_that_resizing_frees_is_as_new():
+    with sanitize():
+        moved = torch.empty(1000)
+        moved.resize_(100_000)
+        for x in [torch.ones(1000) for _ in range(50)]:
+            kernels.copies[(1,)](x, torch.zeros(1000), 1000, BLOCK=1024)
+
+
+def test_the_parameters_of_a_module_are_written():
+    with sanitize():
+        kernels.copies[(1,)](torch.nn.Linear(2, 5).weight.data, torch.zeros(10), 10, BLOCK=16)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.empty(10, requires_grad=True), lambda: torch.nn.Parameter(torch.empty(10))],
+    ids=["requires_grad", "parameter"],
+)
+def test_unwritten_parameters_are_seen(make):
+    (finding,) = found_by(lambda: kernels.copies[(1,)](make(), torch.zeros(10), 10, BLOCK=16))
+    assert (finding.kind, finding.elements) == ("read of unwritten memory", 10)
 
 
 def test_memory_inside_guards_is_watched_too():
@@ -310,8 +418,6 @@ def test_contexts_within_one_another():
 
 
 def test_afterwards_nothing_is_checked_and_nothing_is_changed():
-    from triton.runtime import interpreter
-
     names = [n for n in dir(interpreter.InterpreterBuilder) if n.startswith("create_")]
     before = [getattr(interpreter.InterpreterBuilder, n) for n in names]
     with sanitize():

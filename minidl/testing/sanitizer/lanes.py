@@ -1,0 +1,113 @@
+"""What a lane holds that a load has not read, so that a store can tell which load it comes from.
+
+A floating lane holds a quiet NaN whose highest bits, which conversions between the floating types keep, name the load;
+an integer lane a number that is no index and that names it in its last 4 bits. Types of 8 and 16 bits without room for
+the name hold one value for all loads, which is not told apart from the tensor's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+from minidl.testing.sanitizer.findings import Place
+
+# The lowest mark of each floating type, and the bits to the right of the load's number.
+_FLOATS = {"fp16": (0x7F00, 3), "bf16": (0x7FE0, 0), "fp32": (0x7FE00000, 16), "fp64": (0x7FFC << 48, 45)}
+_LARGE = {1: 0x5A, 2: 0x5A50, 4: 0x5A5A5A50, 8: 0x5A5A5A5A_5A5A5A50}
+# NaN of the types that have no number: all bits but the sign's and, where that would be infinity, the last.
+_SMALL = {"fp8e5": 0x7E, "fp8e4nv": 0x7F, "fp8e4b8": 0x80, "fp8e5b16": 0x80}
+_LOADS = 16
+
+
+class Lanes:
+    """The masked loads without `other` of one launch, and the marks of their lanes."""
+
+    def __init__(self) -> None:
+        self.masked: list[Place] = []
+
+    def number(self, place: Place) -> int:
+        """The number of a masked load; the last is shared by all loads for which there is no more."""
+        if place not in self.masked:
+            self.masked.append(place)
+        return min(self.masked.index(place), _LOADS - 1)
+
+    def of(self, values: np.ndarray, element: Any) -> np.ndarray | None:
+        """The number of the load that each value comes from, -1 for none; None where no value comes from a load."""
+        size = values.dtype.itemsize
+        if not self.masked or not _can_mark(element, values.dtype):
+            return None
+        raw = np.ascontiguousarray(values).view(f"u{size}").reshape(values.shape)
+        if element.name in _FLOATS:
+            lowest, shift = _FLOATS[element.name]
+            found = (raw & ((1 << 8 * size - 1) - 1)) - lowest >> shift
+        else:
+            found = raw - np.array(_LARGE[size], raw.dtype)
+        marked = found < min(len(self.masked), _LOADS)
+        return np.where(marked, found, 0).astype(np.int64) - ~marked if marked.any() else None
+
+
+def _can_mark(element: Any, dtype: np.dtype) -> bool:
+    """Whether marks of the type tell loads apart; the interpreter's truths may carry the type that was compared."""
+    if element.name in _FLOATS:
+        return dtype.itemsize * 8 == element.primitive_bitwidth
+    return dtype.itemsize >= 4 and dtype.kind in "iu"
+
+
+def mark(element: Any, dtype: np.dtype, numbers: Any) -> Any:
+    """What lanes of the loads with these numbers hold."""
+    size = dtype.itemsize
+    if element.name in _FLOATS:
+        lowest, shift = _FLOATS[element.name]
+        return (lowest | np.asarray(numbers, f"u{size}") << shift).astype(f"u{size}").view(dtype)
+    if dtype.kind == "b" or element.name in _SMALL:
+        return np.full(np.shape(numbers), _SMALL.get(element.name, 1), dtype)
+    return (_LARGE[size] | np.asarray(numbers, f"u{size}")).astype(dtype)
+
+
+def unread(element: Any, dtype: np.dtype) -> Any:
+    """What lanes hold that lie out of bounds or that nothing has written."""
+    if dtype.kind == "f":
+        return dtype.type(np.nan)
+    return np.array(0x7FC0, dtype) if element.name == "bf16" else mark(element, dtype, _LOADS - 1)
+
+
+def carry_through(function: Callable[..., Any], lanes: Lanes, builder: Any, *arguments: Any) -> Any:
+    """A conversion, or a function that would lose marks: NumPy makes its NaN anew, or takes the other operand."""
+    result = function(builder, *arguments)
+    for argument in arguments:
+        if isinstance(argument, interpreter.TensorHandle):
+            numbers = lanes.of(argument.data, argument.dtype.scalar)
+            if numbers is not None:
+                _put(result, np.broadcast_to(numbers, np.shape(result.data)))
+    return result
+
+
+def carry_through_reduction(function: Callable[..., Any], lanes: Lanes, operation: Any, inputs: Any) -> Any:
+    """A reduction, which would skip NaN and add up integers: the result of a marked lane is marked."""
+    with_index = getattr(operation.combine_fn, "__name__", "").startswith(("_argmin", "_argmax"))
+    values = inputs[0]
+    numbers = lanes.of(values.handle.data, values.dtype.scalar) if len(inputs) == 1 or with_index else None
+    if numbers is None:
+        return function(operation, inputs)
+    data = np.where(numbers < 0, values.handle.data, np.zeros((), values.handle.data.dtype))
+    plain = tl.core.tensor(interpreter.TensorHandle(data, values.handle.dtype), values.type)
+    result = function(operation, (plain, *inputs[1:]))
+    reduced = numbers.max(axis=operation.axis, keepdims=operation.keep_dims)
+    for part in result if isinstance(result, (list, tuple)) else (result,):
+        _put(part.handle, reduced)
+    return result
+
+
+def _put(handle: Any, numbers: np.ndarray) -> None:
+    data = np.array(handle.data)
+    if not _can_mark(handle.dtype.scalar, data.dtype):
+        return
+    numbers = np.reshape(numbers, data.shape)
+    marked = numbers >= 0
+    data[marked] = mark(handle.dtype.scalar, data.dtype, numbers[marked])
+    handle.data = data
