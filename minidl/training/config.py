@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from minidl.data.parsing import shorten
+from minidl.data.parsing import is_utf8, shorten
 from minidl.training.errors import ConfigError
 
 DEVICES = ("auto", "cuda", "cpu")
@@ -368,15 +368,6 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 def is_number(text: str) -> bool:
     """Whether this is a whole number that `int` reads: it refuses long ones."""
     return text.isascii() and text.isdecimal() and len(text) < 10
-
-
-def is_utf8(text: str) -> bool:
-    """Whether this text can be written to a file: the name of a file may have bytes that are no UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _utf8(config: Any, name: str) -> None:
