@@ -13,7 +13,19 @@ from tests.trials.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 # They take a second and more to begin with; what they read has tests of its own.
-SLOW = {"command", "checkpoint", "stdin", "picture", "archive", "texts", "table", "idx", "generator"}
+SLOW = {
+    "command",
+    "checkpoint",
+    "stdin",
+    "picture",
+    "archive",
+    "texts",
+    "table",
+    "idx",
+    "generator",
+    "run",
+    "tiles",
+}
 PLANTED = """
 import os, pickle, socket, subprocess, sys, time, urllib.request
 from pathlib import Path
