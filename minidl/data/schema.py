@@ -180,7 +180,9 @@ def _require_fields(data: dict[str, Any], cls: type, what: str) -> None:
 
 
 def _are_strings(values: object) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) and is_utf8(value) for value in values)
+    """Whether this is a list of different texts."""
+    strings = isinstance(values, list) and all(isinstance(value, str) and is_utf8(value) for value in values)
+    return strings and len(set(values)) == len(values)  # type: ignore[call-overload, arg-type]
 
 
 def _are_numbers(values: Iterable[object]) -> bool:
