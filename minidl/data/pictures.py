@@ -134,9 +134,12 @@ def _plain(image: Image.Image) -> Image.Image:
             found[top:bottom] = np.clip(values, 0.0, 255.0)
         return Image.fromarray(found)
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        full = image.convert("RGBA")
-        ground = Image.new("RGBA", full.size, (0, 0, 0, 255))
-        return Image.alpha_composite(ground, full).convert("RGB")
+        laid = Image.new("RGB", image.size)
+        for top in range(0, image.height, _STRIP):
+            strip = image.crop((0, top, image.width, min(top + _STRIP, image.height))).convert("RGBA")
+            ground = Image.new("RGBA", strip.size, (0, 0, 0, 255))
+            laid.paste(Image.alpha_composite(ground, strip).convert("RGB"), (0, top))
+        return laid
     return image
 
 

@@ -48,7 +48,7 @@ class Growth:
 
 
 # What allocators and the interpreter's caches take until they are full; one tensor a step would leave far more objects.
-LIMITS = Growth(resident=800 * KB, traced=64 * KB, objects=12, cycles=0)
+LIMITS = Growth(resident=4096 * KB, traced=64 * KB, objects=12, cycles=0)
 TRACED_STEPS = 30
 
 

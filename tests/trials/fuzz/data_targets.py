@@ -246,6 +246,7 @@ def _pictures() -> list[bytes]:
     found += [b"P5 50000 50000 255\n", b"P6 8192 8192 255\n", b"P4 8192 8192\n", b"P5 8192 8192 65535\n\0\0"]
     for side, mode in ((8192, "I;16"), (8192, "1"), (8192, "L"), (8192, "P")):
         save(Image.new(mode, (side, side)), "PNG")
+    save(Image.new("P", (8192, 8192)), "PNG", transparency=0)
     found.append(found[0][:16] + struct.pack(">II", 50_000, 50_000) + found[0][24:])
     return [content for content in found if len(content) < 4 * limits.INPUT]
 
