@@ -336,7 +336,13 @@ def check_different(**paths: Path | str | None) -> None:
     names: dict[str, str] = {}
     for name, path in paths.items():
         if path is not None:
-            before = names.setdefault(os.path.realpath(path), name)
+            try:
+                real = os.path.realpath(path)
+            except ValueError:  # a zero character, or half of a surrogate pair
+                raise ConfigError(
+                    f"--{name} is {shorten(str(path))}, which no file can be named; give another"
+                ) from None
+            before = names.setdefault(real, name)
             if before != name:
                 raise ConfigError(f"--{before} and --{name} are one file, {path}: give two names")
 
