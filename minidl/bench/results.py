@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from minidl.bench.goals import GOALS, NOISE
+from minidl.data.parsing import cut, parse_json
 from minidl.training import files
 from minidl.training.errors import ConfigError
 from minidl.training.progress import is_number
@@ -47,7 +47,7 @@ class Results:
 def load(path: Path) -> Results:
     """The results in a file, their rows judged by the goals of today. Raises ConfigError for a file that is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
             raise ValueError("expected an object with a list of rows")
         known: dict[str, dict[str, Any]] = {}
@@ -60,10 +60,8 @@ def load(path: Path) -> Results:
             raise ValueError(f"expected the machine's {', '.join(_MACHINE)}")
     except OSError as error:
         why = error.strerror
-    except RecursionError:
-        why = "it is nested too deeply"
     except ValueError as error:
-        why = str(error)
+        why = cut(error)
     else:
         return Results(content, known)
     raise ConfigError(f"{path} has no results of `minidl bench` ({why}); give a file that its --json wrote")

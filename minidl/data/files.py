@@ -22,7 +22,8 @@ from minidl.data.split import TEST, TRAIN, VALIDATION, stratified_split
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "document")
 LABEL_NAMES = ("label", "class", "category", "target", "topic")
-_MAX_CELLS = 10**8
+# Cells of the table that JSONL objects become: so many, or else this many times what the objects have.
+_MAX_CELLS, _MOST_EMPTY = 10**7, 16
 _EXAMPLE = '{"text": "...", "label": "..."}'
 
 
@@ -42,7 +43,9 @@ class Records:
     def position(self, column: str, role: str) -> int:
         """Index of a column. Raises DataError that lists the columns there are."""
         if column not in self.columns:
-            raise DataError(f"{self.path} has no {role} column {column!r}; its columns are: {listed(self.columns)}")
+            raise DataError(
+                f"{self.path} has no {role} column {shorten(column)}; its columns are: {listed(self.columns)}"
+            )
         return self.columns.index(column)
 
     def taken(self, rows: Iterable[int]) -> Records:
@@ -245,7 +248,7 @@ def _parse_jsonl(text: str, path: Path) -> tuple[list[str], list[list[Any]], lis
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     found = [json_object(line, path, number, _EXAMPLE) for number, line in lines]
     keys = len({key for value in found for key in value})
-    if keys * len(found) > _MAX_CELLS:
+    if keys * len(found) > max(_MAX_CELLS, _MOST_EMPTY * sum(map(len, found))):
         raise DataError(f"{path}: {keys} different keys in {len(found)} objects; give every object the same keys")
     return *in_columns(found), [number for number, _ in lines]
 

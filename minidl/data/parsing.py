@@ -15,6 +15,7 @@ from typing import Any
 
 from minidl.data.records import DataError
 
+MAX_NESTING = 64  # of JSON: what minidl writes has 6 levels
 _MAX_FIELD = 2**31 - 1  # csv's own limit of 131,072 characters would refuse long texts
 # A number with a decimal comma, alone in its cell.
 _DECIMAL_COMMA = re.compile(r"^(\s*[-+]?\d+),(\d+\s*)$")
@@ -99,14 +100,42 @@ class CsvRows:
         return [_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in row] if self.decimal_comma else row
 
 
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """`json.loads` of a text whose lists and objects are at most MAX_NESTING deep.
+
+    What is made of the value may then call itself for each level. Raises ValueError for any other text.
+    """
+    try:
+        value = json.loads(text, **options)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MAX_NESTING} deep") from None
+    if _openings(text) > MAX_NESTING:
+        level = [value]
+        for _ in range(MAX_NESTING + 1):
+            level = [
+                inner
+                for outer in level
+                if isinstance(outer, list | dict)
+                for inner in (outer.values() if isinstance(outer, dict) else outer)
+            ]
+        if level:
+            raise ValueError(f"it is nested more than {MAX_NESTING} deep")
+    return value
+
+
+def _openings(text: str | bytes) -> int:
+    """How many lists and objects may begin in a JSON text: as deep it can be."""
+    return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+
+
 def json_object(text: str, path: Path, line: int, example: str) -> dict[str, Any]:
     """The JSON object on a line. Raises DataError for anything else; `example` shows what a line may be."""
     advice = f"write one object per line, such as {example}"
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {line}: not JSON ({error.msg} at character {error.pos + 1}); {advice}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path}, line {line}: JSON that cannot be read ({error})") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}, line {line}: {kind_of(value)} where an object is expected; {advice}")
@@ -131,6 +160,21 @@ def shorten(value: str) -> str:
     """A quoted, printable form of a value for a message."""
     shown = value if len(value) <= 60 else value[:57] + "..."
     return ascii(shown) if not shown.isprintable() else repr(shown)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether this text can be written to a file: JSON escapes and names of files may have half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def cut(value: object, most: int = 300) -> str:
+    """The text of a value for a message, its beginning where it is long."""
+    text = str(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def listed(names: Sequence[str]) -> str:

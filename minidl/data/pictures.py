@@ -28,6 +28,7 @@ MAX_SIDE = 1024  # of the pictures a network gets
 MAX_BYTES = 2**32  # of all pictures in memory
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _THREADS = 2
+_STRIP = 256  # rows
 _Result = TypeVar("_Result")
 
 
@@ -124,14 +125,21 @@ def _plain(image: Image.Image) -> Image.Image:
 
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         # 16 bits a pixel become the upper 8 of them, as Pillow has it in colour. Its own conversion of grey cuts all
-        # above 255 off.
-        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-        values = np.rint(values) if image.mode == "F" else values // 256.0
-        return Image.fromarray(np.clip(values, 0.0, 255.0).astype(np.uint8))
+        # above 255 off. In strips: at once it would take gigabytes for a picture of MAX_PIXELS.
+        found = np.empty((image.height, image.width), dtype=np.uint8)
+        for top in range(0, image.height, _STRIP):
+            bottom = min(top + _STRIP, image.height)
+            values = np.nan_to_num(np.asarray(image.crop((0, top, image.width, bottom)), dtype=np.float64))
+            values = np.rint(values) if image.mode == "F" else values // 256.0
+            found[top:bottom] = np.clip(values, 0.0, 255.0)
+        return Image.fromarray(found)
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        full = image.convert("RGBA")
-        ground = Image.new("RGBA", full.size, (0, 0, 0, 255))
-        return Image.alpha_composite(ground, full).convert("RGB")
+        laid = Image.new("RGB", image.size)
+        for top in range(0, image.height, _STRIP):
+            strip = image.crop((0, top, image.width, min(top + _STRIP, image.height))).convert("RGBA")
+            ground = Image.new("RGBA", strip.size, (0, 0, 0, 255))
+            laid.paste(Image.alpha_composite(ground, strip).convert("RGB"), (0, top))
+        return laid
     return image
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidl.data.download import Resource, fetch
+from minidl.data.parsing import cut
 from minidl.data.records import DataError, TextDataset, Texts
 from minidl.data.split import TRAIN, VALIDATION, stratified_split
 
@@ -60,7 +61,11 @@ def unpack(archive: bytes) -> Mapping[str, bytes]:
         parts = {}
         with tarfile.open(fileobj=io.BytesIO(tar_bytes), mode="r:") as tar:
             for member in tar:
-                file = tar.extractfile(member) if member.isfile() and member.name.endswith(".sgm") else None
+                wanted = member.isfile() and member.name.endswith(".sgm")
+                # Of a sparse member's size only a part is in the archive.
+                if wanted and (member.issparse() or member.size > len(tar_bytes)):
+                    raise DataError(f"its member {cut(member.name, 60)!r} says that it is {member.size} bytes")
+                file = tar.extractfile(member) if wanted else None
                 if file is not None:
                     parts[member.name.rpartition("/")[2]] = file.read()
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:

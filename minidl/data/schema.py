@@ -12,10 +12,11 @@ import numpy as np
 
 from minidl.data import cells
 from minidl.data.files import Records, label_at
-from minidl.data.parsing import listed, shorten
+from minidl.data.parsing import cut, is_utf8, listed, parse_json, shorten
 from minidl.data.records import DataError
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
+MAX_CATEGORIES = 100  # of a column
 _FORMAT = "minidl-table-schema"
 
 
@@ -115,7 +116,7 @@ class TableSchema:
     def from_json(cls, text: str, source: str = "the table schema") -> TableSchema:
         """The schema that `to_json` wrote. Raises DataError, naming `source`, for anything else."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             if data.pop("format") != _FORMAT or data.pop("version") != 1:
                 raise ValueError("another format or version")
             _require_fields(data, cls, "the schema")
@@ -124,9 +125,9 @@ class TableSchema:
             data["columns"] = [Column(**column) for column in data["columns"]]
             schema = cls(**data)
             schema._validate()
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise DataError(
-                f"{source} is damaged ({type(error).__name__}: {error}); restore it or train again"
+                f"{source} is damaged ({type(error).__name__}: {cut(error)}); restore it or train again"
             ) from None
         return schema
 
@@ -136,7 +137,8 @@ class TableSchema:
         for column in self.columns:
             if not (_are_strings([column.name]) and _are_numbers((column.mean, column.scale)) and column.scale > 0):
                 raise ValueError(f"bad column {column.name!r}")
-            if column.categories is not None and not (column.categories and _are_strings(column.categories)):
+            known = column.categories
+            if known is not None and not (_are_strings(known) and 1 <= len(known) <= MAX_CATEGORIES):
                 raise ValueError(f"bad categories of column {column.name!r}")
         if not _are_strings([self.target]) or self.task not in (REGRESSION, CLASSIFICATION):
             raise ValueError("bad target or task")
@@ -178,7 +180,9 @@ def _require_fields(data: dict[str, Any], cls: type, what: str) -> None:
 
 
 def _are_strings(values: object) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+    """Whether this is a list of different texts."""
+    strings = isinstance(values, list) and all(isinstance(value, str) and is_utf8(value) for value in values)
+    return strings and len(set(values)) == len(values)  # type: ignore[call-overload, arg-type]
 
 
 def _are_numbers(values: Iterable[object]) -> bool:

@@ -20,10 +20,9 @@ from minidl.data import cells
 from minidl.data.files import Records, check_shares, check_sizes, guesses, label_at, read_records, sort_labels
 from minidl.data.parsing import listed, shorten
 from minidl.data.records import DataError, Rows, TableDataset
-from minidl.data.schema import CLASSIFICATION, REGRESSION, Column, TableSchema
+from minidl.data.schema import CLASSIFICATION, MAX_CATEGORIES, REGRESSION, Column, TableSchema
 from minidl.data.split import TEST, TRAIN, VALIDATION, stratified_split
 
-MAX_CATEGORIES = 100
 MAX_INTEGER_CLASSES = 20  # an integer target with more values than this is taken for a quantity
 _LARGEST = 1e100  # the square of a number is summed in float64
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidl.data.parsing import cut, parse_json
 from minidl.data.records import DataError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Tfidf:
     def from_json(cls, text: str, source: str = "the vocabulary") -> Tfidf:
         """The vectorizer that `to_json` wrote. Raises DataError, naming `source`, for anything else."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             if not isinstance(data, dict) or data.get("format") != _FORMAT or data.get("version") != 1:
                 raise ValueError(f"not a {_FORMAT} file of version 1")
             content = {key: data[key] for key in ("options", "terms", "idf")}
@@ -126,8 +126,8 @@ class Tfidf:
             options = TfidfOptions(**content["options"])
         except KeyError as error:
             raise DataError(f"{source} is damaged: {error} is missing; restore it or train again") from None
-        except (ValueError, TypeError, RecursionError) as error:
-            raise DataError(f"{source} is damaged: {error}; restore it or train again") from None
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{source} is damaged: {cut(error)}; restore it or train again") from None
         return cls(options, content["terms"], content["idf"])
 
     @cached_property
@@ -158,8 +158,9 @@ def _check_vocabulary(terms: object, idf: object) -> None:
         raise ValueError("terms and idf are not two lists of one length")
     if not all(isinstance(term, str) for term in terms) or len(set(terms)) != len(terms):
         raise ValueError("its terms are not distinct strings")
-    if not all(type(weight) is float and math.isfinite(weight) and weight > 0 for weight in idf):
-        raise ValueError("its weights are not positive numbers")
+    # 1 + ln(1 + N) of N texts at most.
+    if not all(type(weight) is float and 0 < weight < 1000 for weight in idf):
+        raise ValueError("its weights are no numbers between 0 and 1000")
 
 
 def _checksum(content: dict[str, Any]) -> str:

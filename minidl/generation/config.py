@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidl.data.parsing import shorten
-from minidl.training.config import DEVICES, is_number, is_utf8
+from minidl.data.parsing import is_utf8, shorten
+from minidl.training.config import DEVICES, is_number
 from minidl.training.errors import ConfigError
 
 BUILT_IN = ("mnist",)  # models

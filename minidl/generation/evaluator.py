@@ -19,10 +19,12 @@ from minidl import models, nn
 from minidl.autograd import no_grad
 from minidl.data import Pictures
 from minidl.data.image_batches import ImageBatches
+from minidl.data.parsing import parse_json
 from minidl.generation.output import sha256
 from minidl.tensor import Tensor
 from minidl.training import weights
 from minidl.training.errors import ConfigError, DamagedError, damaged
+from minidl.training.pictures import PictureFormat
 
 FORMAT = "minidl evaluator"
 WEIGHTS = Path(__file__).parent / "weights"
@@ -84,15 +86,18 @@ def load(path: Path) -> Evaluator:
             about = dict(opened.metadata() or {})
         if about.pop("format", None) != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
-        settings = json.loads(about.pop("settings"))
-        size = (int(settings["size"][0]), int(settings["size"][1]))
-        model = models.SmallCNN(settings["channels"], size, len(settings["labels"]))
+        settings = parse_json(about.pop("settings"))
+        labels, (height, width) = settings.pop("labels"), settings.pop("size")
+        described = PictureFormat.from_values({**settings, "height": height, "width": width})
+        if not isinstance(labels, list) or len(labels) < 2 or not all(isinstance(label, str) for label in labels):
+            raise ValueError("its labels are no list of two names or more")
+        size = (height, width)
+        model = models.SmallCNN(described.channels, size, len(labels))
         weights.load(model, tensors, path)
         made = Evaluator(
-            model, list(settings["labels"]), size, settings["channels"], tuple(settings["mean"]),
-            tuple(settings["std"]), path.stem, sha256(path), about,
-        )  # fmt: skip
-    except (SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
+            model, labels, size, described.channels, described.mean, described.std, path.stem, sha256(path), about
+        )
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(path, error) from None
     nn.fold_batch_norms(model.eval().requires_grad_(False))
     return made

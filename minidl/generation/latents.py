@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -101,7 +102,7 @@ def read(path: Path, latent: int) -> np.ndarray:
         values = _read_text(path, latent) if path.suffix.lower() == ".txt" else _read_npy(path, latent)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinity of 128 bits is invalid for the processor
         z = np.ascontiguousarray(values, dtype=np.float32)
     bad = np.argwhere(~np.isfinite(z))
     if len(bad):
@@ -136,8 +137,9 @@ def _read_npy(path: Path, latent: int) -> np.ndarray:
     try:
         # Not np.load, which takes archives and pickles as well.
         with path.open("rb") as file:
+            _check_size(file, path)
             values = np.lib.format.read_array(file, allow_pickle=False)
-    except OSError:
+    except (OSError, DataError):
         raise
     except Exception as error:  # noqa: BLE001  (NumPy's reader of headers raises what Python's tokenizer does)
         raise DataError(f"{path} is no array file of NumPy: {str(error)[:120]}") from None
@@ -150,6 +152,19 @@ def _read_npy(path: Path, latent: int) -> np.ndarray:
     if values.ndim != 2 or values.shape[1] != latent or len(values) == 0:
         raise DataError(f"{path} has shape {list(values.shape)}, expected {_expected(latent)}")
     return values
+
+
+def _check_size(file: BinaryIO, path: Path) -> None:
+    """Raises DataError unless the array of the header is in the file: NumPy takes the memory before it looks."""
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    wanted, there = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
+    if wanted > there:
+        raise DataError(
+            f"{path} is cut off: its header has shape {list(shape)}, {wanted:,} bytes, and it has {there:,}"
+        )
+    file.seek(0)
 
 
 def _expected(latent: int) -> str:

@@ -102,26 +102,28 @@ def _check(target: str, rules: Any, own: list[dict[str, Any]], everywhere: list[
         if not isinstance(rule, dict) or not isinstance(rule.get("when", {}), dict):
             raise ValueError(f"the rule {_short(rule)} or its condition is no object")
         if not rule.keys() <= _PARTS or "tile" not in rule or frozenset(rule["tile"]) not in sizes:
-            raise ValueError(f"the rule {json.dumps(rule)} has other parts or sizes than the package's")
+            raise ValueError(f"the rule {_short(rule)} has other parts or sizes than the package's")
         for name, value in rule.get("when", {}).items():
             wanted = (list, "a list") if name in ("dtype", "precision") else (int, "a whole number")
             if name not in conditions:
-                raise ValueError(f"there is no condition {name}, but {', '.join(sorted(conditions)) or 'none'}")
+                raise ValueError(f"there is no condition {name[:40]}, but {', '.join(sorted(conditions)) or 'none'}")
             if type(value) is not wanted[0]:
                 raise ValueError(f"the condition {name} is {_short(value)}, expected {wanted[1]}")
         numbers = {**rule["tile"], "warps": rule.get("warps", 4), "stages": rule.get("stages", 3)}
         powers = [n for name, n in numbers.items() if name.startswith("BLOCK") or name == "warps"]
         whole = all(type(n) is int and 0 <= n < 2**31 for n in numbers.values())
         if not whole or any(n < 1 or n & (n - 1) for n in powers):
-            raise ValueError(f"the rule {json.dumps(rule)} has a size that is no power of two")
+            raise ValueError(f"the rule {_short(rule)} has a size that is no power of two")
         for name, size in rule["tile"].items():
             taken = {*FLAGS.get(name, ()), *(rule["tile"][name] for rule in own if name in rule["tile"])}
             if not name.startswith("BLOCK") and size not in taken:
-                raise ValueError(f"{name} is {size} in the rule {json.dumps(rule)}, expected one of {sorted(taken)}")
+                raise ValueError(
+                    f"{name} is {_short(size)} in the rule {_short(rule)}, expected one of {sorted(taken)}"
+                )
     if rules and rules[-1].get("when"):
-        raise ValueError(f"the last rule, {json.dumps(rules[-1])}, has a condition; it must take all shapes left over")
+        raise ValueError(f"the last rule, {_short(rules[-1])}, has a condition; it must take all shapes left over")
 
 
 def _short(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text if len(text) <= 200 else f"{text[:197]}..."

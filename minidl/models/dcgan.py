@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from minidl import nn
+from minidl.data.parsing import cut, parse_json
 from minidl.nn import init
 from minidl.tensor import Tensor
 
@@ -206,20 +207,20 @@ def load_generator(path: str | Path, device: Device = None) -> Generator:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
             about = opened.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(f"{file} is no safetensors file: {error}") from None
+        raise ValueError(f"{file} is no safetensors file: {cut(error)}") from None
     source = folder / "config.json" if folder.is_dir() else file
     try:
-        settings = _settings_of_run(source) if folder.is_dir() else json.loads(_of_format(about))
+        settings = _settings_of_run(source) if folder.is_dir() else parse_json(_of_format(about))
         _check_fit(settings, tensors)
         model = Generator(**{**settings, "size": tuple(settings["size"])}, device=device)
         model.load_state_dict(tensors)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{source} describes no generator: {error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{source} describes no generator: {cut(error)}") from None
     return model.eval()
 
 
 def _settings_of_run(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = parse_json(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ValueError("it has no settings of a model; give a run of `minidl train gan`")
     return content["model"]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidl.data.parsing import cut
 from minidl.training import files
 from minidl.training.errors import DamagedError, damaged
 
@@ -165,7 +166,7 @@ class Checkpoints:
             raise DamagedError(f"{path} is no checkpoint of version {VERSION}; train again with --overwrite")
         named = content.get("tensors")
         if not isinstance(named, str) or not _NAME.fullmatch(named):
-            raise DamagedError(f"{path} names {named!r} as its tensor file; train again with --overwrite")
+            raise DamagedError(f"{path} names {cut(repr(named), 60)} as its tensor file; train again with --overwrite")
         file = self.folder / named
         try:
             tensors = files.read_tensors(file, str(content["sha256"]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from minidl.data.parsing import shorten
+from minidl.data.parsing import is_utf8, shorten
 from minidl.training.errors import ConfigError
 
 DEVICES = ("auto", "cuda", "cpu")
@@ -336,7 +336,13 @@ def check_different(**paths: Path | str | None) -> None:
     names: dict[str, str] = {}
     for name, path in paths.items():
         if path is not None:
-            before = names.setdefault(os.path.realpath(path), name)
+            try:
+                real = os.path.realpath(path)
+            except ValueError:  # a zero character, or half of a surrogate pair
+                raise ConfigError(
+                    f"--{name} is {shorten(str(path))}, which no file can be named; give another"
+                ) from None
+            before = names.setdefault(real, name)
             if before != name:
                 raise ConfigError(f"--{before} and --{name} are one file, {path}: give two names")
 
@@ -368,15 +374,6 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 def is_number(text: str) -> bool:
     """Whether this is a whole number that `int` reads: it refuses long ones."""
     return text.isascii() and text.isdecimal() and len(text) < 10
-
-
-def is_utf8(text: str) -> bool:
-    """Whether this text can be written to a file: the name of a file may have bytes that are no UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _utf8(config: Any, name: str) -> None:

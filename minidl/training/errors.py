@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from minidl.data.parsing import cut
+
 
 class ConfigError(ValueError):
     """A setting, or a combination of them, that cannot be used. The message names the flag and what it takes."""
@@ -26,7 +28,7 @@ class DivergedError(RunError):
 
 def damaged(path: Path, what: object) -> DamagedError:
     """The error for a file of a run, with what is wrong in it."""
-    return DamagedError(f"{path} is damaged ({what}); restore it or train again with --overwrite")
+    return DamagedError(f"{path} is damaged ({cut(what)}); restore it or train again with --overwrite")
 
 
 class Interrupted(Exception):  # noqa: N818  (an outcome, not an error)

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidl.data.parsing import parse_json
 from minidl.training.errors import damaged
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises as `read_bytes`, and DamagedError when it is anything else."""
     raw = read_bytes(path)
     try:
-        value = json.loads(raw, parse_float=_finite, parse_constant=_finite)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(raw, parse_float=_finite, parse_constant=_finite)
+    except ValueError as error:
         raise damaged(path, error) from None
     if not isinstance(value, dict):
         raise damaged(path, "no JSON object")
@@ -125,9 +126,11 @@ def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Ten
     try:
         tensors = load(raw)
         (length,) = struct.unpack("<Q", raw[:8])
-        written = json.loads(raw[8 : 8 + length]).get("__metadata__", {}).get(_CHECKSUM)
-    except (SafetensorError, ValueError, KeyError, struct.error, RecursionError) as error:
+        # It may be null.
+        about = parse_json(raw[8 : 8 + length]).get("__metadata__") or {}
+    except (SafetensorError, ValueError, KeyError, struct.error) as error:
         raise damaged(path, error) from None
+    written = about.get(_CHECKSUM)
     if written != _checksum(tensors):
         raise damaged(path, "its values do not match their checksum")
     if checksum is not None and written != checksum:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from minidl import models, nn
 from minidl.data import DataError
+from minidl.data.parsing import cut, parse_json
 from minidl.training.config import TrainImages
 from minidl.training.errors import ConfigError
 
@@ -36,21 +36,27 @@ class PictureFormat:
     def from_json(cls, text: str, source: str) -> PictureFormat:
         """What `to_json` wrote. Raises DataError, naming `source`, for anything else."""
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             known = isinstance(content, dict) and content.pop("format", None) == _FORMAT
             if not known or content.pop("version", None) != 1:
                 raise ValueError(f"not a {_FORMAT} file of version 1")
-            names = {"height", "width", "channels", "mean", "std"}
-            if content.keys() != names:
-                raise ValueError(f"it has {sorted(content)}, expected {sorted(names)}")
-            sides = (content["height"], content["width"])
-            if not all(type(side) is int and 1 <= side <= 1024 for side in sides) or content["channels"] not in (1, 3):
-                raise ValueError(f"{sides} pixels with {content['channels']!r} channels are no pictures")
-            for name, least in (("mean", 0.0), ("std", 1e-9)):
-                if not _are_numbers(content[name], content["channels"], least):
-                    raise ValueError(f"{name} is {content[name]!r}, expected numbers from 0 to 255")
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{source} is damaged: {error}; restore it or train again") from None
+            return cls.from_values(content)
+        except ValueError as error:
+            raise DataError(f"{source} is damaged: {cut(error)}; restore it or train again") from None
+
+    @classmethod
+    def from_values(cls, content: dict[str, Any]) -> PictureFormat:
+        """The format whose fields are JSON values of a file. Raises ValueError for what is none."""
+        names = {"height", "width", "channels", "mean", "std"}
+        if content.keys() != names:
+            raise ValueError(f"it has {sorted(content)}, expected {sorted(names)}")
+        sides, channels = (content["height"], content["width"]), content["channels"]
+        whole = all(type(number) is int for number in (*sides, channels))
+        if not (whole and all(1 <= side <= 1024 for side in sides) and channels in (1, 3)):
+            raise ValueError(f"{sides} pixels with {channels!r} channels are no pictures")
+        for name, least in (("mean", 0.0), ("std", 1e-9)):
+            if not _are_numbers(content[name], channels, least):
+                raise ValueError(f"{name} is {content[name]!r}, expected numbers from 0 to 255")
         return cls(**{**content, "mean": tuple(content["mean"]), "std": tuple(content["std"])})
 
     def model(self, config: TrainImages, classes: int) -> Callable[[torch.dtype], nn.Module]:
@@ -73,5 +79,5 @@ def _are_numbers(values: Any, count: int, least: float) -> bool:
     return (
         isinstance(values, list)
         and len(values) == count
-        and all(type(v) in (int, float) and math.isfinite(v) and least <= v <= 255 for v in values)
+        and all(type(v) in (int, float) and least <= v <= 255 for v in values)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +15,7 @@ import torch
 from minidl import data, models, nn, ops
 from minidl.data import DataError, Pictures
 from minidl.data.files import Records, read_records
+from minidl.data.parsing import is_utf8
 from minidl.data.pictures import picture_files
 from minidl.data.schema import TableSchema
 from minidl.data.vectorizer import Tfidf
@@ -117,15 +118,18 @@ def load(folder: Path) -> TextClassifier | TablePredictor | PictureClassifier:
         if isinstance(config, TrainText):
             labels = _labels(run)
             vocabulary = Tfidf.from_json(runs.document(run, "vocabulary.json"), str(folder / "vocabulary.json"))
+            found = _sized_weights(folder, (len(vocabulary), *config.hidden, len(labels)))
             model = models.TextMLP(len(vocabulary), len(labels), config.hidden, config.dropout)
-            _read_weights(model, folder / "model.safetensors")
+            weights.load(model, found, folder / "model.safetensors")
             return TextClassifier(labels, vocabulary, model)
         if isinstance(config, TrainImages):
             return _load_images(run, config)
         schema = TableSchema.from_json(runs.document(run, "schema.json"), str(folder / "schema.json"))
         size = 1 if schema.task == "regression" else len(schema.labels)
-        model = models.TableMLP(len(schema.feature_names), size, config.hidden, config.dropout)
-        _read_weights(model, folder / "model.safetensors")
+        features = len(schema.feature_names)
+        found = _sized_weights(folder, (features, *config.hidden, size))
+        model = models.TableMLP(features, size, config.hidden, config.dropout)
+        weights.load(model, found, folder / "model.safetensors")
         return TablePredictor(schema, model)
     except DataError as error:
         raise DamagedError(str(error)) from None
@@ -143,7 +147,8 @@ def _load_images(run: runs.SavedRun, config: TrainImages) -> PictureClassifier:
         model = described.model(config, len(labels))(dtype)
     except ConfigError as error:
         raise damaged(run.folder / "config.json", error) from None
-    _read_weights(model, run.folder / "model.safetensors")
+    path = run.folder / "model.safetensors"
+    weights.load(model, files.read_tensors(path), path)
     return PictureClassifier(labels, described, model)
 
 
@@ -151,11 +156,15 @@ def _labels(run: runs.SavedRun) -> list[str]:
     runs.document(run, "labels.json")
     path = run.folder / "labels.json"
     labels = files.read_json(path).get("labels")
-    if not isinstance(labels, list) or len(labels) < 2 or not all(isinstance(label, str) for label in labels):
+    if not isinstance(labels, list) or len(labels) < 2 or not all(_is_name(label) for label in labels):
         raise damaged(path, "labels is no list of two names or more")
     if len(set(labels)) != len(labels):
         raise damaged(path, "two labels are equal")
     return labels
+
+
+def _is_name(label: Any) -> bool:
+    return isinstance(label, str) and is_utf8(label)
 
 
 def in_units(raw: np.ndarray, mean: float, scale: float) -> np.ndarray:
@@ -408,5 +417,9 @@ def _outputs(model: nn.Module, features: Any) -> np.ndarray:
         ) from None
 
 
-def _read_weights(model: nn.Module, path: Path) -> None:
-    weights.load(model, files.read_tensors(path), path)
+def _sized_weights(folder: Path, sizes: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The saved weights of a perceptron with layers of these sizes. Raises DamagedError for those of another."""
+    path = folder / "model.safetensors"
+    found = files.read_tensors(path)
+    weights.check_layers(sizes, found, path)
+    return found

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from minidl import __version__
+from minidl.data.parsing import cut
 from minidl.training import checkpoints, files
 from minidl.training.config import Session, TrainGan, TrainImages, TrainTable, TrainText, differences, from_saved
 from minidl.training.errors import ConfigError, DamagedError, RunError, damaged
@@ -69,7 +70,9 @@ def read_run(folder: Path) -> SavedRun:
     if saved.get("format") != FORMAT:
         raise ConfigError(f"{folder} is no minidl run: its config.json is of another program")
     if saved.get("version") != VERSION:
-        raise ConfigError(f"{path} has version {saved.get('version')}, this minidl reads {VERSION}; update minidl")
+        raise ConfigError(
+            f"{path} has version {cut(saved.get('version'), 60)}, this minidl reads {VERSION}; update minidl"
+        )
     kind, config, checksum = saved.get("kind"), saved.get("config"), saved.get("data_sha256")
     documents = saved.get("documents", {})
     if not isinstance(kind, str) or kind not in KINDS:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -20,6 +21,18 @@ def load(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> N
     model.load_state_dict(weights)
 
 
+def check_layers(sizes: Sequence[int], weights: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Raises DamagedError unless the weights may be those of a perceptron with layers of these sizes.
+
+    It is told before memory is taken for one that is far larger than its file.
+    """
+    shapes = {tuple(sorted(tensor.shape)) for tensor in weights.values()}
+    pairs = list(pairwise(sizes))
+    for pair in pairs:
+        if len(pairs) > len(weights) or tuple(sorted(pair)) not in shapes:
+            raise damaged(path, f"no weight is {pair[0]} x {pair[1]}, which the settings of its run expect")
+
+
 def check(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], path: Path) -> None:
     """Raises DamagedError unless the weights that were read from `path` are those of `own`, and finite."""
     expected = {name: list(tensor.shape) for name, tensor in own.items()}
@@ -28,5 +41,9 @@ def check(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], 
         if expected.get(name) != given.get(name):
             has, wants = given.get(name, "missing"), expected.get(name, "nothing of this name")
             raise damaged(path, f"{name} is {has}, the settings of its run expect {wants}")
+        # Nothing that minidl writes has them, and torch cannot tell whether all of them are finite.
+        if weights[name].is_complex() or weights[name].element_size() == 1:
+            has, wants = (str(tensor.dtype).removeprefix("torch.") for tensor in (weights[name], own[name]))
+            raise damaged(path, f"{name} is of {has}, the settings of its run expect {wants}")
         if not torch.isfinite(weights[name]).all():
             raise damaged(path, f"{name} has values that are not finite: training had diverged")

@@ -5,6 +5,7 @@ import math
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from minidl.training import files
@@ -253,3 +254,46 @@ def test_outputs_that_are_not_finite_answer_nothing(command, text_run, tmp_path)
     for result in (command("predict", folder, "crude oil barrel"), command("evaluate", folder)):
         refused(result, "outputs are not finite")
         assert result.out == ""
+
+
+def test_settings_far_larger_than_their_weights_take_no_memory(command, text_run, table_run, tmp_path):
+    """Layers of 65536 x 65536 would be 17 GB, of a file of kilobytes."""
+    for number, (run, asked) in enumerate(
+        ((text_run[0], "oil"), (table_run[0], '{"size": 1, "age": 1, "kind": "flat"}'))
+    ):
+        folder = shutil.copytree(run, tmp_path / str(number))
+        edited(folder / "config.json", put("config.hidden", [65536, 65536]))
+        refused(command("predict", folder, asked), "model.safetensors is damaged (no weight is ", "65536")
+
+
+def test_labels_that_are_no_text_answer_nothing(command, text_run, tmp_path):
+    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    edited(folder / "config.json", lambda content: content.pop("documents") and None)
+    edited(folder / "labels.json", lambda content: content["labels"].__setitem__(0, "\ud800"))
+    refused(command("predict", folder, "oil"), "labels.json is damaged (labels is no list of two names")
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.complex64, torch.bool])
+def test_weights_of_a_type_that_minidl_never_writes(command, text_run, tmp_path, kind):
+    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    weights = load_file(folder / "model.safetensors")
+    name = min(weights)
+    files.write_tensors(folder / "model.safetensors", {**weights, name: weights[name].to(kind)})
+    refused(command("predict", folder, "oil"), f"{name} is of {str(kind).removeprefix('torch.')}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["columns"][2].update(categories=["flat", "flat"]),
+        lambda content: content["columns"][2].update(categories=[f"c{i}" for i in range(101)]),
+        lambda content: content["columns"][2].update(categories=["\ud800"]),
+    ],
+)
+def test_categories_that_training_never_makes(command, table_run, tmp_path, change):
+    folder = shutil.copytree(table_run[0], tmp_path / "run")
+    edited(folder / "config.json", lambda content: content.pop("documents") and None)
+    edited(folder / "schema.json", change)
+    refused(
+        command("predict", folder, '{"size": 1, "age": 1, "kind": "flat"}'), "schema.json is damaged", "bad categories"
+    )

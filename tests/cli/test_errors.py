@@ -247,3 +247,19 @@ def test_a_loss_that_explodes_stops_with_advice(command, table, tmp_path):
     )  # fmt: skip
     refused(result, "training diverged: the validation loss after epoch 1 is", code=1)
     assert "train again with a smaller --lr" in result.err
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")]
+)
+def test_a_full_memory_is_told_in_a_sentence(command, texts, tmp_path, monkeypatch, error):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr("minidl.training.train.train", full)
+    result = command("train", "text", "--data", texts, "--out", tmp_path / "run")
+    assert result.code == 1
+    assert result.err.startswith("error: the memory of this machine is full; give less data")
+    error = RuntimeError("another one")
+    with pytest.raises(RuntimeError, match="another one"):
+        command("train", "text", "--data", texts, "--out", tmp_path / "run")

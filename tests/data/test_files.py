@@ -269,3 +269,11 @@ def test_messages_stay_short_and_printable(tmp_path):
         read_labelled(tmp_path / "a.csv", ["a", "b"])
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_keys_that_every_object_has_its_own_are_refused_in_a_small_file(tmp_path):
+    """As a table 120 kB would be ten thousand times ten thousand cells."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(f'{{"k{i}": 1}}' for i in range(10_000)))
+    with pytest.raises(DataError, match="10000 different keys in 10000 objects"):
+        read_records(path)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from minidl.data import DataError, load_text, reuters
 from minidl.data.reuters import Document, parse_sgml, single_topic_dataset, unpack
+from tests.trials.fuzz.data_targets import _sparse
 
 FOLDER = os.environ.get("MINIDL_DATA", "")
 needs_reuters = pytest.mark.skipif(
@@ -118,3 +119,10 @@ def test_the_two_sets_agree_on_a_document():
         r52.labels[wide[text]] == r8.labels[label] for text, label in zip(r8.test.texts, r8.test.labels, strict=True)
     ]
     assert sum(same) > 0.99 * len(same)  # some texts occur twice with different topics
+
+
+@pytest.mark.parametrize("size", [2**20, 2**50])
+def test_a_sparse_member_is_refused(size):
+    """Of its size only a part is in the archive; the rest would be made of zeros."""
+    with pytest.raises(DataError, match=rf"its member 'a.sgm' says that it is {size} bytes"):
+        unpack(_sparse(size))

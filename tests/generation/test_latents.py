@@ -112,9 +112,15 @@ def test_arrays_that_are_no_latents(tmp_path):
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%s, 4), }"
     huge, odd, open_end = header % (b"9" * 30), header % b"True", header[:-4]
     damaged = [b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text for text in (huge, odd, open_end)]
-    for content in (b"\x93NUMPY\x01", b"PK\x03\x04 no archive", b"PK\x05\x06" + bytes(18), *damaged):
+    for content in (b"\x93NUMPY\x01", b"PK\x03\x04 no archive", b"PK\x05\x06" + bytes(18), damaged[2]):
         path.write_bytes(content)
         with pytest.raises(DataError, match="is no array file of NumPy"):
+            latents.read(path, 4)
+    # Told before the memory is taken, which there may be.
+    less = damaged[0].replace(b"9" * 30, b"9" * 9 + b" " * 21)
+    for content, size in ((damaged[0], "15,999,999,999,999"), (less, "15,999,999,984"), (damaged[1], "16")):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"is cut off: its header has shape .*, {size}.* bytes, and it has 0"):
             latents.read(path, 4)
     with pytest.raises(DataError, match="cannot be read: No such file"):
         latents.read(tmp_path / "none.npy", 4)

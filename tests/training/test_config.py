@@ -223,3 +223,9 @@ def test_a_gans_settings_follow_its_data():
 def test_data_of_a_gan_has_a_name_that_its_run_can_record():
     with pytest.raises(ConfigError, match="expected a name in UTF-8"):
         TrainGan(data="photos\udcff", out=Path("run"))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800.csv"])
+def test_a_name_that_no_file_can_have(name):
+    with pytest.raises(ConfigError, match=r"--data is .*, which no file can be named; give another"):
+        config.check_different(data=name, trace="t.json")

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import struct
 
 import pytest
 import torch
@@ -127,3 +128,23 @@ def test_a_changed_bit_anywhere_in_the_values_is_damage(tmp_path):
         path.write_bytes(changed)
         with pytest.raises(DamagedError, match="do not match their checksum"):
             files.read_tensors(path)
+
+
+def test_a_tensor_file_whose_metadata_is_null(tmp_path):
+    path = tmp_path / "a.safetensors"
+    files.write_tensors(path, {"a": torch.zeros(1)})
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    text = json.dumps({**header, "__metadata__": None}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
+    with pytest.raises(DamagedError, match="do not match their checksum"):
+        files.read_tensors(path)
+
+
+def test_a_message_does_not_repeat_a_whole_file(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(f'{{"a": {"9" * 4000}e999}}')
+    with pytest.raises(DamagedError, match="is damaged") as raised:
+        files.read_json(path)
+    assert len(str(raised.value)) < 600

@@ -1,0 +1,122 @@
+"""What users rely on, as text: the public names of Python with their signatures, and the flags of the commands.
+
+python -m tests.snapshots.make          writes api.txt and commands.txt anew, for a change that is meant
+"""
+
+import enum
+import importlib
+import inspect
+import pkgutil
+import re
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+import minidl
+from minidl.cli import app
+from minidl.generation import config as generation
+from minidl.training import config
+
+HERE = Path(__file__).parent
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_PRIVATE_COMMANDS = ("minidl.cli", "minidl.__main__")
+
+
+def api() -> str:
+    """Every name of every `__all__` in the package, one line each, and the public members of its classes."""
+    lines = []
+    for module in _modules():
+        for name in sorted(getattr(module, "__all__", ())):
+            lines += _described(f"{module.__name__}.{name}", getattr(module, name))
+    return "\n".join(lines) + "\n"
+
+
+def _modules() -> Iterator[Any]:
+    yield minidl
+    for found in pkgutil.walk_packages(minidl.__path__, "minidl."):
+        if not found.name.startswith(_PRIVATE_COMMANDS) and not found.name.rpartition(".")[2].startswith("_"):
+            yield importlib.import_module(found.name)
+
+
+def _described(path: str, value: Any) -> list[str]:
+    if inspect.ismodule(value):
+        return [f"{path}: module"]
+    if inspect.isclass(value):
+        bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
+        lines = [f"{path}{_signature(value)}: class" + (f" of {bases}" if bases else "")]
+        for name in sorted(vars(value)):
+            if not name.startswith("_") or name in ("__call__", "__enter__", "__len__", "__iter__", "__getitem__"):
+                lines += _member(f"{path}.{name}", vars(value)[name])
+        return lines
+    if callable(value):
+        return [f"{path}{_signature(value)}"]
+    if isinstance(value, str | int | float | tuple | frozenset) and not path.endswith("__version__"):
+        return [f"{path} = {value!r}"]
+    if isinstance(value, dict):
+        return [f"{path}: dict of {', '.join(map(repr, value))}"]
+    return [f"{path}: {type(value).__name__}"]
+
+
+def _member(path: str, value: Any) -> list[str]:
+    if isinstance(value, property):
+        return [f"{path}: property" + ("" if value.fset is None else ", can be set")]
+    if isinstance(value, staticmethod | classmethod):
+        return [f"{path}{_signature(value.__func__)}: {type(value).__name__}"]
+    if inspect.isfunction(value):
+        return [f"{path}{_signature(value)}"]
+    if isinstance(value, str | int | float | bool | tuple | enum.Enum):
+        return [f"{path} = {value!r}"]
+    return [f"{path}: attribute"]
+
+
+def _signature(value: Callable[..., Any]) -> str:
+    try:
+        return _ADDRESS.sub("", str(inspect.signature(value)))
+    except (TypeError, ValueError):  # of something that is not written in Python
+        return "(...)"
+
+
+def commands() -> str:
+    """Every command with its arguments and flags: names, types, defaults, what is told of the default; and choices."""
+    choices = [
+        f"{name}: {', '.join(map(str, value))}"
+        for module in (config, generation)
+        for name, value in sorted(vars(module).items())
+        if name.isupper() and not name.startswith("_") and isinstance(value, tuple)
+    ]
+    return "\n".join([*_command("minidl", typer.main.get_command(app)), "", "choices", *choices]) + "\n"
+
+
+def _command(path: str, command: Any) -> list[str]:
+    lines = [path]
+    # Of the function: typer's own classes differ from version to version.
+    types = typing.get_type_hints(inspect.unwrap(command.callback)) if command.callback else {}
+    for parameter in command.params:
+        names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+        flag = getattr(parameter, "is_flag", False)
+        more = ["flag" if flag else _type(types.get(parameter.name))]
+        more += ["required"] * parameter.required + ["repeated"] * bool(getattr(parameter, "multiple", False))
+        if parameter.nargs != 1:
+            more.append(f"{parameter.nargs} values")
+        if parameter.default is not None and not callable(parameter.default):
+            more.append(f"default {parameter.default!r}")
+        told = re.search(r"Default: .*", getattr(parameter, "help", None) or "")
+        lines.append(f"    {names}: {', '.join(more)}" + (f" ({told[0]})" if told else ""))
+    for name in sorted(getattr(command, "commands", {})):
+        lines += _command(f"{path} {name}", command.commands[name])
+    return lines
+
+
+def _type(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("pathlib.", "")
+
+
+SNAPSHOTS: dict[str, Callable[[], str]] = {"api.txt": api, "commands.txt": commands}
+
+if __name__ == "__main__":
+    for file, make in SNAPSHOTS.items():
+        (HERE / file).write_text(make())
+        print(f"wrote {HERE / file}")
