@@ -172,6 +172,23 @@ def errors() -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"error: {where}{error.strerror or error}", 1)
+    except Exception as error:
+        message = _memory(error)
+        if message is None:
+            raise
+        _fail(f"error: {message}", 1)
+
+
+def _memory(error: Exception) -> str | None:
+    """What to say where memory has run out, None for another error."""
+    if isinstance(error, typer.Exit):
+        return None
+    if not isinstance(error, MemoryError) and "torch" not in sys.modules:
+        return None
+    from minidl.training import memory
+
+    short = memory.read(error)
+    return None if short is None else f"{short}; {memory.advice(short, 1)}"
 
 
 @contextmanager

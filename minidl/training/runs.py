@@ -208,7 +208,7 @@ def start(
             "documents": _checksums(documents),
             **({} if model is None else {"model": model}),
         }
-        files.write_json(folder / "config.json", saved)
+        files.write_json(folder / "config.json", saved, sealed=True)
     except OSError as error:
         if moved:
             abandon(folder)
@@ -228,7 +228,7 @@ def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
             changed.append(name)
     saved = files.read_json(folder / "config.json")
     if saved.get("documents") != _checksums(documents):
-        files.write_json(folder / "config.json", {**saved, "documents": _checksums(documents)})
+        files.write_json(folder / "config.json", {**saved, "documents": _checksums(documents)}, sealed=True)
     return changed
 
 

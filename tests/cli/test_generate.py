@@ -10,8 +10,9 @@ from PIL import Image
 import minidl
 from minidl.data import Images
 from minidl.generation import evaluator, export, latents
+from minidl.generation.built_in import FOLDER
 from minidl.generation.evaluate import Reference, as_text, reference_rows
-from minidl.generation.model import WEIGHTS, load
+from minidl.generation.model import load
 from minidl.models import dcgan
 from tests.cli.test_images import stripes
 
@@ -222,7 +223,7 @@ def test_a_run_whose_weights_were_changed_generates_nothing(command, gan_run, tm
 
 
 def test_the_built_in_generator(command, tmp_path):
-    assert (WEIGHTS / "mnist.safetensors").stat().st_size < 4 * 2**20
+    assert (FOLDER / "mnist.safetensors").stat().st_size < 4 * 2**20
     assert command("generate", "--count", 2, "--out", tmp_path / "out", "--quiet").code == 0
     about = load("mnist")
     assert (about.channels, about.size) == (1, (28, 28))
