@@ -1,8 +1,9 @@
 """Files written whole or not at all, and the checksum that tensor files carry: the one way by which minidl writes.
 
 A file is written to a temporary sibling, flushed to the disk and renamed over its final name, and then the folder is
-flushed: a reader finds the old content or the new, whenever the machine stops. A write that fails leaves the old content
-and no temporary file; a process that is killed may leave one, whose name begins with a point and ends in `.part`.
+flushed: a reader finds the old content or the new, whenever the machine stops. A write that fails leaves the old
+content and no temporary file; a process that is killed may leave one, whose name begins with a point and ends in
+`.part`.
 """
 
 from __future__ import annotations

@@ -105,6 +105,16 @@ class Checkpoints:
         self.wait()
         return self._read("best.json")
 
+    def drop_unnamed(self) -> None:
+        """Delete the tensor files that neither JSON file names. Raises DamagedError when one of them cannot be read."""
+        named = set()
+        for name in _JSON_FILES:
+            with contextlib.suppress(FileNotFoundError):
+                named.add(files.read_json(self.folder / name).get("tensors"))
+        for path in self.folder.glob("step-*.safetensors"):
+            if _NAME.fullmatch(path.name) and path.name not in named:
+                files.remove(path)
+
     def _started(self) -> bool:
         """Start the thread; False where the system has none to give, and the state is to be written here."""
         writer = threading.Thread(target=self._write_all)
@@ -143,7 +153,7 @@ class Checkpoints:
         if saved.best:
             files.write_json(self.folder / "best.json", content, sealed=True)
         files.write_json(self.folder / "last.json", content, sealed=True)
-        self._drop_unnamed()
+        self.drop_unnamed()
 
     def _read(self, name: str) -> Checkpoint | None:
         path = self.folder / name
@@ -167,15 +177,6 @@ class Checkpoints:
             raise DamagedError(f"{path} names {file}, which is gone; train again with --overwrite") from None
         except KeyError as error:
             raise damaged(path, f"{error} is missing") from None
-
-    def _drop_unnamed(self) -> None:
-        named = set()
-        for name in _JSON_FILES:
-            with contextlib.suppress(FileNotFoundError):
-                named.add(files.read_json(self.folder / name).get("tensors"))
-        for path in self.folder.iterdir():
-            if _NAME.fullmatch(path.name) and path.name not in named:
-                files.remove(path)
 
 
 def delete(folder: Path) -> None:

@@ -1,4 +1,7 @@
-"""What a result depends on besides the settings: versions, device, threads, tile tables."""
+"""What a result depends on besides the settings: versions, device, BLAS and its threads, precision, tile tables.
+
+It is written to environment.json and into every checkpoint; a run that goes on under another one says so.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,18 @@ from typing import Any
 from minidl import __version__
 
 _PACKAGES = ("torch", "triton", "numpy", "scipy", "scikit-learn", "safetensors")
+# Parts of a description by which a result may differ in its last bits. The kernel's version, the driver (kernels are
+# compiled by Triton's own ptxas) and what reads and writes files change none.
+DECIDING = (
+    "minidl", "python", *_PACKAGES[:-1], "libc", "device", "kernels", "target", "processor", "blas", "threads",
+    "float32_precision", "tile_tables",
+)  # fmt: skip
 MOST_THREADS = 65536
 _USUAL_THREADS = 4
 
 
 def describe(threads: int) -> dict[str, Any]:
-    """The content of environment.json."""
+    """The content of environment.json, once `fix_threads` and the precision are set."""
     from minidl.kernels import launch
 
     return {
@@ -25,18 +34,55 @@ def describe(threads: int) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
+        "libc": " ".join(platform.libc_ver()),
         "device": device_name(),
         "kernels": "interpreted" if launch.INTERPRETED else "compiled",
         "target": launch.target(),
         "driver": driver(),
+        "processor": processor(),
+        "blas": blas(),
         "threads": threads,
+        "float32_precision": launch.float32_precision(),
         "tile_tables": tile_hash(),
     }
 
 
-def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs, of all that can change the last bits of a result: "torch is 2.12, was 2.11"."""
-    return [f"{name} is {now[name]}, was {before.get(name)}" for name in now if before.get(name) != now[name]]
+def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
+    """What differs of all that can change the last bits of a result: by name, [before, now].
+
+    What `before` does not have, as one that an older minidl wrote, is not known to differ.
+    """
+    names = [name for name in DECIDING if name in before and name in now]
+    return {name: [before[name], now[name]] for name in names if before[name] != now[name]}
+
+
+def shown(value: Any) -> str:
+    """A value of a description for people: of a checksum the beginning."""
+    text = "none" if value is None else str(value)
+    return text[:12] if len(text) == 64 and " " not in text else text
+
+
+def processor() -> str:
+    """Make of the CPU and the vector instructions that numpy uses: its functions round by them."""
+    import numpy as np
+
+    found: dict[str, Any] = np.show_config(mode="dicts") or {}  # type: ignore[assignment]
+    simd = found.get("SIMD Extensions", {})
+    return " ".join([_model(), *simd.get("baseline", []), *simd.get("found", [])])
+
+
+def blas() -> str:
+    """Each BLAS that is loaded, with its version, the processor it has kernels for, and its number of threads."""
+    from threadpoolctl import threadpool_info
+
+    libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    names = [
+        " ".join(str(library[part]) for part in ("internal_api", "version", "architecture") if library.get(part))
+        for library in libraries
+    ]
+    return ", ".join(
+        sorted(f"{name} x {library['num_threads']}" for name, library in zip(names, libraries, strict=True))
+    )
 
 
 def device_name() -> str:
@@ -83,6 +129,16 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _model() -> str:
+    """The processor's name."""
+    try:
+        with Path("/proc/cpuinfo").open() as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()
 
 
 def driver() -> str | None:

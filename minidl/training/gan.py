@@ -113,9 +113,11 @@ def _fit(
         networks, batches, len(pixels) // batch_size, config.epochs, z, config.out, display, state,
         runs.resume_command(KIND, config.out),
     )  # fmt: skip
+    resumed: dict[str, Any] = {}
     if checkpoint is not None:
-        session.note_changes(checkpoint, described, display)
         trainer.restore(checkpoint)
+        resumed = session.resumed(checkpoint, described, trainer.progress.place, display)
+        trainer.state.update(resumed)
         display.note(f"going on after {trainer.progress.place}")
     lr = config.lr
 
@@ -126,7 +128,7 @@ def _fit(
 
     progress = memory.guarded(trainer.run, batch_size, attempt, 0.5 if config.capture else 1.0)
 
-    report = _report(config, dataset, len(pixels), networks, progress, described["device"])
+    report = {**_report(config, dataset, len(pixels), networks, progress, described["device"]), **resumed}
     files.write_tensors(config.out / "model.safetensors", networks.average.state_dict())
     samples.write_film(config.out, progress.epoch)
     plotted = _plot(config, progress)
@@ -183,6 +185,7 @@ def as_text(report: dict[str, Any]) -> str:
         ("optimizer", f"{optimizer['name']}, rate {optimizer['lr']:g}, batches of {optimizer['batch_size']}"),
         ("precision", report["precision"]),
         ("updates skipped", str(report["skipped"]) if report["skipped"] else ""),
+        *reports.resumptions(report),
         ("last epoch", shown(report, ", ")),
     ]
     return "\n".join([f"generator of {report['data']}", "", *reports.pairs(pairs)]) + "\n"

@@ -1,7 +1,7 @@
 """Memory that runs out: what was asked for, what was free, and which batch would fit.
 
-A smaller batch is tried where that does no harm, on a GPU, after the work that failed has let go of its memory. On a CPU
-trying might end other programs, so what is told there is computed.
+A smaller batch is tried where that does no harm: on a GPU, after the work that failed has let go of its memory. On a
+CPU trying might end other programs, so what is told there is computed.
 """
 
 from __future__ import annotations

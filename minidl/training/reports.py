@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.training import metrics
+from minidl.training import environment, metrics
 from minidl.training.config import TrainImages, TrainTable, TrainText
 from minidl.training.progress import Progress
 
@@ -50,6 +50,18 @@ def classification(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[st
     }
 
 
+def resumptions(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the run went on under another environment than before, a line each."""
+    lines = []
+    for entry in report.get("resumed", []):
+        changes = ", ".join(
+            f"{name} {environment.shown(now)} (was {environment.shown(was)})"
+            for name, (was, now) in entry["changes"].items()
+        )
+        lines.append(("resumed", f"after {entry['after']} with {changes}: the last bits may differ"))
+    return lines
+
+
 def kept(epoch: int) -> str:
     """Which epoch's weights a run keeps, and by what rule."""
     return f"epoch {epoch}, the last within one standard error of the best validation score"
@@ -85,6 +97,7 @@ def as_text(report: dict[str, Any]) -> str:
             ("optimizer", f"{optimizer['name']} ({optimizer['variant']}), rate {optimizer['lr']:g}"),
             ("precision", report["precision"]),
             ("steps skipped", str(report["skipped"]) if report["skipped"] else ""),
+            *resumptions(report),
         ]
     else:
         source = report["source"]

@@ -18,6 +18,7 @@ import contextlib
 import shlex
 import tempfile
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ _OWN_FILES = (
     "config.json", "environment.json", "labels.json", "vocabulary.json", "schema.json", "pictures.json",
     "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "loss.png", "scores.png", "confusion.png",
     "predictions.png", "mistakes.png", "filters.png", "curves.png", "training.gif",
-    "evaluation.json", "nearest.png", _REPLACED,
+    "evaluation.json", "nearest.png",
 )  # fmt: skip
 # What --profile leaves there: nothing depends on them.
 _TRACES = ("trace.json", "trace-evaluate.json", "trace-predict.json")
@@ -120,9 +121,13 @@ def finished_report(config: Session) -> str | None:
         return None
     path = config.out / "report.txt"
     try:
-        return f"{config.out} is finished already:\n\n" + files.read_text(path)
+        text = files.read_text(path)
     except FileNotFoundError:
         raise DamagedError(f"{path} is gone; restore it or train again with --overwrite") from None
+    # What a process that died at its very end has left.
+    sweep(config.out)
+    kept = finish(config.out)
+    return f"{config.out} is finished already:\n\n{text}" + (f"{kept}\n" if kept else "")
 
 
 def resume_command(kind: str, folder: Path) -> str:
@@ -166,7 +171,7 @@ def check_out(config: Session) -> None:
     folder = config.out
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} is a file: give the name of a folder")
-    if config.resume or not folder.exists() or not any(folder.iterdir()):
+    if config.resume or _is_new(folder):
         return
     if not config.overwrite:
         raise ConfigError(
@@ -193,11 +198,10 @@ def start(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _probe(folder if folder.is_dir() else folder.parent)
-        if config.overwrite and folder.is_dir() and any(folder.iterdir()):
+        if config.overwrite and not _is_new(folder):
             moved = _move_aside(folder)
         folder.mkdir(exist_ok=True)
-        for name, text in documents.items():
-            files.write_text(folder / name, text)
+        files.sweep(folder)
         saved = {
             "format": FORMAT,
             "version": VERSION,
@@ -208,11 +212,20 @@ def start(
             "documents": _checksums(documents),
             **({} if model is None else {"model": model}),
         }
+        # First: without it the folder is not known as a run, and --resume writes the documents again.
         files.write_json(folder / "config.json", saved, sealed=True)
+        for name, text in documents.items():
+            files.write_text(folder / name, text)
     except OSError as error:
         if moved:
             abandon(folder)
         raise RunError(_cannot_write(folder, error)) from None
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a killed process has left of unfinished files, before its run goes on."""
+    for part in (folder, folder / checkpoints.FOLDER, folder / "samples"):
+        files.sweep(part)
 
 
 def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
@@ -281,7 +294,7 @@ def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
 
 def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
     """Raises ConfigError when a flag names a file of a run, or with `in_run` of a run to come in its folder."""
-    if path.name not in (*_OWN_FILES, checkpoints.FOLDER):
+    if path.name not in (*_OWN_FILES, _REPLACED, checkpoints.FOLDER):
         return
     if not in_run:
         try:
@@ -293,14 +306,21 @@ def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
 
 
 def _run_to_resume(kind: str, folder: Path) -> SavedRun | None:
-    """The run in a folder, None when the folder is missing or empty (nothing was saved before the interruption)."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    """The run in a folder, None when nothing was saved before the interruption."""
+    if _is_new(folder):
         return None
     run = read_run(folder)
     if run.kind != kind:
         name = "an image" if run.kind == "images" else f"a {run.kind}"
         raise ConfigError(f"{folder} is {name} run; continue it with: {resume_command(run.kind, folder)}")
     return run
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether the folder is missing or empty, but for what a killed process has left of the first file of a run."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and all(fnmatch(path.name, ".config.json.*.part") for path in folder.iterdir())
 
 
 def _report(folder: Path) -> dict[str, Any] | None:
@@ -341,8 +361,9 @@ def _delete_run(folder: Path) -> None:
     """Delete what training writes, and the folder if nothing else is in it."""
     checkpoints.delete(folder / checkpoints.FOLDER)
     _delete_samples(folder / "samples")
-    # config.json last: until then the folder is still known as a run.
-    for name in (*_TRACES, *reversed(_OWN_FILES)):
+    # config.json after the others: until then the folder is known as a run. Last the mark: while it is there, the next
+    # process deletes the rest of a run that was replaced.
+    for name in (*_TRACES, *reversed(_OWN_FILES), _REPLACED):
         files.remove(folder / name)
     files.sweep(folder)
     with contextlib.suppress(OSError):

@@ -52,9 +52,9 @@ def in_run(
     to nothing leaves the one that it was to replace.
     """
     if config.resume and (config.out / "config.json").exists():
-        files.sweep(config.out)
-        files.sweep(config.out / FOLDER)
+        runs.sweep(config.out)
         checkpoint = last_checkpoint(config)
+        Checkpoints(config.out / FOLDER).drop_unnamed()
         for name in runs.restore_documents(config.out, documents):
             display.note(f"note: {name} was missing or changed; it is written again from the data")
         return fit(checkpoint)
@@ -94,10 +94,39 @@ def prepare(config: Session, precision: str, checkpoint: Checkpoint | None, conv
     return described
 
 
-def note_changes(checkpoint: Checkpoint, described: dict[str, Any], display: Display) -> None:
-    """Tell what is different from the checkpoint's environment."""
-    for change in environment.changes(checkpoint.state["environment"], described):
-        display.note(f"note: {change}; the result may differ in its last digits from an uninterrupted run's")
+def resumed(
+    checkpoint: Checkpoint, described: dict[str, Any], after: str, display: Display
+) -> dict[str, list[dict[str, Any]]]:
+    """{"resumed": [{"after", "changes"}, ...]}: where the run went on under another environment than it had before.
+
+    It goes into the checkpoints to come and into the report. Empty where there was no such change. A change from the
+    checkpoint to what is `described` is told. Raises DamagedError.
+    """
+    entries = checkpoint.state.get("resumed", [])
+    if not _are_resumptions(entries):
+        raise damaged(checkpoint.path, f"resumed is {entries!r:.60}, expected a list of changes of the environment")
+    changes = environment.changes(checkpoint.state["environment"], described)
+    if changes:
+        entries = [*entries, {"after": after, "changes": changes}]
+        lines = [
+            f"  {name}: {environment.shown(was)} then, {environment.shown(now)} now"
+            for name, (was, now) in changes.items()
+        ]
+        told = [f"warning: {checkpoint.path} was made in another environment:", *lines]
+        advice = "Training goes on, but its results may differ in their last bits from those of an uninterrupted run."
+        display.note("\n".join([*told, advice]))
+    return {"resumed": entries} if entries else {}
+
+
+def _are_resumptions(entries: Any) -> bool:
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict)
+        and entry.keys() == {"after", "changes"}
+        and isinstance(entry["after"], str)
+        and isinstance(entry["changes"], dict)
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in entry["changes"].values())
+        for entry in entries
+    )
 
 
 def _threads(convolves: bool) -> int:

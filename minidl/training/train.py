@@ -60,9 +60,11 @@ def _fit(
     # On a CPU no batch is given room, and none needs it.
     captured = config.capture and default_device().type == "cuda"
     trainer = Trainer(task, config.out, config.epochs, config.patience, display, state, hint, captured)
+    resumed: dict[str, Any] = {}
     if checkpoint is not None:
-        session.note_changes(checkpoint, described, display)
         trainer.restore(checkpoint)
+        resumed = session.resumed(checkpoint, described, trainer.progress.place, display)
+        trainer.state.update(resumed)
         display.note(f"going on after {trainer.progress.place}")
     elif config.epochs * len(task.batches) < FEW_STEPS:
         more = math.ceil(FEW_STEPS / len(task.batches))
@@ -76,13 +78,15 @@ def _fit(
     display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
 
     display.note("training is done; testing, and fitting the baselines")
-    report = _report(config, problem, task.model, progress, described["device"])
+    report = {**_report(config, problem, task.model, progress, described["device"]), **resumed}
     files.write_tensors(config.out / "model.safetensors", task.model.state_dict())
+    plotted = _plots(config, problem, task.model, progress, report)
     text = reports.as_text(report)
     files.write_text(config.out / "report.txt", text)
+    # Last: with it the run is finished, and --resume makes nothing that is missing.
     files.write_json(config.out / "report.json", report)
     display.note("\n" + text)
-    for note in (_plots(config, problem, task.model, progress, report), runs.finish(config.out)):
+    for note in (plotted, runs.finish(config.out)):
         if note:
             display.note(note)
     display.note(f"the run is in {config.out}")

@@ -14,7 +14,7 @@ from minidl import models
 from minidl.training import gan_loop, samples
 from minidl.training.adversaries import latents
 from minidl.training.gan_loop import FIGURES, GanProgress
-from tests.cli.conftest import edited, report
+from tests.cli.conftest import edited, report, unfinished
 from tests.cli.test_images import StopAfter, refused, write_folder
 
 TINY = ("--width", "4", "--latent", "5", "--batch-size", "16", "--epochs", "2")
@@ -104,6 +104,19 @@ def test_a_stopped_gan_goes_on_bit_for_bit(command, gan_run, stripes, tmp_path, 
     state = [load_file(f / "checkpoints" / entry["tensors"]) for f, entry in zip((run, whole), last, strict=True)]
     assert state[0].keys() == state[1].keys()
     assert all(torch.equal(state[0][name], state[1][name]) for name in state[0])
+
+
+def test_a_gan_that_goes_on_under_another_environment_says_so(command, gan_run, tmp_path):
+    run = unfinished(gan_run[0], tmp_path / "run")
+    edited(run / "checkpoints" / "last.json", lambda state: state["environment"].update(torch="2.0.0"))
+    resumed = command("train", "gan", "--out", run, "--resume", "--no-plots")
+    assert resumed.code == 0, resumed.err
+    assert resumed.out.count("last.json was made in another environment:\n  torch: 2.0.0 then, ") == 1
+    (entry,) = report(run)["resumed"]
+    assert entry["after"] == "epoch 2"
+    assert entry["changes"]["torch"][0] == "2.0.0"
+    assert "\nresumed          after epoch 2 with torch " in (run / "report.txt").read_text()
+    assert (run / "model.safetensors").read_bytes() == (gan_run[0] / "model.safetensors").read_bytes()
 
 
 def test_a_finished_gan_is_not_trained_again(command, gan_run):

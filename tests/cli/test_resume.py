@@ -3,11 +3,17 @@
 import json
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
-from minidl.training.checkpoints import Checkpoints
-from tests.cli.conftest import report, start
+from minidl.kernels import launch, tables
+from minidl.training import environment, session
+from minidl.training.checkpoints import Checkpoint, Checkpoints
+from minidl.training.display import Display
+from minidl.training.errors import DamagedError
+from tests.cli.conftest import edited, report, start, unfinished
+from tests.trials.same import differences
 
 LONGER = ("--epochs", "3", "--batch-size", "16", "--hidden", "8", "--lr", "0.02", "--dropout", "0.3", "--no-plots")
 
@@ -40,20 +46,6 @@ def stop(arguments, folder, run, number, again=False):
     return process.returncode, out, err
 
 
-def same_run(one, other):
-    """Weights and reports are equal, the times aside."""
-    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-    for folder in (one, other):
-        assert not list(folder.glob("**/.*"))
-    histories = []
-    for folder in (one, other):
-        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        histories.append([{key: value for key, value in record.items() if key != "seconds"} for record in records])
-    assert histories[0] == histories[1]
-    reports = [{key: value for key, value in report(folder).items() if key != "seconds"} for folder in (one, other)]
-    assert reports[0] == reports[1]
-
-
 def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(command, texts, whole, tmp_path):
     run = tmp_path / "run"
     code, _, err = stop(["--data", texts, *LONGER], tmp_path, run, signal.SIGINT)
@@ -65,20 +57,20 @@ def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(command, texts, whole, tmp
     progress = json.loads((run / "checkpoints" / "last.json").read_text())["progress"]
     assert 0 < progress["steps"] < 33
     assert not (run / "report.json").exists()
-    resumed = command(*advice[1:])
+    resumed = command(*advice[1:], "--no-plots")
     assert resumed.code == 0, resumed.err
     place = err.partition("interrupted after ")[2].partition(";")[0]
     assert f"going on after {place}\n" in resumed.out
-    same_run(run, whole)
+    assert differences(run, whole) == []
 
 
 def test_a_killed_run_goes_on_from_its_last_epoch(command, texts, whole, tmp_path):
     run = tmp_path / "run"
     code, _, _ = stop(["--data", texts, *LONGER], tmp_path, run, signal.SIGKILL)
     assert code == -signal.SIGKILL
-    resumed = command("train", "text", "--out", run, "--resume", "--data", texts)
+    resumed = command("train", "text", "--out", run, "--resume", "--data", texts, "--no-plots")
     assert resumed.code == 0, resumed.err
-    same_run(run, whole)
+    assert differences(run, whole) == []
 
 
 def test_a_second_signal_stops_at_once(texts, tmp_path):
@@ -106,3 +98,80 @@ def test_sigterm_saves_and_the_run_is_not_continued_with_other_settings_or_data(
     assert changed.code == 2
     assert "is not what the run was started on" in changed.err
     assert (run / "checkpoints" / "last.json").read_bytes() == before
+
+
+OTHER = {"torch": "2.0.0", "threads": 1, "tile_tables": "0" * 64, "blas": "mkl 1.0 x 1"}
+
+
+def test_a_resume_under_another_environment_is_told_and_reported(command, text_run, tmp_path):
+    run = unfinished(text_run[0], tmp_path / "run")
+    edited(run / "checkpoints" / "last.json", lambda state: state["environment"].update(OTHER))
+    resumed = command("train", "text", "--out", run, "--resume")
+    assert resumed.code == 0, resumed.err
+    now = json.loads((run / "environment.json").read_text())
+    assert resumed.out.count("warning: ") == 1
+    warning = resumed.out.partition("warning: ")[2].splitlines()[:5]
+    assert warning == [
+        f"{run}/checkpoints/last.json was made in another environment:",
+        f"  torch: 2.0.0 then, {now['torch']} now",
+        f"  blas: mkl 1.0 x 1 then, {now['blas']} now",
+        f"  tile_tables: 000000000000 then, {now['tile_tables'][:12]} now",
+        "Training goes on, but its results may differ in their last bits from those of an uninterrupted run.",
+    ]
+    changes = {name: [OTHER[name], now[name]] for name in ("torch", "blas", "tile_tables")}
+    assert report(run)["resumed"] == [{"after": "epoch 2", "changes": changes}]
+    told = f"after epoch 2 with torch {now['torch']} (was 2.0.0), blas {now['blas']} (was mkl 1.0 x 1), tile_tables "
+    line = next(line for line in (run / "report.txt").read_text().splitlines() if line.startswith("resumed "))
+    assert told in line
+    assert (run / "model.safetensors").read_bytes() == (text_run[0] / "model.safetensors").read_bytes()
+
+
+def test_a_checkpoint_that_says_less_is_taken_as_it_is(command, text_run, tmp_path, monkeypatch):
+    """As older versions wrote it; and threads are those of the checkpoint, whatever is set now."""
+    run = unfinished(text_run[0], tmp_path / "run")
+    for name in ("libc", "processor", "blas", "float32_precision"):
+        edited(run / "checkpoints" / "last.json", lambda state, name=name: state["environment"].pop(name) and None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    resumed = command("train", "text", "--out", run, "--resume", "--no-plots")
+    assert resumed.code == 0, resumed.err
+    assert "warning" not in resumed.out
+    assert "resumed" not in report(run)
+    assert json.loads((run / "environment.json").read_text())["threads"] == 1
+
+
+def test_other_tile_tables_are_told(minidl, text_run, tmp_path, monkeypatch):
+    run, tiles = unfinished(text_run[0], tmp_path / "run"), tmp_path / "tiles"
+    tiles.mkdir()
+    table = json.loads((tables.FOLDER / "softmax.json").read_text())
+    table[launch.target()][-1]["tile"]["BLOCK_M"] *= 2
+    (tiles / "softmax.json").write_text(json.dumps(table))
+    monkeypatch.setenv("MINIDL_TILES", str(tiles))
+    resumed = minidl("train", "text", "--out", run, "--resume", "--no-plots")
+    assert resumed.code == 0, resumed.err
+    assert "warning: " in resumed.out
+    assert list(report(run)["resumed"][0]["changes"]) == ["tile_tables"]
+
+
+def test_each_change_of_environment_stays_in_the_checkpoints_to_come(tmp_path):
+    now = environment.describe(1)
+    first = Checkpoint(tmp_path / "last.json", tmp_path, {}, {}, {"environment": {**now, "torch": "2.0.0"}})
+    one = session.resumed(first, now, "epoch 1", Display(quiet=True))
+    second = replace(first, state={"environment": {**now, "numpy": "1.0"}, **one})
+    two = session.resumed(second, now, "epoch 2", Display(quiet=True))
+    assert [(entry["after"], list(entry["changes"])) for entry in two["resumed"]] == [
+        ("epoch 1", ["torch"]),
+        ("epoch 2", ["numpy"]),
+    ]
+    third = replace(first, state={"environment": now, **two})
+    assert session.resumed(third, now, "epoch 3", Display(quiet=True)) == two
+    assert session.resumed(replace(first, state={"environment": now}), now, "epoch 1", Display(quiet=True)) == {}
+
+
+@pytest.mark.parametrize(
+    "junk", [5, [5], [{"after": "x"}], [{"after": 1, "changes": {}}], [{"after": "", "changes": {"a": 1}}]]
+)
+def test_changes_that_were_altered_are_damage(tmp_path, junk):
+    now = environment.describe(1)
+    bad = Checkpoint(tmp_path / "last.json", tmp_path, {}, {}, {"environment": now, "resumed": junk})
+    with pytest.raises(DamagedError, match=r"last\.json is damaged \(resumed is "):
+        session.resumed(bad, now, "epoch 1", Display(quiet=True))

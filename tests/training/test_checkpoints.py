@@ -60,6 +60,23 @@ def test_last_and_best_are_kept_and_no_other(tmp_path):
     assert float(checkpoints.last().weights["0.weight"][0, 0]) == 4
 
 
+def test_tensors_that_a_killed_process_left_are_dropped(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints.drop_unnamed()
+    save(checkpoints, 1, best=True)
+    save(checkpoints, 2)
+    for name in ("step-000003.safetensors", "step-3.txt", "mine.safetensors"):
+        (tmp_path / "c" / name).write_text("")
+    checkpoints.drop_unnamed()
+    kept = ["mine.safetensors", "step-000001.safetensors", "step-000002.safetensors"]
+    assert tensor_files(tmp_path / "c") == kept
+    assert (tmp_path / "c" / "step-3.txt").exists()
+    (tmp_path / "c" / "best.json").write_text("{")
+    with pytest.raises(DamagedError, match=r"best\.json is damaged"):
+        checkpoints.drop_unnamed()
+    assert tensor_files(tmp_path / "c") == kept
+
+
 @pytest.mark.parametrize("failing", range(4))
 def test_a_disk_that_is_full_at_any_write_leaves_the_last_state(tmp_path, monkeypatch, failing):
     checkpoints = Checkpoints(tmp_path / "c")

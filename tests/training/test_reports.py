@@ -81,3 +81,13 @@ def test_a_label_stays_on_its_line():
     content = evaluation(per_class=metrics.per_class(np.array([[2, 1], [0, 3]]), ["a\nb", "\x1b[31mred"]))
     assert "\na\\nb        " in reports.as_text(content)
     assert "\n\\x1b[31mred  " in reports.as_text(content)
+
+
+def test_where_a_run_went_on_under_another_environment_is_told():
+    changes = {"torch": ["2.11.0", "2.13.0"], "tile_tables": ["a" * 64, "b" * 64]}
+    report = {"resumed": [{"after": "epoch 1 and 2 steps", "changes": changes}, {"after": "epoch 3", "changes": {}}]}
+    first, second = reports.resumptions(report)
+    told = "after epoch 1 and 2 steps with torch 2.13.0 (was 2.11.0), tile_tables bbbbbbbbbbbb (was aaaaaaaaaaaa)"
+    assert first == ("resumed", f"{told}: the last bits may differ")
+    assert second[1].startswith("after epoch 3 with ")
+    assert reports.resumptions({}) == []

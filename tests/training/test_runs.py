@@ -1,9 +1,12 @@
+import contextlib
+import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from minidl.training import runs
+from minidl.training import files, runs
 from minidl.training.config import TrainImages, TrainText
 from minidl.training.errors import ConfigError, DamagedError, RunError
 
@@ -99,6 +102,35 @@ def test_the_replaced_run_stays_until_the_new_one_is_finished(tmp_path):
     assert not aside.exists()
 
 
+def test_a_deletion_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    """Wherever that was, and by the command for a finished run as well."""
+    folder, aside = tmp_path / "run", tmp_path / "run.previous"
+    remove = files.remove
+    for last in itertools.count():
+        finished(folder, epochs=1)
+        started(folder, epochs=2, overwrite=True)
+        (folder / "report.json").write_text('{"epochs": 2}')
+        (folder / "report.txt").write_text("")
+        left = iter(range(last))
+
+        def stopped(path, left=left):
+            if path.exists() and next(left, None) is None:
+                raise KeyboardInterrupt
+            remove(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "remove", stopped)
+            with contextlib.suppress(KeyboardInterrupt):
+                runs.finish(folder)
+                break
+        assert aside.exists()
+        assert runs.finish(folder) is None
+        assert not aside.exists()
+        assert epochs(folder) == 2
+        shutil.rmtree(folder)
+    assert last == 4  # report.json, labels.json, config.json and the mark
+
+
 def test_replacing_again_after_a_stop_keeps_the_finished_run(tmp_path):
     folder, aside = tmp_path / "run", tmp_path / "run.previous"
     finished(folder, epochs=1)
@@ -187,6 +219,46 @@ def test_resuming_nothing_starts_a_run(tmp_path):
     assert config.data == "docstrings"
     with pytest.raises(ConfigError, match="--data is missing"):
         runs.settings("text", {"out": tmp_path / "run", "resume": True})
+
+
+@pytest.mark.parametrize("left", [(), (".config.json.x1_.part",)])
+def test_a_run_that_was_killed_before_it_was_known_as_one_is_started_again(tmp_path, left):
+    """By --resume and without it, with nothing left over."""
+    folder = tmp_path / "run"
+    for more in ({"resume": True}, {}, {"overwrite": True}):
+        folder.mkdir()
+        for name in left:
+            (folder / name).write_text("{")
+        config = runs.settings("text", {"out": folder, "data": "docstrings", **more})
+        runs.start(config, "text", "0" * 64, {"labels.json": "{}"})
+        assert {path.name for path in folder.iterdir()} == {"config.json", "labels.json"}
+        assert not (tmp_path / "run.previous").exists()
+        shutil.rmtree(folder)
+
+
+def test_a_run_is_known_as_one_before_anything_else_is_in_it(tmp_path, monkeypatch):
+    """So that --resume takes what a killed process has left."""
+    written, write = [], files.write_text
+
+    def note(path, text):
+        written.append(path.name)
+        write(path, text)
+
+    monkeypatch.setattr(files, "write_text", note)
+    started(tmp_path / "run")
+    assert written == ["config.json", "labels.json"]
+
+
+def test_unfinished_files_are_swept_from_every_folder_of_a_run(tmp_path):
+    started(tmp_path / "run")
+    folders = [tmp_path / "run", tmp_path / "run" / "checkpoints", tmp_path / "run" / "samples"]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+        (folder / ".a.json.x.part").write_text("{")
+        (folder / "b.part").write_text("mine")
+    runs.sweep(tmp_path / "run")
+    for folder in folders:
+        assert [path.name for path in folder.glob("*.part")] == ["b.part"]
 
 
 def test_settings_that_make_no_sense_in_a_saved_run_are_damage(tmp_path):

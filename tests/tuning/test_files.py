@@ -48,7 +48,7 @@ def test_a_folder_in_use_decides_and_the_package_has_the_rest(folder):
     after = environment.tile_hash()
     assert after != before
     said = environment.changes({"tile_tables": before}, {"tile_tables": after})
-    assert said == [f"tile_tables is {after}, was {before}"]
+    assert said == {"tile_tables": [before, after]}
     # Equal tables are equal, wherever they lie.
     (folder / "softmax.json").write_bytes((tables.FOLDER / "softmax.json").read_bytes())
     assert environment.tile_hash() == before

@@ -1,0 +1,104 @@
+"""Whether two run folders hold the same: every file, but for the times in them."""
+
+import json
+from pathlib import Path
+
+from minidl.training import gan, reports
+from minidl.training.files import read_tensors
+
+# By file, the places of all numbers that come from a clock; [] stands for each entry of a list.
+_CHECKPOINT = ("progress.seconds", "progress.epoch_seconds", "progress.history[].seconds")
+TIMES = {
+    "metrics.jsonl": ("[].seconds",),
+    "report.json": ("seconds", "images_per_second"),
+    "checkpoints/last.json": _CHECKPOINT,
+    "checkpoints/best.json": _CHECKPOINT,
+}
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What is not the same in two run folders, a sentence each: tensors and pictures by their bytes, JSON by its values
+    without TIMES, report.txt by being what report.json says."""
+    found = []
+    names = [{str(path.relative_to(folder)) for path in folder.rglob("*")} for folder in (one, other)]
+    found += [f"{name} is in {one} alone" for name in sorted(names[0] - names[1])]
+    found += [f"{name} is in {other} alone" for name in sorted(names[1] - names[0])]
+    for name in sorted(names[0] & names[1]):
+        if (one / name).is_file():
+            found += [f"{name}: {what}" for what in _file_differences(name, one / name, other / name)]
+        elif not (other / name).is_dir():
+            found.append(f"{name} is a folder in {one} alone")
+    return found
+
+
+def _file_differences(name: str, one: Path, other: Path) -> list[str]:
+    if name == "report.txt":
+        return [f"{path} is not what report.json says" for path in (one, other) if not _is_told(path)]
+    if one.read_bytes() == other.read_bytes():
+        return []
+    if name.endswith(".safetensors"):
+        return _tensor_differences(one, other)
+    if name in TIMES:
+        parse = _lines if name.endswith(".jsonl") else json.loads
+        values = [_without_times(parse(path.read_text()), name) for path in (one, other)]
+        return _value_differences("", *values)
+    return ["its bytes differ"]
+
+
+def _lines(text: str) -> list[object]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _is_told(path: Path) -> bool:
+    report = json.loads(path.with_name("report.json").read_text())
+    told = gan.as_text if report["kind"] == "gan" else reports.as_text
+    try:
+        return told(report) == path.read_text()
+    except KeyError:  # it is told under report.json
+        return False
+
+
+def _tensor_differences(one: Path, other: Path) -> list[str]:
+    left, right = read_tensors(one), read_tensors(other)
+    found = [f"tensor {name} is in one alone" for name in sorted(left.keys() ^ right.keys())]
+    for name in sorted(left.keys() & right.keys()):
+        a, b = left[name], right[name]
+        if a.dtype != b.dtype or a.shape != b.shape:
+            found.append(f"tensor {name} is {a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}")
+        elif a.contiguous().numpy().tobytes() != b.contiguous().numpy().tobytes():
+            found.append(f"tensor {name} differs in {int((a != b).sum())} of {a.numel()} values")
+    return found or ["its tensors are equal and its bytes differ"]
+
+
+def _without_times(value: object, name: str) -> object:
+    for place in TIMES[name]:
+        _drop(value, place.split("."))
+    return value
+
+
+def _drop(value: object, place: list[str]) -> None:
+    """Put a word for the number at a place; anything else there stays, and is a difference."""
+    first, *rest = place
+    key = first.removesuffix("[]")
+    if key:
+        if key not in value:
+            return
+        if not rest and type(value[key]) in (int, float):
+            value[key] = "a time"
+            return
+        value = value[key]
+    if rest:
+        for entry in value if first.endswith("[]") else [value]:
+            _drop(entry, rest)
+
+
+def _value_differences(place: str, one: object, other: object) -> list[str]:
+    if type(one) is type(other) is dict:
+        pairs = {name: (one.get(name, "nothing"), other.get(name, "nothing")) for name in sorted({*one, *other})}
+    elif type(one) is type(other) is list and len(one) == len(other):
+        pairs = dict(enumerate(zip(one, other, strict=True)))
+    elif json.dumps(one) == json.dumps(other):  # tells -0.0 from 0.0, and 1 from 1.0
+        return []
+    else:
+        return [f"{place} is {json.dumps(one)[:200]} and {json.dumps(other)[:200]}"]
+    return [what for name, (a, b) in pairs.items() for what in _value_differences(f"{place}.{name}".lstrip("."), a, b)]
