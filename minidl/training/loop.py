@@ -126,6 +126,9 @@ class Trainer:
             raise damaged(checkpoint.path, f"{where}; an epoch has {len(task.batches)} steps, training {self.epochs}")
         weights.load(task.model, checkpoint.weights, checkpoint.tensors)
         self.progress = progress
+        if progress.history:
+            # Whatever has become of it: a run whose epochs are all done would not write it again.
+            files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
         # A process that was killed between the two files has left the best state of an epoch that is to come.
         self._best(progress.best_epoch, later_than=progress.epoch)
 

@@ -12,9 +12,7 @@ from minidl.generation import passes
 from minidl.training import memory
 from minidl.training.errors import RunError
 
-TORCH = (
-    "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 3 GiB is free."
-)
+TORCH = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 79.10 GiB."
 GB = 2**30
 
 
