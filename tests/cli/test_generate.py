@@ -309,3 +309,16 @@ def test_an_exported_evaluator_reads_as_the_run(judge_run, gan_run, tmp_path, pi
     z = latents.from_seeds([1], 6)
     outputs = [load(str(path)).generator(minidl.as_tensor(z)).data for path in (gan_run, tmp_path / "g.safetensors")]
     assert (outputs[0] == outputs[1]).all()
+
+
+def test_a_folder_in_which_a_killed_process_only_began_is_new(command, tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / ".images.json.0123456789abcdef.part").write_text('{"format": "mini')
+    assert command("generate", "--count", "1", "--out", folder, "--quiet").code == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["images.json", "seed-0.png"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".notes.part").write_text("of the user")
+    result = command("generate", "--count", "1", "--out", tmp_path / "mine", "--overwrite")
+    assert result.code == 2
+    assert (tmp_path / "mine" / ".notes.part").read_text() == "of the user"

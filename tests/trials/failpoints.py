@@ -82,9 +82,13 @@ class Failpoints:
         if not self._inside(path) or not set(mode) & set("wxa+"):
             return self._real_open(path, mode, *args, **options)
         self.point("open", "before", path)
-        file = _Watched(self._real_open(path, mode, *args, **options), self, path)
-        self.point("open", "after", path)
-        return file
+        file = self._real_open(path, mode, *args, **options)
+        try:
+            self.point("open", "after", path)
+        except BaseException:
+            file.close()
+            raise
+        return _Watched(file, self, path)
 
     def _inside(self, path):
         return isinstance(path, str | os.PathLike) and str(Path(path).absolute()).startswith(self.folder)
