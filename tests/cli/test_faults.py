@@ -19,7 +19,7 @@ SAMPLE = {"write": 40, "harm": 12, "train": 1, "generate": 1, "signal": 1, "take
 def trials(tmp_path_factory):
     if not launch.INTERPRETED:
         pytest.skip("children of a process that uses the GPU cannot use it")
-    return faults.Trials(tmp_path_factory.mktemp("faults"))
+    return faults.Trials(tmp_path_factory.mktemp("faults"), ("text", "gan"))
 
 
 @pytest.mark.parametrize("kind", SAMPLE)
@@ -82,10 +82,11 @@ def leaves_its_part(path, content):
 
 
 @pytest.mark.parametrize("planted", [in_place, rename_first, leaves_its_part])
-def test_trials_find_a_planted_bug(trials, tmp_path, monkeypatch, planted):
+def test_trials_find_a_planted_bug(tmp_path, monkeypatch, planted):
+    trials = object.__new__(faults.Trials)
+    trials.points = {}
     monkeypatch.setattr(files, "write_bytes", planted)
     monkeypatch.setattr(writers, "WRITERS", (writers.vocabulary,))
-    monkeypatch.setattr(trials, "points", {})
     told = 0
     for number in range(20):
         folder = tmp_path / str(number)

@@ -103,6 +103,8 @@ def targets(runs, data):
     }
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) * 3).save(data / "one.png")
     for kind, argv in asked.items():
+        if kind not in runs:
+            continue
         for file in ("config.json", "model.safetensors", "report.json", *DOCUMENTS[kind]):
             read = None if kind != "gan" else made
             found.append(Target(f"{kind} {file}", runs[kind], file, () if read else argv, read))
