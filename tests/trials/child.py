@@ -104,6 +104,8 @@ def _live(run, log, failpoints, begun):
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        if failpoints is not None:
+            Path(f"{log}.points").write_text(str(len(failpoints.points)))
         os._exit(code)
 
 

@@ -162,9 +162,8 @@ class Trials:
         elif manner == "overwrite":
             shutil.copytree(self.runs["other"], run)
         argv += [] if manner == "new" else [f"--{manner}"]
-        if manner not in self.points:
-            self.points[manner] = 80 if manner != "resume" else 50
-        fault = Fault(draw.choice([*FAULTS, "vanish"]), draw.randrange(self.points[manner]), draw.random() < 0.3)
+        count = self._count(manner, argv, run, folder)
+        fault = Fault(draw.choice([*FAULTS, "vanish"]), draw.randrange(count), draw.random() < 0.3)
         if fault.kind == "vanish":
             fault = Fault("vanish", fault.at)
         points = Failpoints(run, fault)
@@ -176,6 +175,19 @@ class Trials:
         if ended.code != DEAD and not (fault.lasting and fault.kind in ("EROFS", "EACCES", "EIO")):
             found += [f"left: {name}" for name in _all_leftovers(run)]
         return what, found + self._ends_well(run, folder)
+
+    def _count(self, name, argv, place, folder):
+        """How many points the command has, which writes to `place`; it is run once in a copy of that."""
+        if name not in self.points:
+            clean = folder / "clean"
+            clean.mkdir()
+            copy = clean / place.name
+            if place.exists():
+                shutil.copytree(place, copy)
+            ended = child.command([copy if word == place else word for word in argv], folder / "log", Failpoints(copy))
+            assert ended.code == 0, ended
+            self.points[name] = int((folder / "log.points").read_text())
+        return self.points[name]
 
     def _one_is_whole(self, run):
         """Of the run that is replaced and the one that replaces it."""
@@ -220,8 +232,9 @@ class Trials:
         manner = draw.choice(["new", "overwrite"])
         if manner == "overwrite":
             shutil.copytree(self.folder / "old", place)
-        fault = Fault(draw.choice(FAULTS), draw.randrange(75), draw.random() < 0.3)
         argv = [*self.generate, "--seeds", "2-5", "--out", place, *(["--overwrite"] if manner == "overwrite" else [])]
+        count = self._count(f"generate {manner}", argv, place, folder)
+        fault = Fault(draw.choice(FAULTS), draw.randrange(count), draw.random() < 0.3)
         ended = child.command(argv, folder / "log", Failpoints(place, fault))
         found = child.wrongs(ended, (DEAD,) if ended.code == DEAD and fault.kind == "death" else (0, 1, 2))
         if ended.code != DEAD and not (fault.lasting and fault.kind in ("EROFS", "EACCES", "EIO")):
