@@ -104,16 +104,14 @@ def advice(
         return "its tile is too large for this GPU: make tables for it with `minidl tune`, or unset MINIDL_TILES"
     if batch <= 1:
         return "end other programs, or take less data or a smaller model"
-    if short.where == "machine":
-        half = max(1, batch // 2)
-        if short.asked and short.free is not None:
-            half = max(1, min(half, batch * short.free // short.asked))
-        return f"end other programs, or take {smaller.format(half)}, which fits where memory goes with the batch"
-    if attempt is None:
-        return f"end other programs on the GPU, or take {smaller.format(max(1, batch // 2))} or less"
-    found = largest(attempt, batch, share)
-    if found:
-        return f"a batch of {found} fits, as a trial showed: take {smaller.format(found)}"
+    if short.where == "machine" and short.asked and short.free is not None:
+        found = max(1, min(batch // 2, batch * short.free // short.asked))
+        return f"end other programs, or take {smaller.format(found)}, which fits where memory goes with the batch"
+    if short.where == "machine" or attempt is None:
+        return f"end other programs, or take {smaller.format(max(1, batch // 2))} or less"
+    tried = largest(attempt, batch, share)
+    if tried:
+        return f"a batch of {tried} fits, as a trial showed: take {smaller.format(tried)}"
     return "not even a batch of 1 fits: end other programs on the GPU, or take a smaller model or --device cpu"
 
 

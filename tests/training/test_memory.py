@@ -109,3 +109,14 @@ def test_generation_names_a_batch_that_fits(small_gpu):
     assert "take a --batch-size of 64" in passes.too_little(short, 256, 64, lambda count: None)
     assert "a batch is made of passes of 64 images" in passes.too_little(short, 256, 64, full)
     assert "a batch is made of passes of 64 images" in passes.too_little(short, 64, 64, lambda count: None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "told"), [(64, 16, "a --batch-size of 25"), (64, 60, "of 50"), (64, 0, "of 1,")]
+)
+def test_the_batch_that_a_machine_could_hold_is_computed(asked, free, told):
+    short = memory.Shortage("machine", asked * GB, free * GB)
+    assert f"{told}" in memory.advice(short, 100)
+    assert "which fits where memory goes with the batch" in memory.advice(short, 100)
+    unknown = memory.Shortage("machine", None, free * GB)
+    assert memory.advice(unknown, 100) == "end other programs, or take a --batch-size of 50 or less"
