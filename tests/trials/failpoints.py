@@ -101,7 +101,7 @@ class Failpoints:
             fault = self.fault
             if fault is None or number < fault.at or (number > fault.at and not fault.lasting):
                 return
-            if fault.lasting and when == "after":
+            if fault.lasting and fault.kind != "death" and when == "after":
                 return
             if fault.kind in ("ENOSPC", "memory") and step not in TAKES_SPACE:
                 return
