@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minidl import storage
 from minidl.autograd import Node
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Drawing:
         path = Path(path)
         if path.suffix not in (".svg", ".dot"):
             raise ValueError(f"draw: cannot write {path.name!r}; the name must end in .svg or .dot")
-        path.write_text(self.svg if path.suffix == ".svg" else self.dot)
+        storage.write_bytes(path, (self.svg if path.suffix == ".svg" else self.dot).encode())
         return path
 
 

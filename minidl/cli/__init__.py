@@ -31,6 +31,7 @@ from minidl.cli.common import (
     examples,
     profiled,
     switch,
+    terminated,
 )
 from minidl.cli.generate import EvaluatorRun, Samples, evaluate_generator
 from minidl.cli.generate import add_to as add_generate
@@ -59,12 +60,15 @@ app.add_typer(train_app, name="train")
 def main() -> None:
     """Entry point of the command `minidl`."""
     try:
-        app()
+        with terminated():
+            app()
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         sys.exit(130)
     finally:
         # What was to be said is said: one more Ctrl-C must not print a trace while Python closes.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _show_version(wanted: bool) -> None:

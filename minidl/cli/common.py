@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -23,6 +25,9 @@ from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunEr
 
 if TYPE_CHECKING:
     from minidl.profiling import Profile as Recorder
+
+
+_SOON = 0.01  # seconds
 
 
 def examples(*commands: str) -> str:
@@ -45,6 +50,13 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     def get_help_option(self, ctx: Any) -> Any:
         return _without_type(super().get_help_option(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # Before a command has begun its work, or when it has ended.
+            _fail("interrupted", 130)
 
 
 def switch(name: str, text: str) -> Any:
@@ -155,7 +167,7 @@ def errors() -> Iterator[None]:
     from minidl.data.records import DataError
 
     try:
-        with _terminated():
+        with terminated():
             yield
     except Interrupted as stop:
         _fail(str(stop), 130)
@@ -177,11 +189,31 @@ def errors() -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"error: {where}{error.strerror or error}", 1)
+    except Exception as error:
+        message = _memory(error)
+        if message is None:
+            raise
+        _fail(f"error: {message}", 1)
+
+
+def _memory(error: Exception) -> str | None:
+    """What to say where memory has run out, None for another error."""
+    if isinstance(error, typer.Exit):
+        return None
+    if not isinstance(error, MemoryError) and "torch" not in sys.modules:
+        return None
+    from minidl.training import memory
+
+    short = memory.read(error)
+    return None if short is None else f"{short}; {memory.advice(short, 1)}"
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
-    """While entered, SIGTERM raises KeyboardInterrupt, so that a command ends as by Ctrl-C; in the main thread only."""
+def terminated() -> Iterator[None]:
+    """While entered, SIGTERM raises KeyboardInterrupt, so that a command ends as by Ctrl-C; in the main thread only.
+
+    Either is raised again where Python drops it, in the middle of a finaliser or of a callback of a weak reference.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -189,13 +221,30 @@ def _terminated() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    def dropped(what: sys.UnraisableHookArgs) -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt):
+            # Soon, and not here, where it would be dropped, too.
+            # By a thread that is not waited for: the signal may come at once.
+            _thread.start_new_thread(again, ())
+        else:
+            hook(what)
+
+    def again() -> None:
+        time.sleep(_SOON)
+        if entered:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    entered = [True]
     before = signal.signal(signal.SIGTERM, interrupt)
+    hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:
+        sys.unraisablehook = hook
+        entered.clear()
         signal.signal(signal.SIGTERM, before)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(code) from None

@@ -10,13 +10,13 @@ import hashlib
 import http.client
 import os
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidl import storage
 from minidl.data.records import DataError
 
 TIMEOUT_SECONDS = 30
@@ -154,16 +154,7 @@ def _progress_bar(address: str, total: int | None, wanted: bool) -> Iterator[Cal
 def _store(path: Path, raw: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(raw)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        storage.write_bytes(path, raw)
     except OSError as error:
         raise DataError(
             f"the download cannot be stored as {path}: {error.strerror or error}; make the folder writable, or set "

@@ -73,6 +73,8 @@ def read_picture(path: Path, size: tuple[int, int], channels: int) -> np.ndarray
 
     def convert(image: Image.Image) -> np.ndarray:
         plain = _plain(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
+        if image.format == "PNG":
+            _check_png(path.read_bytes())
         height, width = size
         if plain.size != (width, height):
             plain = plain.resize((width, height), Image.Resampling.BICUBIC)
@@ -117,6 +119,22 @@ def class_folders(folder: Path) -> Iterator[tuple[str, list[Path]]]:
                 "some, or move the folder away"
             )
         yield path.name, found
+
+
+def _check_png(content: bytes) -> None:
+    """Raises ValueError where a chunk does not match its checksum: Pillow does not look at those of the pixels."""
+    place = 8
+    while place + 12 <= len(content):
+        (length,) = struct.unpack_from(">I", content, place)
+        kind = content[place + 4 : place + 8]
+        end = place + 8 + length
+        if end + 4 > len(content):
+            break  # in what follows the pixels: Pillow tells where they are cut off
+        if struct.unpack_from(">I", content, end)[0] != zlib.crc32(content[place + 4 : end]):
+            raise ValueError(f"its {kind.decode('latin-1')} chunk does not match its checksum")
+        if kind == b"IEND":
+            return
+        place = end + 4
 
 
 def _plain(image: Image.Image) -> Image.Image:

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from minidl import models, nn
+from minidl import models, nn, storage
 from minidl.autograd import no_grad
 from minidl.data import Pictures
 from minidl.data.image_batches import ImageBatches
 from minidl.data.parsing import parse_json
+from minidl.generation import built_in as built_in_weights
 from minidl.generation.output import sha256
 from minidl.tensor import Tensor
 from minidl.training import weights
@@ -27,7 +28,6 @@ from minidl.training.errors import ConfigError, DamagedError, damaged
 from minidl.training.pictures import PictureFormat
 
 FORMAT = "minidl evaluator"
-WEIGHTS = Path(__file__).parent / "weights"
 _BATCH_PIXELS = 2**20
 
 
@@ -66,9 +66,11 @@ class Evaluator:
 
 def built_in(data: str) -> Path:
     """The file of the evaluator for a data set. Raises ConfigError when minidl has none."""
-    path = WEIGHTS / f"{data}-evaluator.safetensors"
+    path = built_in_weights.FOLDER / f"{data}-evaluator.safetensors"
     if not path.exists():
-        known = ", ".join(sorted(found.name.partition("-evaluator")[0] for found in WEIGHTS.glob("*-evaluator.*")))
+        known = ", ".join(
+            sorted(found.name.partition("-evaluator")[0] for found in built_in_weights.FOLDER.glob("*-evaluator.*"))
+        )
         raise ConfigError(
             f"minidl has no evaluator for {data} (it has: {known or 'none'}): train a classifier of the same pictures "
             f"with `minidl train images --data {data} --out RUN`, and give --evaluator RUN"
@@ -80,10 +82,15 @@ def load(path: Path) -> Evaluator:
     """An evaluator from a file that `save` wrote. Raises DamagedError for anything else, FileNotFoundError."""
     from safetensors import SafetensorError, safe_open
 
+    built_in_weights.check(path, sha256(path))
     try:
         with safe_open(str(path), framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
             about = dict(opened.metadata() or {})
+        # The built-in files of older versions have none.
+        written = about.pop(storage.CHECKSUM, None)
+        if written is not None and written != storage.checksum(tensors, about):
+            raise ValueError("its content does not match its checksum")
         if about.pop("format", None) != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         settings = parse_json(about.pop("settings"))
@@ -123,8 +130,6 @@ def save(run: Path, path: Path, about: dict[str, str]) -> None:
 
     Raises ConfigError when the run is no `minidl train images --model small`.
     """
-    from safetensors.torch import save as as_bytes
-
     from minidl.training import files, predict
 
     found = predict.load(run)
@@ -139,5 +144,7 @@ def save(run: Path, path: Path, about: dict[str, str]) -> None:
     if not isinstance(report.get("accuracy"), float):
         raise DamagedError(f"{run / 'report.json'} has no accuracy")
     metadata = {"format": FORMAT, "settings": json.dumps(settings), "accuracy": f"{report['accuracy']:.4f}", **about}
-    tensors = {name: t.to(torch.float32).cpu().contiguous() for name, t in found.model.state_dict().items()}
-    files.write_bytes(path, as_bytes(tensors, metadata=metadata))
+    content, _ = storage.tensor_bytes(
+        {name: tensor.to(torch.float32) for name, tensor in found.model.state_dict().items()}, metadata
+    )
+    storage.write_bytes(path, content)

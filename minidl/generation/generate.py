@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl import __version__
+from minidl import __version__, storage
 from minidl.generation import latents, output, passes
 from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
@@ -23,6 +23,7 @@ from minidl.training.errors import ConfigError, DamagedError, RunError
 
 MANIFEST = "images.json"
 FORMAT, VERSION = "minidl-images", 1
+_BEGUN = re.compile(rf"\.{re.escape(MANIFEST)}\..*{re.escape(storage.PART)}")  # what a killed process left at its start
 _NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|bmp)|images\.npy")
 
 
@@ -32,7 +33,7 @@ def check_out(config: Generate) -> None:
     try:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--out {folder} is a file: give the name of a folder")
-        if not folder.exists() or not any(folder.iterdir()):
+        if not folder.exists() or all(map(_BEGUN.fullmatch, (path.name for path in folder.iterdir()))):
             return
     except OSError as error:
         raise ConfigError(_cannot_write(folder, error)) from None
@@ -65,6 +66,9 @@ def generate(config: Generate) -> None:
         config.out.mkdir(parents=True, exist_ok=True)
         if config.overwrite:
             _clear(config.out)
+        for path in config.out.iterdir():
+            if _BEGUN.fullmatch(path.name):
+                files.remove(path)
         _write(config, loaded, z, names)
     except OSError as error:
         raise RunError(_cannot_write(config.out, error)) from None

@@ -9,6 +9,7 @@ import torch
 
 from minidl import nn, ops
 from minidl.autograd import no_grad
+from minidl.generation import built_in
 from minidl.generation.config import BUILT_IN
 from minidl.generation.output import sha256
 from minidl.kernels import launch
@@ -16,8 +17,6 @@ from minidl.models import dcgan
 from minidl.tensor import Tensor
 from minidl.training import files, runs
 from minidl.training.errors import ConfigError, DamagedError
-
-WEIGHTS = Path(__file__).parent / "weights"
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Loaded:
 def weights_file(model: str) -> Path:
     """The file of a built-in name, a run's folder or a file. Raises ConfigError when there is none."""
     if model in BUILT_IN:
-        path = WEIGHTS / f"{model}.safetensors"
+        path = built_in.FOLDER / f"{model}.safetensors"
         if not path.exists():
             raise ConfigError(
                 f"this installation has no {path}: install minidl again, or train a model with "
@@ -69,6 +68,7 @@ def load(model: str, precision: str = "float32") -> Loaded:
     source = path.parent if files.is_folder(Path(model)) else path
     try:
         digest = sha256(path)
+        built_in.check(path, digest)
         if source != path:
             files.read_tensors(path)  # of a run, and so with a checksum
         read = dcgan.load_generator(source)

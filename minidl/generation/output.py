@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
+from minidl import storage
 from minidl.training import files, samples
 
 
@@ -49,16 +50,21 @@ def write_picture(path: Path, picture: np.ndarray, text: Mapping[str, str]) -> N
 
 
 class ArrayFile:
-    """A .npy file of float arrays [N, ...] written part by part; it appears under its name when it is whole."""
+    """A .npy file of float arrays [N, ...] written part by part; it appears under its name when it is whole.
+
+    Raises OSError naming it.
+    """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.path = path
-        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        self._file = self._part.open("wb")
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self._file, header)
+        self._header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> ArrayFile:
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(storage.whole(self.path))
+            np.lib.format.write_array_header_1_0(self._file, self._header)
+            self._stack = stack.pop_all()
         return self
 
     def write(self, part: np.ndarray) -> None:
@@ -68,15 +74,7 @@ class ArrayFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            with self._file:  # closing writes, too, and fails on a full disk
-                if kind is None:
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
-            if kind is None:
-                os.replace(self._part, self.path)
-        finally:
-            self._part.unlink(missing_ok=True)
+        self._stack.__exit__(kind, error, trace)
 
 
 def sha256(path: Path) -> str:

@@ -9,7 +9,7 @@ From the second on a pass is the replay of a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ from minidl.autograd import no_grad
 from minidl.captured import Captured, capture
 from minidl.kernels import launch
 from minidl.tensor import Tensor, default_device
+from minidl.training import memory
 from minidl.training.errors import ConfigError, RunError
 
 _MAX_PASS = 256
@@ -45,6 +46,19 @@ def batch_size(pass_: int, image_bytes: int, wanted: int | None, free: int | Non
     if images is None:
         images = min(_BATCH_BYTES, _BATCH_BYTES if free is None else int(free * _MEMORY_SHARE)) // image_bytes
     return max(1, -(-images // pass_) if wanted is not None else images // pass_) * pass_
+
+
+def too_little(short: memory.Shortage, batch: int, one_pass: int, attempt: Callable[[int], object]) -> str:
+    """What to do where memory has run out: a batch is whole passes, and one pass the least."""
+    if short.where == "kernel":
+        return memory.advice(short, batch)
+    # Half of what is free: a graph keeps memory of its own.
+    if batch > one_pass and memory.fits(attempt, one_pass, 0.5):
+        return f"a batch of {one_pass} images fits, as a trial showed: take a --batch-size of {one_pass}"
+    return (
+        f"a batch is made of passes of {one_pass} images, and one needs more: end other programs on the GPU, or take "
+        "--precision float16 or --device cpu"
+    )
 
 
 def images(
@@ -100,10 +114,12 @@ class Passes:
         batch = min(self.batch, max(1, -(-len(latents) // self.one_pass)) * self.one_pass)
         # Taken until the end: a call that begins before it makes its own.
         slots, self._slots = self._slots, []
+        short: memory.Shortage | None = None
+        slot: _Slot | None = None
+        waiting: tuple[_Slot, int] | None = None
         try:
             if not slots or slots[0].count < batch:
                 slots = [_Slot(batch, latents.shape[1], self.shape, self.dtype, self.device) for _ in range(2)]
-            waiting: tuple[_Slot, int] | None = None
             for number, start in enumerate(range(0, len(latents), batch)):
                 part = latents[start : start + batch]
                 slot = slots[number % 2]
@@ -114,13 +130,23 @@ class Passes:
                 waiting = slot, len(part)
             if waiting is not None:
                 yield waiting[0].result(waiting[1])
-        except torch.cuda.OutOfMemoryError:
-            raise RunError(
-                f"the GPU has no memory for a batch of {batch} images in passes of {self.one_pass}; end other programs "
-                "on it, or give a smaller --batch-size"
-            ) from None
+        except Exception as error:
+            short = memory.read(error)
+            if short is None:
+                raise
         finally:
             self._slots = slots
+        if short is not None:
+            # The error is gone, and so may be the memory of the batches: what is tried is one pass.
+            self._slots = slots = []
+            slot = waiting = None
+            advice = too_little(short, batch, self.one_pass, lambda count: self._attempt(count, latents.shape[1]))
+            raise RunError(f"{short}; {advice}")
+
+    def _attempt(self, count: int, latent: int) -> None:
+        """One pass without a graph."""
+        with no_grad():
+            _pictures(self.model, self.dtype, Tensor(torch.zeros(count, latent, device=self.device)))
 
     def _run(self, slot: _Slot, latents: np.ndarray) -> None:
         """Enqueue the passes of up to a batch of latents, and each one's copy to the host."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minidl import nn
+from minidl import nn, storage
 from minidl.data.parsing import cut, parse_json
 from minidl.nn import init
 from minidl.tensor import Tensor
@@ -180,8 +180,6 @@ def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = No
 
 def save_generator(model: Generator, path: str | Path, *, command: str = "", seed: int = 0, commit: str = "") -> None:
     """Write a generator as one safetensors file, with the settings and the command, seed and commit that made it."""
-    from safetensors.torch import save_file
-
     about = {
         "format": FORMAT,
         "settings": json.dumps(model.settings),
@@ -189,8 +187,8 @@ def save_generator(model: Generator, path: str | Path, *, command: str = "", see
         "seed": str(seed),
         "commit": commit,
     }
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, str(path), metadata=about)
+    content, _ = storage.tensor_bytes(model.state_dict(), about)
+    storage.write_bytes(Path(path), content)
 
 
 def load_generator(path: str | Path, device: Device = None) -> Generator:
@@ -205,9 +203,13 @@ def load_generator(path: str | Path, device: Device = None) -> Generator:
     try:
         with safe_open(str(file), framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
-            about = opened.metadata() or {}
+            about = dict(opened.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"{file} is no safetensors file: {cut(error)}") from None
+    # Files of older versions have none.
+    written = about.pop(storage.CHECKSUM, None)
+    if written is not None and written != storage.checksum(tensors, about):
+        raise ValueError(f"{file} is damaged: its content does not match its checksum")
     source = folder / "config.json" if folder.is_dir() else file
     try:
         settings = _settings_of_run(source) if folder.is_dir() else parse_json(_of_format(about))

@@ -152,8 +152,8 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         content = {**saved.content, "sha256": files.write_tensors(self.folder / saved.name, saved.tensors)}
         if saved.best:
-            files.write_json(self.folder / "best.json", content)
-        files.write_json(self.folder / "last.json", content)
+            files.write_json(self.folder / "best.json", content, sealed=True)
+        files.write_json(self.folder / "last.json", content, sealed=True)
         self.drop_unnamed()
 
     def _read(self, name: str) -> Checkpoint | None:

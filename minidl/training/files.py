@@ -1,8 +1,7 @@
-"""Files of a run: JSON and safetensors, each written whole or not at all.
+"""Files of a run: JSON and safetensors, each written whole or not at all (see `storage`).
 
-A file is written to a temporary sibling, flushed to the disk and renamed over its final name, and then the folder is
-flushed: a reader finds the old content or the new, whenever the machine stops. Tensor files carry a checksum of their
-values, so that a damaged one is refused and never used.
+Tensor files carry a checksum of their values, and so do JSON files that are sealed: a damaged one is refused and never
+used.
 """
 
 from __future__ import annotations
@@ -11,41 +10,20 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import struct
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidl import storage
 from minidl.data.parsing import parse_json
 from minidl.training.errors import damaged
 
 if TYPE_CHECKING:
     import torch
 
-_CHECKSUM = "sha256"
-_PART = ".part"
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Put `content` at `path`, whole or not at all. Raises OSError naming `path`, with the old content still there."""
-    try:
-        # A part of the name: the whole of a long one would be too long with what is added.
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=_PART)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o666 & ~_umask())
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        _flush_folder(path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+write_bytes = storage.write_bytes
+_SEAL = "checksum"  # of a JSON object: the SHA-256 of everything else in it
 
 
 def write_text(path: Path, text: str) -> None:
@@ -53,8 +31,13 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
-    """`write_bytes` of a value as indented JSON. Raises ValueError for NaN and infinity, which JSON has not."""
+def write_json(path: Path, value: Any, sealed: bool = False) -> None:
+    """`write_bytes` of a value as indented JSON, `sealed` an object with a checksum of its content.
+
+    Raises ValueError for NaN and infinity, which JSON has not.
+    """
+    if sealed:
+        value = {**value, _SEAL: _seal(value)}
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -93,7 +76,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises as `read_bytes`, and DamagedError when it is anything else."""
+    """The JSON object in a file, without its seal.
+
+    Raises as `read_bytes`, and DamagedError when it is anything else or its seal does not fit.
+    """
     raw = read_bytes(path)
     try:
         value = parse_json(raw, parse_float=_finite, parse_constant=_finite)
@@ -101,16 +87,16 @@ def read_json(path: Path) -> dict[str, Any]:
         raise damaged(path, error) from None
     if not isinstance(value, dict):
         raise damaged(path, "no JSON object")
+    # Older files have no seal.
+    if _SEAL in value and value.pop(_SEAL) != _seal(value):
+        raise damaged(path, "its content does not match its checksum")
     return value
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     """`write_bytes` of tensors as safetensors, with a checksum of their values; returns the checksum."""
-    from safetensors.torch import save
-
-    on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    checksum = _checksum(on_cpu)
-    write_bytes(path, save(on_cpu, metadata={_CHECKSUM: checksum}))
+    content, checksum = storage.tensor_bytes(tensors)
+    write_bytes(path, content)
     return checksum
 
 
@@ -130,8 +116,8 @@ def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Ten
         about = parse_json(raw[8 : 8 + length]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError, struct.error) as error:
         raise damaged(path, error) from None
-    written = about.get(_CHECKSUM)
-    if written != _checksum(tensors):
+    written = about.get(storage.CHECKSUM)
+    if written != storage.checksum(tensors):
         raise damaged(path, "its values do not match their checksum")
     if checksum is not None and written != checksum:
         raise damaged(path, "its values are whole, but not those that were saved under this name")
@@ -140,7 +126,7 @@ def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Ten
 
 def sweep(folder: Path) -> None:
     """Delete what a killed process has left of unfinished files."""
-    for path in folder.glob(".*" + _PART):
+    for path in folder.glob(".*" + storage.PART):
         remove(path)
 
 
@@ -163,29 +149,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
-    import torch
-
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut; file systems that cannot do it are left as they are."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _umask() -> int:
-    """The process's file mode mask, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+def _seal(value: Mapping[str, Any]) -> str:
+    """Of a JSON object as it is read back: keys are strings then, and tuples lists."""
+    plain = json.loads(json.dumps(value, allow_nan=False))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.data.records import Pictures
 from minidl.tensor import Tensor, default_device
+from minidl.training import memory
 from minidl.training.errors import DivergedError
 
 BATCH = 1024
@@ -25,26 +27,40 @@ def outputs(model: nn.Module, features: Any) -> np.ndarray:
     """The model's outputs, float32 [N, K], in evaluation mode; features are scipy CSR, an array [N, F] or
     Pictures.
 
-    Raises DivergedError when one is not finite: no score or answer may come of it.
+    Raises DivergedError when one is not finite: no score or answer may come of it. Raises RunError when memory runs
+    out, with the batch that would fit.
     """
-    device = default_device()
-    batches = _batches(model, features)
-    parts = []
-    with no_grad():
-        model.eval()
-        for x, _ in batches.epoch(0):
-            y = model(x.to(device) if isinstance(x, CSR) else Tensor(x.to(device)))
-            parts.append(y.data.to(torch.float32).cpu().numpy())
-    whole = np.concatenate(parts) if parts else np.zeros((0, 1), dtype=np.float32)
+    size = _size(features)
+    whole = memory.guarded(
+        lambda: _apply(model, features, size), min(size, features.shape[0]), lambda n: _apply(model, features, n, 1),
+        smaller="at most {} inputs at a time, or --device cpu",
+    )  # fmt: skip
     if not np.isfinite(whole).all():
         raise DivergedError("the model's outputs are not finite")
     return whole
 
 
-def _batches(model: nn.Module, features: Any) -> Batches | ImageBatches:
+def _apply(model: nn.Module, features: Any, size: int, most: int | None = None) -> np.ndarray:
+    """The outputs, or those of the first `most` batches."""
+    device = default_device()
+    parts = []
+    with no_grad():
+        model.eval()
+        for x, _ in itertools.islice(_batches(model, features, size).epoch(0), most):
+            y = model(x.to(device) if isinstance(x, CSR) else Tensor(x.to(device)))
+            parts.append(y.data.to(torch.float32).cpu().numpy())
+    return np.concatenate(parts) if parts else np.zeros((0, 1), dtype=np.float32)
+
+
+def _size(features: Any) -> int:
+    if not isinstance(features, Pictures):
+        return BATCH
+    return min(BATCH, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
+
+
+def _batches(model: nn.Module, features: Any, size: int) -> Batches | ImageBatches:
     targets = np.zeros(features.shape[0], dtype=np.int64)
     if not isinstance(features, Pictures):
-        return Batches(features, targets, BATCH, shuffle=False)
-    size = min(BATCH, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
+        return Batches(features, targets, size, shuffle=False)
     dtype = next(parameter.dtype for parameter in model.parameters())
     return ImageBatches(features, targets, size, shuffle=False, dtype=dtype)

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from minidl import random
 from minidl.data import ImageDataset, Pictures
 from minidl.data.image_batches import ImageBatches
 from minidl.models import dcgan
-from minidl.training import files, plots, reports, runs, samples, session
+from minidl.tensor import Tensor, default_device
+from minidl.training import files, memory, plots, reports, runs, samples, session
 from minidl.training.adversaries import PENALTY, Adversaries, latents
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.config import TrainGan
@@ -117,7 +119,14 @@ def _fit(
         resumed = session.resumed(checkpoint, described, trainer.progress.place, display)
         trainer.state.update(resumed)
         display.note(f"going on after {trainer.progress.place}")
-    progress = trainer.run()
+    lr = config.lr
+
+    def attempt(size: int) -> None:
+        """A step of other networks with batches of another size."""
+        others = Adversaries(settings, size, lr, config.seed, captured=False)
+        others.step(Tensor(torch.zeros(size, *pixels.shape[3:], *pixels.shape[1:3], device=default_device())))
+
+    progress = memory.guarded(trainer.run, batch_size, attempt, 0.5 if config.capture else 1.0)
 
     report = {**_report(config, dataset, len(pixels), networks, progress, described["device"]), **resumed}
     files.write_tensors(config.out / "model.safetensors", networks.average.state_dict())

@@ -126,6 +126,9 @@ class GanTrainer:
             where = f"epoch {progress.epoch}, step {progress.step} and {progress.steps} steps in all"
             raise damaged(checkpoint.path, f"{where}; an epoch has {self.steps} steps, training {self.epochs}")
         self.progress = progress
+        if progress.history:
+            # Whatever has become of it: a run whose epochs are all done would not write it again.
+            files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
 
     def run(self) -> GanProgress:
         """Train to the end.

@@ -13,6 +13,7 @@ the same device, with the same versions, tile tables and number of threads).
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -125,6 +126,9 @@ class Trainer:
             raise damaged(checkpoint.path, f"{where}; an epoch has {len(task.batches)} steps, training {self.epochs}")
         weights.load(task.model, checkpoint.weights, checkpoint.tensors)
         self.progress = progress
+        if progress.history:
+            # Whatever has become of it: a run whose epochs are all done would not write it again.
+            files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
         # A process that was killed between the two files has left the best state of an epoch that is to come.
         self._best(progress.best_epoch, later_than=progress.epoch)
 
@@ -145,6 +149,16 @@ class Trainer:
         if best is not None:
             weights.load(self.task.model, best.weights, best.tensors)
         return self.progress
+
+    def attempt(self, size: int) -> None:
+        """A step with a batch of another size, to see whether memory is enough. The weights are then spoilt."""
+        batches = copy.copy(self.task.batches)
+        batches.batch_size = size
+        self._pending.clear()
+        self.task.model.train()
+        x, y = next(iter(batches.epoch(0)))
+        device = default_device()
+        self._step(x.to(device) if isinstance(x, CSR) else Tensor(x.to(device)), Tensor(y.to(device)))
 
     def _best(self, of: int, later_than: int | None = None) -> Checkpoint | None:
         """The state of the best epoch, None before there is one.

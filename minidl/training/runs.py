@@ -124,9 +124,13 @@ def finished_report(config: Session) -> str | None:
         return None
     path = config.out / "report.txt"
     try:
-        return f"{config.out} is finished already:\n\n" + files.read_text(path)
+        text = files.read_text(path)
     except FileNotFoundError:
         raise DamagedError(f"{path} is gone; restore it or train again with --overwrite") from None
+    # What a process that died at its very end has left.
+    sweep(config.out)
+    kept = finish(config.out)
+    return f"{config.out} is finished already:\n\n{text}" + (f"{kept}\n" if kept else "")
 
 
 def resume_command(kind: str, folder: Path) -> str:
@@ -212,7 +216,7 @@ def start(
             **({} if model is None else {"model": model}),
         }
         # First: without it the folder is not known as a run, and --resume writes the documents again.
-        files.write_json(folder / "config.json", saved)
+        files.write_json(folder / "config.json", saved, sealed=True)
         for name, text in documents.items():
             files.write_text(folder / name, text)
     except OSError as error:
@@ -240,7 +244,7 @@ def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
             changed.append(name)
     saved = files.read_json(folder / "config.json")
     if saved.get("documents") != _checksums(documents):
-        files.write_json(folder / "config.json", {**saved, "documents": _checksums(documents)})
+        files.write_json(folder / "config.json", {**saved, "documents": _checksums(documents)}, sealed=True)
     return changed
 
 

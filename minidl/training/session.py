@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
-
 from minidl.kernels import launch
-from minidl.training import environment, files, runs
+from minidl.training import environment, files, memory, runs
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.config import Session
 from minidl.training.display import Display
@@ -20,13 +18,17 @@ T = TypeVar("T")
 
 @contextmanager
 def failures(config: Session, kind: str, batch_size: int) -> Iterator[None]:
-    """Turns a full disk and a full GPU into RunError with what to do."""
+    """Turns a full disk and full memory into RunError with what to do."""
     try:
         yield
     except OSError as error:
         raise runs.cannot_save(config.out, kind, error) from None
-    except torch.cuda.OutOfMemoryError:
-        raise RunError(f"the GPU's memory is full: train with a smaller --batch-size than {batch_size}") from None
+    except Exception as error:
+        # Outside of the steps, which `memory.guarded` looks after.
+        short = memory.read(error)
+        if short is None:
+            raise
+        raise RunError(f"{short}; {memory.advice(short, batch_size)}") from None
 
 
 def check_precision(precision: str) -> None:

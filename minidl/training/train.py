@@ -15,7 +15,7 @@ from minidl.data import ImageDataset, Pictures, TableDataset, TextDataset
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.tensor import Tensor, default_device
-from minidl.training import baselines, files, metrics, plots, reports, runs, session
+from minidl.training import baselines, files, memory, metrics, plots, reports, runs, session
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.config import TrainImages, TrainTable, TrainText
 from minidl.training.display import Display
@@ -73,7 +73,8 @@ def _fit(
         display.note(
             f"{config.epochs * len(task.batches)} steps in all; try --epochs {more}{smaller} if the scores are low"
         )
-    progress = trainer.run()
+    # A graph keeps the memory of its own that its first steps took outside of it.
+    progress = memory.guarded(trainer.run, config.batch_size, trainer.attempt, 0.5 if captured else 1.0)
     display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
 
     display.note("training is done; testing, and fitting the baselines")

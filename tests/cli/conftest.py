@@ -143,8 +143,12 @@ def unfinished(run, folder):
 
 
 def edited(path, change):
-    """Change the JSON in a file: `change` gets its content, and returns another one or alters it."""
+    """Change the JSON in a file: `change` gets its content, and returns another one or alters it.
+
+    It loses its seal, as older versions wrote it.
+    """
     content = json.loads(path.read_text())
+    content.pop("checksum", None)
     path.write_text(json.dumps(change(content) or content))
 
 

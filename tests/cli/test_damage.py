@@ -71,6 +71,27 @@ def test_documents_are_written_again_by_resume(command, text_run, tmp_path, harm
         assert (folder / name).read_bytes() == (text_run[0] / name).read_bytes()
 
 
+@pytest.mark.parametrize("harm", ["gone", "cut off"])
+def test_the_epochs_of_a_run_are_written_again_by_resume(command, table_run, tmp_path, harm):
+    folder = unfinished(table_run[0], tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    path.unlink() if harm == "gone" else path.write_bytes(path.read_bytes()[:-9])
+    assert resumed(command, folder).code == 0
+    assert path.read_bytes() == (table_run[0] / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["config.json", "checkpoints/last.json", "checkpoints/best.json"])
+def test_a_wrong_bit_in_settings_or_state_is_told(command, table_run, tmp_path, name):
+    """Such as in the sum of losses, which no other check could see."""
+    folder = unfinished(table_run[0], tmp_path / "run")
+    path = folder / name
+    what = b'"seed": 0' if name == "config.json" else b'"seconds": '
+    raw = path.read_bytes()
+    place = raw.index(what) + len(what) - (name == "config.json")
+    path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+    refused(resumed(command, folder), f"{path.name} is damaged (its content does not match its checksum)")
+
+
 def test_a_schema_is_written_again_by_resume(command, table_run, tmp_path):
     folder = unfinished(table_run[0], tmp_path / "run")
     edited(folder / "schema.json", lambda content: content.update(target_mean=0.0))

@@ -10,8 +10,9 @@ from PIL import Image
 import minidl
 from minidl.data import Images
 from minidl.generation import evaluator, export, latents
+from minidl.generation.built_in import FOLDER
 from minidl.generation.evaluate import Reference, as_text, reference_rows
-from minidl.generation.model import WEIGHTS, load
+from minidl.generation.model import load
 from minidl.models import dcgan
 from tests.cli.test_images import stripes
 
@@ -222,7 +223,7 @@ def test_a_run_whose_weights_were_changed_generates_nothing(command, gan_run, tm
 
 
 def test_the_built_in_generator(command, tmp_path):
-    assert (WEIGHTS / "mnist.safetensors").stat().st_size < 4 * 2**20
+    assert (FOLDER / "mnist.safetensors").stat().st_size < 4 * 2**20
     assert command("generate", "--count", 2, "--out", tmp_path / "out", "--quiet").code == 0
     about = load("mnist")
     assert (about.channels, about.size) == (1, (28, 28))
@@ -308,3 +309,16 @@ def test_an_exported_evaluator_reads_as_the_run(judge_run, gan_run, tmp_path, pi
     z = latents.from_seeds([1], 6)
     outputs = [load(str(path)).generator(minidl.as_tensor(z)).data for path in (gan_run, tmp_path / "g.safetensors")]
     assert (outputs[0] == outputs[1]).all()
+
+
+def test_a_folder_in_which_a_killed_process_only_began_is_new(command, tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / ".images.json.0123456789abcdef.part").write_text('{"format": "mini')
+    assert command("generate", "--count", "1", "--out", folder, "--quiet").code == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["images.json", "seed-0.png"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".notes.part").write_text("of the user")
+    result = command("generate", "--count", "1", "--out", tmp_path / "mine", "--overwrite")
+    assert result.code == 2
+    assert (tmp_path / "mine" / ".notes.part").read_text() == "of the user"

@@ -180,3 +180,19 @@ def test_a_file_that_is_missing(tmp_path):
         read_pictures([tmp_path / "none.png"], (8, 8), 1)
     with pytest.raises(DataError, match="cannot be read as a picture: Is a directory"):
         read_pictures([tmp_path], (8, 8), 1)
+
+
+def test_no_bit_of_a_png_can_change_its_pixels(tmp_path):
+    """Pillow looks at the checksums of chunks before the pixels only."""
+    path = saved(tmp_path / "a.png", grey())
+    whole = path.read_bytes()
+    told = 0
+    for place in range(0, 8 * len(whole), 3):
+        changed = bytearray(whole)
+        changed[place // 8] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            assert np.array_equal(read_picture(path, (6, 9), 1)[:, :, 0], grey()), place
+        except DataError:
+            told += 1
+    assert told > 2 * len(whole)

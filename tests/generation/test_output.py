@@ -1,4 +1,5 @@
 import errno
+import os
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_an_array_that_the_disk_does_not_hold_leaves_nothing(tmp_path, monkeypat
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"), output.ArrayFile(tmp_path / "a.npy", (1,), np.dtype("f4")) as array:
         array.write(np.zeros(1, dtype=np.float32))
     assert not list(tmp_path.iterdir())

@@ -133,7 +133,7 @@ def test_a_file_of_a_generator_comes_back(tmp_path):
         about = opened.metadata()
     assert about == {
         "format": "minidl generator", "settings": json.dumps(model.settings), "command": "minidl train gan",
-        "seed": "7", "commit": "abc",
+        "seed": "7", "commit": "abc", "sha256": about["sha256"],
     }  # fmt: skip
     read = dcgan.load_generator(path)
     assert not read.training
@@ -189,3 +189,27 @@ def test_a_file_that_is_deep_or_of_whole_numbers_is_no_generator(tmp_path):
     save_file(tensors, str(path), metadata={"format": dcgan.FORMAT, "settings": "[" * 200_000})
     with pytest.raises(ValueError, match=r"a\.safetensors describes no generator: "):
         dcgan.load_generator(path)
+
+
+@pytest.mark.parametrize("harm", ["value", "setting"])
+def test_a_file_of_a_generator_that_was_altered_is_told(tmp_path, harm):
+    path = tmp_path / "small.safetensors"
+    dcgan.save_generator(models.Generator(5, 1, (8, 12), 4), path, command="minidl train gan", seed=7)
+    raw = bytearray(path.read_bytes())
+    if harm == "value":
+        raw[-2] ^= 1
+    else:
+        raw = raw.replace(b'"seed":"7"', b'"seed":"6"')
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        dcgan.load_generator(path)
+
+
+def test_a_file_of_a_generator_without_a_checksum_is_read(tmp_path):
+    """As older versions wrote it."""
+    model = models.Generator(5, 1, (8, 12), 4)
+    path = tmp_path / "small.safetensors"
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, str(path), metadata={"format": dcgan.FORMAT, "settings": json.dumps(model.settings)})
+    again = dcgan.load_generator(path)
+    assert torch.equal(again.project.weight.data, model.project.weight.data)

@@ -90,7 +90,7 @@ def test_a_disk_that_is_full_at_any_write_leaves_the_last_state(tmp_path, monkey
         real(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "replace", replace)
+        patch.setattr(os, "replace", replace)
         if failing:
             with pytest.raises(OSError, match="No space left"):
                 save(checkpoints, 2, best=True)

@@ -7,7 +7,7 @@ import pytest
 
 from minidl import nn, ops, optim, random
 from minidl.data.batches import Batches
-from minidl.training import loop
+from minidl.training import files, loop
 from minidl.training.display import Display
 from minidl.training.errors import DamagedError
 from minidl.training.loop import Judgement, Task, Trainer
@@ -44,7 +44,9 @@ def one_and_two_epochs(tmp_path, more=2):
         started = trainer(tmp_path / str(count), count)
         started.run()
         last = started.checkpoints.folder / "last.json"
-        last.write_text(last.read_text().replace('"finished": true', '"finished": false'))
+        content = files.read_json(last)
+        content["progress"]["finished"] = False
+        files.write_json(last, content, sealed=True)
     return tmp_path / "1" / "checkpoints", tmp_path / str(more) / "checkpoints"
 
 
@@ -74,7 +76,7 @@ def test_a_best_state_that_is_not_the_best_is_refused(tmp_path, harm):
             if path.name != "last.json":
                 shutil.copy(path, second)
     else:
-        best.write_text(best.read_text().replace('"seed": 0', '"seed": 1', 1))
+        files.write_json(best, {**files.read_json(best), "config": {"seed": 1}}, sealed=True)
     again = trainer(tmp_path / "2")
     with pytest.raises(DamagedError, match=r"best\.json is damaged \(it is"):
         again.restore(again.checkpoints.last())

@@ -1,0 +1,108 @@
+"""A sample of `python -m tests.trials.faults`, and planted bugs that it must find."""
+
+import os
+import random
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from minidl import storage
+from minidl.kernels import launch
+from minidl.training import files
+from tests.trials import faults, writers
+from tests.trials.failpoints import Failpoints, Fault, leftovers
+
+SAMPLE = {"write": 30, "harm": 12, "train": 1, "generate": 1, "signal": 1, "taken": 1, "numbers": 1}
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    if not launch.INTERPRETED:
+        pytest.skip("children of a process that uses the GPU cannot use it")
+    return faults.Trials(tmp_path_factory.mktemp("faults"), ("text", "gan"))
+
+
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_a_sample_of_the_trials(trials, tmp_path, kind):
+    for number in range(SAMPLE[kind]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _, what, found = faults.trial(trials, 7, number, folder, kind)
+        assert not found, (number, what)
+
+
+def test_the_points_of_writing_a_file(tmp_path):
+    with Failpoints(tmp_path) as points:
+        files.write_text(tmp_path / "a", "text")
+    assert points.points == [
+        "before open", "after open", "before write", "amid write", "after write", "before fsync", "after fsync",
+        "before rename", "after rename", "before fsync", "after fsync",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["ENOSPC", "EIO", "memory"])
+def test_every_point_of_a_checkpoint_is_survived(tmp_path, kind):
+    at, more = 0, True
+    while more:
+        place = tmp_path / str(at)
+        place.mkdir()
+        writers.checkpoint(place, 1)
+        points = Failpoints(place, Fault(kind, at))
+        try:
+            with points:
+                writers.checkpoint(place, 2)
+        except (OSError, MemoryError):
+            assert points.struck
+        kept = writers.checkpoints.Checkpoints(place / "checkpoints")
+        for state in (kept.last(), kept.best()):
+            assert state.state["progress"]["steps"] in (1, 2)
+            assert float(state.weights["a"][0, 0]) == state.state["progress"]["steps"]
+        assert leftovers(place) == []
+        at, more = at + 1, at < len(points.points)
+    assert at > 30
+
+
+def in_place(path, content):
+    """The bug that most programs have."""
+    with Path(path).open("wb") as file:
+        file.write(content)
+
+
+def rename_first(path, content):
+    part = path.with_name(f".{path.name}.part")
+    in_place(part, content[:1])
+    os.replace(part, path)
+    in_place(path, content)
+
+
+def leaves_its_part(path, content):
+    part = path.with_name(f".{path.name}.part")
+    in_place(part, content)
+    os.replace(part, path)
+
+
+@pytest.mark.parametrize("planted", [in_place, rename_first, leaves_its_part])
+def test_trials_find_a_planted_bug(tmp_path, monkeypatch, planted):
+    trials = object.__new__(faults.Trials)
+    trials.points = {}
+    monkeypatch.setattr(files, "write_bytes", planted)
+    monkeypatch.setattr(writers, "WRITERS", (writers.vocabulary,))
+    told = 0
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        told += bool(trials.run("write", random.Random(number), folder)[1])
+    assert told
+
+
+def test_trials_find_a_checksum_that_is_not_looked_at(trials, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "checksum", lambda *_: mock.ANY)
+    monkeypatch.setattr(trials, "targets", [one for one in trials.targets if one.name == "exported generator"])
+    monkeypatch.setattr(trials, "answers", {})
+    told = 0
+    for number in range(12):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        told += bool(trials.run("harm", random.Random(number), folder)[1])
+    assert told

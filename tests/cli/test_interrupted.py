@@ -1,0 +1,52 @@
+"""Signals at any moment: exit status 130, no trace, and none is lost."""
+
+import signal
+import threading
+import time
+import weakref
+
+import pytest
+
+from minidl.cli import common
+
+
+class Thing:
+    pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_python_drops_in_a_callback_is_raised_again(number, capsys):
+    def wait():
+        with common.terminated():
+            thing = Thing()
+            kept = weakref.ref(thing, lambda _: signal.raise_signal(number))
+            del thing
+            assert kept() is None
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
+                time.sleep(0.001)
+
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    assert "Exception ignored" not in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_other_exceptions_that_python_drops_are_told_as_before():
+    def told(_):
+        raise ValueError("of a callback")
+
+    hook = common.sys.unraisablehook
+    with common.terminated():
+        thing = Thing()
+        kept = weakref.ref(thing, told)
+        del thing
+    assert kept() is None
+    assert common.sys.unraisablehook is hook
+
+
+def test_nothing_is_left_of_it():
+    before = signal.getsignal(signal.SIGTERM), threading.active_count()
+    with common.terminated():
+        assert signal.getsignal(signal.SIGTERM) is not before[0]
+    assert (signal.getsignal(signal.SIGTERM), threading.active_count()) == before

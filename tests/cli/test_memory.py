@@ -1,0 +1,136 @@
+"""Commands that run out of memory: one sentence with what was asked, what was free, and which batch would fit.
+
+torch.OutOfMemoryError is raised by stand-ins; where there is a GPU its memory really runs out.
+"""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from minidl.generation import passes
+from minidl.ops import loss as losses
+from minidl.training import forward, loop, memory
+from tests.cli.conftest import SMALL
+
+GB = 2**30
+
+
+@pytest.fixture
+def small_gpu(monkeypatch):
+    """What is asked of the device when memory runs out."""
+    monkeypatch.setattr(memory, "_of_device", lambda: (3 * GB, 80 * GB))
+
+
+def full(*_, **__):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.50 GiB.")
+
+
+def limited(monkeypatch, most):
+    """Losses of more examples than `most` do not fit."""
+    real = losses.cross_entropy
+
+    def cross_entropy(x, *args, **options):
+        if x.shape[0] > most:
+            full()
+        return real(x, *args, **options)
+
+    monkeypatch.setattr("minidl.ops.cross_entropy", cross_entropy)
+
+
+def test_training_names_a_batch_that_fits(command, texts, tmp_path, monkeypatch, small_gpu):
+    limited(monkeypatch, 10)
+    result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
+    assert result.code == 1
+    assert result.err == (
+        "error: the GPU's memory is full: 20.50 GiB were asked for, and 3.00 GiB of 80.00 GiB were free; a batch of 8 "
+        "fits, as a trial showed: take a --batch-size of 8\n"
+    )
+    assert not (tmp_path / "run" / "report.json").exists()
+
+
+def test_training_that_fits_with_no_batch(command, texts, tmp_path, monkeypatch, small_gpu):
+    limited(monkeypatch, 0)
+    result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
+    assert result.code == 1
+    assert "not even a batch of 1 fits: end other programs on the GPU" in result.err
+
+
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
+def test_memory_that_is_full_before_the_steps(command, texts, tmp_path, monkeypatch, small_gpu, kind):
+    def raised(*_, **__):
+        raise kind("Unable to allocate 7.50 GiB for an array")
+
+    monkeypatch.setattr(loop.Trainer, "__init__", raised)
+    result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
+    assert result.code == 1
+    assert "memory is full: 7.50 GiB were asked for" in result.err
+    assert re.search(r"take a --batch-size of \d+", result.err)
+
+
+def test_reading_data_that_is_too_large(command, texts, tmp_path, monkeypatch):
+    def raised(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("minidl.training.sources.load", raised)
+    result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
+    assert result.code == 1
+    assert result.err.startswith("error: this machine's memory is full: more was asked for, and ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_prediction_names_a_batch_that_fits(command, text_run, monkeypatch, small_gpu):
+    real = forward._apply
+
+    def apply(model, features, size, most=None):
+        if size > 5:
+            full()
+        return real(model, features, size, most)
+
+    monkeypatch.setattr(forward, "_apply", apply)
+    result = command("predict", text_run[0], *["crude oil"] * 18)
+    assert result.code == 1
+    assert result.err.endswith(
+        "a batch of 4 fits, as a trial showed: take at most 4 inputs at a time, or --device cpu\n"
+    )  # fmt: skip
+    assert command("predict", text_run[0], *["crude oil"] * 4).code in (0, 1)
+
+
+def test_generation_on_a_machine_that_is_full(command, tmp_path, monkeypatch):
+    def raised(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(passes, "images", raised)
+    result = command("generate", "--count", "4", "--out", tmp_path / "a")
+    assert result.code == 1
+    assert result.err.startswith("error: this machine's memory is full: ")
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_really_full_names_a_batch_that_fits(command, tmp_path):
+    """Of photographs: the network's maps take the memory, which the process is given little of."""
+    for label in "ab":
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for i in range(300):
+            pixels = np.random.default_rng(i + 1000 * ord(label)).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{i}.png")
+    flags = ("--data", tmp_path / "photos", "--size", "64", "--epochs", "1", "--no-plots", "--no-capture")
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**29) / total)
+    try:
+        result = command("train", "images", *flags, "--batch-size", "400", "--out", tmp_path / "run")
+        assert result.code == 1, result.out
+        found = re.search(
+            r"(\S+ \wiB) were asked for, and (\S+ \wiB) of (\S+ \wiB) were free; .*"
+            r"take a --batch-size of (\d+)\n",
+            result.err,
+        )
+        assert found, result.err
+        again = command("train", "images", *flags, "--batch-size", found[4], "--out", tmp_path / "smaller")
+        assert again.code == 0, again.err
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()

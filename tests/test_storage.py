@@ -1,0 +1,129 @@
+"""Files are written whole or not at all, whichever step fails."""
+
+import errno
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from minidl import storage
+
+FAULTS = [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES]
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+def failing(monkeypatch, step, code):
+    """Make one step of writing fail."""
+
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    real_open, real_fsync = Path.open, os.fsync
+
+    class Full:
+        """A file that takes half of what is written."""
+
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def write(self, content):
+            self.file.write(content[: len(content) // 2])
+            fail()
+
+    def flush(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode) == (step == "flush the folder"):
+            fail()
+        real_fsync(handle)
+
+    if step == "open":
+        monkeypatch.setattr(Path, "open", fail)
+    elif step == "write":
+        monkeypatch.setattr(Path, "open", lambda path, mode: Full(real_open(path, mode)))
+    elif step == "rename":
+        monkeypatch.setattr(os, "replace", fail)
+    else:
+        monkeypatch.setattr(os, "fsync", flush)
+
+
+@pytest.mark.parametrize("code", FAULTS)
+@pytest.mark.parametrize("step", ["open", "write", "flush", "rename"])
+def test_a_step_that_fails_leaves_the_old_content(tmp_path, monkeypatch, step, code):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with monkeypatch.context() as patched:
+        failing(patched, step, code)
+        with pytest.raises(OSError, match=os.strerror(code)) as caught:
+            storage.write_bytes(path, b"new content")
+    assert (caught.value.errno, caught.value.filename) == (code, str(path))
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_folder_that_cannot_be_flushed_is_told_and_holds_the_new_content(tmp_path, monkeypatch, code):
+    """The rename may not survive a power cut: nothing that relies on it, such as deleting older states, may follow."""
+    path = tmp_path / "a"
+    with monkeypatch.context() as patched:
+        failing(patched, "flush the folder", code)
+        with pytest.raises(OSError, match=os.strerror(code)) as caught:
+            storage.write_bytes(path, b"new")
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_flushes_no_folders_is_left_as_it_is(tmp_path, monkeypatch, code):
+    with monkeypatch.context() as patched:
+        failing(patched, "flush the folder", code)
+        storage.write_bytes(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_a_block_that_fails_leaves_nothing_and_its_own_error(tmp_path):
+    def fill():
+        with storage.whole(tmp_path / "a") as file:
+            file.write(b"half")
+            raise FileNotFoundError(errno.ENOENT, "No such file", "another")
+
+    with pytest.raises(FileNotFoundError, match="another"):
+        fill()
+    assert names(tmp_path) == []
+
+
+# Python closes the file that was open when the signal came, and says so.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("after", ["open", "fsync", "replace"])
+def test_a_signal_at_any_step_leaves_no_temporary_file(tmp_path, monkeypatch, after):
+    owner, name = (Path, "open") if after == "open" else (os, after)
+    real = getattr(owner, name)
+
+    def stopped(*args, **options):
+        result = real(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            storage.write_bytes(tmp_path / "a", b"new")
+    assert names(tmp_path) == (["a"] if after == "replace" else [])
+
+
+def test_a_name_taken_by_a_folder_is_told(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        storage.write_bytes(tmp_path / "a", b"new")
+    assert caught.value.filename == str(tmp_path / "a")
+    assert names(tmp_path) == ["a"]

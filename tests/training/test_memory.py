@@ -1,0 +1,122 @@
+"""Memory that runs out: what the error says, and which batch is found to fit.
+
+torch.OutOfMemoryError is raised by stand-ins.
+"""
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime.errors import OutOfResources
+
+from minidl.generation import passes
+from minidl.training import memory
+from minidl.training.errors import RunError
+
+TORCH = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 79.10 GiB."
+GB = 2**30
+
+
+@pytest.fixture
+def small_gpu(monkeypatch):
+    """What is asked of the device when memory runs out."""
+    monkeypatch.setattr(memory, "_of_device", lambda: (3 * GB, 80 * GB))
+
+
+def full(*_, **__):
+    raise torch.OutOfMemoryError(TORCH)
+
+
+def test_what_torch_asked_for_and_what_was_free(small_gpu):
+    found = memory.read(torch.OutOfMemoryError(TORCH))
+    assert found == memory.Shortage("GPU", int(20.5 * GB), 3 * GB, 80 * GB)
+    assert str(found) == (
+        "the GPU's memory is full: 20.50 GiB were asked for, and 3.00 GiB of 80.00 GiB were free"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory"])
+def test_memory_that_is_taken_past_torch(small_gpu, what):
+    assert str(memory.read(RuntimeError(what))) == (
+        "the GPU's memory is full: more was asked for, and 3.00 GiB of 80.00 GiB were free"
+    )
+
+
+def test_the_machine_s_memory(monkeypatch):
+    monkeypatch.setattr(memory, "_available", lambda: 2 * GB)
+    for allocate in (lambda: torch.empty(10**15), lambda: np.empty(4 * 10**15, dtype=np.uint8)):
+        with pytest.raises((MemoryError, RuntimeError)) as caught:
+            allocate()
+        found = memory.read(caught.value)
+        assert 0.99 * 4e15 < found.asked < 1.01 * 4e15
+        assert "this machine's memory is full: 3,6" in str(found)
+        assert "TiB were asked for, and 2.00 GiB were free" in str(found)
+    assert str(memory.read(MemoryError())) == (
+        "this machine's memory is full: more was asked for, and 2.00 GiB were free"
+    )
+
+
+def test_a_kernel_that_is_too_large_is_no_matter_of_batches():
+    found = memory.read(OutOfResources(300_000, 232_448, "shared memory"))
+    assert str(found) == "a kernel asks for 300,000 of shared memory, and this GPU has 232,448"
+    assert "minidl tune" in memory.advice(found, 64, full)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("other"), ValueError("out of memory"), RunError("out of memory"), OSError()]
+)
+def test_other_errors_are_left_as_they_are(error):
+    assert memory.read(error) is None
+    with pytest.raises(type(error)) as caught:
+        memory.guarded(lambda: (_ for _ in ()).throw(error), 8, None)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("batch", "most", "found"), [(512, 100, 64), (100, 100, 50), (7, 1, 1), (8, 0, None), (1, 1, None)]
+)
+def test_the_largest_batch_that_gets_through(batch, most, found):
+    tried = []
+
+    def attempt(size):
+        tried.append(size)
+        if size > most:
+            full()
+
+    assert memory.largest(attempt, batch) == found
+    assert tried == sorted(tried, reverse=True)
+    assert all(size < batch for size in tried)
+
+
+def test_a_share_of_the_free_memory_is_left(monkeypatch, small_gpu):
+    used = 0
+
+    def attempt(size):
+        nonlocal used
+        used = size * GB // 10
+
+    monkeypatch.setattr(memory, "_peak", lambda: used)
+    assert memory.largest(attempt, 64) == 16
+    assert memory.largest(attempt, 64, 0.5) == 8
+
+
+def test_an_attempt_that_fails_otherwise_is_told():
+    with pytest.raises(ZeroDivisionError):
+        memory.largest(lambda size: 1 // 0, 8)
+
+
+def test_generation_names_a_batch_that_fits(small_gpu):
+    short = memory.read(torch.OutOfMemoryError(TORCH))
+    assert "take a --batch-size of 64" in passes.too_little(short, 256, 64, lambda count: None)
+    assert "a batch is made of passes of 64 images" in passes.too_little(short, 256, 64, full)
+    assert "a batch is made of passes of 64 images" in passes.too_little(short, 64, 64, lambda count: None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "told"), [(64, 16, "a --batch-size of 25"), (64, 60, "of 50"), (64, 0, "of 1,")]
+)
+def test_the_batch_that_a_machine_could_hold_is_computed(asked, free, told):
+    short = memory.Shortage("machine", asked * GB, free * GB)
+    assert f"{told}" in memory.advice(short, 100)
+    assert "which fits where memory goes with the batch" in memory.advice(short, 100)
+    unknown = memory.Shortage("machine", None, free * GB)
+    assert memory.advice(unknown, 100) == "end other programs, or take a --batch-size of 50 or less"

@@ -1,0 +1,152 @@
+"""Faults before, within and after each step by which files are written, below one folder.
+
+A step is an operation that changes the folder: open (for writing), write, fsync, rename, unlink, mkdir or rmdir. Each
+gives three points: before it, in the middle of it (of a write, which then has taken half; else as before), and after.
+"""
+
+import builtins
+import contextlib
+import errno
+import io
+import os
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+CODES = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS, "EACCES": errno.EACCES}
+# What a full disk and full memory refuse: what is there may still be deleted and renamed.
+TAKES_SPACE = ("open", "write", "fsync", "mkdir")
+DEAD = 137
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind` is a name of CODES, "memory", "death" or "vanish"; `lasting` for one that meets every later step, too."""
+
+    kind: str
+    at: int  # number of the point
+    lasting: bool = False
+
+
+class Failpoints:
+    """While entered, the steps below `folder` are counted, and `fault` strikes; `steps` names what each was."""
+
+    def __init__(self, folder, fault=None):
+        self.folder, self.fault = str(folder), fault
+        self.points, self.struck = [], None
+        self._lock = threading.RLock()
+
+    def __enter__(self):
+        self._stack = contextlib.ExitStack()
+        self._real_open = io.open
+        for owner, name in ((io, "open"), (builtins, "open")):
+            self._replace(owner, name, self._open)
+        for name in ("rename", "replace", "unlink", "remove", "mkdir", "rmdir"):
+            step = {"replace": "rename", "remove": "unlink"}.get(name, name)
+            self._replace(os, name, self._wrapped(step, getattr(os, name)))
+        self._replace(os, "fsync", self._fsync(os.fsync))
+        return self
+
+    def __exit__(self, *error):
+        self._stack.close()
+
+    def _replace(self, owner, name, value):
+        self._stack.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+    def _wrapped(self, step, real):
+        def call(path, *args, **options):
+            if not self._inside(path):
+                return real(path, *args, **options)
+            self.point(step, "before", path)
+            result = real(path, *args, **options)
+            self.point(step, "after", path)
+            return result
+
+        return call
+
+    def _fsync(self, real):
+        def fsync(handle):
+            path = str(Path(f"/proc/self/fd/{handle}").readlink())
+            if not self._inside(path):
+                return real(handle)
+            self.point("fsync", "before", path)
+            result = real(handle)
+            self.point("fsync", "after", path)
+            return result
+
+        return fsync
+
+    def _open(self, path, mode="r", *args, **options):
+        if not self._inside(path) or not set(mode) & set("wxa+"):
+            return self._real_open(path, mode, *args, **options)
+        self.point("open", "before", path)
+        file = self._real_open(path, mode, *args, **options)
+        try:
+            self.point("open", "after", path)
+        except BaseException:
+            file.close()
+            raise
+        return _Watched(file, self, path)
+
+    def _inside(self, path):
+        return isinstance(path, str | os.PathLike) and str(Path(path).absolute()).startswith(self.folder)
+
+    def point(self, step, when, path):
+        """Count a point, and let the fault strike there."""
+        with self._lock:
+            number = len(self.points)
+            self.points.append(f"{when} {step}")
+            fault = self.fault
+            if fault is None or number < fault.at or (number > fault.at and not fault.lasting):
+                return
+            if fault.lasting and fault.kind != "death" and when == "after":
+                return
+            if fault.kind in ("ENOSPC", "memory") and step not in TAKES_SPACE:
+                return
+            self.struck = self.struck or self.points[-1]
+        if fault.kind == "death":
+            os._exit(DEAD)
+        if fault.kind == "vanish":
+            shutil.rmtree(self.folder, ignore_errors=True)
+        elif fault.kind == "memory":
+            raise MemoryError
+        elif step in ("rename", "unlink", "rmdir", "mkdir") and when == "after":
+            return  # these are done or not done
+        else:
+            code = CODES[fault.kind]
+            raise OSError(code, os.strerror(code), str(path))
+
+
+class _Watched:
+    """A file whose writes are points."""
+
+    def __init__(self, file, points, path):
+        self._file, self._points, self._path = file, points, path
+
+    def write(self, content):
+        self._points.point("write", "before", self._path)
+        half = len(content) // 2
+        self._file.write(content[:half])
+        self._file.flush()
+        self._points.point("write", "amid", self._path)
+        self._file.write(content[half:])
+        self._file.flush()
+        self._points.point("write", "after", self._path)
+        return len(content)
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def __enter__(self):
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self._file.__exit__(*error)
+
+
+def leftovers(folder):
+    """Temporary files below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob(".*.part"))
