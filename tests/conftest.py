@@ -2,8 +2,10 @@
 
 pytest --device cpu        kernels in Triton's interpreter, also on a machine with a GPU
 pytest --device cuda       compiled kernels; fails without a CUDA device (the default takes one if there is one)
+pytest --sanitize          every load and store of each test's kernels is checked (minidl.testing.sanitize)
 --hypothesis-profile NAME  ci (the default on a CPU): the same examples in every run
                            gpu (the default on a GPU): fewer sizes, since each distinct tile is compiled
+                           sanitize (the default with --sanitize): fewer examples
                            nightly: many new examples
 """
 
@@ -16,7 +18,12 @@ from hypothesis import HealthCheck, Phase, settings
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 
-for _name, _examples, _derandomize in (("ci", 16, True), ("gpu", 6, True), ("nightly", 200, False)):
+for _name, _examples, _derandomize in (
+    ("ci", 16, True),
+    ("gpu", 6, True),
+    ("sanitize", 4, True),
+    ("nightly", 200, False),
+):
     settings.register_profile(
         _name,
         max_examples=_examples,
@@ -35,6 +42,9 @@ def pytest_addoption(parser):
         default="auto",
         help="where kernels run: cpu (interpreted), cuda (compiled), or auto (cuda where there is a device)",
     )
+    parser.addoption(
+        "--sanitize", action="store_true", help="check the memory that kernels touch, in Triton's interpreter"
+    )
 
 
 def pytest_configure(config):
@@ -47,8 +57,11 @@ def pytest_configure(config):
 
     if wanted != "auto" and (wanted == "cpu") != launch.INTERPRETED:
         raise pytest.UsageError(f"--device {wanted}: Triton was imported before the suite could choose")
+    sanitize = config.getoption("--sanitize")
+    if sanitize and not launch.INTERPRETED:
+        raise pytest.UsageError("--sanitize checks interpreted kernels: add --device cpu")
     if not config.getoption("--hypothesis-profile", None):
-        settings.load_profile("ci" if launch.INTERPRETED else "gpu")
+        settings.load_profile("sanitize" if sanitize else "ci" if launch.INTERPRETED else "gpu")
 
 
 def pytest_collection_modifyitems(items):
@@ -66,3 +79,14 @@ def device():
     from minidl.tensor import default_device
 
     return default_device()
+
+
+@pytest.fixture(autouse=True)
+def _sanitized(request):
+    if not request.config.getoption("--sanitize"):
+        yield
+        return
+    from minidl.testing import sanitize
+
+    with sanitize(stop=True):
+        yield

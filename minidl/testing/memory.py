@@ -86,10 +86,14 @@ class GuardedAllocations(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not _fresh(func, args, kwargs, result):
+        if not is_fresh(func, args, kwargs, result):
             return result
         placed = self._place(tuple(result.shape), result.stride(), result.dtype, result.device, 0)
-        return placed if func in _UNWRITTEN else placed.copy_(result)
+        if func not in UNWRITTEN:
+            return placed.copy_(result)
+        for tell in told:
+            tell(placed)
+        return placed
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
@@ -141,7 +145,7 @@ def guarded(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
 class _Poison(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _UNWRITTEN and _fresh(func, args, kwargs, result):
+        if func in UNWRITTEN and is_fresh(func, args, kwargs, result):
             bits = result.view(_BITS[result.element_size()])
             bits.copy_(_pattern(result.numel(), result.dtype, result.device).view(result.shape))
         return result
@@ -154,7 +158,9 @@ def poisoned_memory() -> Iterator[None]:
         yield
 
 
-_UNWRITTEN = {
+# Functions to be told of each tensor that stands for memory which nothing has written.
+told: list[Callable[[torch.Tensor], None]] = []
+UNWRITTEN = {
     torch.empty,
     torch.empty_like,
     torch.empty_strided,
@@ -182,9 +188,9 @@ _WRITTEN = {
 }
 
 
-def _fresh(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> bool:
+def is_fresh(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> bool:
     """Whether `result` is a strided tensor that this call of `func` allocated."""
-    if func not in _UNWRITTEN and func not in _WRITTEN:
+    if func not in UNWRITTEN and func not in _WRITTEN:
         return False
     if not isinstance(result, torch.Tensor) or result.requires_grad or "out" in (kwargs or {}):
         return False

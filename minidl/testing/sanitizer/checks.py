@@ -1,0 +1,313 @@
+"""The checks of each launch, load, store and atomic operation of an interpreted kernel.
+
+A pointer carries the number of its argument in the highest 16 bits of the address, which pointer arithmetic keeps, so
+that an access belongs to the tensor it was meant for, however far off it lands.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from minidl.kernels import interpret, interpret_memory, interpret_operators
+from minidl.testing.sanitizer import findings
+from minidl.testing.sanitizer.findings import Finding, Place, SanitizerError
+from minidl.testing.sanitizer.regions import SEVERAL, Region, Regions
+from minidl.testing.sanitizer.unwritten import Unwritten
+
+_NUMBER = np.uint64(48)
+_ADDRESS = np.uint64(2**48 - 1)
+# What a lane gets that is masked off without `other`, or lies out of bounds: a quiet NaN whose highest bits, which
+# conversions between the floating types keep, name the load in the last 4; for integers a number that is no index.
+_LANES = {2: 0x7F50, 4: 0x7FEA0000, 8: 0x7FFD4000_00000000}
+_SHIFT = {2: 0, 4: 13, 8: 42}
+_LARGE = {1: 0x5A, 2: 0x5A50, 4: 0x5A5A5A50, 8: 0x5A5A5A5A_5A5A5A50}
+_LOADS = 16
+# Frames of these are not the kernel's.
+_OURS = (
+    *(str(Path(str(module.__file__)).parent) for module in (triton, np)),
+    str(Path(__file__).parent),
+    *(str(module.__file__) for module in (interpret, interpret_memory, interpret_operators)),
+)
+
+
+class Launch:
+    """One run of a kernel over its grid: the regions of its arguments, and which programs see which others' writes."""
+
+    def __init__(self, kernel: str, unwritten: Unwritten) -> None:
+        self.kernel = kernel
+        self.regions = Regions(unwritten)
+        self.several = False
+        self.masked: list[Place] = []
+        self._names: dict[int, str] = {}
+        self._numbers: dict[int, int] = {}
+        # Programs that released at an atomic's address, and those whose accesses a program has acquired.
+        self._released: dict[int, set[int]] = {}
+        self._acquired: dict[int, set[int]] = {}
+
+    def name(self, name: str, argument: Any) -> None:
+        self._names[id(argument)] = name
+
+    def number(self, argument: Any, tensor: torch.Tensor) -> int:
+        """The number of an argument's pointers; `tensor` is the argument or what it wraps."""
+        known = self._numbers.get(id(argument))
+        if known is None:
+            name = self._names.get(id(argument), "an argument")
+            known = self._numbers[id(argument)] = self.regions.add(name, tensor)
+        return known
+
+    def meet(self, program: int, addresses: Any, acquires: bool, releases: bool) -> None:
+        """An atomic operation: what was released at its addresses is seen, and what was done before is released."""
+        acquired = self._acquired.setdefault(program, set())
+        for address in addresses.tolist():
+            released = self._released.setdefault(address, set())
+            if acquires:
+                acquired |= released
+            if releases:
+                released |= {program} | acquired
+
+    def sees(self, program: int, others: np.ndarray) -> np.ndarray:
+        """Whether a program sees the accesses of each of the others; of SEVERAL if it sees all that came before."""
+        acquired = self._acquired.get(program)
+        if not acquired:
+            return np.zeros(others.shape, bool)
+        everyone = len(acquired - {program}) >= program - 1
+        return np.isin(others, list(acquired)) | (everyone & (others == SEVERAL))
+
+
+class Sanitizer:
+    """Collects findings; with `stop` the first one raises SanitizerError."""
+
+    def __init__(self, stop: bool) -> None:
+        self.stop = stop
+        self.unwritten = Unwritten()
+        self.launch: Launch | None = None
+        self.grid: tuple[tuple[int, int, int], tuple[int, int, int]] = ((0, 0, 0), (1, 1, 1))
+        self._found: dict[tuple[str, str, Place, str], Finding] = {}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was found so far, in order."""
+        return list(self._found.values())
+
+    def raise_if_found(self) -> None:
+        """Raises SanitizerError if anything was found."""
+        if self._found:
+            raise SanitizerError(self.findings)
+
+    def access(self, pointers: np.ndarray, mask: np.ndarray, size: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
+        """Check the active lanes of a "load", "store" or "atomic"; (addresses, lanes that may go ahead)."""
+        addresses = pointers & _ADDRESS
+        flat = pointers.reshape(-1)
+        lanes = np.flatnonzero(np.broadcast_to(mask, pointers.shape))
+        safe = np.zeros(flat.shape, bool)
+        for chosen, region, offsets in self._by_region(flat, lanes):
+            if region is None:
+                self._outside(kind, len(chosen), "an address in no live tensor", "memory that no argument names")
+                continue
+            inside = region.inside(offsets, size)
+            if not inside.all():
+                first = int(offsets[~inside][0])
+                self._outside(kind, int((~inside).sum()), region.position(first), region.name)
+                chosen, offsets = chosen[inside], offsets[inside]
+            self._check_alignment(region, offsets, size)
+            safe[chosen] = True
+            if len(chosen):
+                safe[chosen] = self._check_uses(region, offsets, size, kind)
+        return addresses, safe.reshape(pointers.shape)
+
+    def _by_region(self, flat: np.ndarray, lanes: np.ndarray) -> Iterator[tuple[np.ndarray, Region | None, np.ndarray]]:
+        """The active lanes by what they point into, with their offsets from its start in bytes."""
+        launch = self.launch
+        assert launch is not None
+        active = flat[lanes]
+        numbers = active >> _NUMBER
+        arguments = launch.regions.arguments
+        first = int(numbers[0]) if len(numbers) else 0
+        kinds = [first] if len(numbers) and (numbers == first).all() else np.unique(numbers).tolist()
+        for number in kinds:
+            chosen = numbers == number
+            addresses = active[chosen] & _ADDRESS
+            if number == 0:
+                found, regions = launch.regions.around(addresses)
+                for i in np.unique(found).tolist():
+                    here = found == i
+                    region = regions[i] if i >= 0 else None
+                    yield lanes[chosen][here], region, _from(region, addresses[here])
+            else:
+                region = arguments[number - 1] if number <= len(arguments) else None
+                yield lanes[chosen], region, _from(region, addresses)
+
+    def _outside(self, kind: str, count: int, position: str, tensor: str) -> None:
+        found = findings.OUT_OF_BOUNDS_READ if kind == "load" else findings.OUT_OF_BOUNDS_WRITE
+        self.report(found, tensor, f"{kind} of {position}", count)
+
+    def _check_alignment(self, region: Region, offsets: np.ndarray, size: int) -> None:
+        wrong = (offsets + (region.address % size)) % size != 0
+        if wrong.any():
+            at = int(offsets[wrong][0])
+            what = f"{region.position(at)}: its address is no multiple of {size} bytes"
+            self.report(findings.MISALIGNED, region.name, what, int(wrong.sum()), region.index(at))
+
+    def _check_uses(self, region: Region, offsets: np.ndarray, size: int, kind: str) -> np.ndarray:
+        """Note who touches what; the lanes whose memory is written or is being written."""
+        storage, launch = region.storage, self.launch
+        assert launch is not None
+        places = offsets + (region.address - storage.address)
+        good = np.ones(len(places), bool)
+        if storage.shadow is not None:
+            good = self._check_unwritten(region, offsets, places, size, kind)
+        if not launch.several:
+            return good
+        storage.use_unit(size)
+        program = self.program_number
+        units = [places // storage.unit + i for i in range(size // storage.unit)]
+        if kind == "load":
+            for unit in units:
+                self._check_race(region, offsets, storage.writers[unit], findings.READ_RACE, "wrote")
+                readers = storage.readers[unit]
+                storage.readers[unit] = np.where((readers == 0) | (readers == program), program, SEVERAL)
+        elif kind == "store":
+            for unit in units:
+                self._check_race(region, offsets, storage.writers[unit], findings.WRITE_RACE, "wrote too")
+                self._check_race(region, offsets, storage.readers[unit], findings.READ_RACE, "read before")
+                storage.writers[unit] = program
+        return good
+
+    def _check_unwritten(
+        self, region: Region, offsets: np.ndarray, places: np.ndarray, size: int, kind: str
+    ) -> np.ndarray:
+        shadow = region.storage.shadow
+        assert shadow is not None
+        unwritten = shadow.unwritten.numpy()
+        units = [places // shadow.unit + i for i in range(max(1, size // shadow.unit))]
+        if kind == "store":
+            for unit in units:
+                unwritten[unit] = False
+            return np.ones(len(places), bool)
+        bad = np.any([unwritten[unit] for unit in units], axis=0)
+        if bad.any():
+            at = int(offsets[bad][0])
+            what = f"{kind} of {region.position(at)}, which nothing has written"
+            self.report(findings.UNWRITTEN_READ, region.name, what, int(bad.sum()), region.index(at))
+            if kind == "atomic":
+                for unit in units:
+                    unwritten[unit] = False
+        return ~bad
+
+    def _check_race(self, region: Region, offsets: np.ndarray, others: np.ndarray, kind: str, did: str) -> None:
+        launch, program = self.launch, self.program_number
+        assert launch is not None
+        foreign = (others != 0) & (others != program)
+        if not foreign.any():
+            return
+        foreign &= ~launch.sees(program, others)
+        if foreign.any():
+            at, other = int(offsets[foreign][0]), int(others[foreign][0])
+            who = "several programs" if other == SEVERAL else f"program {self._program(other)}"
+            what = f"{region.position(at)}, which {who} {did}"
+            self.report(kind, region.name, what, int(foreign.sum()), region.index(at))
+
+    def check_lanes(self, pointers: np.ndarray, safe: np.ndarray, values: np.ndarray) -> None:
+        """Two lanes of one store must not write different values to one element."""
+        flat, bits = pointers[safe], np.broadcast_to(values, pointers.shape)[safe]
+        if len(flat) < 2:
+            return
+        order = np.argsort(flat, kind="stable")
+        same = flat[order][1:] == flat[order][:-1]
+        if not same.any():
+            return
+        raw = np.ascontiguousarray(bits[order]).view(f"u{bits.dtype.itemsize}")
+        differ = same & (raw[1:] != raw[:-1])
+        if differ.any():
+            at = flat[order][1:][differ][0:1]
+            self._report_at(findings.WRITE_RACE, at, "is written by two lanes with different values", differ)
+
+    def stand_in(self, dtype: np.dtype, masked: bool) -> Any:
+        """What lanes hold that were not read, so that it shows; `masked` for those of a mask without `other`."""
+        assert self.launch is not None
+        load = _LOADS - 1
+        if masked:
+            place = self.place()
+            if place not in self.launch.masked:
+                self.launch.masked.append(place)
+            load = min(self.launch.masked.index(place), _LOADS - 2)
+        if dtype.kind == "f":
+            bits = _LANES[dtype.itemsize] | load << _SHIFT[dtype.itemsize]
+            return np.array([bits], f"u{dtype.itemsize}").view(dtype)[0]
+        return dtype.type(True) if dtype.kind == "b" else np.array([_LARGE[dtype.itemsize] | load]).astype(dtype)[0]
+
+    def check_values(self, pointers: np.ndarray, safe: np.ndarray, values: np.ndarray) -> None:
+        """No value that is stored may come from a lane that was masked off without `other`."""
+        launch = self.launch
+        assert launch is not None
+        if not launch.masked or values.dtype.itemsize < (2 if values.dtype.kind == "f" else 4):
+            return
+        size = values.dtype.itemsize
+        raw = np.ascontiguousarray(values).view(f"u{size}")
+        if values.dtype.kind == "f":
+            loads = (raw & ((1 << 8 * size - 1) - 1)) - _LANES[size] >> _SHIFT[size]
+        else:
+            loads = raw - np.array(_LARGE[size], raw.dtype)
+        loads = np.broadcast_to(loads, pointers.shape)
+        bad = safe & (loads < min(len(launch.masked), _LOADS - 1))
+        if bad.any():
+            what = f"gets a lane that the load at {launch.masked[int(loads[bad][0])]} masks off without `other`"
+            self._report_at(findings.MISSING_OTHER, pointers[bad], what, bad)
+
+    def _report_at(self, kind: str, pointers: np.ndarray, what: str, lanes: np.ndarray) -> None:
+        """Note of the element at the first of some pointers what is wrong with it."""
+        for _, region, offsets in self._by_region(pointers[:1], np.array([0])):
+            if region is not None:
+                at = int(offsets[0])
+                self.report(kind, region.name, f"{region.position(at)} {what}", int(lanes.sum()), region.index(at))
+
+    def report(self, kind: str, tensor: str, what: str, count: int, index: tuple[int, ...] | None = None) -> None:
+        """Note `count` accesses of a kind at the line that runs now."""
+        assert self.launch is not None
+        place = self.place()
+        key = kind, self.launch.kernel, place, tensor
+        found = self._found.get(key)
+        if found is None:
+            found = Finding(kind, self.launch.kernel, self.grid[0], place, tensor, what, index)
+            self._found[key] = found
+        found.elements += count
+        found.programs.add(self.grid[0])
+        if self.stop:
+            raise SanitizerError([found])
+
+    def place(self) -> Place:
+        """The line of the kernel that runs now."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            ours = file.startswith(_OURS)
+            if not ours and not file.startswith("<"):
+                return Place(file, frame.f_lineno)
+            frame = frame.f_back
+        return Place("unknown file", 0)
+
+    @property
+    def program_number(self) -> int:
+        (x, y, z), (nx, ny, _) = self.grid
+        return 1 + x + nx * (y + ny * z)
+
+    def _program(self, number: int) -> tuple[int, int, int]:
+        _, (nx, ny, _) = self.grid
+        rest, x = divmod(number - 1, nx)
+        z, y = divmod(rest, ny)
+        return x, y, z
+
+
+def _from(region: Region | None, addresses: np.ndarray) -> np.ndarray:
+    """Offsets of addresses from the start of a region; they may wrap below it."""
+    start = 0 if region is None else region.address
+    offsets: np.ndarray = (addresses - np.uint64(start)).view(np.int64)
+    return offsets

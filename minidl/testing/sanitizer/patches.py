@@ -1,0 +1,200 @@
+"""The interpreter's launches, loads, stores and atomic operations, with the sanitizer's checks before them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from minidl.testing.sanitizer.checks import Launch, Sanitizer
+from minidl.testing.sanitizer.findings import SanitizerError
+
+_BUILDER = interpreter.InterpreterBuilder
+_EXECUTOR = interpreter.GridExecutor
+_active: list[Sanitizer] = []
+_originals: dict[tuple[Any, str], Any] = {}
+
+
+@contextlib.contextmanager
+def checking(sanitizer: Sanitizer) -> Iterator[None]:
+    """Hand every interpreted launch to a sanitizer; the innermost context's is the one that is asked."""
+    if not _active:
+        _install()
+    _active.append(sanitizer)
+    try:
+        yield
+    finally:
+        _active.remove(sanitizer)
+        if not _active:
+            for (owner, name), original in _originals.items():
+                setattr(owner, name, original)
+            _originals.clear()
+
+
+def _install() -> None:
+    replacements: dict[tuple[Any, str], Callable[..., Any]] = {
+        (_EXECUTOR, "__call__"): _call,
+        (_EXECUTOR, "_init_args_hst"): _init_args,
+        (interpreter, "_implicit_cvt"): _convert,
+        (_BUILDER, "set_grid_idx"): _set_program,
+        (_BUILDER, "create_load"): _load,
+        (_BUILDER, "create_masked_load"): _masked_load,
+        (_BUILDER, "create_store"): _store,
+        (_BUILDER, "create_masked_store"): _masked_store,
+        (_BUILDER, "create_descriptor_load"): _descriptor_load,
+        (_BUILDER, "create_descriptor_store"): _descriptor_store,
+        (_BUILDER, "create_atomic_rmw"): _atomic_rmw,
+        (_BUILDER, "create_atomic_cas"): _atomic_cas,
+    }
+    for (owner, name), replacement in replacements.items():
+        _originals[owner, name] = getattr(owner, name)
+        setattr(owner, name, replacement)
+
+
+def _original(owner: Any, name: str) -> Any:
+    return _originals[owner, name]
+
+
+def _call(executor: Any, *args: Any, **kwargs: Any) -> None:
+    sanitizer = _active[-1]
+    sanitizer.launch = Launch(executor.fn.__name__, sanitizer.unwritten)
+    try:
+        _original(_EXECUTOR, "__call__")(executor, *args, **kwargs)
+    except interpreter.InterpreterError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, SanitizerError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None
+    finally:
+        sanitizer.launch = None
+
+
+def _init_args(executor: Any, args: Any, kwargs: Any) -> Any:
+    given, named = _original(_EXECUTOR, "_init_args_hst")(executor, args, kwargs)
+    launch = _active[-1].launch
+    assert launch is not None
+    for name, value in (*zip(executor.arg_names, given, strict=False), *named.items()):
+        for tensor in _tensors(value):
+            launch.name(name, tensor)
+    return given, named
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, TensorDescriptor):
+        yield value.base
+    elif hasattr(value, "data_ptr"):
+        yield value
+
+
+def _convert(arg: Any) -> Any:
+    converted = _original(interpreter, "_implicit_cvt")(arg)
+    launch = _active[-1].launch
+    if launch is not None and hasattr(arg, "data_ptr"):
+        number = np.uint64(launch.number(arg, interpreter._unwrap_tensor(arg)) << 48)
+        converted.handle.data = converted.handle.data | number
+    return converted
+
+
+def _set_program(builder: Any, x: int, y: int, z: int) -> None:
+    _original(_BUILDER, "set_grid_idx")(builder, x, y, z)
+    sanitizer = _active[-1]
+    sanitizer.grid = (x, y, z), tuple(builder.grid_dim)
+    if sanitizer.launch is not None:
+        sanitizer.launch.several = max(builder.grid_dim) > 1
+
+
+def _everywhere(pointers: Any) -> Any:
+    return interpreter.TensorHandle(np.ones(np.shape(pointers.data), bool), tl.int1)
+
+
+def _item(pointers: Any) -> Any:
+    return np.dtype(interpreter._get_np_dtype(pointers.get_element_ty()))
+
+
+def _load(builder: Any, pointers: Any, *policy: Any) -> Any:
+    return _masked_load(builder, pointers, _everywhere(pointers), None)
+
+
+def _masked_load(builder: Any, pointers: Any, mask: Any, other: Any, *policy: Any, **named: Any) -> Any:
+    sanitizer, data, dtype = _active[-1], pointers.data, _item(pointers)
+    wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
+    addresses, safe = sanitizer.access(data, wanted, dtype.itemsize, "load")
+    instead = np.zeros(data.shape, dtype) if other is None else np.array(np.broadcast_to(other.data, data.shape), dtype)
+    if other is None and not wanted.all():
+        instead[~wanted] = sanitizer.stand_in(dtype, masked=True)
+    unread = wanted & ~safe
+    if unread.any():
+        instead[unread] = sanitizer.stand_in(dtype, masked=False)
+    loaded = interpreter._interpreter.load(addresses, safe, instead, dtype)
+    return interpreter.TensorHandle(loaded, pointers.get_element_ty())
+
+
+def _store(builder: Any, pointers: Any, value: Any, *policy: Any) -> None:
+    _masked_store(builder, pointers, value, _everywhere(pointers))
+
+
+def _masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *policy: Any) -> None:
+    sanitizer, data = _active[-1], pointers.data
+    wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
+    addresses, safe = sanitizer.access(data, wanted, _item(pointers).itemsize, "store")
+    sanitizer.check_lanes(data, safe, value.data)
+    sanitizer.check_values(data, safe, value.data)
+    interpreter._interpreter.store(addresses, np.array(np.broadcast_to(value.data, data.shape)), safe)
+
+
+def _descriptor_load(builder: Any, descriptor: Any, indices: Any, *policy: Any) -> Any:
+    pointers, mask = descriptor.materialize_pointers(indices)
+    zeros = descriptor.padding == interpreter._ir.PADDING_OPTION.PAD_ZERO
+    padding = np.full(pointers.data.shape, 0 if zeros else np.nan, _item(pointers))
+    other = interpreter.TensorHandle(padding, pointers.get_element_ty())
+    loaded = _masked_load(builder, pointers, interpreter.TensorHandle(mask, tl.int1), other)
+    if getattr(descriptor, "round_f32_to_tf32", False) and pointers.get_element_ty() == tl.float32:
+        return interpreter.TensorHandle(interpreter._round_f32_to_tf32(loaded.data), loaded.dtype)
+    return loaded
+
+
+def _descriptor_store(builder: Any, descriptor: Any, value: Any, indices: Any) -> None:
+    pointers, mask = descriptor.materialize_pointers(indices)
+    _masked_store(builder, pointers, value, interpreter.TensorHandle(mask, tl.int1))
+
+
+def _atomic_rmw(builder: Any, operation: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
+    sanitizer, data = _active[-1], pointers.data
+    wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
+    addresses, safe = sanitizer.access(data, wanted, _item(pointers).itemsize, "atomic")
+    _meet(sanitizer, addresses[safe], sem)
+    return _original(_BUILDER, "create_atomic_rmw")(
+        builder, operation, interpreter.TensorHandle(addresses, pointers.dtype), value,
+        interpreter.TensorHandle(safe, tl.int1), sem, scope,
+    )  # fmt: skip
+
+
+def _atomic_cas(builder: Any, pointers: Any, compared: Any, value: Any, sem: Any, scope: Any) -> Any:
+    sanitizer, data = _active[-1], pointers.data
+    addresses, safe = sanitizer.access(data, np.ones(data.shape, bool), _item(pointers).itemsize, "atomic")
+    if not safe.all():
+        return interpreter.TensorHandle(np.broadcast_to(compared.data, data.shape).copy(), compared.dtype)
+    _meet(sanitizer, addresses, sem)
+    return _original(_BUILDER, "create_atomic_cas")(
+        builder, interpreter.TensorHandle(addresses, pointers.dtype), compared, value, sem, scope
+    )
+
+
+def _meet(sanitizer: Sanitizer, addresses: Any, sem: Any) -> None:
+    orders = interpreter._ir.MEM_SEMANTIC
+    assert sanitizer.launch is not None
+    sanitizer.launch.meet(
+        sanitizer.program_number, addresses.reshape(-1),
+        acquires=sem in (orders.ACQUIRE, orders.ACQUIRE_RELEASE),
+        releases=sem in (orders.RELEASE, orders.ACQUIRE_RELEASE),
+    )  # fmt: skip

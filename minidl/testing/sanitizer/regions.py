@@ -1,0 +1,157 @@
+"""The memory that one argument of a kernel may touch, and what the programs of a launch have touched of it."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import torch
+
+from minidl.testing.sanitizer.unwritten import Shadow, Unwritten, span
+
+# Views with gaps are looked at element by element up to this many elements from first to last; beyond, by their ends.
+_GAPS_SEEN = 2**24
+SEVERAL = -1
+
+
+class Storage:
+    """Memory that several arguments may share: who read and who wrote each `unit` bytes of it in this launch.
+
+    A program is numbered from 1; 0 is nobody, SEVERAL are two programs or more.
+    """
+
+    def __init__(self, address: int, size: int, unit: int, shadow: Shadow | None) -> None:
+        self.address, self.size, self.unit, self.shadow = address, size, unit, shadow
+        self._writers: np.ndarray | None = None
+        self._readers: np.ndarray | None = None
+
+    def use_unit(self, unit: int) -> None:
+        """Tell finer elements apart from now on; what was noted of coarser ones is forgotten."""
+        if unit < self.unit:
+            self.unit, self._writers, self._readers = unit, None, None
+
+    @property
+    def writers(self) -> np.ndarray:
+        if self._writers is None:
+            self._writers = np.zeros(-(-self.size // self.unit), np.int32)
+        return self._writers
+
+    @property
+    def readers(self) -> np.ndarray:
+        if self._readers is None:
+            self._readers = np.zeros(-(-self.size // self.unit), np.int32)
+        return self._readers
+
+
+class Region:
+    """One argument: a tensor's elements, seen as bytes from its first to its last.
+
+    `inside` says of byte offsets whether an access of so many bytes there lies on elements of the tensor.
+    """
+
+    def __init__(self, name: str, tensor: torch.Tensor, storage: Storage) -> None:
+        self.name, self.storage = name, storage
+        self.address = tensor.data_ptr()
+        self.shape, self.strides = tuple(tensor.shape), tuple(tensor.stride())
+        self.item = tensor.element_size()
+        self.elements = span(tensor)
+        self.dtype = str(tensor.dtype).removeprefix("torch.")
+        self._taken: np.ndarray | None = None
+        if tensor.numel() < self.elements <= _GAPS_SEEN:
+            taken = torch.zeros(self.elements, dtype=torch.bool)
+            once = tuple(1 if step == 0 else size for size, step in zip(self.shape, self.strides, strict=True))
+            taken.as_strided(once, self.strides).fill_(True)
+            self._taken = taken.numpy()
+
+    def inside(self, offsets: np.ndarray, size: int) -> np.ndarray:
+        fits = (offsets >= 0) & (offsets + size <= self.elements * self.item)
+        if self._taken is not None and fits.any():
+            fits[fits] = self._taken[offsets[fits] // self.item]
+        return fits
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.dtype} tensor of shape {list(self.shape)})"
+
+    def index(self, offset: int) -> tuple[int, ...] | None:
+        """The index of the element at a byte offset; None outside and in gaps."""
+        rest, index = offset // self.item, [0] * len(self.shape)
+        for axis in sorted(range(len(self.shape)), key=lambda a: -self.strides[a]):
+            if self.strides[axis] > 0 and self.shape[axis] > 1:
+                index[axis], rest = divmod(rest, self.strides[axis])
+        fits = rest == 0 and all(0 <= i < n for i, n in zip(index, self.shape, strict=True))
+        return tuple(index) if fits else None
+
+    def position(self, offset: int) -> str:
+        """Where a byte offset lies, in words."""
+        index = self.index(offset)
+        if index is not None:
+            return f"element {list(index)} of {self}"
+        element, last = offset // self.item, self.elements - 1
+        if element < 0:
+            return f"{-element} before the start of {self}"
+        return f"{element - last} past the end of {self}" if element > last else f"in a gap between rows of {self}"
+
+
+class Memory(Region):
+    """A whole live storage, reached by an address that a kernel read from memory."""
+
+    def __init__(self, tensor: torch.Tensor, storage: Storage) -> None:
+        self.name, self.storage = "memory that no argument names", storage
+        self.address, self.elements, self.item = storage.address, storage.size, 1
+        self.shape, self.strides, self.dtype = (storage.size,), (1,), "uint8"
+        self._taken = None
+
+
+class Regions:
+    """The arguments of one launch, by the number that their pointers carry from 1, and all other live tensors."""
+
+    def __init__(self, unwritten: Unwritten) -> None:
+        self._unwritten = unwritten
+        self.arguments: list[Region] = []
+        self._storages: dict[int, Storage] = {}
+        self._others: tuple[np.ndarray, list[Region]] | None = None
+
+    def add(self, name: str, tensor: torch.Tensor) -> int:
+        """Take an argument in; its number."""
+        with torch._C.DisableTorchFunction():
+            self.arguments.append(Region(name, tensor, self._storage(tensor)))
+        return len(self.arguments)
+
+    def _storage(self, tensor: torch.Tensor) -> Storage:
+        memory = tensor.untyped_storage()
+        address, unit = memory.data_ptr(), tensor.element_size()
+        storage = self._storages.get(address)
+        if storage is None:
+            storage = self._storages[address] = Storage(address, memory.nbytes(), unit, self._unwritten.of(memory))
+        storage.use_unit(unit)
+        return storage
+
+    def around(self, addresses: np.ndarray) -> tuple[np.ndarray, list[Region]]:
+        """For addresses without a number: which of the regions holds each, -1 for none."""
+        starts, regions = self._live()
+        if not regions:
+            return np.full(addresses.shape, -1), regions
+        found = np.searchsorted(starts, addresses, side="right") - 1
+        ends = np.array([region.address + region.elements for region in regions], np.uint64)
+        return np.where((found >= 0) & (addresses < ends[found]), found, -1), regions
+
+    def _live(self) -> tuple[np.ndarray, list[Region]]:
+        if self._others is None:
+            with torch._C.DisableTorchFunction():
+                found = {r.address: r for r in map(self._whole, filter(_is_plain, gc.get_objects()))}
+            regions = [found[address] for address in sorted(found)]
+            self._others = np.array([region.address for region in regions], np.uint64), regions
+        return self._others
+
+    def _whole(self, tensor: torch.Tensor) -> Region:
+        return Memory(tensor, self._storage(tensor))
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and value.untyped_storage().nbytes() > 0
+    )
