@@ -85,10 +85,11 @@ class Run:
     def work(self, session) -> None:
         for function in sources.functions().values():
             function.rewrite()
+        children.warm_up()
         known = Map(self.options.map)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as bar:
-            missing = known.missing(session.items, children.sanitize is not None)
+            missing = known.missing(session.items)
             if missing:
                 self.console.print(f"running {len(missing)} tests once, for what each of them reaches")
                 task = bar.add_task("tests", total=len(missing))
@@ -111,9 +112,6 @@ class Run:
         failing = [item.nodeid for item in items if known.tests[item.nodeid].outcome not in ("passed", "skipped")]
         for name in failing:
             self.console.print(f"left out, it fails without any change: {name}", markup=False)
-        unclean = [item.nodeid for item in items if known.tests[item.nodeid].clean is False]
-        if unclean:
-            self.console.print(f"{len(unclean)} tests do not pass under the sanitizer and run without it")
 
     def taken_over(self) -> dict[tuple[str, ...], Verdict]:
         if not (self.options.resume and self.options.json and self.options.json.exists()):

@@ -2,13 +2,19 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
 from tests.mutation import children, sources
 from tests.mutation.operators import Mutant, mutated
 from tests.mutation.reach import Map
+
+
+# A test, and whether it runs under the sanitizer.
+Step = tuple[str, bool]
+# How many times longer a test takes there, about.
+SANITIZER = 6.0
 
 
 @dataclasses.dataclass
@@ -48,81 +54,86 @@ class Campaign:
                 for name, lines in reached.lines.items():
                     for line in lines:
                         self.reaching[name, line].append(test)
-        self.passing: set[str] = set()
-        self.unreliable: set[str] = set()
-        self.killers: dict[str, list[str]] = defaultdict(list)
+        self.passing: set[Step] = set()
+        self.unreliable: set[Step] = set()
+        self.killers: dict[str, list[Step]] = defaultdict(list)
 
-    def tests(self, mutant: Mutant) -> list[str]:
+    def tests(self, mutant: Mutant) -> list[Step]:
         """Those that reach it, within the budget: first what has seen other mutants of the function, then quick ones.
 
         Of a test with many parameters the quickest comes first, and the second quickest after those of all others.
+        Then come the same tests under the sanitizer, within the budget again.
         """
         name = f"{mutant.file}:{mutant.function}"
         line = mutant.statement - sources.tree(name).lineno
         seconds = {test: self.known.tests[test].seconds for test in self.reaching[name, line]}
-        seconds = {test: value for test, value in seconds.items() if test not in self.unreliable}
         ranks: dict[str, int] = defaultdict(int)
         order = []
         for test in sorted(seconds, key=lambda test: (seconds[test], test)):
             function = test.split("[")[0]
             order.append((ranks[function], seconds[test], test))
             ranks[function] += 1
-        killers = [test for test in reversed(self.killers[name]) if test in seconds]
-        chosen, total = [], 0.0
-        for test in dict.fromkeys([*killers, *(test for *_, test in sorted(order))]):
-            total += seconds[test]
-            if chosen and self.budget is not None and total > self.budget:
+        every = [test for *_, test in sorted(order)]
+        plain, checked = (
+            self._affordable([step for step in reversed(self.killers[name]) if step[1] == guarded], every, guarded)
+            for guarded in (False, children.sanitize is not None)
+        )
+        # A load without `other` gives 0 in the interpreter: it is the sanitizer that sees it.
+        return [*checked, *plain] if mutant.operator == "other" else [*plain, *checked]
+
+    def _affordable(self, killers: list[Step], every: list[str], guarded: bool) -> list[Step]:
+        steps, total = [], 0.0
+        for step in dict.fromkeys([*(k for k in killers if k[0] in every), *((test, guarded) for test in every)]):
+            if step in self.unreliable:
+                continue
+            total += self.known.tests[step[0]].seconds * (SANITIZER if guarded else 1.0)
+            if steps and self.budget is not None and total > self.budget:
                 break
-            chosen.append(test)
-        return chosen
+            steps.append(step)
+        return steps
 
     def judge(self, mutant: Mutant) -> Verdict:
         """Run the tests that reach a mutant until one of them sees it."""
+        steps = self.tests(mutant)
+        if not steps:
+            return Verdict("not reached", None, 0.0, 0)
         while True:
-            chosen = self.tests(mutant)
-            if not chosen:
-                return Verdict("not reached", None, 0.0, 0)
-            verdict = self._try(mutant, chosen)
-            if not verdict.killed or self._passes(mutant, verdict.test):
+            verdict, step = self._try(mutant, steps)
+            if step is None or self._passes(mutant, step):
                 break
-            self.unreliable.add(verdict.test)
-        if verdict.killed:
+            self.unreliable.add(step)
+            steps = [other for other in steps if other != step]
+        if step is not None:
             killers = self.killers[f"{mutant.file}:{mutant.function}"]
-            killers[:] = [*(other for other in killers if other != verdict.test), verdict.test]
+            killers[:] = [*(other for other in killers if other != step), step]
         return verdict
 
-    def _passes(self, mutant: Mutant, test: str) -> bool:
+    def _passes(self, mutant: Mutant, step: Step) -> bool:
         """Whether a test passes alone in a child, as kernels are: else it says nothing about a mutant."""
-        if test not in self.passing and not self._try(mutant, [test], change=False).killed:
-            self.passing.add(test)
-        return test in self.passing
+        if step not in self.passing and self._try(mutant, [step], change=False)[1] is None:
+            self.passing.add(step)
+        return step in self.passing
 
-    def _try(self, mutant: Mutant, chosen: list[str], change: bool = True) -> Verdict:
-        longest = max(self.known.tests[test].seconds for test in chosen)
-        events, died = children.child(lambda tell: self._run(mutant, chosen, change, tell), longest)
-        started = [test for kind, test in events if kind == "start"]
+    def _try(self, mutant: Mutant, steps: list[Step], change: bool = True) -> tuple[Verdict, Step | None]:
+        longest = SANITIZER * max((self.known.tests[test].seconds for test, _ in steps), default=0.0)
+        events, died = children.child(lambda tell: self._run(mutant, steps, change, tell), longest)
+        started = [number for kind, number in events if kind == "start"]
         failed = [how for kind, how in events if kind == "failed"]
         how = failed[0] if failed else died or "survived"
-        test = None if how == "survived" else started[-1] if started else chosen[0]
-        return Verdict(how, test, round(sum(self.known.tests[t].seconds for t in started), 3), len(started))
+        step = None if how == "survived" else steps[started[-1] if started else 0]
+        if step is not None and step[1] and how == "failed":
+            how = "sanitizer"
+        seconds = sum(self.known.tests[steps[number][0]].seconds for number in started)
+        return Verdict(how, step and step[0], round(seconds, 3), len(started)), step
 
-    def _run(self, mutant: Mutant, chosen: list[str], change: bool, tell: Callable[..., None]) -> None:
+    def _run(self, mutant: Mutant, steps: list[Step], change: bool, tell: Callable[..., None]) -> None:
         name = f"{mutant.file}:{mutant.function}"
         tree = sources.tree(name)
         sources.put(self.functions[name], mutated(tree, mutant) if change else tree)
-        for test, guard in self._runs(chosen):
-            tell("start", test)
-            with children.at_most(self.known.tests[test].seconds):
-                outcome = self.plugin.outcome(self.items[test], guard)
+        for number, (test, guarded) in enumerate(steps):
+            tell("start", number)
+            with children.at_most(self.known.tests[test].seconds * (SANITIZER if guarded else 1.0)):
+                outcome = self.plugin.outcome(self.items[test], children.sanitize if guarded else nullcontext)
             if outcome not in ("passed", "skipped"):
                 tell("failed", outcome)
                 return
-
-    def _runs(self, chosen: list[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Every test as it is, then those that pass under the sanitizer once more under it."""
-        for test in chosen:
-            yield test, nullcontext
-        if children.sanitize is not None:
-            for test in chosen:
-                if self.known.tests[test].clean:
-                    yield test, children.sanitize

@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from hypothesis import given, settings, strategies
+
 import minidl.testing
 
 MEMORY = 12 << 30  # bytes of address space beyond those of the parent; some tests map 4 GiB that they never touch
@@ -53,6 +56,12 @@ class Plugin:
         if wrong:
             return "sanitizer" if any("SanitizerError" in text for text in wrong) else "failed"
         return "skipped" if any(report.skipped for report in self.reports) else "passed"
+
+
+def warm_up() -> None:
+    """Import now, in the parent, what tests import when they first compare or draw something."""
+    torch.testing.assert_close(torch.ones(1), torch.ones(1))
+    settings(max_examples=1)(given(strategies.integers())(lambda number: None))()
 
 
 def child(

@@ -24,16 +24,12 @@ MARK = "mark_of_mutation"
 
 @dataclasses.dataclass
 class Reached:
-    """What a test reaches, as lines of a function counted from its `def`, and its seconds of the processor.
-
-    clean  whether it passes under the sanitizer; None where it was not tried
-    """
+    """What a test reaches, as lines of a function counted from its `def`, and its seconds of the processor."""
 
     file: str
     outcome: str
     seconds: float
     lines: dict[str, list[int]]
-    clean: bool | None = None
 
 
 def digest(text: str | bytes) -> str:
@@ -60,7 +56,7 @@ class Map:
                 if reached.lines.keys() <= same:
                     self.tests[name] = reached
 
-    def missing(self, items: Iterable[Any], sanitized: bool) -> list[Any]:
+    def missing(self, items: Iterable[Any]) -> list[Any]:
         """The tests among `items` that are to be run for the map."""
         files: dict[Path, str] = {}
         found = []
@@ -69,8 +65,6 @@ class Map:
                 files[item.path] = digest(item.path.read_bytes())
             known = self.tests.get(item.nodeid)
             if known is None or known.file != files[item.path] or known.outcome not in ("passed", "skipped"):
-                found.append(item)
-            elif sanitized and known.clean is None and known.lines and known.outcome == "passed":
                 found.append(item)
         return found
 
@@ -81,9 +75,9 @@ class Map:
             told, died = children.child(
                 lambda tell, left=left: _run(plugin, left, tell), LONGEST, lambda event: advance()
             )
-            for item, (outcome, seconds, lines, clean) in zip(left, told, strict=False):
+            for item, (outcome, seconds, lines) in zip(left, told, strict=False):
                 file = digest(item.path.read_bytes())
-                self.tests[item.nodeid] = Reached(file, outcome, seconds, lines, clean)
+                self.tests[item.nodeid] = Reached(file, outcome, seconds, lines)
             left = left[len(told) :]
             if died and left:
                 item = left.pop(0)
@@ -112,11 +106,7 @@ def _run(plugin: children.Plugin, items: list[Any], tell: Callable[..., None]) -
             outcome = plugin.outcome(item, nullcontext)
         seconds = time.process_time() - before
         found = {name: sorted(lines) for name, lines in reached.items() if lines}
-        clean = None
-        if children.sanitize is not None and found and outcome == "passed":
-            with children.at_most(LONGEST / children.SLOWER):
-                clean = plugin.outcome(item, children.sanitize) == "passed"
-        tell(outcome, round(seconds, 4), found, clean)
+        tell(outcome, round(seconds, 4), found)
 
 
 def marked(function: ast.FunctionDef, mark: str) -> ast.FunctionDef:
