@@ -47,7 +47,7 @@ settings.register_profile(
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="mutants whose family, file or function has this in its name")
+    parser.add_argument("--only", help="mutants whose file or function has this in its name; more than one with commas")
     parser.add_argument("--sample", type=int, help="how many to draw (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="which are drawn, and in which order (default: 0)")
     parser.add_argument("--minutes", type=float, help="stop after so many minutes of mutants")
@@ -62,10 +62,12 @@ def arguments() -> argparse.Namespace:
 
 def drawn(options: argparse.Namespace, every: list) -> list:
     """The mutants that are asked for, in the order of the seed."""
-    wanted = options.only or ""
-    chosen = [m for m in every if wanted in f"{m.family} {m.file}:{m.function}"]
+    wanted = (options.only or "").split(",")
+    chosen = [m for m in every if any(name in f"{m.file}:{m.function}" for name in wanted)]
     if not chosen:
-        raise SystemExit(f"--only {wanted}: no mutant; families are {', '.join(sorted({m.family for m in every}))}")
+        raise SystemExit(
+            f"--only {options.only}: no mutant; families are {', '.join(sorted({m.family for m in every}))}"
+        )
     random.Random(options.seed).shuffle(chosen)
     return chosen[: options.sample]
 

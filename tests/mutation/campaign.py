@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
+from minidl.testing import sanitize
 from tests.mutation import children, sources
 from tests.mutation.operators import Mutant, mutated
 from tests.mutation.reach import Map
-
 
 # A test, and whether it runs under the sanitizer.
 Step = tuple[str, bool]
@@ -76,7 +76,7 @@ class Campaign:
         every = [test for *_, test in sorted(order)]
         plain, checked = (
             self._affordable([step for step in reversed(self.killers[name]) if step[1] == guarded], every, guarded)
-            for guarded in (False, children.sanitize is not None)
+            for guarded in (False, True)
         )
         # A load without `other` gives 0 in the interpreter: it is the sanitizer that sees it.
         return [*checked, *plain] if mutant.operator == "other" else [*plain, *checked]
@@ -122,7 +122,7 @@ class Campaign:
         how = failed[0] if failed else died or "survived"
         step = None if how == "survived" else steps[started[-1] if started else 0]
         if step is not None and step[1] and how == "failed":
-            how = "sanitizer"
+            how = "sanitizer"  # of a finding that a test turned into an error of its own
         seconds = sum(self.known.tests[steps[number][0]].seconds for number in started)
         return Verdict(how, step and step[0], round(seconds, 3), len(started)), step
 
@@ -133,7 +133,7 @@ class Campaign:
         for number, (test, guarded) in enumerate(steps):
             tell("start", number)
             with children.at_most(self.known.tests[test].seconds * (SANITIZER if guarded else 1.0)):
-                outcome = self.plugin.outcome(self.items[test], children.sanitize if guarded else nullcontext)
+                outcome = self.plugin.outcome(self.items[test], sanitize if guarded else nullcontext)
             if outcome not in ("passed", "skipped"):
                 tell("failed", outcome)
                 return

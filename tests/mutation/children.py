@@ -20,13 +20,11 @@ from typing import Any
 import torch
 from hypothesis import given, settings, strategies
 
-import minidl.testing
+from minidl.testing import SanitizerError
 
 MEMORY = 12 << 30  # bytes of address space beyond those of the parent; some tests map 4 GiB that they never touch
 SLOWER, SPARE = 10, 5.0  # a test may take so many times its usual seconds, and these
 BLOCKED = 60.0  # seconds of the clock beyond the expected ones until a child that says nothing is killed
-# The suite's checks of memory and of masks in the interpreter, where minidl has them.
-sanitize: Callable[[], Any] | None = getattr(minidl.testing, "sanitize", None)
 
 
 class Plugin:
@@ -48,13 +46,15 @@ class Plugin:
         self.reports.append(report)
 
     def outcome(self, item: Any, guard: Callable[[], Any]) -> str:
-        """"passed", "skipped", or in a word what failed, of one test run now under a context."""
+        """ "passed", "skipped", or in a word what failed, of one test run now under a context."""
         self.reports.clear()
-        with guard():
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
-        wrong = [str(report.longrepr) for report in self.reports if report.failed]
-        if wrong:
-            return "sanitizer" if any("SanitizerError" in text for text in wrong) else "failed"
+        try:
+            with guard():
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+        except SanitizerError:
+            return "sanitizer"
+        if any(report.failed for report in self.reports):
+            return "failed"
         return "skipped" if any(report.skipped for report in self.reports) else "passed"
 
 

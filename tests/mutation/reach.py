@@ -19,6 +19,8 @@ from tests.mutation import children, sources
 
 # A test takes this long at most in the map; none of the suite does.
 LONGEST = 300.0
+# Tests in one child.
+TOGETHER = 100
 MARK = "mark_of_mutation"
 
 
@@ -69,13 +71,17 @@ class Map:
         return found
 
     def make(self, plugin: children.Plugin, items: list[Any], advance: Callable[[], None]) -> None:
-        """Run tests and keep what they reach. A child that dies is followed by another from the next test on."""
+        """Run tests and keep what they reach, some at a time: what is found is written as it is found.
+
+        A child that dies is followed by another from the next test on.
+        """
         left = list(items)
         while left:
+            part = left[:TOGETHER]
             told, died = children.child(
-                lambda tell, left=left: _run(plugin, left, tell), LONGEST, lambda event: advance()
+                lambda tell, part=part: _run(plugin, part, tell), LONGEST, lambda event: advance()
             )
-            for item, (outcome, seconds, lines) in zip(left, told, strict=False):
+            for item, (outcome, seconds, lines) in zip(part, told, strict=False):
                 file = digest(item.path.read_bytes())
                 self.tests[item.nodeid] = Reached(file, outcome, seconds, lines)
             left = left[len(told) :]

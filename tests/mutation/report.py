@@ -108,7 +108,9 @@ def show(console: Console, verdicts: dict[Mutant, Verdict], reasons: dict[tuple[
 def print_mutant(console: Console, mutant: Mutant, note: str) -> None:
     """file:line with the line as it is and as it becomes."""
     before, after = sources.shown(mutant)
-    console.print(f"{mutant.file}:{mutant.line} {mutant.function}: {mutant.operator} ({note})", style="bold", markup=False)
+    console.print(
+        f"{mutant.file}:{mutant.line} {mutant.function}: {mutant.operator} ({note})", style="bold", markup=False
+    )
     console.print(f"- {before}", style="red", markup=False, highlight=False)
     console.print(f"+ {after}", style="green", markup=False, highlight=False)
 

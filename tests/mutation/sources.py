@@ -62,11 +62,7 @@ def tree(name: str) -> ast.FunctionDef:
 
 def reason_not_mutated(name: str) -> str | None:
     """Why a function has no mutants, None if it may have."""
-    return (
-        NEVER_INTERPRETED.get(name)
-        or ARITHMETIC.get(name)
-        or ARITHMETIC.get(name.split(":")[0])
-    )
+    return NEVER_INTERPRETED.get(name) or ARITHMETIC.get(name) or ARITHMETIC.get(name.split(":")[0])
 
 
 def all_mutants() -> list[Mutant]:
