@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import signal
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,12 +46,15 @@ class Plugin:
     def pytest_runtest_logreport(self, report):
         self.reports.append(report)
 
-    def outcome(self, item: Any, guard: Callable[[], Any]) -> str:
-        """ "passed", "skipped", or in a word what failed, of one test run now under a context."""
+    def outcome(self, item: Any, guard: Callable[[], Any], following: Any = None) -> str:
+        """What became of one test run now under a context: "passed", "skipped", "failed" or "sanitizer".
+
+        Fixtures that `following` uses as well are kept for it.
+        """
         self.reports.clear()
         try:
             with guard():
-                item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         except SanitizerError:
             return "sanitizer"
         if any(report.failed for report in self.reports):
@@ -86,6 +90,8 @@ def child(
             silent = True
             break
         events.append(json.loads(line))
+        if events[-1][0] == "wrong":
+            raise RuntimeError(events[-1][1])
         if heard is not None:
             heard(events[-1])
     os.close(reading)
@@ -127,6 +133,8 @@ def _work(work: Callable[[Callable[..., None]], None], reading: int, writing: in
         gc.freeze()
         work(lambda *event: os.write(writing, (json.dumps(event) + "\n").encode()))
         code = 0
+    except Exception:  # noqa: BLE001 (the tool is wrong, not a kernel; the parent says so)
+        os.write(writing, (json.dumps(["wrong", traceback.format_exc()]) + "\n").encode())
     finally:
         os._exit(code)
 

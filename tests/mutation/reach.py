@@ -104,12 +104,12 @@ def _run(plugin: children.Plugin, items: list[Any], tell: Callable[..., None]) -
         mark = f"{MARK}_{name.split(':')[1]}"
         function.fn.__globals__[mark] = lines.add
         sources.put(function, marked(sources.tree(name), mark))
-    for item in items:
+    for item, following in zip(items, [*items[1:], None], strict=True):
         for lines in reached.values():
             lines.clear()
         before = time.process_time()
         with children.at_most(LONGEST / children.SLOWER):
-            outcome = plugin.outcome(item, nullcontext)
+            outcome = plugin.outcome(item, nullcontext, following)
         seconds = time.process_time() - before
         found = {name: sorted(lines) for name, lines in reached.items() if lines}
         tell(outcome, round(seconds, 4), found)
