@@ -59,9 +59,9 @@ class Campaign:
         self.killers: dict[str, list[Step]] = defaultdict(list)
 
     def tests(self, mutant: Mutant) -> list[Step]:
-        """Those that reach it, within the budget: first what has seen other mutants of the function, then quick ones.
+        """Those that reach it, within the budget: first what has seen others of the function, then of the file.
 
-        Of a test with many parameters the quickest comes first, and the second quickest after those of all others.
+        Then come quick ones: of a test with many parameters the quickest first, the second after those of all others.
         Then come the same tests under the sanitizer, within the budget again.
         """
         name = f"{mutant.file}:{mutant.function}"
@@ -75,7 +75,11 @@ class Campaign:
             ranks[function] += 1
         every = [test for *_, test in sorted(order)]
         plain, checked = (
-            self._affordable([step for step in reversed(self.killers[name]) if step[1] == guarded], every, guarded)
+            self._affordable(
+                [step for place in (name, mutant.file) for step in reversed(self.killers[place]) if step[1] == guarded],
+                every,
+                guarded,
+            )
             for guarded in (False, True)
         )
         # A load without `other` gives 0 in the interpreter: it is the sanitizer that sees it.
@@ -104,8 +108,8 @@ class Campaign:
             self.unreliable.add(step)
             steps = [other for other in steps if other != step]
         if step is not None:
-            killers = self.killers[f"{mutant.file}:{mutant.function}"]
-            killers[:] = [*(other for other in killers if other != step), step]
+            for place in (f"{mutant.file}:{mutant.function}", mutant.file):
+                self.killers[place] = [*(other for other in self.killers[place] if other != step), step]
         return verdict
 
     def _passes(self, mutant: Mutant, step: Step) -> bool:

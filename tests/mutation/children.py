@@ -23,8 +23,8 @@ from hypothesis import given, settings, strategies
 
 from minidl.testing import SanitizerError
 
-MEMORY = 12 << 30  # bytes of address space beyond those of the parent; some tests map 4 GiB that they never touch
-SLOWER, SPARE = 10, 5.0  # a test may take so many times its usual seconds, and these
+MEMORY = 40 << 30  # bytes of address space beyond those of the parent; some tests map 16 GiB that they never touch
+SLOWER, SPARE = 8, 3.0  # a test may take so many times its usual seconds, and these
 BLOCKED = 60.0  # seconds of the clock beyond the expected ones until a child that says nothing is killed
 
 

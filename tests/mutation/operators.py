@@ -49,7 +49,8 @@ class Mutant:
 def mutants(file: str, function: ast.FunctionDef) -> list[Mutant]:
     """Every mutant of a function, in the order of its source."""
     for number, node in enumerate(ast.walk(function)):
-        node.site = number
+        if isinstance(node, ast.expr | ast.stmt):  # all others may be one object in all trees
+            node.site = number
     found: list[Mutant] = []
     seen: dict[tuple[str, str, str], int] = {}
     for node, statement, operator, other in _Visitor(function).found():
@@ -197,9 +198,10 @@ class _Visitor:
             yield "mask side", left
             yield "mask side", right
         elif kind is ast.Mult:
-            yield "stride", left
+            if not (isinstance(left, ast.Constant) and left.value == 0):
+                yield "stride", left
         elif kind is ast.FloorDiv:
-            yield "ceiling", ast.Call(ast.Attribute(ast.Name("tl"), "cdiv"), [left, right], [])
+            yield "ceiling", ast.Call(ast.parse("tl.cdiv", mode="eval").body, [left, right], [])
             yield "quotient", ast.BinOp(left, ast.Mod(), right)
         elif kind is ast.Mod:
             yield "quotient", ast.BinOp(left, ast.FloorDiv(), right)

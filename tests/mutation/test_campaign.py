@@ -1,5 +1,6 @@
 """The tool, as it is started: what it says of planted mutants and of a sample."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 
 from minidl.kernels import launch
 from tests.mutation import report, sources
+from tests.mutation.operators import mutated
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="mutants run in Triton's interpreter")
 
@@ -61,7 +63,7 @@ def test_planted_mutants(tmp_path):
 
 def test_a_sample_is_killed(tmp_path):
     done = run(
-        "-m", "tests.mutation", "--only", "average,softmax", "--sample", "10", "--seed", "1", "--budget", "5",
+        "-m", "tests.mutation", "--only", "average_kernel,softmax", "--sample", "10", "--seed", "1", "--budget", "5",
         "--tests", "tests/kernels/test_average.py", "tests/kernels/test_softmax.py",
         "--map", str(tmp_path / "map"), "--json", str(tmp_path / "f"),
     )  # fmt: skip
@@ -77,6 +79,14 @@ def test_every_explanation_has_its_mutant():
 def test_keys_are_unique():
     keys = [mutant.key for mutant in sources.all_mutants()]
     assert len(set(keys)) == len(keys)
+
+
+def test_mutants_compile_and_differ():
+    for mutant in sources.all_mutants()[::40]:
+        tree = sources.trees(mutant.file)[mutant.function]
+        changed = mutated(tree, mutant)
+        assert ast.unparse(changed) != ast.unparse(tree), mutant
+        compile(ast.Module([changed], []), mutant.file, "exec")
 
 
 def test_functions_without_mutants_exist():
