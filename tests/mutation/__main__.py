@@ -54,7 +54,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="stop after so many minutes of mutants")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests for each (default: 60; 0: all)")
     parser.add_argument("--json", type=Path, metavar="F", help="write every verdict to F")
-    parser.add_argument("--resume", action="store_true", help="take over from the file of --json what was killed")
+    parser.add_argument(
+        "--resume", action="store_true", help="take over from the file of --json what was killed or is explained"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants, and the functions that have none")
     parser.add_argument("--tests", nargs="+", default=TESTS, help=f"tests to use (default: {' '.join(TESTS)})")
     parser.add_argument("--map", type=Path, default=MAP, help="where it is kept what each test reaches")
@@ -122,7 +124,7 @@ class Run:
         stored = json.loads(self.options.json.read_text(encoding="utf-8"))["verdicts"]
         names = Verdict.__dataclass_fields__
         pairs = [(tuple(v[f] for f in report.FIELDS), Verdict(**{n: v[n] for n in names})) for v in stored]
-        return {key: verdict for key, verdict in pairs if verdict.killed}
+        return {key: verdict for key, verdict in pairs if verdict.killed or key in self.reasons}
 
     def save(self) -> None:
         if self.options.json:

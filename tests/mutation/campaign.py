@@ -9,7 +9,7 @@ from typing import Any
 from minidl.testing import sanitize
 from tests.mutation import children, sources
 from tests.mutation.operators import Mutant, mutated
-from tests.mutation.reach import Map
+from tests.mutation.reach import Map, digest
 
 # A test, and whether it runs under the sanitizer.
 Step = tuple[str, bool]
@@ -61,8 +61,8 @@ class Campaign:
     def tests(self, mutant: Mutant) -> list[Step]:
         """Those that reach it, within the budget: first what has seen others of the function, then of the file.
 
-        Then come quick ones: of a test with many parameters the quickest first, the second after those of all others.
-        Then come the same tests under the sanitizer, within the budget again.
+        Then come quick ones, of a test with many parameters the quickest first, the second after those of all others.
+        Every second one is drawn by lot, since what is quick has few tiles. Then come the same under the sanitizer.
         """
         name = f"{mutant.file}:{mutant.function}"
         line = mutant.statement - sources.tree(name).lineno
@@ -73,7 +73,9 @@ class Campaign:
             function = test.split("[")[0]
             order.append((ranks[function], seconds[test], test))
             ranks[function] += 1
-        every = [test for *_, test in sorted(order)]
+        quick = [test for *_, test in sorted(order)]
+        drawn = sorted(quick, key=lambda test: digest(f"{mutant.key} {test}"))
+        every = list(dict.fromkeys(test for pair in zip(quick, drawn, strict=True) for test in pair))
         plain, checked = (
             self._affordable(
                 [step for place in (name, mutant.file) for step in reversed(self.killers[place]) if step[1] == guarded],
