@@ -21,6 +21,7 @@ first = next(m for m in sources.all_mutants() if m.function == "average_kernel" 
 def planted(after):
     return dataclasses.replace(first, after=after, node=ast.parse(after, mode="eval").body)
 sources.all_mutants = lambda: [planted(after) for after in (EQUAL, FATAL, WRONG, ENDLESS)]
+tool.report.explanations = lambda every: {}
 sys.argv[1:] = ARGUMENTS
 sys.exit(tool.main())
 """
