@@ -1,10 +1,11 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest sanitize lint types compile-check compile-versions notebooks results venv clean
+.PHONY: help demo test pytest sanitize mutation lint types compile-check compile-versions notebooks results venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+MUTATION_ARGS ?=
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 
 # The first of these that is new enough; `make demo PYTHON=/path/to/python3.12` names another.
@@ -45,6 +46,9 @@ lint: $(VENV)/.installed-dev ## ruff and the layers of the design
 
 types: $(VENV)/.installed-dev ## mypy, strict, on the public API
 	$(BIN)/python -m mypy
+
+mutation: $(VENV)/.installed-dev ## mutants of the kernels that the suite kills; MUTATION_ARGS="--only gemm --sample 50" draws some
+	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
 
 compile-check: $(VENV)/.installed ## compile every kernel for sm_80 and sm_90; needs no GPU
 	$(BIN)/minidl doctor --compile --arch 80,90 --brief 80

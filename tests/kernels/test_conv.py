@@ -209,13 +209,13 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
     which = served(family)
     with launch.force(**{family: tile}):
         assert Problem(SHAPES[form], dtype=dtype).check(form, which)
-        # Two or three tiles along every axis.
+        # Two or three tiles along every axis, the last one of images, rows and columns with one of them.
         larger = {
-            "pixel": (3, 40, 150, (9, 8), (3, 2), (1, 1), (1, 0), (1, 1), 1),
-            "batch": (150, 64, 136, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
-            "box": (3, 64, 136, (11, 19), (3, 2), (1, 1), (1, 1), (1, 2), 1),
+            "pixel": (6, 40, 150, (9, 8), (3, 2), (1, 1), (1, 0), (2, 3), 1),
+            "batch": (129, 64, 136, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+            "box": (3, 64, 136, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
             "banded": (9, 4, 24, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1),
-            "pair": (150, 32, 64, (6, 8), (3, 5), (1, 1), (0, 0), (1, 1), 1),
+            "pair": (129, 32, 64, (6, 8), (3, 5), (1, 1), (0, 0), (1, 1), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
         if form == "batch":
@@ -230,7 +230,7 @@ def back_in_one_launch(dtype, tile):
             ((2, 2), (5, 4), torch.contiguous_format),
             ((1, 3), (3, 2), torch.channels_last),
         ):
-            p = Problem((150, 136, 64, (5, 6), kernel, stride, (2, 1), (1, 1), 1), dtype=dtype)
+            p = Problem((129, 136, 64, (5, 6), kernel, stride, (2, 1), (1, 1), 1), dtype=dtype)
             assert in_one_launch(p, (memory,))
 
 
@@ -279,12 +279,20 @@ def test_shares_of_the_weight_gradient(processors, monkeypatch):
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(p.x.dtype))
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_shares_of_the_weight_gradient_of_pixels(groups, monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda: 40)
+    p = Problem((9, 17 * groups, 18 * groups, (6, 8), (3, 2), (1, 1), (1, 1), (1, 1), groups))
+    with launch.force(conv_grad_weight=launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16})):
+        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="pixel"), p.dw.to(p.x.dtype))
+
+
 @pytest.mark.parametrize("processors", [1, 5, 20, 132])
 @pytest.mark.parametrize(
     "shape",
     [
         (70, 32, 40, (5, 6), (3, 2), (1, 1), (1, 1), (1, 1), 2),
-        (33, 64, 72, (7, 7), (3, 3), (2, 1), (1, 2), (1, 2), 1),
+        (33, 64, 72, (7, 7), (3, 3), (2, 3), (1, 2), (1, 2), 1),
         (9, 32, 32, (2, 1), (1, 3), (1, 1), (0, 2), (1, 2), 1),
         (3, 32, 32, (1, 1), (5, 5), (1, 1), (2, 2), (1, 1), 1),
     ],

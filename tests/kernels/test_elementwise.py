@@ -36,6 +36,13 @@ def test_one_run_of_memory_gets_the_flat_kernel(a, b, kernel):
     assert launches(lambda: elementwise.add(a, b)) == [kernel]
 
 
+@pytest.mark.parametrize("shape", [(8, 24), (9, 25)])
+def test_planes_of_whole_tiles_and_of_one_element_more(shape, device):
+    a, b = torch.randn(shape, device=device), torch.randn(shape[::-1], device=device).t()
+    with launch.force(elementwise_tile=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 8})):
+        assert torch.equal(elementwise.add(a, b), a + b)
+
+
 def test_collapse_merges_what_all_operands_allow():
     shape = (2, 1, 3, 4, 5)
     full, row = torch.empty(shape).stride(), (0, 0, 0, 0, 1)

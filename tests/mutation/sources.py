@@ -1,0 +1,103 @@
+"""The functions of minidl/kernels that Triton runs: their source, and how another source is put in their place."""
+
+import ast
+import copy
+import functools
+import importlib
+import pkgutil
+from pathlib import Path
+
+from triton.runtime.interpreter import ASTTransformer, InterpretedFunction
+
+from minidl import kernels
+from tests.mutation.operators import Mutant, mutants
+
+ROOT = Path(__file__).parents[2]
+
+# Functions of values: no index, mask, bound or loop over data is in them.
+ARITHMETIC = {
+    "minidl/kernels/activation.py": "functions of one value",
+    "minidl/kernels/elementwise/functions.py": "functions of up to three values",
+    "minidl/kernels/random.py:words": "the bits of a counter",
+    "minidl/kernels/random.py:halves": "the bits of a counter",
+    "minidl/kernels/random.py:sin_cos": "the terms of a series",
+    "minidl/kernels/random.py:unit_24": "bits to a number",
+    "minidl/kernels/random.py:bits_53": "bits to a number",
+    "minidl/kernels/random.py:quarter_turns": "bits to an angle",
+    "minidl/kernels/random.py:normals_32": "numbers from bits",
+    "minidl/kernels/random.py:normals_64": "numbers from bits",
+    "minidl/kernels/random.py:normal_pair": "numbers from bits",
+    "minidl/kernels/loss.py:log1p": "the terms of a series",
+    "minidl/kernels/gemm/parts.py:nearest_tf32": "the bits of a value",
+}
+# Functions that do nothing in the interpreter.
+NEVER_INTERPRETED = {
+    "minidl/kernels/early.py:wait": "waits for the kernel before on a GPU; the interpreter has no such kernel",
+}
+
+
+def functions() -> dict[str, InterpretedFunction]:
+    """Every function with @triton.jit under minidl/kernels, by "file:name"."""
+    found = {}
+    for info in pkgutil.walk_packages(kernels.__path__, "minidl.kernels."):
+        module = importlib.import_module(info.name)
+        for name, value in vars(module).items():
+            if isinstance(value, InterpretedFunction) and value.fn.__module__ == info.name:
+                found[f"{Path(module.__file__).relative_to(ROOT)}:{name}"] = value
+    return dict(sorted(found.items()))
+
+
+@functools.cache
+def trees(file: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a file (relative to the repository) by name."""
+    body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+    return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+
+
+def tree(name: str) -> ast.FunctionDef:
+    """The syntax tree of a function, by "file:name"."""
+    file, function = name.split(":")
+    return trees(file)[function]
+
+
+def reason_not_mutated(name: str) -> str | None:
+    """Why a function has no mutants, None if it may have."""
+    return NEVER_INTERPRETED.get(name) or ARITHMETIC.get(name) or ARITHMETIC.get(name.split(":")[0])
+
+
+def all_mutants() -> list[Mutant]:
+    """Every mutant of every function, in the order of files and lines."""
+    return [
+        mutant
+        for name in functions()
+        if reason_not_mutated(name) is None
+        for mutant in mutants(name.split(":")[0], tree(name))
+    ]
+
+
+def put(function: InterpretedFunction, source: ast.FunctionDef) -> None:
+    """Let the interpreter run `source` for a function from now on, in this process."""
+    function.rewrite()
+    source = copy.deepcopy(source)
+    source.decorator_list = []
+    module = ast.fix_missing_locations(ASTTransformer().visit(ast.Module([source], [])))
+    space = dict(function.kwargs)
+    exec(compile(module, function.fn.__code__.co_filename, "exec"), function.fn.__globals__, space)
+    InterpretedFunction.rewritten_fn[function.fn] = space[source.name]
+
+
+def shown(mutant: Mutant) -> tuple[str, str]:
+    """The line of a mutant as it is and as it becomes, without its indentation."""
+    lines = (ROOT / mutant.file).read_text(encoding="utf-8").splitlines()
+    node = next(n for n in ast.walk(trees(mutant.file)[mutant.function]) if getattr(n, "site", None) == mutant.site)
+    first, last = lines[node.lineno - 1], lines[node.end_lineno - 1]
+    if isinstance(node, ast.For):
+        return first.strip(), mutant.after
+    start, end = first[: _characters(first, node.col_offset)], last[_characters(last, node.end_col_offset) :]
+    middle = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+    after = f"({mutant.after})" if isinstance(mutant.node, ast.BinOp | ast.BoolOp) and start.strip() else mutant.after
+    return " ".join(middle.split()), " ".join((start + after + end).split())
+
+
+def _characters(line: str, octets: int) -> int:
+    return len(line.encode()[:octets].decode())
