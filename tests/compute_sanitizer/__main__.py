@@ -21,7 +21,10 @@ import typer
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 PLANTED = ("memcheck", "initcheck")
-SELECTED = ("tests/test_operations.py", "-k", "test_fixed_examples")
+SELECTED = (
+    "tests/test_operations.py", "tests/optim/test_optimizers.py", "tests/kernels/test_images.py",
+    "-k", "test_fixed_examples or test_many_steps or test_images",
+)  # fmt: skip
 QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", "cuda", "--timeout", "0")
 REPORT = re.compile(
     r"^========= (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|LEAK SUMMARY|\s)(.*)$", re.MULTILINE
