@@ -7,11 +7,13 @@ Both are within the bound of the float64 reference, so that they differ by at mo
 each operation and type how many values have the same bits, and the largest difference as a share of twice the bound.
 """
 
+import datetime
 import json
 from pathlib import Path
 from typing import Annotated
 
 import torch
+import triton
 import typer
 from rich.console import Console
 from rich.progress import track
@@ -106,7 +108,11 @@ def compare(
             row["share_of_bound"] = max(row["share_of_bound"], share(here, there, allowed[what]))
     show(rows)
     if json_ is not None:
-        json_.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
+        about = {
+            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+            "date": datetime.date.today().isoformat(),
+        }  # fmt: skip
+        json_.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     if any(row["share_of_bound"] > 1 for row in rows.values()):
         raise SystemExit(1)
 

@@ -175,11 +175,6 @@ def errors() -> Iterator[None]:
         _fail(f"error: {error}", 2)
     except RunError as error:
         _fail(f"error: {error}", 1)
-    except (MemoryError, RuntimeError) as error:
-        # torch has no error of its own for the host's memory.
-        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
-            raise
-        _fail("error: the memory of this machine is full; give less data, or smaller layers, batches or pictures", 1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except BrokenPipeError:

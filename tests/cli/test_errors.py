@@ -259,7 +259,7 @@ def test_a_full_memory_is_told_in_a_sentence(command, texts, tmp_path, monkeypat
     monkeypatch.setattr("minidl.training.train.train", full)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run")
     assert result.code == 1
-    assert result.err.startswith("error: the memory of this machine is full; give less data")
+    assert result.err.startswith("error: this machine's memory is full: ")
     error = RuntimeError("another one")
     with pytest.raises(RuntimeError, match="another one"):
         command("train", "text", "--data", texts, "--out", tmp_path / "run")

@@ -10,6 +10,14 @@ import pytest
 from minidl.cli import common
 
 
+@pytest.fixture(autouse=True)
+def _heeded():
+    """A process that a shell has put in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Thing:
     pass
 

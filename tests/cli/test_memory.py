@@ -119,7 +119,7 @@ def test_a_gpu_that_is_really_full_names_a_batch_that_fits(command, tmp_path):
     flags = ("--data", tmp_path / "photos", "--size", "64", "--epochs", "1", "--no-plots", "--no-capture")
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**29) / total)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**27) / total)
     try:
         result = command("train", "images", *flags, "--batch-size", "400", "--out", tmp_path / "run")
         assert result.code == 1, result.out

@@ -46,12 +46,8 @@ def test_the_device_memory_stays_the_same(kind, captured):
         torch.cuda.synchronize()
         gc.collect()
         found = torch.cuda.memory_stats()
-        return (
-            torch.cuda.memory_allocated(),
-            found["active.all.current"],
-            found["allocation.all.current"],
-            torch.cuda.memory_reserved(),
-        )
+        # Not "active": blocks that another stream has used count until their events are looked at.
+        return torch.cuda.memory_allocated(), found["allocation.all.current"], torch.cuda.memory_reserved()
 
     run = growth.steps(kind, captured)
     for _ in range(50):
