@@ -7,7 +7,7 @@ Both are within the bound of the float64 reference, so that they differ by at mo
 each operation and type how many values have the same bits, and the largest difference as a share of twice the bound.
 """
 
-import datetime
+import datetime as dt
 import json
 from pathlib import Path
 from typing import Annotated
@@ -110,7 +110,7 @@ def compare(
     if json_ is not None:
         about = {
             "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-            "date": datetime.date.today().isoformat(),
+            "date": dt.date.today().isoformat(),
         }  # fmt: skip
         json_.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     if any(row["share_of_bound"] > 1 for row in rows.values()):
