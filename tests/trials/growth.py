@@ -105,6 +105,7 @@ def measure(kind: str, count: int, warm_up: int, traced_steps: int = TRACED_STEP
 def _grown(run: Iterator[None], count: int, look: Callable[[], tuple[int, ...]]) -> list[int]:
     """By how much what `look` gives is more after `count` steps. What cycles hold is not counted: Triton's interpreter
     makes some at every launch."""
+    look()  # takes memory itself, of which the process keeps some
     for _ in range(3):
         next(run)
     gc.collect()
