@@ -162,6 +162,27 @@ def test_a_delta_filter_returns_the_input(form, C):
     assert torch.equal(conv.grad_input(y, w, geometry, form=form), x)
 
 
+SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "PER_PROCESSOR": 0, "FLATTEN": 0, "PIECES": 1}
+
+
+@pytest.mark.parametrize(
+    ("form", "tiles", "shape"),
+    [
+        ("box", {"conv_box": SMALL}, (3, 64, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1)),
+        (
+            "batch",
+            {"conv_batch": {**SMALL, "PIXELS": 1, "WIDE": 0}},
+            (3, 64, 96, (7, 8), (3, 3), (1, 1), (2, 2), (1, 1), 1),
+        ),
+    ],
+)
+def test_more_channels_than_a_tile_has(form, tiles, shape):
+    """Two tiles of outputs, and of weights that are turned."""
+    forced = {family: launch.Tile(sizes, 8, 3) for family, sizes in tiles.items()}
+    with launch.force(**forced, conv_turn=launch.Tile({"BLOCK_M": 32, "BLOCK_N": 64}, 4, 1)):
+        assert {"forward", "grad_input"} <= set(Problem(shape).check(form))
+
+
 @FORMS
 def test_permuting_the_batch_permutes_the_output(form):
     p = Problem((5, *SHAPES[form][1:]))
