@@ -33,7 +33,7 @@ from minidl.training.problems import make_problem
 OLD = Path(__file__).parents[1] / "old" / "formats-1"
 KINDS = ("text", "table", "images", "gan")
 # Steps until the memory of the process stays as it is: allocators, and caches of the interpreter.
-WARM_UP = {"text": 400, "table": 400, "images": 60, "gan": 40}
+WARM_UP = {"text": 400, "table": 400, "images": 300, "gan": 100}
 KB = 1024
 
 
