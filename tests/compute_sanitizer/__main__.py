@@ -3,7 +3,8 @@
 memcheck finds accesses outside of allocations, racecheck hazards in shared memory, initcheck reads of global memory
 that nothing has written, synccheck wrong barriers. torch's caching allocator is off, so that each tensor is an
 allocation. A first run without a tool compiles the kernels; the tools then find them in Triton's cache. memcheck and
-initcheck must report a planted bug first.
+initcheck must report a planted bug first. initcheck (of CUDA 13.0) does not see stores through tensor descriptors and
+takes what is read from there for never written: it gets convolutions that store through pointers.
 """
 
 import json
@@ -42,14 +43,16 @@ def tests(only: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line and only in line]
 
 
-def start(tool: str | None, ids: list[str], folder: Path, number: int) -> tuple[subprocess.Popen[bytes], Path]:
+def start(
+    tool: str | None, ids: list[str], folder: Path, number: int, *more: str
+) -> tuple[subprocess.Popen[bytes], Path]:
     """A process that runs some tests, under a tool or none, and the file of what it prints."""
     listed, log = folder / f"{tool}-{number}.txt", folder / f"{tool}-{number}.log"
     listed.write_text("\n".join(ids))
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     if "CUDA_VISIBLE_DEVICES" not in environment:
         environment["CUDA_VISIBLE_DEVICES"] = str(number % devices())
-    command = [*(under(tool) if tool else ()), sys.executable, "-m", "pytest", *QUIET, f"@{listed}"]
+    command = [*(under(tool) if tool else ()), sys.executable, "-m", "pytest", *QUIET, *more, f"@{listed}"]
     with log.open("wb") as out:
         return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment), log
 
@@ -77,9 +80,9 @@ def under(tool: str) -> list[str]:
     return ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", "50", *report]
 
 
-def sees_planted(tool: str) -> bool:
-    """Whether a tool reports the bug that is planted for it."""
-    command = [*under(tool), sys.executable, "-m", "tests.compute_sanitizer.planted", tool]
+def reports_planted(tool: str, what: str) -> bool:
+    """Whether a tool reports anything of a planted program."""
+    command = [*under(tool), sys.executable, "-m", "tests.compute_sanitizer.planted", what]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return bool(reports(done.stdout))
@@ -101,9 +104,13 @@ def main(
         folder.mkdir(exist_ok=True)
         for name in (None, *(tool or TOOLS)):
             begun = time.time()
-            if name in PLANTED and not sees_planted(name):
+            if name in PLANTED and not reports_planted(name, name):
                 raise SystemExit(f"{name} does not report a planted bug: what it says of the rest means nothing")
-            running = [start(name, ids[i::jobs], folder, i) for i in range(jobs) if ids[i::jobs]]
+            more = []
+            if name == "initcheck" and reports_planted(name, "box"):
+                print("initcheck does not see what is stored in boxes: convolutions store through pointers in its run")
+                more = ["-p", "tests.compute_sanitizer.pointers"]
+            running = [start(name, ids[i::jobs], folder, i, *more) for i in range(jobs) if ids[i::jobs]]
             counts, found = Counter(), Counter()
             for process, log in running:
                 process.wait()

@@ -178,7 +178,7 @@ def correlate(
     walking = tile["PER_PROCESSOR"] * launch.processors()
     programs = min(tiles, walking) if walking else tiles
     d_x = _images(x, [*box, options["BLOCK_K"]])
-    whole = h.out_step == v.out_step == groups == 1 and M * y.element_size() % 16 == 0 and epilogue.z is None
+    whole = stores_boxes(y, h, v, groups, epilogue)
     block_y = [*box, max(tile["BLOCK_M"] // tile["PIECES"], 16 // y.element_size())]
     d_y = _images(y, block_y) if whole else None
     block_w = (options["BLOCK_K"], tile["BLOCK_M"]) if turn else (tile["BLOCK_M"], options["BLOCK_K"])
@@ -191,6 +191,11 @@ def correlate(
         OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, TURN=turn, ACC=launch.acc(x.dtype), PRECISION=precision,
         TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], STORE_BOX=whole, **flags, **options,
     )  # fmt: skip
+
+
+def stores_boxes(y: torch.Tensor, h: Walk, v: Walk, groups: int, epilogue: Epilogue) -> bool:
+    """Whether a box of outputs is one of y [N, OH, OW, groups * M], and can be stored as such."""
+    return h.out_step == v.out_step == groups == 1 and y.shape[3] * y.element_size() % 16 == 0 and epilogue.z is None
 
 
 def _images(x: torch.Tensor, block: list[int]) -> TensorDescriptor:
