@@ -67,7 +67,8 @@ def command():
         threads = torch.get_num_threads()
         try:
             # Two batches show what the eight of a GAN's calibration do, at three quarters of an epoch's time.
-            with mock.patch("minidl.training.adversaries.CALIBRATION", 2):
+            # What a command sets in the environment (--device cpu, sanitize) is its process's own.
+            with mock.patch.dict(os.environ), mock.patch("minidl.training.adversaries.CALIBRATION", 2):
                 done = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, list(map(str, arguments)), stdin)
         finally:
             torch.set_num_threads(threads)
