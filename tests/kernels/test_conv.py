@@ -163,24 +163,34 @@ def test_a_delta_filter_returns_the_input(form, C):
 
 
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "PER_PROCESSOR": 0, "FLATTEN": 0, "PIECES": 1}
+SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1, "EVEN": 0}
 
 
 @pytest.mark.parametrize(
-    ("form", "tiles", "shape"),
+    ("form", "family", "sizes", "shape"),
     [
-        ("box", {"conv_box": SMALL}, (3, 64, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1)),
-        (
-            "batch",
-            {"conv_batch": {**SMALL, "PIXELS": 1, "WIDE": 0}},
-            (3, 64, 96, (7, 8), (3, 3), (1, 1), (2, 2), (1, 1), 1),
-        ),
+        ("box", "conv_box", {}, (3, 64, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1)),
+        ("box", "conv_box", {"PER_PROCESSOR": 1}, (3, 32, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 2)),
+        ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (3, 64, 96, (7, 8), (3, 3), (1, 1), (2, 2), (1, 1), 1)),
+        ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (3, 32, 96, (7, 9), (3, 3), (1, 1), (3, 2), (2, 2), 2)),
+        # Two pixels at a time of rows of five, and more images than a tile has.
+        ("batch", "conv_batch", {"PIXELS": 2, "WIDE": 0}, (67, 32, 96, (4, 7), (2, 3), (1, 1), (0, 0), (1, 1), 2)),
     ],
 )
-def test_more_channels_than_a_tile_has(form, tiles, shape):
-    """Two tiles of outputs, and of weights that are turned."""
-    forced = {family: launch.Tile(sizes, 8, 3) for family, sizes in tiles.items()}
-    with launch.force(**forced, conv_turn=launch.Tile({"BLOCK_M": 32, "BLOCK_N": 64}, 4, 1)):
+def test_more_than_a_tile_of_channels_and_images(form, family, sizes, shape):
+    tiles = {family: launch.Tile({**SMALL, **sizes}, 8, 3), "conv_turn": launch.Tile({"BLOCK_M": 32, "BLOCK_N": 64})}
+    with launch.force(**tiles):
         assert {"forward", "grad_input"} <= set(Problem(shape).check(form))
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize("padding", [1, 2, 3])
+def test_more_than_a_tile_of_channels_in_the_weight_gradient(padding, taps):
+    """With the padding of 2 the last of three taps begins at the first pixel, with that of 3 before it."""
+    shape = (17, 32, 48, (5, 6), (2, 3), (1, 1), (1, padding), (1, 1), 2)
+    tile = launch.Tile({**SMALL_GRAD, "TAPS": taps}, 4, 3)
+    with launch.force(conv_batch_grad_weight=tile):
+        assert Problem(shape).check("batch", lambda name: name == "grad_weight") == ["grad_weight"]
 
 
 @FORMS
@@ -471,6 +481,16 @@ def test_what_is_not_finite_stays_with_its_neighbours(form, bad):
     if form not in ("banded", "pair"):
         assert torch.equal(after.isnan() | after.isinf(), ~F.conv2d(x.double(), w.double(), None, 1, (1, 2)).isfinite())
         assert torch.equal(after.isnan(), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_not_finite_stays_in_its_row(dtype):
+    """The last group's 16 values reach one past the row's end, to the first of the next."""
+    x, w = whole(2, 3, 4, 8, dtype=dtype), whole(4, 3, 1, 3, seed=1, dtype=dtype)
+    x[:, :, 2, 0] = math.nan
+    y, _ = conv.forward(x, w, Geometry.of((4, 8), (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), form="banded")
+    assert y[:, :, [0, 1, 3]].isfinite().all()
+    assert y[:, :, 2, 0].isnan().all()
 
 
 def test_taps_may_be_more_than_32_bits_apart(device):

@@ -154,6 +154,19 @@ def test_ignored_rows_are_zero_whatever_they_hold(tile, smoothing, device):
 
 
 @FORMS
+def test_the_class_that_is_ignored_may_be_one_of_them(tile, device):
+    """Rows past the last have its number, too: nothing is read there."""
+    x = torch.randn(5, 13, device=device)
+    x[1, 1] = INF
+    target = classes(0, 1, 5, 1, 12, device=device)
+    with launch.force(cross_entropy=tile, cross_entropy_loop=tile):
+        value, grad = cross_entropy.cross_entropy(x, target, ignore_index=1, with_grad=True)
+    expected = F.cross_entropy(x[[0, 2, 4]].double(), target[[0, 2, 4]])
+    assert value.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert grad[[1, 3]].eq(0).all()
+
+
+@FORMS
 def test_infinite_logits_as_torch(tile, device):
     rows = [
         [0.0, -INF, 1.0, 2.0, -INF],

@@ -289,6 +289,14 @@ def test_what_is_not_finite_has_no_parts(bad, where, kernels):
     assert kernels == ["parts_kernel", "parts_kernel", "gemm_parts_kernel", "gemm_tma_kernel"]
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (7, 13), (65, 70)])
+def test_what_lies_past_the_end_is_not_taken_for_numbers(shape):
+    """Or a finite product would be computed twice."""
+    wild = torch.zeros(1, dtype=torch.int32, device=default_device())
+    parts._cut(matrix(*shape), wild)
+    assert wild.item() == 0
+
+
 def test_the_largest_numbers_have_parts():
     """Rounded to 11 bits the largest number would be infinite."""
     a = torch.full((8, 16), torch.finfo(torch.float32).max, device=default_device())

@@ -91,6 +91,18 @@ def test_bands_cover_all_rows_once(processors, device, monkeypatch):
         assert dbias.item() == rows
 
 
+def test_a_batch_counts_once_whatever_the_tiles(device, monkeypatch):
+    """Three tiles of channels and two bands of rows, of which one program counts."""
+    monkeypatch.setattr(launch, "processors", lambda: 2)
+    count = torch.tensor(3, device=device)
+    running = [Tensor(torch.zeros(5, device=device)), Tensor(torch.ones(5, device=device))]
+    with launch.force(**SMALL):
+        ops.batch_norm(
+            Tensor(numbers(40, 5, dtype=torch.float32).to(device)), *running, training=True, num_batches_tracked=count
+        )
+    assert count.item() == 4
+
+
 def test_few_channels_fill_a_gpu(monkeypatch):
     monkeypatch.setattr(launch, "processors", lambda: 132)
     tile = launch.Tile({"BLOCK_M": 64, "BLOCK_C": 16})

@@ -119,6 +119,18 @@ def test_the_first_of_equal_maxima_has_the_gradient(device):
     assert torch.equal(leaf.grad.data.cpu().view(4, 4), expected)
 
 
+@pytest.mark.parametrize("padding", [1, 2])
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+def test_the_first_pixel_of_a_window_of_minus_infinities_has_the_gradient(dilation, padding, device):
+    x = torch.full((1, 2, 13, 14), -INF, dtype=torch.float64, device=device)
+    for got, wanted in zip(
+        differentiated(ops.max_pool2d, x, 4, 1, padding, dilation),
+        differentiated(F.max_pool2d, x, 4, 1, padding, dilation),
+        strict=True,
+    ):
+        assert torch.equal(got, wanted)
+
+
 def test_a_window_without_a_pixel_is_minus_infinity(device):
     x = torch.ones(1, 2, 1, 3, device=device)
     y, dx = differentiated(ops.max_pool2d, x, 2, 1, 1, 2)
