@@ -65,6 +65,11 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except SystemExit as end:
+        # Typer has no word for what comes while it reads the command line.
+        if isinstance(end.__context__, typer.Exit) and isinstance(end.__context__.__cause__, KeyboardInterrupt):
+            print("interrupted", file=sys.stderr)
+        raise
     finally:
         # What was to be said is said: one more Ctrl-C must not print a trace while Python closes.
         for number in (signal.SIGINT, signal.SIGTERM):

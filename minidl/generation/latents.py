@@ -142,7 +142,8 @@ def _read_npy(path: Path, latent: int) -> np.ndarray:
     except (OSError, DataError):
         raise
     except Exception as error:  # noqa: BLE001  (NumPy's reader of headers raises what Python's tokenizer does)
-        raise DataError(f"{path} is no array file of NumPy: {str(error)[:120]}") from None
+        why = "its header cannot be read" if "<" in str(error) else str(error)[:120]  # some name Python's own objects
+        raise DataError(f"{path} is no array file of NumPy: {why}") from None
     if values.dtype.kind not in "fiu":
         raise DataError(f"{path} has values of type {values.dtype}, expected {_expected(latent)}")
     if values.ndim == 1 and len(values) == latent:

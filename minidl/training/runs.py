@@ -267,7 +267,7 @@ def finish(folder: Path) -> str | None:
     if not (aside / _REPLACED).exists():
         return None
     _delete_run(aside)
-    return f"the replaced run had files of yours: they are in {aside}" if aside.exists() else None
+    return f"the replaced run had files of yours: they are in {aside}" if _holds(aside) else None
 
 
 def check_data(config: Session, data_sha256: str) -> None:
@@ -342,6 +342,11 @@ def _previous(folder: Path) -> Path:
     return folder.with_name(folder.name + ".previous")
 
 
+def _holds(folder: Path) -> bool:
+    """Whether something is there: an empty folder may be all of a replaced run that could not be deleted."""
+    return folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+
+
 def _move_aside(folder: Path) -> bool:
     """The run becomes FOLDER.previous; tells if there is one to come back.
 
@@ -353,7 +358,7 @@ def _move_aside(folder: Path) -> bool:
             _delete_run(folder)
             return True
         _delete_run(aside)
-    if aside.exists():
+    if _holds(aside):
         raise RunError(f"{aside} exists: move or delete it, then try again")
     files.write_text(folder / _REPLACED, "")
     folder.rename(aside)

@@ -1,12 +1,14 @@
 """Signals at any moment: exit status 130, no trace, and none is lost."""
 
 import signal
+import sys
 import threading
 import time
 import weakref
 
 import pytest
 
+from minidl import cli
 from minidl.cli import common
 
 
@@ -58,3 +60,20 @@ def test_nothing_is_left_of_it():
     with common.terminated():
         assert signal.getsignal(signal.SIGTERM) is not before[0]
     assert (signal.getsignal(signal.SIGTERM), threading.active_count()) == before
+
+
+def test_a_signal_while_the_command_line_is_read_is_told(monkeypatch, capsys):
+    def raised(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(common.Group, "make_context", raised)
+    monkeypatch.setattr(sys, "argv", ["minidl", "info"])
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -116,6 +116,9 @@ def test_arrays_that_are_no_latents(tmp_path):
         path.write_bytes(content)
         with pytest.raises(DataError, match="is no array file of NumPy"):
             latents.read(path, 4)
+    path.write_bytes(damaged[1].replace(b"True", b"Trve"))
+    with pytest.raises(DataError, match=r"is no array file of NumPy: its header cannot be read$"):
+        latents.read(path, 4)
     # Told before the memory is taken, which there may be.
     less = damaged[0].replace(b"9" * 30, b"9" * 9 + b" " * 21)
     for content, size in ((damaged[0], "15,999,999,999,999"), (less, "15,999,999,984"), (damaged[1], "16")):

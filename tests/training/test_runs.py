@@ -3,6 +3,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -279,6 +280,20 @@ def test_changed_data_is_refused(tmp_path):
     runs.same_data(run, "0" * 64)
     with pytest.raises(ConfigError, match="is not what the run was started on"):
         runs.same_data(run, "1" * 64)
+
+
+def test_an_empty_folder_that_could_not_be_deleted_is_in_no_ones_way(tmp_path, monkeypatch):
+    folder, aside = tmp_path / "run", tmp_path / "run.previous"
+    finished(folder, epochs=1)
+    started(folder, epochs=2, overwrite=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(aside), "rmdir", mock.Mock(side_effect=OSError(30, "Read-only file system")))
+        assert runs.finish(folder) is None
+    assert list(aside.iterdir()) == []
+    started(folder, epochs=3, overwrite=True)
+    assert runs.read_run(aside).config["epochs"] == 2
+    assert runs.finish(folder) is None
+    assert not aside.exists()
 
 
 def test_a_neighbour_with_the_name_of_a_replaced_run_is_left_alone(tmp_path):
