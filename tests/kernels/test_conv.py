@@ -169,7 +169,7 @@ SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1, "
 @pytest.mark.parametrize(
     ("form", "family", "sizes", "shape"),
     [
-        ("box", "conv_box", {}, (3, 64, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1)),
+        ("box", "conv_box", {}, (3, 64, 96, (6, 7), (2, 3), (1, 1), (1, 1), (1, 1), 1)),
         ("box", "conv_box", {"PER_PROCESSOR": 1}, (3, 32, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 2)),
         ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (3, 64, 96, (7, 8), (3, 3), (1, 1), (2, 2), (1, 1), 1)),
         ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (3, 32, 96, (7, 9), (3, 3), (1, 1), (3, 2), (2, 2), 2)),
@@ -729,6 +729,20 @@ def test_rows_that_no_output_reads_spoil_none(H, kernel, stride, row, monkeypatc
     y = conv.forward(x, p.w, p.geometry, form="banded")[0]
     exact = torch.nn.functional.conv2d(x.double(), p.w.double(), stride=stride)
     assert torch.equal(y.isnan(), exact.isnan())
+
+
+@pytest.mark.parametrize("row", [0, 3, 4, 7])
+def test_rows_that_a_pair_does_not_read_do_not_spoil_it(row, monkeypatch):
+    """The band has more rows than the two rows of outputs have values."""
+    monkeypatch.setattr(banded.held, "takes", lambda *_: False)
+    p = Problem((2, 1, 12, (8, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
+    x = p.x.clone()
+    x[:, :, row] = math.nan
+    names = launched(monkeypatch)
+    y = conv.forward(x, p.w, p.geometry, form="banded")[0]
+    assert "conv_two_rows_kernel" in names
+    exact = F.conv2d(x.double(), p.w.double(), padding=1).isnan()
+    assert torch.equal(y.isnan().unflatten(2, (4, 2)).any(3), exact.unflatten(2, (4, 2)).any(3))
 
 
 @pytest.mark.parametrize("per_processor", [0, 1])
