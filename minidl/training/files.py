@@ -110,11 +110,13 @@ def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Ten
 
     raw = read_bytes(path)
     try:
-        tensors = load(raw)
         (length,) = struct.unpack("<Q", raw[:8])
+        header = parse_json(raw[8 : 8 + length])
+        _check_shapes(header)
+        tensors = load(raw)
         # It may be null.
-        about = parse_json(raw[8 : 8 + length]).get("__metadata__") or {}
-    except (SafetensorError, ValueError, KeyError, struct.error) as error:
+        about = header.get("__metadata__") or {}
+    except (SafetensorError, ValueError, KeyError, AttributeError, struct.error) as error:
         raise damaged(path, error) from None
     written = about.get(storage.CHECKSUM)
     if written != storage.checksum(tensors):
@@ -122,6 +124,14 @@ def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Ten
     if checksum is not None and written != checksum:
         raise damaged(path, "its values are whole, but not those that were saved under this name")
     return tensors
+
+
+def _check_shapes(header: dict[str, Any]) -> None:
+    """Raises ValueError for one whose strides torch cannot count; safetensors takes any that holds a 0."""
+    for name, entry in header.items():
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        if isinstance(shape, list) and math.prod(max(size, 1) for size in shape if isinstance(size, int)) >= 2**63:
+            raise ValueError(f"{name[:60]} has a shape of {len(shape)} sizes whose product is beyond 64 bits")
 
 
 def sweep(folder: Path) -> None:

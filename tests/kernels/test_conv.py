@@ -171,8 +171,10 @@ SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1, "
     [
         ("box", "conv_box", {}, (3, 64, 96, (6, 7), (2, 3), (1, 1), (1, 1), (1, 1), 1)),
         ("box", "conv_box", {"PER_PROCESSOR": 1}, (3, 32, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 2)),
-        ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (3, 64, 96, (7, 8), (3, 3), (1, 1), (2, 2), (1, 1), 1)),
-        ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (3, 32, 96, (7, 9), (3, 3), (1, 1), (3, 2), (2, 2), 2)),
+        # Boxes of 8 x 8 pixels: three of them down an image.
+        ("box", "conv_box", {}, (2, 32, 32, (21, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1)),
+        ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (2, 64, 96, (5, 4), (3, 3), (1, 1), (2, 2), (1, 1), 1)),
+        ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (2, 32, 96, (5, 6), (3, 2), (1, 1), (3, 2), (2, 2), 2)),
         # Two pixels at a time of rows of five, and more images than a tile has.
         ("batch", "conv_batch", {"PIXELS": 2, "WIDE": 0}, (67, 32, 96, (4, 7), (2, 3), (1, 1), (0, 0), (1, 1), 2)),
     ],
@@ -191,6 +193,14 @@ def test_more_than_a_tile_of_channels_in_the_weight_gradient(padding, taps):
     tile = launch.Tile({**SMALL_GRAD, "TAPS": taps}, 4, 3)
     with launch.force(conv_batch_grad_weight=tile):
         assert Problem(shape).check("batch", lambda name: name == "grad_weight") == ["grad_weight"]
+
+
+@pytest.mark.parametrize("form", ["pixel", "banded"])
+def test_positions_counted_in_64_bits(form, monkeypatch):
+    """As where there are 2^31 of them."""
+    for module in (pixel_tiled, banded, banded.held):
+        monkeypatch.setattr(module, "MANY", 1)
+    assert {"forward", "epilogue", "grad_weight"} <= set(Problem(SHAPES[form]).check(form))
 
 
 @FORMS
@@ -323,7 +333,7 @@ def test_shares_of_the_weight_gradient_of_pixels(groups, monkeypatch):
     "shape",
     [
         (70, 32, 40, (5, 6), (3, 2), (1, 1), (1, 1), (1, 1), 2),
-        (33, 64, 72, (7, 7), (3, 3), (2, 3), (1, 2), (1, 2), 1),
+        (33, 64, 72, (7, 7), (3, 3), (2, 3), (1, 2), (2, 2), 1),
         (9, 32, 32, (2, 1), (1, 3), (1, 1), (0, 2), (1, 2), 1),
         (3, 32, 32, (1, 1), (5, 5), (1, 1), (2, 2), (1, 1), 1),
     ],

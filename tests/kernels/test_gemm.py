@@ -149,6 +149,11 @@ def test_batches():
     expanded = integers(1, 17, 33).expand(5, 17, 33)
     assert torch.equal(gemm.gemm(expanded, b), (expanded.double() @ b.double()).float())
     assert torch.equal(gemm.gemm(a, b, split=2), gemm.gemm(a, b))
+    bias = integers(9, seed=2)
+    c, z = gemm.gemm(a, b, bias, "relu", preactivation=True)
+    exact = (a.double() @ b.double() + bias.double()).float()
+    assert torch.equal(z, exact)
+    assert torch.equal(c, exact.relu())
 
 
 @pytest.mark.parametrize("act", [None, *activation.NAMES, ("leaky_relu", 0.3)], ids=str)

@@ -161,6 +161,14 @@ def test_places_have_the_smallest_type_that_holds_them(kernel, dtype, device):
         torch.testing.assert_close(a, b)
 
 
+def test_a_tap_beyond_the_window_that_wraps_to_no_place(device):
+    """Tap 6 * 40 + 15 = 255 of a window of 3 x 40 is -1 in eight bits, as is the place where no window is."""
+    x = torch.randn(1, 2, 24, 60, dtype=torch.float64, device=device)
+    got = differentiated(ops.max_pool2d, x, (3, 40), (8, 1))
+    for a, b in zip(got, differentiated(F.max_pool2d, x, (3, 40), (8, 1)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_means_over_powers_of_two_are_exact(dtype, device):
     x = torch.randint(-8, 9, (3, 5, 9, 12), generator=torch.Generator().manual_seed(0)).to(device, dtype)

@@ -104,6 +104,14 @@ def test_a_changed_bit_anywhere_in_the_values_is_damage(tmp_path):
             files.read_tensors(path)
 
 
+@pytest.mark.parametrize("shape", [[0] + [3] * 60, [2**62, 0, 2**62]])
+def test_a_shape_that_torch_cannot_count_is_damage(tmp_path, shape):
+    header = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(DamagedError, match=f"x has a shape of {len(shape)} sizes whose product is beyond 64 bits"):
+        files.read_tensors(tmp_path / "x")
+
+
 def test_a_tensor_file_whose_metadata_is_null(tmp_path):
     path = tmp_path / "a.safetensors"
     files.write_tensors(path, {"a": torch.zeros(1)})
