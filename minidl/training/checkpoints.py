@@ -173,11 +173,14 @@ class Checkpoints:
             weights = {
                 key.removeprefix("weights."): value for key, value in tensors.items() if key.startswith("weights.")
             }
-            return Checkpoint(path, file, weights, _put_tensors(content["optimizer"], tensors), content)
+            optimizer = _put_tensors(content["optimizer"], tensors)
         except FileNotFoundError:
             raise DamagedError(f"{path} names {file}, which is gone; train again with --overwrite") from None
         except KeyError as error:
             raise damaged(path, f"{error} is missing") from None
+        if not isinstance(optimizer, dict):
+            raise damaged(path, f"optimizer is {cut(repr(content['optimizer']), 60)}, expected its state")
+        return Checkpoint(path, file, weights, optimizer, content)
 
 
 def delete(folder: Path) -> None:

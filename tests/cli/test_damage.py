@@ -140,7 +140,7 @@ def put(path, value):
         (put("schedule.step", 1), "schedule: it is {"),
         (put("generator", []), "generator: the state of random numbers"),
         (put("generator.stream", "x"), "generator: "),
-        (put("optimizer", 5), "optimizer: 'int' object"),
+        (put("optimizer", 5), "optimizer is 5, expected its state"),
         (lambda content: content.pop("optimizer") and None, "'optimizer' is missing"),
         (lambda content: content.pop("sha256") and None, "'sha256' is missing"),
         (put("tensors", 5), "names 5 as its tensor file"),

@@ -234,6 +234,16 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
         checkpoints.last()
 
 
+@pytest.mark.parametrize("given", ["tensor:weights.0.weight", None, 5, []])
+def test_a_state_of_the_optimiser_that_is_none_is_refused(tmp_path, given):
+    checkpoints = Checkpoints(tmp_path / "c")
+    save(checkpoints, 1)
+    content = files.read_json(tmp_path / "c" / "last.json")
+    files.write_json(tmp_path / "c" / "last.json", {**content, "optimizer": given})
+    with pytest.raises(DamagedError, match=r"last\.json is damaged \(optimizer is .*, expected its state"):
+        checkpoints.last()
+
+
 def test_another_version_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
     save(checkpoints, 1)
