@@ -494,6 +494,16 @@ def test_what_is_not_finite_stays_with_its_neighbours(form, bad):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_group_from_one_before_a_row_to_its_end(dtype):
+    """Fourteen outputs of sixteen values, the first of them padding on the left, where alone there is some."""
+    x, w = whole(2, 1, 4, 15, dtype=dtype), whole(1, 1, 1, 3, seed=1, dtype=dtype)
+    at = Geometry.of((4, 15), (1, 3), (1, 1), ((0, 0), (1, 0)), (1, 1))
+    for z in (False, True):
+        y, _ = conv.forward(x, w, at, form="banded", preactivation=z)
+        assert torch.equal(y, F.conv2d(F.pad(x, (1, 0)), w))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_not_finite_stays_in_its_row(dtype):
     """The last group's 16 values reach one past the row's end, to the first of the next."""
     x, w = whole(2, 3, 4, 8, dtype=dtype), whole(4, 3, 1, 3, seed=1, dtype=dtype)
