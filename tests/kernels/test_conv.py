@@ -504,11 +504,12 @@ def test_a_group_from_one_before_a_row_to_its_end(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_not_finite_stays_in_its_row(dtype):
-    """The last group's 16 values reach one past the row's end, to the first of the next."""
-    x, w = whole(2, 3, 4, 8, dtype=dtype), whole(4, 3, 1, 3, seed=1, dtype=dtype)
+@pytest.mark.parametrize("W", [8, 17, 20, 29])
+def test_what_is_not_finite_stays_in_its_row(W, dtype):
+    """The last group's values reach past the row's end, for W = 8 by one of 16 in float64, to the first of the next."""
+    x, w = whole(2, 3, 4, W, dtype=dtype), whole(4, 3, 1, 3, seed=1, dtype=dtype)
     x[:, :, 2, 0] = math.nan
-    y, _ = conv.forward(x, w, Geometry.of((4, 8), (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), form="banded")
+    y, _ = conv.forward(x, w, Geometry.of((4, W), (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), form="banded")
     assert y[:, :, [0, 1, 3]].isfinite().all()
     assert y[:, :, 2, 0].isnan().all()
 

@@ -60,6 +60,12 @@ def test_every_tile(dtype, tile, shape):
         Problem("few", *shape, dtype=dtype).check()
 
 
+@pytest.mark.parametrize("size", [(20, 24), (24, 5), (3, 40)])
+def test_several_boxes_each_way(size):
+    with launch.force(conv_few=launch.Tile({"BLOCK_N": 16, "BLOCK_K": 16, "OUTPUTS": 16}, 4, 2)):
+        Problem("few", 2, 16, 3, size, (3, 3), (1, 1), (1, 1), (0, 0)).check()
+
+
 def test_it_is_taken_for_few_outputs(monkeypatch):
     monkeypatch.setattr(conv, "_correlate", lambda *_, **__: pytest.fail("another form was taken"))
     monkeypatch.setattr(launch, "boxes", lambda: True)
