@@ -118,7 +118,7 @@ class Checkpoints:
 
     def _started(self) -> bool:
         """Start the thread; False where the system has none to give, and the state is to be written here."""
-        writer = threading.Thread(target=self._write_all)
+        writer = threading.Thread(target=self._write_all, name=_writer_of(self.folder))
         try:
             writer.start()
         except RuntimeError:
@@ -181,6 +181,15 @@ class Checkpoints:
         if not isinstance(optimizer, dict):
             raise damaged(path, f"optimizer is {cut(repr(content['optimizer']), 60)}, expected its state")
         return Checkpoint(path, file, weights, optimizer, content)
+
+
+def is_writing(folder: Path) -> bool:
+    """Whether a state is being written there: a Ctrl-C while it is waited for ends the waiting, not the writing."""
+    return any(thread.name == _writer_of(folder) for thread in threading.enumerate())
+
+
+def _writer_of(folder: Path) -> str:
+    return f"writer of {folder}"
 
 
 def delete(folder: Path) -> None:

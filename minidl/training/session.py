@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from minidl.kernels import launch
 from minidl.training import environment, files, memory, runs
-from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
+from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.config import Session
 from minidl.training.display import Display
 from minidl.training.errors import ConfigError, RunError, damaged
@@ -49,7 +49,7 @@ def in_run(
     """What `fit` makes in the folder of a new run, or of the one to continue with the state to go on from.
 
     `checksum` is the data's, `documents` are files of the run, `model` stands in its config.json. A new run that comes
-    to nothing leaves the one that it was to replace.
+    to nothing leaves the one that it was to replace, unless its first state is still being written.
     """
     if config.resume and (config.out / "config.json").exists():
         runs.sweep(config.out)
@@ -62,7 +62,9 @@ def in_run(
     try:
         return fit(None)
     finally:
-        if not (config.out / FOLDER / "last.json").exists() and runs.abandon(config.out):
+        # What is still being written must not get into the run that comes back.
+        nothing = not is_writing(config.out / FOLDER) and not (config.out / FOLDER / "last.json").exists()
+        if nothing and runs.abandon(config.out):
             display.note(f"{config.out} is again the run that was to be replaced")
 
 
