@@ -13,8 +13,9 @@ Programs that meet at an atomic operation (acquire, release) may see one another
 does after its atomic operation counts as done before it. Races are judged in the order in which the interpreter ran
 the programs.
 
-Not seen are masked lanes in integers of 8 and 16 bits and float8, and those that went through comparisons, sorts or
-integer arithmetic; writes through a bare address (ctypes); what a function of torch read unwritten and copied; other
+Not seen are masked lanes in integers of 8 and 16 bits and float8, and those that went through comparisons, sorts,
+integer arithmetic or additions and multiplications in bfloat16, whose bits the interpreter takes for integers; gaps of
+views that reach over more than 2^24 elements; writes through a bare address (ctypes); what a function of torch read unwritten and copied; other
 processes. A function of torch that writes part of a tensor by index counts as writing all of it.
 """
 

@@ -87,6 +87,17 @@ def carry_through(function: Callable[..., Any], lanes: Lanes, builder: Any, *arg
     return result
 
 
+def carry_through_product(function: Callable[..., Any], lanes: Lanes, builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+    """A product of matrices, which takes the bits of bfloat16 for integers: a marked lane marks its row or column."""
+    result = function(builder, a, b, *rest)
+    of_a, of_b = (lanes.of(part.data, part.dtype.scalar) for part in (a, b))
+    rows = -1 if of_a is None else of_a.max(axis=-1, keepdims=True)
+    columns = -1 if of_b is None else of_b.max(axis=-2, keepdims=True)
+    if of_a is not None or of_b is not None:
+        _put(result, np.broadcast_to(np.maximum(rows, columns), np.shape(result.data)))
+    return result
+
+
 def carry_through_reduction(function: Callable[..., Any], lanes: Lanes, operation: Any, inputs: Any) -> Any:
     """A reduction, which would skip NaN and add up integers: the result of a marked lane is marked."""
     with_index = getattr(operation.combine_fn, "__name__", "").startswith(("_argmin", "_argmax"))

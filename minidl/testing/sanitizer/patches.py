@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.testing.sanitizer.checks import ADDRESS, Launch, Sanitizer
 from minidl.testing.sanitizer.findings import SanitizerError
-from minidl.testing.sanitizer.lanes import carry_through, carry_through_reduction
+from minidl.testing.sanitizer.lanes import carry_through, carry_through_product, carry_through_reduction
 
 _BUILDER = interpreter.InterpreterBuilder
 _EXECUTOR = interpreter.GridExecutor
@@ -64,6 +64,7 @@ def _install() -> None:
         (_BUILDER, "create_atomic_cas"): _atomic_cas,
         (_BUILDER, "create_ptr_to_int"): _pointer_to_int,
         (interpreter.ReduceOps, "apply_impl"): _reduce,
+        (_BUILDER, "create_dot"): _carrying("create_dot", carry_through_product),
         **{(_BUILDER, name): _carrying(name) for name in _CARRYING if hasattr(_BUILDER, name)},
     }
     for (owner, name), replacement in replacements.items():
@@ -149,12 +150,12 @@ def _load_with_other(semantic: Any, ptr: Any, mask: Any, other: Any, *rest: Any)
         _active[-1].other_given = False
 
 
-def _carrying(name: str) -> Callable[..., Any]:
+def _carrying(name: str, carry: Callable[..., Any] = carry_through) -> Callable[..., Any]:
     def through(builder: Any, *arguments: Any) -> Any:
         launch, original = _active[-1].launch, _original(_BUILDER, name)
         if launch is None or not launch.lanes.masked:
             return original(builder, *arguments)
-        return carry_through(original, launch.lanes, builder, *arguments)
+        return carry(original, launch.lanes, builder, *arguments)
 
     return through
 

@@ -215,6 +215,15 @@ def computes_without_other(x, out, n, how: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def multiplies_without_other(x, y, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    whole = i[:, None] * BLOCK + i[None, :]
+    left = tl.load(x + whole, mask=i[None, :] < n)
+    right = tl.load(y + whole, mask=i[:, None] < n, other=0.0)
+    tl.store(out + whole, tl.dot(left, right))  # BUG
+
+
+@triton.jit
 def reads_a_block_without_padding(x, out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     before = tl.load(x + i, mask=i < n, other=0.0)

@@ -253,6 +253,15 @@ def test_missing_other_is_seen_through_functions(how, dtype):
     assert (finding.kind, finding.elements) == ("missing other", 6)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_missing_other_is_seen_through_products(dtype):
+    kernel, x = kernels.multiplies_without_other, torch.ones(16, 16, dtype=dtype)
+    out = torch.zeros(16, 16, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    (finding,) = found(kernel, (1,), x, x, out, 12, BLOCK=16)
+    assert (finding.kind, finding.elements) == ("missing other", 256)
+    assert [finding.place.line] == lines_of_bugs(kernel)
+
+
 @pytest.mark.skipif(not hasattr(interpreter, "BlockPointerHandle"), reason="this Triton has no block pointers")
 @pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 def test_missing_padding_is_seen_after_a_load_with_other():
