@@ -50,7 +50,7 @@ def batch_size(pass_: int, image_bytes: int, wanted: int | None, free: int | Non
 
 def too_little(short: memory.Shortage, batch: int, one_pass: int, attempt: Callable[[int], object]) -> str:
     """What to do where memory has run out: a batch is whole passes, and one pass the least."""
-    if short.where == "kernel":
+    if short.where != "GPU":
         return memory.advice(short, batch)
     # Half of what is free: a graph keeps memory of its own.
     if batch > one_pass and memory.fits(attempt, one_pass, 0.5):

@@ -109,6 +109,7 @@ def test_generation_names_a_batch_that_fits(small_gpu):
     assert "take a --batch-size of 64" in passes.too_little(short, 256, 64, lambda count: None)
     assert "a batch is made of passes of 64 images" in passes.too_little(short, 256, 64, full)
     assert "a batch is made of passes of 64 images" in passes.too_little(short, 64, 64, lambda count: None)
+    assert "GPU" not in passes.too_little(memory.Shortage("machine", 4 * GB, GB), 256, 64, full)
 
 
 @pytest.mark.parametrize(
