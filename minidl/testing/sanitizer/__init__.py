@@ -15,8 +15,9 @@ the programs.
 
 Not seen are masked lanes in integers of 8 and 16 bits and float8, and those that went through comparisons, sorts,
 integer arithmetic or additions and multiplications in bfloat16, whose bits the interpreter takes for integers; gaps of
-views that reach over more than 2^24 elements; writes through a bare address (ctypes); what a function of torch read unwritten and copied; other
-processes. A function of torch that writes part of a tensor by index counts as writing all of it.
+views that reach over more than 2^24 elements; writes through a bare address (ctypes); what a function of torch read
+unwritten and copied; other processes. A function of torch that writes part of a tensor by index counts as writing all
+of it.
 """
 
 from __future__ import annotations
