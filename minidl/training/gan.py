@@ -126,7 +126,8 @@ def _fit(
         others = Adversaries(settings, size, lr, config.seed, captured=False)
         others.step(Tensor(torch.zeros(size, *pixels.shape[3:], *pixels.shape[1:3], device=default_device())))
 
-    progress = memory.guarded(trainer.run, batch_size, attempt, 0.5 if config.capture else 1.0)
+    smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
+    progress = memory.guarded(trainer.run, batch_size, attempt, 0.5 if config.capture else 1.0, smaller)
 
     report = {**_report(config, dataset, len(pixels), networks, progress, described["device"]), **resumed}
     files.write_tensors(config.out / "model.safetensors", networks.average.state_dict())

@@ -30,7 +30,7 @@ from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.optim import Optimizer, Schedule
 from minidl.tensor import Tensor, default_device
-from minidl.training import files, weights
+from minidl.training import files, memory, weights
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.display import Display
 from minidl.training.errors import DivergedError, Interrupted, damaged
@@ -257,7 +257,8 @@ class Trainer:
         if not self.progress.loss_count:
             raise DivergedError(f"no loss of epoch {epoch} is finite")
         try:
-            judged = self.task.validate()
+            # Its memory is no matter of the batch.
+            judged = memory.guarded(self.task.validate, 1, None)
         except DivergedError:
             raise DivergedError(f"the model's outputs after epoch {epoch} are not finite") from None
         for name, value in (*judged.scores.items(), ("score", judged.score), ("margin", judged.margin)):

@@ -19,6 +19,8 @@ from minidl.training.errors import RunError
 
 T = TypeVar("T")
 BATCH_SIZE = "a --batch-size of {}"
+# A run that is continued keeps its own.
+NEW_RUN = "a new run (--overwrite) with a --batch-size of {}"
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
 _AMOUNT = r"([\d.]+) (bytes|[KMGTPE]iB|B)\b"
 

@@ -74,7 +74,8 @@ def _fit(
             f"{config.epochs * len(task.batches)} steps in all; try --epochs {more}{smaller} if the scores are low"
         )
     # A graph keeps the memory of its own that its first steps took outside of it.
-    progress = memory.guarded(trainer.run, config.batch_size, trainer.attempt, 0.5 if captured else 1.0)
+    smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
+    progress = memory.guarded(trainer.run, config.batch_size, trainer.attempt, 0.5 if captured else 1.0, smaller)
     display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
 
     display.note("training is done; testing, and fitting the baselines")

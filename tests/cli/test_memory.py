@@ -3,6 +3,7 @@
 torch.OutOfMemoryError is raised by stand-ins; where there is a GPU its memory really runs out.
 """
 
+import errno
 import re
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 
 from minidl.generation import passes
 from minidl.ops import loss as losses
-from minidl.training import forward, loop, memory
+from minidl.training import files, forward, loop, memory
 from tests.cli.conftest import SMALL
 
 GB = 2**30
@@ -49,6 +50,37 @@ def test_training_names_a_batch_that_fits(command, texts, tmp_path, monkeypatch,
         "fits, as a trial showed: take a --batch-size of 8\n"
     )
     assert not (tmp_path / "run" / "report.json").exists()
+
+
+def test_a_run_that_is_continued_cannot_have_another_batch(command, texts, tmp_path, monkeypatch, small_gpu):
+    start = ("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_tensors", with_a_stop(files.write_tensors))
+        assert command(*start).code == 1
+    limited(monkeypatch, 10)
+    result = command("train", "text", "--out", tmp_path / "run", "--resume")
+    assert result.code == 1
+    assert "take a new run (--overwrite) with a --batch-size of 8\n" in result.err
+
+
+def test_validation_that_does_not_fit_is_no_matter_of_the_batch(command, texts, tmp_path, monkeypatch, small_gpu):
+    limited(monkeypatch, 10)
+    result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL, "--batch-size", "8")
+    assert result.code == 1
+    assert result.err.endswith("were free; end other programs, or take less data or a smaller model\n")
+
+
+def with_a_stop(write):
+    """`write`, for which the disk is full after the first checkpoint."""
+    written = []
+
+    def stopping(path, tensors):
+        if written:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        written.append(path)
+        return write(path, tensors)
+
+    return stopping
 
 
 def test_training_that_fits_with_no_batch(command, texts, tmp_path, monkeypatch, small_gpu):
