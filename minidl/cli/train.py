@@ -346,9 +346,8 @@ def _train(kind: str, flags: dict[str, Any]) -> None:
         config: TrainText | TrainTable | TrainImages | TrainGan = runs.settings(kind, {**given, **session})
         done = runs.finished_report(config)
         if done is not None:
-            left = runs.finish(config.out)
             if not config.quiet:
-                typer.echo(done + (f"\n{left}\n" if left else ""), nl=False)
+                typer.echo(done, nl=False)
             return
         dataset = sources.load(config)
         checksum = sources.fingerprint(dataset)
