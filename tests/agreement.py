@@ -93,9 +93,11 @@ def compare(
     if launch.INTERPRETED:
         raise SystemExit("compare is for a GPU, and this process interprets kernels")
     written = load_file(file)
+    left = set(written)
     rows: dict[str, dict[str, float]] = {}
     for name, problem in problems():
         for k, value in enumerate(problem.case.tensors()):
+            left.discard(f"{name}/input {k}")
             assert battery.same_bits(value.cpu(), written[f"{name}/input {k}"]), (
                 f"{name}: input {k} is another one here"
             )
@@ -103,8 +105,9 @@ def compare(
         allowed = bounds(problem)
         for what, here in results(problem).items():
             there = written[f"{name}/{what}"]
+            left.discard(f"{name}/{what}")
             row["values"] += here.numel()
-            row["same_bits"] += int((here == there).sum() + (here.isnan() & there.isnan()).sum())
+            row["same_bits"] += int(equal(here, there).sum())
             row["share_of_bound"] = max(row["share_of_bound"], share(here, there, allowed[what]))
     show(rows)
     if json_ is not None:
@@ -113,18 +116,25 @@ def compare(
             "date": dt.date.today().isoformat(),
         }  # fmt: skip
         json_.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    if left:
+        raise SystemExit(f"{len(left)} tensors of {file} were not compared, such as {min(left)}")
     if any(row["share_of_bound"] > 1 for row in rows.values()):
         raise SystemExit(1)
 
 
+def equal(here, there):
+    """Which values are the same, zeros with their sign; NaN is one value."""
+    return ((here == there) & (here.signbit() == there.signbit())) | (here.isnan() & there.isnan())
+
+
 def share(here, there, bound):
-    """The largest difference as a share of twice the bound; infinite where there must be none."""
+    """The largest difference as a share of twice the bound; infinite where there must be none, or no bound is known."""
     if here.numel() == 0:
         return 0.0
     same = (here == there) | (here.isnan() & there.isnan())
     difference = torch.where(same, 0.0, (here.double() - there.double()).abs()).nan_to_num(nan=torch.inf)
     allowed = 2 * bound.expand(here.shape)
-    return torch.where(difference == 0, 0.0, difference / allowed).max().item()
+    return torch.where(difference == 0, 0.0, (difference / allowed).nan_to_num(nan=torch.inf)).max().item()
 
 
 def show(rows):
