@@ -28,9 +28,13 @@ class Storage:
         self._atomics: np.ndarray | None = None
 
     def use_unit(self, unit: int) -> None:
-        """Tell finer elements apart from now on; what was noted of coarser ones is forgotten."""
+        """Tell finer elements apart from now on."""
         if unit < self.unit:
-            self.unit, self._writers, self._readers, self._atomics = unit, None, None, None
+            finer, self.unit = self.unit // unit, unit
+            self._writers, self._readers, self._atomics = (
+                None if programs is None else np.repeat(programs, finer)[: -(-self.size // unit)]
+                for programs in (self._writers, self._readers, self._atomics)
+            )
 
     @property
     def writers(self) -> np.ndarray:

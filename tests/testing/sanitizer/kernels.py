@@ -54,6 +54,14 @@ def all_write_the_first(x, out, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def second_writes_a_byte_of_a_word(out):
+    if tl.program_id(0) == 0:
+        tl.store(out + 1, 7)
+    else:
+        tl.store(out.to(tl.pointer_type(tl.int8)) + 6, 1)  # BUG
+
+
+@triton.jit
 def others_read_what_the_first_wrote(x, out):
     me = tl.program_id(0)
     if me == 0:

@@ -67,6 +67,10 @@ PLANTED = {
         "write race", "element [0] of out (float32 tensor of shape [3]), which program (0, 0, 0) wrote too",
         (1, 0, 0), (0,),
     ),
+    "a program that writes a byte of another's word": (
+        "second_writes_a_byte_of_a_word", (2,), (torch.zeros(2, dtype=torch.int32),), {},
+        "write race", "which program (0, 0, 0) wrote too", (1, 0, 0), (1,),
+    ),
     "a read of what another program wrote": (
         "others_read_what_the_first_wrote", (4,), (torch.ones(4), torch.zeros(4)), {},
         "read race", "element [0] of out (float32 tensor of shape [4]), which program (0, 0, 0) wrote", (1, 0, 0), (0,),
