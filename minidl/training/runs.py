@@ -285,6 +285,14 @@ def same_data(run: SavedRun, data_sha256: str) -> None:
         )
 
 
+def cannot_begin(folder: Path, error: OSError) -> RunError:
+    """The error for a write that failed before the first state of a run that was to replace another."""
+    return RunError(
+        f"{error.filename or folder} cannot be written: {error.strerror or error}; {folder} is the run that was there. "
+        "Make room, then give the command again"
+    )
+
+
 def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
     """The error for a write that failed during training."""
     saved = (folder / checkpoints.FOLDER / "last.json").exists()

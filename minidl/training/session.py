@@ -61,11 +61,14 @@ def in_run(
     runs.start(config, kind, checksum, documents, model)
     try:
         return fit(None)
-    finally:
+    except BaseException as error:
         # What is still being written must not get into the run that comes back.
         nothing = not is_writing(config.out / FOLDER) and not (config.out / FOLDER / "last.json").exists()
         if nothing and runs.abandon(config.out):
             display.note(f"{config.out} is again the run that was to be replaced")
+            if isinstance(error, OSError):
+                raise runs.cannot_begin(config.out, error) from None
+        raise
 
 
 def last_checkpoint(config: Session) -> Checkpoint | None:

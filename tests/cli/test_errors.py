@@ -195,6 +195,8 @@ def test_a_full_disk_keeps_the_run_that_was_to_be_replaced(minidl, texts, text_r
     result = train(minidl, texts, folder, *WIDE, "--overwrite", preexec_fn=limit_files(16_000))
     assert result.code == 1
     assert "cannot be written: File too large" in result.err
+    assert f"{folder} is the run that was there. Make room, then give the command again" in result.err
+    assert "--resume" not in result.err
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
