@@ -247,9 +247,14 @@ def _parse_csv(text: str, path: Path) -> tuple[list[str], list[list[Any]], list[
 def _parse_jsonl(text: str, path: Path) -> tuple[list[str], list[list[Any]], list[int]]:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     found = [json_object(line, path, number, _EXAMPLE) for number, line in lines]
-    keys = len({key for value in found for key in value})
-    if keys * len(found) > max(_MAX_CELLS, _MOST_EMPTY * sum(map(len, found))):
-        raise DataError(f"{path}: {keys} different keys in {len(found)} objects; give every object the same keys")
+    keys: dict[str, int] = {}
+    for (number, _), value in zip(lines, found, strict=True):
+        for key in value:
+            keys.setdefault(key, number)
+    for key, number in keys.items():
+        _check_characters(key, f"{path}, line {number}: key {shorten(key)}")
+    if len(keys) * len(found) > max(_MAX_CELLS, _MOST_EMPTY * sum(map(len, found))):
+        raise DataError(f"{path}: {len(keys)} different keys in {len(found)} objects; give every object the same keys")
     return *in_columns(found), [number for number, _ in lines]
 
 

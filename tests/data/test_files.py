@@ -161,6 +161,7 @@ def test_semicolons_where_the_comma_is_the_decimal_mark(tmp_path):
         ("a.jsonl", b'{"text": "x", "label": NaN}', "line 1: no label in column 'label'; fill it in or delete the row"),
         ("a.jsonl", b'{"text": "\\u0000", "label": "a"}', "line 1: a zero character"),
         ("a.jsonl", b'{"text": "\\ud800", "label": "a"}', "line 1: half of a surrogate pair"),
+        ("a.jsonl", b'{"text": "b", "c\\ud800": 1}\n' * 2, r"line 1: key 'c\\ud800': half of a surrogate pair"),
         ("a.jsonl", b'{"n": ' + b"9" * 5000 + b"}", "line 1: JSON that cannot be read"),
         ("a.xlsx", b"PK", "give a file ending in .csv, .tsv, .jsonl"),
     ],
