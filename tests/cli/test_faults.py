@@ -85,7 +85,7 @@ def leaves_its_part(path, content):
 @pytest.mark.parametrize("planted", [in_place, rename_first, leaves_its_part])
 def test_trials_find_a_planted_bug(tmp_path, monkeypatch, planted):
     trials = object.__new__(faults.Trials)
-    trials.points = {}
+    trials.points, trials.idle = {}, 0
     monkeypatch.setattr(files, "write_bytes", planted)
     monkeypatch.setattr(writers, "WRITERS", (writers.vocabulary,))
     told = 0

@@ -124,7 +124,7 @@ def main(
             )
             for text, count in found.most_common(10):
                 print(f"    {count} x {text}", flush=True)
-            bad = bad or bool(found) or counts["passed"] + counts["skipped"] != len(ids)
+            bad = bad or bool(found) or not counts["passed"] or counts["passed"] + counts["skipped"] != len(ids)
             if out is not None:
                 out.write_text(json.dumps(rows, indent=1) + "\n")
     raise SystemExit(int(bad))

@@ -105,7 +105,7 @@ def _live(run, log, failpoints, begun):
         sys.stdout.flush()
         sys.stderr.flush()
         if failpoints is not None:
-            Path(f"{log}.points").write_text(str(len(failpoints.points)))
+            Path(f"{log}.points").write_text("\n".join([str(failpoints.struck), *failpoints.points]))
         os._exit(code)
 
 

@@ -29,6 +29,27 @@ class Fault:
     lasting: bool = False
 
 
+def strikes(kind, point):
+    """Whether a fault of a kind does anything at a point, as "before write"."""
+    when, step = point.split()
+    if kind in ("ENOSPC", "memory"):
+        return step in TAKES_SPACE
+    # These are done or not done.
+    return not (kind in CODES and when == "after" and step in ("rename", "unlink", "rmdir", "mkdir"))
+
+
+def drawn(draw, kinds, points, lasting):
+    """A fault of one of the kinds that strikes at one of the points; a lasting one with this probability."""
+    kind = draw.choice(kinds)
+    lasting = kind != "vanish" and draw.random() < lasting
+    places = [
+        at
+        for at, point in enumerate(points)
+        if strikes(kind, point) and not (lasting and kind != "death" and point.startswith("after"))
+    ]
+    return Fault(kind, draw.choice(places), lasting)
+
+
 class Failpoints:
     """While entered, the steps below `folder` are counted, and `fault` strikes; `steps` names what each was."""
 
@@ -103,7 +124,7 @@ class Failpoints:
                 return
             if fault.lasting and fault.kind != "death" and when == "after":
                 return
-            if fault.kind in ("ENOSPC", "memory") and step not in TAKES_SPACE:
+            if not strikes(fault.kind, self.points[-1]):
                 return
             self.struck = self.struck or self.points[-1]
         if fault.kind == "death":
@@ -112,8 +133,6 @@ class Failpoints:
             shutil.rmtree(self.folder, ignore_errors=True)
         elif fault.kind == "memory":
             raise MemoryError
-        elif step in ("rename", "unlink", "rmdir", "mkdir") and when == "after":
-            return  # these are done or not done
         else:
             code = CODES[fault.kind]
             raise OSError(code, os.strerror(code), str(path))

@@ -36,7 +36,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.trials import child, data, harms, writers
-from tests.trials.failpoints import CODES, DEAD, Failpoints, Fault, leftovers
+from tests.trials.failpoints import CODES, DEAD, Failpoints, drawn, leftovers
 from tests.trials.same import differences
 
 KINDS = {"write": 46, "harm": 33, "train": 8, "generate": 5, "signal": 4, "taken": 2, "numbers": 2}
@@ -93,6 +93,7 @@ class Trials:
             self._must([*self.generate, "--seeds", seeds, "--out", folder / name])
         self.targets = harms.targets(self.runs, source)
         self.points = {}
+        self.idle = 0  # trials whose fault met no step
 
     def _must(self, argv):
         ended = child.command(argv, self.folder / "log")
@@ -113,9 +114,9 @@ class Trials:
             shutil.copytree(place, expected)
             with Failpoints(expected) as points:
                 writer(expected, 2)
-            self.points[writer] = len(points.points), _contents(expected)
-        count, after = self.points[writer]
-        fault = Fault(draw.choice(FAULTS), draw.randrange(count), draw.random() < 0.2)
+            self.points[writer] = points.points, _contents(expected)
+        known, after = self.points[writer]
+        fault = drawn(draw, FAULTS, known, 0.2)
         points = Failpoints(place, fault)
         what = f"{writer.__name__} {fault.kind}"
         found = []
@@ -130,6 +131,7 @@ class Trials:
             except (OSError, MemoryError, ValueError) as error:
                 if isinstance(error, OSError) and not str(error.filename or "").startswith(str(folder)):
                     found.append(f"the error names no file: {error!r}")
+            self.idle += points.struck is None
             stays = leftovers(place)
             # What lets nothing be deleted any more leaves the file it met.
             if stays and not (fault.lasting and fault.kind in ("EROFS", "EACCES", "EIO")):
@@ -162,12 +164,9 @@ class Trials:
         elif manner == "overwrite":
             shutil.copytree(self.runs["other"], run)
         argv += [] if manner == "new" else [f"--{manner}"]
-        count = self._count(manner, argv, run, folder)
-        fault = Fault(draw.choice([*FAULTS, "vanish"]), draw.randrange(count), draw.random() < 0.3)
-        if fault.kind == "vanish":
-            fault = Fault("vanish", fault.at)
-        points = Failpoints(run, fault)
-        ended = child.command(argv, folder / "log", points)
+        fault = drawn(draw, (*FAULTS, "vanish"), self._points(manner, argv, run, folder), 0.3)
+        ended = child.command(argv, folder / "log", Failpoints(run, fault))
+        self.idle += not _struck(folder / "log")
         found = child.wrongs(ended, (DEAD,) if ended.code == DEAD and fault.kind == "death" else (0, 1, 2))
         what = f"{manner} {fault.kind}"
         if manner == "overwrite" and fault.kind != "vanish":
@@ -176,8 +175,8 @@ class Trials:
             found += [f"left: {name}" for name in _all_leftovers(run)]
         return what, found + self._ends_well(run, folder)
 
-    def _count(self, name, argv, place, folder):
-        """How many points the command has, which writes to `place`; it is run once in a copy of that."""
+    def _points(self, name, argv, place, folder):
+        """The points of the command, which writes to `place`; it is run once in a copy of that."""
         if name not in self.points:
             clean = folder / "clean"
             clean.mkdir()
@@ -186,7 +185,7 @@ class Trials:
                 shutil.copytree(place, copy)
             ended = child.command([copy if word == place else word for word in argv], folder / "log", Failpoints(copy))
             assert ended.code == 0, ended
-            self.points[name] = int((folder / "log.points").read_text())
+            self.points[name] = (folder / "log.points").read_text().splitlines()[1:]
         return self.points[name]
 
     def _one_is_whole(self, run):
@@ -235,9 +234,9 @@ class Trials:
         if manner == "overwrite":
             shutil.copytree(self.folder / "old", place)
         argv = [*self.generate, "--seeds", "2-5", "--out", place, *(["--overwrite"] if manner == "overwrite" else [])]
-        count = self._count(f"generate {manner}", argv, place, folder)
-        fault = Fault(draw.choice(FAULTS), draw.randrange(count), draw.random() < 0.3)
+        fault = drawn(draw, FAULTS, self._points(f"generate {manner}", argv, place, folder), 0.3)
         ended = child.command(argv, folder / "log", Failpoints(place, fault))
+        self.idle += not _struck(folder / "log")
         found = child.wrongs(ended, (DEAD,) if ended.code == DEAD and fault.kind == "death" else (0, 1, 2))
         if ended.code != DEAD and not (fault.lasting and fault.kind in ("EROFS", "EACCES", "EIO")):
             found += [f"left: {name}" for name in leftovers(place)]
@@ -279,6 +278,8 @@ class Trials:
         found = child.wrongs(ended, (0, 130))
         if work == "generate":
             return f"signal {work}", found + self._pictures_well(place, folder)
+        if work == "overwrite":
+            found += self._one_is_whole(place)
         if len(send) == 1:
             found += [f"left: {name}" for name in _all_leftovers(place)]
         if ended.code == 130 and len(send) == 1 and "interrupted" not in ended.err:
@@ -304,6 +305,12 @@ class Trials:
         elif (run / "report.json").exists():
             found.append("a report of a run that failed")
         return "numbers", found + [f"left: {name}" for name in _all_leftovers(run)]
+
+
+def _struck(log):
+    """Whether the fault of a child met a point; one that dies of it says nothing more."""
+    told = Path(f"{log}.points")
+    return not told.exists() or told.read_text().splitlines()[0] != "None"
 
 
 def _once(argv):
@@ -386,6 +393,7 @@ def main():
             table.add_row(kind, str(counts[kind]), str(wrong[kind]))
     table.add_row("all", str(counts.total()), str(wrong.total()))
     console.print(table)
+    console.print(f"{trials.idle} faults met no step")
     if not wrong.total():
         shutil.rmtree(top)
     sys.exit(1 if wrong.total() else 0)
