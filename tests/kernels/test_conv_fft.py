@@ -97,6 +97,14 @@ def test_tiles_of_32_points(shape):
     check(*shape, points=32)
 
 
+@pytest.mark.parametrize("M", [15, 16, 17])
+def test_as_many_channels_as_a_tile_has(M):
+    """Two tiles of rows, and of columns where there is one more."""
+    sizes = {**launch.tiles("conv_fft_product")[0].sizes, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
+    with launch.force(conv_fft_product=launch.Tile(sizes, 4, 2)):
+        check(17, 3, M, (12, 20), (3, 3), (1, 1))
+
+
 @pytest.mark.parametrize("points", fft.POINTS)
 def test_accuracy_is_that_of_float32(points):
     """The bound has all roundings conspire. They do not, and leave 2^-22; one product in TF32 would leave 2^-12."""
