@@ -74,6 +74,14 @@ def test_the_sum_over_rows_is_the_same_in_any_number_of_bands(device, monkeypatc
         assert torch.equal(db, torch.where(x + b > 0, dy, 0).sum(0))
 
 
+@pytest.mark.parametrize("columns", [15, 16, 17])
+def test_one_column_more_than_a_tile_has(columns, device):
+    x = torch.arange(-30.0, 5 * columns - 30.0, device=device).view(5, columns)
+    b = torch.arange(float(columns), device=device)
+    with launch.force(bias_act=launch.Tile({"BLOCK_M": 2, "BLOCK_N": 16})):
+        assert torch.equal(bias_act.bias_act(x, b, "relu"), (x + b).relu())
+
+
 def test_the_bias_gradient_is_summed_before_it_is_rounded(device):
     rows = 4096
     x = torch.ones(rows, 3, dtype=torch.float16, device=device)

@@ -200,7 +200,10 @@ def test_positions_counted_in_64_bits(form, monkeypatch):
     """As where there are 2^31 of them."""
     for module in (pixel_tiled, banded, banded.held):
         monkeypatch.setattr(module, "MANY", 1)
-    assert {"forward", "epilogue", "grad_weight"} <= set(Problem(SHAPES[form]).check(form))
+    small = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 1)
+    held = launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": 0}, 4, 1)
+    with launch.force(conv=small, conv_flat=small, conv_banded=small, conv_held=held):
+        assert {"forward", "epilogue", "grad_weight"} <= set(Problem(SHAPES[form]).check(form))
 
 
 @FORMS
@@ -282,6 +285,16 @@ def in_one_launch(p, memories=(torch.contiguous_format, torch.channels_last)):
         got, _ = conv.transposed(p.dy, w, p.geometry, form="batch")
         assert torch.equal(got, p.dx.to(got.dtype))
     return True
+
+
+@pytest.mark.parametrize("C", [16, 17])
+def test_one_channel_more_than_a_tile_on_the_way_back(C, monkeypatch):
+    tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PIECES": 1}, 4, 2)
+    names = launched(monkeypatch)
+    p = Problem((17, C, 32, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), 1))
+    with launch.force(conv_back=tile):
+        assert in_one_launch(p, (torch.contiguous_format,))
+    assert "conv_back_kernel" in names
 
 
 @given(shape=shapes(), seed=st.integers(0, 9), dtype=st.sampled_from([torch.float32, torch.float16]))

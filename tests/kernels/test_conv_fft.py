@@ -97,6 +97,12 @@ def test_tiles_of_32_points(shape):
     check(*shape, points=32)
 
 
+@pytest.mark.parametrize("lines", [3, 4, 5])
+def test_one_line_more_than_a_tile_has(lines):
+    with launch.force(conv_fft=launch.Tile({"BLOCK_V": 1024}, 4, 1)):
+        check(lines, 1, lines, (12, 20), (3, 3), (1, 1))
+
+
 @pytest.mark.parametrize("M", [15, 16, 17])
 def test_as_many_channels_as_a_tile_has(M):
     """Two tiles of rows, and of columns where there is one more."""

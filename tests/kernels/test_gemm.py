@@ -257,7 +257,11 @@ def test_runs_are_bitwise_equal(form):
     assert torch.equal(first, gemm.gemm(a, b, form=form, split=4))
 
 
-CUTS = [launch.Tile({"BLOCK_M": 16, "BLOCK_K": 32}, 4, 1), launch.Tile({"BLOCK_M": 1, "BLOCK_K": 4}, 1, 1)]
+CUTS = [
+    launch.Tile({"BLOCK_M": 16, "BLOCK_K": 32}, 4, 1),
+    launch.Tile({"BLOCK_M": 2, "BLOCK_K": 8}, 1, 1),
+    launch.Tile({"BLOCK_M": 1, "BLOCK_K": 4}, 1, 1),
+]
 
 
 @pytest.mark.parametrize("tile", CUTS, ids=str)
