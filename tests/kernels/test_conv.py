@@ -169,8 +169,8 @@ SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1, "
 @pytest.mark.parametrize(
     ("form", "family", "sizes", "shape"),
     [
-        ("box", "conv_box", {}, (3, 64, 96, (6, 7), (2, 3), (1, 1), (1, 1), (1, 1), 1)),
-        ("box", "conv_box", {"PER_PROCESSOR": 1}, (3, 32, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 2)),
+        ("box", "conv_box", {"PIECES": 2}, (3, 64, 96, (6, 7), (2, 3), (1, 1), (1, 1), (1, 1), 1)),
+        ("box", "conv_box", {"PER_PROCESSOR": 1, "PIECES": 2}, (3, 32, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 2)),
         # Boxes of 8 x 8 pixels: three of them down an image.
         ("box", "conv_box", {}, (2, 32, 32, (21, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1)),
         ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (2, 64, 96, (5, 4), (3, 3), (1, 1), (2, 2), (1, 1), 1)),
