@@ -349,6 +349,7 @@ def test_shares_of_the_weight_gradient_of_pixels(groups, monkeypatch):
         (33, 64, 72, (7, 7), (3, 3), (2, 3), (1, 2), (2, 2), 1),
         (9, 32, 32, (2, 1), (1, 3), (1, 1), (0, 2), (1, 2), 1),
         (3, 32, 32, (1, 1), (5, 5), (1, 1), (2, 2), (1, 1), 1),
+        (32, 32, 32, (2, 3), (1, 3), (1, 1), (0, 1), (1, 1), 1),
     ],
 )
 def test_equal_parts_of_the_weight_gradient(shape, processors, monkeypatch):
