@@ -37,7 +37,7 @@ pytest: $(VENV)/.installed-dev ## the test suite alone; PYTEST_ARGS="-k gemm" pi
 
 sanitize: $(VENV)/.installed-dev ## every operation and kernel again, each load and store checked
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal --device cpu --sanitize -rs tests/test_operations.py tests/kernels \
-		$(PYTEST_ARGS)
+		tests/runtime $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and the layers of the design
 	$(BIN)/python -m ruff check .
@@ -63,9 +63,9 @@ compile-versions: $(VENV)/.installed-dev ## compile and interpret the kernels wi
 		$(PACKAGES) > $$(echo .venv-triton$$v/lib/python*/site-packages)/base.pth && \
 		touch .venv-triton$$v/.installed; } || exit 1; \
 	done
-	$(BIN)/python -m pytest tests/doctor/test_versions.py -rs
+	$(BIN)/python -m pytest tests/workbench/doctor/test_versions.py -rs
 	for v in 3.6.0 3.9.0; do \
-		$(ONE_THREAD) .venv-triton$$v/bin/python -m pytest -n 2 -q tests/kernels/test_interpret.py tests/testing/sanitizer \
+		$(ONE_THREAD) .venv-triton$$v/bin/python -m pytest -n 2 -q tests/runtime/test_interpret.py tests/testing/sanitizer \
 			tests/test_operations.py \
 			-k "test_interpret or test_sanitize or (test_fixed_examples and float32)" || exit 1; \
 	done
@@ -73,8 +73,9 @@ compile-versions: $(VENV)/.installed-dev ## compile and interpret the kernels wi
 notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb from the text sources
 	$(BIN)/python notebooks/run.py
 
-results: $(VENV)/.installed ## the README's table and picture from the committed results of an H200
-	$(BIN)/python -m minidl.bench.table benchmarks/results/nvidia-h200.json README.md benchmarks/results/nvidia-h200.svg
+results: $(VENV)/.installed ## the tables and the picture of the committed results of an H200
+	$(BIN)/python -m minidl.workbench.bench.table benchmarks/results/nvidia-h200.json docs/performance.md README.md \
+		benchmarks/results/nvidia-h200.svg
 
 venv: $(VENV)/.installed-dev ## make the virtual environment with all the tools
 

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 
 from minidl import nn
-from minidl.bench.machine import machine
 from minidl.generation import passes
-from minidl.kernels import launch
 from minidl.models import Generator
+from minidl.runtime import launch
+from minidl.workbench.bench.machine import machine
 
 SIZE = (64, 64)
 COUNTS = (1000, 5248)  # those of the course report that this repeats

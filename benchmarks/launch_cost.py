@@ -23,9 +23,11 @@ from rich.table import Table
 
 import minidl
 from minidl import models, nn, ops, optim
-from minidl.bench.machine import machine
-from minidl.kernels import direct, launch
-from minidl.tensor import Tensor, default_device
+from minidl.kernels import conv
+from minidl.kernels.conv.geometry import Geometry
+from minidl.runtime import direct, launch
+from minidl.tensors import Tensor, default_device
+from minidl.workbench.bench.machine import machine
 
 Call = Callable[[], object]
 Row = dict[str, Any]
@@ -124,6 +126,48 @@ def operation_rows(device: torch.device, rounds: int) -> list[Row]:
     return rows
 
 
+# (N, C, M, size, kernel, padding, stride): runs of images, boxes, bands, all walks back at once.
+CONVOLUTIONS = {
+    "32 to 32, 64 images": (64, 32, 32, 8, 3, 1, 1),
+    "64 to 64, 8 images": (8, 64, 64, 8, 3, 1, 1),
+    "1 to 12, 64 images": (64, 1, 12, 12, 5, 0, 1),
+    "32 to 64, stride 2, 64 images": (64, 32, 64, 8, 3, 1, 2),
+}
+
+
+def convolution_rows(device: torch.device, rounds: int) -> list[Row]:
+    """Launchers of `kernels.conv` without operations around them: checks, the choice of a form, and its launches."""
+
+    def images(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.float16).to(memory_format=torch.channels_last)
+
+    rows = []
+    for name, (N, C, M, size, kernel, padding, stride) in CONVOLUTIONS.items():
+        geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((padding,) * 2,) * 2, (1, 1))
+        x, w = images(N, C, size, size), images(M, C, kernel, kernel)
+        dy = images(N, M, geometry.h.output, geometry.w.output)
+        bias = torch.randn(M, device=device, dtype=torch.float16)
+        how = None, (stride, stride), (padding, padding), (1, 1), False, (0, 0), 1
+
+        def backward(*wanted: bool, dy: Any = dy, x: Any = x, w: Any = w, how: Any = how) -> object:
+            return torch.ops.aten.convolution_backward(dy, x, w, *how, wanted)
+
+        calls: dict[str, tuple[Call, Call]] = {
+            "forward": (
+                lambda x=x, w=w, g=geometry, b=bias: conv.forward(x, w, g, b, "relu"),
+                lambda x=x, w=w, b=bias, s=stride, p=padding: torch.relu(torch.nn.functional.conv2d(x, w, b, s, p)),
+            ),
+            "gradient of the input": (
+                lambda dy=dy, w=w, g=geometry: conv.grad_input(dy, w, g), lambda f=backward: f(True, False, False),
+            ),
+            "gradient of the weight": (
+                lambda x=x, dy=dy, g=geometry: conv.grad_weight(x, dy, g), lambda f=backward: f(False, True, False),
+            ),
+        }  # fmt: skip
+        rows += [pair(f"kernels.conv {name}, {what}", *both, rounds) for what, both in calls.items()]
+    return rows
+
+
 def three_rows(
     name: str, operands: list[torch.Tensor], ours: Callable[..., Any], theirs: Callable[..., Any], rounds: int
 ) -> list[Row]:
@@ -211,7 +255,10 @@ def main() -> None:
         parser.error("launches are compared on a CUDA device; this process interprets kernels")
     minidl.manual_seed(0)
     device = default_device()
-    rows = [*operation_rows(device, options.rounds), *step_rows(device, options.rounds)]
+    rows = [
+        *operation_rows(device, options.rounds), *convolution_rows(device, options.rounds),
+        *step_rows(device, options.rounds),
+    ]  # fmt: skip
     show(rows)
     result = {**machine(), "rounds": options.rounds, "rows": rows}
     if options.out:

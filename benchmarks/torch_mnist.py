@@ -30,10 +30,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from minidl.bench.machine import machine
 from minidl.data.images import load_mnist
 from minidl.data.records import ImageDataset, Images
-from minidl.training.config import TrainImages
+from minidl.training.tasks.images import TrainImages
+from minidl.workbench.bench.machine import machine
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -7,6 +7,8 @@ loaded when they are first used.
 import importlib
 from typing import TYPE_CHECKING
 
+from minidl.version import __version__
+
 __all__ = [
     "Tensor",
     "__version__",
@@ -33,8 +35,6 @@ __all__ = [
     "zeros",
 ]
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
     from minidl import data as data
     from minidl import models as models
@@ -45,40 +45,40 @@ if TYPE_CHECKING:
     from minidl.autograd import is_grad_enabled as is_grad_enabled
     from minidl.autograd import no_grad as no_grad
     from minidl.captured import capture as capture
-    from minidl.drawing import draw as draw
-    from minidl.kernels.launch import set_float32_precision as set_float32_precision
     from minidl.ops.random import rand as rand
     from minidl.ops.random import randn as randn
-    from minidl.profiling.profile import profile as profile
     from minidl.random import manual_seed as manual_seed
-    from minidl.tensor import Tensor as Tensor
-    from minidl.tensor import as_tensor as as_tensor
-    from minidl.tensor import from_torch as from_torch
-    from minidl.tensor import full as full
-    from minidl.tensor import ones as ones
-    from minidl.tensor import zeros as zeros
+    from minidl.runtime.launch import set_float32_precision as set_float32_precision
+    from minidl.tensors import Tensor as Tensor
+    from minidl.tensors import as_tensor as as_tensor
+    from minidl.tensors import from_torch as from_torch
+    from minidl.tensors import full as full
+    from minidl.tensors import ones as ones
+    from minidl.tensors import zeros as zeros
     from minidl.testing import check_grads as check_grads
+    from minidl.workbench.drawing import draw as draw
+    from minidl.workbench.profiling import profile as profile
 
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 
 _HOMES = {
-    "Tensor": "minidl.tensor",
-    "as_tensor": "minidl.tensor",
+    "Tensor": "minidl.tensors",
+    "as_tensor": "minidl.tensors",
     "capture": "minidl.captured",
     "check_grads": "minidl.testing",
-    "draw": "minidl.drawing",
+    "draw": "minidl.workbench.drawing",
     "enable_grad": "minidl.autograd",
-    "from_torch": "minidl.tensor",
-    "full": "minidl.tensor",
+    "from_torch": "minidl.tensors",
+    "full": "minidl.tensors",
     "is_grad_enabled": "minidl.autograd",
     "manual_seed": "minidl.random",
     "no_grad": "minidl.autograd",
-    "ones": "minidl.tensor",
-    "profile": "minidl.profiling",
+    "ones": "minidl.tensors",
+    "profile": "minidl.workbench.profiling",
     "rand": "minidl.ops.random",
     "randn": "minidl.ops.random",
-    "set_float32_precision": "minidl.kernels.launch",
-    "zeros": "minidl.tensor",
+    "set_float32_precision": "minidl.runtime.launch",
+    "zeros": "minidl.tensors",
 }
 
 

@@ -1,9 +1,10 @@
 """The engine: records which operation made which tensor, and walks back from a result to its gradients.
 
-It knows no operation. An operation is a `Function` with a forward on plain torch tensors and a backward from the
-gradients of its outputs to those of its inputs. Reverse-mode accumulation: Griewank and Walther, Evaluating
-Derivatives, 2nd ed., ch. 3. The walk keeps no recursion, visits nodes from the youngest to the oldest (so sums of
-gradients have one order), and drops every saved tensor as soon as it has been used.
+It knows no operation and no class Tensor: it reads and writes a `Variable`, the place of a value in the graph, and
+wraps results in `Function.result_class`. An operation is a `Function` with a forward on plain torch tensors and a
+backward from the gradients of its outputs to those of its inputs. Reverse-mode accumulation: Griewank and Walther,
+Evaluating Derivatives, 2nd ed., ch. 3. The walk keeps no recursion, visits nodes from the youngest to the oldest (so
+sums of gradients have one order), and drops every saved tensor as soon as it has been used.
 """
 
 from __future__ import annotations
@@ -18,18 +19,15 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 
 from minidl.kernels import elementwise
-from minidl.rows import RowGrad
-
-if TYPE_CHECKING:
-    from minidl.tensor import Tensor
+from minidl.sparse.rows import RowGrad
 
 Grad = torch.Tensor | RowGrad
-Hook = Callable[["Tensor"], "Tensor | None"]
+Hook = Callable[[torch.Tensor], "torch.Tensor | None"]
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _mode = threading.local()
@@ -101,6 +99,29 @@ class Context:
         return self._saved
 
 
+class Variable:
+    """A value and its place in the graph: the operation that made it, or the gradient that collects at a leaf."""
+
+    __slots__ = ("__weakref__", "_grad", "_hooks", "_index", "_node", "_requires_grad", "data", "name")
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data = data
+        self.name = ""
+        self._grad: Grad | None = None
+        self._node: Node | None = None
+        self._index = 0
+        self._hooks: dict[int, Hook] = {}
+        self._requires_grad = False
+
+    def _recorded_by(self, node: Node, index: int) -> None:
+        self._node, self._index, self._requires_grad = node, index, True
+
+    def _edge(self) -> Edge | None:
+        if self._node is not None:
+            return self._node, self._index
+        return (self, 0) if self._requires_grad else None
+
+
 class Node:
     """One recorded operation: how to go back through it, and where its inputs came from."""
 
@@ -117,7 +138,7 @@ class Node:
         self.outputs: list[tuple[int, ...]] = []
         self.metas: list[tuple[tuple[int, ...], torch.dtype] | None] = []
         self.hooks: dict[int, dict[int, Hook]] = {}
-        self.retained: dict[int, weakref.ref[Tensor]] = {}
+        self.retained: dict[int, weakref.ref[Variable]] = {}
 
     @property
     def name(self) -> str:
@@ -127,8 +148,19 @@ class Node:
         return f"{self.name} ({self.where})" if self.where else self.name
 
 
+class UnknownTensor(Exception):  # noqa: N818 (no error: an operation answers it)
+    """Raised by a tensor that stands for any other (see `nn.trace`) where its values or shape are asked for.
+
+    `answer` makes the result of an operation from its arguments.
+    """
+
+    def __init__(self, message: str, answer: Callable[[Any], Any]) -> None:
+        super().__init__(message)
+        self.answer = answer
+
+
 # Where the gradient of an input goes: to a leaf tensor, or to output number i of another node.
-Edge = tuple["Tensor | Node", int]
+Edge = tuple["Variable | Node", int]
 
 
 class Function:
@@ -145,15 +177,16 @@ class Function:
                 (x,) = ctx.saved
                 return elementwise.mul(dy, elementwise.add(x, x))
 
-    `apply` unwraps Tensors among the arguments, runs forward, and records it when a gradient is wanted. forward
+    `apply` unwraps variables among the arguments, runs forward, and records it when a gradient is wanted. forward
     returns one torch tensor or a tuple of them; backward gets as many gradients (None for an output that was not
     used) and returns one per argument of forward, None where there is none.
 
-    With `none_is_one`, for a single output, the 1 that `backward()` without a gradient begins with arrives as None:
-    filling a tensor with it and multiplying by it are two launches less.
+    With `none_is_one`, for a function of one output, backward gets None in place of the 1 that `backward()` without a
+    gradient begins with. That saves two launches: the fill and the product.
     """
 
     none_is_one = False
+    result_class: ClassVar[type[Variable]] = Variable
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -165,16 +198,21 @@ class Function:
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Run forward on the arguments (Tensors unwrapped) and wrap what it returns."""
-        from minidl.tensor import Tensor
-
-        needs = tuple([isinstance(arg, Tensor) and arg.requires_grad for arg in args])
-        raw = [arg.data if isinstance(arg, Tensor) else arg for arg in args]
+        """Run forward on the arguments (variables unwrapped) and wrap what it returns."""
+        needs = tuple([isinstance(arg, Variable) and arg._requires_grad for arg in args])
+        try:
+            raw = [arg.data if isinstance(arg, Variable) else arg for arg in args]
+        except UnknownTensor as unknown:
+            return unknown.answer(args)
         if not (True in needs and is_grad_enabled()):
             context = Context((False,) * len(args))
             context._where = cls.__name__
             result = cls.forward(context, *raw)
-            return tuple([Tensor(out) for out in result]) if isinstance(result, tuple) else Tensor(result)
+            return (
+                tuple([cls.result_class(out) for out in result])
+                if isinstance(result, tuple)
+                else cls.result_class(result)
+            )
         context = Context(needs)
         context._where = cls.__name__
         result = cls.forward(context, *raw)
@@ -184,15 +222,15 @@ class Function:
         node.metas = [None if e is None else (tuple(r.shape), r.dtype) for e, r in zip(edges, raw, strict=True)]
         if not isinstance(result, tuple):
             node.outputs = [tuple(result.shape)]
-            return cls._wrap(result, node, 0)
+            return _join(cls.result_class(result), node, 0)
         node.outputs = [tuple(out.shape) for out in result]
-        return tuple([cls._wrap(out, node, i) for i, out in enumerate(result)])
+        return tuple([_join(cls.result_class(out), node, i) for i, out in enumerate(result)])
 
-    @staticmethod
-    def _wrap(out: torch.Tensor, node: Node, index: int) -> Tensor:
-        from minidl.tensor import Tensor
 
-        return Tensor._recorded(out, node, index) if out.dtype.is_floating_point else Tensor(out)
+def _join(out: Variable, node: Node, index: int) -> Variable:
+    if out.data.dtype.is_floating_point:
+        out._recorded_by(node, index)
+    return out
 
 
 def _caller() -> str:
@@ -205,7 +243,7 @@ def _caller() -> str:
     return ""
 
 
-def backward(root: Tensor, gradient: torch.Tensor | None, retain_graph: bool = False) -> None:
+def backward(root: Variable, gradient: torch.Tensor | None, retain_graph: bool = False) -> None:
     """Add d(root)/d(leaf) times `gradient` (None for ones) to the `grad` of every leaf that root depends on.
 
     Raises RuntimeError, before any gradient is changed, when part of the graph was already used and freed.
@@ -221,7 +259,7 @@ def backward(root: Tensor, gradient: torch.Tensor | None, retain_graph: bool = F
         _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, shared=True)
 
 
-def _takes_none(node: Tensor | Node, index: int) -> bool:
+def _takes_none(node: Variable | Node, index: int) -> bool:
     """Whether the root's gradient of 1 need not be a tensor: nothing but the operation's own backward sees it."""
     return (
         isinstance(node, Node)
@@ -232,9 +270,9 @@ def _takes_none(node: Tensor | Node, index: int) -> bool:
     )
 
 
-def _count_uses(root: Node) -> dict[Tensor | Node, int]:
+def _count_uses(root: Node) -> dict[Variable | Node, int]:
     """For every node and leaf that root depends on, how many gradients will arrive there."""
-    uses: dict[Tensor | Node, int] = {root: 1}
+    uses: dict[Variable | Node, int] = {root: 1}
     stack = [root]
     while stack:
         node = stack.pop()
@@ -255,13 +293,13 @@ def _count_uses(root: Node) -> dict[Tensor | Node, int]:
     return uses
 
 
-def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Tensor | Node, int], retain_graph: bool) -> None:
+def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | Node, int], retain_graph: bool) -> None:
     root, index = edge
     assert isinstance(root, Node)
-    pending: dict[Tensor | Node, list[Grad | None]] = {root: [None] * len(root.outputs)}
+    pending: dict[Variable | Node, list[Grad | None]] = {root: [None] * len(root.outputs)}
     pending[root][index] = gradient
     # Leaves whose one gradient so far lies in memory that something else uses too.
-    borrowed: set[Tensor] = set()
+    borrowed: set[Variable] = set()
     ready = [(-root.sequence, root)]
     while ready:
         node = heapq.heappop(ready)[1]
@@ -332,7 +370,7 @@ def _run_hooks(node: Node, index: int, grad: Grad | None) -> Grad | None:
     if grad is None:
         return None
     for hook in node.hooks.get(index, {}).values():
-        grad = apply_hook(hook, grad, str(node))
+        grad = _apply_hook(hook, grad, str(node))
     reference = node.retained.get(index)
     tensor = reference() if reference is not None else None
     if tensor is not None:
@@ -340,26 +378,24 @@ def _run_hooks(node: Node, index: int, grad: Grad | None) -> Grad | None:
     return grad
 
 
-def apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
+def _apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
     """The gradient after a hook: what it returns, or the gradient as it was when it returns None."""
-    from minidl.tensor import Tensor
-
     dense = grad.dense() if isinstance(grad, RowGrad) else grad
     version = dense._version
-    changed = hook(Tensor(dense))
+    changed = hook(dense)
     if changed is None:
         return grad if dense._version == version else dense
-    if changed.data.shape != dense.shape or changed.data.dtype != dense.dtype:
+    if changed.shape != dense.shape or changed.dtype != dense.dtype:
         raise RuntimeError(
             f"{where}: a hook returned shape {list(changed.shape)} and dtype {changed.dtype}, "
             f"expected {list(dense.shape)} and {dense.dtype}"
         )
-    return changed.data
+    return changed
 
 
-def _to_leaf(leaf: Tensor, grad: Grad, shared: bool) -> None:
+def _to_leaf(leaf: Variable, grad: Grad, shared: bool) -> None:
     for hook in leaf._hooks.values():
-        grad = apply_hook(hook, grad, "gradient of a leaf")
+        grad = _apply_hook(hook, grad, "gradient of a leaf")
     if leaf._grad is None and shared and isinstance(grad, torch.Tensor):
         grad = grad.clone()
     leaf._grad = _add(leaf._grad, grad)

@@ -1,13 +1,13 @@
-"""A step as a CUDA graph: what Python launched call by call, one call launches again.
+"""Capture of a training step as a CUDA graph: one call then replays all of its kernel launches.
 
     step = minidl.capture(train_step)       # forward, loss, backward, clipping and update of one batch
     for x, y in batches:
         loss = step(x, y)
 
-A step that only works on tensors of constant shapes at addresses that stay, and reads nothing on the host, is the same
-list of kernels each time. A graph holds that list; its results are those of the step itself, bit for bit. What is not
-the same at every step lives on the device, where kernels read it: inputs, in buffers that each call copies into;
-learning rate and numbers of steps, by the optimisers; the seed and stream of random numbers, here.
+A step on tensors of constant shapes and addresses that reads nothing on the host launches the same kernels each time.
+A graph holds these launches; its results equal those of the step bit for bit. Everything that changes from step to
+step is kept on the device: inputs, in buffers that each call copies into; learning rates and step counts, by the
+optimisers; the seed and stream of random numbers, here.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import random
-from minidl.csr import CSR
-from minidl.kernels import launch
-from minidl.tensor import Tensor, default_device
+from minidl.runtime import launch
+from minidl.sparse.csr import CSR
+from minidl.tensors import Tensor, default_device
 
 T = TypeVar("T")
 Input = Tensor | torch.Tensor | CSR
 
-EAGER = 3  # calls before a recording: kernels are compiled in them
+EAGER = 3  # calls before the recording, in which kernels are compiled
 _thread = threading.local()
 
 
 def capture(step: Callable[..., T], *, eager: int = EAGER, shapes: int = 1) -> Captured[T]:
-    """`step` as a CUDA graph: its first `eager` calls run as they are, the next is recorded, all later ones replay it.
+    """`step` as a CUDA graph: its first `eager` calls run normally, the next is recorded, all later ones replay it.
 
-    On a CPU every call runs the step as it is. `step` takes Tensors, torch tensors and CSR batches by position, all on
-    one device and without gradients of their own, and returns tensors: one, None, or tuples, lists and dicts of them.
-    A call returns new ones, which are no part of a graph of operations. In a step that is captured another one is run
-    as it is, as a part of it. A method is captured of its object: self.step = capture(self.step).
+    On a CPU every call runs the step normally. `step` takes Tensors, torch tensors and CSR batches by position, all on
+    one device and without requires_grad, and returns tensors: one, None, or tuples, lists and dicts of them. A call
+    returns new tensors without a graph of operations. A captured step inside another one runs as a part of it. Capture
+    a bound method: self.step = capture(self.step).
 
-    All calls must have inputs of the same dtypes, and of at most `shapes` different shapes: each is recorded on its own
-    and holds the memory of a step, of which recordings share what they can. The step is Python that runs no more once
-    it is recorded. So it must
-      - leave what it reads beside its inputs (weights, buffers) where they are in memory, and change them in place;
-      - leave its inputs as they are, which on a GPU are copies;
-      - read no value on the host (item, float, a condition on a tensor), wait for nothing, and copy nothing to or from
-        the host's memory: return the values instead, and read them afterwards;
-      - begin with zero_grad() where it calls backward(). Gradients are the graph's memory: they do not outlive a call;
-      - leave modes as they are, such as train() and eval().
-    Learning rates and other numbers of an optimiser, the state of random numbers and a loss scale may change between
-    calls, as may weights by load_state_dict. A call whose step raises does not count.
+    All calls must have inputs of the same dtypes and of at most `shapes` different shapes. Each shape is recorded
+    separately and holds the memory of a step; recordings share what they can. Once it is recorded, the Python code of
+    the step no longer runs. So it must
+      - keep everything it reads beside its inputs (weights, buffers) at fixed addresses and change it in place;
+      - not change its inputs, which are copies on a GPU;
+      - read no value on the host (item, float, a condition on a tensor), not synchronise, and copy nothing to or from
+        host memory: return the values and read them after the call;
+      - call zero_grad() before backward(). Gradients are in the graph's memory and do not outlive a call;
+      - not change modes such as train() and eval().
+    Learning rates and other numbers of an optimiser, the random state, a loss scale, and weights (by load_state_dict)
+    may change between calls. A call whose step raises does not count.
 
     A call raises TypeError for inputs or results of another type or dtype and ValueError for other shapes, devices or
-    numbers of inputs, on a CPU as well; RuntimeError for a step that reads a value on the host while it is recorded.
+    numbers of inputs, also on a CPU; RuntimeError for a step that reads a value on the host while it is recorded.
     """
     return Captured(step, eager, shapes)
 
 
 def recording() -> bool:
-    """Whether the step that this thread runs is being recorded: what it does on the host happens this once."""
+    """Whether this thread's step is being recorded, so that its work on the host happens only this once."""
     return getattr(_thread, "recording", False)
 
 
 def at_replay(prepare: Callable[[], None]) -> None:
-    """Have `prepare` called before each replay of the step that is run in this thread, if a captured one is.
+    """Call `prepare` before each replay of the captured step that runs in this thread, if any.
 
-    For what a step does on the host and a graph cannot: `prepare` may change memory that the graph reads.
+    Use it for work on the host, which a graph cannot do: `prepare` may change memory that the graph reads.
     """
     hooks = getattr(_thread, "hooks", None)
     if hooks is not None:
@@ -77,7 +77,7 @@ def at_replay(prepare: Callable[[], None]) -> None:
 
 @dataclass
 class _Recording:
-    """What is known for inputs of certain shapes: calls so far, and from the recording on the graph and its memory."""
+    """The state for inputs of certain shapes: calls so far, and once recorded, the graph and its memory."""
 
     calls: int = 0
     graph: Any = None
@@ -89,7 +89,7 @@ class _Recording:
 
 
 class Captured(Generic[T]):
-    """A step that `capture` made. Call it as the step."""
+    """A step captured by `capture`; call it like the step."""
 
     def __init__(self, step: Callable[..., T], eager: int = EAGER, shapes: int = 1) -> None:
         if not callable(step):
@@ -106,7 +106,7 @@ class Captured(Generic[T]):
         self._shared: tuple[Any, Any] | None = None
 
     def __call__(self, *inputs: Any, **named: Any) -> T:
-        """The step with these inputs; on a GPU it is on its way on the current stream."""
+        """Run the step with these inputs; on a GPU it is queued on the current stream."""
         if named:
             raise TypeError(f"a captured step takes its inputs by position; given by name: {', '.join(named)}")
         device = self._check(inputs)
@@ -135,13 +135,13 @@ class Captured(Generic[T]):
         return outputs
 
     def __get__(self, instance: object, owner: type | None = None) -> Captured[T]:
-        """Raises TypeError for a method, which would be called without its object."""
+        """Raise TypeError for a captured method of a class, which would be called without `self`."""
         if instance is None:
             return self
         name = (instance if isinstance(instance, type) else type(instance)).__name__
         raise TypeError(
-            f"a captured step is an attribute of the class {name}, and so would not get its object: "
-            "capture the method of an object, as in self.step = minidl.capture(self.step)"
+            f"a captured step is an attribute of the class {name} and would be called without `self`: "
+            "capture a bound method, as in self.step = minidl.capture(self.step)"
         )
 
     def _check(self, inputs: tuple[Any, ...]) -> torch.device:
@@ -149,13 +149,13 @@ class Captured(Generic[T]):
         for i, given in enumerate(inputs):
             if not isinstance(given, Tensor | torch.Tensor | CSR):
                 raise TypeError(
-                    f"a captured step takes tensors and CSR batches, input {i} is a {type(given).__name__}: make it a "
-                    "tensor where it changes from call to call, and leave it to the step where it does not"
+                    f"a captured step takes tensors and CSR batches, input {i} is a {type(given).__name__}: pass a "
+                    "tensor if it changes from call to call, else use it inside the step without passing it"
                 )
             if not isinstance(given, CSR) and given.requires_grad:
                 raise ValueError(
-                    f"input {i} of a captured step has a gradient: .detach() it, or make it in the step; backward() "
-                    "there cannot reach beyond the inputs"
+                    f"input {i} of a captured step requires a gradient: .detach() it, or compute it in the step; "
+                    "backward() in the step cannot reach beyond its inputs"
                 )
         if self._kinds is not None:
             if len(inputs) != len(self._kinds):
@@ -181,7 +181,7 @@ class Captured(Generic[T]):
 
     @contextlib.contextmanager
     def _watched(self, known: _Recording, device: torch.device) -> Iterator[None]:
-        """Streams of random numbers are numbered on the device, as in the recording: the same variants of kernels."""
+        """A context that numbers random streams on the device, as in the recording, to compile the same kernels."""
         if self._key is None:
             self._key = torch.zeros(2, dtype=torch.int64, device=device)
         self._number(self._key)
@@ -200,7 +200,7 @@ class Captured(Generic[T]):
         key[1].fill_(state["stream"])
 
     def _record(self, known: _Recording, inputs: tuple[Input, ...], device: torch.device) -> None:
-        # What it finds changed is copied now: in the graph it would be copied at every replay.
+        # Copies of changed values happen now; in the graph they would happen at every replay.
         for prepare in list(known.hooks):
             prepare()
         state = random.get_state()
@@ -213,20 +213,20 @@ class Captured(Generic[T]):
                 graph, outputs = _recorded(lambda: _map(self._step(*kept), _detached), *self._shared)
             known.draws = random.get_state()["stream"] - state["stream"]
         except BaseException:
-            self._shared = None  # of a recording that CUDA broke off the allocator takes the memory to be in use
+            self._shared = None  # the allocator counts the memory of a failed recording as in use
             raise
         finally:
             _thread.recording = False
             random.set_state(state)
-        # A graph whose step raised holds its first kernels only, and is not kept.
+        # Only complete graphs are kept.
         known.graph, known.inputs, known.outputs = graph, kept, outputs
         known.precision = launch.float32_precision()
 
     def _replay(self, known: _Recording, inputs: tuple[Input, ...]) -> Any:
         if launch.float32_precision() != known.precision:
             raise ValueError(
-                f"float32 products were made in {known.precision} when the step was captured, and are set to "
-                f"{launch.float32_precision()} now: capture the step again"
+                f"the step was captured with float32 precision {known.precision}, which is now "
+                f"{launch.float32_precision()}: capture the step again"
             )
         for prepare in known.hooks:
             prepare()
@@ -253,7 +253,7 @@ def _named(type_: type) -> str:
 
 
 def _other_shapes(shape: tuple[Any, ...], known: dict[tuple[Any, ...], _Recording]) -> str:
-    """What is wrong with a call of one shape too many."""
+    """The message for a call with one shape too many."""
     had = " and ".join(str(list(map(_words, shapes))) for shapes in known)
     more = "" if len(known) == 1 else f", {len(known)} different ones"
     return (
@@ -284,13 +284,13 @@ def _detached(output: Tensor | torch.Tensor) -> Tensor | torch.Tensor:
 
 
 def _copied(output: Tensor | torch.Tensor) -> Any:
-    """As a replay gives it: a step may return memory that its next call changes."""
+    """A copy, as a replay returns it: the next call may change the memory that a step returns."""
     return _clone(output.detach())
 
 
 @contextlib.contextmanager
 def _inside() -> Iterator[None]:
-    """While a captured step runs in this thread."""
+    """A context for a captured step that runs in this thread."""
     before, _thread.inside = getattr(_thread, "inside", False), True
     try:
         yield
@@ -299,7 +299,7 @@ def _inside() -> Iterator[None]:
 
 
 def _map(outputs: Any, function: Callable[[Any], Any]) -> Any:
-    """`function` of every tensor among the outputs of a step. Raises TypeError for what is none."""
+    """The outputs of a step with `function` applied to every tensor. Raises TypeError for anything else."""
     if outputs is None:
         return None
     if isinstance(outputs, Tensor | torch.Tensor):
@@ -318,20 +318,20 @@ def _has_graphs(device: torch.device) -> bool:
 
 
 def _shared(device: torch.device) -> tuple[Any, Any]:
-    """What the recordings of a step share: a stream, and the memory of what is computed on the way."""
+    """Shared by all recordings of a step: a stream, and a memory pool for intermediate results."""
     return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
 
 def _recorded(call: Callable[[], Any], stream: Any, pool: Any) -> tuple[Any, Any]:
-    """A CUDA graph of what `call` launches, and what it returned.
+    """A CUDA graph of the launches of `call`, and its result.
 
     Raises RuntimeError when it reads a value on the host.
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(stream.device)
-    # The memory of the calls before is the allocator's again, and not yet the graph's.
+    # Return the memory of earlier calls, so that the graph's pool can use it.
     torch.cuda.empty_cache()
-    # A collection might free a graph or an event, which the device does not allow meanwhile.
+    # Garbage collection might free a graph or an event, which CUDA does not allow during capture.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -355,11 +355,11 @@ def _recorded(call: Callable[[], Any], stream: Any, pool: Any) -> tuple[Any, Any
 
 
 def _abandon(graph: Any, stream: Any, pool: Any) -> None:
-    """End a recording that came to nothing."""
+    """End a failed recording."""
     try:
         graph.capture_end()
     except RuntimeError:
-        # CUDA had broken it off: then torch's allocator is not told, and would give out the graph's memory for good.
+        # CUDA has already ended the capture, but torch's allocator would keep allocating from the graph's pool.
         end = getattr(torch._C, "_cuda_endAllocateToPool", None)
         if end is not None:
             with contextlib.suppress(RuntimeError):
@@ -372,9 +372,9 @@ _COPIES = {"aten::copy_", "aten::_to_copy"}
 
 
 class NoHostReads(TorchDispatchMode):
-    """A context in which reading a tensor of a type of device on the host, or copying from pageable memory, raises.
+    """A context that raises when a tensor on this type of device is read on the host or copied from pageable memory.
 
-    CUDA would refuse it, and lose the recording, with an error that does not say what was done.
+    CUDA would refuse that, too, but end the recording with an error that does not name the cause.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -383,7 +383,7 @@ class NoHostReads(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No step here is compiled by torch. Asked to keep its compiler away, torch imports it: 2.6 s of R8's 3.3."""
+        """Steps are never compiled by torch. True would make torch import its compiler: 2.6 s of R8's 3.3."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -398,8 +398,8 @@ class NoHostReads(TorchDispatchMode):
                 raise RuntimeError(f"the step copies a tensor to the host while it is recorded ({func}): {_WHY}")
             if to.type == self._there and not self._is_there(source) and not source.is_pinned():
                 raise RuntimeError(
-                    f"the step copies a tensor of the host to the device while it is recorded ({func}): a graph would "
-                    "copy the same memory again at every call, so make it before, or give it to the step as an input"
+                    f"the step copies a tensor of the host to the device while it is recorded ({func}): the "
+                    "graph would copy the same memory at every call; create it before, or pass it as an input"
                 )
         return func(*args, **kwargs)
 

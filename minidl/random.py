@@ -1,10 +1,10 @@
 """The process's source of random numbers: a seed, and the number of the next stream.
 
-Whatever needs random numbers and was given no seed of its own takes the next stream (`key`). Numbers depend on the
-seed, the stream and the place in the tensor alone, so a state that is set again repeats everything after it.
+Each use of random numbers without its own seed takes the next stream (`key`). Numbers depend only on the seed, the
+stream and the place in the tensor, so restoring a state repeats everything after it.
 
-A CUDA graph repeats its kernels with the arguments that they were recorded with. While a step is recorded, streams are
-therefore numbered on the device (`numbered_by`): the graph draws what the step itself would draw.
+A CUDA graph replays its kernels with the recorded arguments. While a step is recorded, stream numbers are therefore
+read from the device (`numbered_by`), so that the graph draws the same numbers as the step itself.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def set_state(state: Mapping[str, int]) -> None:
     """Go on from a state that `get_state` gave.
 
     Raises ValueError for other names, TypeError for values that are not integers, ValueError outside [0, 2^63), and
-    RuntimeError in a step that is captured, which would begin with the same numbers at every call.
+    RuntimeError in a captured step, which would otherwise begin with the same numbers at every call.
     """
     if getattr(_thread, "key", None) is not None:
-        raise RuntimeError("the state of random numbers is set in a step that is captured: set it outside the step")
+        raise RuntimeError("the random state cannot be set inside a captured step; set it outside the step")
     if set(state) != set(_state):
-        raise ValueError(f"the state of random numbers has {sorted(state)}, expected ['seed', 'stream']")
+        raise ValueError(f"the random state has {sorted(state)}, expected ['seed', 'stream']")
     checked = {name: _checked(name, value) for name, value in state.items()}
     with _lock:
         _state.update(checked)
 
 
 def key(seed: int | None = None) -> tuple[int, int | DeviceStream]:
-    """(seed, stream) of one tensor of random numbers: stream 0 of a seed that is given, else the next stream.
+    """(seed, stream) for one tensor of random numbers: stream 0 of the given seed, else the next stream.
 
     Raises as `manual_seed`.
     """
@@ -71,16 +71,16 @@ def key(seed: int | None = None) -> tuple[int, int | DeviceStream]:
 
 
 def skip(count: int) -> None:
-    """Take the next `count` streams without using them: a graph has."""
+    """Advance by `count` streams, which a graph has used."""
     with _lock:
         _state["stream"] += count
 
 
 @contextlib.contextmanager
 def numbered_by(key: torch.Tensor) -> Iterator[None]:
-    """Streams taken in this thread are numbered from `key` on: int64 [2] on the device, a seed and its next stream.
+    """A context in which this thread's streams are numbered from `key`: int64 [2] on the device, seed and next stream.
 
-    Kernels read it when they run. With this process's state in `key` they draw the same numbers as without.
+    Kernels read `key` when they run. With this process's state in `key` they draw the same numbers as without it.
     """
     _thread.key, _thread.first = key, get_state()["stream"]
     try:

@@ -1,9 +1,8 @@
-"""Files written whole or not at all, and the checksum that tensor files carry: the one way by which minidl writes.
+"""How minidl writes files: each whole or not at all, tensor files with a checksum.
 
-A file is written to a temporary sibling, flushed to the disk and renamed over its final name, and then the folder is
-flushed: a reader finds the old content or the new, whenever the machine stops. A write that fails leaves the old
-content and no temporary file; a process that is killed may leave one, whose name begins with a point and ends in
-`.part`.
+A file is written to a temporary file beside it, flushed to disk and renamed to its final name; then the folder is
+flushed. Whenever the machine stops, a reader finds either the old content or the new. A failed write leaves the old
+content and no temporary file; a killed process may leave one, whose name begins with a dot and ends in `.part`.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ if TYPE_CHECKING:
 
 PART = ".part"
 CHECKSUM = "sha256"  # in the metadata of a tensor file
-# What file systems answer that cannot flush a folder, and systems that do not let one be opened.
+# The errors of file systems that cannot flush a folder, and of systems that cannot open one.
 _NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS}
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which stands at `path` when the block has ended without an exception.
+    """A file to write to; it appears at `path` when the block ends without an exception.
 
-    Raises OSError naming `path`; the old content is then still there, or the new one where only the folder could not be
-    flushed.
+    Raises OSError naming `path`; the old content is then still there, or the new one if only flushing the folder
+    failed.
     """
-    # A part of the name: the whole of a long one would be too long with what is added. It is chosen before anything is
-    # made, so that there is no moment at which a signal leaves a file that nobody knows of.
+    # Part of the name, because a long one with the additions would be too long. Chosen before the file is made, so that
+    # a signal at any moment leaves no unknown file.
     temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}{PART}")
     try:
         try:
@@ -47,9 +46,9 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         except BaseException:
             _discard(temporary)
             raise
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
     except OSError as error:
-        if error.filename not in (None, str(temporary)):
+        if error.filename not in (None, str(temporary), str(path.parent)):
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
@@ -60,8 +59,21 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def make_folder(path: Path, parents: bool = False) -> None:
+    """Make a folder, and with `parents` those above it, where there is none; it survives a power cut.
+
+    Raises OSError naming it.
+    """
+    if path.is_dir():
+        return
+    if parents:
+        make_folder(path.parent, parents)
+    path.mkdir(exist_ok=True)
+    flush_folder(path.parent)
+
+
 def checksum(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> str:
-    """SHA-256 of tensors on the CPU, with their names, dtypes and shapes, and of the texts in `about`."""
+    """SHA-256 of tensors on the CPU, with their names, dtypes and shapes, and of `about`."""
     import torch
 
     digest = hashlib.sha256()
@@ -83,14 +95,37 @@ def tensor_bytes(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] |
     return save(on_cpu, metadata={**(about or {}), CHECKSUM: found}), found
 
 
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file.
+
+    Raises OSError, and ValueError for any other file and for one that does not match its checksum, which files of older
+    versions do not have.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
+            about = dict(opened.metadata() or {})
+    except SafetensorError as error:
+        raise ValueError(f"not a safetensors file ({error})") from None
+    written = about.pop(CHECKSUM, None)
+    if written is not None and written != checksum(tensors, about):
+        raise ValueError("its content does not match its checksum")
+    return tensors, about
+
+
 def _discard(temporary: Path) -> None:
-    """Delete what was begun; the error that led here is what is to be told."""
+    """Delete an unfinished file, ignoring errors: the one that led here is reported."""
     with contextlib.suppress(OSError):
         temporary.unlink()
 
 
-def _flush_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut; file systems that cannot do it are left as they are."""
+def flush_folder(folder: Path) -> None:
+    """Make renames and new files in this folder survive a power cut, where the file system can.
+
+    Raises OSError naming the folder.
+    """
     try:
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -99,4 +134,4 @@ def _flush_folder(folder: Path) -> None:
             os.close(handle)
     except OSError as error:
         if error.errno not in _NO_FLUSH:
-            raise OSError(error.errno, error.strerror) from error
+            raise OSError(error.errno, error.strerror, str(folder)) from error

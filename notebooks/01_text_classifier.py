@@ -28,7 +28,7 @@ import matplotlib.pyplot as plt
 import minidl
 from minidl import nn, ops, optim
 from minidl.data import Batches, Texts, Tfidf, TfidfOptions, load_text
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 HERE = Path("notebooks") if Path("notebooks").is_dir() else Path()
 minidl.manual_seed(0)
@@ -39,7 +39,7 @@ for index in (0, 1000, 2000):
     print(f"\n[{label}]\n{text[:160].strip()}")
 
 # %% [markdown]
-# On a GPU all texts are used. The interpreter is slower, so here the five largest chapters have to do.
+# On a GPU the notebook uses all texts. The interpreter is slower, so on a CPU it uses the five largest chapters.
 
 # %%
 on_gpu = default_device().type == "cuda"
@@ -76,8 +76,8 @@ print(
 # %% [markdown]
 # ## The network
 #
-# One hidden layer. The first layer is sparse: it gathers the rows of its weight that a text's terms name, and its
-# gradient touches only the rows that a batch has seen.
+# One hidden layer. The first layer is sparse: it reads only the rows of its weight that belong to a text's terms, and
+# its gradient has only the rows that a batch has seen.
 
 # %%
 model = nn.Sequential(
@@ -91,7 +91,7 @@ print(f"{model.num_parameters():,} parameters")
 # %% [markdown]
 # ## The graph
 #
-# Each operation on a tensor with a gradient is written down. `draw` shows what `backward()` will walk through.
+# minidl records each operation on a tensor that requires a gradient. `draw` shows the graph that `backward()` follows.
 
 # %%
 batches = Batches(features, train.labels, batch_size=128, seed=0)
@@ -102,7 +102,7 @@ minidl.draw(loss, model)
 # %% [markdown]
 # ## Training
 #
-# The loop is what the command `minidl train text` does, without its checkpoints, validation and reports.
+# This is the loop of `minidl train text`, without checkpoints, validation and reports.
 
 # %%
 optimizer = optim.Adam(model.parameters(), lr=RATE)
@@ -143,9 +143,9 @@ assert accuracy > majority + 0.2
 # %% [markdown]
 # ## What it looks at
 #
-# A hidden unit is open where its input is positive. With the units open that an average term opens, how much a term
-# speaks for a chapter is the product of the weights along the open paths. The strongest terms of each chapter, compared
-# with the other chapters:
+# A hidden unit is active where its input is positive. Take the units that an average term activates: the influence of
+# a term on a chapter is then the sum, over these units, of the product of the weights on the way. The strongest terms
+# of each chapter, relative to the other chapters:
 
 # %%
 hidden, out = model[0], model[2]
@@ -161,7 +161,7 @@ for index, label in enumerate(labels):
 # %% [markdown]
 # ## On a GPU
 #
-# The same training step on a GPU, measured beside torch on the same work (from the committed results):
+# The same training step on a GPU, next to torch (from the committed results):
 
 # %%
 results = HERE / "../benchmarks/results/nvidia-h200.json"

@@ -28,7 +28,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from minidl.kernels import launch
+from minidl.runtime import launch
 
 INTERPRETED = launch.INTERPRETED  # minidl comes before Triton: it decides whether kernels are compiled or interpreted
 
@@ -89,7 +89,7 @@ def step(name: str, run) -> None:
 # ## Step 1: one output per program
 #
 # The definition, literally: program (i, j) reads row i of A and column j of B. Every number of A is read N times from
-# memory, and the tensor cores stand idle.
+# memory, and the tensor cores are idle.
 
 
 # %%
@@ -118,7 +118,7 @@ step("one output per program", run_one_output)
 # ## Step 2: tiles
 #
 # A program computes a 128 x 128 tile. For every 64 steps of K it loads two blocks and multiplies them with `tl.dot`,
-# which is the tensor cores. Each number loaded is now used 128 times.
+# which runs on the tensor cores. Each number loaded is now used 128 times.
 
 # %%
 BLOCK = 16 if INTERPRETED else 128
@@ -182,14 +182,14 @@ step("grouped", lambda: run_tiled(grouped))
 # %% [markdown]
 # ## Step 4: loads ahead of their use
 #
-# With `num_stages=4` the compiler keeps three blocks under way while the tensor cores work on the fourth. The kernel is
-# the same; the waiting is gone. (The interpreter ignores it.)
+# With `num_stages=4` the compiler loads three blocks ahead while the tensor cores work on the fourth, so they no
+# longer wait. The kernel is unchanged. (The interpreter ignores `num_stages`.)
 
 # %%
 step("pipelined", lambda: run_tiled(grouped, num_stages=4))
 
 # %% [markdown]
-# ## Step 5: the copy engine, and programs that stay
+# ## Step 5: the copy engine, and persistent programs
 #
 # On Hopper a descriptor tells the tensor memory accelerator (TMA) where the matrix lies; a load is then one
 # instruction for a whole box, with zeros outside the matrix and no address arithmetic. One program per multiprocessor
@@ -236,8 +236,8 @@ step("TMA, persistent", run_persistent)
 # %% [markdown]
 # ## minidl's own, and cuBLAS
 #
-# `minidl.kernels.gemm` is step 5 with the pieces real use needs: all four transpositions, bias and activation before
-# the store, K split into shares for skinny matrices, and float32 as three tf32 products.
+# `minidl.kernels.gemm` is step 5 plus what real use needs: all four transpositions, bias and activation before the
+# store, K split across programs for skinny matrices, and float32 as three tf32 products.
 
 # %%
 from minidl.kernels.gemm import gemm

@@ -20,7 +20,7 @@
 # `python -m benchmarks.convolution_ladder` makes.
 #
 # Images are channels-last, `[N, H, W, C]`, and filters `[M, R, S, C]`. So a row of a filter, its S taps with their C
-# channels, is one run of `S * C` numbers without a gap, in the filter and in the image. All six steps live on that.
+# channels, is one run of `S * C` numbers without a gap, in the filter and in the image. All six steps use that.
 
 # %%
 import json
@@ -32,7 +32,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from minidl.kernels import launch
+from minidl.runtime import launch
 
 INTERPRETED = launch.INTERPRETED  # minidl comes before Triton: it decides whether kernels are compiled or interpreted
 
@@ -108,7 +108,7 @@ def step(name: str, run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -
 # %% [markdown]
 # ## Step 1: one output per program
 #
-# The definition, literally, as the first kernel of every report has it: one program, one number. It loads a whole
+# The definition, literally, like the first kernel of every report: one program computes one number. It loads a whole
 # filter and the inputs under it, and uses each of them once. An input is read `R * S * M` times from memory.
 
 
@@ -147,8 +147,8 @@ step("one output per program", run_one_output)
 # ## Step 2: tiles
 #
 # A program computes 128 pixels for all M channels. It walks the filter's positions one by one: each input it loads is
-# used for M outputs, and each weight for 128. This is what shared memory, constant memory and registers were for in the
-# reports; the multiplications are still single ones.
+# used for M outputs, and each weight for 128. The reports used shared memory, constant memory and registers for this;
+# the multiplications are still scalar.
 
 # %%
 PIXELS = 32 if INTERPRETED else 128
@@ -195,9 +195,9 @@ step("tiled", run_tiled)
 # ## Step 3: the matrix form
 #
 # The inputs under the filter at all pixels are a matrix `[pixels, R S C]`, and the filters are `[R S C, M]`. The
-# reports unrolled that matrix in memory, R S times the image. Nobody needs to: a block of it is a load whose addresses
-# are `start[pixel] + offset[k]`. What changes is one line, a `tl.dot` over a block of k in place of one k at a time:
-# the tensor cores do the work.
+# reports unrolled that matrix in memory, R S times the image. That is not necessary: a block of it is a load whose
+# addresses are `start[pixel] + offset[k]`. One line changes: a `tl.dot` over a block of k replaces the loop over
+# single k, so the tensor cores do the work.
 
 
 # %%
@@ -239,9 +239,10 @@ step("matrix form", run_matrix_form)
 # ## Step 4: batch-tiled, in boxes
 #
 # In step 3 every row of a block has an address of its own. Let the rows be *images at one output pixel* instead: seen
-# as `[N, H W C]`, what 128 images hold under one tap is a plain box, 128 rows by C columns. On Hopper the tensor memory
-# accelerator (TMA) fetches such a box with one instruction, and no address is computed. Padding, were there any, would
-# be a bound on the loops over taps. A box wants rows of 16 bytes or more: this is the form for many channels.
+# as `[N, H W C]`, what 128 images hold under one tap is a plain box, 128 rows by C columns. On Hopper the tensor
+# memory accelerator (TMA) fetches such a box with one instruction, and no address is computed. Padding, if there were
+# any, would be a bound on the loops over taps. A box needs rows of 16 bytes or more, so this form is for many
+# channels.
 
 
 # %%
@@ -285,10 +286,10 @@ step("batch-tiled", run_batch_tiled)
 # %% [markdown]
 # ## Step 5: banded, for few channels
 #
-# The first layer of a network has one channel, or three. Then M columns and a K of C fill no tensor core, loads are of
-# 2 bytes, and all the time goes into addresses. So a row of the matrix takes *G neighbouring pixels*: their inputs from
-# one image row lie side by side, `(G + S - 1) C` numbers, and so do their `G M` outputs. The filter row becomes a band:
-# a matrix that has it G times, each time C positions further down.
+# The first layer of a network has one channel, or three. Then M columns and K = C do not fill a tensor core, each load
+# is 2 bytes, and nearly all the time goes into addresses. So let a row of the matrix cover *G neighbouring pixels*:
+# their inputs from one image row lie side by side, `(G + S - 1) C` numbers, and so do their `G M` outputs. The filter
+# row becomes a band: a matrix that contains it G times, each time C positions further down.
 #
 # ```
 #              pixel 0   pixel 1   pixel 2
@@ -299,7 +300,7 @@ step("batch-tiled", run_batch_tiled)
 #     input 4     0         0       w[2]
 # ```
 #
-# Zeros are multiplied, on tensor cores that were idle. In exchange loads and stores are whole rows.
+# This multiplies zeros, but on tensor cores that were idle. In exchange, loads and stores are whole rows.
 
 
 # %%
@@ -437,7 +438,7 @@ step("banded, with ReLU and pool", run_fused)
 # %% [markdown]
 # ## minidl's own
 #
-# `minidl.kernels.conv` has steps 3, 4 and 5 with the pieces real use needs: stride, padding, dilation, groups, both
+# `minidl.kernels.conv` has steps 3, 4 and 5 plus what real use needs: stride, padding, dilation, groups, both
 # gradients, every activation, and a choice of the form by the shape.
 
 # %%
@@ -509,7 +510,8 @@ figure.tight_layout(rect=(0, 0, 1, 0.985))
 plt.show()
 
 # %% [markdown]
-# The same at 10, 100 and 10,000 images, in milliseconds. A layer whose channels fill no box has no batch-tiled step.
+# The same at 10, 100 and 10,000 images, in milliseconds. A layer with too few channels for a box has no batch-tiled
+# step.
 
 # %%
 for layer, batches in stored["layers"].items():

@@ -29,7 +29,7 @@ import numpy as np
 import minidl
 from minidl import nn, ops, optim
 from minidl.data import ImageBatches, Images, Pictures, load_images
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 HERE = Path("notebooks") if Path("notebooks").is_dir() else Path()
 minidl.manual_seed(0)
@@ -55,8 +55,8 @@ plt.show()
 #
 # A convolution slides a small filter over the picture; each of its outputs sees nine pixels only. Batch norm brings
 # every channel to mean 0 and deviation 1 over the batch. A pool keeps the largest of four neighbours, so that the next
-# filters see more of the picture. In the end stands the mean of each channel, and a matrix that makes ten scores of
-# them.
+# filters see more of the picture. The last two layers take the mean of each channel and compute ten scores from these
+# means.
 
 # %%
 model = nn.Sequential(
@@ -75,7 +75,7 @@ print(f"{model.num_parameters():,} parameters")
 # %% [markdown]
 # ## The graph
 #
-# `draw` shows what `backward()` will walk through.
+# `draw` shows the graph that `backward()` follows.
 
 # %%
 batches = ImageBatches(pictures(train), train.labels, batch_size=128, seed=0, augment=dataset.augment)
@@ -85,8 +85,8 @@ minidl.draw(ops.cross_entropy(model(Tensor(x)), Tensor(y)), model)
 # %% [markdown]
 # ## Training
 #
-# Every epoch sees each picture at another place, up to a pixel away, as the seed, the epoch and the picture's number
-# decide. The loop is what the command `minidl train images` does, without its checkpoints, validation and reports.
+# Each epoch shifts every picture by up to one pixel; the seed, the epoch and the number of the picture determine the
+# shift. This is the loop of `minidl train images`, without checkpoints, validation and reports.
 
 # %% tags=["parameters"]
 EPOCHS, RATE = 10, 1e-2
@@ -129,7 +129,7 @@ print(f"accuracy {accuracy:.3f} on {len(test)} pictures")
 assert accuracy > 0.9
 
 # %% [markdown]
-# ## Its surest mistakes
+# ## Its most confident mistakes
 #
 # Above each picture: what the network says, how sure it is, and the truth.
 
@@ -146,10 +146,10 @@ for axis, index in zip(axes, surest, strict=False):
 plt.show()
 
 # %% [markdown]
-# ## For use: the batch norms disappear
+# ## For inference: folded batch norms
 #
-# Once trained, a batch norm is a factor and a summand per channel. `fold_batch_norms` hands them to the convolution
-# before it, whose kernel applies them with the activation on its way out: one kernel in place of two.
+# After training, a batch norm is one factor and one offset per channel. `fold_batch_norms` moves them into the
+# preceding convolution, whose kernel applies them together with the activation: one kernel instead of two.
 
 # %%
 folded = nn.fold_batch_norms(model)
@@ -161,7 +161,7 @@ assert np.abs(again - probabilities).max() < 1e-4
 # %% [markdown]
 # ## On a GPU
 #
-# The same kernels compiled, beside torch with cuDNN, as measured by `python -m benchmarks.run`:
+# The same kernels compiled, next to torch with cuDNN, as measured by `minidl bench`:
 
 # %%
 stored = json.loads((HERE / "../benchmarks/results/nvidia-h200.json").read_text())

@@ -15,8 +15,8 @@
 # # From noise to pictures
 #
 # A generator is a classifier backwards: a hundred random numbers go in, a picture comes out. Where a classifier halves
-# the picture from layer to layer, the generator doubles it, by a transposed convolution. First this operation, computed
-# in four ways; then a generator that minidl's authors trained on MNIST; then a small one that is trained here.
+# the picture from layer to layer, the generator doubles it, by a transposed convolution. This notebook computes that
+# operation in four ways, shows the generator that comes with minidl, and then trains a small one.
 
 # %%
 import time
@@ -31,7 +31,7 @@ from minidl.data import ImageBatches, Pictures, load_images
 from minidl.generation import latents, output, passes
 from minidl.generation.model import load
 from minidl.models import Discriminator, Generator
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 DEVICE = default_device()  # minidl comes before Triton: it decides whether kernels are compiled or interpreted
 
@@ -87,7 +87,7 @@ check("ops.conv_transpose2d", ops.conv_transpose2d(Tensor(x), Tensor(w), None, s
 # ### With zeros between the pixels
 #
 # The textbooks' way: spread the pixels apart, fill with zeros, and slide the filter, turned by half a circle, over all
-# of it. Three of four pixels are zeros, so three of four multiplications are for nothing.
+# of it. Three of four pixels are zeros, so three of four multiplications are wasted.
 
 # %%
 stuffed = torch.zeros(N, C, 2 * size - 1, 2 * size - 1, device=DEVICE)
@@ -121,9 +121,9 @@ for a in range(2):
 check("four convolutions by parity", y, K * K // 4)
 
 # %% [markdown]
-# The same as one kernel. A program makes a row of the output; its loops visit the taps of the right parity only, and
-# leave out those outside of the picture before anything is loaded. minidl's own kernels do this with a run of images in
-# place of a row of pixels.
+# The same as one kernel. A program makes a row of the output; its loops visit only the taps of the right parity, and
+# skip those outside the picture before loading anything. minidl's own kernels do this with a run of images instead of
+# a row of pixels.
 
 
 # %%
@@ -163,9 +163,9 @@ assert torch.allclose(y, same, atol=1e-4)
 # ### Banded
 #
 # The last layer of a generator has one output channel, or three: four convolutions of 2x2 with so few outputs leave a
-# GPU's matrix units idle. All four look at the 3x3 pixels about pixel i, so they fit into one 3x3 convolution with 4 M
-# outputs, whose filters are zero where a parity does not look (a band). It multiplies some zeros again, 9 taps in place
-# of 4, but as one product of matrices with full rows.
+# GPU's matrix units idle. All four read only the 3x3 pixels around pixel i, so they fit into one 3x3 convolution with
+# 4 M outputs, whose filters are zero at the taps that a parity does not use (a band). It multiplies some zeros again,
+# 9 taps instead of 4, but in one matrix product with full rows.
 
 # %%
 band = torch.zeros(2, 2, M, C, 3, 3, device=DEVICE)
@@ -199,8 +199,9 @@ print(f"{time.perf_counter() - start:.1f} s for 40 pictures")
 # %% [markdown]
 # ### Less variety
 #
-# Latents far from 0 are rare in training, and their pictures are worse. Truncation keeps them near: the pictures become
-# cleaner, and more alike. From top to bottom 2, 1 and 0.5 deviations, with the same eight seeds.
+# Latents far from 0 are rare in training, and their pictures are worse. Truncation keeps latents near 0: the pictures
+# become cleaner, and more similar. From top to bottom: truncation at 2, 1 and 0.5 standard deviations, with the same
+# eight seeds.
 
 # %%
 show(np.concatenate([pictures_of(latents.from_seeds(range(8), built_in.latent, limit)) for limit in (2, 1, 0.5)]), 3, 8)
@@ -208,8 +209,9 @@ show(np.concatenate([pictures_of(latents.from_seeds(range(8), built_in.latent, l
 # %% [markdown]
 # ### A walk
 #
-# Between two latents lie pictures that no one has drawn. The way there leads along the sphere (slerp): in a hundred
-# dimensions nearly all random vectors have a length of about 10, and the middle of a straight line is shorter.
+# Between two latents lie pictures that no one has drawn. The path follows the sphere (slerp): in a hundred dimensions
+# nearly all random vectors have a length of about 10, but the middle of a straight line between two of them is
+# shorter.
 
 # %%
 ends = latents.from_seeds([3, 17], built_in.latent)
@@ -223,17 +225,18 @@ show(pictures_of(walk), 2, 12, 8.0)
 # ## Training one
 #
 # Two networks play against each other. The discriminator learns to tell real pictures from made ones; the generator
-# learns to make pictures that it takes for real. Here it is the digits of 8 x 8 pixels, for about a minute: `minidl
-# train gan` does the same with more patience, and keeps a moving average of the generator.
+# learns to make pictures that it takes for real. Here they train on digits of 8 x 8 pixels, for about a minute.
+# `minidl train gan` trains longer, and keeps a moving average of the generator.
 #
 # A discriminator that grows ever more certain is steep at the real pictures, and drives the generator past them and
 # back without end. So its loss has the gradient penalty R1 (Mescheder, Geiger and Nowozin, arXiv 1801.04406): the
-# squared length of the gradient of its logit D(x) by the pixels, as a mean over real pictures. With it the
-# discriminator becomes flat where the generator has arrived, and both come to rest there.
+# squared length of the gradient of its logit D(x) with respect to the pixels, averaged over real pictures. With it the
+# discriminator becomes flat where the generator has arrived, and both settle there.
 #
-# The penalty's own gradient would be a second derivative; a difference does as well. `uphill` takes a step along the
-# gradient from each picture. The logit there, less that of the same step downhill, divided by the distance of the two,
-# is the gradient's length, and an ordinary backward leads through it.
+# The gradient of the penalty would need second derivatives; a finite difference avoids them. `uphill` takes a step
+# along the gradient from each picture. Take the logit there, subtract the logit after the same step downhill, and
+# divide by the distance between the two points: the result is the length of the gradient, and an ordinary backward
+# pass goes through it.
 
 # %% tags=["parameters"]
 BATCH, STEPS, LATENT = 64, 70, 16
@@ -312,8 +315,9 @@ for epoch in range(STEPS):
 print(f"{time.perf_counter() - start:.0f} s for {STEPS} steps")
 
 # %% [markdown]
-# The curves. Where both losses meet at log 2 = 0.69, the discriminator only guesses; its belief that a picture is real,
-# D(x) of real and D(G(z)) of made ones, meets at one half. On the right what is punished: how steep it is there.
+# Where both losses meet at log 2 = 0.69, the discriminator only guesses: the probabilities of being real that it gives
+# real pictures, D(x), and generated ones, D(G(z)), meet at one half. On the right: the penalty, which measures how
+# steep the discriminator is at real pictures.
 
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(11, 2.8))
@@ -336,6 +340,5 @@ plt.show()
 show(np.concatenate([*film, dataset.train.pixels[:8]]), len(film) + 1, 8, 5.0)
 
 # %% [markdown]
-# After a minute some can be read, and others are only strokes of the right kind. `minidl evaluate RUN` says in numbers
-# how far such pictures are from real ones; `minidl train gan --data mnist --out RUN` on a GPU makes what the built-in
-# generator shows.
+# After a minute some digits are legible, others are only strokes. `minidl evaluate RUN` measures how far such pictures
+# are from real ones; `minidl train gan --data mnist --out RUN` on a GPU trains a generator like the built-in one.

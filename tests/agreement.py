@@ -20,10 +20,10 @@ from rich.progress import track
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
-from minidl.kernels import launch
-from minidl.specs import all_specs
-from minidl.specs.make import SIZES
+from minidl.runtime import launch
 from minidl.testing.compare import as_tuple
+from minidl.testing.specs import all_specs
+from minidl.testing.specs.make import SIZES
 from tests import battery
 
 DTYPES = (torch.float16, torch.float32, torch.float64)

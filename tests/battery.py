@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from minidl.kernels import launch
-from minidl.specs import Case, Make, OpSpec, all_specs
-from minidl.specs.make import KINDS, LAYOUTS, SPECIAL, Replay, SeededMake
-from minidl.tensor import default_device
+from minidl.runtime import launch
+from minidl.tensors import default_device
 from minidl.testing import GuardedAllocations, assert_within, check_grads
 from minidl.testing.compare import as_tuple, wrap
-from tests.strategies import EXTENTS
+from minidl.testing.specs import Case, Make, OpSpec, all_specs
+from minidl.testing.specs.make import KINDS, LAYOUTS, SPECIAL, SeededMake
+from tests.strategies import EXTENTS, Replay
 
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 

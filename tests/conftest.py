@@ -53,7 +53,7 @@ def pytest_configure(config):
         raise pytest.UsageError("--device cuda: torch sees no CUDA device")
     if wanted != "auto":
         os.environ["TRITON_INTERPRET"] = "1" if wanted == "cpu" else "0"
-    from minidl.kernels import launch
+    from minidl.runtime import launch
 
     if wanted != "auto" and (wanted == "cpu") != launch.INTERPRETED:
         raise pytest.UsageError(f"--device {wanted}: Triton was imported before the suite could choose")
@@ -65,7 +65,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    from minidl.kernels import launch
+    from minidl.runtime import launch
 
     if launch.INTERPRETED:
         for item in items:
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def device():
     """Where kernels run in this process."""
-    from minidl.tensor import default_device
+    from minidl.tensors import default_device
 
     return default_device()
 

@@ -16,11 +16,12 @@ import triton.language as tl
 from hypothesis import Phase, settings
 
 from minidl.autograd import Function
-from minidl.kernels import gemm, launch
-from minidl.specs import Bad, Case, OpSpec, bounds
-from minidl.specs.make import KINDS, LAYOUTS, SeededMake
-from minidl.tensor import default_device
+from minidl.kernels import gemm
+from minidl.runtime import launch
+from minidl.tensors import default_device
 from minidl.testing import GradientError, assert_not_vacuous
+from minidl.testing.specs import Bad, Case, OpSpec, bounds
+from minidl.testing.specs.make import KINDS, LAYOUTS, SeededMake
 from tests import battery
 from tests.battery import pose
 from tests.test_operations import holds

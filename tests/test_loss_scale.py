@@ -7,7 +7,7 @@ import torch
 
 from minidl import nn, ops, optim, random
 from minidl.kernels import update
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 MAKERS = {
     "sgd": lambda p, **more: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, **more),

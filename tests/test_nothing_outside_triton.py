@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidl
 from minidl import models, nn, ops, optim
-from minidl.csr import CSR
-from minidl.kernels import images, launch
-from minidl.tensor import Tensor, default_device
+from minidl.kernels import images
+from minidl.runtime import launch
+from minidl.sparse.csr import CSR
+from minidl.tensors import Tensor, default_device
 from minidl.training.adversaries import Adversaries
 
 ALLOCATION = {
@@ -223,7 +224,7 @@ PACKAGE = Path(minidl.__file__).parent
 STEP = sorted(
     path
     for name in (
-        "kernels", "ops", "nn", "models", "optim", "autograd.py", "tensor.py", "rows.py", "csr.py", "random.py",
+        "runtime", "kernels", "sparse", "ops", "nn", "models", "optim", "autograd.py", "tensors.py", "random.py",
         "captured.py",
     )
     for path in ([PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py"))

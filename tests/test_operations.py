@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 
 from minidl import ops
-from minidl.kernels import launch
-from minidl.specs import all_specs
-from minidl.specs.make import SeededMake
-from minidl.tensor import Tensor, default_device
+from minidl.runtime import launch
+from minidl.tensors import Tensor, default_device
 from minidl.testing import assert_not_vacuous
+from minidl.testing.specs import all_specs
+from minidl.testing.specs.make import SeededMake
 from tests import battery
 from tests.battery import CHECKS, NAMES, pose
 from tests.strategies import EXTENTS, made
@@ -160,7 +160,7 @@ def public_operations():
 def test_every_operation_has_a_record():
     recorded = {spec.op for spec in SPECS.values()} | set(SPECS)
     missing = {n for n, op in public_operations() if op not in recorded and n not in recorded} - set(WITHOUT_RECORD)
-    assert not missing, f"add records to minidl/specs for {sorted(missing)}"
+    assert not missing, f"add records to minidl/testing/specs for {sorted(missing)}"
 
 
 def test_every_exception_is_needed():

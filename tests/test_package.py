@@ -146,4 +146,11 @@ def test_the_source_distribution_holds_the_package_its_tests_and_its_licence(dis
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
-    assert names >= shipped_files() | {"LICENSE", "README.md", "pyproject.toml", "tests/test_package.py"}
+    assert names >= shipped_files() | {
+        "LICENSE",
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/index.md",
+        "pyproject.toml",
+        "tests/test_package.py",
+    }

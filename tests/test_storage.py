@@ -83,6 +83,28 @@ def test_a_folder_that_cannot_be_flushed_is_told_and_holds_the_new_content(tmp_p
     assert names(tmp_path) == ["a"]
 
 
+@pytest.mark.parametrize("parents", [False, True])
+def test_a_folder_is_made_and_flushed(tmp_path, monkeypatch, parents):
+    path = tmp_path / "a" / "b" if parents else tmp_path / "b"
+    with monkeypatch.context() as patched:
+        failing(patched, "flush the folder", errno.EIO)
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            storage.make_folder(path, parents)
+    assert caught.value.filename == str(tmp_path)
+    flushed, real = [], os.fsync
+
+    def flush(handle):
+        flushed.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    for name in ("c", "c"):
+        storage.make_folder(tmp_path / name / "d", parents=True)
+    assert flushed == [str(tmp_path), str(tmp_path / "c")]
+    with pytest.raises(FileNotFoundError):
+        storage.make_folder(tmp_path / "x" / "y")
+
+
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
 def test_a_file_system_that_flushes_no_folders_is_left_as_it_is(tmp_path, monkeypatch, code):
     with monkeypatch.context() as patched:

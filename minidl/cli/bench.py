@@ -3,109 +3,116 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
-from minidl.cli.common import Command, Profile, TraceFile, check_alone, check_file, errors, examples, profiled, switch
-from minidl.training.config import check_different
+from minidl.cli.common import check_files, check_plot
+from minidl.cli.options import add_command, check_alone
+from minidl.cli.profiling import Profiling, profiled
 from minidl.training.errors import ConfigError
+from minidl.training.outputs import check_different
+from minidl.training.settings import REPEATED, Positional
 
 if TYPE_CHECKING:
-    from minidl.bench.results import Results
-
-EXAMPLES = examples(
-    "minidl bench",
-    'minidl bench softmax "gradient of the weight" --json results.json',
-    "minidl bench softmax conv --peers",
-    "minidl bench --list",
-    "minidl bench --show results.json --plot results.svg",
-)
+    from minidl.workbench.bench.results import Results
 
 
-def bench(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Words: rows whose name has one of them. Default: all.", metavar="[NAME]..."),
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Also write the results here; other rows in the file stay.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the results here, as SVG.")] = None,
-    show: Annotated[Path | None, typer.Option("--show", help="Measure nothing; show the results in this file.")] = None,
-    peers: Annotated[
-        bool, switch("--peers", "Also measure attorch, FlagGems and Liger, where they are installed.")
-    ] = False,
-    list_: Annotated[bool, switch("--list", "Only name the rows, with their goals.")] = False,
-    profile: Profile = False,
-    trace: TraceFile = None,
-) -> None:
+class Bench(Profiling):
     """Measure minidl and torch side by side on this GPU.
 
-    Both sides run as CUDA graphs, in turn, on fresh inputs beyond the L2 cache; the median of five rounds counts. torch
-    is measured in every way it has (channels-last and not, eager and compiled), and its best counts. A result is
-    compared with float64 first, and a wrong one is not timed. With --peers other projects' Triton kernels are measured
-    and compared, too; one that is wrong or fails is named and left out.
+    Both sides run alternately as CUDA graphs, on fresh inputs outside of the L2 cache; the result is the median of five
+    rounds. torch is measured in all its variants (channels-last or not, eager or compiled), and the fastest counts.
+    Results are first compared with float64, and wrong ones are not timed. With --peers, Triton kernels of other
+    projects are measured as well; those that fail or are wrong are named and left out.
 
-    A row is at its goal from 0.01 below it, the noise of a run.
+    A row meets its goal if it is at most 0.01 below it, the noise of a run.
 
-    It fails where a row is wrong or cannot be measured.
+    The exit code is 1 if a row is wrong or cannot be measured.
     """
-    with errors():
-        from minidl.bench.goals import GOALS, chosen
 
-        try:
-            wanted = chosen(names or [])
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        check_alone("--list", list_, json=json, plot=plot, show=show, peers=peers, profile=profile, trace=trace)
-        if list_:
-            for name in wanted:
-                typer.echo(f"{GOALS[name]:>5g}  {name}")
-            return
-        for flag, path in (("--json", json), ("--plot", plot)):
-            if path is not None:
-                check_file(flag, path)
-        measuring = (("--json", json), ("--peers", peers), ("--profile", profile), ("--trace", trace))
-        for flag, given in measuring if show is not None else ():
-            if given:
-                raise ConfigError(f"{flag} goes with measuring, not with --show")
-        check_different(show=show, json=json, plot=plot, trace=trace)
-        if trace is not None and not profile:
-            raise ConfigError("--trace goes with --profile")
-        if peers:
-            _check_peers()
+    examples = (
+        "minidl bench",
+        'minidl bench softmax "gradient of the weight" --json results.json',
+        "minidl bench softmax conv --peers",
+        "minidl bench --list",
+        "minidl bench --show results.json --plot results.svg",
+    )
+    names: Annotated[
+        tuple[str, ...],
+        Positional("[NAME]..."),
+        Field(description="Rows whose name contains one of these words. Default: all."),
+        REPEATED,
+    ] = ()
+    json_file: Annotated[
+        Path | None, Field(alias="json", description="Also write the results to this file, which keeps its other rows.")
+    ] = None
+    plot: Annotated[Path | None, Field(description="Also draw the results here, as SVG.")] = None
+    show: Annotated[Path | None, Field(description="Show the results in this file, without measuring.")] = None
+    peers: Annotated[bool, Field(description="Also measure attorch, FlagGems and Liger, if installed.")] = False
+    list_: Annotated[bool, Field(alias="list", description="Only list the rows with their goals.")] = False
+    trace: Annotated[Path | None, Field(description="With --profile: file of the trace. Default: none.")] = None
 
-        from rich.console import Console
 
-        from minidl.bench import run, table
-        from minidl.training import files, plots
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    add_command(app, "bench", Bench, _bench)
 
-        if plot is not None and not plots.available():
-            raise ConfigError(plots.MISSING)
-        console = Console(width=None if Console().is_terminal else 140)
-        failures: list[str] = []
-        if show is None:
-            found = _results(json)
-            with profiled(profile, trace, None):
-                failures = run.run(
-                    wanted, found, console, lambda: found.save(json) if json is not None else None, peers
-                )
-        else:
-            found = _shown(show, wanted)
-            console.print(run.table(found, wanted))
-        if plot is not None:
-            files.write_bytes(plot, table.picture(found))
-        typer.echo(run.summary(found))
-        for line in failures:
-            typer.echo(line, err=True)
-        if failures or not found.right:
-            raise typer.Exit(1)
+
+def _bench(given: dict[str, Any]) -> None:
+    config = Bench(**given)
+    json, plot, show, trace = config.json_file, config.plot, config.show, config.trace
+    from minidl.workbench.bench.goals import GOALS, chosen
+
+    try:
+        wanted = chosen(list(config.names))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if config.list_:
+        check_alone("list", given, "json", "plot", "show", "peers", "profile", "trace")
+        for name in wanted:
+            typer.echo(f"{GOALS[name]:>5g}  {name}")
+        return
+    check_files(json=json, plot=plot)
+    for name in ("json", "peers", "profile", "trace") if show is not None else ():
+        if name in given:
+            raise ConfigError(f"--{name} cannot be combined with --show")
+    check_different(show=show, json=json, plot=plot, trace=trace)
+    if trace is not None and not config.profile:
+        raise ConfigError("--trace requires --profile")
+    if config.peers:
+        _check_peers()
+
+    from rich.console import Console
+
+    from minidl.training import files
+    from minidl.workbench.bench import run, table
+
+    check_plot(plot)
+    console = Console(width=None if Console().is_terminal else 140)
+    failures: list[str] = []
+    if show is None:
+        found = _results(json)
+        with profiled(config, None):
+            failures = run.run(
+                wanted, found, console, lambda: found.save(json) if json is not None else None, config.peers
+            )
+    else:
+        found = _shown(show, wanted)
+        console.print(run.table(found, wanted))
+    if plot is not None:
+        files.write_bytes(plot, table.picture(found))
+    typer.echo(run.summary(found))
+    for line in failures:
+        typer.echo(line, err=True)
+    if failures or not found.right:
+        raise typer.Exit(1)
 
 
 def _check_peers() -> None:
-    """Say which peers there are and how to install those that are not. Raises ConfigError when there is none."""
-    from minidl.bench import peers
+    """Show which peers are installed and how to install the others. Raises ConfigError if none is."""
+    from minidl.workbench.bench import peers
 
     there, missing = peers.there(), peers.missing()
     if not there:
@@ -116,8 +123,8 @@ def _check_peers() -> None:
 
 
 def _shown(path: Path, wanted: list[str]) -> Results:
-    """The rows that are wanted of those in the file. Raises ConfigError when it has none of them."""
-    from minidl.bench import results
+    """The wanted rows of those in the file. Raises ConfigError if it has none of them."""
+    from minidl.workbench.bench import results
 
     found = results.load(path)
     rows = {name: row for name, row in found.rows.items() if name in wanted}
@@ -128,15 +135,15 @@ def _shown(path: Path, wanted: list[str]) -> Results:
 
 
 def _results(json: Path | None) -> Results:
-    """Results of this machine: those in the file, until they are measured again. Raises ConfigError."""
+    """Earlier results of this machine in the file, to be updated. Raises ConfigError for another device's."""
     import torch
 
-    from minidl.bench import machine, results
-    from minidl.kernels import launch
+    from minidl.runtime import launch
+    from minidl.workbench.bench import machine, results
 
     if launch.INTERPRETED or not torch.cuda.is_available():
         raise ConfigError(
-            "bench measures on a CUDA device with compiled kernels, and there is none here; "
+            "bench needs a CUDA device with compiled kernels, and there is none here; "
             "--list names the rows and --show FILE shows results"
         )
     here = machine.machine()
@@ -148,8 +155,3 @@ def _results(json: Path | None) -> Results:
             f"--json {json} has results of a {before.machine['device']}; this is a {here['device']}; give another"
         )
     return results.Results(here, before.rows)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(cls=Command, epilog=EXAMPLES)(bench)

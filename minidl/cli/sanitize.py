@@ -3,56 +3,69 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
-from minidl.cli.common import Command, check_file, choose_device, errors, examples, switch
+from minidl.cli.common import check_files, choose_device
+from minidl.cli.options import add_command
 from minidl.training.errors import ConfigError
+from minidl.training.settings import REPEATED, Positional, Settings
 
 if TYPE_CHECKING:
     from minidl.testing import Sanitizer
 
-EXAMPLES = examples(
-    "minidl sanitize my_kernel.py",
-    "minidl sanitize --first train.py --epochs 1",
-    "minidl sanitize -m pytest tests/test_kernels.py -q",
-)
 
-
-def sanitize(
-    script: Annotated[str, typer.Argument(help="A Python file; with -m, the name of a module.", metavar="SCRIPT")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own.", metavar="[ARGUMENT]...")] = None,
-    module: Annotated[bool, switch("-m", "SCRIPT is a module, as in python -m.")] = False,
-    first: Annotated[bool, switch("--first", "Stop at the first bug.")] = False,
-    json: Annotated[Path | None, typer.Option("--json", help="Also write what was found to this file.")] = None,
-) -> None:
+class Sanitize(Settings):
     """Run a script and check every load and store of its Triton kernels, on the CPU, without a GPU.
 
-    The kernels are interpreted. Found are accesses out of bounds, masked loads without other= whose lanes reach a
-    store, reads of memory that nothing has written, and two programs or lanes that write one element, each with kernel,
-    program, line and index. An access out of bounds is left out, and the script goes on.
+    The kernels are interpreted. Reported are accesses out of bounds, masked loads without other= whose lanes reach a
+    store, reads of uninitialized memory, and writes of two programs or lanes to one element, each with kernel, program,
+    line and index. An access out of bounds is skipped, and the script continues.
 
-    It fails where a bug is found; else the exit code is that of the script.
+    The exit code is 1 if a bug is found, else that of the script.
     """
-    with errors():
-        if json is not None:
-            check_file("--json", json)
-            json = json.absolute()  # the script may change folder
-        choose_device("cpu")
-        from minidl.testing.sanitizer import script as work
-        from minidl.training import files
 
-        if module and not work.has_module(script):
-            raise ConfigError(f"there is no module {script!r}; -m takes the name of a module, such as package.module")
-        if not module and not Path(script).is_file():
-            raise ConfigError(f"{script} is no file; expected a Python script, or -m and the name of a module")
-        outcome = work.run(script, arguments or [], module=module, stop=first)
-        _show(outcome.sanitizer)
-        found = outcome.sanitizer.findings
-        if json is not None:
-            files.write_json(json, _as_json(outcome.sanitizer))
-        raise typer.Exit(outcome.code or int(bool(found)))
+    examples = (
+        "minidl sanitize my_kernel.py",
+        "minidl sanitize --first train.py --epochs 1",
+        "minidl sanitize -m pytest tests/test_kernels.py -q",
+    )
+    script: Annotated[str, Positional("SCRIPT"), Field(description="A Python file; with -m, the name of a module.")]
+    arguments: Annotated[
+        tuple[str, ...], Positional("[ARGUMENT]..."), Field(description="Arguments of the script."), REPEATED
+    ] = ()
+    module: Annotated[bool, Field(alias="m", description="SCRIPT is a module, as in python -m.")] = False
+    first: Annotated[bool, Field(description="Stop at the first bug.")] = False
+    json_file: Annotated[Path | None, Field(alias="json", description="Also write the findings to this file.")] = None
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command; arguments after the script are the script's."""
+    add_command(app, "sanitize", Sanitize, _sanitize, context={"allow_interspersed_args": False})
+
+
+def _sanitize(given: dict[str, Any]) -> None:
+    config = Sanitize(**given)
+    script, json = config.script, config.json_file
+    check_files(json=json)
+    if json is not None:
+        json = json.absolute()  # the script may change the working directory
+    choose_device("cpu")
+    from minidl.testing.sanitizer import script as work
+    from minidl.training import files
+
+    if config.module and not work.has_module(script):
+        raise ConfigError(f"there is no module {script!r}; -m takes the name of a module, such as package.module")
+    if not config.module and not Path(script).is_file():
+        raise ConfigError(f"{script} is not a file; expected a Python script, or -m and the name of a module")
+    outcome = work.run(script, list(config.arguments), module=config.module, stop=config.first)
+    _show(outcome.sanitizer)
+    found = outcome.sanitizer.findings
+    if json is not None:
+        files.write_json(json, _as_json(outcome.sanitizer))
+    raise typer.Exit(outcome.code or int(bool(found)))
 
 
 def _show(sanitizer: Sanitizer) -> None:
@@ -84,8 +97,3 @@ def _as_json(sanitizer: Sanitizer) -> dict[str, object]:
             for finding in sanitizer.findings
         ],
     }  # fmt: skip
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command `sanitize`; what stands after the script is the script's."""
-    app.command(cls=Command, epilog=EXAMPLES, context_settings={"allow_interspersed_args": False})(sanitize)

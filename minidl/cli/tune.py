@@ -3,91 +3,103 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
-from minidl.cli.common import Command, Device, check_alone, check_file, choose_device, errors, examples, switch
-from minidl.training.config import DEVICES, check_different
+from minidl.cli.common import check_files, check_plot, choose_device
+from minidl.cli.options import add_command, check_alone
 from minidl.training.errors import ConfigError
+from minidl.training.fields import Device
+from minidl.training.outputs import check_different
+from minidl.training.settings import FLOAT32, REPEATED, Expected, Positional, Settings
 
 if TYPE_CHECKING:
-    from minidl.kernels.tables import Table
-    from minidl.tuning.classes import ShapeClass
-    from minidl.tuning.search import Found
-
-EXAMPLES = examples(
-    "minidl tune --list",
-    "minidl tune softmax --budget 60 --plot softmax.svg",
-    'minidl tune gemm --only "N to 128" --dry-run --json sweep.json',
-    "minidl tune --budget 3600 --out tiles",
-)
+    from minidl.runtime.tables import Table
+    from minidl.workbench.tuning.classes import ShapeClass
+    from minidl.workbench.tuning.search import Found
 
 
-def tune(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Words: kernel families whose name has one of them. Default: all.", metavar="[NAME]..."),
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Shape classes with this in their name; may be repeated.")
-    ] = None,
-    budget: Annotated[float, typer.Option("--budget", help="Seconds in all, shared by the classes.")] = 300.0,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder of the new tables. Default: one for this device in your configuration."),
-    ] = None,
-    write: Annotated[bool, switch("--write", "Write into the package itself: for developers of minidl.")] = False,
-    dry_run: Annotated[bool, switch("--dry-run", "Write no tables.")] = False,
-    list_: Annotated[bool, switch("--list", "Only show the classes with their tiles.")] = False,
-    json: Annotated[Path | None, typer.Option("--json", help="Also write every measurement here.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the sweep here, as SVG.")] = None,
-    device: Device = "auto",
-) -> None:
+class Tune(Settings):
     """Search faster tiles for this device and write tile tables.
 
-    A class is a rule of a family's table; its tile is measured beside others on representative shapes. Tiles that do
-    not compile, spill or give a wrong result are dropped. A new tile must be faster twice, by more than the noise.
+    A class is a rule of a family's table; its tile is compared with others on representative shapes. Tiles that do not
+    compile, spill or give a wrong result are dropped. A new tile must be faster twice, by more than the noise.
 
-    Nothing uses the tables until MINIDL_TILES names their folder.
+    The tables are only used when MINIDL_TILES names their folder.
     """
-    with errors():
-        if not (math.isfinite(budget) and budget > 0):
-            raise ConfigError(f"--budget is {budget:g}, expected seconds above 0")
-        if out is not None and write:
-            raise ConfigError("--write is the package's own folder; give it or --out, not both")
-        if device not in DEVICES:
-            raise ConfigError(f"--device is {device}, expected {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
-        for flag, path in (("--json", json), ("--plot", plot)):
-            if path is not None:
-                check_file(flag, path)
-        check_different(json=json, plot=plot)
-        _check_folder(out, "--out")
-        choose_device(device)
-        wanted = _classes(names or [], only or [])
-        from minidl.tuning import space
 
-        check_alone("--list", list_, out=out, write=write, dry_run=dry_run, json=json, plot=plot)
-        if list_:
-            for shapes in wanted:
-                count = len(space.candidates(shapes.family, shapes.target, shapes.tile))
-                met = ", ".join(problem.name for problem in shapes.problems) or "no problem meets it"
-                typer.echo(f"{shapes.name}: {space.describe(shapes.tile)} ({count} candidates; {met})")
-            return
-        _tune(wanted, budget, out, write, dry_run, json, plot)
+    examples = (
+        "minidl tune --list",
+        "minidl tune softmax --budget 60 --plot softmax.svg",
+        'minidl tune gemm --only "N to 128" --dry-run --json sweep.json',
+        "minidl tune --budget 3600 --out tiles",
+    )
+    names: Annotated[
+        tuple[str, ...],
+        Positional("[NAME]..."),
+        Field(description="Kernel families whose name contains one of these words. Default: all."),
+        REPEATED,
+    ] = ()
+    only: Annotated[
+        tuple[str, ...], Field(description="Shape classes whose name contains this; may be repeated."), REPEATED
+    ] = ()
+    budget: Annotated[
+        float,
+        Field(gt=0, le=FLOAT32, description="Seconds in total, shared by the classes."),
+        Expected("seconds above 0"),
+    ] = 300.0
+    out: Annotated[
+        Path | None, Field(description="Folder of the new tables. Default: one for this device in your configuration.")
+    ] = None
+    write: Annotated[bool, Field(description="Write into the package itself, for developers of minidl.")] = False
+    dry_run: Annotated[bool, Field(description="Write no tables.")] = False
+    list_: Annotated[bool, Field(alias="list", description="Only list the classes with their tiles.")] = False
+    json_file: Annotated[Path | None, Field(alias="json", description="Also write all measurements to this file.")] = (
+        None
+    )
+    plot: Annotated[Path | None, Field(description="Also draw the sweep to this SVG file.")] = None
+    device: Device = "auto"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    add_command(app, "tune", Tune, _run)
+
+
+def _run(given: dict[str, Any]) -> None:
+    config = Tune(**given)
+    out, write, json, plot = config.out, config.write, config.json_file, config.plot
+    if out is not None and write:
+        raise ConfigError("--write names the package's own folder; give it or --out, not both")
+    check_files(json=json, plot=plot)
+    check_different(json=json, plot=plot)
+    _check_folder(out, "--out")
+    choose_device(config.device)
+    wanted = _classes(list(config.names), list(config.only))
+    from minidl.workbench.tuning import space
+
+    if config.list_:
+        check_alone("list", given, "out", "write", "dry_run", "json", "plot")
+        for shapes in wanted:
+            count = len(space.candidates(shapes.family, shapes.target, shapes.tile))
+            met = ", ".join(problem.name for problem in shapes.problems) or "no problem meets it"
+            typer.echo(f"{shapes.name}: {space.describe(shapes.tile)} ({count} candidates; {met})")
+        return
+    _tune(wanted, config)
 
 
 def _classes(names: list[str], only: list[str]) -> list[ShapeClass]:
     import torch
 
-    from minidl.kernels import launch
-    from minidl.tuning import run
+    from minidl.runtime import launch
+    from minidl.workbench.tuning import run
 
     if not launch.INTERPRETED and not torch.cuda.is_available():
-        raise ConfigError("tune measures on a CUDA device or in the interpreter (--device cpu), and neither is here")
+        raise ConfigError("tune needs a CUDA device or the interpreter (--device cpu), and neither is available")
     try:
         found = run.chosen(names, only)
     except ValueError as error:
@@ -97,24 +109,16 @@ def _classes(names: list[str], only: list[str]) -> list[ShapeClass]:
     return found
 
 
-def _tune(
-    wanted: list[ShapeClass],
-    budget: float,
-    out: Path | None,
-    write: bool,
-    dry_run: bool,
-    json: Path | None,
-    plot: Path | None,
-) -> None:
+def _tune(wanted: list[ShapeClass], config: Tune) -> None:
     from rich.console import Console
 
-    from minidl.kernels import launch, tables
-    from minidl.training import files, plots
-    from minidl.tuning import check, run
-    from minidl.tuning import files as written
+    from minidl.runtime import launch, tables
+    from minidl.training import files
+    from minidl.workbench.tuning import check, run
+    from minidl.workbench.tuning import files as written
 
-    if plot is not None and not plots.available():
-        raise ConfigError(plots.MISSING)
+    out, write, dry_run, json, plot = config.out, config.write, config.dry_run, config.json_file, config.plot
+    check_plot(plot)
     folder = tables.FOLDER if write else out or written.usual_folder()
     if not dry_run:
         _check_folder(folder, "--write:" if write else "--out" if out else "the folder of tables")
@@ -127,7 +131,7 @@ def _tune(
     except tables.TableError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
     if any(table != tables.read(family) for family, table in begun.items()):
-        typer.echo(f"going on from the tables in {folder}")
+        typer.echo(f"continuing from the tables in {folder}")
         wanted = _again(wanted, begun)
     paths: set[Path] = set()
 
@@ -137,9 +141,9 @@ def _tune(
 
     found: list[Found] = []
     try:
-        run.run(wanted, begun, budget, check.for_device(), Console(), keep, found)
+        run.run(wanted, begun, config.budget, check.for_device(), Console(), keep, found)
     finally:
-        # After Ctrl-C, too, and each whatever becomes of the others: what was measured is worth keeping.
+        # After Ctrl-C as well, and each even if another fails: measurements are worth keeping.
         with contextlib.ExitStack() as outputs:
             if plot is not None and found:
                 outputs.callback(_draw, plot, found)
@@ -157,16 +161,16 @@ def _tune(
 
 def _draw(plot: Path, found: list[Found]) -> None:
     from minidl.training import files
-    from minidl.tuning import files as written
-    from minidl.tuning import plot as drawn
+    from minidl.workbench.tuning import files as written
+    from minidl.workbench.tuning import plot as drawn
 
     files.write_bytes(plot, drawn.picture(found, written.device_name()))
 
 
 def _again(wanted: list[ShapeClass], begun: dict[str, Table]) -> list[ShapeClass]:
-    """The same classes with the tiles of the tables that tuning begins with."""
-    from minidl.kernels import launch
-    from minidl.tuning import classes
+    """The same classes with the tiles of the tables that tuning starts from."""
+    from minidl.runtime import launch
+    from minidl.workbench.tuning import classes
 
     with launch.use_tables(**begun):
         found = {
@@ -178,21 +182,16 @@ def _again(wanted: list[ShapeClass], begun: dict[str, Table]) -> list[ShapeClass
 
 
 def _check_folder(out: Path | None, what: str) -> None:
-    """Raises ConfigError when the folder, which is `what`, cannot be made or written: told before the work."""
+    """Raises ConfigError, before the work, when the folder cannot be created or written; `what` is its flag."""
     if out is None:
         return
     try:
         if out.exists() and not out.is_dir():
             raise ConfigError(f"{what} {out} is a file: give the name of a folder")
         if out.is_symlink() and not out.exists():
-            raise ConfigError(f"{what} {out} is a link to nothing: give the name of a folder")
+            raise ConfigError(f"{what} {out} is a broken link: give the name of a folder")
         there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
     except OSError as error:
-        raise ConfigError(f"{what} cannot be made: {error.strerror}; give another name") from None
+        raise ConfigError(f"{what} cannot be created: {error.strerror}; give another name") from None
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"{what} {out} cannot be made in {there}; give another folder with --out")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(cls=Command, epilog=EXAMPLES)(tune)
+        raise ConfigError(f"{what} {out} cannot be created in {there}; give another folder with --out")

@@ -16,7 +16,6 @@ from minidl.data.records import (
     Images,
     Pictures,
     Rows,
-    TableDataset,
     TextDataset,
     Texts,
 )
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from minidl.data.image_batches import ImageBatches
     from minidl.data.images import read_labelled_pictures
     from minidl.data.pictures import read_pictures
-    from minidl.data.schema import TableSchema
+    from minidl.data.schema import TableDataset, TableSchema
     from minidl.data.tables import read_features, read_rows
     from minidl.data.vectorizer import Tfidf, TfidfOptions
 
@@ -87,6 +86,7 @@ _LAZY = {
     "ImageBatches": "image_batches",
     "read_labelled_pictures": "images",
     "read_pictures": "pictures",
+    "TableDataset": "schema",
     "TableSchema": "schema",
     "read_features": "tables",
     "read_rows": "tables",
@@ -159,7 +159,7 @@ def load_images(name_or_path: str | Path, **options: Any) -> ImageDataset:
 
 
 def _call(loader: Callable[..., _Set], name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Set:
-    """Options left at None are not given: a command passes all its flags."""
+    """Call `loader` with the options that are not None: a command passes all its flags."""
     import inspect
 
     given = {key: value for key, value in options.items() if value is not None}
@@ -179,7 +179,7 @@ def _check_path(
 ) -> None:
     try:
         there = Path(name_or_path).exists()
-    except OSError:  # a name that no file can have, or a folder that cannot be looked into
+    except OSError:  # an impossible file name, or a folder that may not be read
         there = False
     if not there:
         from minidl.data.parsing import shorten

@@ -1,4 +1,4 @@
-"""Batches that are on their way to the device while the step before them runs there."""
+"""Copying batches to the device while the previous step runs there."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 
 import torch
 
-from minidl.csr import CSR
+from minidl.sparse.csr import CSR
 
-SHARE = 0.25  # of the device's free memory, that a data set may take there
+SHARE = 0.25  # of the device's free memory that a data set may take
 _AHEAD = 2
 
 
 def fits(nbytes: int, device: torch.device) -> bool:
-    """Whether a data set of so many bytes is to lie on the device as a whole."""
+    """Whether a data set of this size is to be kept on the device as a whole."""
     return device.type != "cuda" or nbytes <= SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 def pinned(part: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host in memory that a GPU copies from on its own."""
+    """The host tensor in pinned memory, from which a GPU copies without the CPU."""
     return part.pin_memory() if device.type == "cuda" else part
 
 
 def ahead(batches: Iterable[tuple[Any, ...]], device: torch.device) -> Iterator[tuple[Any, ...]]:
-    """Batches of tensors and CSR in pinned memory, on the device.
+    """The batches (of tensors and CSR in pinned memory) on the device.
 
-    Two more than were asked for are made, and copied on a stream of their own.
+    Up to two batches are prepared ahead of their use and copied on a separate stream.
     """
     if device.type != "cuda":
         yield from batches
@@ -47,7 +47,7 @@ def ahead(batches: Iterable[tuple[Any, ...]], device: torch.device) -> Iterator[
 
 @functools.cache
 def _copies(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all copies: memory that was given out on one stream is not used again on another."""
+    """The one stream of all copies: the allocator does not reuse one stream's memory on another."""
     return torch.cuda.Stream(device)
 
 

@@ -1,4 +1,4 @@
-"""Batches in an order that depends on the seed and the epoch alone, so that a run can go on from any step."""
+"""Batches in an order that depends on the seed and the epoch alone, so that a run can resume from any step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from minidl.csr import CSR
 from minidl.data.ahead import ahead, fits, pinned
+from minidl.sparse.csr import CSR
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -28,10 +28,10 @@ def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
 def csr_from_scipy(matrix: csr_matrix) -> CSR:
     """A scipy sparse matrix as a CSR of the same float dtype on the CPU; repeated entries are added.
 
-    Equal to `CSR.from_torch` of its parts; scipy's counting sort makes the transposed half here, because torch's
-    sort waits for threads that a busy machine does not have (measured: 9.5 against 0.3 ms for 256 documents).
+    The result equals `CSR.from_torch` of its parts. The transposed half is made by scipy's counting sort, because
+    torch's sort waits for its threads on a busy machine (measured for 256 documents: 0.3 against 9.5 ms).
 
-    Raises ValueError when it is no two-dimensional matrix of floats, or has an index out of range.
+    Raises ValueError unless it is a two-dimensional matrix of floats whose indices are in range.
     """
     by_row = matrix.tocsr()
     if by_row.ndim != 2 or by_row.dtype.kind != "f":
@@ -80,18 +80,45 @@ def _by_falling_count(counts: np.ndarray) -> torch.Tensor:
     return _indices(np.argsort(-counts, kind="stable"))
 
 
-class Batches:
+class Epochs:
+    """The order in which each epoch visits the rows of a data split.
+
+    Raises ValueError when there are not as many targets as rows, a batch has no row, or the seed is negative.
+    """
+
+    def __init__(self, rows: int, targets: np.ndarray, batch_size: int, seed: int, shuffle: bool) -> None:
+        if targets.shape != (rows,):
+            raise ValueError(f"there are {rows} inputs and targets of shape {list(targets.shape)}, expected [{rows}]")
+        if batch_size < 1:
+            raise ValueError(f"the batch size must be positive, got {batch_size}")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"the seed must be from 0 to 2^64 - 1, got {seed}")
+        self.targets, self.batch_size, self.seed, self.shuffle = targets, batch_size, seed, shuffle
+
+    def __len__(self) -> int:
+        """Batches in one epoch."""
+        return -(-len(self.targets) // self.batch_size)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Indices of the rows, int64 [N], in the order this epoch visits them."""
+        if not self.shuffle:
+            return np.arange(len(self.targets))
+        return epoch_order(len(self.targets), self.seed, epoch)
+
+
+class Batches(Epochs):
     """Batches of features and targets for one data split.
 
     `features` is a scipy CSR matrix [N, V] (batches are then `CSR`) or an array [N, F] (batches are float32 tensors);
     `targets` are N whole numbers (int64 batches) or N floats (float32 batches). Every epoch visits each row once; the
     last batch may be smaller. Without `shuffle` the rows keep their order.
 
-    Batches are on the CPU, or on a `device`: an array that takes at most a quarter of its free memory lies there as a
-    whole (`resident` decides otherwise) and batches are picked there. Other batches are made and copied while the steps
-    before them run. Sparse ones then have the room that any batch of as many rows needs, so that all have one size.
+    Batches are on the CPU, or on `device` if it is given. An array that takes at most a quarter of the device's free
+    memory is copied there as a whole (`resident` overrides this), and batches are selected there. Other batches are
+    made and copied while earlier steps run; sparse ones are padded to the size of the longest possible batch, so that
+    all have the same size.
 
-    Raises ValueError when the lengths differ, a size is not positive, or the seed is negative.
+    Raises ValueError as `Epochs`.
     """
 
     def __init__(
@@ -104,19 +131,10 @@ class Batches:
         device: torch.device | None = None,
         resident: bool | None = None,
     ) -> None:
-        self.targets = np.asarray(targets)
-        if self.targets.ndim != 1 or features.shape[0] != len(self.targets):
-            raise ValueError(f"{features.shape[0]} rows of features and targets of shape {list(self.targets.shape)}")
-        if batch_size < 1:
-            raise ValueError(f"the batch size must be positive, got {batch_size}")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"the seed must lie in 0 .. 2^64 - 1, got {seed}")
+        super().__init__(features.shape[0], np.asarray(targets), batch_size, seed, shuffle)
         whole = self.targets.dtype.kind in "iu" or self.targets.size == 0
         self.targets = self.targets.astype(np.int64 if whole else np.float32)
         self.features: Any = features.astype(np.float32) if isinstance(features, np.ndarray) else _canonical(features)
-        self.batch_size = batch_size
-        self.seed = seed
-        self.shuffle = shuffle
         self.device = device
         self._there: tuple[torch.Tensor, torch.Tensor] | None = None
         if device is not None and not isinstance(self.features, np.ndarray):
@@ -124,16 +142,6 @@ class Batches:
             self._columns = int(np.count_nonzero(np.bincount(self.features.indices, minlength=1)))
         elif device is not None and (fits(self.features.nbytes, device) if resident is None else resident):
             self._there = torch.tensor(self.features, device=device), torch.tensor(self.targets, device=device)
-
-    def __len__(self) -> int:
-        """Batches in one epoch."""
-        return (len(self.targets) + self.batch_size - 1) // self.batch_size
-
-    def order(self, epoch: int) -> np.ndarray:
-        """Row indices, int64 [N], in the order this epoch visits them."""
-        if not self.shuffle:
-            return np.arange(len(self.targets))
-        return epoch_order(len(self.targets), self.seed, epoch)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
         """The batches of an epoch from a step on: (features, targets).
@@ -148,7 +156,7 @@ class Batches:
         return self._picked(order)
 
     def _picked(self, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Batches of what lies on the device."""
+        """Batches of a data set that is on the device."""
         assert self._there is not None
         features, targets = self._there
         index = torch.tensor(order, device=self.device)
@@ -157,7 +165,7 @@ class Batches:
             yield features.index_select(0, part), targets.index_select(0, part)
 
     def _ready(self, x: CSR | torch.Tensor, y: torch.Tensor) -> tuple[CSR | torch.Tensor, torch.Tensor]:
-        """A batch as it is copied to the device."""
+        """A batch in the form in which it is copied to the device."""
         assert self.device is not None
         if isinstance(x, torch.Tensor):
             return pinned(x, self.device), pinned(y, self.device)

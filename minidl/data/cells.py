@@ -29,7 +29,7 @@ def standardised(values: Sequence[float], mean: float, scale: float, records: Re
 
 
 def to_number(value: Any) -> float | None:
-    """A finite float, or None for anything else; truth values are categories."""
+    """A finite float, or None for anything else; True and False are categories, not numbers."""
     if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
         return None
     try:
@@ -48,19 +48,19 @@ def same_cell(value: Any) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell is empty: nothing, a blank text, or the NaN that tables write for nothing."""
+    """Whether a cell is empty: None, blank text, or NaN."""
     if isinstance(value, float):
         return math.isnan(value)
     return value is None or (isinstance(value, str) and not value.strip())
 
 
 def is_missing_number(value: Any) -> bool:
-    """Whether a cell is empty, or says so in a column of numbers."""
+    """Whether a cell of a column of numbers is empty or marked as missing, as by "n/a"."""
     return is_missing(value) or (isinstance(value, str) and value.strip().lower() in _MISSING_NUMBER)
 
 
 def target_number(records: Records, row: int, at: int) -> float:
-    """The target of a regression in a row. Raises DataError when it is no finite number."""
+    """The target of a regression in a row. Raises DataError unless it is a finite number."""
     value = records.rows[row][at]
     number = to_number(value)
     if number is None:
@@ -72,9 +72,9 @@ def target_number(records: Records, row: int, at: int) -> float:
 
 
 def not_a_number(records: Records, row: int, at: int, more: str = "") -> DataError:
-    """The error for a cell that is no finite number in a column of numbers."""
+    """The error for a cell without a finite number in a column of numbers."""
     return DataError(
-        f"{place(records, row, at)}: {shown(records.rows[row][at])} is no finite number, as most of the column are; "
+        f"{place(records, row, at)}: {shown(records.rows[row][at])} is not a finite number, unlike most of the column; "
         f"correct it{more}"
     )
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minidl.data.chapters import chapter_of
+from minidl.data.parsing import is_utf8
 from minidl.data.records import DataError, TextDataset, Texts
 from minidl.data.split import TEST, TRAIN, VALIDATION, content_hash, split_by_hash
 
@@ -93,16 +94,8 @@ def _docstrings(path: Path) -> Iterator[str]:
         node = stack.pop()
         if isinstance(node, (ast.Module, *_SCOPES)):
             text = ast.get_docstring(node)
-            if text and len(text.split()) >= MIN_WORDS and _encodable(text):
+            if text and len(text.split()) >= MIN_WORDS and is_utf8(text):
                 yield text
         # Definitions hide only in statement lists; walking expressions as well would take four times as long.
         for name in ("body", "orelse", "handlers", "finalbody"):
             stack.extend(child for child in getattr(node, name, ()) if isinstance(child, (*_SCOPES, *_BLOCKS)))
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate written as an escape
-        return False
-    return True

@@ -1,18 +1,20 @@
 """Public data sets: from MINIDL_DATA, from the cache, or from the first mirror that delivers the right content.
 
-The checksum is taken of the unpacked content, because mirrors compress the same files anew. A download goes to a
+The checksum is that of the unpacked content, because mirrors recompress the same files. A download goes to a
 temporary file beside its final place and is renamed only after its content was checked.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import http.client
+import io
 import os
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +41,7 @@ class Resource:
 
 
 def cache_folder() -> Path:
-    """The folder downloads are kept in: the platform's cache folder for minidl."""
+    """The folder of downloads: the platform's cache folder for minidl."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("minidl", appauthor=False))
@@ -88,6 +90,18 @@ def fetch(
     )
 
 
+def gunzip(raw: bytes, most: int) -> bytes:
+    """The content of gzipped bytes. Raises DataError for another or a truncated file, or more than `most` bytes."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as stream:
+            content = stream.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"not a complete gzip file ({error})") from None
+    if len(content) > most:
+        raise DataError(f"it unpacks to more than {most} bytes")
+    return content
+
+
 def _checked(resource: Resource, raw: bytes, origin: str) -> Mapping[str, bytes]:
     try:
         parts = resource.unpack(raw)
@@ -112,7 +126,17 @@ def _read(path: Path) -> bytes:
 
 
 def _get(address: str, max_bytes: int, progress: bool) -> bytes:
-    """The bytes at an address. Raises OSError, HTTPException or ValueError when they do not arrive whole."""
+    """The bytes at an address. Raises OSError, HTTPException or ValueError when they do not arrive whole.
+
+    Shows a progress bar on standard error if it is a terminal, else one line with the address.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = progress and sys.stderr.isatty()
+    if progress and not bar:
+        print(f"downloading {address}", file=sys.stderr)
+    columns = (TextColumn("downloading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     # The addresses are this package's own, or the caller's; file: is as good as http: since the content is checked.
     request = urllib.request.Request(address, headers={"User-Agent": "minidl"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
@@ -120,35 +144,17 @@ def _get(address: str, max_bytes: int, progress: bool) -> bytes:
         total = int(length) if length.isdigit() else None
         chunks: list[bytes] = []
         received = 0
-        with _progress_bar(address, total, progress) as advance:
+        with Progress(*columns, console=Console(stderr=True), disable=not bar) as shown:
+            task = shown.add_task(address, total=total)
             while chunk := answer.read(_CHUNK):
                 received += len(chunk)
                 if received > max_bytes:
                     raise ValueError(f"sent more than the expected {max_bytes} bytes")
                 chunks.append(chunk)
-                advance(len(chunk))
+                shown.advance(task, len(chunk))
     if total is not None and received != total:
         raise ValueError(f"sent {received} of {total} bytes")
     return b"".join(chunks)
-
-
-@contextmanager
-def _progress_bar(address: str, total: int | None, wanted: bool) -> Iterator[Callable[[int], object]]:
-    """A bar on standard error when it is a terminal; one line naming the address when it is not."""
-    if not wanted:
-        yield lambda amount: None
-        return
-    if not sys.stderr.isatty():
-        print(f"downloading {address}", file=sys.stderr)
-        yield lambda amount: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("downloading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(address, total=total)
-        yield lambda amount: bar.advance(task, amount)
 
 
 def _store(path: Path, raw: bytes) -> None:

@@ -1,7 +1,7 @@
 """The user's own texts: CSV, TSV and JSONL files in UTF-8, read strictly.
 
 CSV and TSV have a header line; fields may be quoted and then contain line ends. JSONL has one object per line.
-Every fault is a DataError that names the file, the line and what to do.
+Every error is a DataError that names the file, the line and what to do.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 from minidl.data.parsing import CsvRows, decode, in_columns, json_object, kind_of, listed, shorten
 from minidl.data.records import DataError, TextDataset, Texts
-from minidl.data.split import TEST, TRAIN, VALIDATION, stratified_split
+from minidl.data.split import Splitter, check_labels
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "document")
 LABEL_NAMES = ("label", "class", "category", "target", "topic")
-# Cells of the table that JSONL objects become: so many, or else this many times what the objects have.
+# A table made from JSONL objects has at most so many cells, or so many times the values of the objects.
 _MAX_CELLS, _MOST_EMPTY = 10**7, 16
 _EXAMPLE = '{"text": "...", "label": "..."}'
 
@@ -63,7 +63,7 @@ def read_records(path: str | Path) -> Records:
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{path} is no data file that minidl reads: give a file ending in {', '.join(SUFFIXES)}")
+        raise DataError(f"{path} is not a data file that minidl reads: give a file ending in {', '.join(SUFFIXES)}")
     raw = _read_bytes(path)
     text = decode(raw, path)
     if not text.strip():
@@ -75,9 +75,9 @@ def read_records(path: str | Path) -> Records:
 
 
 def read_texts(path: str | Path, text_column: str | None = None, usual: str | None = None) -> list[str]:
-    """The texts of a file to be classified: a column of a CSV, TSV or JSONL file, else each line of a text file.
+    """The texts to be classified in a file: a column of a CSV, TSV or JSONL file, or the lines of any other file.
 
-    Where no column is named it is the `usual` one, if the file has it, the only one, or a guess.
+    If no column is named, it is the only one, the `usual` one if the file has it, or a guess.
 
     Raises DataError as `read_records`.
     """
@@ -143,49 +143,47 @@ def load_text_file(
     *,
     text_column: str | None = None,
     label_column: str | None = None,
-    validation: float = 0.1,
-    test: float = 0.2,
+    validation: float | str | Path = 0.1,
+    test: float | str | Path = 0.2,
     split_seed: int = 0,
 ) -> TextDataset:
     """The user's file as a text classification task, split by class and by hash of the text.
 
-    Rows with the same text fall into the same split. Raises DataError as `read_labelled`, when there is only one
-    class, and when there are too few rows for three splits.
+    Rows with the same text fall into the same split. `validation` and `test` are shares of the file, or other files
+    with the same columns. Raises DataError as `read_labelled`, when there is only one class, when there are too few
+    rows for the splits, and for labels in another file that this one lacks.
     """
+    splitter = Splitter(validation, test, split_seed)
     whole, labels, source = read_labelled(path, text_column=text_column, label_column=label_column)
     if len(labels) < 2:
         raise DataError(
             f"{path} has one class only ({shorten(labels[0])} in column {source['label_column']!r}): "
             "a classifier needs rows of at least two classes"
         )
-    check_shares(validation, test)
-    sides = stratified_split(whole.texts, whole.labels, validation, test, split_seed)
-    parts = []
-    for side in (TRAIN, VALIDATION, TEST):
-        chosen = [i for i, its_side in enumerate(sides) if its_side == side]
-        parts.append(Texts([whole.texts[i] for i in chosen], [whole.labels[i] for i in chosen]))
+
+    def taken(chosen: list[int]) -> Texts:
+        return Texts([whole.texts[i] for i in chosen], [whole.labels[i] for i in chosen])
+
+    def read(file: Path) -> tuple[Texts, list[str]]:
+        columns = {name: source[name] for name in ("text_column", "label_column")}
+        texts, found, _ = read_labelled(file, **columns)
+        check_labels(file, found, labels, path)
+        index = [labels.index(name) for name in found]
+        return Texts(texts.texts, [index[label] for label in texts.labels]), texts.texts
+
+    parts, split = splitter.split(path, "text", whole.texts, whole.labels, taken, read)
     advice = "give at least three different texts of some class"
     names = [labels[label] for label in whole.labels]
     check_sizes(path, [len(part) for part in parts], whole.texts, names, source["label_column"], advice)
-    source["split"] = f"by class and hash of the text, seed {split_seed}: {validation:.0%} validation, {test:.0%} test"
-    return TextDataset(Path(path).stem, labels, parts[0], parts[1], parts[2], source)
-
-
-def check_shares(validation: float, test: float) -> None:
-    """Raises DataError unless both shares are positive and leave something for training."""
-    if not (0 < validation < 1 and 0 < test < 1 and validation + test < 1):
-        raise DataError(
-            f"the validation share {validation} and the test share {test} must lie between 0 and 1 and add up to "
-            "less than 1"
-        )
+    return TextDataset(Path(path).stem, labels, parts[0], parts[1], parts[2], {**source, **split})
 
 
 def check_sizes(
     path: str | Path, sizes: Sequence[int], keys: Sequence[str], names: Sequence[str], column: str, advice: str
 ) -> None:
-    """Raises DataError when training, validation or test got no row, as where nearly every row is its own class.
+    """Raises DataError if training, validation or test has no rows, as when nearly every row has a class of its own.
 
-    `names` are the labels of the rows, empty in a regression; rows of equal `keys` are one.
+    `names` are the labels of the rows, empty in a regression; rows with equal `keys` count as one.
     """
     if all(sizes):
         return
@@ -200,7 +198,7 @@ def check_sizes(
 
 
 def guesses(**given: str | None) -> list[str]:
-    """Names of the options that were not given: what they decide is guessed, and the report says so."""
+    """Names of the options that were not given: their values are guessed, and the report says so."""
     return [name for name, value in given.items() if value is None]
 
 
@@ -276,7 +274,7 @@ def _guess(
 
 
 def text_at(records: Records, row: int, at: int) -> str:
-    """The text in a cell. Raises DataError for another type and for characters that are none."""
+    """The text in a cell. Raises DataError for another type and for invalid characters."""
     value = records.rows[row][at]
     where = f"{records.path}, line {records.lines[row]}"
     if not isinstance(value, str):
@@ -286,9 +284,9 @@ def text_at(records: Records, row: int, at: int) -> str:
 
 
 def label_at(records: Records, row: int, at: int) -> str:
-    """The label in a cell; numbers and truth values as JSON writes them.
+    """The label in a cell; numbers and booleans as JSON writes them.
 
-    Raises DataError for an empty cell and for a number that is not finite, which is how tables write a missing one.
+    Raises DataError for an empty cell and for NaN or infinity, with which tables mark missing values.
     """
     value = records.rows[row][at]
     where = f"{records.path}, line {records.lines[row]}"
@@ -305,13 +303,13 @@ def label_at(records: Records, row: int, at: int) -> str:
 
 
 def _check_characters(value: str, where: str) -> None:
-    """JSON escapes can smuggle in what `decode` refuses."""
+    """Raises DataError for what `decode` refuses in bytes: JSON escapes can contain it."""
     if "\0" in value:
         raise DataError(f"{where}: a zero character, so this is not text; remove it")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise DataError(f"{where}: half of a surrogate pair, which is no character; remove it") from None
+        raise DataError(f"{where}: half of a surrogate pair, which is not a character; remove it") from None
 
 
 def _header_hint(path: Path) -> str:

@@ -10,11 +10,8 @@ Source: LeCun, Cortes and Burges, The MNIST database of handwritten digits, "Fil
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
 import struct
-import zlib
 
 import numpy as np
 
@@ -27,17 +24,17 @@ def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:
     """uint8 array of the given number of dimensions. Raises DataError, naming `source`, for anything else."""
     head = 4 + 4 * dimensions
     if len(content) < head:
-        raise DataError(f"{source} is cut off: it has {len(content)} bytes, an IDX header has {head}")
+        raise DataError(f"{source} is truncated: it has {len(content)} bytes, an IDX header has {head}")
     zero, kind, rank = struct.unpack(">HBB", content[:4])
     if zero != 0 or kind != _UNSIGNED_BYTES or rank != dimensions:
         raise DataError(
-            f"{source} is no IDX file of unsigned bytes in {dimensions} dimensions: its magic number is "
+            f"{source} is not an IDX file of unsigned bytes in {dimensions} dimensions: its magic number is "
             f"{content[:4].hex()}, expected {_UNSIGNED_BYTES << 8 | dimensions:08x}"
         )
     shape = struct.unpack(f">{dimensions}I", content[4:head])
     expected = head + math.prod(shape)
     if len(content) != expected:
-        what = "is cut off" if len(content) < expected else "has more than its values"
+        what = "is truncated" if len(content) < expected else "has more than its values"
         raise DataError(
             f"{source} {what}: {' x '.join(map(str, shape))} bytes with the header are {expected}, it has "
             f"{len(content)}"
@@ -46,15 +43,3 @@ def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:
         return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape)
     except ValueError:  # a size of 0 beside others that numpy cannot multiply
         raise DataError(f"{source} has sizes that no array can have: {' x '.join(map(str, shape))}") from None
-
-
-def gunzip(raw: bytes, most: int) -> bytes:
-    """The content of gzipped bytes. Raises DataError for another or a cut-off file, or more than `most` bytes."""
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as stream:
-            content = stream.read(most + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"not a complete gzip file ({error})") from None
-    if len(content) > most:
-        raise DataError(f"it unpacks to more than {most} bytes")
-    return content

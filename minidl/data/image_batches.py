@@ -1,7 +1,7 @@
-"""Batches of pictures: the data set lies on the device, and a kernel picks, varies and standardises each batch.
+"""Batches of pictures: the data set is on the device, and a kernel selects, augments and standardises each batch.
 
-A data set that is too large for that stays in the host's memory, and the pictures of a batch are copied ahead. Which
-pictures, and how each is moved, depends on the seed, the epoch and the picture's index alone.
+A data set too large for that stays in host memory, and batches are copied ahead of their use. The order of the
+pictures and their augmentation depend only on the seed, the epoch and the picture's index.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from minidl.data.ahead import ahead, fits, pinned
-from minidl.data.batches import epoch_order
+from minidl.data.batches import Epochs
 from minidl.data.records import Augment, Pictures
 from minidl.kernels import images
-from minidl.tensor import default_device
+from minidl.tensors import default_device
 
-_MOVES = 1  # the place in Philox's counter that keeps these words apart from those of `epoch_order`
+_MOVES = 1  # in Philox's counter: keeps these words apart from those of `epoch_order`
 
 
 def epoch_moves(count: int, augment: Augment, seed: int, epoch: int) -> np.ndarray:
@@ -37,12 +37,12 @@ def epoch_moves(count: int, augment: Augment, seed: int, epoch: int) -> np.ndarr
     return moves
 
 
-class ImageBatches:
+class ImageBatches(Epochs):
     """Batches (x, y) on the device: x [B, C, H, W] of `dtype` in channels-last memory, y int64 [B].
 
-    Orders and sizes are those of `Batches`. The pixels lie on the device where they take at most a quarter of its free
-    memory; `resident` decides otherwise. Raises ValueError as it does, and for a negative shift or a mean and
-    deviation that nothing can be standardised by; TypeError for a `dtype` of whole numbers.
+    Orders and sizes are those of `Batches`. The pixels are kept on the device if they take at most a quarter of its
+    free memory; `resident` overrides this. Raises ValueError as `Epochs`, and for a negative shift, a mean that is not
+    finite or a deviation that is not above 0; TypeError for an integer `dtype`.
     """
 
     def __init__(
@@ -56,20 +56,14 @@ class ImageBatches:
         dtype: torch.dtype = torch.float32,
         resident: bool | None = None,
     ) -> None:
-        self.targets = np.asarray(targets, dtype=np.int64)
-        if self.targets.ndim != 1 or len(pictures) != len(self.targets):
-            raise ValueError(f"{len(pictures)} pictures and targets of shape {list(self.targets.shape)}")
-        if batch_size < 1:
-            raise ValueError(f"the batch size must be positive, got {batch_size}")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"the seed must lie in 0 .. 2^64 - 1, got {seed}")
+        super().__init__(len(pictures), np.asarray(targets, dtype=np.int64), batch_size, seed, shuffle)
         if augment is not None and augment.shift < 0:
             raise ValueError(f"the shift must be 0 or more, got {augment.shift}")
         if not (np.isfinite(pictures.mean).all() and np.isfinite(pictures.std).all() and np.min(pictures.std) > 0):
             raise ValueError(f"expected finite means and deviations above 0, got {pictures.mean} and {pictures.std}")
         if not dtype.is_floating_point:
             raise TypeError(f"expected a floating dtype for the batches, got {dtype}")
-        self.batch_size, self.seed, self.shuffle, self.dtype = batch_size, seed, shuffle, dtype
+        self.dtype = dtype
         self.augment = None if augment is None or augment == Augment(replicate=augment.replicate) else augment
         self._device = default_device()
         self._host = pictures.pixels
@@ -77,16 +71,6 @@ class ImageBatches:
         if fits(pictures.pixels.nbytes, self._device) if resident is None else resident:
             self._pixels = self._put(np.ascontiguousarray(pictures.pixels))
         self._mean, self._std = (self._put(np.array(v, dtype=np.float32)) for v in (pictures.mean, pictures.std))
-
-    def __len__(self) -> int:
-        """Batches in one epoch."""
-        return (len(self.targets) + self.batch_size - 1) // self.batch_size
-
-    def order(self, epoch: int) -> np.ndarray:
-        """Picture indices, int64 [N], in the order this epoch visits them."""
-        if not self.shuffle:
-            return np.arange(len(self.targets))
-        return epoch_order(len(self.targets), self.seed, epoch)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The batches of an epoch from a step on, which are what the whole epoch yields after its first ones."""
@@ -105,7 +89,7 @@ class ImageBatches:
     def _pictures(
         self, order: np.ndarray, index: torch.Tensor, parts: Sequence[slice]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """For every batch pixels on the device, and which of them are its pictures."""
+        """For every batch, pixels on the device and the indices of its pictures in them."""
         if self._pixels is not None:
             for part in parts:
                 yield self._pixels, index[part]
@@ -116,5 +100,5 @@ class ImageBatches:
             yield pixels, straight[: len(pixels)]
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
-        # A copy: torch does not take arrays that cannot be written, such as those over a file's bytes.
+        # A copy: torch refuses read-only arrays, such as those over the bytes of a file.
         return torch.from_numpy(array.copy()).to(self._device)

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minidl.data import pictures
-from minidl.data.download import Resource, fetch
-from minidl.data.files import check_shares
-from minidl.data.idx import gunzip, parse_idx
+from minidl.data.download import Resource, fetch, gunzip
+from minidl.data.idx import parse_idx
 from minidl.data.records import Augment, DataError, ImageDataset, Images
-from minidl.data.split import TEST, TRAIN, VALIDATION, stratified_split
+from minidl.data.split import TEST, TRAIN, VALIDATION, Splitter, check_labels, stratified_split
 
 DIGITS = [str(digit) for digit in range(10)]
 CLOTHES = [
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 ]  # fmt: skip
 VALIDATION_SHARE = 1 / 12  # of MNIST's training half: about 5,000 pictures
-MIN_CLASS = 3  # one picture for each split
+_USES = {VALIDATION: "validate", TEST: "test"}
 _MAX_FILE = 64 * 2**20
 _COUNTS = {"train": 60_000, "t10k": 10_000}
 
@@ -64,7 +62,7 @@ def _resources(
     }
 
 
-# MNIST's files have been compressed anew by mirrors: the content is checked.
+# Mirrors have recompressed MNIST's files, so the checksum is that of the content.
 MNIST = _resources(
     "mnist",
     MNIST_MIRRORS,
@@ -101,7 +99,8 @@ def load_digits() -> ImageDataset:
         "about": "scikit-learn's digits, 8x8 pixels (UCI optical recognition of handwritten digits, test half)",
         "split": "by class and hash of the pixels: 10% validation, 20% test",
     }
-    return _split("digits", DIGITS, Images(pixels, bunch.target.astype(np.int64)), 0.1, 0.2, 0, Augment(1), source)
+    parts = _split(Images(pixels, bunch.target.astype(np.int64)), 0.1, 0.2, 0)
+    return _dataset("digits", DIGITS, parts, Augment(1), source)
 
 
 def load_mnist(
@@ -131,28 +130,27 @@ def load_mnist(
         "sha256": {key: resource.sha256 for key, resource in resources.items()},
         "split": "the published halves; a twelfth of the training half by class and hash is the validation split",
     }
-    whole = halves["train"]
-    sides = _sides(whole, VALIDATION_SHARE, 0.0, 0)
-    train, validation = (_part(whole, sides == side) for side in (TRAIN, VALIDATION))
-    return _dataset(name, labels, train, validation, halves["t10k"], augment, source)
+    train, validation, _ = _split(halves["train"], VALIDATION_SHARE, 0.0, 0)
+    return _dataset(name, labels, (train, validation, halves["t10k"]), augment, source)
 
 
 def load_folder(
     folder: str | Path,
     *,
     size: tuple[int, int] | None = None,
-    validation: float = 0.1,
-    test: float = 0.2,
+    validation: float | str | Path = 0.1,
+    test: float | str | Path = 0.2,
     split_seed: int = 0,
 ) -> ImageDataset:
     """A folder that holds a folder of pictures per class, named as the class.
 
-    Pictures are brought to `size` (height, width), by default the most common one of the files; they are grey when
-    none has colour. Equal pictures fall on the same side of the split. Raises DataError, naming the file, for one that
-    cannot be read, fewer than two classes, a class of fewer than three different pictures, and shares that leave
-    nothing for training.
+    Pictures are resized to `size` (height, width), by default the most common one of the files; they are grey if none
+    has colour. Equal pictures are always in the same part of the split. `validation` and `test` are shares of the
+    folder, or other folders of the same form. Raises DataError, naming the file, for one that cannot be read, fewer
+    than two classes, a class with fewer different pictures than splits are made of it, shares that leave nothing for
+    training, and classes in another folder that this one lacks.
     """
-    check_shares(validation, test)
+    splitter = Splitter(validation, test, split_seed)
     root = Path(folder)
     found = list(pictures.class_folders(root))
     if len(found) < 2:
@@ -161,18 +159,28 @@ def load_folder(
             f"classes: {root}/CLASS/PICTURE.png"
         )
     paths = [path for _, files in found for path in files]
-    labels = np.repeat(np.arange(len(found)), [len(files) for _, files in found])
-    whole = Images(pictures.read_pictures(paths, size, None), labels)
-    _check_folder(root, [name for name, _ in found], whole)
-    height, width = whole.pixels.shape[1:3]
-    source = {
-        "name": str(folder),
-        "about": f"{len(whole):,} pictures of {root}",
-        "split": f"by class and hash of the pixels, seed {split_seed}: {validation:.0%} validation, {test:.0%} test",
-    }
+    labels = [name for name, _ in found]
+    targets = np.repeat(np.arange(len(found)), [len(files) for _, files in found])
+    whole = Images(pictures.read_pictures(paths, size, None), targets)
+    keys = _keys(whole.pixels)
+    _check_classes(root, labels, keys, targets, ["learn from", *(_USES[side] for side in splitter.shares)])
+    height, width, channels = whole.pixels.shape[1:]
+
+    def taken(chosen: list[int]) -> Images:
+        at = np.array(chosen, dtype=np.int64)
+        return Images(whole.pixels[at], targets[at])
+
+    def read(other: Path) -> tuple[Images, list[str]]:
+        if not other.is_dir():
+            raise DataError(f"{other} is no folder; expected one with a folder of pictures per class")
+        check_labels(other, (name for name, _ in pictures.class_folders(other)), labels, root)
+        images, _ = read_labelled_pictures(other, labels, (height, width), channels)
+        return images, _keys(images.pixels)
+
+    parts, split = splitter.split(folder, "pixels", keys, targets.tolist(), taken, read)
+    source = {"name": str(folder), "about": f"{len(whole):,} pictures of {root}", **split}
     augment = Augment(shift=min(height, width) // 16, replicate=True)
-    names = [name for name, _ in found]
-    return _split(str(folder), names, whole, validation, test, split_seed, augment, source)
+    return _dataset(str(folder), labels, parts, augment, source)
 
 
 def read_labelled_pictures(
@@ -190,7 +198,7 @@ def read_labelled_pictures(
             known = ", ".join(map(repr, list(labels)[:20]))
             raise DataError(f"{root / name}: class {name!r} is unknown to the model; its classes are: {known}")
     if not found:
-        raise DataError(f"{root} holds no folder of pictures; expected {root}/CLASS/PICTURE.png")
+        raise DataError(f"{root} contains no folder of pictures; expected {root}/CLASS/PICTURE.png")
     paths = [path for _, files in found for path in files]
     targets = np.array([index[name] for name, files in found for _ in files], dtype=np.int64)
     return Images(pictures.read_pictures(paths, size, channels), targets), {"name": str(folder)}
@@ -203,54 +211,36 @@ def _half(arrays: Mapping[str, np.ndarray], half: str) -> Images:
     return Images(pixels[:, :, :, None], labels.astype(np.int64))
 
 
-def _check_folder(root: Path, names: Sequence[str], whole: Images) -> None:
-    keys = _keys(whole.pixels)
+def _check_classes(
+    root: Path, names: Sequence[str], keys: Sequence[str], targets: np.ndarray, uses: Sequence[str]
+) -> None:
+    """Raises DataError for a class with fewer different pictures than there are uses for them."""
     for index, name in enumerate(names):
-        different = {key for key, label in zip(keys, whole.labels, strict=True) if label == index}
-        if len(different) < MIN_CLASS:
+        different = {key for key, label in zip(keys, targets, strict=True) if label == index}
+        if len(different) < len(uses):
             found = "1 picture" if len(different) == 1 else f"{len(different)} different pictures"
+            needed = " and one to ".join([", one to ".join(uses[:-1]), uses[-1]])
             raise DataError(
-                f"{root / name} has {found}, expected at least {MIN_CLASS}: one to learn from, one to validate and one "
-                "to test; add some, or move the folder away"
+                f"{root / name} has {found}, expected at least {len(uses)}: one to {needed}; add some, or move the "
+                "folder away"
             )
 
 
-def _split(
-    name: str,
-    labels: list[str],
-    whole: Images,
-    validation: float,
-    test: float,
-    seed: int,
-    augment: Augment,
-    source: dict[str, Any],
-) -> ImageDataset:
-    sides = _sides(whole, validation, test, seed)
-    part = partial(_part, whole)
-    return _dataset(name, labels, part(sides == TRAIN), part(sides == VALIDATION), part(sides == TEST), augment, source)
+def _split(whole: Images, validation: float, test: float, seed: int) -> tuple[Images, Images, Images]:
+    """(training, validation, test)."""
+    sides = np.array(stratified_split(_keys(whole.pixels), whole.labels.tolist(), validation, test, seed))
+    masks = (sides == TRAIN, sides == VALIDATION, sides == TEST)
+    parts = [Images(whole.pixels[mask], whole.labels[mask]) for mask in masks]
+    return parts[0], parts[1], parts[2]
 
 
 def _dataset(
-    name: str,
-    labels: list[str],
-    train: Images,
-    validation: Images,
-    test: Images,
-    augment: Augment,
-    source: dict[str, Any],
+    name: str, labels: list[str], parts: Sequence[Images], augment: Augment, source: dict[str, Any]
 ) -> ImageDataset:
-    mean, std = _statistics(train.pixels)
-    height, width, channels = train.pixels.shape[1:]
+    mean, std = _statistics(parts[0].pixels)
+    height, width, channels = parts[0].pixels.shape[1:]
     described = {**source, "height": height, "width": width, "channels": channels}
-    return ImageDataset(name, labels, train, validation, test, mean, std, augment, described)
-
-
-def _sides(whole: Images, validation: float, test: float, seed: int) -> np.ndarray:
-    return np.array(stratified_split(_keys(whole.pixels), whole.labels.tolist(), validation, test, seed))
-
-
-def _part(whole: Images, mask: np.ndarray) -> Images:
-    return Images(whole.pixels[mask], whole.labels[mask])
+    return ImageDataset(name, labels, parts[0], parts[1], parts[2], mean, std, augment, described)
 
 
 def _keys(pixels: np.ndarray) -> list[str]:
@@ -259,7 +249,7 @@ def _keys(pixels: np.ndarray) -> list[str]:
 
 
 def _statistics(pixels: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, from exact sums of whole numbers; 1 is the deviation of a constant one."""
+    """Mean and deviation of each channel, from exact integer sums; a constant channel has deviation 1."""
     flat = pixels.reshape(-1, pixels.shape[-1])
     count = len(flat)
     counts = [np.bincount(flat[:, c], minlength=256) for c in range(flat.shape[1])]

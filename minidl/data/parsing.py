@@ -1,6 +1,6 @@
-"""Bytes to rows: UTF-8 text, CSV under a header line, JSON objects. The same rules for files and for standard input.
+"""From bytes to rows: UTF-8 text, CSV with a header line, JSON objects; the same rules for files and standard input.
 
-Every fault is a DataError that names where the text comes from, the line and what to do.
+Every error is a DataError that names the source, the line and what to do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ QUOTES = "close every quoted field and write a double quote inside one twice"
 
 
 def decode(raw: bytes, path: Path, first: int = 1) -> str:
-    """UTF-8 bytes (with or without a mark) that begin with line `first`, as text.
+    """The text of UTF-8 bytes (with or without a byte order mark) whose first line has the number `first`.
 
     Raises DataError with the line of the first bad byte.
     """
@@ -49,10 +49,10 @@ def decode(raw: bytes, path: Path, first: int = 1) -> str:
 
 
 class CsvRows:
-    """Rows of CSV or TSV under a header line. `columns` is empty until the header is read.
+    """Rows of CSV or TSV with a header line. `columns` is empty until the header is read.
 
-    The header line decides the delimiter: a semicolon where it has one and no comma, as spreadsheets write where the
-    comma is the decimal mark. `advice` is what to do about a field that is not closed.
+    The delimiter of CSV is a semicolon if the header line has one and no comma, as spreadsheets write it where the
+    comma is the decimal mark. `advice` says what to do about an unclosed field.
     """
 
     def __init__(self, path: Path, header_line: str, advice: str = QUOTES) -> None:
@@ -65,7 +65,7 @@ class CsvRows:
             self.delimiter = ";"
 
     def read(self, lines: Iterable[str], first: int = 1) -> Iterator[tuple[int, list[str]]]:
-        """Each row with the number of its line, where `lines` begin with line `first`.
+        """Each row with its line number; the first of `lines` has the number `first`.
 
         Raises DataError for a column named twice, another number of fields than the header has, and bad quotes.
         """
@@ -101,31 +101,24 @@ class CsvRows:
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """`json.loads` of a text whose lists and objects are at most MAX_NESTING deep.
+    """`json.loads` of a text that is nested at most MAX_NESTING deep, so that code may recurse through the value.
 
-    What is made of the value may then call itself for each level. Raises ValueError for any other text.
+    Raises ValueError for any other text.
     """
     try:
         value = json.loads(text, **options)
     except RecursionError:
         raise ValueError(f"it is nested more than {MAX_NESTING} deep") from None
-    if _openings(text) > MAX_NESTING:
-        level = [value]
-        for _ in range(MAX_NESTING + 1):
-            level = [
-                inner
-                for outer in level
-                if isinstance(outer, list | dict)
-                for inner in (outer.values() if isinstance(outer, dict) else outer)
-            ]
-        if level:
+    level, depth = [value], 0
+    while level := [inner for outer in level for inner in _inside(outer)]:
+        depth += 1
+        if depth > MAX_NESTING:
             raise ValueError(f"it is nested more than {MAX_NESTING} deep")
     return value
 
 
-def _openings(text: str | bytes) -> int:
-    """How many lists and objects may begin in a JSON text: as deep it can be."""
-    return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def json_object(text: str, path: Path, line: int, example: str) -> dict[str, Any]:
@@ -163,7 +156,7 @@ def shorten(value: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether this text can be written to a file: JSON escapes and names of files may have half of a surrogate pair."""
+    """Whether this text can be encoded: JSON escapes and file names may contain half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -172,7 +165,7 @@ def is_utf8(text: str) -> bool:
 
 
 def cut(value: object, most: int = 300) -> str:
-    """The text of a value for a message, its beginning where it is long."""
+    """The text of a value for a message, truncated if it is long."""
     text = str(value)
     return text if len(text) <= most else text[: most - 3] + "..."
 

@@ -1,7 +1,7 @@
-"""Picture files, by Pillow: decoded with limits, brought to one size.
+"""Picture files, read by Pillow within limits and resized to one size.
 
-A picture is grey (one channel) or colour (red, green, blue); transparency is laid on black. Only formats that Pillow
-decodes itself are tried, never those that start another program.
+A picture is grey (one channel) or colour (red, green, blue); transparency becomes black. Only formats that Pillow
+decodes itself are tried, never those for which it starts another program.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from minidl.data.parsing import is_utf8
 from minidl.data.records import DataError
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ _Result = TypeVar("_Result")
 def read_pictures(paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
     """uint8 [N, H, W, C] of picture files.
 
-    `size` (height, width) None: the most common one, of equals the largest. `channels` None: 1 where every picture is
-    grey in all its pixels, else 3. Raises DataError, naming the file, for one that is no picture, is cut off or has
-    more than MAX_PIXELS pixels, for a size above MAX_SIDE, and for more than MAX_BYTES in all.
+    `size` is (height, width); None takes the most common one, or the largest of equally common ones. `channels` None
+    means 1 if every pixel of every picture is grey, else 3. Raises DataError, naming the file, for a file that is not a
+    picture, is truncated or has more than MAX_PIXELS pixels, for a size above MAX_SIDE, and for more than MAX_BYTES in
+    all.
     """
     if size is None:
         counted = Counter(picture_size(path) for path in paths)
@@ -105,31 +107,31 @@ def picture_files(folder: Path) -> list[Path]:
 def class_folders(folder: Path) -> Iterator[tuple[str, list[Path]]]:
     """Name and picture files of each folder in a folder, by name.
 
-    Raises DataError for one without pictures, and for a name that is no UTF-8 text: labels are kept as text.
+    Raises DataError for one without pictures, and for a name that is not UTF-8 text: labels are saved as text.
     """
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.startswith(".") or not path.is_dir():
             continue
-        if not path.name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in path.name):
-            raise DataError(f"{str(path)!r} is no UTF-8 text; rename the folder: its name is the label")
+        if not is_utf8(path.name):
+            raise DataError(f"{str(path)!r} is not UTF-8 text; rename the folder: its name is the label")
         found = picture_files(path)
         if not found:
             raise DataError(
-                f"{path} holds no picture ({', '.join(SUFFIXES)}): a class folder holds its pictures directly; add "
-                "some, or move the folder away"
+                f"{path} contains no picture ({', '.join(SUFFIXES)}): put them directly into the folder of their "
+                "class, or move the folder away"
             )
         yield path.name, found
 
 
 def _check_png(content: bytes) -> None:
-    """Raises ValueError where a chunk does not match its checksum: Pillow does not look at those of the pixels."""
+    """Raises ValueError if a chunk does not match its checksum: Pillow does not check those of the pixels."""
     place = 8
     while place + 12 <= len(content):
         (length,) = struct.unpack_from(">I", content, place)
         kind = content[place + 4 : place + 8]
         end = place + 8 + length
         if end + 4 > len(content):
-            break  # in what follows the pixels: Pillow tells where they are cut off
+            break  # truncated after the pixels; Pillow itself reports truncated pixels
         if struct.unpack_from(">I", content, end)[0] != zlib.crc32(content[place + 4 : end]):
             raise ValueError(f"its {kind.decode('latin-1')} chunk does not match its checksum")
         if kind == b"IEND":
@@ -142,8 +144,8 @@ def _plain(image: Image.Image) -> Image.Image:
     from PIL import Image
 
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        # 16 bits a pixel become the upper 8 of them, as Pillow has it in colour. Its own conversion of grey cuts all
-        # above 255 off. In strips: at once it would take gigabytes for a picture of MAX_PIXELS.
+        # Keeps the upper 8 of 16 bits, as Pillow does for colour; Pillow's own conversion of grey clips at 255. In
+        # strips, because a picture of MAX_PIXELS would take gigabytes at once.
         found = np.empty((image.height, image.width), dtype=np.uint8)
         for top in range(0, image.height, _STRIP):
             bottom = min(top + _STRIP, image.height)
@@ -162,7 +164,7 @@ def _plain(image: Image.Image) -> Image.Image:
 
 
 def _opened(path: Path, use: Callable[[Image.Image], _Result]) -> _Result:
-    """What `use` makes of the open picture, every failure of which is a DataError that names the file."""
+    """The result of `use` on the open picture. Every failure becomes a DataError that names the file."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -178,12 +180,12 @@ def _opened(path: Path, use: Callable[[Image.Image], _Result]) -> _Result:
     except DataError:
         raise
     except UnidentifiedImageError:
-        raise DataError(f"{path} is no picture of a known format ({', '.join(_FORMATS)}); leave it out") from None
+        raise DataError(f"{path} is not a picture of a known format ({', '.join(_FORMATS)}); leave it out") from None
     except Image.DecompressionBombError:
         raise DataError(f"{path} has more than the limit of {MAX_PIXELS:,} pixels; shrink it or leave it out") from None
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give the path of a picture") from None
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, struct.error, zlib.error) as error:
-        # What Pillow raises for damaged files depends on the format.
+        # Which error Pillow raises for a damaged file depends on the format.
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DataError(f"{path} cannot be read as a picture: {why}; correct it or leave it out") from None

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from minidl.data.schema import TableSchema
-
 
 class DataError(ValueError):
     """Data that cannot be used: the message names the file, the line where there is one, and what to do."""
@@ -53,25 +51,8 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class TableDataset:
-    """A table with one target column.
-
-    `schema` turns a raw row into model inputs and model outputs back into the target's units; it holds the feature
-    names, the target's name, the task, the labels of a classification and every statistic of the training split.
-    In a regression y is standardised with the training split's mean and deviation.
-    """
-
-    name: str
-    schema: TableSchema
-    train: Rows
-    validation: Rows
-    test: Rows
-    source: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Pictures:
-    """Pixels uint8 [N, H, W, C] with the mean and deviation of each channel that they are standardised by."""
+    """Pixels uint8 [N, H, W, C] with the mean and standard deviation of each channel, for standardising."""
 
     pixels: np.ndarray
     mean: tuple[float, ...]
@@ -98,9 +79,9 @@ class Images:
 
 @dataclass(frozen=True)
 class Augment:
-    """How training pictures are varied: moved by up to `shift` pixels each way, mirrored left to right.
+    """Augmentation of training pictures: shifts by up to `shift` pixels in each direction, mirroring left to right.
 
-    What comes in at an edge is 0, or with `replicate` the pixels of that edge.
+    Pixels shifted in at an edge are 0, or with `replicate` copies of that edge.
     """
 
     shift: int = 0
@@ -112,7 +93,7 @@ class Augment:
 class ImageDataset:
     """An image classification task; pictures have one size and 1 (grey) or 3 (red, green, blue) channels.
 
-    `mean` and `std` are those of each channel over the training split; `augment` is what suits the data.
+    `mean` and `std` are per channel over the training split; `augment` is the augmentation that suits the data.
     """
 
     name: str

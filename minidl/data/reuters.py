@@ -8,17 +8,15 @@ The newswire texts belong to Reuters Ltd and may be used for research.
 
 from __future__ import annotations
 
-import gzip
 import html
 import io
 import re
 import tarfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidl.data.download import Resource, fetch
+from minidl.data.download import Resource, fetch, gunzip
 from minidl.data.parsing import cut
 from minidl.data.records import DataError, TextDataset, Texts
 from minidl.data.split import TRAIN, VALIDATION, stratified_split
@@ -53,23 +51,20 @@ class Document:
 
 def unpack(archive: bytes) -> Mapping[str, bytes]:
     """The SGML files of the gzipped tar by name, in memory. Raises DataError for anything but a tar of that size."""
+    tar_bytes = gunzip(archive, _MAX_UNPACKED)
+    parts = {}
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(archive)) as stream:
-            tar_bytes = stream.read(_MAX_UNPACKED + 1)
-        if len(tar_bytes) > _MAX_UNPACKED:
-            raise DataError(f"it unpacks to more than {_MAX_UNPACKED} bytes")
-        parts = {}
         with tarfile.open(fileobj=io.BytesIO(tar_bytes), mode="r:") as tar:
             for member in tar:
                 wanted = member.isfile() and member.name.endswith(".sgm")
-                # Of a sparse member's size only a part is in the archive.
+                # The archive contains only part of a sparse member's size.
                 if wanted and (member.issparse() or member.size > len(tar_bytes)):
                     raise DataError(f"its member {cut(member.name, 60)!r} says that it is {member.size} bytes")
                 file = tar.extractfile(member) if wanted else None
                 if file is not None:
                     parts[member.name.rpartition("/")[2]] = file.read()
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise DataError(f"not a complete gzipped tar archive ({error})") from None
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise DataError(f"not a complete tar archive ({error})") from None
     return parts
 
 
@@ -95,7 +90,7 @@ def load_reuters(
 ) -> TextDataset:
     """`reuters-r8` or `reuters-r52`: the published test half, and a tenth of the training half as validation split.
 
-    Raises DataError when the archive is neither on the machine nor delivered by a mirror, or has another content.
+    Raises DataError when the archive is neither on the machine nor delivered by a mirror, or is not the original.
     """
     parts, origin = fetch(RESOURCE, mirrors=mirrors, cache=cache, progress=progress)
     documents = [document for file in sorted(parts) for document in parse_sgml(parts[file].decode("latin-1"))]
@@ -105,7 +100,7 @@ def load_reuters(
 
 
 def parse_sgml(sgml: str) -> list[Document]:
-    """The documents of one SGML file. Entities are resolved and control characters dropped.
+    """The documents of one SGML file, with entities resolved and control characters replaced by spaces.
 
     Texts of type UNPROC have no title and body of their own: the whole text is taken; those of type BRIEF have a
     title only.
@@ -124,7 +119,7 @@ def parse_sgml(sgml: str) -> list[Document]:
 
 
 def single_topic_dataset(name: str, documents: Sequence[Document], origin: str) -> TextDataset:
-    """R8 or R52 from all documents. Raises DataError when a half has not the published number of documents."""
+    """R8 or R52 from all documents. Raises DataError unless both halves have the published number of documents."""
     single = [document for document in documents if document.half != "unused" and len(document.topics) == 1]
     halves = {half: [document for document in single if document.half == half] for half in ("train", "test")}
     topics = {half: {document.topics[0] for document in chosen} for half, chosen in halves.items()}

@@ -1,4 +1,4 @@
-"""What turns the rows of a table into a model's inputs and its outputs into answers, kept with the model as JSON."""
+"""The schema of a table: turns rows into model inputs and model outputs into answers; saved with the model as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from minidl.data import cells
 from minidl.data.files import Records, label_at
 from minidl.data.parsing import cut, is_utf8, listed, parse_json, shorten
-from minidl.data.records import DataError
+from minidl.data.records import DataError, Rows
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
 MAX_CATEGORIES = 100  # of a column
@@ -37,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """All that is needed to turn rows into model inputs, and model outputs into answers.
+    """Everything needed to turn rows into model inputs, and model outputs into answers.
 
     `missing` is "error" (a missing value raises) or "fill" (a missing number becomes the mean, a missing category
     zeros). `labels` is empty in a regression; `target_mean` and `target_scale` are 0 and 1 in a classification.
@@ -75,7 +75,7 @@ class TableSchema:
         return np.concatenate(blocks, axis=1)
 
     def unknown(self, records: Records) -> list[list[str]]:
-        """For each row the columns whose category the training split does not have: they count nothing."""
+        """For each row, the columns whose category is not in the training split and is therefore ignored."""
         found: list[list[str]] = [[] for _ in records.rows]
         for column in self.columns:
             if column.categories is None:
@@ -89,8 +89,8 @@ class TableSchema:
     def targets(self, records: Records) -> np.ndarray:
         """float32 [N] standardised (regression) or int64 [N] (classification).
 
-        Raises DataError for a missing target column, a missing value, a value that is no number in a regression, and
-        a label that the model does not know.
+        Raises DataError for a missing target column, a missing value, a value that is not a number in a regression,
+        and a label that the model does not know.
         """
         at = records.position(self.target, "target")
         if self.task == REGRESSION:
@@ -171,8 +171,25 @@ class TableSchema:
         return label_at(records, row, at)
 
 
+@dataclass(frozen=True)
+class TableDataset:
+    """A table with one target column.
+
+    `schema` turns a raw row into model inputs and model outputs back into the target's units; it holds the feature
+    names, the target's name, the task, the labels of a classification and every statistic of the training split.
+    In a regression y is standardised with the training split's mean and deviation.
+    """
+
+    name: str
+    schema: TableSchema
+    train: Rows
+    validation: Rows
+    test: Rows
+    source: dict[str, Any] = field(default_factory=dict)
+
+
 def _require_fields(data: dict[str, Any], cls: type, what: str) -> None:
-    """Nothing has a default in a file: what is missing was written once. Raises ValueError."""
+    """Raises ValueError unless a saved object has exactly the fields of `cls`, those with defaults included."""
     names = {entry.name for entry in fields(cls)}
     if names != data.keys():
         missing, unknown = ", ".join(sorted(names - data.keys())), ", ".join(sorted(data.keys() - names))
@@ -180,7 +197,7 @@ def _require_fields(data: dict[str, Any], cls: type, what: str) -> None:
 
 
 def _are_strings(values: object) -> bool:
-    """Whether this is a list of different texts."""
+    """Whether this is a list of distinct strings in UTF-8."""
     strings = isinstance(values, list) and all(isinstance(value, str) and is_utf8(value) for value in values)
     return strings and len(set(values)) == len(values)  # type: ignore[call-overload, arg-type]
 

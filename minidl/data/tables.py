@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from minidl.data import cells
-from minidl.data.files import Records, check_shares, check_sizes, guesses, label_at, read_records, sort_labels
+from minidl.data.files import Records, check_sizes, guesses, label_at, read_records, sort_labels
 from minidl.data.parsing import listed, shorten
-from minidl.data.records import DataError, Rows, TableDataset
-from minidl.data.schema import CLASSIFICATION, MAX_CATEGORIES, REGRESSION, Column, TableSchema
-from minidl.data.split import TEST, TRAIN, VALIDATION, stratified_split
+from minidl.data.records import DataError, Rows
+from minidl.data.schema import CLASSIFICATION, MAX_CATEGORIES, REGRESSION, Column, TableDataset, TableSchema
+from minidl.data.split import Splitter, check_labels
 
 MAX_INTEGER_CLASSES = 20  # an integer target with more values than this is taken for a quantity
 _LARGEST = 1e100  # the square of a number is summed in float64
@@ -34,18 +34,19 @@ def load_table_file(
     task: str | None = None,
     ignore: Sequence[str] = (),
     missing: str = "error",
-    validation: float = 0.1,
-    test: float = 0.2,
+    validation: float | str | Path = 0.1,
+    test: float | str | Path = 0.2,
     split_seed: int = 0,
 ) -> TableDataset:
     """A CSV, TSV or JSONL file as a table task.
 
     `target` is the column to predict (default: a column named "target"); `task` is "regression" or "classification"
     (default: classification when the target is text or has at most 20 different whole numbers); `ignore` names
-    columns to leave out; `missing` is "error" or "fill", see `TableSchema`.
+    columns to leave out; `missing` is "error" or "fill", see `TableSchema`. `validation` and `test` are shares of the
+    file, or other files with the same columns.
 
-    Raises DataError as `read_records`, and for a missing column or value, a target of one value only, and a column
-    of more than 100 different texts.
+    Raises DataError as `read_records`, and for a missing column or value, a target of one value only, a column of more
+    than 100 different texts, and labels in another file that this one lacks.
     """
     records = read_records(path)
     source = {"name": str(path), "sha256": records.sha256, "rows": len(records.rows)}
@@ -80,16 +81,19 @@ def table_dataset(
     task: str | None = None,
     ignore: Sequence[str] = (),
     missing: str = "error",
-    validation: float = 0.1,
-    test: float = 0.2,
+    validation: float | str | Path = 0.1,
+    test: float | str | Path = 0.2,
     split_seed: int = 0,
 ) -> TableDataset:
-    """Splits the rows by a hash of their inputs, measures the training split, and encodes all three."""
+    """Splits the rows by a hash of their inputs, measures the training split, and encodes all three.
+
+    Raises DataError as `load_table_file`.
+    """
     if task not in (None, REGRESSION, CLASSIFICATION):
         raise DataError(f"unknown task {task!r}: expected {REGRESSION!r} or {CLASSIFICATION!r}")
     if missing not in ("error", "fill"):
         raise DataError(f"unknown treatment of missing values {missing!r}: expected 'error' or 'fill'")
-    check_shares(validation, test)
+    splitter = Splitter(validation, test, split_seed)
     guessed = guesses(target=target, task=task)
     if target is None:
         if "target" not in records.columns:
@@ -120,9 +124,17 @@ def table_dataset(
             )
         index = {label: i for i, label in enumerate(labels)}
         classes = [index[label] for label in names]
-    keys = [json.dumps([cells.same_cell(row[i]) for i in inputs]) for row in records.rows]
-    sides = stratified_split(keys, classes, validation, test, split_seed)
-    parts = [records.taken(i for i, its in enumerate(sides) if its == side) for side in (TRAIN, VALIDATION, TEST)]
+    names_of_inputs = [records.columns[i] for i in inputs]
+
+    def read(file: Path) -> tuple[Records, list[str]]:
+        found = read_records(file)
+        at = found.position(target, "target")
+        if labels:
+            check_labels(file, (label_at(found, row, at) for row in range(len(found.rows))), labels, records.path)
+        return found, _keys(found, names_of_inputs)
+
+    keys = _keys(records, names_of_inputs)
+    parts, split = splitter.split(records.path, "inputs", keys, classes, records.taken, read)
     numbers = bool(labels) and all(cells.to_number(label) is not None for label in labels)
     advice = "give at least three different rows of some class" if labels else "give at least three different rows"
     advice += ", or predict the numbers as such (--task regression)" if numbers else ""
@@ -144,8 +156,8 @@ def table_dataset(
         "target": target,
         "task": task,
         "guessed": guessed,
-        "inputs": [records.columns[i] for i in inputs],
-        "split": f"by class and hash of the inputs, seed {split_seed}: {validation:.0%} validation, {test:.0%} test",
+        "inputs": names_of_inputs,
+        **split,
     }
     return TableDataset(name, schema, train_rows, validation_rows, test_rows, source)
 
@@ -161,8 +173,14 @@ def read_features(path: str | Path, schema: TableSchema) -> np.ndarray:
     return schema.features(read_records(path))
 
 
+def _keys(records: Records, columns: Sequence[str]) -> list[str]:
+    """A key per row: rows with the same inputs have equal keys. Raises DataError for a missing column."""
+    places = [records.position(column, "input") for column in columns]
+    return [json.dumps([cells.same_cell(row[i]) for i in places]) for row in records.rows]
+
+
 def _measure_column(records: Records, train: Records, at: int, missing: str) -> Column:
-    """Number or category by the whole file; the statistics by the training split."""
+    """The whole file decides between number and category; the statistics are those of the training split."""
     name = records.columns[at]
     present = [(row, values[at]) for row, values in enumerate(records.rows) if not cells.is_missing_number(values[at])]
     not_numbers = [row for row, value in present if cells.to_number(value) is None]
@@ -196,10 +214,10 @@ def _measure_column(records: Records, train: Records, at: int, missing: str) -> 
 
 
 def _guess_task(records: Records, at: int) -> str:
-    """By the target's values. Raises DataError where a few of them are mistakes: one bad number is no class.
+    """The task that the target's values suggest. Raises DataError where a few of them look like mistyped numbers.
 
-    Among numbers that a regression would take most must be numbers to call the others mistakes; among those that could
-    be classes, 9 of 10.
+    Other values count as mistakes among quantities if most values are numbers, among whole numbers that could be
+    classes if at least 9 of 10 are.
     """
     numbers: list[float] = []
     others: list[int] = []
@@ -226,5 +244,5 @@ def _statistics(values: Sequence[float], where: str) -> tuple[float, float]:
         mean, scale = float(array.mean()), float(array.std())
     if not (math.isfinite(mean) and math.isfinite(scale) and max(map(abs, values)) < _LARGEST):
         raise DataError(f"{where} has numbers too large to standardise (up to {max(map(abs, values)):g}); rescale it")
-    # A deviation of rounding errors only means a constant column.
+    # A deviation this small is rounding error: the column is constant.
     return mean, scale if scale > 1e-12 * max(1e-290, abs(mean)) else 1.0

@@ -87,7 +87,7 @@ class Tfidf:
             vectorizer.fit(texts)
         except ValueError as error:
             raise DataError(
-                f"the {len(texts)} training texts hold no term that occurs in {options.min_df} of them ({error}); "
+                f"the {len(texts)} training texts contain no term that occurs in {options.min_df} of them ({error}); "
                 "give more or longer texts"
             ) from None
         terms = [str(term) for term in vectorizer.get_feature_names_out()]
@@ -97,7 +97,7 @@ class Tfidf:
         return len(self.terms)
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
-        """float32 CSR [len(texts), len(self)], columns ascending in each row; unknown words count nothing."""
+        """float32 CSR [len(texts), len(self)], columns ascending in each row; unknown words are ignored."""
         from scipy.sparse import csr_matrix
 
         if not texts:
@@ -160,7 +160,7 @@ def _check_vocabulary(terms: object, idf: object) -> None:
         raise ValueError("its terms are not distinct strings")
     # 1 + ln(1 + N) of N texts at most.
     if not all(type(weight) is float and 0 < weight < 1000 for weight in idf):
-        raise ValueError("its weights are no numbers between 0 and 1000")
+        raise ValueError("its weights are not numbers between 0 and 1000")
 
 
 def _checksum(content: dict[str, Any]) -> str:

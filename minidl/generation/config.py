@@ -1,108 +1,27 @@
-"""The settings of `minidl generate`, checked when they are made."""
+"""The settings of `minidl generate`, and of `minidl evaluate` for a generator."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, Self
 
-from minidl.data.parsing import is_utf8, shorten
-from minidl.training.config import DEVICES, is_number
+from pydantic import Field, model_validator
+
+from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
+from minidl.training.fields import Data, Device, JsonFile, Quiet, is_number
+from minidl.training.settings import UTF8, Expected, Settings, Written
 
 BUILT_IN = ("mnist",)  # models
-FORMATS = ("png", "bmp", "npy")
-PRECISIONS = ("float32", "tf32", "float16")
 MAX_COUNT = 10**7
 MAX_SEED = 2**63 - 1
 USUAL_COUNT = 64
 USUAL_STEPS = 9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generate:
-    """`minidl generate`. `seeds` and `count` None: as many as the grid has places, else 64, from 0.
-
-    `interpolate` are the two seeds at the ends of a walk of `steps` pictures; `latents` is a file of latent vectors.
-    """
-
-    out: Path
-    model: str = "mnist"
-    seeds: tuple[int, ...] | None = None
-    count: int | None = None
-    grid: tuple[int, int] | None = None
-    truncation: float | None = None
-    interpolate: tuple[int, int] | None = None
-    steps: int | None = None
-    latents: Path | None = None
-    format: str = "png"
-    batch_size: int | None = None
-    precision: str = "float32"
-    device: str = "auto"
-    overwrite: bool = False
-    quiet: bool = False
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for the first setting of a wrong range, and for settings that exclude each other."""
-        for name, known in (("format", FORMATS), ("precision", PRECISIONS), ("device", DEVICES)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"--{name} is {shorten(getattr(self, name))}, expected one of {', '.join(known)}")
-        sources = {
-            "--seeds": self.seeds, "--count": self.count, "--interpolate": self.interpolate, "--latents": self.latents,
-        }  # fmt: skip
-        given = [name for name, value in sources.items() if value is not None]
-        if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} each say which pictures to make: give one of them")
-        for name in ("model", "latents"):
-            value = getattr(self, name)
-            if value is not None and not is_utf8(str(value)):
-                raise ConfigError(f"--{name} is {value}, expected a name in UTF-8, which images.json can record")
-        _whole("--count", self.count, 1, MAX_COUNT)
-        _whole("--batch-size", self.batch_size, 1, MAX_COUNT)
-        _whole("--steps", self.steps, 2, MAX_COUNT)
-        if self.steps is not None and self.interpolate is None:
-            raise ConfigError("--steps is the number of pictures of a walk: give its ends with --interpolate A B")
-        if self.truncation is not None:
-            if self.latents is not None:
-                raise ConfigError("--truncation is for seeds: the latents of a file are taken as they are")
-            if not (math.isfinite(self.truncation) and 0 < self.truncation <= 100):
-                raise ConfigError(f"--truncation is {self.truncation:g}, expected a number above 0, at most 100")
-        if self.grid is not None and self.format == "npy":
-            raise ConfigError("--grid is a picture: give it with --format png or bmp")
-        if self.grid is not None and self.latents is None and self.total() > self.grid[0] * self.grid[1]:
-            grid_too_small(self.grid, self.total())
-
-    def all_seeds(self) -> tuple[int, ...]:
-        """The seeds of the pictures in order; the two ends where a walk is wanted, none for latents from a file."""
-        if self.latents is not None:
-            return ()
-        if self.interpolate is not None:
-            return self.interpolate
-        return self.seeds if self.seeds is not None else tuple(range(self.total()))
-
-    def total(self) -> int:
-        """How many pictures seeds and steps ask for."""
-        if self.interpolate is not None:
-            return self.steps or USUAL_STEPS
-        if self.seeds is not None:
-            return len(self.seeds)
-        if self.count is not None:
-            return self.count
-        return USUAL_COUNT if self.grid is None else self.grid[0] * self.grid[1]
-
-
-def grid_too_small(grid: tuple[int, int], count: int) -> None:
-    """Raises ConfigError."""
-    places = f"--grid {grid[0]}x{grid[1]} has {grid[0] * grid[1]} places"
-    raise ConfigError(f"{places}, and {count} pictures are asked for: give a larger grid or fewer pictures")
-
-
-def parse_seeds(text: str | None) -> tuple[int, ...] | None:
+def parse_seeds(text: str) -> tuple[int, ...]:
     """Seeds in order from "0-63,100". Raises ConfigError for what is no list of numbers and ranges, a range that ends
     before it begins, a seed above 2^63 - 1, one named twice, and more than 10 million."""
-    if text is None:
-        return None
     seeds: list[int] = []
     for part in text.split(","):
         ends = [_seed("--seeds", end.strip()) for end in part.split("-")]
@@ -124,20 +43,16 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     return tuple(seeds)
 
 
-def parse_pair(texts: tuple[str, str] | None) -> tuple[int, int] | None:
+def parse_pair(texts: tuple[str, str]) -> tuple[int, int]:
     """The ends of a walk. Raises ConfigError for what is no seed, and for equal ones."""
-    if texts is None:
-        return None
     first, last = (_seed("--interpolate", text.strip()) for text in texts)
     if first == last:
         raise ConfigError(f"--interpolate goes from seed {first} to itself: give two different seeds")
     return first, last
 
 
-def parse_grid(text: str | None) -> tuple[int, int] | None:
+def parse_grid(text: str) -> tuple[int, int]:
     """(rows, columns) from 8x8. Raises ConfigError."""
-    if text is None:
-        return None
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(is_number(part) and 1 <= int(part) <= 1000 for part in parts):
         raise ConfigError(f"--grid is {shorten(text)}, expected rows and columns from 1 to 1000, such as 8x8")
@@ -153,6 +68,132 @@ def _seed(flag: str, text: str) -> int:
     return int(text)
 
 
-def _whole(flag: str, value: Any, low: int, high: int) -> None:
-    if value is not None and not (type(value) is int and low <= value <= high):
-        raise ConfigError(f"{flag} is {value}, expected a whole number from {low} to {high}")
+_RECORDED = "a name in UTF-8, which images.json can record"
+_Count = Annotated[int | None, Field(ge=1, le=MAX_COUNT)]
+_Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+Precision = Annotated[Literal["float32", "tf32", "float16"], Field(description="Precision of the matrix products:")]
+
+
+class Generate(Settings):
+    """Make pictures with a trained generator.
+
+    A picture depends on its seed alone: the same numbers come out whatever the batch size or the order.
+
+    Each PNG has its seed and the SHA-256 of the model in its text metadata; images.json has it for all of them.
+    """
+
+    examples = (
+        "minidl generate --grid 8x8 --out pictures",
+        "minidl generate --seeds 0-63,100 --truncation 1.5 --out pictures",
+        "minidl generate --interpolate 3 17 --steps 12 --grid 1x12 --out walk",
+        "minidl generate --model runs/gan --count 1000 --format npy --out arrays",
+        "minidl generate --latents latents.txt --out pictures",
+    )
+    out: Annotated[Path, Field(description="Folder for the pictures; made if it is missing.")]
+    model: Annotated[
+        str,
+        Field(description="mnist (built in), a run of `minidl train gan`, or a .safetensors file."),
+        UTF8,
+        Expected("a model", utf8=_RECORDED),
+    ] = "mnist"
+    seeds: Annotated[
+        tuple[_Seed, ...] | None,
+        Field(description=f"A picture for each: 0-63,100. Default: the grid's places, or {USUAL_COUNT}."),
+        Expected("seeds from 0 to 2^63 - 1"),
+        Written(str, parse_seeds),
+    ] = None
+    count: Annotated[_Count, Field(description="So many seeds from 0 on.")] = None
+    grid: Annotated[
+        tuple[int, int] | None,
+        Field(description="Also all in one picture, rows by columns: 8x8."),
+        Expected("rows and columns"),
+        Written(str, parse_grid),
+    ] = None
+    truncation: Annotated[
+        float | None,
+        Field(gt=0, le=100, description="Keep latents within so many deviations: likelier pictures, less varied."),
+    ] = None
+    interpolate: Annotated[
+        tuple[_Seed, _Seed] | None,
+        Field(description="A walk from seed A to seed B on the sphere."),
+        Expected("two seeds from 0 to 2^63 - 1"),
+        Written(tuple[str, str], parse_pair, "A B"),
+    ] = None
+    steps: Annotated[
+        int | None,
+        Field(ge=2, le=MAX_COUNT, description=f"Pictures of the walk, both ends included. Default: {USUAL_STEPS}."),
+    ] = None
+    latents: Annotated[
+        Path | None,
+        Field(description="A file of latents: .txt (numbers between white space) or .npy."),
+        UTF8,
+        Expected("a file", utf8=_RECORDED),
+    ] = None
+    format: Annotated[Literal["png", "bmp", "npy"], Field(description="png, bmp, or npy: one float array.")] = "png"
+    batch_size: Annotated[_Count, Field(description="Pictures in flight. Default: what suits the memory.")] = None
+    precision: Precision = "float32"
+    device: Device = "auto"
+    overwrite: Annotated[bool, Field(description="Replace the pictures that an earlier command made.")] = False
+    quiet: Quiet = False
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        sources = {
+            "--seeds": self.seeds, "--count": self.count, "--interpolate": self.interpolate, "--latents": self.latents,
+        }  # fmt: skip
+        given = [name for name, value in sources.items() if value is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} each say which pictures to make: give one of them")
+        if self.steps is not None and self.interpolate is None:
+            raise ConfigError("--steps is the number of pictures of a walk: give its ends with --interpolate A B")
+        if self.truncation is not None and self.latents is not None:
+            raise ConfigError("--truncation is for seeds: the latents of a file are taken as they are")
+        if self.grid is not None and self.format == "npy":
+            raise ConfigError("--grid is a picture: give it with --format png or bmp")
+        if self.grid is not None and self.latents is None and self.total() > self.grid[0] * self.grid[1]:
+            grid_too_small(self.grid, self.total())
+        return self
+
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds of the pictures in order; the two ends where a walk is wanted, none for latents from a file."""
+        if self.latents is not None:
+            return ()
+        if self.interpolate is not None:
+            return self.interpolate
+        return self.seeds if self.seeds is not None else tuple(range(self.total()))
+
+    def total(self) -> int:
+        """How many pictures seeds and steps ask for."""
+        if self.interpolate is not None:
+            return self.steps or USUAL_STEPS
+        if self.seeds is not None:
+            return len(self.seeds)
+        if self.count is not None:
+            return self.count
+        return USUAL_COUNT if self.grid is None else self.grid[0] * self.grid[1]
+
+
+class EvaluateGan(Settings):
+    """What of a generator is evaluated: `model` is a run of `minidl train gan`, a file of one, or a built-in name.
+
+    `data` None is what the run was trained on.
+    """
+
+    model: str
+    data: Data | None = None
+    samples: Annotated[
+        int | None,
+        Field(
+            ge=100, le=100_000, description="Pictures of a generator that are scored. Default: 10000, on a CPU 1000."
+        ),
+    ] = None
+    evaluator: Annotated[
+        Path | None, Field(description="An image run whose features score a generator. Default: a built-in one.")
+    ] = None
+    json_file: JsonFile = None
+
+
+def grid_too_small(grid: tuple[int, int], count: int) -> None:
+    """Raises ConfigError."""
+    places = f"--grid {grid[0]}x{grid[1]} has {grid[0] * grid[1]} places"
+    raise ConfigError(f"{places}, and {count} pictures are asked for: give a larger grid or fewer pictures")

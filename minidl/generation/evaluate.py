@@ -1,4 +1,4 @@
-"""`minidl evaluate` of a generator: its pictures' scores, with those of sets of known faults beside."""
+"""`minidl evaluate` of a generator: the scores of its pictures beside those of sets with known faults."""
 
 from __future__ import annotations
 
@@ -13,42 +13,24 @@ import numpy as np
 from minidl import data
 from minidl.data import ImageDataset, Images
 from minidl.generation import evaluator, latents, output, passes, quality, references
-from minidl.generation.config import BUILT_IN
+from minidl.generation.config import BUILT_IN, EvaluateGan
 from minidl.generation.model import Loaded, load
 from minidl.generation.nearest import nearest
-from minidl.kernels import launch
-from minidl.training import environment, files, gan, runs, sources
+from minidl.runtime import launch
+from minidl.training import environment, files, runs
 from minidl.training.errors import ConfigError
+from minidl.training.tasks import TASKS
+from minidl.training.tasks.gan import training_pixels
 
 SAMPLES = 10_000
 SAMPLES_CPU = 1_000
-_TOGETHER = 64  # images of one pass on a CPU, where the last bits do not matter here
+_TOGETHER = 64  # images of one pass on a CPU: here the last bits do not matter
 _SHOWN = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateGan:
-    """What is evaluated: `model` is a run of `minidl train gan`, a file of one, or a built-in name.
-
-    `data` None: what the run was trained on; `samples` None: 10,000 on a GPU, 1,000 on a CPU; `evaluator` None: the
-    built-in one for the data, else a run of `minidl train images`.
-    """
-
-    model: str
-    data: str | None = None
-    samples: int | None = None
-    evaluator: Path | None = None
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError."""
-        if self.samples is not None and not 100 <= self.samples <= 100_000:
-            raise ConfigError(f"--samples is {self.samples}, expected 100 to 100,000")
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The real pictures with their features and the distances of those never trained on to the training pictures."""
+    """The real pictures, with the features of the test pictures and their distances to the training pictures."""
 
     training: Images
     test: Images
@@ -95,8 +77,8 @@ def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) 
     if config.model not in BUILT_IN and folder.is_dir():
         files.write_json(folder / "evaluation.json", report)
         write_nearest(folder / "nearest.png", pixels, near, reference.training)
-    if config.json is not None:
-        files.write_json(config.json, report)
+    if config.json_file is not None:
+        files.write_json(config.json_file, report)
     return report
 
 
@@ -110,7 +92,7 @@ def reference_of(dataset: ImageDataset, judge: evaluator.Evaluator, count: int) 
     """`count` test pictures (or all) as what generated ones are compared with."""
     test = references.sample(dataset.test, count)
     labels = np.concatenate([dataset.train.labels, dataset.validation.labels])
-    training = Images(gan.training_pixels(dataset), labels)
+    training = Images(training_pixels(dataset), labels)
     features, _ = judge.read(test.pixels)
     distances, _ = nearest(test.pixels, training.pixels)
     return Reference(training, test, features, distances, len(dataset.labels))
@@ -191,14 +173,14 @@ def as_text(report: dict[str, Any]) -> str:
         figures = f"{row['frechet']:>10.4g}{row['kernel']:>11.3g}{row['precision']:>11.3f}{row['recall']:>9.3f}"
         lines.append(f"{name:16}{figures}{copied}  {shares[0]:.1%} to {shares[-1]:.1%}")
     nearer = report["scores"]["generated"]["nearest_percentile"]
-    lines.append("\nmemorised: nearer to a training picture than the 1st percentile of test pictures are")
+    lines.append("\nmemorised: the share of pictures nearer to a training picture than 99% of test pictures are")
     lines.append(
-        f"the median picture's distance to its nearest training picture: percentile {nearer:.0f} of test pictures'"
+        f"the median distance to the nearest training picture is percentile {nearer:.0f} of that of test pictures"
     )
-    lines.append(f"taken with {report['reference']}, on {report['device']} in {report['seconds']} s")
+    lines.append(f"computed with {report['reference']}, on {report['device']} in {report['seconds']} s")
     if report["samples"] < SAMPLES:
         few = f"with {report['samples']:,} samples all Frechet distances are too large"
-        lines.append(f"{few}: compare within this table only, or ask for --samples {SAMPLES}")
+        lines.append(f"{few}: compare them only within this table, or use --samples {SAMPLES}")
     return "\n".join(lines) + "\n"
 
 
@@ -219,9 +201,9 @@ def _dataset(config: EvaluateGan, name: str) -> ImageDataset:
     if config.data is not None or config.model in BUILT_IN or not folder.is_dir():
         return data.load_images(name)
     run = runs.read_run(folder)
-    dataset = sources.load(runs.saved_settings(run))
-    assert isinstance(dataset, ImageDataset)
-    runs.same_data(run, sources.fingerprint(dataset))
+    task = TASKS[run.kind]
+    dataset: ImageDataset = task.load(runs.saved_settings(run))
+    runs.same_data(run, task.fingerprint(dataset))
     return dataset
 
 

@@ -1,7 +1,7 @@
-"""The network whose features tell how good pictures are: a small classifier, trained once and never changed.
+"""The network whose features measure the quality of pictures: a small classifier, trained once and then fixed.
 
-It is a `models.SmallCNN` of minidl's own training; a picture's features are what its last layer gets (the mean of each
-channel over the pixels). The file has the settings, how it was made, and its accuracy on the test split.
+It is a `models.SmallCNN` trained by minidl; a picture's features are the inputs of its last layer (the mean of each
+channel over the pixels). The file holds the settings, how it was made, and its accuracy on the test split.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from minidl.data.image_batches import ImageBatches
 from minidl.data.parsing import parse_json
 from minidl.generation import built_in as built_in_weights
 from minidl.generation.output import sha256
-from minidl.tensor import Tensor
-from minidl.training import weights
+from minidl.tensors import Tensor
+from minidl.training import files, weights
 from minidl.training.errors import ConfigError, DamagedError, damaged
 from minidl.training.pictures import PictureFormat
+from minidl.training.tasks.images import PictureClassifier
 
 FORMAT = "minidl evaluator"
 _BATCH_PIXELS = 2**20
@@ -80,31 +81,24 @@ def built_in(data: str) -> Path:
 
 def load(path: Path) -> Evaluator:
     """An evaluator from a file that `save` wrote. Raises DamagedError for anything else, FileNotFoundError."""
-    from safetensors import SafetensorError, safe_open
-
-    built_in_weights.check(path, sha256(path))
+    digest = sha256(path)
+    built_in_weights.check(path, digest)
     try:
-        with safe_open(str(path), framework="pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
-            about = dict(opened.metadata() or {})
-        # The built-in files of older versions have none.
-        written = about.pop(storage.CHECKSUM, None)
-        if written is not None and written != storage.checksum(tensors, about):
-            raise ValueError("its content does not match its checksum")
+        tensors, about = storage.read_tensors(path)
         if about.pop("format", None) != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         settings = parse_json(about.pop("settings"))
         labels, (height, width) = settings.pop("labels"), settings.pop("size")
         described = PictureFormat.from_values({**settings, "height": height, "width": width})
         if not isinstance(labels, list) or len(labels) < 2 or not all(isinstance(label, str) for label in labels):
-            raise ValueError("its labels are no list of two names or more")
+            raise ValueError("its labels are not a list of two names or more")
         size = (height, width)
         model = models.SmallCNN(described.channels, size, len(labels))
         weights.load(model, tensors, path)
         made = Evaluator(
-            model, labels, size, described.channels, described.mean, described.std, path.stem, sha256(path), about
+            model, labels, size, described.channels, described.mean, described.std, path.stem, digest, about
         )
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(path, error) from None
     nn.fold_batch_norms(model.eval().requires_grad_(False))
     return made
@@ -112,15 +106,11 @@ def load(path: Path) -> Evaluator:
 
 def from_run(folder: Path) -> Evaluator:
     """An evaluator from a run of `minidl train images`. Raises ConfigError for another run, DamagedError."""
-    from minidl.training import predict
-
-    found = predict.load(folder)
-    if not isinstance(found, predict.PictureClassifier) or not isinstance(found.model, models.SmallCNN):
-        raise ConfigError(f"--evaluator {folder} is no run of `minidl train images --model small`")
-    nn.fold_batch_norms(found.model.to(dtype=torch.float32).eval().requires_grad_(False))
+    found, model = _small(folder, f"--evaluator {folder}")
+    nn.fold_batch_norms(model.to(dtype=torch.float32).eval().requires_grad_(False))
     described = found.format
     return Evaluator(
-        found.model, found.labels, found.size, described.channels, described.mean, described.std, folder.name,
+        model, found.targets.labels, found.size, described.channels, described.mean, described.std, folder.name,
         sha256(folder / "model.safetensors"), {},
     )  # fmt: skip
 
@@ -130,21 +120,26 @@ def save(run: Path, path: Path, about: dict[str, str]) -> None:
 
     Raises ConfigError when the run is no `minidl train images --model small`.
     """
-    from minidl.training import files, predict
-
-    found = predict.load(run)
-    if not isinstance(found, predict.PictureClassifier) or not isinstance(found.model, models.SmallCNN):
-        raise ConfigError(f"{run} is no run of `minidl train images --model small`")
+    found, model = _small(run, str(run))
     report = files.read_json(run / "report.json")
     described = found.format
     settings: dict[str, Any] = {
-        "channels": described.channels, "size": list(found.size), "labels": found.labels,
+        "channels": described.channels, "size": list(found.size), "labels": found.targets.labels,
         "mean": list(described.mean), "std": list(described.std),
     }  # fmt: skip
     if not isinstance(report.get("accuracy"), float):
         raise DamagedError(f"{run / 'report.json'} has no accuracy")
     metadata = {"format": FORMAT, "settings": json.dumps(settings), "accuracy": f"{report['accuracy']:.4f}", **about}
     content, _ = storage.tensor_bytes(
-        {name: tensor.to(torch.float32) for name, tensor in found.model.state_dict().items()}, metadata
+        {name: tensor.to(torch.float32) for name, tensor in model.state_dict().items()}, metadata
     )
     storage.write_bytes(path, content)
+
+
+def _small(run: Path, what: str) -> tuple[PictureClassifier, models.SmallCNN]:
+    from minidl.training import predict
+
+    found = predict.load(run)
+    if not isinstance(found, PictureClassifier) or not isinstance(found.model, models.SmallCNN):
+        raise ConfigError(f"{what} is no run of `minidl train images --model small`")
+    return found, found.model

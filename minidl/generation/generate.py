@@ -1,7 +1,8 @@
 """`minidl generate`: from seeds, a walk or a file of latents to pictures in a folder.
 
-The folder has a picture for each latent, named after its seed, a grid where one is asked for, and images.json, which
-says what made them: a folder without it is never overwritten.
+The folder has a picture for each latent, a grid where one is asked for, and images.json, which says what made them: a
+folder without it is never overwritten. A picture is named after its seed alone, as seed-000003.png, or after its place
+in a walk or a file of latents: the same picture has the same name whichever others are made with it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from minidl import __version__, storage
+from minidl import storage
 from minidl.generation import latents, output, passes
 from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
 from minidl.training import environment, files
 from minidl.training.errors import ConfigError, DamagedError, RunError
+from minidl.version import __version__
 
 MANIFEST = "images.json"
+_DIGITS = 6  # of the number in a name, at least
 FORMAT, VERSION = "minidl-images", 1
 _BEGUN = re.compile(rf"\.{re.escape(MANIFEST)}\..*{re.escape(storage.PART)}")  # what a killed process left at its start
 _NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|bmp)|images\.npy")
@@ -63,7 +66,7 @@ def generate(config: Generate) -> None:
         names = config.all_seeds()
         z = latents.from_seeds(names, loaded.latent, config.truncation)
     try:
-        config.out.mkdir(parents=True, exist_ok=True)
+        files.make_folder(config.out, parents=True)
         if config.overwrite:
             _clear(config.out)
         for path in config.out.iterdir():
@@ -140,16 +143,12 @@ def _facts(config: Generate, loaded: Loaded) -> dict[str, Any]:
 
 def _file_names(config: Generate, names: Sequence[Any]) -> list[dict[str, Any]]:
     """A record per picture: its file (none in an array) and its seed, or its place in a walk or a file."""
-    width = max(len(str(name)) for name in names)
+    kind = "seed" if config.latents is None else "latent"
     if config.interpolate is not None:
-        kind, key = "step", "step"
-    elif config.latents is not None:
-        kind, key = "latent", "latent"
-    else:
-        kind, key = "seed", "seed"
+        kind = "step"
     if config.format == "npy":
-        return [{key: name} for name in names]
-    return [{"file": f"{kind}-{name:0{width}}.{config.format}", key: name} for name in names]
+        return [{kind: name} for name in names]
+    return [{"file": f"{kind}-{name:0{_DIGITS}}.{config.format}", kind: name} for name in names]
 
 
 def _ranges(config: Generate, names: Sequence[Any]) -> str:
@@ -181,7 +180,7 @@ def _without(entry: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _written(folder: Path) -> list[str]:
     """The files that an earlier command made in a folder. Raises ConfigError when it has no images.json of minidl's."""
-    refused = ConfigError(f"--overwrite replaces what `minidl generate` made only; {folder} has no whole {MANIFEST}")
+    refused = ConfigError(f"--overwrite replaces only what `minidl generate` made; {folder} has no intact {MANIFEST}")
     try:
         manifest = files.read_json(folder / MANIFEST)
     except (OSError, DamagedError):
@@ -205,7 +204,7 @@ def _clear(folder: Path) -> None:
 
 
 def _cannot_write(folder: Path, error: OSError) -> str:
-    return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or make room in it"
+    return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or free some space"
 
 
 class Progress:

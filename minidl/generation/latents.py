@@ -2,16 +2,16 @@
 
     seed s       z = `minidl.randn(latent, seed=s)`: standard normal numbers that depend on the seed alone
     truncation   T cuts the normal distribution at -T and T (the truncation trick: Brock, Donahue and Simonyan, Large
-                 Scale GAN Training for High Fidelity Natural Image Synthesis, ICLR 2019, arXiv 1809.11096). They draw
-                 anew what lies outside; here every number moves to the one of equal quantile,
+                 Scale GAN Training for High Fidelity Natural Image Synthesis, ICLR 2019, arXiv 1809.11096). They
+                 redraw numbers outside; here every number moves to the one of equal quantile,
                      z' = Q(P(-T) + P(z) (P(T) - P(-T))),   P the distribution function of normal numbers, Q its inverse
-                 which has the same distribution, and changes a picture steadily with T.
+                 which has the same distribution, and changes a picture continuously with T.
     walk         z(t) = sin((1-t) w) / sin w  a + sin(t w) / sin w  b,   w the angle between a and b
                  (slerp: Shoemake, SIGGRAPH 1985; for latents White, Sampling Generative Networks, arXiv 1609.04468):
-                 in between, the length stays one that normal numbers have.
+                 the length in between stays typical of normal numbers.
 
-Latents are inputs: they are made on the host in float64 and rounded to float32 once. Sums go through `math.fsum`, so
-no row depends on its place or its neighbours.
+Latents are inputs: they are computed on the host in float64 and rounded to float32 once. Sums use `math.fsum`, so no
+row depends on its position or its neighbours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scipy import special
 
 from minidl.data.records import DataError
 from minidl.kernels import random
-from minidl.tensor import default_device
+from minidl.tensors import default_device
 
 _SUFFIXES = (".txt", ".npy")
 MAX_BYTES = 2**32
@@ -46,13 +46,13 @@ def from_seeds(seeds: Sequence[int], latent: int, truncation: float | None = Non
 
 
 def truncated(z: np.ndarray, limit: float) -> np.ndarray:
-    """Standard normal numbers moved into [-limit, limit], where they have the normal distribution cut there.
+    """Standard normal numbers moved into [-limit, limit], where they follow the truncated normal distribution.
 
     Raises ValueError unless limit is above 0.
     """
     if not limit > 0:
         raise ValueError(f"truncation is {limit}, expected a number above 0")
-    # From the lower half, whose probabilities have all their digits; the upper one is its mirror image.
+    # Computed in the lower half, where probabilities keep all their digits, and mirrored.
     lower = -np.abs(z.astype(np.float64))
     low, high = special.ndtr(-limit), special.ndtr(limit)
     moved = np.maximum(special.ndtri(low + special.ndtr(lower) * (high - low)), -limit)
@@ -62,8 +62,7 @@ def truncated(z: np.ndarray, limit: float) -> np.ndarray:
 def walk(first: np.ndarray, last: np.ndarray, steps: int) -> np.ndarray:
     """float32 [steps, latent] from the first vector [latent] to the last along the sphere, both included.
 
-    Vectors of one direction (or opposite ones, or zeros) are joined by a straight line. Raises ValueError for fewer
-    than two steps.
+    Parallel and opposite vectors, and zeros, are joined by a straight line. Raises ValueError for fewer than two steps.
     """
     if steps < 2:
         raise ValueError(f"a walk has {steps} steps, expected at least 2")
@@ -94,7 +93,7 @@ def read(path: Path, latent: int) -> np.ndarray:
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise DataError(
-            f"{path} is no file of latents that minidl reads: give a .txt or .npy file, {_expected(latent)}"
+            f"{path} is not a file of latents that minidl reads: give a .txt or .npy file, {_expected(latent)}"
         )
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -102,7 +101,7 @@ def read(path: Path, latent: int) -> np.ndarray:
         values = _read_text(path, latent) if path.suffix.lower() == ".txt" else _read_npy(path, latent)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    with np.errstate(over="ignore", invalid="ignore"):  # an infinity of 128 bits is invalid for the processor
+    with np.errstate(over="ignore", invalid="ignore"):  # converting an infinity of 128 bits is invalid
         z = np.ascontiguousarray(values, dtype=np.float32)
     bad = np.argwhere(~np.isfinite(z))
     if len(bad):
@@ -118,17 +117,20 @@ def _read_text(path: Path, latent: int) -> np.ndarray:
     try:
         words = raw.decode("utf-8-sig").split()
     except UnicodeDecodeError:
-        raise DataError(f"{path} is no text: expected {_expected(latent)}") from None
+        raise DataError(f"{path} is not text: expected {_expected(latent)}") from None
     if not words:
         raise DataError(f"{path} is empty: expected {_expected(latent)}")
-    try:
-        values = np.array([float(word) for word in words])
-    except ValueError:
-        place, word = next((place, word) for place, word in enumerate(words, 1) if not _is_float(word))
-        raise DataError(f"{path}: {word[:40]!r} (value {place}) is no number: expected {_expected(latent)}") from None
+    values = np.empty(len(words))
+    for place, word in enumerate(words):
+        try:
+            values[place] = float(word)
+        except ValueError:
+            raise DataError(
+                f"{path}: {word[:40]!r} (value {place + 1}) is not a number: expected {_expected(latent)}"
+            ) from None
     if len(values) % latent:
         raise DataError(
-            f"{path} has {len(values)} numbers, which is no multiple of {latent}: expected {_expected(latent)}"
+            f"{path} has {len(values)} numbers, which is not a multiple of {latent}: expected {_expected(latent)}"
         )
     return values.reshape(-1, latent)
 
@@ -143,7 +145,7 @@ def _read_npy(path: Path, latent: int) -> np.ndarray:
         raise
     except Exception as error:  # noqa: BLE001  (NumPy's reader of headers raises what Python's tokenizer does)
         why = "its header cannot be read" if "<" in str(error) else str(error)[:120]  # some name Python's own objects
-        raise DataError(f"{path} is no array file of NumPy: {why}") from None
+        raise DataError(f"{path} is not an array file of NumPy: {why}") from None
     if values.dtype.kind not in "fiu":
         raise DataError(f"{path} has values of type {values.dtype}, expected {_expected(latent)}")
     if values.ndim == 1 and len(values) == latent:
@@ -156,25 +158,17 @@ def _read_npy(path: Path, latent: int) -> np.ndarray:
 
 
 def _check_size(file: BinaryIO, path: Path) -> None:
-    """Raises DataError unless the array of the header is in the file: NumPy takes the memory before it looks."""
+    """Raises DataError unless the file is as long as its header says: NumPy allocates memory before it checks."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(file)
     wanted, there = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
     if wanted > there:
         raise DataError(
-            f"{path} is cut off: its header has shape {list(shape)}, {wanted:,} bytes, and it has {there:,}"
+            f"{path} is truncated: its header has shape {list(shape)}, {wanted:,} bytes, and it has {there:,}"
         )
     file.seek(0)
 
 
 def _expected(latent: int) -> str:
     return f"{latent} numbers for each picture (shape [N, {latent}])"
-
-
-def _is_float(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

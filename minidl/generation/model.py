@@ -7,16 +7,15 @@ from pathlib import Path
 
 import torch
 
-from minidl import nn, ops
-from minidl.autograd import no_grad
+from minidl import nn
 from minidl.generation import built_in
 from minidl.generation.config import BUILT_IN
 from minidl.generation.output import sha256
-from minidl.kernels import launch
 from minidl.models import dcgan
-from minidl.tensor import Tensor
+from minidl.runtime import launch
 from minidl.training import files, runs
 from minidl.training.errors import ConfigError, DamagedError
+from minidl.training.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,9 @@ def weights_file(model: str) -> Path:
     path = Path(model)
     if files.is_folder(path):
         run = runs.finished_run(path)
-        if run.kind != "gan":
-            what = "an image" if run.kind == "images" else f"a {run.kind}"
+        if not TASKS[run.kind].generates:
             raise ConfigError(
-                f"--model {model} is {what} run, which generates nothing; give a run of `minidl train gan`"
+                f"--model {model} is {TASKS[run.kind].run}, which generates nothing; give a run of `minidl train gan`"
             )
         return path / "model.safetensors"
     if path.suffix == ".safetensors":
@@ -82,7 +80,7 @@ def load(model: str, precision: str = "float32") -> Loaded:
         if not torch.isfinite(tensor).all():
             raise DamagedError(f"{path}: {name} has values that are not finite; train the model again")
         if name.endswith("running_var") and (tensor < 0).any():
-            raise DamagedError(f"{path}: {name} has values below 0, which no variance has; train the model again")
+            raise DamagedError(f"{path}: {name} has negative values: no variance is below 0; train the model again")
     if precision == "tf32":
         launch.set_float32_precision("tf32")
     generator = prepared(read, torch.float16 if precision == "float16" else torch.float32)
@@ -92,36 +90,10 @@ def load(model: str, precision: str = "float32") -> Loaded:
 
 
 def prepared(generator: dcgan.Generator, dtype: torch.dtype = torch.float32) -> dcgan.Generator:
-    """A copy of a generator for inference in a dtype: no gradients, no dropout of bits by batch norms, which are folded
-    into the layers before them (in half precision the one after the linear layer stays: a shift may be above all
-    float16 numbers)."""
+    """A copy of a generator for inference in a dtype, without gradients, its batch norms folded into the layers before
+    them. In half precision the one after the linear layer stays: float16 cannot hold every shift."""
     model = dcgan.Generator(**{**generator.settings, "size": generator.size}, dtype=dtype)
     model.load_state_dict(generator.state_dict())
     model.eval()
     nn.fold_batch_norms(model)
-    if dtype == torch.float32:
-        _fold_projection(model)
     return model.requires_grad_(False)
-
-
-def _fold_projection(model: dcgan.Generator) -> None:
-    """The batch norm after the linear layer, whose outputs lie as height, width, channel, becomes part of it."""
-    linear, norm = model.project, model.norm
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    height, width, channels = model.first
-    with no_grad():
-        scale, shift = ops.fold_batch_norm(
-            Tensor(linear.weight.data.new_empty(channels)), None, norm.running_mean, norm.running_var, norm.weight,
-            norm.bias, norm.eps,
-        )  # fmt: skip
-        folded = nn.Linear(model.latent, height * width * channels, act=norm.act, device=linear.weight.data.device)
-        weight = linear.weight.reshape(height * width, channels, model.latent) * scale.reshape(1, channels, 1)
-        folded.load_state_dict(
-            {
-                "weight": weight.data.reshape(linear.weight.shape),
-                "bias": shift.data.expand(height * width, channels).reshape(-1),
-            }
-        )
-    model.project = folded
-    model.norm = nn.Sequential()  # type: ignore[assignment]  # nothing is left to do in its place

@@ -1,7 +1,7 @@
 """The nearest training picture of each picture, by squared differences of pixels.
 
 |a - b|^2 = |a|^2 + |b|^2 - 2 a b: the products of all pairs are matrix products, by minidl's kernel on a GPU and
-NumPy's on a CPU. They pick the neighbour; its distance is then taken from the pixels themselves.
+NumPy's on a CPU. They select the neighbour; its distance is then computed from the pixels.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from minidl.kernels import gemm, launch
-from minidl.tensor import default_device
+from minidl.kernels import gemm
+from minidl.runtime import launch
+from minidl.tensors import default_device
 
 Product = Callable[[np.ndarray], np.ndarray]  # rows [n, d] -> their products with all training pictures
 _ROWS = 1024

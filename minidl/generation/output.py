@@ -16,7 +16,7 @@ from minidl.training import files, samples
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
-    """uint8 [N, H, W, C] of images [N, C, H, W] from -1 (black) to 1; the nearest of 256 even steps."""
+    """uint8 [N, H, W, C] of images [N, C, H, W] from -1 (black) to 1, rounded to the nearest of 256 levels."""
     levels = np.rint((images.astype(np.float32).transpose(0, 2, 3, 1) + np.float32(1)) * np.float32(127.5))
     return np.clip(levels, 0, 255).astype(np.uint8)
 

@@ -1,10 +1,10 @@
-"""The network over many latents: passes of a constant size, copies hidden behind the kernels.
+"""The network applied to many latents, in passes of constant size, with copies that overlap the kernels.
 
-An image's floats depend on its latent alone, not on the others beside it. A kernel's form, tile and split follow from
-the shape of its input, so on a GPU every pass has the same number of images (`pass_size`; the last one is filled up);
-in the interpreter, where a product's rounding depends on the row's place in the matrix, a pass is one image. A batch,
-which memory limits, is some passes: their results go to pinned memory on a second stream while the next batch runs.
-From the second on a pass is the replay of a CUDA graph.
+An image's values depend on its latent alone, not on the others in its batch. A kernel's form, tile and split follow
+from the shape of its input, so on a GPU every pass has the same number of images (`pass_size`; the last one is padded).
+In the interpreter, where a product's rounding depends on the row's position in the matrix, a pass is one image. A batch
+is as many passes as memory allows: its results are copied to pinned memory on a second stream while the next batch
+runs. From the second pass on, a pass replays a CUDA graph.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch
 from minidl import nn
 from minidl.autograd import no_grad
 from minidl.captured import Captured, capture
-from minidl.kernels import launch
-from minidl.tensor import Tensor, default_device
+from minidl.runtime import launch
+from minidl.tensors import Tensor, default_device
 from minidl.training import memory
 from minidl.training.errors import ConfigError, RunError
 
 _MAX_PASS = 256
 _MIN_PASS = 16
-_PASS_VALUES = 2**22  # of the pictures of one pass: the maps before them have at most some twenty times as many
-_BATCH_BYTES = 2**28  # of pictures on their way to the host: more gains nothing
+_PASS_VALUES = 2**22  # in the pictures of one pass: their feature maps have at most some twenty times as many
+_BATCH_BYTES = 2**28  # of pictures being copied to the host: more gains nothing
 _MEMORY_SHARE = 0.25
 
 
@@ -39,8 +39,8 @@ def pass_size(channels: int, size: tuple[int, int]) -> int:
 def batch_size(pass_: int, image_bytes: int, wanted: int | None, free: int | None) -> int:
     """Images between two copies to the host: whole passes, at least one.
 
-    `wanted` None: what a quarter of the `free` bytes of the device holds, at most 2^28 bytes. `free` None: no limit is
-    known.
+    `wanted` None: as many as fit into a quarter of the device's `free` bytes, and into 2^28 bytes. `free` None: no
+    limit is known.
     """
     images = wanted
     if images is None:
@@ -49,14 +49,14 @@ def batch_size(pass_: int, image_bytes: int, wanted: int | None, free: int | Non
 
 
 def too_little(short: memory.Shortage, batch: int, one_pass: int, attempt: Callable[[int], object]) -> str:
-    """What to do where memory has run out: a batch is whole passes, and one pass the least."""
+    """Advice when memory has run out: a batch is whole passes, at least one."""
     if short.where != "GPU":
         return memory.advice(short, batch)
-    # Half of what is free: a graph keeps memory of its own.
+    # Half of the free memory: a graph keeps memory of its own.
     if batch > one_pass and memory.fits(attempt, one_pass, 0.5):
-        return f"a batch of {one_pass} images fits, as a trial showed: take a --batch-size of {one_pass}"
+        return f"a batch of {one_pass} images fits, which was tested: use --batch-size {one_pass}"
     return (
-        f"a batch is made of passes of {one_pass} images, and one needs more: end other programs on the GPU, or take "
+        f"the smallest batch, one pass of {one_pass} images, does not fit: end other programs on the GPU, or use "
         "--precision float16 or --device cpu"
     )
 
@@ -71,8 +71,8 @@ def images(
 ) -> Iterator[np.ndarray]:
     """The images of latents float32 [N, latent], in order: arrays [n, channels, H, W] of the model's dtype.
 
-    An array is overwritten by the one after the next: use it, or copy it. `together` images make a pass in the
-    interpreter; more than 1 are some twenty times faster, and their last bits may depend on each other's places.
+    An array is overwritten by the one after the next: use it, or copy it. In the interpreter a pass has `together`
+    images; more than 1 is some twenty times faster, but an image's last bits may then depend on its position.
     Raises RunError when the device has no memory for one pass.
     """
     if launch.INTERPRETED:
@@ -90,7 +90,7 @@ def _interpreted(model: nn.Module, latents: np.ndarray, batch: int, together: in
 
 
 class Passes:
-    """A network on a GPU, for more than one set of latents: with the memory of its batches, and a pass as a CUDA graph.
+    """A network on a GPU for several sets of latents: it keeps its batches' memory and a CUDA graph of a pass.
 
     Arguments as those of `images`. The network's weights must stay where they are.
     """
@@ -102,17 +102,17 @@ class Passes:
         image_bytes = channels * size[0] * size[1] * self.dtype.itemsize
         self.batch = batch_size(self.one_pass, image_bytes, batch, torch.cuda.mem_get_info(self.device)[0])
         self._copies = torch.cuda.Stream(self.device)
-        # By the precision of float32 products, which a graph keeps.
+        # By precision of float32 products, which a graph fixes.
         self._passes: dict[str, Captured[tuple[torch.Tensor]]] = {}
         self._slots: list[_Slot] = []
 
     def images(self, latents: np.ndarray) -> Iterator[np.ndarray]:
-        """The images of latents float32 [N, latent], as `images` gives them; the next call overwrites them, too.
+        """The images of latents float32 [N, latent], as `images` returns them; the next call overwrites them, too.
 
-        Several calls may be under way at a time.
+        Several calls may run at the same time.
         """
         batch = min(self.batch, max(1, -(-len(latents) // self.one_pass)) * self.one_pass)
-        # Taken until the end: a call that begins before it makes its own.
+        # Taken until the end: a call that begins before that makes its own.
         slots, self._slots = self._slots, []
         short: memory.Shortage | None = None
         slot: _Slot | None = None
@@ -137,7 +137,7 @@ class Passes:
         finally:
             self._slots = slots
         if short is not None:
-            # The error is gone, and so may be the memory of the batches: what is tried is one pass.
+            # The error no longer keeps memory, and the batches' memory is freed too: only one pass is tried.
             self._slots = slots = []
             slot = waiting = None
             advice = too_little(short, batch, self.one_pass, lambda count: self._attempt(count, latents.shape[1]))
@@ -151,13 +151,13 @@ class Passes:
     def _run(self, slot: _Slot, latents: np.ndarray) -> None:
         """Enqueue the passes of up to a batch of latents, and each one's copy to the host."""
         kernels = torch.cuda.current_stream()
-        # No method: with a reference to itself this would keep its memory until the next collection.
+        # Not a method: a reference to self would be a cycle, which keeps memory until the next collection.
         pictures_of = self._passes.setdefault(
             launch.float32_precision(), capture(partial(_pictures, self.model, self.dtype), eager=1)
         )
         count = len(latents)
         padded = -(-count // self.one_pass) * self.one_pass
-        # The kernels that read this slot's latents before are done: its pictures have been waited for.
+        # The kernels that read this slot's latents are done, because its pictures have been waited for.
         slot.z[:count] = torch.from_numpy(latents.copy())
         slot.z[count:padded] = 0.0
         slot.z_device[:padded].copy_(slot.z[:padded], non_blocking=True)

@@ -11,7 +11,7 @@
     nearest            the distance of each picture to the nearest training picture; `memorised` is the share nearer
                        than the 1st percentile of those of real pictures that were not trained on
 
-This is evaluation, not the framework's arithmetic: the features come from minidl's kernels, the statistics do not.
+The features come from minidl's kernels; NumPy computes the statistics, which are not part of the framework.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if features.ndim != 2 or len(features) < 2:
         raise ValueError(f"features have shape {list(features.shape)}, expected two rows or more of a matrix")
     x = features.astype(np.float64)
-    mean = x.mean(axis=0)
-    centred = x - mean
-    return mean, centred.T @ centred / (len(x) - 1)
+    return x.mean(axis=0), np.atleast_2d(np.cov(x, rowvar=False))
 
 
 def frechet(mean_1: np.ndarray, cov_1: np.ndarray, mean_2: np.ndarray, cov_2: np.ndarray) -> float:
@@ -54,7 +52,7 @@ def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
 
 
 def kernel_distance(real: np.ndarray, generated: np.ndarray) -> float:
-    """The kernel distance of features [N, d] and [M, d]; about 0, also below, for two samples of one distribution.
+    """The kernel distance of features [N, d] and [M, d]; near 0, also below, for samples of one distribution.
 
     Raises ValueError for fewer than two rows.
     """
@@ -94,12 +92,12 @@ def precision_recall(real: np.ndarray, generated: np.ndarray, neighbours: int = 
 
 
 def _radii(x: np.ndarray, neighbours: int) -> np.ndarray:
-    """The squared distance of each row to its neighbour of that number, itself being number 0."""
+    """The squared distance of each row to its k-th nearest neighbour, k = `neighbours`; itself is number 0."""
     return np.concatenate([np.partition(squares, neighbours, axis=1)[:, neighbours] for _, squares in _squares(x, x)])
 
 
 def _squares(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Squared distances between some rows of x, from a first on, and all of y."""
+    """Squared distances between all rows of y and a part of the rows of x, with the index of its first row."""
     x, y = x.astype(np.float64), y.astype(np.float64)
     lengths = (y * y).sum(axis=1)
     for start in range(0, len(x), _ROWS):
@@ -113,11 +111,11 @@ def histogram(classes: np.ndarray, count: int) -> list[float]:
     return (np.bincount(classes, minlength=count) / max(1, len(classes))).tolist()
 
 
-def memorised(distances: np.ndarray, real_distances: np.ndarray, percentile: float = 1.0) -> float:
-    """The share of distances below a percentile of the distances of real pictures that were not trained on."""
-    return float((distances < np.percentile(real_distances, percentile)).mean())
+def memorised(distances: np.ndarray, real_distances: np.ndarray) -> float:
+    """The share of distances below the 1st percentile of those of real pictures that were not trained on."""
+    return float((distances < np.percentile(real_distances, 1.0)).mean())
 
 
 def median_percentile(distances: np.ndarray, real_distances: np.ndarray) -> float:
-    """Where the median distance lies among those of real pictures: the share, in percent, of theirs below it."""
+    """The percentile of the median distance among those of real pictures."""
     return float(100.0 * (real_distances < np.median(distances)).mean())

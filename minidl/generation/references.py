@@ -1,10 +1,10 @@
-"""Sets of pictures of known faults: what the measures say of them is the scale that a generator's figures are read on.
+"""Sets of pictures with known faults. Their scores are the scale on which to read a generator's scores.
 
-real               training pictures: as good as can be
-a class missing    training pictures without one class, the one whose absence shows least
+real               training pictures: the best possible
+a class missing    training pictures without one class, the one whose absence changes the Frechet distance least
 blurred            training pictures under a Gaussian blur of one pixel
 ten images         ten training pictures, one of each class, over and over
-noise              every pixel drawn evenly
+noise              every pixel drawn from the uniform distribution
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from scipy import ndimage
 from minidl.data import Images
 
 
-def blurred(pixels: np.ndarray, sigma: float = 1.0) -> np.ndarray:
-    """uint8 [N, H, W, C] under a Gaussian blur of `sigma` pixels."""
-    smooth = ndimage.gaussian_filter(pixels.astype(np.float32), (0, sigma, sigma, 0))
+def blurred(pixels: np.ndarray) -> np.ndarray:
+    """uint8 [N, H, W, C] under a Gaussian blur with a standard deviation of one pixel."""
+    smooth = ndimage.gaussian_filter(pixels.astype(np.float32), (0, 1, 1, 0))
     return np.clip(np.rint(smooth), 0, 255).astype(np.uint8)
 
 
@@ -28,11 +28,11 @@ def collapsed(images: Images, count: int) -> np.ndarray:
 
 
 def noise(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Pixels uint8 of a shape, each drawn evenly from 0 to 255."""
+    """Pixels uint8 of a shape, drawn from the uniform distribution on 0 to 255."""
     return np.random.Generator(np.random.Philox(seed)).integers(0, 256, shape, dtype=np.uint8)
 
 
 def sample(images: Images, count: int, seed: int = 0) -> Images:
-    """`count` different pictures in a random order that the seed decides; all of them where there are no more."""
+    """`count` different pictures in a random order given by the seed; all of them if there are fewer."""
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(images))[:count]
     return Images(images.pixels[order], images.labels[order])

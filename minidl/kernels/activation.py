@@ -8,35 +8,19 @@
 Phi is the normal distribution function. GELU: Hendrycks and Gimpel, arXiv 1606.08415. SiLU: Elfwing et al.,
 arXiv 1702.03118. All propagate NaN, and take blocks of float32 or float64 of any shape.
 
-An activation rides on a pass over memory, which leaves it some 20 instructions per float16 number. A compiled division
-is 8 instructions, `tl.exp` 5 and `tl.erf` 28, but `tl.exp2` and `tl.rsqrt` are one each: so exponentials are powers of
-two, and 1/d is the square of 1/sqrt(d). Each is off by at most 3 units in the last place.
+An activation is applied while memory is read and written, which leaves it some 20 instructions per float16 number. A
+compiled division takes 8 instructions, `tl.exp` 5 and `tl.erf` 28, but `tl.exp2` and `tl.rsqrt` one each. So
+exponentials are computed as powers of two, and 1/d as the square of 1/sqrt(d). Each is off by at most 3 units in the
+last place.
 """
 
 import triton
 import triton.language as tl
 
-NONE = tl.constexpr(0)
-RELU = tl.constexpr(1)
-LEAKY_RELU = tl.constexpr(2)
-SIGMOID = tl.constexpr(3)
-TANH = tl.constexpr(4)
-GELU = tl.constexpr(5)
-GELU_TANH = tl.constexpr(6)
-SILU = tl.constexpr(7)
-
+NAMES = ("relu", "leaky_relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu")
 # As plain numbers, which the host compares and hashes in C.
-CODES = {
-    None: NONE.value,
-    "relu": RELU.value,
-    "leaky_relu": LEAKY_RELU.value,
-    "sigmoid": SIGMOID.value,
-    "tanh": TANH.value,
-    "gelu": GELU.value,
-    "gelu_tanh": GELU_TANH.value,
-    "silu": SILU.value,
-}
-NAMES = tuple(name for name in CODES if name is not None)
+CODES = {name: code for code, name in enumerate((None, *NAMES))}
+NONE, RELU, LEAKY_RELU, SIGMOID, TANH, GELU, GELU_TANH, SILU = map(tl.constexpr, CODES.values())
 # The derivative of these follows from the output alone, so nothing else needs keeping for the gradient.
 FROM_OUTPUT = (None, "relu", "leaky_relu", "sigmoid", "tanh")
 NEGATIVE_SLOPE = 0.01
@@ -179,13 +163,9 @@ def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
 @triton.jit
 def activate_grad_from_output(y, ACT: tl.constexpr, SLOPE: tl.constexpr):
     """act'(z) for y = act(z), for the activations in FROM_OUTPUT."""
-    if ACT == RELU:
-        return tl.where(y <= 0.0, 0.0, 1.0).to(y.dtype)
-    elif ACT == LEAKY_RELU:
-        return tl.where(y <= 0.0, tl.full(y.shape, SLOPE, y.dtype), 1.0)  # two literals would be float32
-    elif ACT == SIGMOID:
+    if ACT == SIGMOID:
         return y * (1.0 - y)
     elif ACT == TANH:
         return 1.0 - y * y
     else:
-        return tl.full(y.shape, 1.0, y.dtype)
+        return activate_grad(y, ACT, SLOPE)  # y has the sign of z

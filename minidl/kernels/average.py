@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, launch
+from minidl.runtime import check, launch
 
 
 @triton.jit

@@ -4,9 +4,9 @@
     b         [N], or none
     dx = dy act'(x + b)            db = sum over rows of dx, in a fixed order
 
-For the gradient x and b are kept, and x + b is added again, which costs no memory traffic. After a product with a
-fused epilogue the output y = act(z) is kept instead where act' follows from it, else z: `from_output` says which.
-A program of the gradient walks down a band of rows, so that the partial sums of db are few.
+For the gradient x and b are kept and x + b is recomputed, which costs no memory traffic. After a product with a fused
+epilogue, the output y = act(z) is kept if act' follows from it, else z: `from_output` says which. Each program of the
+gradient loops over a band of rows, so that db has few partial sums.
 """
 
 import math
@@ -15,9 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, check, early, elementwise, launch, reduce
+from minidl.kernels import activation, elementwise, reduce
 from minidl.kernels.activation import Activation, activate, activate_grad, activate_grad_from_output
-from minidl.kernels.early import wait
+from minidl.runtime import check, early, launch
+from minidl.runtime.early import wait
 
 
 @triton.jit
@@ -80,7 +81,7 @@ def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.
     Raises ValueError for an unknown activation or a bias of another shape, TypeError for dtypes.
     """
     name, slope = activation.parse(act)
-    _check("bias_act", x, b=b)
+    _check("bias_act", x, b)
     if b is None:
         return elementwise.act(x, act)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -105,14 +106,14 @@ def bias_act_grad(
     want_x: bool = True,
     want_bias: bool = True,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(dx, db) for y = act(x + b), of which only what is wanted is computed.
+    """(dx, db) for y = act(x + b), of which only those wanted are computed.
 
     dy, x [..., N]; b [N], or None where x is already x + b. With `from_output`, x is y itself and b None; act must be
     one of `activation.FROM_OUTPUT`. dx has x's shape; it is dy itself where there is no activation. db [N].
     Raises ValueError for shapes that differ, an unknown activation, or one whose derivative needs its input.
     """
     name, slope = activation.parse(act)
-    _check("bias_act_grad", x, b=b, dy=dy)
+    _check("bias_act_grad", x, b, dy)
     if dy.shape != x.shape:
         raise ValueError(f"bias_act_grad: dy has shape {list(dy.shape)}, expected x's {list(x.shape)}")
     if from_output and name not in activation.FROM_OUTPUT:
@@ -125,25 +126,12 @@ def bias_act_grad(
         return elementwise.act_grad(dy, x, act, from_output) if want_x else None, None
     if not (want_x or want_bias):
         return None, None
-    return _bias_act_grad(dy, x, b, name, slope, from_output, want_x, want_bias)
-
-
-def _bias_act_grad(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    b: torch.Tensor | None,
-    name: str,
-    slope: float,
-    from_output: bool,
-    want_x: bool,
-    want_bias: bool,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if want_x else None
     rows_dy, rows_x = _rows(dy), _rows(x)
     M, N = rows_x.shape
     tile = launch.tile("bias_act_grad", x.dtype, M=M, N=N)
     tiles_n = launch.cdiv(N, tile["BLOCK_N"])
-    band = _band(M, tiles_n, tile["BLOCK_M"])
+    band = reduce.band(M, tiles_n, tile["BLOCK_M"])
     bands = launch.cdiv(M, band)
     partial = torch.empty(bands, N, dtype=launch.acc_torch(x.dtype), device=x.device) if want_bias else None
     launch.run(
@@ -158,14 +146,8 @@ def _bias_act_grad(
 def depth(rows: int, columns: int, dtype: torch.dtype) -> int:
     """The longest chain of additions that a term of db goes through."""
     tile = launch.tile("bias_act_grad", dtype, M=rows, N=columns)
-    band = _band(rows, launch.cdiv(columns, tile["BLOCK_N"]), tile["BLOCK_M"])
+    band = reduce.band(rows, launch.cdiv(columns, tile["BLOCK_N"]), tile["BLOCK_M"])
     return min(max(rows - 1, 0), band // tile["BLOCK_M"] + tile["BLOCK_M"] + launch.cdiv(rows, band))
-
-
-def _band(rows: int, tiles_n: int, block_m: int) -> int:
-    """Rows that one program walks: whole blocks, few enough that 8 programs fall to each multiprocessor."""
-    bands = max(1, 8 * launch.processors() // max(tiles_n, 1))
-    return max(1, launch.cdiv(launch.cdiv(rows, block_m), bands)) * block_m
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -174,12 +156,11 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def _check(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
-    given = {name: tensor for name, tensor in others.items() if tensor is not None}
+def _check(op: str, x: torch.Tensor, b: torch.Tensor | None, dy: torch.Tensor | None = None) -> None:
     check.floating(op, x=x)
-    check.same(op, x=x, **given)
-    if "b" in given and (x.dim() == 0 or given["b"].shape != x.shape[-1:]):
+    check.same(op, x=x, b=b, dy=dy)
+    if b is not None and (x.dim() == 0 or b.shape != x.shape[-1:]):
         raise ValueError(
-            f"{op}: bias has shape {list(given['b'].shape)}, expected [{x.shape[-1] if x.dim() else 'N'}], "
+            f"{op}: bias has shape {list(b.shape)}, expected [{x.shape[-1] if x.dim() else 'N'}], "
             f"the last size of x {list(x.shape)}"
         )

@@ -21,17 +21,17 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, early, launch
-from minidl.kernels.early import wait
 from minidl.kernels.loss import SHARES, add_up, check_reduction, share_sum
 from minidl.kernels.reduce import offsets
 from minidl.kernels.softmax import MINUS_INF, in_shape, levels, online, row_max, row_strides, rows_of, shift
+from minidl.runtime import check, early, launch
+from minidl.runtime.early import wait
 
 NO_CLASS = tl.constexpr(-(2**63))
-# A program that sums the weights of all targets reads so many at a time.
+# How many targets a program that sums the weights of all targets reads at a time.
 TARGETS = tl.constexpr(1024)
-# Programs do that where they read at most so many (2 MB) in all, in place of a launch, which takes 2.1 us on an H200.
-# On the CPU that launch looks for targets that are no class and has the sum, too.
+# Programs do that in place of a launch (2.1 us on an H200) if together they read at most this many targets (2 MB). On
+# the CPU the launch is needed in any case, to look for invalid targets.
 READS = 0 if launch.INTERPRETED else 2**18
 
 

@@ -8,14 +8,14 @@
     moves      [B, 3]        int32: dy, dx, flip (0 or 1), or none
     mean, std  [C]           float32
     y          [B, H, W, C]  floating
-What lies outside a picture is 0 before standardising, or with REPLICATE the pixel of the nearest edge.
+Pixels outside a picture are 0 before standardising; with REPLICATE they equal the nearest edge pixel.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import launch
+from minidl.runtime import launch
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Losses element by element, and what all losses share: their reductions, the total of their parts.
+"""Element-wise losses, and the reductions that all losses share.
 
 Squared error: (x - t)^2. Binary cross-entropy of logits with w and the weight v of positives:
 
@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, early, launch
-from minidl.kernels.early import wait
+from minidl.runtime import check, early, launch
+from minidl.runtime.early import wait
 
 REDUCTIONS = ("mean", "sum", "none")
-# The weights of cross-entropy's targets are summed by at most so many programs: every later program adds their sums up.
+# The most programs that sum the weights of cross-entropy's targets: each later program adds up their sums.
 SHARES = tl.constexpr(256)
 
 
@@ -178,7 +178,7 @@ def binary_cross_entropy_with_logits_grad(
 
 
 def add_up(parts, loss, sums, count, divisor):
-    """Put the total of the parts over the divisor into `loss`, as `total_kernel` says."""
+    """Write the sum of the parts over the divisor into `loss`, see `total_kernel`."""
     tile = launch.tile("loss", parts.dtype, N=parts.numel())
     acc = tl.float64 if parts.dtype == torch.float64 else tl.float32
     launch.run(

@@ -9,11 +9,11 @@
     dz = dy act'(z)         dbias = sum dz                 dweight = sum dz n,  n = (x - mean) rstd
     dx = weight rstd (dz - (dbias + n dweight) / M)        with running statistics  dx = weight rstd dz
 
-Ioffe and Szegedy, arXiv 1502.03167. Memory is channels-last inside, a matrix [M, C]. Sums go in two stages: a program
-takes a band of rows of BLOCK_C channels, so that few channels fill a GPU as well, and the bands are joined in order.
+Ioffe and Szegedy, arXiv 1502.03167. Memory is channels-last inside, a matrix [M, C]. Each program sums a band of rows
+of BLOCK_C channels, so that few channels fill a GPU as well; a second launch joins the bands in order.
 
 Statistics do not cancel where the mean is large: values are taken relative to the channel's first, and each lane of a
-band takes one after another into its mean and its sum of squared distances from it (Welford, Technometrics 4(3),
+band updates its mean and its sum of squared distances from the mean value by value (Welford, Technometrics 4(3),
 1962); lanes and then bands are joined, in float64, by sum_i [M2_i + n_i (mean_i - mean)^2] (Chan, Golub and LeVeque,
 The American Statistician 37(3), 1983). For the gradient x is kept with mean and rstd, and z is computed again.
 """
@@ -26,9 +26,10 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, check, early, launch, reduce
+from minidl.kernels import activation, reduce
 from minidl.kernels.activation import NONE, RELU, Activation, activate, activate_grad
-from minidl.kernels.early import wait
+from minidl.runtime import check, early, launch
+from minidl.runtime.early import wait
 
 
 @triton.jit
@@ -135,9 +136,17 @@ def through(b_dy, b_z, m, ACT: tl.constexpr, SLOPE: tl.constexpr):
 
 
 @triton.jit
-def backwards():
-    """The program's number from the last one: what the sums read at the end is read first, while the cache has it."""
-    return tl.num_programs(0) - 1 - tl.program_id(0)
+def backwards(M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Rows and channels of a tile, and their masks.
+
+    Tiles are numbered from the last one: what the sums read at the end is read first, while the cache has it.
+    """
+    tiles_c = tl.cdiv(C, BLOCK_C)
+    i_tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    o_m = (i_tile // tiles_c).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_c = (i_tile % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    return o_m, o_c, m_c, (o_m < M)[:, None] & m_c[None, :]
 
 
 @triton.jit
@@ -147,12 +156,7 @@ def batch_norm_kernel(
     EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
-    tiles_c = tl.cdiv(C, BLOCK_C)
-    i_tile = backwards()
-    o_m = (i_tile // tiles_c).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_c = (i_tile % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_c = o_c < C
-    m_mc = (o_m < M)[:, None] & m_c[None, :]
+    o_m, o_c, m_c, m_mc = backwards(M, C, BLOCK_M, BLOCK_C)
     b_mean = channel(p_mean, o_c, m_c, True, 0.0, ACC)
     b_scale = channel(p_rstd, o_c, m_c, True, 0.0, ACC) * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
     o_mc = (o_m * C)[:, None] + o_c[None, :]
@@ -203,12 +207,7 @@ def batch_norm_grad_kernel(
 ):  # fmt: skip
     """dx, in training from the sums [2, C] over all rows."""
     wait(EARLY)
-    tiles_c = tl.cdiv(C, BLOCK_C)
-    i_tile = backwards()
-    o_m = (i_tile // tiles_c).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_c = (i_tile % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_c = o_c < C
-    m_mc = (o_m < M)[:, None] & m_c[None, :]
+    o_m, o_c, m_c, m_mc = backwards(M, C, BLOCK_M, BLOCK_C)
     b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
     b_scale = b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
     o_mc = (o_m * C)[:, None] + o_c[None, :]
@@ -245,8 +244,8 @@ class Buffers(NamedTuple):
 def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffers: Buffers | None) -> Statistics:
     """Statistics of x [N, C, ...], with the running ones moved towards them by `momentum`.
 
-    With momentum None they become the mean over all batches, which buffers.batches then counts; it is raised by 1
-    wherever it is given. Running statistics may have any strides.
+    With momentum None they become the mean over all batches, of which buffers.batches is the count; it is increased by
+    1 if given. Running statistics may have any strides.
     """
     rows = _rows(x)
     M, C = rows.shape
@@ -309,9 +308,9 @@ def normalise_grad(
     want_x: bool = True,
     want_affine: bool = True,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dweight, dbias), of which only what is wanted is computed; the last two in the accumulate type.
+    """(dx, dweight, dbias), of which only those wanted are computed; the last two in the accumulate type.
 
-    In `training` the statistics are those of x, whose gradient then has a part through them.
+    In `training` the statistics depend on x, so dx includes the gradient through them.
     """
     name, slope = activation.parse(act)
     rows_dy, rows = _rows(dy), _rows(x)
@@ -356,10 +355,9 @@ def bands(M: int, C: int, dtype: torch.dtype, family: str) -> int:
 
 
 def _bands(family: str, M: int, C: int, dtype: torch.dtype) -> tuple[launch.Tile, int]:
-    """The tile, and the rows of a band: whole blocks, few enough that 8 programs fall to each multiprocessor."""
+    """The tile, and the rows of a band."""
     tile = launch.tile(family, dtype, M=M, C=C)
-    most = max(1, 8 * launch.processors() // max(1, launch.cdiv(C, tile["BLOCK_C"])))
-    return tile, max(1, launch.cdiv(launch.cdiv(M, tile["BLOCK_M"]), most)) * tile["BLOCK_M"]
+    return tile, reduce.band(M, launch.cdiv(C, tile["BLOCK_C"]), tile["BLOCK_M"])
 
 
 def check_arguments(
@@ -397,9 +395,9 @@ def check_vectors(op: str, what: str, x: torch.Tensor, C: int, eps: float, **vec
     if not eps >= 0:
         raise ValueError(f"{op}: eps is {eps}, expected 0 or more")
     for name, vector in vectors.items():
+        check.floating(op, **{name: vector})
         if vector is None:
             continue
-        check.floating(op, **{name: vector})
         if vector.shape != (C,):
             raise ValueError(f"{op}: {name} has shape {list(vector.shape)}, expected [{C}] for {what}")
         if vector.device != x.device:

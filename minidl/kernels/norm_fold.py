@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import launch
 from minidl.kernels.norm import Statistics, check_vectors
+from minidl.runtime import launch
 
 
 @triton.jit

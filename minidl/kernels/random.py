@@ -11,7 +11,7 @@ not on tiles, strides or the machine.
     randint    low + floor(word (high - low) / 2^32)
     dropout    x / (1 - p) where word >= p 2^32, else 0; the gradient is dropout of dy with the same seed and stream
 
-A stream may be numbered on the device (`DeviceStream`): then a recorded launch draws other numbers at every replay.
+The stream number may be on the device (`DeviceStream`), so that a captured launch draws new numbers at every replay.
 
 float16 and bfloat16 values are the float32 ones rounded. Sums are not contracted with products, so uniform numbers
 and integers have the same bits everywhere; normal numbers differ by a few units in the last place, as logarithms do.
@@ -25,11 +25,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, launch
+from minidl.runtime import check, launch
 
-UNIFORM = tl.constexpr(0)
-NORMAL = tl.constexpr(1)
-INTEGER = tl.constexpr(2)
+UNIFORM, NORMAL, INTEGER = map(tl.constexpr, range(3))
 HALF_PI = tl.constexpr(1.5707963267948966)
 
 
@@ -273,7 +271,7 @@ def dropout(x: torch.Tensor, p: float, seed: int, stream: int | DeviceStream = 0
     tile = launch.tile("dropout", x.dtype, floor=4, N=n)
     launch.run(
         dropout_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, n, *key,
-        _signed(threshold), _bits(1.0 / (1.0 - p)),
+        _halves(threshold)[0], _bits(1.0 / (1.0 - p)),
         HAS_KEY=key[0] is not None, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return y
@@ -297,7 +295,7 @@ def _fill(op, t, seed, stream, kind, offset, factor):
 
 
 def _key(op, seed, stream):
-    """The kernels' arguments: the key on the device or None, and seed and stream in halves."""
+    """Arguments of the kernels: the key on the device or None, then seed and stream in halves."""
     key = None
     if isinstance(stream, DeviceStream):
         key, seed, stream = stream.key, 0, stream.offset
@@ -309,11 +307,7 @@ def _key(op, seed, stream):
 
 def _halves(value):
     """The lower and upper 32 bits of a 64-bit integer, as int32: one signature for every seed."""
-    return _signed(value & 0xFFFFFFFF), _signed(value >> 32)
-
-
-def _signed(word):
-    return word - 2**32 if word >= 2**31 else word
+    return struct.unpack("<ii", struct.pack("<q", value))
 
 
 def _bits(value):

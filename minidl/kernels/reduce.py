@@ -5,9 +5,8 @@
 x is seen as a matrix [K, R], kept index by reduced index, each of at most two levels of strides: the sums over N, H
 and W of an [N, C, H, W] tensor need no copy. Other layouts are copied first. A program holds BLOCK_K x BLOCK_R lanes,
 walks its share of R, and joins its lanes at the end; where K gives too few programs, R is shared out and a second
-launch joins the shares in order. Up to 2^18 numbers, columns are summed in one launch, by narrow strips that hold all
-rows in a few blocks. Nothing depends on scheduling. `depth` says how long the longest chain of additions is, for error
-bounds.
+launch joins the shares in order. Up to 2^18 numbers, columns are summed in one launch, in narrow strips that hold all
+rows in a few blocks. Results do not depend on scheduling. `depth` is the longest chain of additions, for error bounds.
 
 Floating sums are accumulated in float32 (float64 for float64). Norms are accumulated in float64, in which the squares
 of narrower types neither overflow nor vanish. Sums of integers and bools are int64. As in torch, the sum of nothing
@@ -22,16 +21,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, early, launch
-from minidl.kernels.early import wait
+from minidl.runtime import check, early, launch
+from minidl.runtime.early import wait
 
-SUM = tl.constexpr(0)
-SQUARES = tl.constexpr(1)
-EQUAL = tl.constexpr(2)
-
-AS_IT_IS = tl.constexpr(0)
-OVER_COUNT = tl.constexpr(1)
-ROOT = tl.constexpr(2)
+SUM, SQUARES, EQUAL = map(tl.constexpr, range(3))
+AS_IT_IS, OVER_COUNT, ROOT = map(tl.constexpr, range(3))
 
 NOWHERE = tl.constexpr(2**62)
 LOWEST_INTEGER = tl.constexpr(-(2**63))
@@ -136,30 +130,24 @@ def max_kernel(
 
 
 def sum(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The sum over `dims` (all when None), in x's dtype; int64 for integers and bools. 0 where nothing is summed."""
-    axes = _axes("sum", dims, x.dim())
-    y = torch.empty(_shape(x, axes, keepdim), dtype=_sum_dtype(x), device=x.device)
-    return _sum(x, axes, y)
+    """The sum over `dims` (all when None), in x's dtype; int64 for integers and bools. An empty sum is 0."""
+    return _reduced("sum", x, dims, keepdim)
 
 
 def mean(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The mean over `dims` (all when None) of a floating tensor. NaN where nothing is summed."""
+    """The mean over `dims` (all when None) of a floating tensor. An empty mean is NaN."""
     check.floating("mean", x=x)
-    axes = _axes("mean", dims, x.dim())
-    y = torch.empty(_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
-    return _sum(x, axes, y, finish=OVER_COUNT)
+    return _reduced("mean", x, dims, keepdim, finish=OVER_COUNT)
 
 
 def norm(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
     """sqrt(sum of x^2) over `dims` (all when None) of a floating tensor."""
     check.floating("norm", x=x)
-    axes = _axes("norm", dims, x.dim())
-    y = torch.empty(_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
-    return _sum(x, axes, y, op=SQUARES, finish=ROOT)
+    return _reduced("norm", x, dims, keepdim, op=SQUARES, finish=ROOT)
 
 
 def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """x summed over what a broadcast of `shape` to x's shape repeated: the gradient of that broadcast."""
+    """x summed down to `shape`: the gradient of a broadcast from `shape` to x's shape."""
     shape = tuple(shape)
     if tuple(x.shape) == shape:
         return x
@@ -183,9 +171,9 @@ def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Sequence[int] | int | No
 
 
 def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The maximum over `dims` (all when None); NaN where one of them is.
+    """The maximum over `dims` (all when None); NaN where any element is NaN.
 
-    Raises ValueError for the maximum of nothing.
+    Raises ValueError where there are no elements.
     """
     axes = _axes("amax", dims, x.dim())
     _not_empty("amax", x, axes)
@@ -197,7 +185,7 @@ def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool
 def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
     """The first position of the maximum along `dim`, or in x flattened, as int64; the first NaN where there is one.
 
-    Raises ValueError for the maximum of nothing.
+    Raises ValueError where there are no elements.
     """
     axes = _axes("argmax", dim, x.dim())
     _not_empty("argmax", x, axes)
@@ -208,8 +196,7 @@ def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> to
 
 def kept_shape(x: torch.Tensor, dims: Sequence[int] | int | None) -> list[int]:
     """x's shape with size 1 in place of `dims` (all when None)."""
-    axes = _axes("kept_shape", dims, x.dim())
-    return [1 if i in axes else size for i, size in enumerate(x.shape)]
+    return _shape(x, _axes("kept_shape", dims, x.dim()), keepdim=True)
 
 
 def depth(K: int, R: int, dtype: torch.dtype) -> int:
@@ -227,8 +214,14 @@ def depth(K: int, R: int, dtype: torch.dtype) -> int:
     return min(max(R - 1, 0), longest)
 
 
+def band(rows: int, tiles: int, block: int) -> int:
+    """Rows per program of `tiles` columns: whole blocks, so that there are at most 8 programs per multiprocessor."""
+    bands = max(1, 8 * launch.processors() // max(tiles, 1))
+    return max(1, launch.cdiv(launch.cdiv(rows, block), bands)) * block
+
+
 class _Seen(NamedTuple):
-    """x as a matrix [K, R], with the inner extent and the strides of both levels of both indices."""
+    """x seen as a matrix [K, R]: for each index its inner extent and its two strides."""
 
     x: torch.Tensor
     K: int
@@ -280,10 +273,10 @@ def _inner(levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
 
 
 def _plan(family: str, K: int, R: int, dtype: torch.dtype, shares: int | None) -> tuple[launch.Tile, int]:
-    """The tile, and how much of R a program takes: 4 blocks or more, enough for at most 8 programs per processor.
+    """The tile, and the share of R per program: at least 4 blocks, and at most 8 programs per processor.
 
-    So R of fewer than 8 blocks takes one launch. On an H200 a second one costs 2.5 us with the gap before it, for which
-    the tables give columns of little in all (K R to 2^18) tall blocks: 4 of them are all of R.
+    So R of fewer than 8 blocks takes one launch. On an H200 a second launch costs 2.5 us with the gap before it. So the
+    tables give columns of small problems (K R up to 2^18) tall blocks, of which 4 cover R.
     """
     tile = launch.tile(family, dtype, K=K, R=R)
     blocks = max(1, launch.cdiv(R, tile["BLOCK_R"]))
@@ -291,6 +284,14 @@ def _plan(family: str, K: int, R: int, dtype: torch.dtype, shares: int | None) -
         programs = max(1, launch.cdiv(K, tile["BLOCK_K"]))
         shares = max(1, min(8 * launch.processors() // programs, blocks // 4))
     return tile, launch.cdiv(blocks, shares) * tile["BLOCK_R"]
+
+
+def _reduced(
+    name: str, x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, **how: tl.constexpr
+) -> torch.Tensor:
+    axes = _axes(name, dims, x.dim())
+    y = torch.empty(_shape(x, axes, keepdim), dtype=_sum_dtype(x), device=x.device)
+    return _sum(x, axes, y, **how)
 
 
 def _sum(
@@ -335,31 +336,34 @@ def _run_sum(
         _run_sum(_seen(partial, (0,)), y, count, SUM, finish, None, wide, 1)
 
 
-def _max(x: torch.Tensor, axes: Sequence[int], y: torch.Tensor | None, positions: torch.Tensor | None) -> None:
+def _max(
+    x: torch.Tensor,
+    axes: Sequence[int],
+    y: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    of_shares: torch.Tensor | None = None,
+    shares: int | None = None,
+) -> None:
+    """Fill y and the positions; `of_shares` are those of the maxima of shares in x [shares, K], taken in one share."""
     if x.numel() == 0:
         return
-    seen = _seen(x, axes)
-    tile, share = _plan(seen.family, seen.K, seen.R, x.dtype, None)
+    seen, joins = _seen(x, axes), shares is not None
+    tile, share = _plan(seen.family, seen.K, seen.R, x.dtype, shares)
     shares = launch.cdiv(seen.R, share)
     integers = not x.is_floating_point()
-    acc = tl.int64 if integers else launch.acc(x.dtype)
-    flags = {"INDEX": positions is not None, "INTEGERS": integers, "ACC": acc}
     top, first = y, positions
     if shares > 1:
         top = torch.empty(shares, seen.K, dtype=x.dtype, device=x.device)
         first = None if positions is None else torch.empty(shares, seen.K, dtype=torch.int64, device=x.device)
     launch.run(
-        max_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, None, top, first, *seen.extents, share,
-        SHARES=False, LAST=shares == 1, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels, **flags, **tile.options,
+        max_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, of_shares, top, first, *seen.extents, share,
+        INDEX=positions is not None, SHARES=joins, LAST=shares == 1, INTEGERS=integers,
+        K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels, ACC=tl.int64 if integers else launch.acc(x.dtype),
+        **tile.options,
     )  # fmt: skip
     if shares > 1:
         assert top is not None
-        seen = _seen(top, (0,))
-        tile, share = _plan(seen.family, seen.K, seen.R, x.dtype, 1)
-        launch.run(
-            max_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), 1), top, first, y, positions, *seen.extents, share,
-            SHARES=True, LAST=True, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels, **flags, **tile.options,
-        )  # fmt: skip
+        _max(top, (0,), y, positions, first, 1)
 
 
 def _sum_dtype(x: torch.Tensor) -> torch.dtype:
@@ -384,4 +388,6 @@ def _shape(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> list[int]:
 
 def _not_empty(name: str, x: torch.Tensor, axes: Sequence[int]) -> None:
     if any(x.shape[i] == 0 for i in axes):
-        raise ValueError(f"{name}: nothing to compare along dims {list(axes)} of a tensor of shape {list(x.shape)}")
+        raise ValueError(
+            f"{name}: no maximum along dims {list(axes)} of a tensor of shape {list(x.shape)}: it is empty there"
+        )

@@ -10,8 +10,7 @@ Numerical Analysis 41(4), 2021). A tensor is seen as [outer, N, inner] with rows
 program takes BLOCK_M rows. A row that fits BLOCK_N is read once; a longer one is walked twice, first for m and s
 together (Milakov and Gimelshein, arXiv 1805.02867), then for y. Its last BLOCK_KEPT elements stay in registers
 meanwhile, and the second walk finds the others in the cache: 4096x65536 in float16 takes 0.27 ms in place of 0.32 with
-none kept. Long rows whose elements are no neighbours in memory are copied before: each element's address would take two
-registers.
+none kept. Long rows that are not contiguous are copied first: each element's address would take two registers.
 NaN anywhere in a row makes the row NaN, and so do +inf and a row of nothing but -inf.
 """
 
@@ -21,13 +20,13 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, early, launch
 from minidl.kernels.activation import exponential
-from minidl.kernels.early import wait
 from minidl.kernels.reduce import offsets
+from minidl.runtime import check, early, launch
+from minidl.runtime.early import wait
 
 MINUS_INF = tl.constexpr(float("-inf"))
-# The largest block of elements that are no neighbours.
+# The largest block of elements that are not contiguous.
 SCATTERED = 1024
 
 
@@ -54,7 +53,7 @@ def online(b_x, b_m, b_s):
 
 @triton.jit
 def again(b_x, OPAQUE: tl.constexpr):
-    """b_x, which the compiler does not know to be the same: else it keeps float32 copies of 16-bit numbers as well."""
+    """b_x, hidden from the compiler, which would otherwise also keep float32 copies of 16-bit numbers."""
     if OPAQUE:
         b_x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=b_x.dtype, is_pure=False, pack=2)
     return b_x
@@ -109,7 +108,7 @@ def read_block(p_x, o_m, o_n, R, N, s_x, WHOLE: tl.constexpr, KEEP: tl.constexpr
 
 @triton.jit
 def write_block(p_y, b_y, o_m, o_n, R, N, WHOLE: tl.constexpr):
-    """Past the cache, where the inputs are."""
+    """Write y with a streaming store, which leaves the inputs in the cache."""
     p_y += o_m[:, None] * N + o_n[None, :]
     if WHOLE:
         tl.store(p_y, b_y.to(p_y.dtype.element_ty), cache_modifier=".cs")
@@ -225,8 +224,8 @@ def log_softmax_grad(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.
 def rows_of(family: str, loop: str, axis: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], launch.Tile, bool]:
     """Tensors of one shape as [outer, N, inner] with rows along `axis`, the tile, and whether rows fit it.
 
-    The tile is `family`'s where rows fit that, else `loop`'s. Views where that will do, else copies: of all of them to
-    [R, N, 1] where rows of neighbours are needed.
+    The tile is `family`'s if rows fit it, else `loop`'s. Tensors are views where possible; where contiguous rows are
+    needed, all are copied to [R, N, 1].
     """
     shape = tensors[0].shape
     outer, N, inner = shape[:axis].numel(), shape[axis], shape[axis + 1 :].numel()

@@ -7,7 +7,7 @@
 
 With u running over the columns that S touches, the gradient of D for a gradient g of S D is, in row u, the sum of
 t_val[e] * g[t_col[e]]: the same product with the transposed matrix, and only for the rows seen. Entries are added in
-a fixed order, so nothing is left to chance. Values of S are data: they have no gradient.
+a fixed order, so results are reproducible. Values of S are data: they have no gradient.
 
 Rows differ widely: a common word is in every document, most words are in one. `order` lists rows by falling length.
 The longest are taken few at a time, many entries side by side; the others many at a time with few entries. After rank
@@ -25,9 +25,10 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, check, early, launch
+from minidl.kernels import activation
 from minidl.kernels.activation import Activation, activate
-from minidl.kernels.early import wait
+from minidl.runtime import check, early, launch
+from minidl.runtime.early import wait
 
 SHORT = tl.constexpr(64)
 
@@ -162,7 +163,7 @@ def _check(
     bias: torch.Tensor | None,
 ) -> None:
     check.floating("csr_matmul", val=val)
-    check.same("csr_matmul", val=val, dense=dense, **({} if bias is None else {"bias": bias}))
+    check.same("csr_matmul", val=val, dense=dense, bias=bias)
     for name, index in (("crow", crow), ("col", col), ("order", order)):
         if index.dim() != 1 or index.dtype != torch.int32:
             raise ValueError(

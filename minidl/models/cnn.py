@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minidl import nn, ops
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 Device = torch.device | str | None
 
@@ -40,7 +40,7 @@ class ECE408(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         first, second, _, hidden, last = self
         x = second(first(x)).permute(0, 2, 3, 1)
-        # Channels-last, as it lies in memory: it is less to turn 128 rows of weights than all images.
+        # x is in channels-last memory: permuting 128 rows of weights is cheaper than permuting all images.
         weight = hidden.weight.reshape(-1, x.shape[3], *x.shape[1:3]).permute(0, 2, 3, 1)
         return last(ops.linear(x.flatten(1), weight.flatten(1), hidden.bias, hidden.act))
 
@@ -58,8 +58,9 @@ class SmallCNN(nn.Module):
         mean over pixels, dropout
         linear 128 -> classes
 
-    A smaller picture has fewer stages, and the first convolution of one of 64 pixels or more has a stride (`stages`,
-    `first_stride`): between 10,000 and 400,000 values for ten classes. Batch norms stay in float32 whatever the dtype.
+    Smaller pictures have fewer stages (`stages`); from 64 pixels on, the first convolution has a stride
+    (`first_stride`).
+    With ten classes there are 10,000 to 400,000 parameters. Batch norms are always in float32.
     After Simonyan and Zisserman, arXiv 1409.1556; Ioffe and Szegedy, arXiv 1502.03167; Lin, Chen and Yan, arXiv
     1312.4400.
     """
@@ -98,12 +99,11 @@ class SmallCNN(nn.Module):
 
 
 def stages(size: tuple[int, int]) -> int:
-    """Stages of convolutions between which the picture is halved: so many that its shorter side stays 4 or more,
-    at least 1 and at most 3."""
+    """The number of stages, from 1 to 3. The picture is halved between them; its shorter side stays 4 or more."""
     side = min(size)
     return 3 if side >= 16 else 2 if side >= 8 else 1
 
 
 def first_stride(size: tuple[int, int]) -> int:
-    """The power of two, at most 16, that leaves 32 to 63 pixels of the shorter side; 1 where there are fewer."""
+    """The power of two, at most 16, that reduces the shorter side to 32 to 63 pixels; 1 if it has fewer."""
     return min(16, max(1, 1 << (min(size) // 32).bit_length() >> 1))

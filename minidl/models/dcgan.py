@@ -15,11 +15,11 @@ import torch
 from minidl import nn, storage
 from minidl.data.parsing import cut, parse_json
 from minidl.nn import init
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 Device = torch.device | str | None
 FORMAT = "minidl generator"
-STD = 0.02  # of first weights
+STD = 0.02  # of initial weights
 KERNEL = 5
 _DEEP = 64  # pixels from which four layers are used
 _MOST = 2**20  # of any setting in a file
@@ -43,7 +43,8 @@ class Generator(nn.Module):
         transposed convolution 5x5, stride 2    28x28x1     tanh
 
     `layers` None: 4 from 64 pixels on, else 2. Height and width are multiples of 2^layers. Weights start as normal
-    values of deviation 0.02 about 0, those of batch norm about 1. Raises ValueError for sizes that do not fit.
+    values of standard deviation 0.02 around 0, those of batch norm around 1. Raises ValueError for sizes that do not
+    fit.
     """
 
     def __init__(
@@ -97,8 +98,8 @@ class Discriminator(nn.Module):
         convolution 5x5, stride 2    7x7x128     LeakyReLU 0.2
         linear 6272 -> 1
 
-    and as many layers as the generator has elsewhere. It is without the paper's batch norm: a penalty on its gradient,
-    which needs each picture's logit to be its own, takes that place. Settings, first values and errors as those of
+    and as many layers as the generator has elsewhere. It lacks the paper's batch norm, because the penalty on its
+    gradient needs each picture's logit to depend on that picture alone. Settings, initial values and errors as those of
     `Generator`.
     """
 
@@ -134,15 +135,15 @@ class Discriminator(nn.Module):
 
 
 def default_layers(size: tuple[int, int]) -> int:
-    """How often pictures of this size are doubled: 4 times from 64 pixels on, else twice."""
+    """The number of layers for pictures of this size: 4 from 64 pixels on, else 2."""
     return 4 if min(size) >= _DEEP else 2
 
 
 def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = None) -> Generator:
     """The generator of pytorch/examples' dcgan with the weights of its `state_dict` (main.0.weight, main.1.weight ...).
 
-    There z [N, latent, 1, 1] goes through a transposed convolution, which of one pixel is the linear layer here, and
-    the last layer has no bias. Raises ValueError for a state of another network.
+    Its first transposed convolution, of z [N, latent, 1, 1], equals the linear layer here, and its last layer has no
+    bias. Raises ValueError for a state of another network.
     """
     first = state.get("main.0.weight")
     convolutions = [name for name in state if getattr(state[name], "ndim", 0) == 4]
@@ -169,7 +170,7 @@ def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = No
         if not (name.startswith("main.") and index.isdecimal()):
             raise ValueError(f"no generator of pytorch/examples: unknown {name}")
         number = int(index)
-        # Its layers come in threes (convolution, norm, ReLU), these in twos: the ReLU is in the norm.
+        # Three layers there (convolution, norm, ReLU) are two here: the norm includes the ReLU.
         mapped[f"norm.{part}" if number == 1 else f"upward.{number // 3 * 2 - 2 + number % 3}.{part}"] = tensor
     try:
         model.load_state_dict(mapped)
@@ -196,20 +197,12 @@ def load_generator(path: str | Path, device: Device = None) -> Generator:
 
     Raises FileNotFoundError when there is none, ValueError, naming the file, for something else.
     """
-    from safetensors import SafetensorError, safe_open
-
     folder = Path(path)
     file = folder / "model.safetensors" if folder.is_dir() else folder
     try:
-        with safe_open(str(file), framework="pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
-            about = dict(opened.metadata() or {})
-    except SafetensorError as error:
-        raise ValueError(f"{file} is no safetensors file: {cut(error)}") from None
-    # Files of older versions have none.
-    written = about.pop(storage.CHECKSUM, None)
-    if written is not None and written != storage.checksum(tensors, about):
-        raise ValueError(f"{file} is damaged: its content does not match its checksum")
+        tensors, about = storage.read_tensors(file)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {cut(error)}") from None
     source = folder / "config.json" if folder.is_dir() else file
     try:
         settings = _settings_of_run(source) if folder.is_dir() else parse_json(_of_format(about))
@@ -229,8 +222,10 @@ def _settings_of_run(path: Path) -> dict[str, Any]:
 
 
 def _check_fit(settings: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises ValueError, KeyError unless settings and tensors may be a generator's: before memory is taken for one that
-    is far larger than its file."""
+    """Raises ValueError or KeyError unless the tensors fit the settings.
+
+    Checked before the generator is made: it could be far larger than its file.
+    """
     if not isinstance(settings, dict):
         raise ValueError(f"its settings are {settings!r}, expected an object")
     size = settings["size"]
@@ -241,25 +236,20 @@ def _check_fit(settings: Any, tensors: Mapping[str, torch.Tensor]) -> None:
             raise ValueError(f"{name} is {value!r}, expected a whole number from 1 to {_MOST}")
     layers, width, kernel = settings["layers"], settings["width"], settings.get("kernel", KERNEL)
     _checked((size[0], size[1]), layers, kernel)
-    _expect(
-        tensors,
-        "project.weight",
-        [(size[0] >> layers) * (size[1] >> layers) * (width << layers - 1), settings["latent"]],
-    )
+    inner = width << layers - 1
+    shapes = {"project.weight": [(size[0] >> layers) * (size[1] >> layers) * inner, settings["latent"]]}
     for layer in range(layers):
-        before = width << (layers - 1 - layer)
-        after = settings["channels"] if layer == layers - 1 else before // 2
-        _expect(tensors, f"upward.{2 * layer}.weight", [before, after, kernel, kernel])
+        after = settings["channels"] if layer == layers - 1 else inner // 2
+        shapes[f"upward.{2 * layer}.weight"] = [inner, after, kernel, kernel]
+        inner = after
+    for name, shape in shapes.items():
+        if list(tensors[name].shape) != shape:
+            raise ValueError(f"{name} is {list(tensors[name].shape)}, its settings expect {shape}")
     for name, tensor in tensors.items():
         if not (tensor.is_floating_point() or name.endswith("num_batches_tracked")):
             raise ValueError(
                 f"{name} is of {str(tensor.dtype).removeprefix('torch.')}, expected floating-point numbers"
             )
-
-
-def _expect(tensors: Mapping[str, torch.Tensor], name: str, shape: list[int]) -> None:
-    if list(tensors[name].shape) != shape:
-        raise ValueError(f"{name} is {list(tensors[name].shape)}, its settings expect {shape}")
 
 
 def _of_format(about: Mapping[str, str]) -> str:
@@ -285,7 +275,7 @@ def _checked(size: tuple[int, int], layers: int | None, kernel: int, **counts: i
 
 
 def _fill(module: nn.Module) -> None:
-    """First values of a layer."""
+    """Set the initial values of a layer."""
     if isinstance(module, nn.BatchNorm2d):
         assert module.weight is not None
         init.normal_(module.weight, 1.0, STD)

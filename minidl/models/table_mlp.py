@@ -14,7 +14,7 @@ class TableMLP(nn.MLP):
     """W_k act(... act(x W_1^T + b_1) ...) + b_k, with dropout after each activation.
 
     Shapes: [batch, features] -> [batch, outputs]: one standardised value in a regression, logits in a classification.
-    tanh, because on few rows its smooth functions vary less with the choice of rows than those of relu.
+    tanh by default: trained on few rows, it depends less on the choice of rows than relu.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ class TextMLP(nn.Sequential):
     """logits = W_k relu(... relu(x W_1 + b_1) ...) + b_k, with dropout after each relu.
 
     Shapes: CSR [batch, features] -> [batch, classes]. The first weight is [features, hidden[0]]: a row per term. `std`
-    is the spread of its first values; rows of x have length 1.
+    is the standard deviation of its initial values; rows of x should have length 1.
     """
 
     def __init__(

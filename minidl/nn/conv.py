@@ -9,21 +9,21 @@ import torch
 from minidl import ops
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
-from minidl.kernels.check import Pair, pair
 from minidl.nn import init
 from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
 from minidl.ops import conv_transpose
 from minidl.ops.conv import check_settings
-from minidl.tensor import Tensor
+from minidl.runtime.check import Pair, pair
+from minidl.tensors import Tensor
 
 
 class Conv2d(Module):
     """act(conv(x, weight) + bias): weight [out, in / groups, height, width], named and initialised as torch's.
 
     Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv2d`. `act` is fused into the convolution; so is `pool`
-    ("max" or "avg" over 2x2 windows) where no gradient is wanted. The weight's memory is torch.channels_last, which the
-    kernels read as it is; a weight in another layout works too, and is copied at every call.
+    ("max" or "avg" over 2x2 windows) if no gradient is recorded. The weight is in torch.channels_last memory, which the
+    kernels read directly; a weight in another layout is copied at every call.
     """
 
     def __init__(
@@ -63,10 +63,11 @@ class Conv2d(Module):
 
 
 class ConvTranspose2d(Module):
-    """act(conv_transpose(x, weight) + bias): weight [in, out / groups, height, width], names and start as torch's.
+    """act(conv_transpose(x, weight) + bias): weight [in, out / groups, height, width], named and initialised as
+    torch's.
 
-    Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv_transpose2d`. `act` is fused into it. The weight's memory
-    is torch.channels_last, as that of `Conv2d`.
+    Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv_transpose2d`. `act` is fused into it. The weight is in
+    torch.channels_last memory, as that of `Conv2d`.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ def _bias(weight: Parameter, channels: int) -> Parameter:
 
 
 def _shown(layer: Conv2d | ConvTranspose2d, **usual: int) -> str:
-    """The layer's settings, those that are as usual left out."""
+    """The layer's settings, without those that have their usual value."""
     shown = f"{layer.in_channels}, {layer.out_channels}, kernel_size={layer.kernel_size}"
     for name, value in usual.items():
         if getattr(layer, name) not in (value, (value, value)):

@@ -1,80 +1,187 @@
-"""Batch norms folded into the convolutions before them, for inference."""
+"""Batch norms folded into the convolutions and linear layers before them, for inference."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from minidl import ops
-from minidl.kernels.activation import Activation
+from minidl.autograd import no_grad
 from minidl.nn.conv import Conv2d, ConvTranspose2d
-from minidl.nn.layers import Sequential
-from minidl.nn.module import Module
-from minidl.nn.vision import BatchNorm2d
-from minidl.tensor import Tensor
+from minidl.nn.layers import Linear, Sequential, SparseLinear
+from minidl.nn.module import Module, Parameter
+from minidl.nn.trace import Call, Normed, Trace
+from minidl.nn.vision import BatchNorm1d, BatchNorm2d
+from minidl.tensors import Tensor
 
 
-class FoldedConv2d(Module):
-    """act(scale * conv(x, weight) + shift): a convolution (or a transposed one) and the batch norm after it, in one
-    kernel.
+class FoldedConv2d(Conv2d):
+    """act(scale * conv(x, weight) + bias): a convolution and the batch norm after it, in one kernel.
 
-    It shares the convolution's weight; scale and shift [out] are those of the batch norm in eval mode when it was made.
-    Works without a gradient only.
+    weight is the convolution's; scale and bias [out] are buffers computed from the batch norm's running statistics. For
+    inference only: no gradients.
     """
 
-    def __init__(self, conv: Conv2d | ConvTranspose2d, norm: BatchNorm2d) -> None:
-        super().__init__()
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        self.conv = conv
-        self.act: Activation = norm.act
-        # Of the weight only the dtype and the number of outputs count.
-        weight = Tensor(conv.weight.data.new_empty(conv.out_channels))
-        scale, shift = ops.fold_batch_norm(
-            weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps, wide=True
-        )
-        self.register_buffer("scale", scale)
-        self.register_buffer("shift", shift)
-
     def forward(self, x: Tensor) -> Tensor:
-        conv = self.conv
-        if isinstance(conv, ConvTranspose2d):
-            return ops.conv_transpose2d(
-                x, conv.weight, self.shift, conv.stride, conv.padding, conv.output_padding, conv.groups, conv.dilation,
-                self.act, scale=self.scale,
-            )  # fmt: skip
         return ops.conv2d(
-            x, conv.weight, self.shift, conv.stride, conv.padding, conv.dilation, conv.groups, self.act,
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.act,
             scale=self.scale,
         )  # fmt: skip
 
 
-def fold_batch_norms(model: Module) -> Module:
-    """`model` with every Conv2d or ConvTranspose2d that a BatchNorm2d follows in a Sequential made one layer,
-    in place; returns it.
+class FoldedConvTranspose2d(ConvTranspose2d):
+    """A transposed convolution and the batch norm after it, as `FoldedConv2d`."""
 
-    For inference: the results are those of eval mode, and no gradient can be taken. A convolution with an activation or
-    pool of its own, and a batch norm without running statistics, stay as they are.
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.conv_transpose2d(
+            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation,
+            self.act, scale=self.scale,
+        )  # fmt: skip
+
+
+class FoldedLinear(Linear):
+    """A linear layer with the batch norm after it merged into weight and bias. Shapes: [N, in] -> [N, out]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 2:
+            raise ValueError(
+                f"FoldedLinear: x has shape {list(x.shape)}, expected [N, {self.in_features}]; pass an example "
+                "input of this shape to fold_batch_norms, which then leaves this batch norm unfolded"
+            )
+        return super().forward(x)
+
+
+class _Folded(Module):
+    """A folded batch norm: the identity. It stays in a Sequential whose layers are called by index."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+_FOLDED = {Conv2d: FoldedConv2d, ConvTranspose2d: FoldedConvTranspose2d, Linear: FoldedLinear, SparseLinear: None}
+
+
+def fold_batch_norms(model: Module, *example: Any) -> Module:
+    """`model` with every BatchNorm2d that follows a Conv2d or ConvTranspose2d, and every batch norm that follows a
+    Linear or SparseLinear, made part of that layer, in place; returns it.
+
+    For inference: the results are those of eval mode, and gradients are not available. A batch norm "follows" a layer
+    if in every call of the layer its output goes to this batch norm and nowhere else; views may stand between a linear
+    layer and its batch norm. To find out, the model is called once: on `example`, the arguments of a real call, or on a
+    placeholder for each argument of `forward` without a default. A layer whose parameters anything else reads by name
+    stays unfolded. Where the `forward` of a module cannot be followed, the modules inside it are examined on their own:
+    give an example if that `forward` calls their layers, too.
+
+    The batch norm is removed from the modules, parameters and buffers of the model: a Sequential is renumbered, and an
+    attribute becomes a function that returns its argument (an identity module in a Sequential whose layers are called
+    by index). Left unfolded are layers with an activation or pool, linear layers in float16 or bfloat16 (rounding the
+    new weights would change the results) and batch norms without running statistics.
+
+    Raises ValueError, with the model unchanged, where a `forward` that calls batch norms reads the values or the shape
+    of its input and no example is given.
     """
-    for child in model.children():
-        fold_batch_norms(child)
-    if isinstance(model, Sequential):
-        layers = list(model.children())
-        folded: list[Module] = []
-        for layer in layers:
-            before = folded[-1] if folded else None
-            if (
-                isinstance(layer, BatchNorm2d)
-                and isinstance(before, Conv2d | ConvTranspose2d)
-                and _plain(before, layer)
-            ):
-                folded[-1] = FoldedConv2d(before, layer)
-            else:
-                folded.append(layer)
-        if len(folded) < len(layers):
-            for name in list(model._modules):
-                delattr(model, name)
-            for index, layer in enumerate(folded):
-                setattr(model, str(index), layer)
+    trace = Trace(model, example, _is_layer, _is_norm)
+    calls: dict[Module, list[Call]] = {}
+    for call in trace.calls:
+        calls.setdefault(call.layer, []).append(call)
+    normed: dict[Module, list[Normed]] = {}
+    for one in trace.normed:
+        normed.setdefault(one.norm, []).append(one)
+    for norm, found in normed.items():
+        assert isinstance(norm, BatchNorm1d | BatchNorm2d)
+        layer = found[0].call.layer if found[0].call is not None else None
+        if layer is None or {layer, norm} & (trace.unseen | trace.read):
+            continue
+        if any(call.elsewhere or {*call.norms} != {norm} for call in calls[layer]):
+            continue
+        if all(_fit(one, found[0]) for one in found):
+            with no_grad():
+                _fold(layer, norm, found[0].features)
+            _leave_out(model, norm, trace.callers)
     return model
 
 
-def _plain(conv: Conv2d | ConvTranspose2d, norm: BatchNorm2d) -> bool:
-    return conv.act is None and getattr(conv, "pool", None) is None and norm.running_mean is not None
+def _is_layer(module: Module) -> bool:
+    """Whether a batch norm can be folded into it."""
+    own = _own_kind(module, *_FOLDED)
+    if own in (Linear, SparseLinear) and module.weight.dtype not in (torch.float32, torch.float64):
+        return False
+    return own is not None and module.act is None and getattr(module, "pool", None) is None
+
+
+def _is_norm(module: Module) -> bool:
+    return _own_kind(module, BatchNorm1d, BatchNorm2d) is not None
+
+
+def _is_sequential(module: Module | None) -> bool:
+    return isinstance(module, Sequential) and _own_kind(module, Sequential) is not None
+
+
+def _own_kind(module: Module, *kinds: type[Module]) -> type[Module] | None:
+    """The one of `kinds` whose `forward` the module has, None if it overrides it."""
+    for kind in kinds:
+        if isinstance(module, kind) and type(module).forward is kind.forward and "forward" not in module.__dict__:
+            return kind
+    return None
+
+
+def _fit(one: Normed, first: Normed) -> bool:
+    """Whether a call of a batch norm takes the same outputs of the same layer as the first call, in the same order."""
+    norm, call, features = one.norm, one.call, one.features
+    assert isinstance(norm, BatchNorm1d | BatchNorm2d)
+    if call is None or first.call is None or call.layer is not first.call.layer or norm.running_mean is None:
+        return False
+    if isinstance(call.layer, Conv2d | ConvTranspose2d):
+        return isinstance(norm, BatchNorm2d) and norm.num_features == call.layer.out_channels
+    if features is None or first.features is None or not torch.equal(features, first.features):
+        return False
+    return features.dim() + 1 in norm.ranks and len(features) == norm.num_features
+
+
+def _fold(layer: Module, norm: BatchNorm1d | BatchNorm2d, features: torch.Tensor | None) -> None:
+    """Fold a batch norm into a layer. `features` are the outputs of a linear layer by channel."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    vectors: list[Tensor | None] = [norm.running_mean, norm.running_var, norm.weight, norm.bias]
+    if features is not None:
+        channels = torch.empty(features.numel(), dtype=torch.int64)
+        channels[features.flatten()] = torch.arange(len(features)).repeat_interleave(features[0].numel())
+        channels = channels.to(norm.running_mean.device)
+        vectors = [None if vector is None else Tensor(vector.data[channels]) for vector in vectors]
+    mean, var, weight, bias = vectors
+    assert mean is not None
+    assert var is not None
+    # Of the layer's weight only the dtype and the number of outputs count.
+    outputs = Tensor(layer.weight.data.new_empty(len(mean)))
+    scale, shift = ops.fold_batch_norm(outputs, layer.bias, mean, var, weight, bias, norm.eps, wide=features is None)
+    layer.act, layer.bias = norm.act, None
+    if features is None:
+        layer.register_buffer("scale", scale)
+        layer.register_buffer("bias", shift)
+    else:
+        trained = layer.weight.requires_grad
+        rows = scale.reshape(-1, 1) if isinstance(layer, Linear) else scale
+        layer.weight, layer.bias = Parameter(layer.weight * rows, trained), Parameter(shift, trained)
+    kind = next(_FOLDED[kind] for kind in _FOLDED if isinstance(layer, kind))
+    if kind is not None:
+        # In place, so that every reference to the layer is to the folded one.
+        object.__setattr__(layer, "__class__", kind)
+
+
+def _leave_out(model: Module, norm: Module, callers: dict[Module, list[Module | None]]) -> None:
+    """Remove a folded batch norm from the model; `callers` are the modules that call each module."""
+    norm._parameters.clear()
+    norm._buffers.clear()
+    object.__setattr__(norm, "__class__", _Folded)
+    for parent in list(model.modules()):
+        for name in [name for name, child in parent._modules.items() if child is norm]:
+            if not isinstance(parent, Sequential):
+                del parent._modules[name]
+                parent.__dict__[name] = norm
+            # A Sequential whose layers other modules call by index keeps their numbers.
+            elif all(_is_sequential(caller) for child in parent for caller in callers.get(child, ())):
+                del parent._modules[name]
+                layers = list(parent._modules.values())
+                parent._modules.clear()
+                parent._modules.update((str(index), layer) for index, layer in enumerate(layers))

@@ -1,4 +1,4 @@
-"""Initial values, filled in place by counter-based random kernels: the same seed gives the same weights anywhere.
+"""Initial values, filled in place by counter-based random kernels: a seed gives the same weights everywhere.
 
 Kaiming: He et al., arXiv 1502.01852. Xavier: Glorot and Bengio, AISTATS 2010.
 """
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from minidl import random
 from minidl.kernels import random as kernels
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5.0 / 3.0, "relu": math.sqrt(2.0)}
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """By how much to scale weights before a nonlinearity so that the spread of values is kept.
+    """The factor for weights before a nonlinearity that keeps the variance of the values.
 
-    Raises ValueError for a name other than linear, sigmoid, tanh, relu and leaky_relu (param: its slope, 0.01).
+    Raises ValueError for names other than linear, sigmoid, tanh, relu and leaky_relu (param: its slope, 0.01).
     """
     if nonlinearity == "leaky_relu":
         slope = 0.01 if param is None else param
@@ -37,7 +37,7 @@ def fans(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0, seed: int | None = None) -> Tensor:
-    """Fill with values drawn evenly from [low, high)."""
+    """Fill with values from the uniform distribution on [low, high)."""
     kernels.uniform_(tensor.data, low, high, *random.key(seed))
     return tensor
 
@@ -62,7 +62,7 @@ def zeros_(tensor: Tensor) -> Tensor:
 def kaiming_uniform_(
     tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", seed: int | None = None
 ) -> Tensor:
-    """Uniform in +-gain sqrt(3 / fan): keeps the spread of values through layers with relu-like activations."""
+    """Uniform in +-gain sqrt(3 / fan): keeps the variance of values through layers with relu-like activations."""
     bound = calculate_gain(nonlinearity, a) * math.sqrt(3.0 / max(1, _fan(tensor, mode)))
     return uniform_(tensor, -bound, bound, seed)
 
@@ -75,7 +75,7 @@ def kaiming_normal_(
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, seed: int | None = None) -> Tensor:
-    """Uniform in +-gain sqrt(6 / (fan_in + fan_out)): balances the spread forwards and backwards."""
+    """Uniform in +-gain sqrt(6 / (fan_in + fan_out)): balances the variances of values and gradients."""
     bound = gain * math.sqrt(6.0 / max(1, sum(fans(tensor.shape))))
     return uniform_(tensor, -bound, bound, seed)
 

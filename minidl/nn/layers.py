@@ -1,4 +1,4 @@
-"""Layers: parameters and one call into ops."""
+"""Layers: each has parameters and calls one operation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from minidl import ops
-from minidl.csr import CSR
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.nn import init
 from minidl.nn.module import Module, Parameter
-from minidl.tensor import Tensor, default_device
+from minidl.sparse.csr import CSR
+from minidl.tensors import Tensor, default_device
 
 Device = torch.device | str | None
 
@@ -65,10 +65,10 @@ class Linear(Module):
 
 
 class SparseLinear(Module):
-    """act(x weight + bias) for a sparse x: gathers the rows of `weight` that x names, and its gradient has those only.
+    """act(x @ weight + bias) for a sparse x. Reads only the rows of `weight` that x uses; its gradient has only those.
 
     Shapes: CSR [batch, in] -> [batch, out]. weight [in, out] (as torch's EmbeddingBag has it), bias [out].
-    Rows of x are taken to have length about 1, as TF-IDF has: weights start as normal values of deviation `std`.
+    Weights start as normal values of standard deviation `std`, which suits rows of length 1, as those of TF-IDF.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class SparseLinear(Module):
 class Dropout(Module):
     """Zero each value with probability p in training, and scale the others by 1 / (1 - p)."""
 
+    _shown = ("p",)
+
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
         if not 0.0 <= p <= 1.0:
@@ -110,12 +112,9 @@ class Dropout(Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.dropout(x, self.p, self.training)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
 
 class Flatten(Module):
-    """Make the dimensions from start_dim to end_dim one."""
+    """Merge the dimensions from start_dim to end_dim (inclusive) into one."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()
@@ -133,7 +132,9 @@ class ReLU(Module):
 
 
 class LeakyReLU(Module):
-    """x where it is positive, negative_slope x elsewhere."""
+    """x where it is above 0, else negative_slope * x."""
+
+    _shown = ("negative_slope",)
 
     def __init__(self, negative_slope: float = 0.01) -> None:
         super().__init__()
@@ -141,9 +142,6 @@ class LeakyReLU(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.leaky_relu(x, self.negative_slope)
-
-    def extra_repr(self) -> str:
-        return f"negative_slope={self.negative_slope}"
 
 
 class Sigmoid(Module):
@@ -163,6 +161,8 @@ class Tanh(Module):
 class GELU(Module):
     """Gaussian error linear unit; approximate "none" or "tanh"."""
 
+    _shown = ("approximate",)
+
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
         self.approximate = approximate
@@ -170,12 +170,9 @@ class GELU(Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.gelu(x, self.approximate)
 
-    def extra_repr(self) -> str:
-        return f"approximate={self.approximate!r}"
-
 
 class SiLU(Module):
-    """x sigmoid(x)."""
+    """x * sigmoid(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.silu(x)
@@ -222,10 +219,9 @@ class MLP(Sequential):
         device: Device = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        for size in (in_features, *hidden, out_features):
-            if size < 1:
-                raise ValueError(f"MLP: layer sizes must be 1 or more, got {[in_features, *hidden, out_features]}")
         sizes = [in_features, *hidden, out_features]
+        if min(sizes) < 1:
+            raise ValueError(f"MLP: layer sizes must be 1 or more, got {sizes}")
         layers: list[Module] = []
         for index, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             last = index == len(sizes) - 2

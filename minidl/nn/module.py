@@ -1,4 +1,4 @@
-"""Module: parameters, buffers and sub-modules under names, as torch has them."""
+"""Module: named parameters, buffers and sub-modules, as in torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 M = TypeVar("M", bound="Module")
 
 
 class Parameter(Tensor):
-    """A Tensor that a Module trains: its gradient is recorded, and it is found by `parameters()`."""
+    """A Tensor that a Module trains: its gradient is recorded, and `parameters()` yields it."""
 
     __slots__ = ()
 
@@ -22,12 +22,13 @@ class Parameter(Tensor):
 
 
 class Module:
-    """Base of layers and models. Assigning a Parameter, a Module or a registered buffer to an attribute names it.
+    """Base of layers and models. A Parameter, Module or registered buffer has the name of its attribute.
 
     A subclass defines `forward`; calling the module runs it.
     """
 
     training: bool
+    _shown: tuple[str, ...] = ()  # attributes that `repr` shows
 
     def __init__(self) -> None:
         self.__dict__["_parameters"] = {}
@@ -79,7 +80,7 @@ class Module:
         return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
 
     def register_buffer(self, name: str, tensor: Tensor | None) -> None:
-        """Keep a tensor that is saved with the module but not trained."""
+        """Add a tensor that is saved with the module but not trained."""
         self.__dict__.pop(name, None)
         self._buffers[name] = tensor
 
@@ -144,7 +145,7 @@ class Module:
         return self.train(False)
 
     def requires_grad_(self: M, value: bool = True) -> M:
-        """Set for every parameter whether its gradient is recorded."""
+        """Set whether the gradients of the parameters are recorded."""
         for parameter in self.parameters():
             parameter.requires_grad_(value)
         return self
@@ -161,7 +162,7 @@ class Module:
         return self
 
     def to(self: M, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> M:
-        """Move parameters and floating buffers in place to a device, a dtype or both. Gradients are forgotten."""
+        """Move parameters and buffers in place to a device, a dtype (if floating) or both. Gradients are dropped."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         for tensor in (*self.parameters(), *self.buffers()):
@@ -171,10 +172,10 @@ class Module:
         return self
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Name to torch tensor for every parameter and buffer, sharing memory. A name per place: shared ones repeat.
+        """The torch tensors of all parameters and buffers by name, sharing memory. A shared one has several names.
 
-        Weights of convolutions are in torch.channels_last: what writes memory as it lies, as safetensors does, wants
-        their `.contiguous()`.
+        Weights of convolutions are in torch.channels_last: call `.contiguous()` before writing them with safetensors,
+        which writes memory as it is.
         """
         return {name: tensor.data for name, tensor in self._places()}
 
@@ -190,7 +191,7 @@ class Module:
     def load_state_dict(self, state: Mapping[str, torch.Tensor | Tensor], strict: bool = True) -> None:
         """Copy values into parameters and buffers by name, converting dtype and device.
 
-        Nothing is changed unless all of it fits. Raises KeyError for missing names, and for unknown ones when `strict`;
+        Nothing changes unless everything fits. Raises KeyError for missing names, and for unknown ones when `strict`;
         ValueError for a different shape.
         """
         places = dict(self._places())
@@ -215,7 +216,7 @@ class Module:
 
     def extra_repr(self) -> str:
         """What `repr` shows between the parentheses of a module without sub-modules."""
-        return ""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._shown)
 
     def __repr__(self) -> str:
         lines = [f"({name}): " + repr(module).replace("\n", "\n  ") for name, module in self._modules.items()]

@@ -11,11 +11,13 @@ from minidl.kernels.pool import Pair
 from minidl.nn import init
 from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 
 class MaxPool2d(Module):
     """The maximum of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
+
+    _shown = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
     def __init__(
         self,
@@ -32,15 +34,11 @@ class MaxPool2d(Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
-    def extra_repr(self) -> str:
-        return (
-            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
-            f"ceil_mode={self.ceil_mode}"
-        )
-
 
 class AvgPool2d(Module):
     """The mean of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
+
+    _shown = ("kernel_size", "stride", "padding")
 
     def __init__(
         self,
@@ -62,12 +60,11 @@ class AvgPool2d(Module):
             self.divisor_override,
         )  # fmt: skip
 
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
-
 
 class AdaptiveAvgPool2d(Module):
-    """Means over output_size windows that share the image out. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
+    """Means over output_size windows that divide the image. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
+
+    _shown = ("output_size",)
 
     def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
         super().__init__()
@@ -76,12 +73,9 @@ class AdaptiveAvgPool2d(Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.adaptive_avg_pool2d(x, self.output_size)
 
-    def extra_repr(self) -> str:
-        return f"output_size={self.output_size}"
-
 
 class _BatchNorm(Module):
-    """What batch norms have in common; `ranks` are the numbers of dimensions that x may have."""
+    """The base of all batch norms; `ranks` are the allowed numbers of dimensions of x."""
 
     ranks: tuple[int, ...]
     expected: str
@@ -100,7 +94,7 @@ class _BatchNorm(Module):
         super().__init__()
         activation.parse(act)
         if num_features < 0:
-            raise ValueError(f"{type(self).__name__}: num_features is {num_features}, expected a number of channels")
+            raise ValueError(f"{type(self).__name__}: num_features is {num_features}, expected 0 or more")
         if momentum is not None and not 0 <= momentum <= 1:
             raise ValueError(f"{type(self).__name__}: momentum is {momentum!r}, expected a number from 0 to 1 or None")
         self.num_features, self.eps, self.momentum, self.act = num_features, eps, momentum, act
@@ -131,7 +125,7 @@ class _BatchNorm(Module):
                 f"{type(self).__name__}: x has {x.shape[1]} channels (shape {list(x.shape)}), expected num_features, "
                 f"{self.num_features}"
             )
-        # Without running statistics the batch's are used in evaluation as well.
+        # Without running statistics, evaluation uses those of the batch too.
         training = self.training or self.running_mean is None
         return ops.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps,
@@ -148,8 +142,8 @@ class _BatchNorm(Module):
 class BatchNorm1d(_BatchNorm):
     """Batch norm of [N, C] or [N, C, L], then `act`. weight, bias and the running statistics are named as torch's.
 
-    In training the batch's statistics are used, and the running ones moved towards them by `momentum` (None: they are
-    means over all batches). In evaluation the running ones are used, where track_running_stats keeps some.
+    Training uses the statistics of the batch and moves the running ones towards them by `momentum`; with momentum None
+    these are means over all batches. Evaluation uses the running statistics, unless track_running_stats is False.
     """
 
     ranks, expected = (2, 3), "[N, C] or [N, C, L]"

@@ -1,4 +1,4 @@
-"""Activations, by themselves and together with a bias."""
+"""Activations, by themselves and together with a bias; softmax and log-softmax."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import activation
 from minidl.kernels import bias_act as kernels
+from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
-__all__ = ["bias_act", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "tanh"]
+__all__ = ["bias_act", "gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "tanh"]
 
 
 class BiasAct(Function):
@@ -43,12 +44,12 @@ def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0); NaN stays. The gradient at 0 is 0."""
+    """max(x, 0); NaN stays NaN. The gradient at 0 is 0."""
     return BiasAct.apply(x, None, "relu")
 
 
 def leaky_relu(x: Tensor, negative_slope: float = activation.NEGATIVE_SLOPE) -> Tensor:
-    """x above 0, negative_slope x elsewhere. Raises ValueError unless negative_slope is above 0."""
+    """x where it is above 0, else negative_slope * x. Raises ValueError unless negative_slope is above 0."""
     return BiasAct.apply(x, None, ("leaky_relu", negative_slope))
 
 
@@ -63,7 +64,7 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """x times the normal distribution function of x, or its approximation by tanh with approximate="tanh".
+    """x times the standard normal distribution function of x; approximate="tanh" takes the approximation by tanh.
 
     Raises ValueError for another `approximate`.
     """
@@ -73,5 +74,43 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """x sigmoid(x)."""
+    """x * sigmoid(x)."""
     return BiasAct.apply(x, None, "silu")
+
+
+class Softmax(Function):
+    """Saves its output for the gradient, not its input."""
+
+    compute = staticmethod(softmax_kernels.softmax)
+    gradient = staticmethod(softmax_kernels.softmax_grad)
+
+    @classmethod
+    def forward(cls, ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
+        y = cls.compute(x, dim)
+        ctx.save(y)
+        ctx.dim = dim
+        return y
+
+    @classmethod
+    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+        (y,) = ctx.saved
+        return cls.gradient(dy, y, ctx.dim), None
+
+
+class LogSoftmax(Softmax):
+    compute = staticmethod(softmax_kernels.log_softmax)
+    gradient = staticmethod(softmax_kernels.log_softmax_grad)
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """exp(x) divided by its sum along `dim`, in x's shape and dtype.
+
+    A row is NaN if it contains NaN or +inf, or if all its values are -inf. Raises TypeError for an integer tensor,
+    IndexError for a dimension out of range.
+    """
+    return Softmax.apply(x, dim)
+
+
+def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """The logarithm of `softmax(x, dim)`, accurate also where softmax underflows. Raises as `softmax`."""
+    return LogSoftmax.apply(x, dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,17 +11,24 @@ import torch
 from minidl.autograd import Function, is_grad_enabled
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
-from minidl.kernels.check import Pair, pair
 from minidl.kernels.conv.geometry import Geometry
 from minidl.ops import pool as pools
-from minidl.tensor import Tensor
+from minidl.runtime.check import Pair, pair
+from minidl.tensors import Tensor
 
 __all__ = ["conv2d"]
 
 
-class Conv2d(Function):
-    @staticmethod
+class Convolution(Function):
+    """The base of both convolutions. Subclasses give the kernels."""
+
+    compute: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+    grad_input: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+    grad_weight: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
+    @classmethod
     def forward(
+        cls,
         ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
@@ -30,25 +38,37 @@ class Conv2d(Function):
         form: str | None,
     ) -> torch.Tensor:
         name, _ = activation.parse(act)
-        ctx.act, ctx.geometry, ctx.from_output = act, geometry, name in activation.FROM_OUTPUT
-        ctx.form = form if form == "fft" and geometry.h.stride == geometry.w.stride == 1 else None
+        ctx.act, ctx.geometry, ctx.form, ctx.from_output = act, geometry, form, name in activation.FROM_OUTPUT
         keep_z = any(ctx.needs) and not ctx.from_output
-        y, z = conv.forward(x, weight, geometry, bias, act, preactivation=keep_z, form=form)
+        y, z = cls.compute(x, weight, geometry, bias, act, preactivation=keep_z, form=form)
         if any(ctx.needs):
             ctx.save(x, weight, z if keep_z else y if name is not None else None)
         return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
         x, weight, kept = ctx.saved
         dy = conv.channels_last(dy)
         kept = dy if kept is None else conv.channels_last(kept)
         dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
         assert dz is not None
         dz = dz.permute(0, 3, 1, 2)
-        dx = conv.grad_input(dz, weight, ctx.geometry, form=ctx.form) if ctx.needs[0] else None
-        dw = conv.grad_weight(x, dz, ctx.geometry) if ctx.needs[1] else None
+        dx = cls.grad_input(ctx, dz, weight) if ctx.needs[0] else None
+        dw = cls.grad_weight(ctx, dz, x) if ctx.needs[1] else None
         return dx, dw, db, None, None, None
+
+
+class Conv2d(Convolution):
+    compute = staticmethod(conv.forward)
+
+    @staticmethod
+    def grad_input(ctx: Any, dz: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        fft = ctx.form == "fft" and ctx.geometry.h.stride == ctx.geometry.w.stride == 1
+        return conv.grad_input(dz, weight, ctx.geometry, form="fft" if fft else None)
+
+    @staticmethod
+    def grad_weight(ctx: Any, dz: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return conv.grad_weight(x, dz, ctx.geometry)
 
 
 def conv2d(
@@ -71,70 +91,84 @@ def conv2d(
     OH = (H + 2 padding - dilation (R - 1) - 1) // stride + 1, in x's dtype. Memory is channels-last inside: x in
     torch.channels_last is used as it is, other layouts are copied once, and the result is channels-last.
 
-    stride, padding, dilation: a number or a (height, width) pair; padding also "valid" (none) or "same" (as much as
-    keeps the size, the odd pixel at the end; for stride 1). act: as in `linear`. Without a gradient there may be a
-    scale per output channel (a folded batch norm; for float16 and bfloat16 it and the bias may be float32) and a pool
-    "max" or "avg" over 2x2 windows after the activation, in the same kernel; with a gradient a pool is an operation of
-    its own.
+    stride, padding, dilation: a number or a (height, width) pair; padding also "valid" (none) or "same" (keeps the
+    size, with an odd pixel at the end; for stride 1). act: as in `linear`. pool: "max" or "avg" over 2x2 windows after
+    the activation, in the same kernel if no gradient is recorded. scale, only without a gradient: a factor per output
+    channel, as of a folded batch norm; for float16 and bfloat16 it and the bias may be float32.
 
-    What is not finite in x or weight may make neighbours in the same rows NaN: with few channels the product has zeros
-    between the weights.
+    With few channels the product has zeros between the weights, so NaN or infinity in x or weight may make neighbours
+    in the same rows NaN.
 
-    form: None takes the quickest direct form for the shape. "fft" convolves by Fourier transforms, in float32 with 64
-    channels or more and kernels of 5x5 and more 2 to 8 times quicker (H200); its error is small beside the largest
-    values of the image and not beside each result, and what is not finite spreads over a tile of pixels. For stride and
-    dilation 1.
+    form: None takes the fastest direct form for the shape. "fft", for stride and dilation 1, convolves by Fourier
+    transforms: for float32 with 64 channels or more and kernels of 5x5 or more 2 to 8 times as fast (H200). Its error
+    is relative to the largest values of the image, not to each result, and NaN and infinity spread over a tile of
+    pixels.
 
     Raises ValueError for shapes that do not fit, a kernel larger than the padded image, or a scale with a gradient;
-    TypeError for different dtypes, and for settings that are no whole numbers. Source: Dumoulin and Visin, arXiv
+    TypeError for different dtypes and for settings that are not whole numbers. Source: Dumoulin and Visin, arXiv
     1603.07285.
     """
     geometry = _geometry_of(x, weight, stride, padding, dilation, groups)
-    for name, vector in (("bias", bias), ("scale", scale)):
-        if vector is not None and list(vector.shape) != [weight.shape[0]]:
-            raise ValueError(f"conv2d: {name} has shape {list(vector.shape)}, expected [{weight.shape[0]}]")
+    check_vectors("conv2d", weight.shape[0], bias=bias, scale=scale)
     if pool not in (None, "max", "avg"):
         raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
     if pool is not None and min(geometry.h.output, geometry.w.output) < 2:
         raise ValueError(
             f"conv2d: a 2x2 pool needs two rows and columns, got {geometry.h.output} x {geometry.w.output}"
         )
-    operands = [t for t in (x, weight, bias, scale) if t is not None]
-    if not (is_grad_enabled() and any(t.requires_grad for t in operands)):
+    if not recorded("conv2d", x, weight, bias, scale):
         y, _ = conv.forward(
             x.data, weight.data, geometry, None if bias is None else bias.data, act,
             scale=None if scale is None else scale.data, pool=pool, form=form,
         )  # fmt: skip
         return Tensor(y)
-    if scale is not None:
-        raise ValueError("conv2d: a scale is for inference; call under no_grad(), or use a batch norm")
-    y = Conv2d.apply(x, weight, bias, geometry, act, form)
-    return y if pool is None else _pooled(y, pool)
+    result = Conv2d.apply(x, weight, bias, geometry, act, form)
+    if pool is None:
+        return result
+    return pools.max_pool2d(result, 2) if pool == "max" else pools.avg_pool2d(result, 2)
 
 
-def _pooled(y: Tensor, pool: str) -> Tensor:
-    return pools.max_pool2d(y, 2) if pool == "max" else pools.avg_pool2d(y, 2)
+def recorded(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> bool:
+    """Whether a gradient is wanted. Raises ValueError for a scale, which has none."""
+    operands = [t for t in (x, weight, bias, scale) if t is not None]
+    wanted = is_grad_enabled() and any(t.requires_grad for t in operands)
+    if wanted and scale is not None:
+        raise ValueError(f"{op}: a scale is for inference; call under no_grad(), or use a batch norm")
+    return wanted
 
 
-def _geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int) -> Geometry:
-    """How x [N, C, H, W] and weight [M, C / groups, R, S] meet. Raises ValueError where they do not fit."""
+def sizes_of(op: str, x: Tensor, weight: Tensor, expected: str, groups: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(height, width) of image and kernel. Raises ValueError for other ranks, sizes of 0 and bad groups."""
     if x.ndim != 4 or weight.ndim != 4:
         raise ValueError(
-            f"conv2d: x has shape {list(x.shape)}, weight {list(weight.shape)}; expected x [N, C, H, W] and "
-            "weight [M, C / groups, R, S]"
+            f"{op}: x has shape {list(x.shape)}, weight {list(weight.shape)}; expected x [N, C, H, W] and "
+            f"weight {expected}"
         )
     # type, because 1.0 and True are found in a cache under 1.
     if type(groups) is not int or groups < 1:
-        raise ValueError(f"conv2d: groups is {groups!r}, expected a whole number of 1 or more")
+        raise ValueError(f"{op}: groups is {groups!r}, expected a whole number of 1 or more")
+    size, kernel = (x.shape[2], x.shape[3]), (weight.shape[2], weight.shape[3])
+    if 0 in kernel or 0 in size:
+        raise ValueError(f"{op}: an image of {size} with a kernel of {kernel}: neither may have a size of 0")
+    return size, kernel
+
+
+def check_vectors(op: str, channels: int, **vectors: Tensor | None) -> None:
+    """Raises ValueError unless bias and scale have a value per output channel."""
+    for name, vector in vectors.items():
+        if vector is not None and list(vector.shape) != [channels]:
+            raise ValueError(f"{op}: {name} has shape {list(vector.shape)}, expected [{channels}]")
+
+
+def _geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int) -> Geometry:
+    """The geometry for x [N, C, H, W] and weight [M, C / groups, R, S]. Raises ValueError if they do not fit."""
+    size, kernel = sizes_of("conv2d", x, weight, "[M, C / groups, R, S]", groups)
     channels, M = x.shape[1], weight.shape[0]
     if channels != weight.shape[1] * groups or M % groups:
         raise ValueError(
             f"conv2d: x has {channels} channels, weight {list(weight.shape)}, groups {groups}; expected x's channels "
             f"to be groups * {weight.shape[1]} and weight's {M} outputs a multiple of groups"
         )
-    size, kernel = (x.shape[2], x.shape[3]), (weight.shape[2], weight.shape[3])
-    if 0 in kernel or 0 in size:
-        raise ValueError(f"conv2d: an image of {size} with a kernel of {kernel}: neither may have a size of 0")
     strides, dilations = pair("conv2d", "stride", stride, 1), pair("conv2d", "dilation", dilation, 1)
     return _geometry(size, kernel, strides, _padding(padding, kernel, strides, dilations), dilations, groups)
 
@@ -143,8 +177,8 @@ _geometry = functools.lru_cache(maxsize=4096)(Geometry.of)
 
 
 def check_settings(kernel: Any, stride: Any, padding: Any, dilation: Any, pool: Any) -> tuple[int, int]:
-    """The (height, width) of a kernel. Raises ValueError for settings that no image and weight can go with, TypeError
-    for what are no whole numbers."""
+    """The (height, width) of a kernel. Raises ValueError for settings that fit no image and weight, TypeError for
+    settings that are not whole numbers."""
     size = pair("conv2d", "kernel_size", kernel, 1)
     _padding(padding, size, pair("conv2d", "stride", stride, 1), pair("conv2d", "dilation", dilation, 1))
     if pool not in (None, "max", "avg"):

@@ -1,18 +1,19 @@
 """Arithmetic and comparisons element by element, with broadcasting.
 
-Operands have one dtype; a Python number takes the tensor's. Shapes broadcast as torch's do, and a gradient is summed
-back to its operand's shape.
+Both operands have the same dtype; a Python number takes the tensor's. Shapes broadcast as in torch, and each gradient
+is summed back to its operand's shape.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from minidl.autograd import Function
 from minidl.kernels import elementwise, reduce
-from minidl.tensor import Scalar, Tensor
+from minidl.tensors import Scalar, Tensor
 
 __all__ = [
     "abs",
@@ -54,17 +55,6 @@ class Neg(Function):
         return elementwise.neg(dy)
 
 
-class Abs(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save(x)
-        return elementwise.abs(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.abs_grad(dy, *ctx.saved)
-
-
 class Sign(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -75,62 +65,55 @@ class Sign(Function):
         return torch.zeros_like(dy)
 
 
-class Exp(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        y = elementwise.exp(x)
-        ctx.save(y)
+class _Unary(Function):
+    """A function of one operand, given by two kernels; `gradient` takes dy and x, or dy and y where `keeps_y`."""
+
+    compute: Callable[..., torch.Tensor]
+    gradient: Callable[..., torch.Tensor]
+    keeps_y = False
+
+    @classmethod
+    def forward(cls, ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = cls.compute(x)
+        ctx.save(y if cls.keeps_y else x)
         return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.mul(dy, *ctx.saved)
+    @classmethod
+    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+        return cls.gradient(dy, *ctx.saved)
 
 
-class Log(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save(x)
-        return elementwise.log(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.div(dy, *ctx.saved)
+class Abs(_Unary):
+    compute = staticmethod(elementwise.abs)
+    gradient = staticmethod(elementwise.abs_grad)
 
 
-class Sqrt(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        y = elementwise.sqrt(x)
-        ctx.save(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.sqrt_grad(dy, *ctx.saved)
+class Exp(_Unary):
+    compute = staticmethod(elementwise.exp)
+    gradient = staticmethod(elementwise.mul)
+    keeps_y = True
 
 
-class Square(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save(x)
-        return elementwise.square(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.square_grad(dy, *ctx.saved)
+class Log(_Unary):
+    compute = staticmethod(elementwise.log)
+    gradient = staticmethod(elementwise.div)
 
 
-class Reciprocal(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        y = elementwise.reciprocal(x)
-        ctx.save(y)
-        return y
+class Sqrt(_Unary):
+    compute = staticmethod(elementwise.sqrt)
+    gradient = staticmethod(elementwise.sqrt_grad)
+    keeps_y = True
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.reciprocal_grad(dy, *ctx.saved)
+
+class Square(_Unary):
+    compute = staticmethod(elementwise.square)
+    gradient = staticmethod(elementwise.square_grad)
+
+
+class Reciprocal(_Unary):
+    compute = staticmethod(elementwise.reciprocal)
+    gradient = staticmethod(elementwise.reciprocal_grad)
+    keeps_y = True
 
 
 class Add(Function):
@@ -158,19 +141,11 @@ class Sub(Function):
 
 
 class _Binary(Function):
-    """A function of two operands whose gradients need both. Subclasses give the kernels."""
+    """A function of two operands, given by three kernels; each gradient takes dy and both operands."""
 
-    @staticmethod
-    def compute(a: _Raw, b: _Raw) -> torch.Tensor:
-        raise NotImplementedError
-
-    @staticmethod
-    def grad_a(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
-        raise NotImplementedError
-
-    @staticmethod
-    def grad_b(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
-        raise NotImplementedError
+    compute: Callable[..., torch.Tensor]
+    grad_a: Callable[..., torch.Tensor]
+    grad_b: Callable[..., torch.Tensor]
 
     @classmethod
     def forward(cls, ctx: Any, a: _Raw, b: _Raw) -> torch.Tensor:
@@ -303,7 +278,7 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 def square(x: Tensor) -> Tensor:
-    """x x."""
+    """x squared."""
     return Square.apply(x)
 
 
@@ -323,7 +298,7 @@ def sub(a: Operand, b: Operand) -> Tensor:
 
 
 def mul(a: Operand, b: Operand) -> Tensor:
-    """a b, element by element. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
+    """a * b, element by element. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
     return Mul.apply(a, b)
 
 
@@ -333,9 +308,9 @@ def div(a: Operand, b: Operand) -> Tensor:
 
 
 def pow(a: Operand, b: Operand) -> Tensor:
-    """a to the power b; NaN for a negative a and a b that is no integer.
+    """a to the power b; NaN where a is negative and b is not an integer.
 
-    The gradients at the edges are torch's: 0 in a where b is 0, 0 in b where a is 0 and b is not negative.
+    As in torch, the gradient of a is 0 where b is 0, and that of b is 0 where a is 0 and b is not negative.
     Raises TypeError for integers or different dtypes, ValueError for shapes that do not broadcast.
     """
     if isinstance(a, Tensor) and not isinstance(b, Tensor):
@@ -349,7 +324,7 @@ def pow(a: Operand, b: Operand) -> Tensor:
 
 
 def maximum(a: Operand, b: Operand) -> Tensor:
-    """The larger of a and b; NaN where one is. Equal operands share the gradient.
+    """The larger of a and b; NaN where either is NaN. Where they are equal, each gets half of the gradient.
 
     Raises TypeError for different dtypes, ValueError for shapes that do not broadcast.
     """
@@ -357,7 +332,7 @@ def maximum(a: Operand, b: Operand) -> Tensor:
 
 
 def minimum(a: Operand, b: Operand) -> Tensor:
-    """The smaller of a and b; NaN where one is. Equal operands share the gradient.
+    """The smaller of a and b; NaN where either is NaN. Where they are equal, each gets half of the gradient.
 
     Raises TypeError for different dtypes, ValueError for shapes that do not broadcast.
     """
@@ -367,14 +342,14 @@ def minimum(a: Operand, b: Operand) -> Tensor:
 def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
     """a where condition is true, else b; all three broadcast.
 
-    Raises TypeError for a condition that is not torch.bool or different dtypes of a and b, ValueError for shapes that
-    do not broadcast.
+    Raises TypeError if condition is not torch.bool or a and b have different dtypes, ValueError for shapes that do not
+    broadcast.
     """
     return Where.apply(condition, a, b)
 
 
 def clamp(x: Tensor, min: Scalar | None = None, max: Scalar | None = None) -> Tensor:
-    """x moved into [min, max]; None leaves a side open. NaN stays. The gradient outside is 0, at the ends that inside.
+    """x limited to [min, max]; None sets no limit. NaN stays NaN. The gradient is 0 where x is outside [min, max].
 
     Raises ValueError when both are None or min is above max.
     """

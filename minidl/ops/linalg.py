@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from minidl.autograd import Function
 from minidl.kernels import activation, bias_act, gemm
 from minidl.kernels.activation import Activation
 from minidl.ops import view
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 __all__ = ["linear", "matmul"]
 
@@ -48,8 +49,8 @@ class Linear(Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, weight, kept = ctx.saved
-        x_or_y = dy if kept is None else kept
-        dz, db = bias_act.bias_act_grad(dy, x_or_y, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
+        kept = dy if kept is None else kept
+        dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
         assert dz is not None
         dx = gemm.gemm(dz, weight) if ctx.needs[0] else None
         dw = gemm.gemm(dz.t(), x) if ctx.needs[1] else None
@@ -59,9 +60,9 @@ class Linear(Function):
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product of the last two dimensions, broadcasting those before them.
 
-    Shapes: [..., M, K] and [..., K, N] -> [..., M, N]; a vector counts as one row (left) or one column (right) and
-    that dimension is dropped from the result. Raises ValueError for shapes that do not fit or a scalar, TypeError for
-    different dtypes.
+    Shapes: [..., M, K] and [..., K, N] -> [..., M, N]. A vector on the left counts as one row, on the right as one
+    column; the result then lacks that dimension. Raises ValueError for shapes that do not fit or a scalar, TypeError
+    for different dtypes.
     """
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError(
@@ -78,17 +79,13 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         )
     M, K, N = a.shape[-2], a.shape[-1], b.shape[-1]
     if b.ndim == 2:
-        rows = 1
-        for extent in a.shape[:-1]:
-            rows *= extent
-        return view.reshape(MatMul.apply(view.reshape(a, rows, K), b), *a.shape[:-1], N)
+        rows = view.reshape(a, math.prod(a.shape[:-1]), K)
+        return view.reshape(MatMul.apply(rows, b), *a.shape[:-1], N)
     try:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError as error:
         raise ValueError(f"matmul: batches of {list(a.shape)} and {list(b.shape)} do not broadcast") from error
-    count = 1
-    for extent in batch:
-        count *= extent
+    count = math.prod(batch)
     left = view.reshape(view.expand(a, *batch, M, K), count, M, K)
     right = view.reshape(view.expand(b, *batch, K, N), count, K, N)
     return view.reshape(MatMul.apply(left, right), *batch, M, N)
@@ -110,8 +107,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activatio
         raise ValueError(f"linear: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]")
     if x.ndim == 2:
         return Linear.apply(x, weight, bias, act)
-    rows = 1
-    for extent in x.shape[:-1]:
-        rows *= extent
-    y = Linear.apply(view.reshape(x, rows, x.shape[-1]), weight, bias, act)
+    rows = view.reshape(x, math.prod(x.shape[:-1]), x.shape[-1])
+    y = Linear.apply(rows, weight, bias, act)
     return view.reshape(y, *x.shape[:-1], weight.shape[0])

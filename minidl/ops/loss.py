@@ -1,4 +1,4 @@
-"""Losses. The gradient of cross-entropy is computed with the loss and waits, multiplied by what comes back if not 1."""
+"""Losses. Cross-entropy computes its gradient together with the loss; backward only scales it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import cross_entropy as entropy
 from minidl.kernels import loss as elements
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "mse_loss"]
 
@@ -34,7 +34,7 @@ class CrossEntropy(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
-        # The gradient is given away, scaled where it lies: a second walk through a retained graph makes it again.
+        # The gradient is scaled in place and given away; a second backward through a retained graph computes it again.
         made, ctx.made = ctx.made, None
         if made is None:
             x, target, weight = ctx.saved
@@ -90,21 +90,21 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Cross-entropy of softmax(x) with classes or probabilities, as torch.nn.functional.cross_entropy.
+    """Cross-entropy of softmax(x) and the target classes or probabilities, as torch.nn.functional.cross_entropy.
 
     Shapes: x [N], [R, N] or [R, N, ...] logits of N classes; target [], [R] or [R, ...] of int64 or int32 classes, or
     x's shape and dtype for probabilities; weight [N], a factor for each class. Rows whose target is `ignore_index`
-    count nothing. The mean is over the weights of the other rows' targets (NaN when there is none), or over the rows
-    for probabilities; "none" gives the loss of each row. No gradient reaches target or weight.
-    Raises TypeError for dtypes, ValueError for shapes, devices or options that do not fit, IndexError on the CPU for a
-    target that is no class; on a GPU, where looking would wait for the device, such a row becomes NaN.
+    are left out. "mean" divides by the sum of the weights of the remaining targets (NaN if there are none), or by the
+    number of rows for probabilities; "none" gives the loss of each row. target and weight get no gradient.
+    Raises TypeError for dtypes, ValueError for shapes, devices or options that do not fit. A target outside the classes
+    raises IndexError on the CPU; on a GPU, where the check would wait for the device, its loss is NaN.
     """
     _refuse_grad("cross_entropy", target=target, weight=weight)
     return CrossEntropy.apply(x, target, weight, ignore_index, reduction, label_smoothing)
 
 
 def mse_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """(x - target)^2 of two tensors of one shape: its mean, its sum, or each element's with "none".
+    """(x - target)^2 of two tensors of the same shape: "mean", "sum" or "none" (elementwise).
 
     Raises TypeError for dtypes, ValueError for shapes, devices or a reduction that do not fit.
     """
@@ -118,10 +118,10 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """Binary cross-entropy of sigmoid(x) with targets in [0, 1] of x's shape: mean, sum, or each element's.
+    """Binary cross-entropy of sigmoid(x) and targets from 0 to 1 in x's shape: "mean", "sum" or "none" (elementwise).
 
-    `weight` is a factor for each element, `pos_weight` one for the target's part; both broadcast to x's shape, and no
-    gradient reaches them. Raises as `mse_loss`.
+    `weight` is a factor for each element, `pos_weight` a factor for the positive term; both broadcast to x's shape and
+    get no gradient. Raises as `mse_loss`.
     """
     _refuse_grad("binary_cross_entropy_with_logits", weight=weight, pos_weight=pos_weight)
     return BinaryCrossEntropyWithLogits.apply(x, target, weight, reduction, pos_weight)
@@ -130,4 +130,4 @@ def binary_cross_entropy_with_logits(
 def _refuse_grad(op: str, **tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is not None and tensor.requires_grad:
-            raise ValueError(f"{op}: {name} requires a gradient, which it cannot get; pass {name}.detach()")
+            raise ValueError(f"{op}: {name} requires a gradient, but {op} computes none for it; pass {name}.detach()")

@@ -1,4 +1,4 @@
-"""Pooling of images [N, C, H, W]. Results lie in channels-last memory."""
+"""Pooling of images [N, C, H, W]. Results are in channels-last memory format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 __all__ = ["adaptive_avg_pool2d", "avg_pool2d", "max_pool2d"]
 
@@ -47,13 +47,13 @@ def max_pool2d(
     dilation: Pair = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """The maximum of each window; NaN where one is. Padding is never the maximum.
+    """The maximum of each window; NaN if any element is NaN. Padding is never the maximum.
 
     Shapes: [N, C, H, W] -> [N, C, OH, OW], OH = (H + 2 padding - dilation (kernel_size - 1) - 1) / stride + 1, rounded
-    down, or up with ceil_mode, when a last window may reach over the edge. stride: kernel_size where it is None.
-    The gradient goes to the first of equal maxima, row by row.
-    Raises ValueError for sizes below 1, padding above half of the kernel, or no window that fits; TypeError for
-    integers.
+    down, or up with ceil_mode, where the last window may reach beyond the edge. stride None is kernel_size.
+    The gradient goes to the first of equal maxima in row-major order.
+    Raises ValueError for sizes below 1, padding above half of the kernel, or an image smaller than the window;
+    TypeError for integers.
     """
     size = kernels.checked("max_pool2d", x.data)
     return MaxPool2d.apply(x, kernels.windows("max_pool2d", size, kernel_size, stride, padding, dilation, ceil_mode))
@@ -68,11 +68,11 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """The mean of each window: its sum over its size, with the padding in it if count_include_pad, or over
-    divisor_override.
+    """The mean of each window: the sum divided by divisor_override if given, else by the window's number of elements,
+    padding included if count_include_pad.
 
-    Shapes as `max_pool2d`. What reaches beyond the padding with ceil_mode is not counted.
-    Raises as `max_pool2d`, ValueError for a divisor_override of 0, and TypeError for one that is no whole number.
+    Shapes as `max_pool2d`. The part of a window beyond the padding (with ceil_mode) is not counted.
+    Raises as `max_pool2d`, ValueError if divisor_override is 0, and TypeError if it is not a whole number.
     """
     if divisor_override is not None and type(divisor_override) is not int:
         raise TypeError(f"avg_pool2d: divisor_override is {divisor_override!r}, expected a whole number or None")
@@ -84,10 +84,10 @@ def avg_pool2d(
 
 
 def adaptive_avg_pool2d(x: Tensor, output_size: int | tuple[int | None, int | None]) -> Tensor:
-    """Means over windows that share the image out evenly, so that output_size of them (None: as many as pixels) result.
+    """Means over windows that divide the image evenly into output_size results (None: the size of the image).
 
     Shapes: [N, C, H, W] -> [N, C, *output_size]. Window o of O holds the pixels from floor(o H / O) up to
-    ceil((o + 1) H / O). An output_size of 1 is the mean of the image.
+    ceil((o + 1) H / O). With output_size 1 the result is the mean of the image.
     Raises ValueError for an image without pixels or a negative size, TypeError for integers.
     """
     size = kernels.checked("adaptive_avg_pool2d", x.data)

@@ -1,4 +1,4 @@
-"""Random tensors and dropout: numbers that depend on seed, stream and place alone (`minidl.random`)."""
+"""Random tensors and dropout. Each number depends only on the seed, the stream and its position (`minidl.random`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from minidl import random
 from minidl.autograd import Function
 from minidl.kernels import random as kernels
-from minidl.tensor import Tensor, default_device
+from minidl.ops.view import unpacked
+from minidl.tensors import Tensor, default_device
 
 __all__ = ["dropout", "rand", "randint", "randn"]
 
@@ -27,9 +28,9 @@ class Dropout(Function):
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None) -> Tensor:
-    """x / (1 - p), but 0 for elements that are drawn with probability p; x itself when not training or p is 0.
+    """Sets each element to 0 with probability p and divides the others by 1 - p; x itself if not training or p is 0.
 
-    The draw is repeated for the gradient instead of being kept. A given seed draws the same elements at every call.
+    The gradient draws the same elements again, so no mask is kept. A given `seed` draws the same elements every call.
     Raises TypeError for an integer tensor, ValueError for p outside [0, 1].
     """
     if not 0.0 <= p <= 1.0:
@@ -46,7 +47,7 @@ def rand(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A tensor of numbers spread evenly over [0, 1): from the given seed, or from the process's next stream.
+    """A tensor of uniform numbers from [0, 1), drawn from the given seed, or from the process's next stream.
 
     float16 and bfloat16 may round up to 1. Raises TypeError for an integer dtype, ValueError for a negative size.
     """
@@ -62,7 +63,7 @@ def randn(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A tensor of normally distributed numbers with mean 0 and deviation 1. Seeds and errors as `rand`."""
+    """A tensor of normally distributed numbers with mean 0 and standard deviation 1. Seeds and errors as `rand`."""
     where = device or default_device()
     data = kernels.normal(_sizes("randn", shape), 0.0, 1.0, *random.key(seed), dtype=dtype, device=where)
     return Tensor(data, requires_grad)
@@ -71,7 +72,7 @@ def randn(
 def randint(
     low: int, high: int, size: Sequence[int], seed: int | None = None, device: torch.device | str | None = None
 ) -> Tensor:
-    """An int64 tensor of integers from low to below high. Seeds as `rand`.
+    """An int64 tensor of integers from low (included) to high (excluded). Seeds as `rand`.
 
     Raises ValueError unless low < high <= low + 2^31, or for a negative size.
     """
@@ -80,7 +81,7 @@ def randint(
 
 
 def _sizes(op: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
-    sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
+    sizes = unpacked(shape)
     if any(size < 0 for size in sizes):
         raise ValueError(f"{op}: shape {list(sizes)} has a negative size")
     return sizes

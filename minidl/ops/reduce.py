@@ -1,4 +1,4 @@
-"""Reductions over any axes. `dim` is an axis, several, or None for all; `keepdim` leaves them with size 1."""
+"""Reductions. `dim` is one dimension, several, or None for all; with `keepdim` they stay with size 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import elementwise, reduce
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 __all__ = ["amax", "argmax", "max", "mean", "norm", "sum"]
 
@@ -71,7 +71,7 @@ class Norm(Function):
 
 
 def sum(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The sum over `dim`, in x's dtype; int64 for integers and bools. The sum of nothing is 0.
+    """The sum over `dim`, in x's dtype; int64 for integers and bools. The sum of no elements is 0.
 
     Raises IndexError for a dimension out of range, ValueError for one named twice.
     """
@@ -79,7 +79,7 @@ def sum(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 def mean(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The mean over `dim`. The mean of nothing is NaN.
+    """The mean over `dim`. The mean of no elements is NaN.
 
     Raises TypeError for integers, IndexError for a dimension out of range, ValueError for one named twice.
     """
@@ -87,22 +87,22 @@ def mean(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The maximum over `dim`; NaN where one is. Equal maxima share the gradient.
+    """The maximum over `dim`; NaN if any element is NaN. Equal maxima share the gradient evenly.
 
-    Raises ValueError for the maximum of nothing or a dimension named twice, IndexError for one out of range.
+    Raises ValueError for the maximum of no elements or a dimension named twice, IndexError for one out of range.
     """
     return Amax.apply(x, dim, keepdim)
 
 
 def max(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The maximum over `dim`, as `amax`: values alone, also along one dimension. `argmax` gives positions."""
+    """The same as `amax`: unlike torch's, it returns no positions along one dimension. `argmax` returns them."""
     return Amax.apply(x, dim, keepdim)
 
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first position of the maximum along `dim`, or in x flattened, as int64; the first NaN where there is one.
+    """The index of the first maximum along `dim`, or in flattened x, as int64; of the first NaN if there is one.
 
-    Raises ValueError for the maximum of nothing, IndexError for a dimension out of range.
+    Raises ValueError for the maximum of no elements, IndexError for a dimension out of range.
     """
     return Tensor(reduce.argmax(x.data, dim, keepdim))
 

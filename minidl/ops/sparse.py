@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.csr import CSR
 from minidl.kernels import activation, bias_act, sparse
 from minidl.kernels.activation import Activation
-from minidl.rows import RowGrad
-from minidl.tensor import Tensor
+from minidl.sparse.csr import CSR
+from minidl.sparse.rows import RowGrad
+from minidl.tensors import Tensor
 
 __all__ = ["sparse_linear"]
 
@@ -33,7 +33,7 @@ class SparseLinear(Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         (kept,) = ctx.saved
         want_weight, want_bias, *_ = ctx.needs
-        # Without an activation nothing but dy is needed, and its column sums do not look at the other operand.
+        # Without an activation the gradient needs only dy: the second operand is not read.
         dz, db = bias_act.bias_act_grad(
             dy, dy if kept is None else kept, None, ctx.act, ctx.from_output, want_x=want_weight, want_bias=want_bias
         )
@@ -45,10 +45,10 @@ class SparseLinear(Function):
 
 
 def sparse_linear(x: CSR, weight: Tensor, bias: Tensor | None = None, act: Activation = None) -> Tensor:
-    """act(x weight + bias) for a sparse x, in one kernel.
+    """act(x @ weight + bias) for a sparse x, in one kernel.
 
     Shapes: x [B, V], weight [V, H], bias [H] -> [B, H], in weight's dtype. The gradient of `weight` holds only the
-    rows that x touches; x itself has no gradient.
+    rows for which x has values; x gets no gradient.
     act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh" or "silu".
     Raises ValueError for shapes that do not fit or an unknown activation, TypeError when x is not a CSR or for
     different dtypes.

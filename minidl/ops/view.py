@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import check, reduce
-from minidl.tensor import Tensor
+from minidl.kernels import reduce
+from minidl.runtime import check
+from minidl.tensors import Tensor
 
 __all__ = [
     "cat",
@@ -48,10 +50,8 @@ class Permute(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        inverse = [0] * len(ctx.dims)
-        for to, source in enumerate(ctx.dims):
-            inverse[source] = to
-        return dy.permute(inverse), None
+        # The inverse permutation.
+        return dy.permute(sorted(range(len(ctx.dims)), key=ctx.dims.__getitem__)), None
 
 
 class Expand(Function):
@@ -110,17 +110,14 @@ class Clone(Function):
         return dy
 
 
-class Contiguous(Function):
+class Contiguous(Clone):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x.contiguous()
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return dy
 
-
-def _sizes(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+def unpacked(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    """The sizes that a function was given one by one, or as one sequence."""
     return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
 
 
@@ -129,10 +126,8 @@ def reshape(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
 
     Raises ValueError when the sizes do not fit.
     """
-    sizes = _sizes(shape)
-    known = 1
-    for size in sizes:
-        known *= size if size != -1 else 1
+    sizes = unpacked(shape)
+    known = math.prod(size for size in sizes if size != -1)
     fits = x.numel() == known if -1 not in sizes else sizes.count(-1) == 1 and known > 0 and x.numel() % known == 0
     if not fits or any(size < -1 for size in sizes):
         raise ValueError(f"reshape: {list(x.shape)} has {x.numel()} elements, which do not fit {list(sizes)}")
@@ -140,28 +135,25 @@ def reshape(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
 
 
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """x with the dimensions from start_dim to end_dim (inclusive) made one. A scalar becomes [1]."""
+    """x with the dimensions from start_dim to end_dim (inclusive) merged into one. A scalar becomes [1]."""
     if x.ndim == 0:
         return reshape(x, 1)
     start, end = check.axis("flatten", start_dim, x.ndim), check.axis("flatten", end_dim, x.ndim)
     if start > end:
         raise ValueError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
-    size = 1
-    for extent in x.shape[start : end + 1]:
-        size *= extent
-    return reshape(x, *x.shape[:start], size, *x.shape[end + 1 :])
+    return reshape(x, *x.shape[:start], math.prod(x.shape[start : end + 1]), *x.shape[end + 1 :])
 
 
 def permute(x: Tensor, *dims: int | Sequence[int]) -> Tensor:
     """A view of x with its dimensions in the given order. Raises ValueError unless each is named once."""
-    order = tuple(check.axis("permute", d, x.ndim) for d in _sizes(dims))
+    order = tuple(check.axis("permute", d, x.ndim) for d in unpacked(dims))
     if sorted(order) != list(range(x.ndim)):
         raise ValueError(f"permute: {list(order)} does not name each of {x.ndim} dimensions once")
     return Permute.apply(x, order)
 
 
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
-    """A view of x with two dimensions exchanged. Raises IndexError for a dimension out of range."""
+    """A view of x with two dimensions swapped. Raises IndexError for a dimension out of range."""
     order = list(range(x.ndim))
     a, b = check.axis("transpose", dim0, x.ndim), check.axis("transpose", dim1, x.ndim)
     order[a], order[b] = order[b], order[a]
@@ -175,7 +167,7 @@ def transposed(x: Tensor) -> Tensor:
 
 def expand(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
     """A view of x broadcast to `shape` (-1 keeps a size). Raises ValueError when it does not broadcast."""
-    sizes = _sizes(shape)
+    sizes = unpacked(shape)
     try:
         view = x.data.expand(sizes)
     except RuntimeError as error:
@@ -196,9 +188,9 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """A view of x by integers, slices, None and Ellipsis.
+    """The view of x that integers, slices, None and Ellipsis select.
 
-    Raises TypeError for any other index (a tensor or list would be a gather), IndexError out of range.
+    Raises TypeError for any other index (indexing by tensors or lists is not supported), IndexError out of range.
     """
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
@@ -208,7 +200,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 
 def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors joined along `dim`; their other sizes and dtypes must be equal. Raises ValueError otherwise."""
+    """Tensors joined along `dim`. Raises ValueError for sizes that differ elsewhere, TypeError for different dtypes."""
     if not parts:
         raise ValueError("cat: got no tensors, expected at least one")
     first = parts[0]
@@ -233,7 +225,7 @@ def clone(x: Tensor) -> Tensor:
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """x with its elements in order in memory: itself where they already are, else a copy."""
+    """x with its elements in row-major order in memory; copied only where they are not."""
     return Contiguous.apply(x)
 
 

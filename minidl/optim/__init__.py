@@ -7,9 +7,9 @@
     optimizer.zero_grad()
     schedule.step()
 
-Beyond torch: clipping (`max_norm`) and the guard against gradients that are not finite belong to the update itself, and
-gradients that touch few rows of a matrix are used as they are. The result equals that of the dense gradient; with
-`lazy=True` only the rows seen change, their moments included, as in torch.optim.SparseAdam.
+Beyond torch, the update itself clips gradients (`max_norm`) and skips steps whose gradients are not finite, and a
+gradient that touches few rows of a matrix stays sparse. The result equals that of the dense gradient; with `lazy=True`
+only these rows and their moments change, as in torch.optim.SparseAdam.
 """
 
 from minidl.optim.base import Optimizer, Params

@@ -1,4 +1,4 @@
-"""What all optimisers share: groups and their numbers, the step, states that a run continues from."""
+"""The base of all optimisers: parameter groups, the step, and the state that a run resumes from."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from minidl import captured
 from minidl.kernels import update
-from minidl.rows import RowGrad
-from minidl.tensor import Tensor
+from minidl.sparse.rows import RowGrad
+from minidl.tensors import Tensor
 
 Params = Iterable[Tensor] | Iterable[Mapping[str, Any]]
 
@@ -31,22 +31,22 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 class Optimizer:
-    """What all optimisers share. Make one of its subclasses.
+    """The base class of all optimisers; use one of its subclasses.
 
-    `params` are leaf Tensors, or groups as in torch: dicts with "params" and any numbers of their own.
-    `param_groups` are those groups with every number filled in; numbers changed there count from the next step on.
-    Learning rate, number of steps and all other numbers live on the device, so a CUDA graph can hold a step.
+    `params` are leaf Tensors, or groups as in torch: dicts with "params" and any settings of their own.
+    `param_groups` are these groups with all settings filled in; changes there take effect at the next step.
+    Learning rate, step count and all other numbers are kept on the device, so that a CUDA graph can contain a step.
 
     max_norm    clip the gradients of a step so that their joint 2-norm is at most this
     lazy        a gradient of few rows changes only those rows and their moments (weight decay included)
-    loss_scale  gradients are those of the loss times `self.loss_scale`, a number on the device that starts with this
-                value: call loss.backward(optimizer.loss_scale). It is halved where a gradient is not finite, and
-                doubled after 2,000 finite steps. For float16, which cannot hold small gradients
+    loss_scale  the initial factor of dynamic loss scaling, for float16, which cannot hold small gradients: call
+                loss.backward(optimizer.loss_scale). The factor is halved when a gradient is not finite, and doubled
+                after 2,000 finite steps
 
-    Where any gradient is not finite a step changes nothing but `skipped`. float16 and bfloat16 parameters have float32
-    masters among the state. Raises ValueError for no parameters, one given twice, one that an operation made or one
-    that is neither contiguous nor in torch.channels_last, and for a number out of its range; TypeError for parameters
-    that are not floating Tensors.
+    A step with a gradient that is not finite changes nothing but `skipped`. The state of float16 and bfloat16
+    parameters includes float32 masters. Raises ValueError for no parameters, for one that is given twice, is no leaf or
+    is neither contiguous nor in torch.channels_last, and for a number out of its range; TypeError for parameters that
+    are not floating Tensors.
     """
 
     _rule: str
@@ -119,15 +119,15 @@ class Optimizer:
             numbers = _flat(type(self).__name__, group)
             if numbers.get("momentum", 0.0) != 0.0 and "momentum_buffer" not in self._update.states:
                 raise ValueError(
-                    f"{type(self).__name__}: momentum was 0 when the optimizer was made, so it keeps no velocities; "
-                    "give a momentum there, and set it to 0 until it is wanted"
+                    f"{type(self).__name__}: momentum was 0 when the optimizer was made, so it has no momentum_buffer; "
+                    "make it with a momentum above 0, and set that to 0 until it is needed"
                 )
             for key, value in numbers.items():
                 if known.get(key) != value:
                     if captured.recording():
                         raise RuntimeError(
-                            f"{type(self).__name__}: {key} changes in a step that is captured, and would change no "
-                            "more: change it outside the step, as schedule.step() after it does"
+                            f"{type(self).__name__}: {key} changes inside a captured step, and a replay would not "
+                            "repeat it: change it outside the step, as by schedule.step() after it"
                         )
                     self._update.set(key, value, first, end)
                     known[key] = value
@@ -151,12 +151,12 @@ class Optimizer:
         torch.autograd.graph.increment_version(changed)
 
     def _prepare_replay(self) -> None:
-        """What `step` does on the host, before a graph that holds it runs again."""
+        """What `step` does on the host, before a graph that contains it runs again."""
         self._synchronize()
         if self._captured_without_decay and self._update.decay:
             raise ValueError(
                 f"{type(self).__name__}: weight_decay was 0 when the step was captured, so the graph has none: capture "
-                "the step again, or begin with a weight_decay above 0"
+                "the step again, or start with a weight_decay above 0"
             )
         torch.autograd.graph.increment_version([param.data for param in self._params])
 
@@ -172,17 +172,17 @@ class Optimizer:
 
     @property
     def loss_scale(self) -> Tensor | None:
-        """What the loss of the next step is multiplied by, float32 of shape [] on the device; None without scaling."""
+        """The factor for the loss of the next step, float32 of shape [] on the device; None without loss scaling."""
         scale = self._update.scale
         return None if scale is None else Tensor(scale[update.LOSS_SCALE.value])
 
     @property
     def skipped(self) -> int:
-        """How many steps changed nothing because a gradient was not finite. Waits for the device."""
+        """The number of steps skipped because a gradient was not finite. Waits for the device."""
         return int(self._update.skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on besides parameters and gradients: tensors and numbers under flat names.
+        """All that the next step depends on besides parameters and gradients: tensors and numbers with flat names.
 
         The tensors are the optimiser's own: copy them to keep them. Names: "steps", "skipped", "<state>.<parameter>"
         (states as torch calls them, and "master"), "group.<group>.<number>", "loss_scale" where there is one (the scale
@@ -234,7 +234,7 @@ class Optimizer:
 
 
 def read_groups(name: str, params: Params) -> list[dict[str, Any]]:
-    """The groups of what an optimiser is given, each with its list of parameters."""
+    """The parameter groups of an optimiser's argument, each with its list of parameters."""
     if isinstance(params, Tensor):
         raise TypeError(f"{name}: params is a Tensor, expected a list of them")
     given = list(params)

@@ -1,4 +1,4 @@
-"""The optimisers: each a rule, its numbers and the states that it keeps."""
+"""The optimisers: each is an update rule, its settings and the states it keeps."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class SGD(Optimizer):
 class RMSprop(Optimizer):
     """s = alpha s + (1 - alpha) g^2, p -= lr g / (sqrt(s) + eps). Hinton, Coursera 2012, lecture 6e.
 
-    `centered` subtracts the square of a running mean of g from s (Graves, arXiv 1308.0850); `momentum` gathers the
-    steps; `weight_decay` adds weight_decay p to the gradient. As torch.optim.RMSprop.
+    `centered` subtracts the square of a running mean of g from s (Graves, arXiv 1308.0850); `momentum` accumulates
+    the steps; `weight_decay` adds weight_decay p to the gradient. As torch.optim.RMSprop.
     """
 
     _rule = "rmsprop"
@@ -127,7 +127,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with weight decay apart from the gradient: first p *= 1 - lr weight_decay. arXiv 1711.05101.
+    """Adam with decoupled weight decay: first p *= 1 - lr weight_decay. arXiv 1711.05101.
 
     As torch.optim.AdamW.
     """

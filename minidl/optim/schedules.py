@@ -10,10 +10,10 @@ from minidl.optim.base import Optimizer
 
 
 class Schedule:
-    """A learning rate as a function of the number of steps made: every group's own rate times `factor(step)`.
+    """A learning rate as a function of the number of steps made: each group's own rate times `factor(step)`.
 
-    Making one sets the rate of step 0. Call `step()` once after each optimizer step. During the first `warmup` steps
-    the rate rises in a straight line, ending at the full rate with step warmup - 1.
+    Creating one sets the rate of step 0. Call `step()` once after each optimizer step. During the first `warmup` steps
+    the rate rises linearly, to the full rate at step warmup - 1.
     """
 
     def __init__(self, optimizer: Optimizer, warmup: int = 0) -> None:
@@ -26,7 +26,7 @@ class Schedule:
         self._apply()
 
     def factor(self, step: int) -> float:
-        """The share of the full rate at a step, warm-up aside."""
+        """The fraction of the full rate at a step after warm-up."""
         raise NotImplementedError
 
     def lr(self, step: int | None = None) -> float:
@@ -38,7 +38,7 @@ class Schedule:
         return self._rates(self._step)
 
     def step(self) -> None:
-        """Count a step and set the optimizer's rates."""
+        """Advance by one step and set the optimizer's rates."""
         self._step += 1
         self._apply()
 
@@ -66,7 +66,7 @@ class Schedule:
 
 
 class ConstantLR(Schedule):
-    """The full rate, after warm-up. (torch's ConstantLR lowers the rate for the first steps: that is `warmup` here.)"""
+    """The full rate, after warm-up. (torch's ConstantLR lowers the first rates, as `warmup` does here.)"""
 
     def factor(self, step: int) -> float:
         return 1.0
@@ -86,7 +86,7 @@ class StepLR(Schedule):
 
 
 class _Falling(Schedule):
-    """From the full rate at the end of warm-up to `eta_min` at step T_max, and there from then on."""
+    """From the full rate at the end of warm-up to `eta_min` at step T_max, and constant after that."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, warmup: int = 0) -> None:
         if T_max <= warmup:
@@ -98,8 +98,8 @@ class _Falling(Schedule):
         self.T_max, self.eta_min = T_max, eta_min
         super().__init__(optimizer, warmup)
 
-    def _gone(self, step: int) -> float:
-        """The share of the way from the end of warm-up to T_max."""
+    def _progress(self, step: int) -> float:
+        """From 0 at the end of warm-up to 1 at T_max."""
         return min(1.0, (step - self.warmup) / (self.T_max - self.warmup))
 
     def _rates(self, step: int) -> list[float]:
@@ -112,15 +112,15 @@ class _Falling(Schedule):
 class CosineLR(_Falling):
     """Half a cosine from the full rate at the end of warm-up to `eta_min` at step T_max. Loshchilov and Hutter, 2017.
 
-    torch's CosineAnnealingLR, but for warm-up and the end: past T_max it stays at eta_min.
+    As torch's CosineAnnealingLR, except for warm-up and after T_max, where it stays at eta_min.
     """
 
     def factor(self, step: int) -> float:
-        return 0.5 * (1.0 + math.cos(math.pi * self._gone(step)))
+        return 0.5 * (1.0 + math.cos(math.pi * self._progress(step)))
 
 
 class LinearLR(_Falling):
-    """A straight line from the full rate at the end of warm-up to `eta_min` at step T_max, and there from then on."""
+    """Linear from the full rate at the end of warm-up to `eta_min` at step T_max, and constant after that."""
 
     def factor(self, step: int) -> float:
-        return 1.0 - self._gone(step)
+        return 1.0 - self._progress(step)

@@ -1,12 +1,12 @@
-"""Checks for kernels, operations and models, yours included: gradients, error bounds, memory.
+"""Checks of gradients, error bounds and memory for kernels, operations and models, also your own.
 
-    check_grads(function, x)         gradients against central differences, in float64, on the kernels that really run
-    error_bound(ops.softmax, x)      how far each element of a result may be off, from the arithmetic
-    assert_within(y, exact, bound)   compares, and says where and by how much
-    GuardedAllocations()             finds writes outside a buffer and reads of memory that nothing has written
-    sanitize()                       checks each load and store of interpreted kernels, and says which line is wrong
+    check_grads(function, x)         compares gradients with central differences in float64, on the real kernels
+    error_bound(ops.softmax, x)      the largest error of each element that the arithmetic allows
+    assert_within(y, exact, bound)   compares, and reports the worst element and its error
+    GuardedAllocations()             finds writes outside a buffer and reads of unwritten memory
+    sanitize()                       checks each load and store of interpreted kernels, and names the faulty line
 
-None of it is used while a model is trained.
+Training does not use this package.
 """
 
 from minidl.testing.compare import assert_not_vacuous, assert_within, error_bound

@@ -1,4 +1,4 @@
-"""Comparing a result with its float64 reference, inside the bound that the arithmetic gives."""
+"""Comparison of a result with its float64 reference, within the error bound that follows from the arithmetic."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from minidl.specs import Case, OpSpec, all_specs
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
+from minidl.testing.specs import Case, OpSpec, all_specs
 
 
 def wrap(value: Any, requires_grad: bool = False) -> Any:
@@ -83,11 +83,10 @@ def assert_within(
 ) -> float:
     """Raise AssertionError unless every element of `actual` is within `bound` of the float64 `reference`.
 
-    Where the reference is NaN or infinite, `actual` must be the same. Where the reference and its bound reach beyond
-    the largest number of the dtype, infinity is accepted. A bound above that number says nothing about its element.
-    A float64 result may be off by twice the bound, since the reference was computed in float64 too. Integers must be
-    equal.
-    `what` names the result and `repeat` a command that repeats the comparison, for the message.
+    Where the reference is NaN or infinite, `actual` must be the same. Where the reference plus its bound exceeds the
+    largest number of the dtype, infinity is accepted. An element whose bound exceeds that number is not compared. A
+    float64 result may be off by twice the bound, since the reference is in float64, too. Integers must be equal.
+    The message names the result as `what` and `repeat` as the command that repeats the comparison.
     Returns the largest error as a fraction of its bound.
     """
     got = actual.data if isinstance(actual, Tensor) else actual.detach()
@@ -112,7 +111,7 @@ def assert_within(
     if accepted.all():
         return float(torch.where(ratio.isfinite(), ratio, 0.0).max())
     worst = int(torch.where(accepted, -1.0, ratio.nan_to_num(nan=math.inf, posinf=math.inf)).argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(worst), r.shape)]
+    index = index_at(worst, r.shape)
     x, y, allowed, off = (float(t.flatten()[worst]) for t in (a, r, b, error))
     raise AssertionError(
         f"{where}{int((~accepted).sum())} of {r.numel()} elements of {str(got.dtype).removeprefix('torch.')} "
@@ -121,6 +120,11 @@ def assert_within(
         f"  error {off:.4g}, bound {allowed:.4g}, error/bound {off / allowed if allowed else math.inf:.4g}"
         f"{_ulps(off, y, got.dtype)}{_repeat(repeat)}"
     )
+
+
+def index_at(position: int, shape: torch.Size) -> list[int]:
+    """The index of an element by its position in a flattened tensor of this shape."""
+    return [int(i) for i in torch.unravel_index(torch.tensor(position), shape)]
 
 
 def _repeat(command: str) -> str:

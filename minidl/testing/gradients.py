@@ -1,4 +1,4 @@
-"""Gradients against central differences, in float64, on the kernels that really run."""
+"""Comparison of gradients with central differences, in float64, on the real kernels."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from minidl import autograd
-from minidl.tensor import Tensor
-from minidl.testing.compare import as_tuple
+from minidl.tensors import Tensor
+from minidl.testing.compare import as_tuple, index_at
 
 
 class GradientError(AssertionError):
     """A gradient differs from the difference quotient."""
 
 
-# Chains of operations that a function value may go through: the noise of a difference quotient is this many units.
+# The assumed depth of a function: the noise of a difference quotient is this many rounding units.
 _DEPTH = 64
 _UNIT = 2.0**-53
 
@@ -45,8 +45,8 @@ def check_grads(
 ) -> None:
     """Compare the gradients of `function(*inputs)` with central differences, in float64.
 
-    function  takes the inputs and returns a Tensor or several; a Module is checked for its parameters as well, which
-              are float64 during the check and then as they were
+    function  takes the inputs and returns one Tensor or several; for a Module, the gradients of its parameters are
+              checked, too, which are float64 during the check and restored afterwards
     inputs    Tensors and plain values. Floating Tensors become float64; those with requires_grad are checked
     mode      "fast" compares directional derivatives along `projections` random directions per tensor, and names the
               worst element where they differ; "slow" compares every element of the Jacobian
@@ -78,7 +78,7 @@ def check_grads(
 
 @contextlib.contextmanager
 def _in_double(function: Any) -> Iterator[None]:
-    """Parameters and buffers of a module in float64, and afterwards as they were."""
+    """A context in which parameters and buffers of a module are float64; they are restored afterwards."""
     kept = []
     for tensor in (*getattr(function, "parameters", tuple)(), *getattr(function, "buffers", tuple)()):
         if tensor.dtype.is_floating_point:
@@ -198,7 +198,7 @@ class _Run:
         analytic: float,
         allowed: float,
     ) -> None:
-        """Find the element that is furthest off (of the first 4096) and raise."""
+        """Find the element with the largest error (of the first 4096) and raise."""
         worst, at, quotient = -1.0, 0, 0.0
         wrong = 0
         tried = min(gradient.numel(), 4096)
@@ -213,7 +213,7 @@ class _Run:
             wrong += not off <= limit
             if not off <= worst:
                 worst, at, quotient = off, i, value
-        index = [int(i) for i in torch.unravel_index(torch.tensor(at), gradient.shape)]
+        index = index_at(at, gradient.shape)
         raise GradientError(
             f"check_grads: the gradient of {entry.name} (shape {list(gradient.shape)}) is wrong: along a random "
             f"direction numeric {numeric:.8g}, analytic {analytic:.8g}, allowed difference {allowed:.2g}\n"
@@ -247,8 +247,7 @@ class _Run:
                 wrong = ~(off <= allowed)
                 at = int(torch.where(wrong, off.nan_to_num(nan=math.inf), -1.0).argmax())
                 row, column = divmod(at, analytic.shape[1])
-                out = [int(i) for i in torch.unravel_index(torch.tensor(row), value.shape)]
-                index = [int(i) for i in torch.unravel_index(torch.tensor(column), entry.value.shape)]
+                out, index = index_at(row, value.shape), index_at(column, entry.value.shape)
                 raise GradientError(
                     f"check_grads: the gradient of {entry.name} (shape {list(entry.value.shape)}) is wrong in "
                     f"{int(wrong.sum())} of {wrong.numel()} places\n"

@@ -1,4 +1,4 @@
-"""Guard bands around tensors, and memory that shows when it is read before it is written."""
+"""Guard bands around tensors, and a fill pattern that reveals reads of unwritten memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class MemoryGuardError(AssertionError):
-    """Memory around a tensor was written, or an input was changed."""
+    """A write outside a tensor, or to an input."""
 
 
-# Elements before and after each guarded tensor: a whole number of pages of every dtype, so alignment stays.
+# Elements before and after each guarded tensor: whole pages for every dtype, which keeps alignment.
 _BAND = 4096
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # The lowest of the NaN used, and how many payloads it has.
@@ -31,7 +31,7 @@ _LARGE = {1: (0x65, 2**4), 2: (2**14, 2**12), 4: (2**30, 2**24), 8: (2**62, 2**3
 
 
 def _pattern(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Bits of `count` elements: NaN with different payloads for floating types, large numbers for integers."""
+    """A bit pattern of `count` elements: NaN with different payloads for floating types, large numbers for integers."""
     size = dtype.itemsize
     lowest, payloads = _NAN[dtype] if dtype in _NAN else _LARGE[size]
     return (lowest + torch.arange(count, device=device) % payloads).to(_BITS[size])
@@ -39,7 +39,7 @@ def _pattern(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 @dataclass
 class _Guard:
-    """A buffer with a tensor in it: which elements belong to the tensor, and what the others were."""
+    """A buffer around a tensor: which elements belong to the tensor, and the expected content."""
 
     buffer: torch.Tensor
     shape: tuple[int, ...]
@@ -72,11 +72,11 @@ class _Guard:
 
 
 class GuardedAllocations(TorchFunctionMode):
-    """A context in which what torch allocates lies between bands of NaN that must stay as they are.
+    """A context in which torch allocates tensors between bands of NaN that must not change.
 
-    Tensors from torch.empty and its kin are also filled with NaN (large numbers for integers), so that reading memory
-    that nothing has written shows in the result. Each NaN of a band carries another payload, and the bits are compared
-    by `check()`, which leaving the context calls. Copies (contiguous, clone, cat, to) lie between bands too.
+    Tensors from torch.empty and similar functions are also filled with NaN (large numbers for integers), so that reads
+    of unwritten memory show in the result. Each NaN of a band has another payload; `check()`, which runs when the
+    context ends, compares the bits. Copies (contiguous, clone, cat, to) are allocated between bands, too.
     Raises MemoryGuardError when memory outside a tensor was written, or an input given to `guard` was changed.
     """
 
@@ -88,7 +88,7 @@ class GuardedAllocations(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if not is_fresh(func, args, kwargs, result):
             return result
-        placed = self._place(tuple(result.shape), result.stride(), result.dtype, result.device, 0)
+        placed = self._place(result, 0)
         if func not in UNWRITTEN:
             return placed.copy_(result)
         for tell in told:
@@ -101,10 +101,10 @@ class GuardedAllocations(TorchFunctionMode):
             self.check()
 
     def guard(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of an input with the same strides and alignment, NaN around it and in its gaps, not to be changed."""
+        """A copy of an input with the same strides and alignment, NaN around it and in its gaps; it must not change."""
         with torch._C.DisableTorchFunction():
             offset = tensor.data_ptr() % 64 // tensor.element_size()
-            placed = self._place(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, offset)
+            placed = self._place(tensor, offset)
             # Every element of an expanded dimension is the same memory, written once.
             once = tuple(slice(0, 1) if s == 0 else slice(None) for s in tensor.stride())
             placed[once].copy_(tensor[once])
@@ -117,24 +117,22 @@ class GuardedAllocations(TorchFunctionMode):
             for guard in self._guards:
                 guard.check()
 
-    def _place(
-        self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, offset: int
-    ) -> torch.Tensor:
-        span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    def _place(self, like: torch.Tensor, offset: int) -> torch.Tensor:
+        """A tensor of the same shape, strides and dtype in a guarded buffer, `offset` elements past its band."""
+        shape, stride, dtype = tuple(like.shape), like.stride(), like.dtype
         first = _BAND + offset
-        buffer = _pattern(first + span + _BAND, dtype, device)
-        inside = torch.zeros(len(buffer), dtype=torch.bool, device=device)
-        inside.as_strided(tuple(1 if s == 0 else n for n, s in zip(shape, stride, strict=True)), stride, first).fill_(
-            True
-        )
-        self._guards.append(_Guard(buffer, shape, dtype, _caller(), inside, first, first + span - 1))
+        last = first + span(like) - 1
+        buffer = _pattern(last + 1 + _BAND, dtype, like.device)
+        inside = torch.zeros(len(buffer), dtype=torch.bool, device=like.device)
+        inside.as_strided(without_repeats(like), stride, first).fill_(True)
+        self._guards.append(_Guard(buffer, shape, dtype, _caller(), inside, first, last))
         return buffer.view(dtype).as_strided(shape, stride, first)
 
 
 def guarded(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
-    """A copy of `tensor` between bands of NaN, and a function that raises MemoryGuardError if the bands were written.
+    """A copy of `tensor` between bands of NaN, and a function that raises MemoryGuardError if a band was written.
 
-    Writing to the tensor itself is allowed: for outputs given to a kernel.
+    The tensor itself may be written, so use this for outputs of a kernel.
     """
     guards = GuardedAllocations()
     placed = guards.guard(tensor)
@@ -153,38 +151,23 @@ class _Poison(TorchFunctionMode):
 
 @contextlib.contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """A context in which torch.empty and its kin give NaN (large numbers for integers), not what was there before."""
+    """A context in which torch.empty and similar functions return NaN (large numbers for integers)."""
     with _Poison():
         yield
 
 
-# Functions to be told of each tensor that stands for memory which nothing has written.
+# Functions that are called with each tensor of unwritten memory that GuardedAllocations makes.
 told: list[Callable[[torch.Tensor], None]] = []
 UNWRITTEN = {
-    torch.empty,
-    torch.empty_like,
-    torch.empty_strided,
-    torch.Tensor.new_empty,
-    torch.Tensor.new_empty_strided,
-}
+    torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided,
+}  # fmt: skip
 _WRITTEN = {
-    torch.zeros,
-    torch.zeros_like,
-    torch.ones,
-    torch.ones_like,
-    torch.full,
-    torch.full_like,
-    torch.cat,
-    torch.clone,
-    torch.Tensor.new_zeros,
-    torch.Tensor.new_ones,
-    torch.Tensor.new_full,
-    torch.Tensor.clone,
-    torch.Tensor.contiguous,
-    torch.Tensor.to,
-    torch.Tensor.float,
-    torch.Tensor.half,
-    torch.Tensor.double,
+    getattr(owner, name)
+    for owner, names in {
+        torch: "zeros zeros_like ones ones_like full full_like cat clone",
+        torch.Tensor: "new_zeros new_ones new_full clone contiguous to float half double",
+    }.items()
+    for name in names.split()
 }
 
 
@@ -202,6 +185,18 @@ def is_fresh(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> bool:
         and result.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
         and result.numel() > 0
     )
+
+
+def span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last of a tensor in memory, gaps counted."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def without_repeats(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape with size 1 for expanded dimensions, so that each element of memory occurs once."""
+    return tuple(1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _caller() -> str:

@@ -25,7 +25,7 @@ from minidl.captured import capture
 from minidl.kernels import average as kernels
 from minidl.kernels import random as random_kernels
 from minidl.models import Discriminator, Generator
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 BETAS = (0.5, 0.999)
 DECAY = 0.999
@@ -47,6 +47,7 @@ class Adversaries:
     def __init__(
         self, settings: Mapping[str, Any], batch_size: int, lr: float, seed: int, captured: bool = True
     ) -> None:
+        self.settings, self.lr, self.captured = settings, lr, captured
         self.generator = Generator(**settings)
         self.discriminator = Discriminator(**{name: value for name, value in settings.items() if name != "latent"})
         self.average = Generator(**settings)
@@ -114,6 +115,10 @@ class Adversaries:
             # Without a slope there is no direction, and no step.
             factor = ops.where(length > FLAT, REACH / length, 0.0)
             return gradient * factor.reshape(-1, 1, 1, 1)
+
+    def others(self, batch_size: int) -> Adversaries:
+        """New networks of the same settings, for another batch size; their steps are not captured."""
+        return Adversaries(self.settings, batch_size, self.lr, self.seed, captured=False)
 
     def statistics(self) -> Generator:
         """The average in evaluation mode, its batch norms' running statistics measured anew.

@@ -4,11 +4,12 @@
     checkpoints/last.json                 where training goes on: names its tensor file and holds everything else
     checkpoints/best.json                 the same for the best epoch so far
 
-A JSON file is renamed into place after its tensor file is safe on the disk, and tensor files that neither names are
-deleted after that: whenever the machine stops, `last.json` names a complete state.
+A JSON file is renamed into place once its tensor file is flushed to disk; tensor files that neither JSON file names are
+deleted after that. So whenever the machine stops, `last.json` names a complete state. For the best state so far,
+`best.json` is written first; if the machine stops before `last.json` is written, it is copied from `best.json`.
 
-A state is copied when it is saved, and written by a thread while training goes on: making the file safe takes longer
-than a short epoch. Where one is saved before the last but one is written, the one between is left out.
+A state is copied when it is saved and written by a thread while training continues, as flushing takes longer than a
+short epoch. If states are saved faster than they are written, those in between are skipped.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NAME = re.compile(r"step-\d+\.safetensors")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state that was read back from `path` and `tensors`: `weights`, `optimizer` and `state` are what `save` got."""
+    """A state read from `path` and `tensors`: `weights`, `optimizer` and `state` as given to `save`."""
 
     path: Path
     tensors: Path
@@ -48,7 +49,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Saved:
-    """A state that is to be written: tensors on the CPU, and the JSON content but for the checksum."""
+    """A state to be written: tensors on the CPU, and the JSON content without the checksum."""
 
     name: str
     tensors: dict[str, torch.Tensor]
@@ -70,10 +71,10 @@ class Checkpoints:
     def save(
         self, step: int, weights: Mapping[str, torch.Tensor], optimizer: Any, state: Mapping[str, Any], best: bool
     ) -> None:
-        """Have the state after `step` steps written as the last one, and as the best one if it is; see `wait`.
+        """Start writing the state after `step` steps as the last one, and if `best` as the best one; see `wait`.
 
-        `optimizer` is a state_dict: nested dicts, lists, tensors and JSON values. Raises OSError when a state that was
-        saved before could not be written; the checkpoint before that one is unharmed.
+        `optimizer` is a state_dict: nested dicts, lists, tensors and JSON values. Raises OSError when an earlier state
+        could not be written; the checkpoint before that one is intact.
         """
         tensors = {f"weights.{name}": tensor for name, tensor in weights.items()}
         plain = _take_tensors(optimizer, "optimizer", tensors)
@@ -81,7 +82,7 @@ class Checkpoints:
         name = f"step-{step:06d}.safetensors"
         content = {"format": FORMAT, "version": VERSION, "tensors": name, "sha256": "", **state, "optimizer": plain}
         with self._lock:
-            self._tell_failure()
+            self._raise_failure()
             kept = [] if best else [saved for saved in self._waiting if saved.best]
             self._waiting = [*kept, _Saved(name, taken, content, best)]
             alone = self._writer is None and not self._started()
@@ -89,16 +90,25 @@ class Checkpoints:
             self._write_all()
 
     def wait(self) -> None:
-        """Wait until all that was saved is safe on the disk. Raises OSError when it could not be written."""
+        """Wait until everything saved is flushed to disk. Raises OSError when it could not be written."""
         writer = self._writer
         if writer is not None:
             writer.join()
         with self._lock:
-            self._tell_failure()
+            self._raise_failure()
 
     def last(self) -> Checkpoint | None:
-        """The last state, or None when there is none. Raises DamagedError."""
+        """The last state, or None when there is none. Raises DamagedError.
+
+        If a process stopped between writing the two files, last.json becomes a copy of best.json. Raises OSError when
+        it cannot be written.
+        """
         self.wait()
+        last, best = (self._content(name) for name in _JSON_FILES)
+        if best is not None and (last is None or _step(best) > _step(last)):
+            # Check that it is complete before the other is replaced.
+            self._read("best.json")
+            files.write_bytes(self.folder / "last.json", files.read_bytes(self.folder / "best.json"))
         return self._read("last.json")
 
     def best(self) -> Checkpoint | None:
@@ -117,23 +127,23 @@ class Checkpoints:
                 files.remove(path)
 
     def _started(self) -> bool:
-        """Start the thread; False where the system has none to give, and the state is to be written here."""
+        """Start the thread; False if the system cannot start one, so that the caller writes the state."""
         writer = threading.Thread(target=self._write_all, name=_writer_of(self.folder))
         try:
             writer.start()
         except RuntimeError:
             return False
-        # Not before: after a Ctrl-C in between, `wait` would wait for a thread that does not run.
+        # Only now: after a Ctrl-C in between, `wait` would wait for a thread that does not run.
         self._writer = writer
         return True
 
-    def _tell_failure(self) -> None:
+    def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def _write_all(self) -> None:
-        """Write what waits until nothing does."""
+        """Write waiting states until there are none."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -142,32 +152,39 @@ class Checkpoints:
                 saved = self._waiting.pop(0)
             try:
                 self._write(saved)
-            except BaseException as failure:  # noqa: BLE001 (told in the thread that trains)
+            except BaseException as failure:  # noqa: BLE001 (raised in the thread that trains)
                 with self._lock:
                     self._failure, self._writer = failure, None
                     self._waiting.clear()
                 return
 
     def _write(self, saved: _Saved) -> None:
-        self.folder.mkdir(exist_ok=True)
+        files.make_folder(self.folder)
         content = {**saved.content, "sha256": files.write_tensors(self.folder / saved.name, saved.tensors)}
         if saved.best:
             files.write_json(self.folder / "best.json", content, sealed=True)
         files.write_json(self.folder / "last.json", content, sealed=True)
         self.drop_unnamed()
 
-    def _read(self, name: str) -> Checkpoint | None:
+    def _content(self, name: str) -> dict[str, Any] | None:
+        """The content of a JSON file, with a valid tensor file name; None if it is missing. Raises DamagedError."""
         path = self.folder / name
         try:
             content = files.read_json(path)
         except FileNotFoundError:
             return None
         if content.get("format") != FORMAT or content.get("version") != VERSION:
-            raise DamagedError(f"{path} is no checkpoint of version {VERSION}; train again with --overwrite")
+            raise DamagedError(f"{path} is not a checkpoint of version {VERSION}; train again with --overwrite")
         named = content.get("tensors")
         if not isinstance(named, str) or not _NAME.fullmatch(named):
             raise DamagedError(f"{path} names {cut(repr(named), 60)} as its tensor file; train again with --overwrite")
-        file = self.folder / named
+        return content
+
+    def _read(self, name: str) -> Checkpoint | None:
+        content = self._content(name)
+        if content is None:
+            return None
+        path, file = self.folder / name, self.folder / content["tensors"]
         try:
             tensors = files.read_tensors(file, str(content["sha256"]))
             weights = {
@@ -175,7 +192,7 @@ class Checkpoints:
             }
             optimizer = _put_tensors(content["optimizer"], tensors)
         except FileNotFoundError:
-            raise DamagedError(f"{path} names {file}, which is gone; train again with --overwrite") from None
+            raise DamagedError(f"{path} names {file}, which is missing; train again with --overwrite") from None
         except KeyError as error:
             raise damaged(path, f"{error} is missing") from None
         if not isinstance(optimizer, dict):
@@ -184,7 +201,7 @@ class Checkpoints:
 
 
 def is_writing(folder: Path) -> bool:
-    """Whether a state is being written there: a Ctrl-C while it is waited for ends the waiting, not the writing."""
+    """Whether a state is being written there: Ctrl-C during `wait` does not stop the writing."""
     return any(thread.name == _writer_of(folder) for thread in threading.enumerate())
 
 
@@ -193,15 +210,13 @@ def _writer_of(folder: Path) -> str:
 
 
 def delete(folder: Path) -> None:
-    """Delete what `save` has written, and the folder if nothing else is in it."""
-    if not folder.is_dir() or folder.is_symlink():
-        return
-    for path in folder.iterdir():
-        if path.name in _JSON_FILES or _NAME.fullmatch(path.name):
-            files.remove(path)
-    files.sweep(folder)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    """Delete what `save` wrote, and the folder if it is empty then."""
+    files.remove_folder(folder, lambda name: name in _JSON_FILES or _NAME.fullmatch(name) is not None)
+
+
+def _step(content: dict[str, Any]) -> int:
+    """The step of a state, from the name of its tensor file."""
+    return int(content["tensors"].removeprefix("step-").removesuffix(".safetensors"))
 
 
 def _take_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""Where a command runs its kernels, decided before Triton is imported: it reads the choice only once."""
+"""Where a command runs its kernels, chosen before Triton is imported, which reads TRITON_INTERPRET only then."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TILES = "MINIDL_TILES"
 def choose(device: str) -> None:
     """Set up this process for "auto", "cuda" or "cpu".
 
-    Raises ConfigError when there is no CUDA device where one is needed, when TRITON_INTERPRET, which the user may have
-    set, says otherwise, and when MINIDL_TILES names tile tables that cannot be used.
+    Raises ConfigError when a CUDA device is needed and missing, when the user's TRITON_INTERPRET contradicts it, and
+    when MINIDL_TILES names invalid tile tables.
     """
     _choose(device)
     if os.environ.get(_TILES):
-        from minidl.kernels import tables
+        from minidl.runtime import tables
 
         try:
             tables.check()

@@ -48,6 +48,12 @@ class Display:
         else:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def notes(self, *texts: str | None) -> None:
+        """A line for each that is not None or empty."""
+        for text in texts:
+            if text:
+                self.note(text)
+
     def begin(self, epoch: int, epochs: int, done: int, steps: int) -> None:
         """An epoch begins, `done` of its steps taken before."""
         if self._bar is None:

@@ -1,6 +1,6 @@
-"""What a result depends on besides the settings: versions, device, BLAS and its threads, precision, tile tables.
+"""What else a result depends on besides settings: versions, device, BLAS and its threads, precision, tile tables.
 
-It is written to environment.json and into every checkpoint; a run that goes on under another one says so.
+It is written to environment.json and every checkpoint; a run continued in another environment shows a warning.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from minidl import __version__
+from minidl.version import __version__
 
 _PACKAGES = ("torch", "triton", "numpy", "scipy", "scikit-learn", "safetensors")
-# Parts of a description by which a result may differ in its last bits. The kernel's version, the driver (kernels are
-# compiled by Triton's own ptxas) and what reads and writes files change none.
+# Entries on which the last bits of a result may depend. The Linux kernel, the driver (Triton's own ptxas compiles the
+# kernels) and file libraries are not among them.
 DECIDING = (
     "minidl", "python", *_PACKAGES[:-1], "libc", "device", "kernels", "target", "processor", "blas", "threads",
     "float32_precision", "tile_tables",
@@ -27,7 +27,7 @@ _USUAL_THREADS = 4
 
 def describe(threads: int) -> dict[str, Any]:
     """The content of environment.json, once `fix_threads` and the precision are set."""
-    from minidl.kernels import launch
+    from minidl.runtime import launch
 
     return {
         "minidl": __version__,
@@ -48,22 +48,22 @@ def describe(threads: int) -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
-    """What differs of all that can change the last bits of a result: by name, [before, now].
+    """The entries that differ and can change the last bits of a result: {name: [before, now]}.
 
-    What `before` does not have, as one that an older minidl wrote, is not known to differ.
+    Entries missing in `before`, which an older minidl may have written, are left out.
     """
     names = [name for name in DECIDING if name in before and name in now]
     return {name: [before[name], now[name]] for name in names if before[name] != now[name]}
 
 
 def shown(value: Any) -> str:
-    """A value of a description for people: of a checksum the beginning."""
+    """A value for display; a checksum is shortened."""
     text = "none" if value is None else str(value)
     return text[:12] if len(text) == 64 and " " not in text else text
 
 
 def processor() -> str:
-    """Make of the CPU and the vector instructions that numpy uses: its functions round by them."""
+    """Model of the CPU and the vector instructions that numpy uses, which affect rounding."""
     import numpy as np
 
     found: dict[str, Any] = np.show_config(mode="dicts") or {}  # type: ignore[assignment]
@@ -72,7 +72,7 @@ def processor() -> str:
 
 
 def blas() -> str:
-    """Each BLAS that is loaded, with its version, the processor it has kernels for, and its number of threads."""
+    """Each loaded BLAS with its version, the processor it is tuned for, and its number of threads."""
     from threadpoolctl import threadpool_info
 
     libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
@@ -89,14 +89,14 @@ def device_name() -> str:
     """The name of the device kernels run on, "cpu" where they are interpreted."""
     import torch
 
-    from minidl.kernels import launch
+    from minidl.runtime import launch
 
     return "cpu" if launch.INTERPRETED else torch.cuda.get_device_name()
 
 
 def tile_hash() -> str:
-    """SHA-256 over every tile table in use: they decide in which order sums are taken."""
-    from minidl.kernels import launch, tables
+    """SHA-256 over every tile table in use, as tiles determine the order of sums."""
+    from minidl.runtime import launch, tables
 
     digest = hashlib.sha256()
     for family in launch.families():
@@ -115,7 +115,7 @@ def wanted_threads(most: int = _USUAL_THREADS) -> int:
 def fix_threads(count: int) -> None:
     """Set the number of threads of BLAS, OpenMP and torch: a product's rounding depends on it."""
     import numpy as np
-    import scipy.linalg  # noqa: F401  (brings a BLAS of its own, which must be loaded to be limited)
+    import scipy.linalg  # noqa: F401  (loads scipy's own BLAS, so that it is limited as well)
     import torch
     from threadpoolctl import threadpool_limits
 

@@ -1,4 +1,4 @@
-"""What can go wrong in a command, by whose turn it is."""
+"""The errors of a command, by who has to act."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class RunError(RuntimeError):
 
 
 class DamagedError(RunError):
-    """A file of a run that is not what minidl wrote."""
+    """A file of a run whose content minidl did not write."""
 
 
 class DivergedError(RunError):
-    """Training that left the numbers there are. `what` says what is not finite, `remedy` what to train again with."""
+    """Training diverged: `what` names the value that is NaN or infinite, `remedy` the flags to change."""
 
     def __init__(self, what: str, remedy: str = "a smaller --lr or --weight-decay") -> None:
         super().__init__(f"training diverged: {what}; train again with {remedy}")
@@ -31,5 +31,10 @@ def damaged(path: Path, what: object) -> DamagedError:
     return DamagedError(f"{path} is damaged ({cut(what)}); restore it or train again with --overwrite")
 
 
+def missing(path: object) -> DamagedError:
+    """The error for a file of a run that does not exist."""
+    return DamagedError(f"{path} is missing; restore it or train again with --overwrite")
+
+
 class Interrupted(Exception):  # noqa: N818  (an outcome, not an error)
-    """Training stopped on request, everything saved. The message says how to continue."""
+    """Training stopped on request with everything saved. The message says how to continue."""

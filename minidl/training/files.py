@@ -1,7 +1,6 @@
 """Files of a run: JSON and safetensors, each written whole or not at all (see `storage`).
 
-Tensor files carry a checksum of their values, and so do JSON files that are sealed: a damaged one is refused and never
-used.
+Tensor files and sealed JSON files carry a checksum, so that damaged files are refused.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 write_bytes = storage.write_bytes
+make_folder = storage.make_folder
+flush_folder = storage.flush_folder
 _SEAL = "checksum"  # of a JSON object: the SHA-256 of everything else in it
 
 
@@ -34,7 +35,7 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any, sealed: bool = False) -> None:
     """`write_bytes` of a value as indented JSON, `sealed` an object with a checksum of its content.
 
-    Raises ValueError for NaN and infinity, which JSON has not.
+    Raises ValueError for NaN and infinity, which JSON does not support.
     """
     if sealed:
         value = {**value, _SEAL: _seal(value)}
@@ -47,7 +48,7 @@ def write_json_lines(path: Path, values: list[dict[str, Any]]) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder; False, too, for a name that no file can have."""
+    """Whether there is a folder; False for an invalid name."""
     try:
         return path.is_dir()
     except OSError:
@@ -55,7 +56,7 @@ def is_folder(path: Path) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a run's file. Raises FileNotFoundError, and DamagedError when there is something else than a file.
+    """The content of a run's file. Raises FileNotFoundError, and DamagedError for anything but a file.
 
     A path through a file raises NotADirectoryError.
     """
@@ -68,7 +69,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """`read_bytes` of UTF-8 text. Raises DamagedError for anything else, too."""
+    """`read_bytes` of UTF-8 text. Also raises DamagedError for other content."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
@@ -78,7 +79,7 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file, without its seal.
 
-    Raises as `read_bytes`, and DamagedError when it is anything else or its seal does not fit.
+    Raises as `read_bytes`, and DamagedError for other content or a seal that does not match.
     """
     raw = read_bytes(path)
     try:
@@ -86,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise damaged(path, error) from None
     if not isinstance(value, dict):
-        raise damaged(path, "no JSON object")
+        raise damaged(path, "not a JSON object")
     # Older files have no seal.
     if _SEAL in value and value.pop(_SEAL) != _seal(value):
         raise damaged(path, "its content does not match its checksum")
@@ -101,7 +102,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Tensor]:
-    """The tensors that `write_tensors` wrote, when it returned `checksum` if that is given.
+    """The tensors in a file of `write_tensors`, whose checksum must be `checksum` if given.
 
     Raises FileNotFoundError, and DamagedError for any other content.
     """
@@ -122,12 +123,12 @@ def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Ten
     if written != storage.checksum(tensors):
         raise damaged(path, "its values do not match their checksum")
     if checksum is not None and written != checksum:
-        raise damaged(path, "its values are whole, but not those that were saved under this name")
+        raise damaged(path, "its values are intact, but are not those saved under this name")
     return tensors
 
 
 def _check_shapes(header: dict[str, Any]) -> None:
-    """Raises ValueError for one whose strides torch cannot count; safetensors takes any that holds a 0."""
+    """Raises ValueError for a shape whose strides overflow 64 bits, which safetensors accepts if it contains a 0."""
     for name, entry in header.items():
         shape = entry.get("shape") if isinstance(entry, dict) else None
         if isinstance(shape, list) and math.prod(max(size, 1) for size in shape if isinstance(size, int)) >= 2**63:
@@ -135,15 +136,27 @@ def _check_shapes(header: dict[str, Any]) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a killed process has left of unfinished files."""
+    """Delete the unfinished files of a killed process."""
     for path in folder.glob(".*" + storage.PART):
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Delete a file that may be gone already."""
+    """Delete a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
+
+
+def remove_folder(folder: Path, own: Callable[[str], bool]) -> None:
+    """Delete the files whose names are `own`, unfinished ones, and the folder if it is empty then."""
+    if not folder.is_dir() or folder.is_symlink():
+        return
+    for path in folder.iterdir():
+        if own(path.name):
+            remove(path)
+    sweep(folder)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def text_checksum(text: str) -> str:
@@ -152,14 +165,14 @@ def text_checksum(text: str) -> str:
 
 
 def _finite(text: str) -> float:
-    """A number of a JSON text; Python reads NaN, Infinity and 1e999 as well, which nothing here has written."""
+    """A finite number of a JSON text; Python would also accept NaN, Infinity and 1e999."""
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{text} is not a finite number")
     return number
 
 
 def _seal(value: Mapping[str, Any]) -> str:
-    """Of a JSON object as it is read back: keys are strings then, and tuples lists."""
+    """The checksum of a JSON object as it is read back, with string keys and lists for tuples."""
     plain = json.loads(json.dumps(value, allow_nan=False))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

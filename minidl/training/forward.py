@@ -11,13 +11,13 @@ import torch
 
 from minidl import nn
 from minidl.autograd import no_grad
-from minidl.csr import CSR
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.data.records import Pictures
-from minidl.tensor import Tensor, default_device
+from minidl.sparse.csr import CSR
+from minidl.tensors import Tensor, default_device
 from minidl.training import memory
-from minidl.training.errors import DivergedError
+from minidl.training.errors import DamagedError, DivergedError
 
 BATCH = 1024
 _BATCH_PIXELS = 2**20
@@ -27,8 +27,7 @@ def outputs(model: nn.Module, features: Any) -> np.ndarray:
     """The model's outputs, float32 [N, K], in evaluation mode; features are scipy CSR, an array [N, F] or
     Pictures.
 
-    Raises DivergedError when one is not finite: no score or answer may come of it. Raises RunError when memory runs
-    out, with the batch that would fit.
+    Raises DivergedError when one is not finite, and RunError, with a batch size that fits, when memory runs out.
     """
     size = _size(features)
     whole = memory.guarded(
@@ -38,6 +37,16 @@ def outputs(model: nn.Module, features: Any) -> np.ndarray:
     if not np.isfinite(whole).all():
         raise DivergedError("the model's outputs are not finite")
     return whole
+
+
+def saved_outputs(model: nn.Module, features: Any) -> np.ndarray:
+    """`outputs` of a finished run's model. Raises DamagedError when one is not finite."""
+    try:
+        return outputs(model, features)
+    except DivergedError as error:
+        raise DamagedError(
+            f"{error}, or correct the input: a number in it may be too far outside the range of the training split"
+        ) from None
 
 
 def _apply(model: nn.Module, features: Any, size: int, most: int | None = None) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""What `minidl predict` is asked: lines and rows as they arrive at standard input, or as arguments.
+"""Inputs of `minidl predict`: lines and rows from standard input as they arrive, or from arguments.
 
-What can be read before a fault is handed on first, and then the fault is raised.
+Inputs before an invalid one are handed on first; then its error is raised.
 """
 
 from __future__ import annotations
@@ -27,14 +27,19 @@ _Read = TypeVar("_Read")
 
 
 def standard_input() -> io.BufferedIOBase:
-    """Raises DataError when the process was started without one."""
+    """Standard input as bytes. Raises DataError when the process was started without one."""
     if sys.stdin is None:
         raise DataError(f"{STANDARD_INPUT} is closed: give the inputs as arguments or by --file")
     return cast(io.BufferedIOBase, sys.stdin.buffer)
 
 
+def chunks(items: list[_Item]) -> Iterator[list[_Item]]:
+    """All items, CHUNK at a time."""
+    return (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
+
+
 def lines_as_they_come(stream: io.BufferedIOBase) -> Iterator[list[Line]]:
-    """Numbered lines in chunks of what has arrived: the first is answered at once, many are answered together.
+    """Numbered lines in chunks of those that have arrived, so that a single line is answered at once.
 
     Raises DataError for a line that is not UTF-8 text, and when reading fails.
     """
@@ -47,10 +52,10 @@ def lines_as_they_come(stream: io.BufferedIOBase) -> Iterator[list[Line]]:
 
 
 def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
-    """The lines that each read completes, without their ends. Raises DataError when reading fails.
+    """The complete lines after each read, without line ends. Raises DataError when reading fails.
 
-    `read1` waits for the first byte only and returns what is there: nothing has to be read ahead in a thread, which
-    would hold the lock of standard input when the process ends.
+    `read1` returns as soon as there is any input, so no thread has to read ahead; such a thread would hold the lock of
+    standard input when the process ends.
     """
     begun: list[bytes] = []
     while True:
@@ -73,7 +78,7 @@ def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
 
 
 def rows_as_they_come(stream: io.BufferedIOBase, expected: Sequence[str]) -> Iterator[Records]:
-    """Table rows from JSON lines or from CSV with a header line: a first line that begins with { decides."""
+    """Table rows from JSON lines, if the first line begins with {, or from CSV with a header line."""
     reader: CsvRows | None = None
     is_json: bool | None = None
     for lines in lines_as_they_come(stream):
@@ -86,12 +91,12 @@ def rows_as_they_come(stream: io.BufferedIOBase, expected: Sequence[str]) -> Ite
         if is_json:
             yield from json_rows([line for line in chunk if line[1].strip()], STANDARD_INPUT, expected)
             continue
-        reader = reader or CsvRows(STANDARD_INPUT, chunk[0][1], "a row must stand on one line")
+        reader = reader or CsvRows(STANDARD_INPUT, chunk[0][1], "each row must be on one line")
         yield from _csv_rows(chunk, reader)
 
 
 def json_rows(lines: Sequence[Line], where: Path, expected: Sequence[str] = ()) -> Iterator[Records]:
-    """Rows with the `expected` columns, whether or not one of the lines has them, and those that the lines have."""
+    """Rows with the columns of all lines and the `expected` ones."""
 
     def read(line: Line) -> list[tuple[int, dict[str, Any]]]:
         return [(line[0], json_object(line[1], where, line[0], _EXAMPLE))]
@@ -107,7 +112,7 @@ def _csv_rows(lines: Sequence[Line], reader: CsvRows) -> Iterator[Records]:
 
 
 def _until_fault(items: Iterable[_Item], read: Callable[[_Item], list[_Read]]) -> Iterator[list[_Read]]:
-    """What `read` makes of the items, as one chunk (none when it is empty); then the DataError that stopped it."""
+    """What `read` returns for the items, as one chunk unless it is empty; then the DataError that stopped it."""
     done: list[_Read] = []
     try:
         for item in items:

@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """While entered, `requested` tells whether a signal has asked to stop; a second one raises KeyboardInterrupt.
+    """While entered, the first signal sets `requested`; the second raises KeyboardInterrupt.
 
     Outside the main thread, where Python delivers no signals, it changes nothing.
     """

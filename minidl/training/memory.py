@@ -1,7 +1,7 @@
-"""Memory that runs out: what was asked for, what was free, and which batch would fit.
+"""Out-of-memory errors: what was requested, what was free, and which batch size would fit.
 
-A smaller batch is tried where that does no harm: on a GPU, after the work that failed has let go of its memory. On a
-CPU trying might end other programs, so what is told there is computed.
+On a GPU smaller batches are tried, once the failed work has freed its memory. On a CPU a trial might get other programs
+killed, so there the batch size is estimated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minidl.training.errors import RunError
 
 T = TypeVar("T")
 BATCH_SIZE = "a --batch-size of {}"
-# A run that is continued keeps its own.
+# A resumed run keeps its batch size.
 NEW_RUN = "a new run (--overwrite) with a --batch-size of {}"
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
 _AMOUNT = r"([\d.]+) (bytes|[KMGTPE]iB|B)\b"
@@ -27,7 +27,7 @@ _AMOUNT = r"([\d.]+) (bytes|[KMGTPE]iB|B)\b"
 
 @dataclass(frozen=True)
 class Shortage:
-    """Memory that ran out, in bytes; None where it is not known."""
+    """Sizes in bytes of an allocation that failed; None where unknown."""
 
     where: str  # "GPU", "machine" or "kernel"
     asked: int | None = None
@@ -37,13 +37,13 @@ class Shortage:
 
     def __str__(self) -> str:
         if self.where == "kernel":
-            return f"a kernel asks for {self.asked:,} of {self.kind}, and this GPU has {self.total:,}"
-        full = "the GPU's memory is full" if self.where == "GPU" else "this machine's memory is full"
-        asked = "more was asked for" if self.asked is None else f"{size(self.asked)} were asked for"
+            return f"a kernel needs {self.asked:,} of {self.kind}, but this GPU has {self.total:,}"
+        full = "the GPU is out of memory" if self.where == "GPU" else "this machine is out of memory"
+        asked = "an allocation failed" if self.asked is None else f"{size(self.asked)} were requested"
         if self.free is None:
             return f"{full}: {asked}"
         of = "" if self.total is None else f" of {size(self.total)}"
-        return f"{full}: {asked}, and {size(self.free)}{of} were free"
+        return f"{full}: {asked}, {size(self.free)}{of} were free"
 
 
 def size(count: int) -> str:
@@ -55,7 +55,7 @@ def size(count: int) -> str:
 
 
 def read(error: BaseException) -> Shortage | None:
-    """What ran out, None for an error of another kind."""
+    """The shortage that an error reports, None for an error of another kind."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError):
         free, total = _of_device()
@@ -65,7 +65,7 @@ def read(error: BaseException) -> Shortage | None:
         return Shortage("kernel", required, None, limit, str(getattr(error, "name", "memory")))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in text):
         return Shortage("machine", _amount("allocate " + _AMOUNT, text), _available())
-    # CUDA's own words, where memory is not taken by way of torch's allocator.
+    # CUDA's own message, for memory that torch's allocator does not manage.
     if isinstance(error, RuntimeError) and "CUDA" in text and "out of memory" in text:
         return Shortage("GPU", None, *_of_device())
     return None
@@ -78,10 +78,10 @@ def guarded(
     share: float = 1.0,
     smaller: str = BATCH_SIZE,
 ) -> T:
-    """What `work` returns; where memory runs out in it, RunError with what to do.
+    """The result of `work`. Raises RunError with advice when it runs out of memory.
 
-    `attempt(n)` does a step of the work with n examples, and may spoil what the work has made. `share` is how much of
-    the free memory it may take for the batch to fit, `smaller` how one is asked for.
+    `attempt(n)` does one step of the work with n examples; it may overwrite the work's results. A batch fits if it
+    takes at most `share` of the free memory. `smaller` is the phrase that asks for a smaller batch.
     """
     short: Shortage | None = None
     try:
@@ -90,7 +90,7 @@ def guarded(
         short = read(error)
         if short is None:
             raise
-    # Here the error is gone, and with it the frames that held the memory.
+    # Outside of the handler the error is gone, and with it the frames that held the memory.
     raise RunError(f"{short}; {advice(short, batch, attempt, share, smaller)}")
 
 
@@ -101,24 +101,25 @@ def advice(
     share: float = 1.0,
     smaller: str = BATCH_SIZE,
 ) -> str:
-    """What to do, as the end of a sentence; arguments as those of `guarded`."""
+    """What to do, as the end of a sentence; arguments as for `guarded`."""
     if short.where == "kernel":
         return "its tile is too large for this GPU: make tables for it with `minidl tune`, or unset MINIDL_TILES"
     if batch <= 1:
         return "end other programs, or take less data or a smaller model"
     if short.where == "machine" and short.asked and short.free is not None:
         found = max(1, min(batch // 2, batch * short.free // short.asked))
-        return f"end other programs, or take {smaller.format(found)}, which fits where memory goes with the batch"
+        take = smaller.format(found)
+        return f"end other programs, or take {take}, which fits if memory use is proportional to the batch size"
     if short.where == "machine" or attempt is None:
         return f"end other programs, or take {smaller.format(max(1, batch // 2))} or less"
     tried = largest(attempt, batch, share)
     if tried:
-        return f"a batch of {tried} fits, as a trial showed: take {smaller.format(tried)}"
+        return f"take {smaller.format(tried)}: a trial with {tried} fitted"
     return "not even a batch of 1 fits: end other programs on the GPU, or take a smaller model or --device cpu"
 
 
 def largest(attempt: Callable[[int], object], batch: int, share: float = 1.0) -> int | None:
-    """The largest of batch / 2, batch / 4, ... 1 that `attempt` gets through; None when it does with none."""
+    """The largest of batch / 2, batch / 4, ... 1 with which `attempt` succeeds, None if it always fails."""
     while batch > 1:
         batch //= 2
         if fits(attempt, batch, share):
@@ -127,8 +128,8 @@ def largest(attempt: Callable[[int], object], batch: int, share: float = 1.0) ->
 
 
 def fits(attempt: Callable[[int], object], batch: int, share: float = 1.0) -> bool:
-    """Whether `attempt` gets through, with at most this share of what is free."""
-    _let_go()
+    """Whether `attempt` succeeds within this share of the free memory."""
+    _release()
     before, free = _allocated(), _of_device()[0]
     try:
         attempt(batch)
@@ -139,8 +140,8 @@ def fits(attempt: Callable[[int], object], batch: int, share: float = 1.0) -> bo
     return free is None or _peak() - before <= share * free
 
 
-def _let_go() -> None:
-    """Give memory back that nothing uses."""
+def _release() -> None:
+    """Release unused memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -157,9 +158,9 @@ def _peak() -> int:
 
 
 def _of_device() -> tuple[int | None, int | None]:
-    """Bytes of the GPU that this process can still have, with what it holds and does not use, and of the whole GPU.
+    """(free, total) bytes of the GPU; what torch has reserved and does not use is free.
 
-    A limit of the process (`torch.cuda.set_per_process_memory_fraction`) counts as the end of the GPU.
+    A limit set by `torch.cuda.set_per_process_memory_fraction` counts as the size of the GPU.
     """
     if not torch.cuda.is_available():
         return None, None
@@ -170,7 +171,7 @@ def _of_device() -> tuple[int | None, int | None]:
 
 
 def _available() -> int | None:
-    """Bytes that Linux could give a program without swapping."""
+    """Bytes that Linux can allocate without swapping."""
     try:
         found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:

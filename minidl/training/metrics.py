@@ -17,7 +17,7 @@ TITLES = {"accuracy": "accuracy", "macro_f1": "macro-F1", "rmse": "RMSE", "mae":
 
 
 def shown(name: str, value: float | None) -> str:
-    """A score for people: four decimals, or six digits in the target's units; None stands for one not finite."""
+    """A score for display: four decimals, or six digits for one in the target's units; None is a value not finite."""
     if value is None:
         return "not finite"
     if name not in ("rmse", "mae"):

@@ -1,33 +1,38 @@
-"""What an image run keeps of its pictures, and the model for them."""
+"""The picture format that an image run saves."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from minidl import models, nn
-from minidl.data import DataError
+from minidl.data import DataError, Pictures
 from minidl.data.parsing import cut, parse_json
-from minidl.training.config import TrainImages
-from minidl.training.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _FORMAT = "minidl-pictures"
-HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class PictureFormat:
-    """Size and channels of the pictures a model takes, with each channel's mean and deviation."""
+    """Size and channels of a model's input pictures, with each channel's mean and standard deviation."""
 
     height: int
     width: int
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def colours(self) -> str:
+        """For display."""
+        return "grey" if self.channels == 1 else "colour"
+
+    def pictures(self, pixels: np.ndarray) -> Pictures:
+        """Pixels uint8 [N, H, W, C] with the mean and deviation that they are standardised by."""
+        return Pictures(pixels, self.mean, self.std)
 
     def to_json(self) -> str:
         return json.dumps({"format": _FORMAT, "version": 1, **asdict(self)}, indent=1) + "\n"
@@ -46,33 +51,18 @@ class PictureFormat:
 
     @classmethod
     def from_values(cls, content: dict[str, Any]) -> PictureFormat:
-        """The format whose fields are JSON values of a file. Raises ValueError for what is none."""
+        """The format whose fields are JSON values of a file. Raises ValueError for invalid values."""
         names = {"height", "width", "channels", "mean", "std"}
         if content.keys() != names:
             raise ValueError(f"it has {sorted(content)}, expected {sorted(names)}")
         sides, channels = (content["height"], content["width"]), content["channels"]
         whole = all(type(number) is int for number in (*sides, channels))
         if not (whole and all(1 <= side <= 1024 for side in sides) and channels in (1, 3)):
-            raise ValueError(f"{sides} pixels with {channels!r} channels are no pictures")
+            raise ValueError(f"{sides} pixels with {channels!r} channels are not valid pictures")
         for name, least in (("mean", 0.0), ("std", 1e-9)):
             if not _are_numbers(content[name], channels, least):
                 raise ValueError(f"{name} is {content[name]!r}, expected numbers from 0 to 255")
         return cls(**{**content, "mean": tuple(content["mean"]), "std": tuple(content["std"])})
-
-    def model(self, config: TrainImages, classes: int) -> Callable[[torch.dtype], nn.Module]:
-        """What makes the model of the settings in a dtype. Raises ConfigError when it does not take the pictures."""
-        if config.model == "small":
-            size = (self.height, self.width)
-            return lambda dtype: models.SmallCNN(self.channels, size, classes, config.dropout, dtype=dtype)
-        if (self.height, self.width, self.channels) != (28, 28, 1):
-            kind = "grey" if self.channels == 1 else "colour"
-            raise ConfigError(
-                f"--model ece408 takes grey pictures of 28 x 28 pixels, {config.data} has {kind} ones of "
-                f"{self.height} x {self.width}; use --model small"
-            )
-        if config.dropout:
-            raise ConfigError("--dropout is for --model small; ece408 has none")
-        return lambda dtype: models.ECE408(classes, dtype=dtype)
 
 
 def _are_numbers(values: Any, count: int, least: float) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from minidl.training import files, metrics
 
-MISSING = "no plots: matplotlib is not installed; pip install 'minidl[plots]' brings it"
+MISSING = "no plots: matplotlib is not installed; install it with pip install 'minidl[plots]'"
 
 
 def available() -> bool:
@@ -29,8 +29,8 @@ def curves(
 ) -> None:
     """loss.png (training and validation) and scores.png (validation scores) from the records of metrics.jsonl.
 
-    `kept` is the epoch whose weights the run keeps, `loss` names the loss, and `only_in_training` what the training
-    loss has and the validation loss has not.
+    `kept` is the epoch whose weights the run keeps, `loss` names the loss, and `only_in_training` names the terms of
+    the training loss that the validation loss lacks.
     """
     *first, last = only_in_training or [""]
     what = f"{', '.join(first)} and {last}" if first else last
@@ -110,7 +110,7 @@ def predictions(folder: Path, truth: np.ndarray, predicted: np.ndarray, target: 
 def mistakes(
     folder: Path, pixels: np.ndarray, truth: np.ndarray, probabilities: np.ndarray, labels: Sequence[str], title: str
 ) -> None:
-    """mistakes.png: up to 40 wrongly classified pictures of uint8 [N, H, W, C], the surest first.
+    """mistakes.png: up to 40 wrongly classified pictures of uint8 [N, H, W, C], the most confident first.
 
     `probabilities` [N, classes] are the model's. Above each picture stand prediction, its probability, and truth.
     """
@@ -119,7 +119,7 @@ def mistakes(
     surest = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:40]
     columns = 8
     rows = max(1, -(-len(surest) // columns))
-    figure, grid = _grid(rows, columns, 1.4, 1.8, f"{title}; the surest of {len(wrong)} mistakes")
+    figure, grid = _grid(rows, columns, 1.4, 1.8, f"{title}; the most confident of {len(wrong)} mistakes")
     for place, index in enumerate(surest):
         axes = grid[place // columns][place % columns]
         _show(axes, pixels[index])
@@ -168,7 +168,7 @@ def _show(axes: Any, pixels: np.ndarray) -> None:
 
 
 def shorten(name: str) -> str:
-    """A name that may be long, for a label."""
+    """A name as a label, of at most 24 characters."""
     line = " ".join(name.split())
     line = line if line.isprintable() else ascii(line)[1:-1]
     return line if len(line) <= 24 else line[:23] + "…"
@@ -195,7 +195,7 @@ def _over_epochs(
 
 
 def _plain(text: str) -> str:
-    """Text in which a dollar sign begins no formula."""
+    """Text with dollar signs escaped, which would begin a formula."""
     return text.replace("$", r"\$")
 
 
@@ -222,7 +222,7 @@ def _finish(path: Path, figure: Any, axes: Any, title: str, x: str, y: str) -> N
 def _write(path: Path, figure: Any) -> None:
     picture = io.BytesIO()
     with warnings.catch_warnings():
-        # A script that the font lacks is drawn as boxes; a warning for each letter helps nobody.
+        # Characters missing from the font are drawn as boxes; a warning for each would not help.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(picture, format="png", dpi=120)
     files.write_bytes(path, picture.getvalue())

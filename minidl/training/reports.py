@@ -1,4 +1,4 @@
-"""report.json and report.txt: what was trained, what it reaches, and what simple methods reach beside it."""
+"""report.json and report.txt: the training, the scores of the model, and those of simple baselines."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 
 from minidl.training import environment, metrics
-from minidl.training.config import TrainImages, TrainTable, TrainText
+from minidl.training.config import Training
 from minidl.training.progress import Progress
 
 _METHODS = {"linear_all": "linear, with validation data"}
 
 
-def training(
-    config: TrainText | TrainTable | TrainImages, progress: Progress, device: str, parameters: int
-) -> dict[str, Any]:
-    """The part of a report that says how the model was trained."""
+def training(config: Training, progress: Progress, device: str, parameters: int) -> dict[str, Any]:
+    """The part of a report about the training."""
     return {
         "data": config.data,
         "device": device,
@@ -51,7 +49,7 @@ def classification(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[st
 
 
 def resumptions(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Where the run went on under another environment than before, a line each."""
+    """A line for each time the run was continued in another environment."""
     lines = []
     for entry in report.get("resumed", []):
         changes = ", ".join(
@@ -63,18 +61,31 @@ def resumptions(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def kept(epoch: int) -> str:
-    """Which epoch's weights a run keeps, and by what rule."""
+    """The epoch whose weights a run keeps, and why."""
     return f"epoch {epoch}, the last within one standard error of the best validation score"
 
 
+def device(report: dict[str, Any]) -> str:
+    """Where the kernels ran."""
+    return "cpu (interpreted)" if report["device"] == "cpu" else str(report["device"])
+
+
 def columns(source: dict[str, Any]) -> str:
-    """The columns that data from a file was read by, and what of it was guessed; "" for data without a choice."""
+    """The columns used of a data file, marking guesses; "" for data without a choice of columns."""
     names = {"text_column": "text", "label_column": "label", "target": "target", "task": "task"}
     return ", ".join(
         f"{title} {source[name] if name == 'task' else repr(source[name])}"
         + (" (guessed)" if name in source.get("guessed", ()) else "")
         for name, title in names.items()
         if name in source
+    )
+
+
+def leakage(found: Sequence[dict[str, Any]]) -> str:
+    """How many examples of the files of a run are in another of them, too; "" for data in one file."""
+    return "; ".join(
+        f"{entry['examples']:,} of {count(entry['of'], 'example')} of {entry['file']} also in {entry['also_in']}"
+        for entry in found
     )
 
 
@@ -86,7 +97,8 @@ def as_text(report: dict[str, Any]) -> str:
         about = [
             ("source", _source(report["source"])),
             ("columns", columns(report["source"])),
-            ("device", "cpu (interpreted)" if report["device"] == "cpu" else report["device"]),
+            ("leakage", leakage(report.get("leakage", []))),
+            ("device", device(report)),
             (
                 "training",
                 f"{count(report['epochs'], 'epoch')}, {count(report['steps'], 'step')}, {report['seconds']:.1f} s",
@@ -143,12 +155,12 @@ def _classes(classes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _printable(label: str) -> str:
-    """A label for a line of a terminal: line ends and control codes are written as escapes."""
+    """A label with line ends and control codes escaped."""
     return label if label.isprintable() else ascii(label)[1:-1]
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with the first column to the left and the others to the right."""
+    """Lines of a table: the first column aligned left, the others right."""
     table = [titles, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(titles))]
     lines = []
@@ -166,7 +178,7 @@ def pairs(about: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def count(number: int, what: str) -> str:
-    """So many of what, in the plural where it must be."""
+    """A number and its noun, in the plural if needed."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 

@@ -1,15 +1,15 @@
-"""Run folders: made, replaced, continued, and read again.
+"""Run folders: creating, replacing, continuing and reading them.
 
-    config.json       what the run is: command, settings, checksums of the data and of the documents; written first
-    environment.json  what its bits depend on besides: versions, device, BLAS and its threads, precision, tile tables
-    labels.json, vocabulary.json | schema.json | pictures.json      the documents: what a reader of the model needs
+    config.json       command, settings, checksums of the data and of the documents; written first
+    environment.json  what else the result depends on: versions, device, BLAS and its threads, precision, tile tables
+    labels.json, vocabulary.json | schema.json | pictures.json      the documents, needed to use the model
     metrics.jsonl     a line per epoch
     checkpoints/      while and after training: last and best state
     samples/          of a GAN: a grid of pictures per epoch
     model.safetensors, report.json, report.txt, *.png, *.gif   when finished; report.json is written last
 
-`--overwrite` moves the run aside, to the same name with `.previous`, and deletes it when the new one is finished:
-a complete run is there at every moment.
+`--overwrite` renames the old run to NAME.previous and deletes it once the new one is finished, so a complete run exists
+at every moment.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from minidl import __version__
 from minidl.data.parsing import cut
 from minidl.training import checkpoints, files
-from minidl.training.config import Session, TrainGan, TrainImages, TrainTable, TrainText, differences, from_saved
-from minidl.training.errors import ConfigError, DamagedError, RunError, damaged
+from minidl.training.config import Session
+from minidl.training.errors import ConfigError, DamagedError, RunError, damaged, missing
+from minidl.training.settings import differences
+from minidl.training.tasks import TASKS
+from minidl.version import __version__
 
 FORMAT, VERSION = "minidl-run", 1
-KINDS = {"text": TrainText, "table": TrainTable, "images": TrainImages, "gan": TrainGan}
-# Stands in a run that is being replaced: a folder without it is never deleted.
+# A file in a run that is being replaced; a folder without it is never deleted.
 _REPLACED = "replaced"
-_OWN_FILES = (
-    "config.json", "environment.json", "labels.json", "vocabulary.json", "schema.json", "pictures.json",
-    "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "loss.png", "scores.png", "confusion.png",
-    "predictions.png", "mistakes.png", "filters.png", "curves.png", "training.gif",
-    "evaluation.json", "nearest.png",
+_COMMON_FILES = (
+    "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "loss.png",
+    "scores.png",
 )  # fmt: skip
-# What --profile leaves there: nothing depends on them.
+# Written by --profile; nothing depends on them.
 _TRACES = ("trace.json", "trace-evaluate.json", "trace-predict.json")
 
 
@@ -55,28 +54,28 @@ class SavedRun:
 
 
 def read_run(folder: Path) -> SavedRun:
-    """What the run in `folder` is. Raises ConfigError when there is none, DamagedError when it is not whole."""
+    """The run in `folder`. Raises ConfigError when there is none, DamagedError for an invalid config.json."""
     path = folder / "config.json"
     what = None
     if not files.is_folder(folder):
-        what = "it is no folder"
+        what = "it is not a folder"
     elif files.is_folder(path):
         what = "its config.json is a folder"
     elif not path.exists():
         what = "it has no config.json"
     if what is not None:
-        raise ConfigError(f"{folder} is no minidl run: {what}; give a folder that `minidl train` made")
+        raise ConfigError(f"{folder} is not a minidl run: {what}; give a folder that `minidl train` made")
     saved = files.read_json(path)
     if saved.get("format") != FORMAT:
-        raise ConfigError(f"{folder} is no minidl run: its config.json is of another program")
+        raise ConfigError(f"{folder} is not a minidl run: another program wrote its config.json")
     if saved.get("version") != VERSION:
         raise ConfigError(
             f"{path} has version {cut(saved.get('version'), 60)}, this minidl reads {VERSION}; update minidl"
         )
     kind, config, checksum = saved.get("kind"), saved.get("config"), saved.get("data_sha256")
     documents = saved.get("documents", {})
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise damaged(path, f"kind is {kind!r}, expected {' or '.join(KINDS)}")
+    if not isinstance(kind, str) or kind not in TASKS:
+        raise damaged(path, f"kind is {kind!r}, expected {' or '.join(TASKS)}")
     if not isinstance(config, dict):
         raise damaged(path, f"config is {config!r}, expected the settings")
     if not isinstance(checksum, str):
@@ -87,65 +86,58 @@ def read_run(folder: Path) -> SavedRun:
 
 
 def finished_run(folder: Path) -> SavedRun:
-    """`read_run` of a run that was trained to its end. Raises ConfigError with the command that continues another."""
+    """`read_run` of a finished run. Raises ConfigError for an unfinished one, with the command that continues it."""
     run = read_run(folder)
     if not run.finished:
-        raise ConfigError(f"{folder} is not trained to its end; continue it with: {resume_command(run.kind, folder)}")
+        raise ConfigError(f"{folder} is not finished; continue it with: {resume_command(run.kind, folder)}")
     return run
 
 
 def saved_settings(run: SavedRun) -> Any:
-    """The TrainText, TrainTable, TrainImages or TrainGan of a run. Raises DamagedError."""
+    """The settings of a run. Raises DamagedError."""
     return _saved_settings(run, {"out": run.folder})
 
 
 def _saved_settings(run: SavedRun, session: dict[str, Any]) -> Any:
     try:
-        return from_saved(KINDS[run.kind], run.config, session)
-    except (ConfigError, TypeError) as error:
+        return TASKS[run.kind].settings(**{**run.config, **session})
+    except ConfigError as error:
         raise damaged(run.folder / "config.json", error) from None
 
 
 def document(run: SavedRun, name: str) -> str:
-    """The text of a document of a run. Raises DamagedError when it is gone or not what training wrote."""
+    """The text of a document of a run. Raises DamagedError when it is missing or was changed."""
     path = run.folder / name
-    try:
-        text = files.read_text(path)
-    except FileNotFoundError:
-        raise DamagedError(f"{path} is gone; restore it or train again with --overwrite") from None
+    text = _required(path)
     if name in run.documents and run.documents[name] != files.text_checksum(text):
         raise damaged(path, "its content does not match its checksum in config.json")
     return text
 
 
 def finished_report(config: Session) -> str | None:
-    """The text report of the run to continue when there is nothing left to do. Raises DamagedError when it is gone."""
+    """The text report if the run to continue is finished, else None. Raises DamagedError when the report is missing."""
     if not config.resume or _report(config.out) is None:
         return None
-    path = config.out / "report.txt"
-    try:
-        text = files.read_text(path)
-    except FileNotFoundError:
-        raise DamagedError(f"{path} is gone; restore it or train again with --overwrite") from None
-    # What a process that died at its very end has left.
+    text = _required(config.out / "report.txt")
+    # A process that was killed at its very end may have left files.
     sweep(config.out)
     kept = finish(config.out)
-    return f"{config.out} is finished already:\n\n{text}" + (f"{kept}\n" if kept else "")
+    return f"{config.out} is already finished:\n\n{text}" + (f"{kept}\n" if kept else "")
 
 
 def resume_command(kind: str, folder: Path) -> str:
-    """The command that continues a run: every setting is in the run."""
+    """The command that continues a run, which has all other settings."""
     return shlex.join(["minidl", "train", kind, "--out", str(folder), "--resume"])
 
 
 def settings(kind: str, given: dict[str, Any]) -> Any:
     """The settings of a training command from the flags that were given.
 
-    With `resume` in an existing run the others are the run's. Raises ConfigError for bad settings, for flags that
-    differ from the run to continue, and for a folder that must not be written to; RunError for a damaged run.
+    With `resume` all other settings are those of the run. Raises ConfigError for invalid settings, for flags that
+    differ from the run to continue, and for a folder that must not be overwritten; RunError for a damaged run.
     """
-    cls = KINDS[kind]
-    session = {name: given[name] for name in Session.__dataclass_fields__ if name in given}
+    cls = TASKS[kind].settings
+    session = {name: given[name] for name in Session.model_fields if name in given}
     own = {name: value for name, value in given.items() if name not in session}
     checked = Session(**session)
     try:
@@ -170,7 +162,7 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
 
 
 def check_out(config: Session) -> None:
-    """Raises ConfigError when a new run must not be written to `out`."""
+    """Raises ConfigError when a new run would overwrite what is in `out`."""
     folder = config.out
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} is a file: give the name of a folder")
@@ -190,20 +182,19 @@ def check_out(config: Session) -> None:
 def start(
     config: Session, kind: str, data_sha256: str, documents: dict[str, str], model: dict[str, Any] | None = None
 ) -> None:
-    """Make the folder of a new run with its config.json and the JSON texts in `documents`.
+    """Create the folder of a new run with its config.json and the JSON texts in `documents`.
 
-    `model` are the settings that make its model, where they are not those of the run.
-
-    A run there is moved aside, see `finish`. Raises RunError when the folder cannot be written.
+    `model` are the settings of its model, where they differ from those of the run. An existing run is moved aside, see
+    `finish`. Raises RunError when the folder cannot be written.
     """
     folder = config.out
     moved = False
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder.parent, parents=True)
         _probe(folder if folder.is_dir() else folder.parent)
         if config.overwrite and not _is_new(folder):
             moved = _move_aside(folder)
-        folder.mkdir(exist_ok=True)
+        files.make_folder(folder)
         files.sweep(folder)
         saved = {
             "format": FORMAT,
@@ -215,7 +206,7 @@ def start(
             "documents": _checksums(documents),
             **({} if model is None else {"model": model}),
         }
-        # First: without it the folder is not known as a run, and --resume writes the documents again.
+        # First, as it marks the folder as a run; --resume rewrites the documents.
         files.write_json(folder / "config.json", saved, sealed=True)
         for name, text in documents.items():
             files.write_text(folder / name, text)
@@ -226,13 +217,13 @@ def start(
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a killed process has left of unfinished files, before its run goes on."""
+    """Delete the unfinished files of a killed process, before its run continues."""
     for part in (folder, folder / checkpoints.FOLDER, folder / "samples"):
         files.sweep(part)
 
 
 def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
-    """Write the documents of a run to continue, which follow from its data and settings; names those that differed."""
+    """Rewrite the documents of a run to continue from its data and settings; returns the names of changed ones."""
     changed = []
     for name, text in documents.items():
         try:
@@ -249,25 +240,27 @@ def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
 
 
 def abandon(folder: Path) -> bool:
-    """Undo `start` when nothing worth keeping was made: the run that was moved aside comes back; tells if it did."""
+    """Undo `start` before a first checkpoint: put the run that was moved aside back. Returns whether there was one."""
     aside = _previous(folder)
     if not (aside / _REPLACED).exists():
         return False
     with contextlib.suppress(OSError):
         _delete_run(folder)
         aside.rename(folder)
+        with contextlib.suppress(OSError):
+            files.flush_folder(folder.parent)
         files.remove(folder / _REPLACED)
         return True
     return False
 
 
 def finish(folder: Path) -> str | None:
-    """Delete the run that `start` moved aside. Returns a sentence when it holds files that are not a run's."""
+    """Delete the run that `start` moved aside. Returns a note if it contains files that minidl did not write."""
     aside = _previous(folder)
     if not (aside / _REPLACED).exists():
         return None
     _delete_run(aside)
-    return f"the replaced run had files of yours: they are in {aside}" if _holds(aside) else None
+    return f"the replaced run contained other files; they are kept in {aside}" if _holds(aside) else None
 
 
 def check_data(config: Session, data_sha256: str) -> None:
@@ -279,17 +272,18 @@ def check_data(config: Session, data_sha256: str) -> None:
 def same_data(run: SavedRun, data_sha256: str) -> None:
     """Raises ConfigError when a run was started on other data."""
     if run.data_sha256 != data_sha256:
+        names = [str(run.config[name]) for name in ("data", "validation", "test") if run.config.get(name)]
         raise ConfigError(
-            f"the data of {run.folder} ({run.config.get('data')}) is not what the run was started on; "
+            f"the data of {run.folder} ({', '.join(names)}) is not what the run was started on; "
             "restore the data, or train again with --overwrite"
         )
 
 
 def cannot_begin(folder: Path, error: OSError) -> RunError:
-    """The error for a write that failed before the first state of a run that was to replace another."""
+    """The error for a write that failed before the first checkpoint of a run that replaces another."""
     return RunError(
-        f"{error.filename or folder} cannot be written: {error.strerror or error}; {folder} is the run that was there. "
-        "Make room, then give the command again"
+        f"{error.filename or folder} cannot be written: {error.strerror or error}; the previous run is back in "
+        f"{folder}. Free some space, then run the command again"
     )
 
 
@@ -298,14 +292,14 @@ def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
     saved = (folder / checkpoints.FOLDER / "last.json").exists()
     kept = "the last checkpoint is kept" if saved else "no checkpoint yet"
     return RunError(
-        f"{error.filename or folder} cannot be written: {error.strerror or error}; {kept}. Make room, then continue "
-        f"with: {resume_command(kind, folder)}"
+        f"{error.filename or folder} cannot be written: {error.strerror or error}; {kept}. Free some space, then "
+        f"continue with: {resume_command(kind, folder)}"
     )
 
 
 def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
-    """Raises ConfigError when a flag names a file of a run, or with `in_run` of a run to come in its folder."""
-    if path.name not in (*_OWN_FILES, _REPLACED, checkpoints.FOLDER):
+    """Raises ConfigError when a flag names a file of a run; with `in_run` the run is yet to be created there."""
+    if path.name not in (*_own_files(), _REPLACED, checkpoints.FOLDER):
         return
     if not in_run:
         try:
@@ -316,26 +310,33 @@ def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
     raise ConfigError(f"{name} {path} is {what} of the run in {path.parent}: give another name")
 
 
+def _required(path: Path) -> str:
+    """The text of a file of a run. Raises DamagedError when it is missing."""
+    try:
+        return files.read_text(path)
+    except FileNotFoundError:
+        raise missing(path) from None
+
+
 def _run_to_resume(kind: str, folder: Path) -> SavedRun | None:
-    """The run in a folder, None when nothing was saved before the interruption."""
+    """The run in a folder, None if it was interrupted before anything was saved."""
     if _is_new(folder):
         return None
     run = read_run(folder)
     if run.kind != kind:
-        name = "an image" if run.kind == "images" else f"a {run.kind}"
-        raise ConfigError(f"{folder} is {name} run; continue it with: {resume_command(run.kind, folder)}")
+        raise ConfigError(f"{folder} is {TASKS[run.kind].run}; continue it with: {resume_command(run.kind, folder)}")
     return run
 
 
 def _is_new(folder: Path) -> bool:
-    """Whether the folder is missing or empty, but for what a killed process has left of the first file of a run."""
+    """Whether the folder is missing or empty, apart from an unfinished config.json of a killed process."""
     if not folder.exists():
         return True
     return folder.is_dir() and all(fnmatch(path.name, ".config.json.*.part") for path in folder.iterdir())
 
 
 def _report(folder: Path) -> dict[str, Any] | None:
-    """The content of a finished run's report.json; None where it is missing, empty or junk: the run is not finished."""
+    """The content of report.json; None if it is missing, empty or invalid, as the run is unfinished then."""
     try:
         return files.read_json(folder / "report.json") or None
     except (FileNotFoundError, NotADirectoryError, DamagedError):
@@ -351,14 +352,14 @@ def _previous(folder: Path) -> Path:
 
 
 def _holds(folder: Path) -> bool:
-    """Whether something is there: an empty folder may be all of a replaced run that could not be deleted."""
+    """Whether the path is more than an empty folder, which a replaced run may leave behind."""
     return folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
 
 
 def _move_aside(folder: Path) -> bool:
-    """The run becomes FOLDER.previous; tells if there is one to come back.
+    """Rename the run to FOLDER.previous; True if `abandon` can bring one back.
 
-    Where an earlier replacement was stopped there is a FOLDER.previous already: the one that was finished stays.
+    An interrupted replacement may have left a FOLDER.previous: of the two, the finished run is kept.
     """
     aside = _previous(folder)
     if (aside / _REPLACED).exists():
@@ -370,31 +371,31 @@ def _move_aside(folder: Path) -> bool:
         raise RunError(f"{aside} exists: move or delete it, then try again")
     files.write_text(folder / _REPLACED, "")
     folder.rename(aside)
+    try:
+        # Before the new run: a power cut must not leave it in the folder of the old one.
+        files.flush_folder(folder.parent)
+    except OSError:
+        aside.rename(folder)
+        raise
     return True
 
 
 def _delete_run(folder: Path) -> None:
     """Delete what training writes, and the folder if nothing else is in it."""
     checkpoints.delete(folder / checkpoints.FOLDER)
-    _delete_samples(folder / "samples")
+    files.remove_folder(folder / "samples", lambda name: fnmatch(name, "epoch-*.png"))
     # config.json after the others: until then the folder is known as a run. Last the mark: while it is there, the next
     # process deletes the rest of a run that was replaced.
-    for name in (*_TRACES, *reversed(_OWN_FILES), _REPLACED):
+    for name in (*_TRACES, *reversed(_own_files()), _REPLACED):
         files.remove(folder / name)
     files.sweep(folder)
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
-def _delete_samples(folder: Path) -> None:
-    """Delete the grids of a GAN, and their folder if nothing else is in it."""
-    if not folder.is_dir() or folder.is_symlink():
-        return
-    for path in folder.glob("epoch-*.png"):
-        files.remove(path)
-    files.sweep(folder)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+def _own_files() -> list[str]:
+    """All files that training and evaluation write into runs; config.json first."""
+    return list(dict.fromkeys([*_COMMON_FILES, *(name for task in TASKS.values() for name in task.files)]))
 
 
 def _probe(folder: Path) -> None:
@@ -404,4 +405,4 @@ def _probe(folder: Path) -> None:
 
 
 def _cannot_write(folder: Path, error: OSError) -> str:
-    return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or make room in it"
+    return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or free some space"

@@ -10,7 +10,7 @@ import numpy as np
 
 from minidl.autograd import no_grad
 from minidl.models import Generator
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 from minidl.training import files
 
 SIDE = 8  # pictures in a row and in a column
@@ -19,12 +19,12 @@ _FRAME_MS, _LAST_MS = 150, 2000
 
 
 def folder(run: Path) -> Path:
-    """Where a run's grids are."""
+    """The folder of a run's grids."""
     return run / "samples"
 
 
 def name(epoch: int) -> str:
-    """The grid of an epoch."""
+    """The file name of an epoch's grid."""
     return f"epoch-{epoch:03d}.png"
 
 
@@ -37,7 +37,7 @@ def draw(model: Generator, z: Tensor) -> np.ndarray:
 
 
 def grid(pixels: np.ndarray, columns: int = SIDE, gap: int = 1) -> np.ndarray:
-    """uint8 [H', W', C]: pictures [N, H, W, C] side by side with grey lines between, enlarged where they are small."""
+    """uint8 [H', W', C]: a grid of pictures [N, H, W, C] separated by grey lines, enlarged if they are small."""
     count, height, width, channels = pixels.shape
     rows = -(-count // columns)
     sheet = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), 96, dtype=np.uint8)
@@ -55,17 +55,17 @@ def write_grid(path: Path, pixels: np.ndarray) -> None:
     sheet = grid(pixels)
     content = io.BytesIO()
     Image.fromarray(sheet[:, :, 0] if sheet.shape[2] == 1 else sheet).save(content, "PNG", optimize=True)
-    path.parent.mkdir(exist_ok=True)
+    files.make_folder(path.parent)
     files.write_bytes(path, content.getvalue())
 
 
 def write_film(run: Path, epochs: int) -> None:
-    """training.gif: the grids of all epochs that are there and whole, the last one longer."""
+    """training.gif: the grids of all epochs, the last one shown longer. Missing and damaged grids are skipped."""
     from PIL import Image
 
     frames = []
     for epoch in range(1, epochs + 1):
-        # A grid that was lost or changed must not cost the run; SyntaxError is Pillow's for a broken PNG.
+        # A missing or damaged grid must not fail the run; Pillow raises SyntaxError for a broken PNG.
         with contextlib.suppress(OSError, SyntaxError), Image.open(folder(run) / name(epoch)) as opened:
             frames.append(opened.convert("P" if opened.mode == "L" else "RGB"))
     if not frames:

@@ -1,4 +1,4 @@
-"""Saved weights put into a model."""
+"""Loading saved weights into a model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from minidl.training.errors import damaged
 
 
 def load(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Put the weights that were read from `path` into the model.
+    """Load weights that were read from `path` into the model.
 
-    Raises DamagedError for missing, unknown or differently shaped ones, and for values that are not finite.
+    Raises DamagedError for missing or unknown weights, other shapes, and values that are not finite.
     """
     check(model.state_dict(), weights, path)
     model.load_state_dict(weights)
@@ -24,7 +24,7 @@ def load(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> N
 def check_layers(sizes: Sequence[int], weights: Mapping[str, torch.Tensor], path: Path) -> None:
     """Raises DamagedError unless the weights may be those of a perceptron with layers of these sizes.
 
-    It is told before memory is taken for one that is far larger than its file.
+    To be called before the model is made, which may be far larger than the file.
     """
     shapes = {tuple(sorted(tensor.shape)) for tensor in weights.values()}
     pairs = list(pairwise(sizes))
@@ -34,14 +34,14 @@ def check_layers(sizes: Sequence[int], weights: Mapping[str, torch.Tensor], path
 
 
 def check(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Raises DamagedError unless the weights that were read from `path` are those of `own`, and finite."""
+    """Raises DamagedError unless the weights read from `path` have the names and shapes of `own` and are finite."""
     expected = {name: list(tensor.shape) for name, tensor in own.items()}
     given = {name: list(tensor.shape) for name, tensor in weights.items()}
     for name in sorted(expected.keys() | given.keys()):
         if expected.get(name) != given.get(name):
             has, wants = given.get(name, "missing"), expected.get(name, "nothing of this name")
             raise damaged(path, f"{name} is {has}, the settings of its run expect {wants}")
-        # Nothing that minidl writes has them, and torch cannot tell whether all of them are finite.
+        # minidl writes no such types, and torch.isfinite does not support all of them.
         if weights[name].is_complex() or weights[name].element_size() == 1:
             has, wants = (str(tensor.dtype).removeprefix("torch.") for tensor in (weights[name], own[name]))
             raise damaged(path, f"{name} is of {has}, the settings of its run expect {wants}")

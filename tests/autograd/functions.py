@@ -4,7 +4,7 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import elementwise
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 
 class Add(Function):

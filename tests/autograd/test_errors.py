@@ -8,7 +8,7 @@ import torch
 
 from minidl import autograd
 from minidl.autograd import no_grad
-from minidl.tensor import Tensor, default_device, ones
+from minidl.tensors import Tensor, default_device, ones
 from tests.autograd.functions import Add, Mul, Square, grad_of, leaf
 
 

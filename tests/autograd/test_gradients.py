@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from minidl.autograd import Function
 from minidl.kernels import elementwise
-from minidl.rows import RowGrad
-from minidl.tensor import Tensor, default_device, full
+from minidl.sparse.rows import RowGrad
+from minidl.tensors import Tensor, default_device, full
 from tests.autograd.functions import Add, Mul, Pair, Square, View, grad_of, leaf
 
 

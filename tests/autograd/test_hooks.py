@@ -3,7 +3,7 @@
 import pytest
 
 from minidl.kernels import elementwise
-from minidl.tensor import Tensor, ones
+from minidl.tensors import Tensor, ones
 from tests.autograd.functions import Add, Mul, Square, grad_of, leaf
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from minidl.bench import results, table
-from minidl.bench.goals import GOALS
-from tests.bench.test_peers import install
+from minidl.workbench.bench import results, table
+from minidl.workbench.bench.goals import GOALS
 from tests.cli.conftest import ROOT
+from tests.workbench.bench.test_peers import install
 
 COMMITTED = ROOT / "benchmarks" / "results" / "nvidia-h200.json"
 COMMITTED_ROWS = {row["row"]: row for row in json.loads(COMMITTED.read_text())["rows"]}
@@ -26,7 +26,7 @@ def test_list_names_the_rows_with_their_goals(command):
 def test_it_measures_on_a_gpu_only(command, tmp_path):
     done = command("bench", "softmax", "--json", str(tmp_path / "r.json"))
     assert done.code == 2
-    assert "bench measures on a CUDA device with compiled kernels, and there is none here" in done.err
+    assert "bench needs a CUDA device with compiled kernels, and there is none here" in done.err
     assert not (tmp_path / "r.json").exists()
 
 
@@ -48,14 +48,14 @@ def test_results_of_another_machine_are_shown_and_drawn(command, tmp_path):
 def test_what_does_not_go_together(command, tmp_path):
     done = command("bench", "--show", str(COMMITTED), "--json", str(tmp_path / "r.json"))
     assert done.code == 2
-    assert "--json goes with measuring, not with --show" in done.err
+    assert "--json cannot be combined with --show" in done.err
     assert json.loads(COMMITTED.read_text())["rows"]
     for flags in (("--profile",), ("--trace", tmp_path / "t.json")):
         done = command("bench", "--show", COMMITTED, *flags)
-        assert (done.code, done.err) == (2, f"error: {flags[0]} goes with measuring, not with --show\n")
+        assert (done.code, done.err) == (2, f"error: {flags[0]} cannot be combined with --show\n")
     for flags in (("--peers",), ("--show", COMMITTED), ("--json", tmp_path / "r.json")):
         done = command("bench", "--list", *flags)
-        assert (done.code, done.err) == (2, f"error: --list only shows what there is: leave out {flags[0]}\n")
+        assert (done.code, done.err) == (2, f"error: --list only lists what is available: leave out {flags[0]}\n")
     missing = command("bench", "--show", str(tmp_path / "none.json"))
     assert missing.code == 2
     assert "none.json has no results" in missing.err
@@ -84,9 +84,9 @@ def test_no_file_is_written_over_another_that_is_named(command, tmp_path):
     kept.write_bytes(COMMITTED.read_bytes())
     done = command("bench", "--show", kept, "--plot", tmp_path / "." / "kept.json")
     assert done.code == 2
-    assert "--show and --plot are one file" in done.err
+    assert "--show and --plot name the same file" in done.err
     assert kept.read_bytes() == COMMITTED.read_bytes()
-    assert "--json and --plot are one file" in command("bench", "--json", kept, "--plot", kept).err
+    assert "--json and --plot name the same file" in command("bench", "--json", kept, "--plot", kept).err
     assert kept.read_bytes() == COMMITTED.read_bytes()
 
 
@@ -101,9 +101,9 @@ def gpu(monkeypatch):
         raise KeyboardInterrupt
 
     described = {key: value for key, value in json.loads(COMMITTED.read_text()).items() if key != "rows"}
-    monkeypatch.setattr("minidl.bench.machine.machine", lambda: {**described, "date": "2027-01-01"})
-    monkeypatch.setattr("minidl.bench.run.run", measuring)
-    monkeypatch.setattr("minidl.kernels.launch.INTERPRETED", False)
+    monkeypatch.setattr("minidl.workbench.bench.machine.machine", lambda: {**described, "date": "2027-01-01"})
+    monkeypatch.setattr("minidl.workbench.bench.run.run", measuring)
+    monkeypatch.setattr("minidl.runtime.launch.INTERPRETED", False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
 
 
@@ -140,7 +140,7 @@ def test_without_any_peer_the_flag_says_what_to_install(command, monkeypatch, tm
     assert done.code == 2
     assert "--peers: attorch is not installed: pip install" in done.err
     shown = command("bench", "--peers", "--show", tmp_path / "r.json")
-    assert "--peers goes with measuring, not with --show" in shown.err
+    assert "--peers cannot be combined with --show" in shown.err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -33,7 +33,7 @@ def test_an_unfinished_run_is_finished_by_resume(command, text_run, tmp_path):
 def test_a_run_without_its_best_state_is_not_scored(command, table_run, tmp_path):
     folder = unfinished(table_run[0], tmp_path / "run")
     (folder / "checkpoints" / "best.json").unlink()
-    refused(resumed(command, folder), "best.json is damaged (it is gone, and epoch")
+    refused(resumed(command, folder), "best.json is damaged (it is missing, and epoch")
     assert not (folder / "report.json").exists()
 
 
@@ -85,9 +85,9 @@ def test_a_wrong_bit_in_settings_or_state_is_told(command, table_run, tmp_path, 
     """Such as in the sum of losses, which no other check could see."""
     folder = unfinished(table_run[0], tmp_path / "run")
     path = folder / name
-    what = b'"seed": 0' if name == "config.json" else b'"seconds": '
     raw = path.read_bytes()
-    place = raw.index(what) + len(what) - (name == "config.json")
+    # The digit of the seed, or the first after the point: another digit, whatever it is.
+    place = raw.index(b'"seed": 0') + 8 if name == "config.json" else raw.index(b".", raw.index(b'"seconds": ')) + 1
     path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
     refused(resumed(command, folder), f"{path.name} is damaged (its content does not match its checksum)")
 
@@ -103,7 +103,7 @@ def test_tensors_that_the_checkpoint_does_not_name_are_refused(command, table_ru
     folder = unfinished(table_run[0], tmp_path / "run")
     path = folder / "checkpoints" / json.loads((folder / "checkpoints" / "last.json").read_text())["tensors"]
     files.write_tensors(path, {name: tensor * 2 for name, tensor in load_file(path).items()})
-    refused(resumed(command, folder), f"{path.name} is damaged (its values are whole, but not those")
+    refused(resumed(command, folder), f"{path.name} is damaged (its values are intact, but are not those")
 
 
 @pytest.mark.parametrize(("name", "value"), [("seed", 7), ("batch_size", 8), ("epochs", 80), ("ignore", ["age"])])
@@ -138,7 +138,7 @@ def put(path, value):
         (put("config", None), "it has no settings"),
         (put("schedule", None), "schedule: it is None"),
         (put("schedule.step", 1), "schedule: it is {"),
-        (put("generator", []), "generator: the state of random numbers"),
+        (put("generator", []), "generator: the random state"),
         (put("generator.stream", "x"), "generator: "),
         (put("optimizer", 5), "optimizer is 5, expected its state"),
         (lambda content: content.pop("optimizer") and None, "'optimizer' is missing"),
@@ -154,9 +154,9 @@ def put(path, value):
         (put("progress.skipped", None), "progress: skipped is None"),
         (put("progress.finished", 1), "progress: finished is 1, expected true or false"),
         (put("progress.best_epoch", 9), "progress: best_epoch is 9, expected at most 8"),
-        (put("progress.best_score", math.nan), "NaN is no finite number"),
+        (put("progress.best_score", math.nan), "NaN is not a finite number"),
         (put("progress.best_score", "high"), "progress: best_score is 'high'"),
-        (put("progress.loss_sum", math.inf), "Infinity is no finite number"),
+        (put("progress.loss_sum", math.inf), "Infinity is not a finite number"),
     ],
 )
 def test_a_checkpoint_that_was_altered(command, table_run, tmp_path, change, message):
@@ -225,7 +225,7 @@ def test_a_report_that_is_none_does_not_finish_a_run(command, text_run, tmp_path
         (folder / "report.json").mkdir()
     else:
         (folder / "report.json").write_text(content)
-    refused(command("predict", folder, "oil"), "is not trained to its end; continue it with")
+    refused(command("predict", folder, "oil"), "is not finished; continue it with")
 
 
 @pytest.mark.parametrize("content", [b"caf\xe9", None])
@@ -291,7 +291,7 @@ def test_labels_that_are_no_text_answer_nothing(command, text_run, tmp_path):
     folder = shutil.copytree(text_run[0], tmp_path / "run")
     edited(folder / "config.json", lambda content: content.pop("documents") and None)
     edited(folder / "labels.json", lambda content: content["labels"].__setitem__(0, "\ud800"))
-    refused(command("predict", folder, "oil"), "labels.json is damaged (labels is no list of two names")
+    refused(command("predict", folder, "oil"), "labels.json is damaged (labels is not a list of at least two names")
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.complex64, torch.bool])

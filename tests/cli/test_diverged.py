@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from minidl.training import train
 from minidl.training.checkpoints import Checkpoints
+from minidl.training.targets import Classification
 from tests.cli.conftest import SMALL, write_csv
 
 
@@ -57,22 +57,22 @@ def test_the_run_that_was_to_be_replaced_stays(command, texts, text_run, tmp_pat
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     result = start(command, texts, folder, "--lr", "1e20", "--overwrite")
     diverged(result, "after epoch 1")
-    assert "is again the run that was to be replaced" in result.out
+    assert "the previous run is back in" in result.out
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert json.loads(command("predict", folder, "crude oil barrel").out)["label"] == "crude"
 
 
 def test_checkpoints_before_the_epoch_that_diverged_stay(command, texts, tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    judge, epochs = train._judge_classes, itertools.count(1)
+    judge, epochs = Classification.judge, itertools.count(1)
 
-    def judge_the_first(model, problem):
-        judged = judge(model, problem)
+    def judge_the_first(*args):
+        judged = judge(*args)
         if next(epochs) > 1:
             judged.scores["loss"] = float("nan")
         return judged
 
-    monkeypatch.setattr(train, "_judge_classes", judge_the_first)
+    monkeypatch.setattr(Classification, "judge", judge_the_first)
     diverged(start(command, texts, folder, "--epochs", "3"), "the validation loss after epoch 2 is nan")
     assert Checkpoints(folder / "checkpoints").last().state["progress"]["epoch"] == 1
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1

@@ -37,7 +37,7 @@ def refused(result, message, code=2):
         ("columns.csv", b"body,folder,date\na,b,c\n", "which column is the label? Name it with label_column"),
         ("junk.csv", bytes(range(256)) * 8, "a zero byte, so this is not a text file"),
         ("latin.csv", b"text,label\ncaf\xe9,x\n", "byte 0xe9 is not UTF-8 text"),
-        ("picture.png", b"\x89PNG", "is no data file that minidl reads"),
+        ("picture.png", b"\x89PNG", "is not a data file that minidl reads"),
         ("broken.jsonl", b'{"text": "a", "label": "x"}\n{"text": \n', "line 2: not JSON"),
     ],
 )
@@ -63,8 +63,8 @@ def test_names_that_no_file_can_have(command, text_run, tmp_path):
     name = "a" * 5000
     refused(command("train", "text", "--data", name, "--out", tmp_path / "run"), "nor a file that exists")
     refused(command("predict", text_run[0], "--file", name + ".csv"), "cannot be read: File name too long")
-    refused(command("evaluate", text_run[0], "--json", name), "--json cannot be made: File name too long")
-    refused(command("predict", name, "oil"), "is no minidl run: it is no folder")
+    refused(command("evaluate", text_run[0], "--json", name), "--json cannot be created: File name too long")
+    refused(command("predict", name, "oil"), "is not a minidl run: it is not a folder")
     for more in ((), ("--resume",), ("--overwrite",)):
         result = command("train", "text", "--data", "docstrings", "--out", name, *more)
         refused(result, "File name too long; choose another folder")
@@ -88,16 +88,16 @@ def test_a_target_that_is_ignored(command, table, tmp_path):
 
 def test_figures_of_a_compile_that_cannot_be_written_are_told_before_the_work(command, tmp_path):
     result = command("doctor", "--compile", "--json", tmp_path / "none" / "x.json")
-    refused(result, "is no folder; make it, or give a file in another folder")
+    refused(result, "is not a folder; create it, or give a file in another folder")
 
 
 def test_flags_of_a_compile_without_it(command):
     for flags in (("--arch", "75"), ("--only", "gemm"), ("--brief", "80"), ("--details",)):
-        refused(command("doctor", *flags), f"{flags[0]} goes with --compile")
+        refused(command("doctor", *flags), f"{flags[0]} requires --compile")
 
 
 def test_what_cannot_be_compiled_is_told_before_the_work(command, monkeypatch):
-    monkeypatch.setattr("minidl.doctor.compile.Worker.ask", None)
+    monkeypatch.setattr("minidl.workbench.doctor.compile.Worker.ask", None)
     refused(command("doctor", "--compile", "--arch", "12"), "error: unknown architecture 12; known: 80, 86")
     refused(
         command("doctor", "--compile", "--arch", "90", "--brief", "80"), "--brief is 80, expected some of --arch: 90"
@@ -170,13 +170,13 @@ def test_a_damaged_file_of_a_run(text_run, tmp_path, name, harm):
         path.unlink()
     else:
         path.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "junk": b"\x80\x04" + whole[2:]}[harm])
-    with pytest.raises((DamagedError, ConfigError, DataError), match=f"{name}.* is (damaged|gone)|has no config.json"):
+    with pytest.raises((DamagedError, ConfigError, DataError), match=rf"{name}.* is (damaged|missing)|no config"):
         predict.load(folder)
 
 
 def test_what_is_no_run(minidl, tmp_path):
-    refused(minidl("predict", tmp_path / "none", "oil"), "is no minidl run: it is no folder")
-    refused(minidl("evaluate", tmp_path), "is no minidl run: it has no config.json")
+    refused(minidl("predict", tmp_path / "none", "oil"), "is not a minidl run: it is not a folder")
+    refused(minidl("evaluate", tmp_path), "is not a minidl run: it has no config.json")
 
 
 # The tensors of its checkpoints are larger than every other file.
@@ -195,7 +195,7 @@ def test_a_full_disk_keeps_the_run_that_was_to_be_replaced(minidl, texts, text_r
     result = train(minidl, texts, folder, *WIDE, "--overwrite", preexec_fn=limit_files(16_000))
     assert result.code == 1
     assert "cannot be written: File too large" in result.err
-    assert f"{folder} is the run that was there. Make room, then give the command again" in result.err
+    assert f"the previous run is back in {folder}. Free some space, then run the command again" in result.err
     assert "--resume" not in result.err
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
@@ -237,7 +237,7 @@ def test_cuda_without_a_gpu(minidl, texts, text_run, tmp_path, monkeypatch):
 
 def test_flags_out_of_range(command, texts, tmp_path):
     refused(train(command, texts, tmp_path / "run", "--dropout", "1.5"), "--dropout is 1.5, expected a number from 0")
-    refused(train(command, texts, tmp_path / "run", "--hidden", "big"), "--hidden: 'big' is no layer size")
+    refused(train(command, texts, tmp_path / "run", "--hidden", "big"), "--hidden: 'big' is not a layer size")
     refused(command("train", "text", "--out", tmp_path / "run"), "--data is missing")
     refused(command("predict", tmp_path, "text", "--file", "x"), "give the inputs or --file, not both")
 
@@ -261,7 +261,7 @@ def test_a_full_memory_is_told_in_a_sentence(command, texts, tmp_path, monkeypat
     monkeypatch.setattr("minidl.training.train.train", full)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run")
     assert result.code == 1
-    assert result.err.startswith("error: this machine's memory is full: ")
+    assert result.err.startswith("error: this machine is out of memory: ")
     error = RuntimeError("another one")
     with pytest.raises(RuntimeError, match="another one"):
         command("train", "text", "--data", texts, "--out", tmp_path / "run")

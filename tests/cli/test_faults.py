@@ -1,17 +1,22 @@
 """A sample of `python -m tests.trials.faults`, and planted bugs that it must find."""
 
+import contextlib
+import errno
 import os
 import random
+import shutil
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from minidl import storage
-from minidl.kernels import launch
-from minidl.training import files
+from minidl.runtime import launch
+from minidl.training import files, runs
+from minidl.training.errors import RunError
+from minidl.training.tasks.table import TrainTable
 from tests.trials import faults, writers
-from tests.trials.failpoints import Failpoints, Fault, leftovers
+from tests.trials.failpoints import Failpoints, Fault, PowerCuts, leftovers
 
 SAMPLE = {"write": 30, "harm": 12, "train": 1, "generate": 1, "signal": 1, "taken": 1, "numbers": 1}
 
@@ -61,6 +66,48 @@ def test_every_point_of_a_checkpoint_is_survived(tmp_path, kind):
         assert leftovers(place) == []
         at, more = at + 1, at < len(points.points)
     assert at > 30
+
+
+@pytest.mark.parametrize("ends", ["well", "before the first state"])
+def test_folders_are_flushed_before_what_they_replace_is_deleted(command, table, table_run, tmp_path, ends):
+    """So a power cut leaves the run that was there, or the whole new one."""
+    run = tmp_path / "runs" / "run"
+    shutil.copytree(table_run[0], run)
+    argv = ["train", "table", "--data", table, "--target", "price", "--out", run, "--overwrite", "--epochs", 1]
+    argv += [*faults.PLAIN, "--hidden", 4]
+    with PowerCuts(tmp_path) as cuts, contextlib.ExitStack() as stack:
+        if ends != "well":
+            full = OSError(errno.ENOSPC, "No space left on device")
+            stack.enter_context(mock.patch.object(writers.checkpoints.Checkpoints, "_write", side_effect=full))
+        result = command(*argv)
+    assert result.code == (0 if ends == "well" else 1), result.err
+    assert cuts.points.count("after rename") > 5
+    assert cuts.lost == []
+    assert cuts.unflushed == set()
+
+
+@pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
+def test_a_folder_that_cannot_be_flushed_keeps_the_run_that_was_there(tmp_path, kind):
+    """At whichever point of the start of a run that replaces another."""
+    at, more = 0, True
+    while more:
+        run = tmp_path / str(at) / "run"
+        run.mkdir(parents=True)
+        files.write_json(run / "config.json", {"format": "minidl-run", "version": 1, "kind": "table"})
+        config = TrainTable(data="diabetes", out=run, overwrite=True)
+        points = Failpoints(run.parent, Fault(kind, at))
+        failed = False
+        try:
+            with points:
+                runs.start(config, "table", "0" * 64, {})
+        except RunError:
+            failed = True
+        more = points.struck is not None or at < len(points.points)
+        if failed:
+            assert files.read_json(run / "config.json").keys() == {"format", "version", "kind"}, points.struck
+            assert not run.with_name("run.previous").exists()
+        at += 1
+    assert at > 20
 
 
 def in_place(path, content):

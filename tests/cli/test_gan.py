@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from minidl import models
-from minidl.training import gan_loop, samples
+from minidl.training import samples, trainer
 from minidl.training.adversaries import latents
 from minidl.training.gan_loop import FIGURES, GanProgress
 from tests.cli.conftest import edited, report, unfinished
@@ -84,7 +84,7 @@ def test_a_stopped_gan_goes_on_bit_for_bit(command, gan_run, stripes, tmp_path, 
     # Within an epoch, at its end, and before the report.
     for flags, after in ((("--data", stripes, "--size", "8", *TINY), 0), (("--resume",), 0), (("--resume",), 1)):
         with monkeypatch.context() as patch:
-            patch.setattr(gan_loop, "Interrupts", StopAfter)
+            patch.setattr(trainer, "Interrupts", StopAfter)
             StopAfter.left = after
             stopped = command("train", "gan", *flags, "--out", run)
         assert stopped.code == 130, stopped.err
@@ -111,7 +111,7 @@ def test_a_gan_that_goes_on_under_another_environment_says_so(command, gan_run, 
     edited(run / "checkpoints" / "last.json", lambda state: state["environment"].update(torch="2.0.0"))
     resumed = command("train", "gan", "--out", run, "--resume", "--no-plots")
     assert resumed.code == 0, resumed.err
-    assert resumed.out.count("last.json was made in another environment:\n  torch: 2.0.0 then, ") == 1
+    assert resumed.out.count("last.json was written in another environment:\n  torch: 2.0.0 then, ") == 1
     (entry,) = report(run)["resumed"]
     assert entry["after"] == "epoch 2"
     assert entry["changes"]["torch"][0] == "2.0.0"
@@ -122,7 +122,7 @@ def test_a_gan_that_goes_on_under_another_environment_says_so(command, gan_run, 
 def test_a_finished_gan_is_not_trained_again(command, gan_run):
     result = command("train", "gan", "--out", gan_run[0], "--resume")
     assert result.code == 0
-    assert "is finished already" in result.out
+    assert "is already finished" in result.out
 
 
 def test_a_gan_run_is_replaced_with_its_pictures(command, gan_run, stripes, tmp_path):
@@ -179,7 +179,7 @@ def test_a_gan_that_diverges_is_told(minidl, stripes, tmp_path):
         ({"step": -1}, "step is -1, expected a whole number of at least 0"),
         ({"sums": [0.0]}, "sums is [0.0], expected 4 numbers"),
         ({"history": []}, "expected a list of 2 epochs"),
-        ({"more": 1}, "expected an object of"),
+        ({"more": 1}, "is no object of"),
         ({"epoch": 9, "history": [{}] * 9}, "expected the record of epoch 1"),
     ],
 )

@@ -71,10 +71,10 @@ def test_pictures_have_their_seed_and_model_in_them(minidl, model, tmp_path):
     )
     assert result.code == 0, result.err
     assert result.out.startswith("4 images of 8x8 in ")
-    names = ["grid.png", "images.json", "seed-000.png", "seed-001.png", "seed-002.png", "seed-100.png"]
+    names = ["grid.png", "images.json", *(f"seed-{seed:06}.png" for seed in (0, 1, 2, 100))]
     assert sorted(path.name for path in out.iterdir()) == names
     sha256 = load(str(model)).sha256
-    with Image.open(out / "seed-100.png") as image:
+    with Image.open(out / "seed-000100.png") as image:
         assert image.size == (8, 8)
         assert image.text["seed"] == "100"
         assert image.text["model_sha256"] == sha256
@@ -83,7 +83,7 @@ def test_pictures_have_their_seed_and_model_in_them(minidl, model, tmp_path):
         assert image.text["seeds"] == "0-2,100"
     manifest = json.loads((out / "images.json").read_text())
     assert manifest["model_sha256"] == sha256
-    assert manifest["files"][3] == {"file": "seed-100.png", "seed": 100}
+    assert manifest["files"][3] == {"file": "seed-000100.png", "seed": 100}
 
 
 def test_pictures_are_those_of_their_latents(command, model, tmp_path):
@@ -121,19 +121,48 @@ def test_pictures_are_those_of_their_latents(command, model, tmp_path):
     assert np.abs(np.load(tmp_path / "h" / "images.npy") - found[0]).max() < 0.01
 
 
+@pytest.mark.parametrize(
+    ("few", "many", "shared"),
+    [
+        (("--seeds", 3), ("--seeds", "2-4,1234567"), "seed-000003.bmp"),
+        (("--seeds", 1234567), ("--seeds", f"3,1234567,{2**63 - 1}"), "seed-1234567.bmp"),
+        (("--interpolate", 5, 9, "--steps", 2), ("--interpolate", 5, 9, "--steps", 12), "step-000000.bmp"),
+        (("--latents", 1), ("--latents", 12), "latent-000000.bmp"),
+    ],
+)
+def test_a_name_does_not_depend_on_the_other_pictures(command, model, tmp_path, few, many, shared):
+    contents = []
+    for flags in (few, many):
+        out = tmp_path / str(len(contents))
+        if flags[0] == "--latents":
+            np.save(tmp_path / "z.npy", latents.from_seeds(range(flags[1]), 6))
+            flags = ("--latents", tmp_path / "z.npy")
+        result = command("generate", "--model", model, *flags, "--format", "bmp", "--quiet", "--out", out)
+        assert result.code == 0, result.err
+        contents.append((out / shared).read_bytes())
+        named = [entry["file"] for entry in json.loads((out / "images.json").read_text())["files"]]
+        assert sorted(path.name for path in out.iterdir()) == sorted(["images.json", *named])
+    assert contents[0] == contents[1]
+
+
 def test_only_its_own_pictures_are_overwritten(command, model, tmp_path):
     out = tmp_path / "out"
     flags = ("generate", "--model", model, "--format", "bmp", "--quiet", "--out", out)
     assert command(*flags, "--count", 3).code == 0
-    assert (out / "seed-2.bmp").exists()
+    assert (out / "seed-000002.bmp").exists()
     refused(command(*flags, "--count", 2), "exists and is not empty")
     (out / "mine.txt").write_text("kept")
     assert command(*flags, "--count", 2, "--overwrite").code == 0
-    assert sorted(path.name for path in out.iterdir()) == ["images.json", "mine.txt", "seed-0.bmp", "seed-1.bmp"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "images.json",
+        "mine.txt",
+        "seed-000000.bmp",
+        "seed-000001.bmp",
+    ]
     other = tmp_path / "other"
     other.mkdir()
     (other / "seed-0.bmp").write_text("mine")
-    refused(command(*flags[:-1], other, "--count", 2, "--overwrite"), "has no whole images.json")
+    refused(command(*flags[:-1], other, "--count", 2, "--overwrite"), "has no intact images.json")
     assert (other / "seed-0.bmp").read_text() == "mine"
 
 
@@ -147,7 +176,7 @@ def test_a_manifest_names_no_file_of_another_kind(command, model, tmp_path, name
     (out / "images.json").write_text(json.dumps(manifest))
     result = command("generate", "--model", model, "--count", 1, "--quiet", "--overwrite", "--out", out)
     assert result.code == 0, result.err
-    assert sorted(path.name for path in out.iterdir()) == ["images.json", "mine.txt", "seed-0.png"]
+    assert sorted(path.name for path in out.iterdir()) == ["images.json", "mine.txt", "seed-000000.png"]
 
 
 def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
@@ -198,7 +227,8 @@ def test_models_that_are_none(command, model, tmp_path, text_run):
     refused(command("generate", "--model", text_run[0], *out), "is a text run, which generates nothing")
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     refused(
-        command("generate", "--model", tmp_path / "junk.safetensors", *out), "junk.safetensors is no safetensors file"
+        command("generate", "--model", tmp_path / "junk.safetensors", *out),
+        "junk.safetensors is damaged: not a",
     )
     broken = dcgan.load_generator(model)
     broken.project.weight.data[0, 0] = float("nan")
@@ -207,7 +237,8 @@ def test_models_that_are_none(command, model, tmp_path, text_run):
     broken = dcgan.load_generator(model)
     broken.norm.running_var.data[0] = -1.0
     dcgan.save_generator(broken, tmp_path / "below.safetensors")
-    refused(command("generate", "--model", tmp_path / "below.safetensors", *out), "norm.running_var has values below 0")
+    below = command("generate", "--model", tmp_path / "below.safetensors", *out)
+    refused(below, "norm.running_var has negative values")
     refused(command("generate", "--model", model, "--out", model), "is a file: give the name of a folder")
 
 
@@ -251,7 +282,10 @@ def test_evaluations_that_cannot_be(command, gan_run, judge_run, text_run, model
     refused(command("evaluate", text_run[0], "--samples", 100), "--samples is for generators")
     refused(command("evaluate", gan_run), "minidl has no evaluator for ")
     refused(command("evaluate", gan_run, "--evaluator", text_run[0]), "is no run of `minidl train images")
-    refused(command("evaluate", gan_run, "--evaluator", judge_run, "--samples", 3), "--samples is 3, expected 100")
+    refused(
+        command("evaluate", gan_run, "--evaluator", judge_run, "--samples", 3),
+        "--samples is 3, expected a whole number from 100",
+    )
     refused(command("evaluate", model), "does not say what it was trained on: give --data")
     refused(command("evaluate", gan_run, "--label-column", "x"), "are for text runs")
 
@@ -316,7 +350,7 @@ def test_a_folder_in_which_a_killed_process_only_began_is_new(command, tmp_path)
     folder.mkdir()
     (folder / ".images.json.0123456789abcdef.part").write_text('{"format": "mini')
     assert command("generate", "--count", "1", "--out", folder, "--quiet").code == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["images.json", "seed-0.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["images.json", "seed-000000.png"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / ".notes.part").write_text("of the user")
     result = command("generate", "--count", "1", "--out", tmp_path / "mine", "--overwrite")

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from minidl.data import DataError
-from minidl.training import loop, predict
+from minidl.training import predict, trainer
 from minidl.training.config import Evaluate, Predict
 from minidl.training.errors import ConfigError, DamagedError
 from tests.cli.conftest import edited, report
@@ -202,7 +202,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(command, photos, tmp_path, monkeypatc
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert command("train", "images", *settings, "--out", whole).code == 0
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "Interrupts", StopAfter)
+        patch.setattr(trainer, "Interrupts", StopAfter)
         StopAfter.left = 3
         stopped = command("train", "images", *settings, "--out", run)
     assert stopped.code == 130, stopped.err
@@ -221,7 +221,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(command, photos, tmp_path, monkeypatc
 
 
 def test_bfloat16_is_refused_on_a_cpu(command, photos, tmp_path):
-    from minidl.kernels import launch
+    from minidl.runtime import launch
 
     if not launch.INTERPRETED:
         pytest.skip("kernels are compiled here")
@@ -261,7 +261,7 @@ def test_a_batch_of_one_pixel_is_told_before_the_work(command, photos, tmp_path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"channels": 2}, "with 2 channels are no pictures"),
+        ({"channels": 2}, "with 2 channels are not valid pictures"),
         ({"height": 0}, "(0, 7) pixels"),
         ({"std": [0.0]}, "std is [0.0], expected numbers"),
         ({"mean": [1.0, 2.0]}, "mean is [1.0, 2.0]"),

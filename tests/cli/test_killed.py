@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from minidl.kernels import launch
+from minidl.runtime import launch
 from minidl.training import files
 from tests.cli.conftest import edited
 from tests.trials.lives import Cold, Parent, place_after

@@ -46,8 +46,8 @@ def test_training_names_a_batch_that_fits(command, texts, tmp_path, monkeypatch,
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert result.err == (
-        "error: the GPU's memory is full: 20.50 GiB were asked for, and 3.00 GiB of 80.00 GiB were free; a batch of 8 "
-        "fits, as a trial showed: take a --batch-size of 8\n"
+        "error: the GPU is out of memory: 20.50 GiB were requested, 3.00 GiB of 80.00 GiB were free; take a "
+        "--batch-size of 8: a trial with 8 fitted\n"
     )
     assert not (tmp_path / "run" / "report.json").exists()
 
@@ -60,7 +60,7 @@ def test_a_run_that_is_continued_cannot_have_another_batch(command, texts, tmp_p
     limited(monkeypatch, 10)
     result = command("train", "text", "--out", tmp_path / "run", "--resume")
     assert result.code == 1
-    assert "take a new run (--overwrite) with a --batch-size of 8\n" in result.err
+    assert "take a new run (--overwrite) with a --batch-size of 8: a trial with 8 fitted\n" in result.err
 
 
 def test_validation_that_does_not_fit_is_no_matter_of_the_batch(command, texts, tmp_path, monkeypatch, small_gpu):
@@ -98,7 +98,7 @@ def test_memory_that_is_full_before_the_steps(command, texts, tmp_path, monkeypa
     monkeypatch.setattr(loop.Trainer, "__init__", raised)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
-    assert "memory is full: 7.50 GiB were asked for" in result.err
+    assert "out of memory: 7.50 GiB were requested" in result.err
     assert re.search(r"take a --batch-size of \d+", result.err)
 
 
@@ -106,10 +106,10 @@ def test_reading_data_that_is_too_large(command, texts, tmp_path, monkeypatch):
     def raised(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("minidl.training.sources.load", raised)
+    monkeypatch.setattr("minidl.training.tasks.text.TextTask.load", raised)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
-    assert result.err.startswith("error: this machine's memory is full: more was asked for, and ")
+    assert result.err.startswith("error: this machine is out of memory: an allocation failed, ")
     assert not (tmp_path / "run").exists()
 
 
@@ -125,7 +125,7 @@ def test_prediction_names_a_batch_that_fits(command, text_run, monkeypatch, smal
     result = command("predict", text_run[0], *["crude oil"] * 18)
     assert result.code == 1
     assert result.err.endswith(
-        "a batch of 4 fits, as a trial showed: take at most 4 inputs at a time, or --device cpu\n"
+        "take at most 4 inputs at a time, or --device cpu: a trial with 4 fitted\n"
     )  # fmt: skip
     assert command("predict", text_run[0], *["crude oil"] * 4).code in (0, 1)
 
@@ -137,7 +137,7 @@ def test_generation_on_a_machine_that_is_full(command, tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "images", raised)
     result = command("generate", "--count", "4", "--out", tmp_path / "a")
     assert result.code == 1
-    assert result.err.startswith("error: this machine's memory is full: ")
+    assert result.err.startswith("error: this machine is out of memory: ")
 
 
 @pytest.mark.gpu
@@ -156,7 +156,7 @@ def test_a_gpu_that_is_really_full_names_a_batch_that_fits(command, tmp_path):
         result = command("train", "images", *flags, "--batch-size", "400", "--out", tmp_path / "run")
         assert result.code == 1, result.out
         found = re.search(
-            r"(\S+ \wiB) were asked for, and (\S+ \wiB) of (\S+ \wiB) were free; .*"
+            r"(\S+ \wiB) were requested, (\S+ \wiB) of (\S+ \wiB) were free; .*"
             r"take a --batch-size of (\d+)\n",
             result.err,
         )

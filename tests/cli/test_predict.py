@@ -178,7 +178,7 @@ def test_table_rows_come_as_json_or_csv(answers, table_run, tmp_path):
         ('{"size": 1, "age": 2, "kind": "flat"}\n[]\n', "line 2: a list where an object is expected"),
         ('{"size": \n', "line 1: not JSON"),
         ("size,age,kind\n1,2\n", "line 2: 2 fields where the header has 3"),
-        ('size,age,kind\n1,2,"flat\n', "line 2: unexpected end of data; a row must stand on one line"),
+        ('size,age,kind\n1,2,"flat\n', "line 2: unexpected end of data; each row must be on one line"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_told_by_its_line(answers, table_run, stdin, message):
@@ -228,7 +228,10 @@ def test_an_argument_that_is_no_row_is_told(command, table_run):
 
 def test_scores_that_cannot_be_written_are_told_before_the_work(command, text_run, tmp_path, monkeypatch):
     monkeypatch.setattr(predict, "evaluate", None)
-    for path, message in ((tmp_path / "none" / "x.json", "is no folder; make it"), (tmp_path, "is a folder: give")):
+    for path, message in (
+        (tmp_path / "none" / "x.json", "is not a folder; create it"),
+        (tmp_path, "is a folder: give"),
+    ):
         result = command("evaluate", text_run[0], "--json", path)
         assert result.code == 2
         assert f"--json {path}" in result.err

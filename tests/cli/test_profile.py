@@ -10,8 +10,8 @@ import typer
 from PIL import Image
 
 import minidl
-from minidl.cli import common
-from minidl.tensor import Tensor, default_device
+from minidl.cli import common, profiling
+from minidl.tensors import Tensor, default_device
 from minidl.training.errors import Interrupted
 
 TABLE = ("--epochs", "2", "--hidden", "8", "--dropout", "0", "--no-plots")
@@ -76,10 +76,10 @@ def test_what_cannot_be_is_told_before_the_work(command, profiled, tmp_path):
     work, _, _ = profiled
     run = work / "plain"
     alone = command("predict", run, "{}", "--trace", tmp_path / "t.json")
-    assert (alone.code, alone.err) == (2, "error: --trace goes with --profile\n")
+    assert (alone.code, alone.err) == (2, "error: --trace requires --profile\n")
     nowhere = command("predict", run, "{}", "--profile", "--trace", tmp_path / "no" / "t.json")
     assert nowhere.code == 2
-    assert "is no folder; make it" in nowhere.err
+    assert "is not a folder; create it" in nowhere.err
 
 
 def test_no_file_of_a_run_is_written_over(command, profiled, tmp_path):
@@ -118,7 +118,7 @@ def test_a_trace_may_lie_in_the_run_to_come_and_goes_with_it(command, table, tmp
     for _ in range(2):
         again = command(*common, "--overwrite")
         assert again.code == 0, again.err
-        assert "files of yours" not in again.out + again.err
+        assert "contained other files" not in again.out + again.err
         assert not (tmp_path / "run.previous").exists()
         assert (out / "trace.json").exists()
 
@@ -128,10 +128,12 @@ def test_a_full_disk_does_not_hide_why_the_work_stopped(monkeypatch, capsys, tmp
     def full(self, path):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("minidl.profiling.Profile.save", full)
+    monkeypatch.setattr("minidl.workbench.profiling.Profile.save", full)
+
+    wanted = profiling.Profiling(profile=True, trace=tmp_path / "t.json")
 
     def work():
-        with common.errors(), common.profiled(True, tmp_path / "t.json", None):
+        with common.errors(), profiling.profiled(wanted, None):
             minidl.ops.relu(Tensor(torch.zeros(4, device=default_device())))
             if error is not None:
                 raise error

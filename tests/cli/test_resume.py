@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from minidl.kernels import launch, tables
+from minidl.runtime import launch, tables
 from minidl.training import environment, files, session
 from minidl.training.checkpoints import Checkpoint, Checkpoints
 from minidl.training.display import Display
@@ -128,8 +128,8 @@ def test_a_finished_run_that_was_killed_before_the_one_it_replaced_was_gone(comm
     (aside / "notes.txt").write_text("mine")
     done = command("train", "text", "--out", run, "--resume")
     assert done.code == 0, done.err
-    assert "is finished already" in done.out
-    assert f"the replaced run had files of yours: they are in {aside}" in done.out
+    assert "is already finished" in done.out
+    assert f"the replaced run contained other files; they are kept in {aside}" in done.out
     assert [path.name for path in aside.iterdir()] == ["notes.txt"]
     assert differences(run, text_run[0]) == []
 
@@ -146,7 +146,7 @@ def test_a_resume_under_another_environment_is_told_and_reported(command, text_r
     assert resumed.out.count("warning: ") == 1
     warning = resumed.out.partition("warning: ")[2].splitlines()[:5]
     assert warning == [
-        f"{run}/checkpoints/last.json was made in another environment:",
+        f"{run}/checkpoints/last.json was written in another environment:",
         f"  torch: 2.0.0 then, {now['torch']} now",
         f"  blas: mkl 1.0 x 1 then, {now['blas']} now",
         f"  tile_tables: 000000000000 then, {now['tile_tables'][:12]} now",

@@ -176,7 +176,7 @@ def test_a_finished_run_is_not_trained_again_by_resume(command, text_run):
     before = (folder / "report.json").stat().st_mtime_ns
     result = command("train", "text", "--out", folder, "--resume")
     assert result.code == 0
-    assert "is finished already" in result.out
+    assert "is already finished" in result.out
     assert (folder / "report.txt").read_text() in result.out
     assert command("train", "text", "--out", folder, "--resume", "--quiet").out == ""
     assert (folder / "report.json").stat().st_mtime_ns == before

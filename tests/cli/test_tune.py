@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from minidl.kernels import launch, tables
-from minidl.tuning import files, search
-from minidl.tuning.check import Nothing
-from minidl.tuning.search import Found, Trial
+from minidl.runtime import launch, tables
+from minidl.workbench.tuning import files, search
+from minidl.workbench.tuning.check import Check
+from minidl.workbench.tuning.search import Found, Trial
 from tests.cli.conftest import ROOT, start
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="of the interpreter's table")
@@ -22,7 +22,7 @@ def quick(monkeypatch):
 
     class Searcher:
         def __init__(self, shapes, check, device):
-            assert isinstance(check, Nothing)
+            assert type(check) is Check
             self.shapes = shapes
 
         def search(self, deadline, told, width):
@@ -31,7 +31,7 @@ def quick(monkeypatch):
             trial = Trial(tile, search.TIMED, ms={"a": 1.0}, ratios={"a": 2.0})
             return Found(self.shapes, [trial], tile, trial, candidates=1)
 
-    monkeypatch.setattr("minidl.tuning.run.Searcher", Searcher)
+    monkeypatch.setattr("minidl.workbench.tuning.run.Searcher", Searcher)
 
 
 def test_a_small_family_is_really_tuned(minidl, tmp_path):
@@ -71,7 +71,7 @@ def test_new_tiles_are_written_and_used_where_the_variable_says(command, quick, 
     assert new["interpreted"][0]["tile"]["BLOCK_N"] == 2 * own["interpreted"][0]["tile"]["BLOCK_N"]
     assert {t: r for t, r in new.items() if t != "interpreted"} == {t: r for t, r in own.items() if t != "interpreted"}
     again = command("tune", "loss", "--out", out)
-    assert f"going on from the tables in {out}" in again.out
+    assert f"continuing from the tables in {out}" in again.out
     assert (
         tables.load(out / "loss.json")["interpreted"][0]["tile"]["BLOCK_N"]
         == 4 * own["interpreted"][0]["tile"]["BLOCK_N"]
@@ -124,14 +124,16 @@ def test_a_class_that_cannot_be_measured_fails_at_the_end(command, quick, tmp_pa
         def __init__(self, shapes, check, device):
             raise RuntimeError("out of memory\nmore")
 
-    monkeypatch.setattr("minidl.tuning.run.Searcher", Failing)
+    monkeypatch.setattr("minidl.workbench.tuning.run.Searcher", Failing)
     done = command("tune", "loss", "--out", tmp_path)
     assert done.code == 1
-    assert "loss: all other shapes: cannot be measured, it keeps its tile (RuntimeError: out of memory)" in done.out
+    assert (
+        "loss: all other shapes: could not be measured, so it keeps its tile (RuntimeError: out of memory)" in done.out
+    )
 
 
 def test_what_was_measured_is_kept_after_ctrl_c(command, quick, tmp_path, monkeypatch):
-    from minidl.tuning import run
+    from minidl.workbench.tuning import run
 
     search_ = run._search
 
@@ -168,21 +170,21 @@ def test_an_output_that_fails_takes_no_other_along(command, quick, tmp_path, mon
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("sofmax",), "no kernel family's name contains 'sofmax'; there are bias_act, "),
+        (("sofmax",), "no kernel family's name contains 'sofmax'; known: bias_act, "),
         (("softmax", "--only", "float8"), "no class of these families has 'float8' in its name"),
         (("",), "no kernel family's name contains ''"),
         (("softmax", "--only", ""), "no class of these families has '' in its name"),
-        (("loss", "--json", "x", "--plot", "x"), "--json and --plot are one file, x: give two names"),
-        (("loss", "--budget", "0"), "--budget is 0, expected seconds above 0"),
+        (("loss", "--json", "x", "--plot", "x"), "--json and --plot name the same file, x: give two names"),
+        (("loss", "--budget", "0"), "--budget is 0.0, expected seconds above 0"),
         (("loss", "--budget", "nan"), "--budget is nan, expected seconds above 0"),
-        (("loss", "--out", "x", "--write"), "--write is the package's own folder; give it or --out, not both"),
+        (("loss", "--out", "x", "--write"), "--write names the package's own folder; give it or --out, not both"),
         (("loss", "--out", str(ROOT / "README.md")), "README.md is a file: give the name of a folder"),
-        (("loss", "--out", str(ROOT / "README.md" / "tiles")), "cannot be made in"),
-        (("loss", "--out", "x" * 300), "--out cannot be made: File name too long"),
-        (("loss", "--json", "none/r.json"), "none is no folder"),
+        (("loss", "--out", str(ROOT / "README.md" / "tiles")), "cannot be created in"),
+        (("loss", "--out", "x" * 300), "--out cannot be created: File name too long"),
+        (("loss", "--json", "none/r.json"), "none is not a folder"),
         (("loss", "--plot", "."), "is a folder: give the name of a file"),
-        (("loss", "--list", "--dry-run"), "--list only shows what there is: leave out --dry-run"),
-        (("loss", "--device", "tpu"), "--device is tpu, expected auto, cuda or cpu"),
+        (("loss", "--list", "--dry-run"), "--list only lists what is available: leave out --dry-run"),
+        (("loss", "--device", "tpu"), "--device is tpu, expected one of auto, cuda, cpu"),
     ],
 )
 def test_bad_arguments(command, arguments, said):
@@ -205,7 +207,8 @@ def test_a_configuration_that_cannot_be_written_is_told_before_the_work(command,
     done = command("tune", "loss")
     assert done.code == 2
     assert (
-        f"the folder of tables {files.usual_folder()} cannot be made in {tmp_path / 'file'}; give another" in done.err
+        f"the folder of tables {files.usual_folder()} cannot be created in {tmp_path / 'file'}; give another"
+        in done.err
     )
     assert command("tune", "loss", "--dry-run").code == 0
 
@@ -216,7 +219,7 @@ def test_a_folder_that_cannot_be_written(command, tmp_path):
     tmp_path.chmod(0o500)
     done = command("tune", "loss", "--out", tmp_path / "tiles")
     assert done.code == 2
-    assert "cannot be made in" in done.err
+    assert "cannot be created in" in done.err
 
 
 def test_a_record_is_no_table_of_the_folder(command, quick, tmp_path):
@@ -233,7 +236,7 @@ def test_a_folder_that_is_a_link_to_nothing(command, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     done = command("tune", "gemm_sum", "--out", str(tmp_path / "link"))
     assert done.code == 2
-    assert "is a link to nothing: give the name of a folder" in done.err
+    assert "is a broken link: give the name of a folder" in done.err
 
 
 def test_sigterm_ends_it_as_ctrl_c_with_what_was_measured(tmp_path):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from minidl.csr import CSR
 from minidl.data import Batches, epoch_order
+from minidl.sparse.csr import CSR
 
 
 def table(count=23, features=3):
@@ -124,11 +124,11 @@ def test_target_types_follow_the_task():
 
 def test_wrong_arguments():
     x, y = table(4)
-    with pytest.raises(ValueError, match="4 rows of features and targets of shape"):
+    with pytest.raises(ValueError, match="4 inputs and targets of shape"):
         Batches(x, y[:3], 2)
     with pytest.raises(ValueError, match="batch size must be positive, got 0"):
         Batches(x, y, 0)
-    with pytest.raises(ValueError, match="seed must lie in"):
+    with pytest.raises(ValueError, match="seed must be from 0"):
         Batches(x, y, 2, seed=-1)
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl.data import DataError
-from minidl.data.idx import gunzip, parse_idx
+from minidl.data.download import gunzip
+from minidl.data.idx import parse_idx
 
 
 def idx(array, magic=None):
@@ -31,15 +32,15 @@ def test_what_was_written_is_read(shape):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "f is cut off: it has 0 bytes, an IDX header has 16"),
-        (b"\0\0\x08\x03\0\0\0\x02", "f is cut off: it has 8 bytes, an IDX header has 16"),
-        (idx(numbers(2, 3, 4))[:-1], "f is cut off: 2 x 3 x 4 bytes with the header are 40, it has 39"),
+        (b"", "f is truncated: it has 0 bytes, an IDX header has 16"),
+        (b"\0\0\x08\x03\0\0\0\x02", "f is truncated: it has 8 bytes, an IDX header has 16"),
+        (idx(numbers(2, 3, 4))[:-1], "f is truncated: 2 x 3 x 4 bytes with the header are 40, it has 39"),
         (idx(numbers(2, 3, 4)) + b"x", "f has more than its values: 2 x 3 x 4 bytes with the header are 40, it has 41"),
         (idx(numbers(2, 3, 4), b"\0\0\x0d\x03"), "its magic number is 00000d03, expected 00000803"),
         (idx(numbers(2, 3, 4), b"\0\1\x08\x03"), "its magic number is 00010803"),
         (idx(numbers(200)), "its magic number is 00000801, expected 00000803"),
-        (b"\x89PNG" + bytes(40), "f is no IDX file of unsigned bytes in 3 dimensions"),
-        (struct.pack(">4I", 0x0803, 2**32 - 1, 2**32 - 1, 2**32 - 1), "is cut off"),
+        (b"\x89PNG" + bytes(40), "f is not an IDX file of unsigned bytes in 3 dimensions"),
+        (struct.pack(">4I", 0x0803, 2**32 - 1, 2**32 - 1, 2**32 - 1), "is truncated"),
         (struct.pack(">4I", 0x0803, 0, 2**32 - 1, 2**32 - 1), "sizes that no array can have: 0 x 4294967295"),
     ],
 )

@@ -96,11 +96,11 @@ def test_pixels_are_standardised_in_the_dtype(dtype):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="23 pictures and targets of shape"):
+    with pytest.raises(ValueError, match="23 inputs and targets of shape"):
         ImageBatches(pictures(), np.arange(22), 4)
     with pytest.raises(ValueError, match="batch size must be positive"):
         ImageBatches(pictures(), np.arange(23), 0)
-    with pytest.raises(ValueError, match="the seed must lie in"):
+    with pytest.raises(ValueError, match="the seed must be from 0"):
         ImageBatches(pictures(), np.arange(23), 4, seed=-1)
     with pytest.raises(ValueError, match="the shift must be 0 or more, got -1"):
         ImageBatches(pictures(), np.arange(23), 4, augment=Augment(shift=-1))

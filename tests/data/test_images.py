@@ -210,7 +210,7 @@ def test_folders_that_are_refused(tmp_path):
     with pytest.raises(DataError, match="holds one folder of pictures, expected one for each of at least two classes"):
         load_images(tmp_path)
     (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match="b holds no picture"):
+    with pytest.raises(DataError, match="b contains no picture"):
         load_images(tmp_path)
     file(tmp_path, "b/0.png", grey(0))
     with pytest.raises(DataError, match="b has 1 picture, expected at least 3"):
@@ -220,7 +220,7 @@ def test_folders_that_are_refused(tmp_path):
     with pytest.raises(DataError, match="b has 2 different pictures, expected at least 3"):
         load_images(tmp_path)
     (tmp_path / "b" / "z.jpg").write_bytes(b"junk")
-    with pytest.raises(DataError, match=r"z\.jpg is no picture of a known format"):
+    with pytest.raises(DataError, match=r"z\.jpg is not a picture of a known format"):
         load_images(tmp_path)
 
 
@@ -242,7 +242,7 @@ def test_a_class_whose_name_is_no_text(tmp_path):
         (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
     except OSError:
         pytest.skip("this file system takes names of UTF-8 only")
-    with pytest.raises(DataError, match=r"caf\\udce9' is no UTF-8 text; rename the folder"):
+    with pytest.raises(DataError, match=r"caf\\udce9' is not UTF-8 text; rename the folder"):
         load_images(tmp_path)
 
 

@@ -141,7 +141,7 @@ def test_a_file_that_is_cut_off(tmp_path, suffix):
     path = tmp_path / f"cut{suffix}"
     for share in (0.02, 0.3, 0.6):
         path.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(DataError, match=rf"cut\{suffix} (cannot be read as a picture|is no picture)"):
+        with pytest.raises(DataError, match=rf"cut\{suffix} (cannot be read as a picture|is not a picture)"):
             read_picture(path, (64, 64), 1)
 
 
@@ -162,7 +162,7 @@ def test_a_changed_byte_is_read_or_refused(tmp_path_factory, suffix, place, valu
 def test_a_format_that_starts_a_program_is_not_tried(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EOF\n")
-    with pytest.raises(DataError, match="is no picture of a known format"):
+    with pytest.raises(DataError, match="is not a picture of a known format"):
         read_picture(path, (4, 4), 1)
 
 

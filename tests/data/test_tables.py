@@ -123,7 +123,7 @@ def test_one_bad_target_is_a_mistake_and_no_class(tmp_path, values, bad):
     values = list(values)
     values[7] = bad
     path = write(tmp_path / "t.csv", ["x", "target"], list(enumerate(values)))
-    with pytest.raises(DataError, match=f"line 9, column 'target': '{bad}' is no finite number, as most of the column"):
+    with pytest.raises(DataError, match=f"line 9, column 'target': '{bad}' is not a finite number, unlike most"):
         load_table(path)
 
 
@@ -199,9 +199,9 @@ def test_bad_options(tmp_path, change, message):
         (
             ["x", "target"],
             [["12,5" if i == 3 else i, i] for i in range(40)],
-            r"line 5, column 'x': '12,5' is no finite",
+            r"line 5, column 'x': '12,5' is not a finite",
         ),
-        (["x", "target"], [["inf" if i == 3 else i, i] for i in range(40)], r"line 5, column 'x': 'inf' is no finite"),
+        (["x", "target"], [["inf" if i == 3 else i, i] for i in range(40)], r"column 'x': 'inf' is not a finite"),
         (["x", "target"], [[i * 4e306 * (-1) ** i, i] for i in range(40)], "numbers too large to standardise"),
         (["x", "z", "target"], [["", i, i] for i in range(40)], "the value is missing"),
         (["x", "target"], [[i, i * 1e120] for i in range(40)], "numbers too large to standardise"),

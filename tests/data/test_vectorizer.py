@@ -77,7 +77,7 @@ def test_a_text_of_ten_megabytes():
 
 def test_no_terms_is_a_clear_error():
     for texts in ([], [""], ["1 2 3"]):
-        with pytest.raises(DataError, match=r"training texts hold no term .*give more or longer texts"):
+        with pytest.raises(DataError, match=r"training texts contain no term .*give more or longer texts"):
             Tfidf.fit(texts)
     with pytest.raises(DataError, match="no term that occurs in 2 of them"):
         Tfidf.fit(["one", "two"])

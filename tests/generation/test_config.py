@@ -11,7 +11,7 @@ OUT = Path("pictures")
 @pytest.mark.parametrize(
     ("text", "seeds"),
     [
-        (None, None), ("5", (5,)), ("0-3,100", (0, 1, 2, 3, 100)), (" 7 , 2 - 3", (7, 2, 3)), ("4-4", (4,)),
+        ("5", (5,)), ("0-3,100", (0, 1, 2, 3, 100)), (" 7 , 2 - 3", (7, 2, 3)), ("4-4", (4,)),
         (str(MAX_SEED), (MAX_SEED,)),
     ],
 )  # fmt: skip
@@ -60,16 +60,16 @@ def test_how_many():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"format": "jpg"}, "--format is 'jpg', expected one of png, bmp, npy"),
-        ({"precision": "bfloat16"}, "--precision is 'bfloat16'"),
-        ({"device": "tpu"}, "--device is 'tpu'"),
+        ({"format": "jpg"}, "--format is jpg, expected one of png, bmp, npy"),
+        ({"precision": "bfloat16"}, "--precision is bfloat16"),
+        ({"device": "tpu"}, "--device is tpu"),
         ({"seeds": (1,), "count": 2}, "--seeds and --count each say which pictures"),
         ({"count": 2, "latents": Path("z.txt")}, "--count and --latents each say"),
         ({"count": 0}, "--count is 0, expected a whole number from 1"),
         ({"batch_size": 0}, "--batch-size is 0"),
         ({"interpolate": (1, 2), "steps": 1}, "--steps is 1, expected a whole number from 2"),
         ({"steps": 3}, "give its ends with --interpolate A B"),
-        ({"truncation": 0.0}, "--truncation is 0, expected a number above 0"),
+        ({"truncation": 0.0}, "--truncation is 0.0, expected a number above 0, at most 100"),
         ({"truncation": float("nan")}, "--truncation is nan"),
         ({"truncation": 1.0, "latents": Path("z.txt")}, "--truncation is for seeds"),
         ({"grid": (2, 2), "format": "npy"}, "--grid is a picture"),

@@ -79,11 +79,11 @@ def test_files_of_latents(tmp_path):
     ("content", "message"),
     [
         (b"", "is empty: expected 4 numbers for each picture (shape [N, 4])"),
-        (b"1 2 3", "has 3 numbers, which is no multiple of 4: expected 4 numbers for each picture"),
-        (b"1 2 x 4", "'x' (value 3) is no number"),
+        (b"1 2 3", "has 3 numbers, which is not a multiple of 4: expected 4 numbers for each picture"),
+        (b"1 2 x 4", "'x' (value 3) is not a number"),
         (b"1 2 nan 4", "value 3 of latent 1 is nan, expected finite numbers"),
         (b"1 2 3 4 5 6 7 1e39", "value 4 of latent 2 is 1e+39, expected finite numbers"),
-        (b"\xff\xfe\x00", "is no text"),
+        (b"\xff\xfe\x00", "is not text"),
     ],
 )
 def test_text_that_is_no_latents(tmp_path, content, message):
@@ -107,23 +107,23 @@ def test_arrays_that_are_no_latents(tmp_path):
         with pytest.raises(DataError, match=message):
             latents.read(path, 4)
     np.save(path, np.array([[{}]], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="is no array file of NumPy"):
+    with pytest.raises(DataError, match="is not an array file of NumPy"):
         latents.read(path, 4)
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%s, 4), }"
     huge, odd, open_end = header % (b"9" * 30), header % b"True", header[:-4]
     damaged = [b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text for text in (huge, odd, open_end)]
     for content in (b"\x93NUMPY\x01", b"PK\x03\x04 no archive", b"PK\x05\x06" + bytes(18), damaged[2]):
         path.write_bytes(content)
-        with pytest.raises(DataError, match="is no array file of NumPy"):
+        with pytest.raises(DataError, match="is not an array file of NumPy"):
             latents.read(path, 4)
     path.write_bytes(damaged[1].replace(b"True", b"Trve"))
-    with pytest.raises(DataError, match=r"is no array file of NumPy: its header cannot be read$"):
+    with pytest.raises(DataError, match=r"is not an array file of NumPy: its header cannot be read$"):
         latents.read(path, 4)
     # Told before the memory is taken, which there may be.
     less = damaged[0].replace(b"9" * 30, b"9" * 9 + b" " * 21)
     for content, size in ((damaged[0], "15,999,999,999,999"), (less, "15,999,999,984"), (damaged[1], "16")):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=rf"is cut off: its header has shape .*, {size}.* bytes, and it has 0"):
+        with pytest.raises(DataError, match=rf"is truncated: its header has shape .*, {size}.* bytes, and it has 0"):
             latents.read(path, 4)
     with pytest.raises(DataError, match="cannot be read: No such file"):
         latents.read(tmp_path / "none.npy", 4)

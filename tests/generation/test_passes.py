@@ -16,8 +16,8 @@ import torch
 import minidl
 from minidl.generation import latents, passes
 from minidl.generation.model import prepared
-from minidl.kernels import launch
 from minidl.models import dcgan
+from minidl.runtime import launch
 from minidl.training.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

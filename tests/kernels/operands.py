@@ -68,10 +68,10 @@ def outcomes():
 
 
 if __name__ == "__main__":
-    from minidl.kernels import interpret_operators
+    from minidl.runtime import interpret_operators
 
     interpret_operators.install = lambda: None
-    from minidl.kernels import launch
+    from minidl.runtime import launch
 
     assert launch.INTERPRETED
     print(json.dumps(dict(outcomes())))

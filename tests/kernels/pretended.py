@@ -14,8 +14,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from minidl.doctor.workloads import workloads
-from minidl.kernels import direct, launch
+from minidl.runtime import direct, launch
+from minidl.workbench.doctor.workloads import workloads
 from tests.kernels import probes
 
 launched: list[tuple[Any, tuple[Any, ...]]] = []

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from minidl.kernels import launch
 from minidl.kernels.average import average_
-from minidl.tensor import default_device
+from minidl.runtime import launch
+from minidl.tensors import default_device
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
 

@@ -5,7 +5,8 @@ import functools
 import pytest
 import torch
 
-from minidl.kernels import activation, bias_act, launch
+from minidl.kernels import activation, bias_act
+from minidl.runtime import launch
 
 
 def rows_and_bias(device, dtype=torch.float32):

@@ -13,10 +13,27 @@ import triton.language as tl
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from minidl.kernels import conv, launch
-from minidl.kernels.conv import banded, batch_grad_weight, batch_tiled, boxed, even_grad_weight, pixel_tiled
+from minidl.kernels import conv
+from minidl.kernels.conv import (
+    banded,
+    banded_grad_weight,
+    batch_grad_weight,
+    batch_tiled,
+    boxed,
+    even_grad_weight,
+    held,
+    pixel_grad_weight,
+    pixel_tiled,
+    plan,
+    turned,
+    two_rows,
+)
 from minidl.kernels.conv.geometry import Geometry
-from minidl.tensor import default_device
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, No
+from minidl.kernels.conv.problem import Problem as Described
+from minidl.kernels.gemm.tiled import gemm_sum_kernel
+from minidl.runtime import launch
+from minidl.tensors import default_device
 
 pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
 # The FFT's results are not whole numbers: test_conv_fft.py has its bound. Few outputs have a way back only:
@@ -30,6 +47,22 @@ SHAPES = {
     "pair": (3, 16, 24, (6, 8), (3, 5), (2, 1), (1, 2), (1, 1), 1),
     "banded": (2, 3, 6, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
 }
+
+
+@pytest.fixture
+def monkeypatch(monkeypatch):
+    """pytest's; no plan that was made before a change is used after it."""
+    change = monkeypatch.setattr
+
+    def setattr(*args, **more):
+        change(*args, **more)
+        plan.plan.cache_clear()
+
+    monkeypatch.setattr = setattr
+    yield monkeypatch
+    del monkeypatch.setattr
+    monkeypatch.undo()
+    plan.plan.cache_clear()
 
 
 def whole(*shape, seed=0, dtype=torch.float32, low=-3, high=3):
@@ -103,10 +136,21 @@ class Problem:
             done.append(name)
         return done
 
+    def described(self, direction=FORWARD, **more):
+        """The problem that the launchers make of it."""
+        groups = self.geometry.groups
+        return Described(
+            direction, self.geometry, len(self.x), self.x.shape[1] // groups, len(self.w) // groups, self.x.dtype,
+            launch.precision(self.x.dtype), target=launch.target(), processors=launch.processors(), **more,
+        )  # fmt: skip
+
     def pooled_apart(self, form):
         """Whether a pool afterwards reads outputs that are rounded."""
-        h, v, groups = self.geometry.h.forward(), self.geometry.w.forward(), self.geometry.groups
-        return conv._pooled_apart(conv.channels_last(self.x), conv.channels_last(self.w), h, v, groups, form)
+        try:
+            found = plan.plan(self.described(bias=True, scale=True, act="relu", pool="max", form=form))
+        except conv.UnableError:
+            return False
+        return bool(found.parts)
 
 
 @st.composite
@@ -198,11 +242,11 @@ def test_more_than_a_tile_of_channels_in_the_weight_gradient(padding, taps):
 @pytest.mark.parametrize("form", ["pixel", "banded"])
 def test_positions_counted_in_64_bits(form, monkeypatch):
     """As where there are 2^31 of them."""
-    for module in (pixel_tiled, banded, banded.held):
+    for module in (pixel_tiled, pixel_grad_weight, banded, banded_grad_weight, held):
         monkeypatch.setattr(module, "MANY", 1)
     small = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 1)
-    held = launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": 0}, 4, 1)
-    with launch.force(conv=small, conv_flat=small, conv_banded=small, conv_held=held):
+    rows = launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": 0}, 4, 1)
+    with launch.force(conv=small, conv_flat=small, conv_banded=small, conv_held=rows):
         assert {"forward", "epilogue", "grad_weight"} <= set(Problem((5, *SHAPES[form][1:])).check(form))
 
 
@@ -357,12 +401,19 @@ def test_equal_parts_of_the_weight_gradient(shape, processors, monkeypatch):
     monkeypatch.setattr(launch, "processors", lambda: processors)
     monkeypatch.setattr(even_grad_weight, "SLOTS", 1000)
     monkeypatch.setattr(batch_grad_weight, "RUN", 1)  # no parts of images
-    monkeypatch.setattr(batch_grad_weight.gemm, "sum_shares", lambda *_: pytest.fail("shares, not equal parts"))
     sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 1, "EVEN": 1}
     for dtype in (torch.float32, torch.float16):
         p = Problem(shape, dtype=dtype)
-        with launch.force(conv_batch_grad_weight=launch.Tile(sizes)):
+        launched = []
+
+        def watcher(kernel, grid, args, meta, go, launched=launched):
+            launched.append(kernel)
+            go()
+
+        with launch.force(conv_batch_grad_weight=launch.Tile(sizes)), launch.watch(watcher):
             assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(dtype))
+        assert even_grad_weight.conv_even_grad_weight_kernel in launched
+        assert gemm_sum_kernel not in launched, "shares, not equal parts"
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -413,8 +464,7 @@ def test_parts_of_an_image_count_as_images(H, kernel, stride, padding, dilation,
         shape = (N, 32, 32, (H, width), (kernel, 3), (stride, 1), (padding, beside), (dilation, 1), groups)
         for dtype in (torch.float32, torch.float16):
             p = Problem(shape, dtype=dtype)
-            x, dy = conv.channels_last(p.x), conv.channels_last(p.dy)
-            assert batch_grad_weight.parts_of(x, dy, p.geometry.h.forward()) == parts
+            assert batch_grad_weight.parts_of(p.described(GRAD_WEIGHT)) == parts
             with launch.force(conv_batch_grad_weight=launch.Tile(sizes)):
                 assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(dtype))
 
@@ -427,7 +477,7 @@ def test_weights_read_as_they_are_on_the_way_back(kernel, stride, dilation, grou
     """float16 weights in channels-last memory are not turned round for the gradient of the input."""
     p = Problem((5, 40, 64, (8, 9), kernel, stride, (1, 2), dilation, groups), dtype=torch.float16)
     w = p.w.to(memory_format=torch.channels_last)
-    monkeypatch.setattr(conv, "turned", None)
+    monkeypatch.setattr(turned, "conv_turn_kernel", None)
     for form in ("batch", "box"):
         assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form=form), p.dx.to(w.dtype))
 
@@ -435,7 +485,7 @@ def test_weights_read_as_they_are_on_the_way_back(kernel, stride, dilation, grou
 @pytest.mark.parametrize("stride", [(2, 2), (1, 3), (4, 2)])
 def test_one_launch_for_all_walks_back(stride, monkeypatch):
     """More images than a row tile has, odd sizes, strides beyond the kernel, groups."""
-    monkeypatch.setattr(batch_tiled, "correlate", lambda *_, **__: pytest.fail("a launch for each walk"))
+    monkeypatch.setattr(batch_tiled, "run", lambda *_: pytest.fail("a launch for each walk"))
     for kernel, groups in (((5, 4), 1), ((2, 3), 2), ((1, 1), 1)):
         for dtype in (torch.float32, torch.float16):
             p = Problem((70, 8, 32, (7, 6), kernel, stride, (2, 1), (1, 1), groups), dtype=dtype)
@@ -544,13 +594,11 @@ def test_taps_may_be_more_than_32_bits_apart(device):
 
 
 def test_bands_are_not_for_rows_that_far_apart():
-    """One image of 2.2e9 values, of which nothing is read."""
-    x = torch.empty(1, 690, 2**20, 3, dtype=torch.float16)
-    w = torch.empty(4, 2, 1, 3, dtype=torch.float16)
+    """One image of 2.2e9 values."""
     for dilation, able in ((600, False), (300, True)):
         at = Geometry.of((690, 2**20), (2, 1), (1, 1), ((0, 0), (0, 0)), (dilation, 1))
-        assert banded.takes(x, w, at.h.forward(), at.w.forward(), 1) is able
-        assert banded.takes_grad_weight(x, x, at) is able
+        assert bool(banded.able(Described(FORWARD, at, 1, 3, 4, torch.float16))) is able
+        assert bool(banded_grad_weight.able(Described(GRAD_WEIGHT, at, 1, 3, 3, torch.float16))) is able
 
 
 @triton.jit
@@ -684,7 +732,7 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
 @pytest.mark.parametrize("size", [(14, 13), (13, 14), (8, 20)])
 def test_bands_that_cannot_pool_are_pooled_afterwards(M, size, monkeypatch):
     p = Problem((3, 1, M, size, (7, 7), (1, 1), (0, 0), (1, 1), 1))
-    monkeypatch.setattr(conv.pixel_tiled, "correlate", lambda *_: pytest.fail("the slow form was taken"))
+    monkeypatch.setattr(pixel_tiled, "run", lambda *_: pytest.fail("the slow form was taken"))
     channel = (slice(None), None, None)
     z = (p.y * p.scale.double()[channel] + p.bias.double()[channel]).relu()
     for pool, function in (("max", F.max_pool2d), ("avg", F.avg_pool2d)):
@@ -721,7 +769,7 @@ def test_bands_that_are_held_and_those_that_are_not(shape, dtype, monkeypatch):
         names = launched(monkeypatch)
         first = p.check("banded")
         assert "conv_held_kernel" in names or (dtype == torch.float32 and not launch.INTERPRETED)
-    monkeypatch.setattr(banded.held, "takes", lambda *_: False)
+    monkeypatch.setattr(held, "able", lambda problem: No("a test"))
     names.clear()
     assert p.check("banded") == first
     assert "conv_held_kernel" not in names
@@ -743,12 +791,12 @@ def test_bands_that_are_held_and_those_that_are_not(shape, dtype, monkeypatch):
 def test_two_rows_of_outputs_in_a_group(shape, dtype, monkeypatch):
     p = Problem(shape, dtype=dtype)
     monkeypatch.setattr(launch, "processors", lambda: 2)
-    monkeypatch.setattr(banded.held, "takes", lambda *_: False)
+    monkeypatch.setattr(held, "able", lambda problem: No("a test"))
     with launch.force(conv_two_rows=launch.Tile({"BLOCK_M": 64, "PER_PROCESSOR": 1}, 4, 2)):
         names = launched(monkeypatch)
         first = p.check("banded")
         assert "conv_two_rows_kernel" in names or (dtype == torch.float32 and not launch.INTERPRETED)
-    monkeypatch.setattr(banded.two_rows, "takes", lambda *_: False)
+    monkeypatch.setattr(two_rows, "able", lambda problem: No("a test"))
     names.clear()
     assert p.check("banded") == first
     assert "conv_two_rows_kernel" not in names
@@ -757,7 +805,7 @@ def test_two_rows_of_outputs_in_a_group(shape, dtype, monkeypatch):
 @pytest.mark.parametrize(("H", "kernel", "stride", "row"), [(8, (3, 3), 2, 7), (10, (1, 3), 3, 1)])
 def test_rows_that_no_output_reads_spoil_none(H, kernel, stride, row, monkeypatch):
     """The last pair may have one row, and pairs rows between those that they read."""
-    monkeypatch.setattr(banded.held, "takes", lambda *_: False)
+    monkeypatch.setattr(held, "able", lambda problem: No("a test"))
     p = Problem((2, 1, 12, (H, 40), kernel, (stride, stride), (0, 0), (1, 1), 1), dtype=torch.float16)
     x = p.x.clone()
     x[:, :, row] = math.nan
@@ -769,7 +817,7 @@ def test_rows_that_no_output_reads_spoil_none(H, kernel, stride, row, monkeypatc
 @pytest.mark.parametrize("row", [0, 3, 4, 7])
 def test_rows_that_a_pair_does_not_read_do_not_spoil_it(row, monkeypatch):
     """The band has more rows than the two rows of outputs have values."""
-    monkeypatch.setattr(banded.held, "takes", lambda *_: False)
+    monkeypatch.setattr(held, "able", lambda problem: No("a test"))
     p = Problem((2, 1, 12, (8, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
     x = p.x.clone()
     x[:, :, row] = math.nan
@@ -797,12 +845,12 @@ def test_groups_of_two_rows_fit():
     for M, R, S, step_h, step_w, width in itertools.product(
         (1, 2, 5, 12, 32, 65), (1, 3, 7), (1, 3, 7, 15), (1, 2), (1, 2), (1, 2, 66, 700)
     ):
-        found = banded.two_rows.group(M, R, S, step_h, step_w, width)
+        found = two_rows.group(M, R, S, step_h, step_w, width)
         if found is not None:
             G, reach, KP, NP = found
-            assert (R + step_h) * reach <= KP <= banded.two_rows.MOST_K
+            assert (R + step_h) * reach <= KP <= two_rows.MOST_K
             assert G * M <= NP <= 128
-            assert -(-width // G) <= banded.two_rows.MOST_GROUPS
+            assert -(-width // G) <= two_rows.MOST_GROUPS
 
 
 @pytest.mark.parametrize("M", [1, 3, 24])
@@ -818,8 +866,8 @@ def test_bands_that_are_held_are_small():
     for C, M, R, S, stride, pool in itertools.product(
         (1, 2, 3, 4), (1, 2, 4, 8, 12, 32), (1, 3, 7), (1, 3, 7), (1, 2), (False, True)
     ):
-        found = banded.held.held_band(C, M, R, S, stride, 60, pool)
-        assert found is None or (found[2] <= 128 and found[2] * found[3] <= banded.held.MOST)
+        found = held.held_band(C, M, R, S, stride, 60, pool)
+        assert found is None or (found[2] <= 128 and found[2] * found[3] <= held.MOST)
 
 
 @pytest.mark.parametrize("pool", ["max", "avg"])
@@ -846,22 +894,17 @@ def test_pairs_pool_in_their_kernel(shape, pool, monkeypatch):
     assert not y[1:].isnan().any()
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("C", "M", "padding", "form"), [(32, 64, 0, "pair"), (64, 32, 2, "pair"), (64, 64, 0, "batch")]
 )
-def test_which_convolutions_go_in_pairs(C, M, padding, form, monkeypatch):
+def test_which_convolutions_go_in_pairs(C, M, padding, form):
     p = Problem((64, C, M, (12, 12), (5, 5), (1, 1), (padding, padding), (1, 1), 1), dtype=torch.float16)
-    chosen = []
-    for name, module in (("pair", conv.paired), ("batch", conv.batch_tiled)):
-        monkeypatch.setattr(module, "correlate", lambda *_, name=name, **__: chosen.append(name))
-    conv.forward(p.x, p.w, p.geometry)
-    assert chosen == [form]
+    assert plan.plan(p.described()._replace(target="sm_90", processors=132)).name == form
 
 
 def test_bands_that_can_pool_do_it_in_their_kernel(monkeypatch):
     p = Problem((2, 1, 16, (12, 14), (5, 5), (1, 1), (0, 0), (1, 1), 1))
-    monkeypatch.setattr(conv.pools, "max_pool2d", lambda *_: pytest.fail("a second kernel"))
+    monkeypatch.setattr(plan.pools, "max_pool2d", lambda *_: pytest.fail("a second kernel"))
     y, _ = conv.forward(p.x, p.w, p.geometry, pool="max")
     assert torch.equal(y.double(), F.max_pool2d(p.y, 2))
 

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from minidl.kernels import conv, launch
-from minidl.kernels.conv import few_outputs
+from minidl.kernels import conv
+from minidl.kernels.conv import few_outputs, plan
 from minidl.kernels.conv.geometry import NOWHERE, Axis, Geometry
+from minidl.runtime import launch
 from tests.kernels.transposed import LAYOUTS, Problem, laid, whole
 
 
@@ -66,13 +67,17 @@ def test_several_boxes_each_way(size):
         Problem("few", 2, 16, 3, size, (3, 3), (1, 1), (1, 1), (0, 0)).check()
 
 
-def test_it_is_taken_for_few_outputs(monkeypatch):
-    monkeypatch.setattr(conv, "_correlate", lambda *_, **__: pytest.fail("another form was taken"))
-    monkeypatch.setattr(launch, "boxes", lambda: True)
-    for shape in GENERATORS.values():
-        p = Problem("few", *shape)
-        assert torch.equal(conv.transposed(p.x, p.w, p.geometry)[0].double(), p.y)
-        assert torch.equal(conv.grad_input(p.x, p.w, p.geometry).double(), p.y)
+@pytest.mark.parametrize("target", ["sm_90", "interpreted"])
+@pytest.mark.parametrize("shape", GENERATORS.values(), ids=GENERATORS)
+def test_it_is_taken_for_few_outputs(shape, target):
+    assert plan.plan(Problem(None, *shape).described(target)).name == "few"
+
+
+@pytest.mark.parametrize("shape", GENERATORS.values(), ids=GENERATORS)
+def test_without_being_asked_for(shape):
+    p = Problem(None, *shape)
+    assert torch.equal(conv.transposed(p.x, p.w, p.geometry)[0].double(), p.y)
+    assert torch.equal(conv.grad_input(p.x, p.w, p.geometry).double(), p.y)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -8,16 +8,29 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from minidl.kernels import conv, launch
+from minidl.kernels import conv
 from minidl.kernels.conv import fft
 from minidl.kernels.conv.geometry import Geometry
-from minidl.specs.bounds import dot_unit, gamma, unit
-from minidl.tensor import default_device
+from minidl.kernels.conv.problem import FORWARD, Problem, Tensors
+from minidl.runtime import launch
+from minidl.tensors import default_device
+from minidl.testing.specs.bounds import dot_unit, gamma, unit
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(dtype).to(default_device())
+
+
+def by_fft(x, w, geometry, points):
+    """y [N, OH, OW, M] of x [N, H, W, C] and w [M, R, S, C], in tiles of points x points."""
+    problem = Problem(
+        FORWARD, geometry, x.shape[0], x.shape[3], w.shape[0], x.dtype, launch.precision(x.dtype), form=fft.NAME,
+        target=launch.target(), processors=launch.processors(),
+    )  # fmt: skip
+    y = torch.empty(x.shape[0], *problem.written, w.shape[0], dtype=x.dtype, device=x.device)
+    fft.run(fft.prepare(problem, points), Tensors(x, w, y))
+    return y
 
 
 def constant(points, products):
@@ -54,8 +67,8 @@ def share_of_bound(y, x, w, padding, cut):
 def check(N, C, M, size, kernel, padding, points=16, dtype=torch.float32, seed=0):
     x, w = normal(N, C, *size, seed=seed, dtype=dtype), normal(M, C, *kernel, seed=seed + 1, dtype=dtype)
     geometry = Geometry.of(size, kernel, (1, 1), tuple((p, p) for p in padding), (1, 1))
-    y = fft.forward(conv.channels_last(x), conv.channels_last(w), geometry, points=points).permute(0, 3, 1, 2)
-    cut = fft.plan((geometry.h.output, geometry.w.output), kernel, C, M, points)
+    y = by_fft(conv.channels_last(x), conv.channels_last(w), geometry, points=points).permute(0, 3, 1, 2)
+    cut = fft.cheapest((geometry.h.output, geometry.w.output), kernel, C, M, points)
     assert y.dtype == dtype
     assert y.isfinite().all()
     share = share_of_bound(y, x, w, padding, cut)
@@ -115,7 +128,7 @@ def test_as_many_channels_as_a_tile_has(M):
 def test_accuracy_is_that_of_float32(points):
     """The bound has all roundings conspire. They do not, and leave 2^-22; one product in TF32 would leave 2^-12."""
     x, w = normal(2, 24, 24, 4), normal(4, 5, 5, 4, seed=1)
-    y = fft.forward(x, w, Geometry.of((24, 24), (5, 5), (1, 1), ((2, 2), (2, 2)), (1, 1)), points=points)
+    y = by_fft(x, w, Geometry.of((24, 24), (5, 5), (1, 1), ((2, 2), (2, 2)), (1, 1)), points=points)
     exact = F.conv2d(x.permute(0, 3, 1, 2).double(), w.permute(0, 3, 1, 2).double(), padding=2).permute(0, 2, 3, 1)
     assert (y.double() - exact).norm() <= 2.0**-17 * exact.norm()
 
@@ -160,11 +173,11 @@ def test_passes_over_the_images(monkeypatch):
     geometry = Geometry.of((14, 9), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
     tile = launch.Tile({"BLOCK_V": 2048})
     with launch.force(conv_fft=tile):
-        y = fft.forward(x, w, geometry, points=16)
-        assert torch.equal(y, fft.forward(x, w, geometry, points=16))
+        y = by_fft(x, w, geometry, points=16)
+        assert torch.equal(y, by_fft(x, w, geometry, points=16))
         monkeypatch.setattr(fft, "WORKSPACE", 2**14)
-        passes = fft.forward(x, w, geometry, points=16)
-        assert torch.equal(passes, fft.forward(x, w, geometry, points=16))
+        passes = by_fft(x, w, geometry, points=16)
+        assert torch.equal(passes, by_fft(x, w, geometry, points=16))
     torch.testing.assert_close(passes, y, rtol=0, atol=1e-4)
 
 
@@ -183,11 +196,11 @@ def test_memory_that_is_not_written_is_not_read():
 def test_what_is_not_finite_stays_in_its_tile():
     x, w = normal(2, 2, 20, 40), normal(3, 2, 5, 5, seed=1)
     geometry = Geometry.of((20, 40), (5, 5), (1, 1), ((0, 0), (0, 0)), (1, 1))
-    cut = fft.plan((16, 36), (5, 5), 2, 3, 16)
+    cut = fft.cheapest((16, 36), (5, 5), 2, 3, 16)
     x_last, w_last = conv.channels_last(x).clone(), conv.channels_last(w)
-    before = fft.forward(x_last, w_last, geometry, points=16)
+    before = by_fft(x_last, w_last, geometry, points=16)
     x_last[0, 0, 1, 0] = math.inf
-    after = fft.forward(x_last, w_last, geometry, points=16)
+    after = by_fft(x_last, w_last, geometry, points=16)
     assert not after[0, : cut.h.step, : cut.w.step].isfinite().any()
     after[0, : cut.h.step, : cut.w.step] = before[0, : cut.h.step, : cut.w.step]
     torch.testing.assert_close(after, before, rtol=0, atol=1e-4)
@@ -198,13 +211,28 @@ def test_it_is_not_chosen_and_refuses_what_it_cannot_take():
     strided = Geometry.of((9, 9), (3, 3), (2, 1), ((0, 0), (0, 0)), (1, 1))
     with pytest.raises(conv.UnableError, match="the fft form cannot take this shape"):
         conv.forward(x, w, strided, form="fft")
-    with pytest.raises(ValueError, match=r"fft: got stride \(2, 1\)"):
-        fft.forward(conv.channels_last(x), conv.channels_last(w), strided)
     plain = Geometry.of((9, 9), (3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1))
     with pytest.raises(ValueError, match="tiles of 64 points"):
-        fft.forward(conv.channels_last(x), conv.channels_last(w), plain, points=64)
+        by_fft(conv.channels_last(x), conv.channels_last(w), plain, points=64)
     with pytest.raises(conv.UnableError):
         conv.forward(x.double(), w.double(), plain, form="fft")
     assert torch.equal(conv.forward(x, w, plain)[0], conv.forward(x, w, plain, form="banded")[0])
     empty, _ = conv.forward(x[:0], w, plain, form="fft")
     assert empty.shape == (0, 3, 7, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("compute", [conv.forward, conv.grad_input])
+def test_spectra_follow_the_float32_precision_that_is_set(compute, dtype):
+    x, w = normal(1, 2, 8, 8, dtype=dtype), normal(2, 2, 3, 3, dtype=dtype)
+    geometry = Geometry.of((8, 8), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    for name in launch.PRECISIONS:
+        used = []
+
+        def note(kernel, grid, args, meta, go, used=used):
+            used.append(meta.get("PRECISION"))
+            go()
+
+        with launch.in_precision(name), launch.watch(note):
+            compute(x, w, geometry, form="fft")
+        assert {*used} - {None} == {name}

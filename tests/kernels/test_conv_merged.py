@@ -7,10 +7,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from minidl.kernels import conv, launch
-from minidl.kernels.conv import merged
+from minidl.kernels import conv
+from minidl.kernels.conv import merged, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.problem import Epilogue
+from minidl.runtime import launch
 from tests.kernels.transposed import LAYOUTS, Problem, laid, whole
 
 GENERATORS = {
@@ -72,17 +72,12 @@ def test_a_hundred_drawn_shapes(block):
         assert torch.equal(first, second)
 
 
-def test_where_it_is_taken(monkeypatch):
+def test_where_it_is_taken():
     """Compiled, for many images of few channels whose window has few zeros; not where products cut their operands."""
 
-    def takes(*shape, dtype=torch.float16, precision="tf32x3"):
+    def takes(*shape, dtype=torch.float16, precision="tf32x3", target="sm_90"):
         p = Problem(None, *shape, dtype=dtype)
-        x = conv.channels_last(p.x)
-        with monkeypatch.context() as patched:
-            patched.setattr(merged, "correlate", lambda *_: None)
-            patched.setattr(launch, "INTERPRETED", False)
-            patched.setattr(launch, "boxes", lambda: True)
-            return conv._at_once(x, p.w, torch.empty_like(p.y), p.geometry, Epilogue(), None, precision)
+        return plan.plan(p.described(target, precision)).name == "merge"
 
     five, four = ((4, 4), (5, 5), (2, 2), (2, 2), (1, 1)), ((4, 4), (4, 4), (2, 2), (1, 1), (0, 0))
     assert takes(64, 32, 64, *five)
@@ -91,6 +86,7 @@ def test_where_it_is_taken(monkeypatch):
     assert not takes(63, 32, 64, *five)
     assert not takes(64, 32, 65, *five)
     assert not takes(64, 32, 64, *four)
+    assert not takes(64, 32, 64, *five, target="interpreted")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -108,7 +104,7 @@ def test_what_is_not_finite_stays_with_its_window(bad):
 @given(st.integers(1, 9), st.integers(0, 8), st.integers(1, 12))
 def test_the_window_is_what_both_columns_read(kernel, padding, size):
     v = Axis(2 * size, kernel, size, 2, padding, 1)
-    pairs = merged._merged(v)
+    pairs = merged.pairs_of(v)
     (walk,) = pairs.backward()
     read = [w.in_start + j for w in v.backward() if w.in_step for j in range(len(w.taps))]
     assert (walk.count, walk.in_start, walk.in_start + len(walk.taps)) == (size, min(read), max(read) + 1)

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from minidl.kernels import cross_entropy, launch
+from minidl.kernels import cross_entropy
 from minidl.kernels.cross_entropy import all_targets
+from minidl.runtime import launch
 
 WHOLE = launch.Tile({"BLOCK_M": 8, "BLOCK_N": 16})
 WALK = launch.Tile({"BLOCK_M": 2, "BLOCK_N": 4})

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
-from minidl.kernels import activation, elementwise, launch
+from minidl.kernels import activation, elementwise
 from minidl.kernels.elementwise.compute import collapse
+from minidl.runtime import launch
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, 0.5, -3.5, 1e-40, 88.8, -88.0, -104.0, 1e38)
 INFINITE = (math.inf, -math.inf, math.nan)

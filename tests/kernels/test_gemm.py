@@ -6,12 +6,14 @@ import math
 import pytest
 import torch
 
-from minidl.kernels import activation, gemm, launch
+from minidl.kernels import activation, gemm
 from minidl.kernels.gemm import parts, thin
-from minidl.specs.linalg import _act, product_error
-from minidl.specs.make import SeededMake
-from minidl.tensor import default_device
+from minidl.runtime import launch
+from minidl.tensors import default_device
 from minidl.testing import GuardedAllocations, assert_within
+from minidl.testing.specs.activation import apply
+from minidl.testing.specs.linalg import product_error
+from minidl.testing.specs.make import SeededMake
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
 
@@ -123,7 +125,7 @@ def test_shares_of_k(split, form):
             c, z = gemm.gemm(a, b, matrix(24), "gelu", form=form, split=split, preactivation=True)
             assert torch.equal(z, (a.double() @ b.double() + matrix(24).double()).float())
             assert torch.equal(gemm.gemm(a, b, form=form, split=split), (a.double() @ b.double()).float())
-            assert_within(c, _act(z.double(), "gelu"), 1e-6 * z.double().abs())
+            assert_within(c, apply(z.double(), "gelu"), 1e-6 * z.double().abs())
             real = matrix(20, K), matrix(K, 24, seed=1)
             assert_product(gemm.gemm(*real, form=form, split=split), *real, split=split)
 
@@ -164,7 +166,7 @@ def test_epilogue(act):
         c, z = gemm.gemm(a, b, bias, act, preactivation=True, form=form)
         assert_within(z, z_exact, 1e-5)
         # In the float32 of the accumulator, not of z: both round, one does not follow from the other.
-        assert_within(c, _act(z_exact, act), 1.2e-5)
+        assert_within(c, apply(z_exact, act), 1.2e-5)
         assert torch.equal(gemm.gemm(a, b, bias, act, form=form), c)
 
 

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl.kernels import images, launch
-from minidl.tensor import default_device
+from minidl.kernels import images
+from minidl.runtime import launch
+from minidl.tensors import default_device
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
 

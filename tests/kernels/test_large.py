@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from minidl import ops
-from minidl.csr import CSR
-from minidl.kernels import launch
 from minidl.optim import SGD, Adam
-from minidl.specs.random import philox
-from minidl.tensor import Tensor, default_device
+from minidl.runtime import launch
+from minidl.sparse.csr import CSR
+from minidl.tensors import Tensor, default_device
+from minidl.testing.specs.random import philox
 
 FAR = 2**13 if launch.INTERPRETED else 2**31
 pytestmark = [] if launch.INTERPRETED else [pytest.mark.large]

@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from minidl import ops
-from minidl.kernels import launch, norm, norm_fold
+from minidl.kernels import norm, norm_fold
 from minidl.kernels.conv import forward
 from minidl.kernels.conv.geometry import Geometry
-from minidl.tensor import Tensor, default_device
+from minidl.runtime import launch
+from minidl.tensors import Tensor, default_device
 
 NAN, INF = float("nan"), float("inf")
 # Few rows in a block and few channels, so that there are several of both.

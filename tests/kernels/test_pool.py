@@ -9,9 +9,10 @@ import triton.language as tl
 
 from minidl import ops
 from minidl.autograd import no_grad
-from minidl.kernels import launch, pool
+from minidl.kernels import pool
 from minidl.kernels.pool import problem
-from minidl.tensor import Tensor, default_device
+from minidl.runtime import launch
+from minidl.tensors import Tensor, default_device
 
 NAN, INF = float("nan"), float("inf")
 

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import launch, random
+from minidl.kernels import random
+from minidl.runtime import launch
 
 DTYPES = (torch.float32, torch.float16, torch.float64)
 N = 200_000
@@ -31,7 +32,7 @@ def words_kernel(p_y, seed_low, seed_high, stream_low, stream_high, group):
 
 def words(counter, key, device):
     """The words of a counter of four words under a key of two."""
-    signed = [random._signed(w) for w in (*key, *counter[2:])]
+    signed = [random._halves(w)[0] for w in (*key, *counter[2:])]
     group = counter[0] + (counter[1] << 32)
     y = torch.zeros(4, dtype=torch.int64, device=device)
     launch.run(words_kernel, (1,), y, *signed, group - 2**64 if group >= 2**63 else group)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from minidl.kernels import launch, softmax
+from minidl.kernels import softmax
+from minidl.runtime import launch
 
 WHOLE = launch.Tile({"BLOCK_M": 4, "BLOCK_N": 16})
 WALK = launch.Tile({"BLOCK_M": 2, "BLOCK_N": 4})

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minidl.csr import CSR
-from minidl.kernels import activation, launch, sparse
-from minidl.specs import bounds
-from minidl.specs.make import lay_out
-from minidl.tensor import default_device
+from minidl.kernels import activation, sparse
+from minidl.runtime import launch
+from minidl.sparse.csr import CSR
+from minidl.tensors import default_device
 from minidl.testing import GuardedAllocations, assert_within
+from minidl.testing.specs import bounds
+from minidl.testing.specs.make import lay_out
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
 

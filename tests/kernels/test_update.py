@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 
-from minidl.kernels import launch, update
+from minidl.kernels import update
 from minidl.kernels.update import Rows, Update
-from minidl.specs import bounds
-from minidl.tensor import default_device
+from minidl.runtime import launch
+from minidl.tensors import default_device
 from minidl.testing import assert_within
+from minidl.testing.specs import bounds
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
 NUMBERS = {

@@ -5,7 +5,9 @@ import torch.nn.functional as F
 
 from minidl.kernels import conv
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.tensor import default_device
+from minidl.kernels.conv.problem import TRANSPOSED
+from minidl.kernels.conv.problem import Problem as Described
+from minidl.tensors import default_device
 
 
 def whole(*shape, seed=0, dtype=torch.float32):
@@ -27,6 +29,14 @@ class Problem:
         self.x, self.w = whole(N, C, *size, seed=seed, dtype=dtype), whole(C, M, *kernel, seed=seed + 1, dtype=dtype)
         self.bias, self.scale = whole(M, seed=seed + 2, dtype=dtype), whole(M, seed=seed + 3, dtype=dtype)
         self.y = F.conv_transpose2d(self.x.double(), self.w.double(), None, stride, padding, ends)
+
+    def described(self, target, precision="ieee"):
+        """The problem for a target with 132 multiprocessors."""
+        C, M = self.w.shape[:2]
+        return Described(
+            TRANSPOSED, self.geometry, len(self.x), C, M, self.x.dtype, precision, strides=self.w.stride(),
+            form=self.form, target=target, processors=132,
+        )  # fmt: skip
 
     def check(self):
         """All of it exact."""

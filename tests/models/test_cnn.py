@@ -5,7 +5,7 @@ import torch
 
 from minidl import models, no_grad, random
 from minidl.models import cnn
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 
 @pytest.mark.parametrize("size", [(8, 8), (28, 28), (64, 64), (224, 224), (1024, 1024)])

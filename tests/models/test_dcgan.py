@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from minidl import models, no_grad, random
 from minidl.models import dcgan
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 
 def noise(*shape):
@@ -145,7 +145,7 @@ def test_what_is_no_generator_is_told(tmp_path):
     with pytest.raises(FileNotFoundError):
         dcgan.load_generator(tmp_path / "none.safetensors")
     (tmp_path / "text.safetensors").write_text("text")
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         dcgan.load_generator(tmp_path / "text.safetensors")
     save_file({"x": torch.zeros(1)}, str(tmp_path / "model.safetensors"))
     with pytest.raises(ValueError, match="its format is None, expected 'minidl generator'"):

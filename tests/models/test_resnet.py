@@ -6,7 +6,7 @@ import torch
 from torch import nn as torch_nn
 
 from minidl import nn, no_grad, ops, optim
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 STAGES = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
 

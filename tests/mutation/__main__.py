@@ -30,7 +30,7 @@ from tests.mutation.reach import Map, digest  # noqa: E402
 
 TESTS = ("tests/kernels", "tests/test_operations.py", "tests/ops", "tests/optim", "tests/test_random.py")
 # What they test runs in processes of their own, where no kernel is changed.
-ELSEWHERE = ("tests/kernels/test_direct.py", "tests/kernels/test_interpret.py")
+ELSEWHERE = ("tests/runtime/test_direct.py", "tests/runtime/test_interpret.py")
 MAP = sources.ROOT / "build" / "mutation-map.json"
 
 # The suite's examples, without the search for smaller ones.

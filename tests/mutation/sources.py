@@ -4,12 +4,13 @@ import ast
 import copy
 import functools
 import importlib
+import itertools
 import pkgutil
 from pathlib import Path
 
 from triton.runtime.interpreter import ASTTransformer, InterpretedFunction
 
-from minidl import kernels
+from minidl import kernels, runtime
 from tests.mutation.operators import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
@@ -32,14 +33,15 @@ ARITHMETIC = {
 }
 # Functions that do nothing in the interpreter.
 NEVER_INTERPRETED = {
-    "minidl/kernels/early.py:wait": "waits for the kernel before on a GPU; the interpreter has no such kernel",
+    "minidl/runtime/early.py:wait": "waits for the kernel before on a GPU; the interpreter has no such kernel",
 }
 
 
 def functions() -> dict[str, InterpretedFunction]:
-    """Every function with @triton.jit under minidl/kernels, by "file:name"."""
+    """Every function with @triton.jit under minidl/kernels and minidl/runtime, by "file:name"."""
     found = {}
-    for info in pkgutil.walk_packages(kernels.__path__, "minidl.kernels."):
+    packages = ((package.__path__, f"{package.__name__}.") for package in (kernels, runtime))
+    for info in itertools.chain.from_iterable(itertools.starmap(pkgutil.walk_packages, packages)):
         module = importlib.import_module(info.name)
         for name, value in vars(module).items():
             if isinstance(value, InterpretedFunction) and value.fn.__module__ == info.name:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from minidl.kernels import launch
+from minidl.runtime import launch
 from tests.mutation import report, sources
 from tests.mutation.operators import mutated
 

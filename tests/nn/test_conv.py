@@ -1,4 +1,4 @@
-"""The convolution layer, and batch norms folded into it."""
+"""The convolution layers."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 import minidl
 from minidl import nn, no_grad
 from minidl.kernels import conv
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 
 def images(*shape, seed=0):
@@ -45,46 +45,6 @@ def test_what_a_layer_shows():
     assert repr(layer) == ("Conv2d(3, 8, kernel_size=(3, 3), stride=2, padding=1, bias=True, act='relu', pool='max')")
     with pytest.raises(ValueError, match="both channels multiples of groups"):
         nn.Conv2d(3, 8, 3, groups=2)
-
-
-def test_a_folded_batch_norm_of_float16_may_have_a_shift_beyond_float16():
-    conv, norm = nn.Conv2d(3, 1, 1, bias=False, dtype=torch.float16), nn.BatchNorm2d(1)
-    conv.weight.data.fill_(100.0)
-    norm.running_mean.data.fill_(300.0)
-    norm.running_var.data.zero_()
-    model = nn.Sequential(conv, norm).eval()
-    x = Tensor(torch.ones(2, 3, 4, 4, dtype=torch.float16, device=default_device()))
-    with no_grad():
-        # scale * 300 - shift, both some 94868: what is left is a rounding of them to float32.
-        assert nn.fold_batch_norms(model)(x).data.abs().max() <= 94868 * 2.0**-23
-
-
-def test_batch_norms_are_folded_into_the_convolutions_before_them():
-    def normed(channels, act=None):
-        norm = nn.BatchNorm2d(channels, act=act, dtype=torch.float64)
-        for i, name in enumerate(("running_mean", "running_var", "weight", "bias")):
-            getattr(norm, name).data.copy_(images(channels, seed=i).abs() + 0.5)
-        return norm
-
-    kit = {"dtype": torch.float64}
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, **kit), normed(8, "relu"), nn.MaxPool2d(2),
-        nn.Sequential(nn.Conv2d(8, 4, 1, bias=False, **kit), normed(4)),
-        nn.Conv2d(4, 4, 1, act="relu", **kit), normed(4),
-    )  # fmt: skip
-    model.eval()
-    x = Tensor(images(2, 3, 6, 6))
-    with no_grad():
-        before = model(x)
-        folded = nn.fold_batch_norms(model)
-        assert folded is model
-        after = folded(x)
-    assert [type(layer).__name__ for layer in model] == [
-        "FoldedConv2d", "MaxPool2d", "Sequential", "Conv2d", "BatchNorm2d",
-    ]  # fmt: skip
-    torch.testing.assert_close(after.data, before.data, rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="a scale is for inference"):
-        model(x)
 
 
 @pytest.mark.parametrize(
@@ -167,18 +127,3 @@ def test_what_a_transposed_layer_shows():
         nn.ConvTranspose2d(3, 8, 3, groups=2)
     with pytest.raises(ValueError, match="output_padding is 1, expected less than stride 1"):
         nn.ConvTranspose2d(3, 8, 3, output_padding=1)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_batch_norms_are_folded_into_transposed_convolutions(groups):
-    norm = nn.BatchNorm2d(6, act="relu", dtype=torch.float64)
-    for i, name in enumerate(("running_mean", "running_var", "weight", "bias")):
-        getattr(norm, name).data.copy_(images(6, seed=i).abs() + 0.5)
-    first = nn.ConvTranspose2d(4, 6, 4, 2, 1, groups=groups, dtype=torch.float64)
-    model = nn.Sequential(first, norm, nn.ConvTranspose2d(6, 1, 3, dtype=torch.float64)).eval()
-    x = Tensor(images(2, 4, 3, 5))
-    with no_grad():
-        before = model(x)
-        after = nn.fold_batch_norms(model)(x)
-    assert [type(layer).__name__ for layer in model] == ["FoldedConv2d", "ConvTranspose2d"]
-    torch.testing.assert_close(after.data, before.data, rtol=1e-12, atol=1e-12)

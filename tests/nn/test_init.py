@@ -7,7 +7,7 @@ import torch
 
 from minidl import nn, no_grad
 from minidl.nn import init
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 SHAPE = (200, 300)
 

@@ -5,8 +5,8 @@ import torch
 
 import minidl
 from minidl import nn
-from minidl.csr import CSR
-from minidl.tensor import Tensor, default_device
+from minidl.sparse.csr import CSR
+from minidl.tensors import Tensor, default_device
 
 
 def tensor(*shape, seed=0):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minidl import nn
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 
 class Block(nn.Module):

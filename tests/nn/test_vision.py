@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minidl import nn
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 
 def numbers(*shape, seed=0, dtype=torch.float64):
@@ -125,7 +125,7 @@ def test_pooled_and_flattened():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_features": -1}, "num_features is -1, expected a number of channels"),
+        ({"num_features": -1}, "num_features is -1, expected 0 or more"),
         ({"num_features": 4, "momentum": 1.5}, "momentum is 1.5, expected a number from 0 to 1 or None"),
         ({"num_features": 4, "momentum": float("nan")}, "momentum is nan, expected"),
     ],

@@ -126,4 +126,4 @@ def test_pictures_that_were_generated_are_replaced(old):
     """A folder that has an images.json of any version may be overwritten: what it names, and nothing else."""
     Path("made/mine.txt").write_text("mine")
     minidl("generate", "--model", "gan", "--out", "made", "--quiet", "--seeds", "1", "--overwrite")
-    assert sorted(path.name for path in Path("made").iterdir()) == ["images.json", "mine.txt", "seed-1.png"]
+    assert sorted(path.name for path in Path("made").iterdir()) == ["images.json", "mine.txt", "seed-000001.png"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minidl import ops
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 
 @pytest.mark.parametrize(

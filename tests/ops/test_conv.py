@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minidl import no_grad, ops
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 
 def numbers(*shape, seed=0):

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minidl import no_grad, ops
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 
 def whole(*shape, seed=0, dtype=torch.float32):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minidl import ops
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 VALUES = [-2.0, -0.5, 0.25, 1.0, 3.0]  # exact in every dtype, as are the numbers
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from minidl import from_torch, no_grad, ops
 from minidl.kernels import cross_entropy as kernels
-from minidl.kernels import launch
+from minidl.runtime import launch
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_a_gradient_of_one_is_neither_made_nor_multiplied(device, monkeypatch):
 
 def test_what_gets_no_gradient_is_refused(device):
     x, p = leaf(6, 5, device=device), leaf(6, 5, device=device)
-    with pytest.raises(ValueError, match=r"target requires a gradient, which it cannot get; pass target.detach\(\)"):
+    with pytest.raises(ValueError, match=r"target requires a gradient, but .* none for it; pass target.detach\(\)"):
         ops.cross_entropy(x, p)
     with pytest.raises(ValueError, match="pos_weight requires a gradient"):
         ops.binary_cross_entropy_with_logits(x, p, pos_weight=leaf(5, device=device))

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from minidl import ops, optim
-from minidl.csr import CSR
-from minidl.kernels import launch
-from minidl.rows import RowGrad
-from minidl.tensor import Tensor, default_device
+from minidl.runtime import launch
+from minidl.sparse.csr import CSR
+from minidl.sparse.rows import RowGrad
+from minidl.tensors import Tensor, default_device
 from minidl.testing import assert_within
 
 

@@ -5,7 +5,7 @@ import torch
 
 from minidl.autograd import no_grad
 from minidl.ops import view
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 
 
 def numbers(*shape, dtype=torch.float32, requires_grad=False):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minidl import optim
-from minidl.tensor import Tensor
+from minidl.tensors import Tensor
 
 
 def leaves():

@@ -16,9 +16,12 @@ from typing import Any
 import typer.main
 
 import minidl
-from minidl.cli import app
-from minidl.generation import config as generation
-from minidl.training import config
+from minidl.cli import Deferred, app
+from minidl.generation.config import Generate
+from minidl.training.config import Evaluate, Predict
+from minidl.training.settings import choices as choices_of
+from minidl.training.settings import flag
+from minidl.training.tasks import TASKS
 
 HERE = Path(__file__).parent
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -81,23 +84,24 @@ def _signature(value: Callable[..., Any]) -> str:
 
 def commands() -> str:
     """Every command with its arguments and flags: names, types, defaults, what is told of the default; and choices."""
-    choices = [
-        f"{name}: {', '.join(map(str, value))}"
-        for module in (config, generation)
-        for name, value in sorted(vars(module).items())
-        if name.isupper() and not name.startswith("_") and isinstance(value, tuple)
-    ]
-    return "\n".join([*_command("minidl", typer.main.get_command(app)), "", "choices", *choices]) + "\n"
+    choices = {
+        f"{flag(name)}: {', '.join(known)}"
+        for settings in (*(task.settings for task in TASKS.values()), Evaluate, Predict, Generate)
+        for name, info in settings.model_fields.items()
+        if (known := choices_of(info))
+    }
+    return "\n".join([*_command("minidl", typer.main.get_command(app)), "", "choices", *sorted(choices)]) + "\n"
 
 
 def _command(path: str, command: Any) -> list[str]:
+    if isinstance(command, Deferred):
+        command = command.load()
     lines = [path]
     # Of the function: typer's own classes differ from version to version.
     types = typing.get_type_hints(inspect.unwrap(command.callback)) if command.callback else {}
     for parameter in command.params:
         names = ", ".join([*parameter.opts, *parameter.secondary_opts])
-        flag = getattr(parameter, "is_flag", False)
-        more = ["flag" if flag else _type(types.get(parameter.name))]
+        more = ["flag" if getattr(parameter, "is_flag", False) else _type(types.get(parameter.name))]
         more += ["required"] * parameter.required + ["repeated"] * bool(getattr(parameter, "multiple", False))
         if parameter.nargs != 1:
             more.append(f"{parameter.nargs} values")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from minidl import ops
-from minidl.specs.make import SeededMake
-from minidl.tensor import Tensor, default_device, ones
+from minidl.tensors import Tensor, default_device, ones
 from minidl.testing import assert_within, error_bound
+from minidl.testing.specs.make import SeededMake
 
 
 class TestComparing:

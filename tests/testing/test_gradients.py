@@ -8,9 +8,9 @@ import torch
 
 from minidl import nn, ops
 from minidl.autograd import Function
-from minidl.specs.make import SeededMake
-from minidl.tensor import Tensor, default_device, ones
+from minidl.tensors import Tensor, default_device, ones
 from minidl.testing import GradientError, check_grads
+from minidl.testing.specs.make import SeededMake
 
 
 class Cube(Function):

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from minidl import nn, ops, random
 from minidl.models import Discriminator
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 from minidl.training import adversaries
 from minidl.training.adversaries import PENALTY, REACH, Adversaries, squared_slope
 

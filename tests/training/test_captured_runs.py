@@ -12,11 +12,11 @@ from scipy import sparse
 
 from minidl import models, nn, ops, optim, random
 from minidl.data import Augment, Batches, ImageBatches, Pictures
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 from minidl.training.adversaries import Adversaries
 from minidl.training.display import Display
 from minidl.training.errors import Interrupted
-from minidl.training.loop import Judgement, Task, Trainer
+from minidl.training.loop import Judgement, Learner, Trainer
 from tests.graphs import graphs
 
 __all__ = ["graphs"]
@@ -77,10 +77,10 @@ def trainer(make, folder, captured, epochs=EPOCHS):
         found = loss(model(x if not isinstance(x, torch.Tensor) else Tensor(x)), Tensor(y)).item()
         return Judgement({"loss": found, "drawn": ops.rand(1).item()}, 1.0, 0.0)
 
-    task = Task(model, optimizer, schedule, batches, lambda x, y: loss(model(x), y), validate)
+    learner = Learner(model, optimizer, schedule, batches, lambda x, y: loss(model(x), y), validate)
     folder.mkdir(exist_ok=True)
     state = {"config": {"seed": 0}}
-    return Trainer(task, folder, epochs, 0, Display(quiet=True), state, "minidl", captured)
+    return Trainer(learner, folder, epochs, 0, Display(quiet=True), state, "minidl", captured)
 
 
 def end(one):
@@ -124,8 +124,8 @@ def test_where_batches_lie_and_their_room_change_nothing(tmp_path, make):
     there = trainer(make, tmp_path / "there", False)
     there.run()
     here = trainer(make, tmp_path / "here", False)
-    before = here.task.batches
-    here.task.batches = Batches(before.features, before.targets, before.batch_size, before.seed)
+    before = here.learner.batches
+    here.learner.batches = Batches(before.features, before.targets, before.batch_size, before.seed)
     here.run()
     assert end(here) == end(there)
 

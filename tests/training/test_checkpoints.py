@@ -96,12 +96,33 @@ def test_a_disk_that_is_full_at_any_write_leaves_the_last_state(tmp_path, monkey
                 save(checkpoints, 2, best=True)
         else:
             save(checkpoints, 2, best=True)
-    expected = 1 if failing else 2
+    expected = 1 if failing in (1, 2) else 2  # the third is that of last.json: best.json is newer then
     assert checkpoints.last().state["progress"] == {"steps": expected}
     assert checkpoints.best() is not None
     assert not list((tmp_path / "c").glob(".*.part"))
     save(checkpoints, 3)
     assert checkpoints.last().state["progress"] == {"steps": 3}
+
+
+def test_a_best_state_that_is_newer_than_the_last_becomes_the_last(tmp_path):
+    """A process that stops between the two files leaves it."""
+    checkpoints = Checkpoints(tmp_path / "c")
+    save(checkpoints, 9)
+    older = (tmp_path / "c" / "last.json").read_bytes(), (tmp_path / "c" / "step-000009.safetensors").read_bytes()
+    save(checkpoints, 10, best=True)
+    whole = (tmp_path / "c" / "last.json").read_bytes()
+    for last in (older[0], None):
+        (tmp_path / "c" / "step-000009.safetensors").write_bytes(older[1])
+        (tmp_path / "c" / "last.json").write_bytes(last or b"")
+        if last is None:
+            (tmp_path / "c" / "last.json").unlink()
+        assert checkpoints.last().state["progress"] == {"steps": 10}
+        assert (tmp_path / "c" / "last.json").read_bytes() == whole
+    (tmp_path / "c" / "last.json").write_bytes(older[0])
+    (tmp_path / "c" / "step-000010.safetensors").unlink()
+    with pytest.raises(DamagedError, match=r"step-000010\.safetensors, which is missing"):
+        checkpoints.last()
+    assert (tmp_path / "c" / "last.json").read_bytes() == older[0]
 
 
 def held_back(monkeypatch):
@@ -212,7 +233,7 @@ def test_a_lost_or_changed_file_is_told(tmp_path):
     with pytest.raises(DamagedError, match=r"step-000001\.safetensors is damaged"):
         checkpoints.last()
     tensors.unlink()
-    with pytest.raises(DamagedError, match="which is gone"):
+    with pytest.raises(DamagedError, match="which is missing"):
         checkpoints.last()
 
 
@@ -220,7 +241,7 @@ def test_another_file_under_the_name_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
     save(checkpoints, 1)
     files.write_tensors(tmp_path / "c" / "step-000001.safetensors", {"weights.0.weight": torch.zeros(2, 3)})
-    with pytest.raises(DamagedError, match="not those that were saved under this name"):
+    with pytest.raises(DamagedError, match="not those saved under this name"):
         checkpoints.last()
 
 
@@ -249,7 +270,7 @@ def test_another_version_is_refused(tmp_path):
     save(checkpoints, 1)
     content = files.read_json(tmp_path / "c" / "last.json")
     files.write_json(tmp_path / "c" / "last.json", {**content, "version": 2})
-    with pytest.raises(DamagedError, match="no checkpoint of version 1"):
+    with pytest.raises(DamagedError, match="not a checkpoint of version 1"):
         checkpoints.last()
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from minidl.kernels import tables
+from minidl.runtime import tables
 from minidl.training import device
 from minidl.training.errors import ConfigError
 

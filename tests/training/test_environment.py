@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from minidl.kernels import launch
+from minidl.runtime import launch
 from minidl.training import environment
 
 

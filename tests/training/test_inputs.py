@@ -63,7 +63,7 @@ def test_csv_is_refused_as_from_a_file(tmp_path, content, message):
         (b'{"a": 1}\n{"a": 2}\n[]\n', "line 3: a list where an object is expected"),
         (b'{"a": 1}\n{"a": 2}\n\xff\n', "line 3: byte 0xff is not UTF-8 text"),
         (b"a\n1\n2\n3,4\n5\n", "line 4: 2 fields where the header has 1"),
-        (b'a\n1\n2\n"3\n', "line 4: unexpected end of data; a row must stand on one line"),
+        (b'a\n1\n2\n"3\n', "line 4: unexpected end of data; each row must be on one line"),
     ],
 )
 def test_good_rows_come_before_the_fault(content, bad):

@@ -1,16 +1,21 @@
 """The trainer's checkpoints: what a process leaves that is killed between two of their files."""
 
+import contextlib
+import errno
+import itertools
+import os
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from minidl import nn, ops, optim, random
 from minidl.data.batches import Batches
-from minidl.training import files, loop
+from minidl.training import figures, files
 from minidl.training.display import Display
 from minidl.training.errors import DamagedError
-from minidl.training.loop import Judgement, Task, Trainer
+from minidl.training.loop import Judgement, Learner, Trainer
 
 
 def trainer(folder, epochs=3):
@@ -29,13 +34,13 @@ def trainer(folder, epochs=3):
     def loss(x, y):
         return ops.mse_loss(ops.flatten(model(x), 0), y)
 
-    task = Task(model, optimizer, optim.ConstantLR(optimizer), Batches(x, y, 4), loss, validate)
+    learner = Learner(model, optimizer, optim.ConstantLR(optimizer), Batches(x, y, 4), loss, validate)
     folder.mkdir(exist_ok=True)
-    return Trainer(task, folder, epochs, 0, Display(quiet=True), {"config": {"seed": 0}}, "minidl")
+    return Trainer(learner, folder, epochs, 0, Display(quiet=True), {"config": {"seed": 0}}, "minidl")
 
 
 def weights(one):
-    return {name: tensor.tolist() for name, tensor in one.task.model.state_dict().items()}
+    return {name: tensor.tolist() for name, tensor in one.learner.model.state_dict().items()}
 
 
 def one_and_two_epochs(tmp_path, more=2):
@@ -43,16 +48,17 @@ def one_and_two_epochs(tmp_path, more=2):
     for count in (1, more):
         started = trainer(tmp_path / str(count), count)
         started.run()
-        last = started.checkpoints.folder / "last.json"
-        content = files.read_json(last)
-        content["progress"]["finished"] = False
-        files.write_json(last, content, sealed=True)
+        for name in ("last.json", "best.json"):
+            path = started.checkpoints.folder / name
+            content = files.read_json(path)
+            content["progress"]["finished"] = count == 3  # of three
+            files.write_json(path, content, sealed=True)
     return tmp_path / "1" / "checkpoints", tmp_path / str(more) / "checkpoints"
 
 
 @pytest.mark.parametrize("best", [2, 3])
-def test_a_process_killed_between_the_best_and_the_last_state_goes_on(tmp_path, best):
-    """The best may be two epochs ahead, when a state between was left out."""
+def test_a_process_killed_between_the_best_and_the_last_state_goes_on_from_the_best(tmp_path, best):
+    """It may be two epochs ahead, when a state between was left out."""
     first, second = one_and_two_epochs(tmp_path, best)
     for path in second.iterdir():
         if path.name != "last.json":
@@ -60,9 +66,51 @@ def test_a_process_killed_between_the_best_and_the_last_state_goes_on(tmp_path, 
     whole, again = trainer(tmp_path / "whole"), trainer(tmp_path / "1")
     whole.run()
     again.restore(again.checkpoints.last())
-    again.task.validate()
+    assert again.progress.epoch == best
+    for _ in range(best):
+        again.learner.validate()
     again.run()
     assert weights(again) == weights(whole)
+    newest = [one.checkpoints.folder / "last.json" for one in (again, whole)]
+    assert [files.read_json(path)["tensors"] for path in newest] == ["step-000006.safetensors"] * 2
+
+
+def test_a_fault_at_any_rename_is_survived_where_the_epoch_is_then_no_longer_the_best(tmp_path):
+    """As under other versions or another device, whose scores differ: the best state is one that was saved."""
+
+    def renames(folder, at=None):
+        """Train for three epochs; the number of renames, of which that number `at` fails."""
+        count, real = itertools.count(), os.replace
+
+        def replace(source, target):
+            if next(count) == at:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(target))
+            real(source, target)
+
+        with mock.patch.object(os, "replace", replace), contextlib.suppress(OSError):
+            trainer(folder).run()
+        return next(count)
+
+    saved = []
+    for epochs in (1, 2, 3):
+        short = trainer(tmp_path / f"of {epochs}", epochs)
+        short.run()
+        saved.append(weights(short))
+    met = set()
+    for at in range(renames(tmp_path / "whole")):
+        folder = tmp_path / str(at)
+        renames(folder, at)
+        again = trainer(folder)
+        last = again.checkpoints.last()
+        if last is None:
+            continue
+        again.learner.validate = lambda: Judgement({"loss": 9.0}, -9.0, 0.0)
+        again.restore(last)
+        met.add(again.progress.epoch)
+        best = again.run().best_epoch
+        assert best == len(again.progress.history) or again.progress.history[best]["validation"]["loss"] == 9.0
+        assert weights(again) == saved[best - 1]
+    assert met == {1, 2, 3}
 
 
 @pytest.mark.parametrize("harm", ["gone", "other epoch", "other settings"])
@@ -84,7 +132,7 @@ def test_a_best_state_that_is_not_the_best_is_refused(tmp_path, harm):
 
 def test_a_best_state_that_is_lost_during_training_is_not_replaced_by_the_last(tmp_path):
     running = trainer(tmp_path / "run")
-    judge = running.task.validate
+    judge = running.learner.validate
 
     def worse_and_lost():
         judged = judge()
@@ -94,15 +142,15 @@ def test_a_best_state_that_is_lost_during_training_is_not_replaced_by_the_last(t
             return Judgement(judged.scores, -1.0, 0.0)
         return judged
 
-    running.task.validate = worse_and_lost
-    with pytest.raises(DamagedError, match="it is gone, and epoch 2 is the best"):
+    running.learner.validate = worse_and_lost
+    with pytest.raises(DamagedError, match="it is missing, and epoch 2 is the best"):
         running.run()
 
 
 def test_a_star_marks_a_new_highest_score_and_the_last_close_epoch_is_kept(tmp_path):
     one = trainer(tmp_path, epochs=4)
     scores = iter([0.5, 0.8, 0.75, 0.8])
-    one.task.validate = lambda: Judgement({"loss": 1.0}, next(scores), 0.1)
+    one.learner.validate = lambda: Judgement({"loss": 1.0}, next(scores), 0.1)
     shown = []
     one.display.epoch = lambda epoch, epochs, record, best: shown.append(best)
     assert one.run().best_epoch == 4
@@ -111,7 +159,7 @@ def test_a_star_marks_a_new_highest_score_and_the_last_close_epoch_is_kept(tmp_p
 
 def test_no_loss_is_shown_before_one_is_known(tmp_path, monkeypatch):
     one = trainer(tmp_path, epochs=1)
-    monkeypatch.setattr(loop, "_FETCH_SECONDS", 100)
+    monkeypatch.setattr(figures, "_FETCH_SECONDS", 100)
     shown = []
     one.display.step = lambda done, loss: shown.append(loss)
     one.run()

@@ -30,14 +30,14 @@ def test_what_torch_asked_for_and_what_was_free(small_gpu):
     found = memory.read(torch.OutOfMemoryError(TORCH))
     assert found == memory.Shortage("GPU", int(20.5 * GB), 3 * GB, 80 * GB)
     assert str(found) == (
-        "the GPU's memory is full: 20.50 GiB were asked for, and 3.00 GiB of 80.00 GiB were free"
+        "the GPU is out of memory: 20.50 GiB were requested, 3.00 GiB of 80.00 GiB were free"
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory"])
 def test_memory_that_is_taken_past_torch(small_gpu, what):
     assert str(memory.read(RuntimeError(what))) == (
-        "the GPU's memory is full: more was asked for, and 3.00 GiB of 80.00 GiB were free"
+        "the GPU is out of memory: an allocation failed, 3.00 GiB of 80.00 GiB were free"
     )
 
 
@@ -48,16 +48,16 @@ def test_the_machine_s_memory(monkeypatch):
             allocate()
         found = memory.read(caught.value)
         assert 0.99 * 4e15 < found.asked < 1.01 * 4e15
-        assert "this machine's memory is full: 3,6" in str(found)
-        assert "TiB were asked for, and 2.00 GiB were free" in str(found)
+        assert "this machine is out of memory: 3,6" in str(found)
+        assert "TiB were requested, 2.00 GiB were free" in str(found)
     assert str(memory.read(MemoryError())) == (
-        "this machine's memory is full: more was asked for, and 2.00 GiB were free"
+        "this machine is out of memory: an allocation failed, 2.00 GiB were free"
     )
 
 
 def test_a_kernel_that_is_too_large_is_no_matter_of_batches():
     found = memory.read(OutOfResources(300_000, 232_448, "shared memory"))
-    assert str(found) == "a kernel asks for 300,000 of shared memory, and this GPU has 232,448"
+    assert str(found) == "a kernel needs 300,000 of shared memory, but this GPU has 232,448"
     assert "minidl tune" in memory.advice(found, 64, full)
 
 
@@ -106,9 +106,9 @@ def test_an_attempt_that_fails_otherwise_is_told():
 
 def test_generation_names_a_batch_that_fits(small_gpu):
     short = memory.read(torch.OutOfMemoryError(TORCH))
-    assert "take a --batch-size of 64" in passes.too_little(short, 256, 64, lambda count: None)
-    assert "a batch is made of passes of 64 images" in passes.too_little(short, 256, 64, full)
-    assert "a batch is made of passes of 64 images" in passes.too_little(short, 64, 64, lambda count: None)
+    assert "use --batch-size 64" in passes.too_little(short, 256, 64, lambda count: None)
+    assert "one pass of 64 images, does not fit" in passes.too_little(short, 256, 64, full)
+    assert "one pass of 64 images, does not fit" in passes.too_little(short, 64, 64, lambda count: None)
     assert "GPU" not in passes.too_little(memory.Shortage("machine", 4 * GB, GB), 256, 64, full)
 
 
@@ -118,6 +118,6 @@ def test_generation_names_a_batch_that_fits(small_gpu):
 def test_the_batch_that_a_machine_could_hold_is_computed(asked, free, told):
     short = memory.Shortage("machine", asked * GB, free * GB)
     assert f"{told}" in memory.advice(short, 100)
-    assert "which fits where memory goes with the batch" in memory.advice(short, 100)
+    assert "which fits if memory use is proportional to the batch size" in memory.advice(short, 100)
     unknown = memory.Shortage("machine", None, free * GB)
     assert memory.advice(unknown, 100) == "end other programs, or take a --batch-size of 50 or less"

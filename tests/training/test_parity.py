@@ -10,9 +10,9 @@ import torch
 from scipy.sparse import random as random_sparse
 
 from minidl import models, ops, optim, random
-from minidl.csr import CSR
 from minidl.data.batches import Batches
-from minidl.tensor import Tensor
+from minidl.sparse.csr import CSR
+from minidl.tensors import Tensor
 
 STEPS = 50
 FACTOR = 8

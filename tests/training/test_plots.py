@@ -74,7 +74,7 @@ def test_large_predictions_have_whole_tick_labels(drawn, tmp_path):
 
 
 @pytest.mark.parametrize(("channels", "wrong"), [(1, 0), (3, 1), (1, 50)])
-def test_mistakes_are_shown_surest_first(tmp_path, monkeypatch, channels, wrong):
+def test_mistakes_are_shown_most_confident_first(tmp_path, monkeypatch, channels, wrong):
     written = {}
     monkeypatch.setattr(plots, "_write", lambda path, figure: written.update({path.name: figure}))
     pixels = np.zeros((60, 5, 4, channels), dtype=np.uint8)
@@ -86,7 +86,7 @@ def test_mistakes_are_shown_surest_first(tmp_path, monkeypatch, channels, wrong)
     figure = written["mistakes.png"]
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert len(titles) == min(wrong, 40)
-    assert figure.get_suptitle() == f"digits; the surest of {wrong} mistakes"
+    assert figure.get_suptitle() == f"digits; the most confident of {wrong} mistakes"
     if wrong:
         assert titles[0].startswith("b" * 14 + (" 90%" if wrong > 1 else " 60%"))
         assert titles[0].endswith(r"true: a \$1")

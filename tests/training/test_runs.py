@@ -8,8 +8,9 @@ from unittest import mock
 import pytest
 
 from minidl.training import files, runs
-from minidl.training.config import TrainImages, TrainText
 from minidl.training.errors import ConfigError, DamagedError, RunError
+from minidl.training.tasks.images import TrainImages
+from minidl.training.tasks.text import TrainText
 
 
 def started(folder, **changes):
@@ -33,9 +34,7 @@ def test_a_started_run_can_be_read_and_is_not_finished(tmp_path):
     started(tmp_path / "a" / "run", epochs=3)
     run = runs.read_run(tmp_path / "a" / "run")
     assert (run.kind, run.config["epochs"], run.finished) == ("text", 3, False)
-    with pytest.raises(
-        ConfigError, match=r"not trained to its end; continue it with: minidl train text --out .*run --resume"
-    ):
+    with pytest.raises(ConfigError, match=r"is not finished; continue it with: minidl train text --out .*run --resume"):
         runs.finished_run(tmp_path / "a" / "run")
 
 
@@ -47,12 +46,12 @@ def config_loop(folder):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: None, "is no folder"),
-        (lambda folder: folder.write_text(""), "is no folder"),
+        (lambda folder: None, "is not a folder"),
+        (lambda folder: folder.write_text(""), "is not a folder"),
         (lambda folder: folder.mkdir(), "has no config.json"),
         (lambda folder: (folder / "config.json").mkdir(parents=True), "its config.json is a folder"),
         (config_loop, "has no config.json"),
-        (lambda folder: other_config(folder, {"a": 1}), "of another program"),
+        (lambda folder: other_config(folder, {"a": 1}), "another program wrote"),
         (lambda folder: other_config(folder, {"format": "minidl-run", "version": 99}), "has version 99"),
         (lambda folder: other_config(folder, {"format": "minidl-run", "version": 1}), "is damaged"),
     ],

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from minidl import random
-from minidl.tensor import Tensor, default_device
+from minidl.tensors import Tensor, default_device
 from minidl.training import samples
 from minidl.training.adversaries import latents
 

@@ -7,8 +7,8 @@ import torch
 
 from minidl.training import files, runs, session
 from minidl.training.checkpoints import FOLDER, Checkpoints
-from minidl.training.config import TrainText
 from minidl.training.display import Display
+from minidl.training.tasks.text import TrainText
 
 
 def save(folder, step):

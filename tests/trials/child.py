@@ -22,7 +22,7 @@ from tests.trials.warm import MODULES
 INTERNALS = ("Traceback", "torch.", "numpy", "Errno", "<class", "object at 0x", "safetensors_rust", "MemoryError")
 MORE = (
     "minidl.generation.generate", "minidl.generation.evaluate", "minidl.training.predict", "minidl.generation.output",
-    "minidl.tuning.files", "minidl.bench.results", "minidl.drawing",
+    "minidl.workbench.tuning.files", "minidl.workbench.bench.results", "minidl.workbench.drawing",
 )  # fmt: skip
 MOST_SECONDS = 300
 

@@ -166,6 +166,30 @@ class _Watched:
         return self._file.__exit__(*error)
 
 
+class PowerCuts(Failpoints):
+    """While entered, `lost` gets a sentence for each file that is deleted while an entry of a folder is not flushed.
+
+    `unflushed` are the folders in which something was renamed or made since they were flushed. Of the files written,
+    `storage` flushes the content.
+    """
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.unflushed, self.lost = set(), []
+
+    def point(self, step, when, path):
+        """Keep account of a step."""
+        with self._lock:
+            super().point(step, when, path)
+            path = str(Path(path).absolute())
+            if when == "after" and step in ("rename", "mkdir"):
+                self.unflushed.add(str(Path(path).parent))
+            elif when == "after" and step == "fsync":
+                self.unflushed.discard(path)
+            elif when == "before" and step == "unlink" and self.unflushed:
+                self.lost.append(f"{path} is deleted before {sorted(self.unflushed)} are flushed")
+
+
 def leftovers(folder):
     """Temporary files below a folder."""
     return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob(".*.part"))

@@ -23,12 +23,13 @@ import torch
 from minidl import random
 from minidl.autograd import Function
 from minidl.captured import capture
-from minidl.tensor import Tensor, default_device
-from minidl.training import gan, runs, sources, train
+from minidl.tensors import Tensor, default_device
+from minidl.training import runs
 from minidl.training.adversaries import Adversaries
 from minidl.training.display import Display
 from minidl.training.loop import Trainer
-from minidl.training.problems import make_problem
+from minidl.training.tasks import TASKS
+from minidl.training.tasks.gan import model_settings
 
 OLD = Path(__file__).parents[1] / "old" / "formats-1"
 KINDS = ("text", "table", "images", "gan")
@@ -57,24 +58,24 @@ def steps(kind: str, captured: bool = False) -> Iterator[None]:
     """One step of training at every `next`, for ever: batches of all epochs one after the other."""
     with contextlib.chdir(OLD):
         config = runs.saved_settings(runs.read_run(Path(f"{kind}-stopped")))
-        dataset = sources.load(config)
+        dataset = TASKS[kind].load(config)
     step: Callable[..., object]
     if kind == "gan":
         random.manual_seed(config.seed)
-        networks = Adversaries(gan.model_settings(config, dataset), 8, config.lr, config.seed, captured)
+        networks = Adversaries(model_settings(config, dataset), 8, config.lr, config.seed, captured)
         x = Tensor(torch.rand(8, 1, 8, 8).to(default_device()))
         while True:
             networks.step(x)
             yield
-    task = train.make_task(config, make_problem(config, dataset))
-    trainer = Trainer(task, Path(tempfile.gettempdir()), 1, 0, Display(True), {}, "")
+    learner = TASKS[kind].prepare(config, dataset).learner()
+    trainer = Trainer(learner, Path(tempfile.gettempdir()), 1, 0, Display(True), {}, "")
     step = capture(trainer._step, shapes=2) if captured else trainer._step
-    task.model.train()
+    learner.model.train()
     for epoch in itertools.count():
-        for x, y in task.batches.epoch(epoch):
-            if len(y) == task.batches.batch_size:
+        for x, y in learner.batches.epoch(epoch):
+            if len(y) == learner.batches.batch_size:
                 step(x.to(default_device()) if not isinstance(x, torch.Tensor) else Tensor(x), Tensor(y))
-                task.schedule.step()
+                learner.schedule.step()
                 yield
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from minidl.bench import results
 from minidl.cli.common import errors
 from minidl.data import download, files, pictures
-from minidl.data.idx import gunzip, parse_idx
+from minidl.data.download import gunzip
+from minidl.data.idx import parse_idx
 from minidl.generation import built_in, evaluator, latents
 from minidl.generation import model as models
-from minidl.kernels import tables
+from minidl.runtime import tables
+from minidl.workbench.bench import results
 from tests.trials import child, writers
 from tests.trials.same import differences
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from minidl.training import gan, reports
 from minidl.training.files import read_json, read_tensors
+from minidl.training.tasks import TASKS
 
 # By file, the places of all numbers that come from a clock; [] stands for each entry of a list.
 _CHECKPOINT = ("progress.seconds", "progress.epoch_seconds", "progress.history[].seconds")
@@ -51,9 +51,8 @@ def _lines(path: Path) -> list[object]:
 
 def _is_told(path: Path) -> bool:
     report = json.loads(path.with_name("report.json").read_text())
-    told = gan.as_text if report["kind"] == "gan" else reports.as_text
     try:
-        return told(report) == path.read_text()
+        return TASKS[report["kind"]].as_text(report) == path.read_text()
     except KeyError:  # it is told under report.json
         return False
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minidl.kernels import launch
+from minidl.runtime import launch
 from tests.trials.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]

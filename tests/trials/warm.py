@@ -29,13 +29,13 @@ import traceback
 from pathlib import Path
 
 import minidl.cli
-from minidl.training import gan, train
+from minidl.training import train
 
 # Imported by commands when they are needed.
 MODULES = (
     "matplotlib.backends.backend_agg", "matplotlib.figure", "numpy.random", "PIL.GifImagePlugin", "PIL.PngImagePlugin",
     "safetensors.torch", "scipy.linalg", "sklearn.datasets", "sklearn.linear_model", "sklearn.svm", "threadpoolctl",
-    "minidl.training.sources",
+    "minidl.data.images", "minidl.data.schema", "minidl.data.vectorizer", "minidl.training.supervised",
 )  # fmt: skip
 FILE_EVENTS = {"open", "os.chmod", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir"}
 
@@ -81,7 +81,7 @@ def probe():
     """0 where a forked child can use the device: what imports do must not have touched CUDA."""
     import torch
 
-    from minidl.kernels import launch
+    from minidl.runtime import launch
 
     if not launch.INTERPRETED:
         torch.zeros(1, device="cuda").item()
@@ -128,8 +128,7 @@ def watch(note):
     around(adversaries.Adversaries, "statistics", note, "validation", None)
     around(gan_loop.samples, "write_grid", note, None, "end of an epoch")
     around(checkpoints.Checkpoints, "_write", note, "+saving", "-saving")
-    for module in (train, gan):
-        around(module, "_fit", note, "set-up", None)
+    around(train, "_fit", note, "set-up", None)
 
 
 def around(owner, name, note, before, after):

@@ -8,14 +8,14 @@ import torch
 
 import minidl
 from minidl import nn, ops
-from minidl.bench import results
-from minidl.bench.goals import GOALS
 from minidl.data import download
 from minidl.generation import output
-from minidl.kernels import launch
 from minidl.models import dcgan
+from minidl.runtime import launch
 from minidl.training import checkpoints, files, plots, samples
-from minidl.tuning import files as tables
+from minidl.workbench.bench import results
+from minidl.workbench.bench.goals import GOALS
+from minidl.workbench.tuning import files as tables
 
 
 def tensors(version):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import early, launch
 from minidl.kernels.activation import activate
+from minidl.kernels.conv.epilogue import pool_last
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import pool_last
-from minidl.kernels.early import wait
+from minidl.kernels.conv.prepared import Weights
+from minidl.kernels.conv.problem import Problem
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
 
 
 @triton.jit
@@ -144,26 +146,39 @@ def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[i
     return None if best is None else best[1:]
 
 
-def bands_of(
-    w: torch.Tensor, G: int, step: int, KP: int, NP: int, *, turned: bool = False, pool: bool = False
-) -> torch.Tensor:
-    """The bands [R, KP, NP], or turned [NP, R, KP], of weights w [M, R, S, C].
+def prepare(problem: Problem, G: int, KP: int, NP: int, *, turned: bool = False) -> Weights:
+    """The bands [R, KP, NP], or turned [NP, R, KP], of a pair of walks' weights, for groups of G pixels.
 
-    They are for groups of G pixels whose inputs begin `step` values apart; to pool, with columns in pairs of pixels.
+    To pool, with columns in pairs of pixels.
     """
-    M, R, S, C = w.shape
-    bands = torch.empty((NP, R, KP) if turned else (R, KP, NP), dtype=w.dtype, device=w.device)
-    tile = launch.tile("conv_band", w.dtype, total=bands.numel())
-    launch.run(
-        conv_band_kernel, (launch.cdiv(bands.numel(), tile["BLOCK"]),), w, bands, bands.numel(), M, G,
-        SC=S * C, STEP=step, R=R, KP=KP, NP=NP, TURNED=turned, POOL=pool, **early.options(), **tile.options,
-    )  # fmt: skip
-    return bands
+    M, C, R, S = problem.M, problem.C, len(problem.at.h.taps), len(problem.at.v.taps)
+    total = R * KP * NP
+    tile = problem.tile("conv_band", floor=1, total=total)
+    meta = {
+        "SC": S * C, "STEP": problem.at.v.in_step * C, "R": R, "KP": KP, "NP": NP, "TURNED": turned,
+        "POOL": problem.pool is not None and not turned, **early.options(target=problem.target), **tile.options,
+    }  # fmt: skip
+    return Weights(
+        (NP, R, KP) if turned else (R, KP, NP),
+        launch.Prepared(conv_band_kernel, (launch.cdiv(total, tile["BLOCK"]),), (total, M, G), meta),
+    )
 
 
-def near(x: torch.Tensor, h: Walk) -> bool:
+def constants(problem: Problem, G: int, KP: int, NP: int) -> dict[str, Any]:
+    """The constants of kernels on bands [R, KP, NP]; the groups of an image are QH * GROUPS."""
+    h, v, (_, W), _ = problem.at
+    q_h, q_w = (h.count // 2 * 2, v.count // 2 * 2) if problem.pool else (h.count, v.count)
+    return {
+        "QH": q_h, "QW": q_w, "G": G, "GROUPS": launch.cdiv(q_w, G), "M": problem.M, "R": len(h.taps),
+        "WC": W * problem.C, "IN_W": v.in_start * problem.C, "STEP": v.in_step * problem.C, "IN_STEP_H": h.in_step,
+        "IN_TAP_H": h.in_tap, "KP": KP, "NP": NP, **problem.constants, **early.options(target=problem.target),
+    }  # fmt: skip
+
+
+def near(problem: Problem) -> bool:
     """Whether 32 bits count the values of x [N, H, W, C] between the first and the last row of a filter."""
-    return len(h.taps) * h.in_tap * x.shape[2] * x.shape[3] < 2**31
+    h = problem.at.h
+    return len(h.taps) * h.in_tap * problem.read[1] * problem.C < 2**31
 
 
 def padded(h: Walk, H: int) -> bool:

@@ -10,11 +10,17 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import early, launch
-from minidl.kernels.conv.batch_tiled import WHOLE, boxes_of, conv_batch_tile
-from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import Epilogue
-from minidl.kernels.early import wait
+from minidl.kernels.conv import batch_tiled, turned
+from minidl.kernels.conv.batch_tiled import WHOLE, conv_batch_tile
+from minidl.kernels.conv.prepared import Product
+from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
+from minidl.runtime import early, launch
+from minidl.runtime.boxes import Box
+from minidl.runtime.early import wait
+
+NAME = "batch"
+DIRECTIONS = (TRANSPOSED,)
+FAMILIES = ("conv_back", "conv_batch_narrow", "conv_turn")
 
 
 @triton.jit
@@ -62,46 +68,51 @@ def conv_back_kernel(
     )  # fmt: skip
 
 
-def takes(geometry: Geometry) -> bool:
-    """Whether there are several walks, and all alike but for where they begin and end."""
-    h, v = geometry.h, geometry.w
-    return h.stride * v.stride > 1 and h.dilation == v.dilation == 1 and max(h.stride, v.stride) <= 4
+def able(problem: Problem) -> bool | No:
+    h, v = problem.geometry.h, problem.geometry.w
+    return (
+        (h.stride * v.stride > 1 or No("a stride of 1"))
+        and ((h.dilation == v.dilation == 1 and max(h.stride, v.stride) <= 4) or No("a dilation, or a stride above 4"))
+        and (problem.C % 32 == 0 or No("input channels that are not a multiple of 32"))
+        and ((problem.x_boxes and problem.M > 0) or NO_BOXES)
+    )
 
 
-def correlate(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    geometry: Geometry,
-    epilogue: Epilogue,
-    precision: str,
-    *,
-    turn: bool,
-) -> None:
-    """Write all outputs of the way back into y.
+def estimate(problem: Problem) -> float:
+    return batch_tiled.estimate(problem)
 
-    x [N, H, W, groups * C] and y [N, OH, OW, groups * M] contiguous; w all weights, contiguous, as
-    [groups * M, R, S, C] or, to turn, as [groups * C, R, S, M].
-    """
-    h, v, groups = geometry.h, geometry.w, geometry.groups
-    N, H, W, channels = x.shape
-    M, C = y.shape[3] // groups, channels // groups
+
+def prepare(problem: Problem) -> Product:
+    h, v, groups = problem.geometry
+    N, M, C = problem.N, problem.M, problem.C
+    H, W = problem.read
     # A short K leaves no time for wide epilogues.
-    family = "conv_batch_narrow" if x.dtype != torch.float32 and C % 64 else "conv_back"
-    tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=N, N=M, K=C & -C, pixels=h.size * v.size)
+    family = "conv_batch_narrow" if problem.dtype != torch.float32 and C % 64 else "conv_back"
+    tile = problem.tile(family, M=problem.images, N=M, K=C & -C, pixels=h.size * v.size)
     names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "PIECES", "num_warps", "num_stages")
     options = {name: value for name, value in tile.options.items() if name in names}
-    if epilogue.z is not None:
+    if problem.preactivation:
         options["num_warps"] = 8  # two results and their addresses in the registers of 4 would spill
-    options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
+    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
     tiles = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(N, tile["BLOCK_M"]) * h.size * v.size
-    flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
-    launch.run(
-        conv_back_kernel, (tiles,), boxes_of(x, tile["BLOCK_M"], options["BLOCK_K"]),
-        boxes_of(w, options["BLOCK_K"], tile["BLOCK_N"]) if turn else boxes_of(w, tile["BLOCK_N"], options["BLOCK_K"]),
-        epilogue.bias, epilogue.scale, y, epilogue.z,
-        N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, w.shape[2] * w.shape[3], w.shape[3],
-        C=C, PADDING_H=h.padding, PADDING_W=v.padding, STRIDE_H=h.stride, STRIDE_W=v.stride,
-        TURN=turn, ROW_OF_TAPS=turn and groups == 1, ACC=launch.acc(x.dtype), PRECISION=precision, **early.options(),
-        **flags, **options,
-    )  # fmt: skip
+    turn = problem.in_place
+    # Of a row of taps and of one, in weights [.., R, S, last].
+    last = M if turn else C
+    scalars = (N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, v.kernel * last, last)
+    meta = {
+        "C": C, "PADDING_H": h.padding, "PADDING_W": v.padding, "STRIDE_H": h.stride, "STRIDE_W": v.stride,
+        "TURN": turn, "ROW_OF_TAPS": turn and groups == 1, **problem.constants,
+        **early.options(target=problem.target), **problem.flags("POOL"), **options,
+    }  # fmt: skip
+    boxes = (
+        Box.of_rows(N, H * W * groups * C, (tile["BLOCK_M"], block)),
+        batch_tiled.weights(problem, turn, block, tile["BLOCK_N"]),
+    )
+    return Product(
+        None if turn or not problem.strides else turned.prepare(problem, h.forward(), v.forward()),
+        launch.Prepared(conv_back_kernel, (tiles,), scalars, meta, boxes),
+    )
+
+
+def run(prepared: Product, t: Tensors) -> None:
+    prepared.run(t)

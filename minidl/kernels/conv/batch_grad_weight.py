@@ -9,11 +9,17 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import early, gemm, launch
-from minidl.kernels.conv import even_grad_weight
-from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes, inside
-from minidl.kernels.conv.geometry import Geometry, Walk
-from minidl.kernels.early import wait
+from minidl.kernels.conv import costs
+from minidl.kernels.conv.batch_tiled import inside
+from minidl.kernels.conv.prepared import Shares
+from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, No, Problem, Tensors
+from minidl.runtime import early, launch
+from minidl.runtime.boxes import Box
+from minidl.runtime.early import wait
+
+NAME = "batch"
+DIRECTIONS = (GRAD_WEIGHT,)
+FAMILIES = ("conv_batch_grad_weight",)
 
 # Bytes of an image, or of a part of one, whose runs lie in few enough pages of memory.
 PART = 2**19
@@ -124,67 +130,68 @@ def conv_batch_grad_weight_kernel(
         tl.store(p_partial + 2 * C, b_acc_2, mask=m_mc)
 
 
-def takes(x: torch.Tensor, dy: torch.Tensor, groups: int) -> bool:
-    """Whether the form can find the weight gradient of x [N, H, W, groups * C] and dy [N, OH, OW, groups * M]."""
+def able(problem: Problem) -> bool | No:
     # A block of channels of one group starts at a multiple of 16 bytes.
-    whole = all(t.shape[3] // groups * t.element_size() % 16 == 0 for t in (x, dy))
-    return whole and has_boxes(x) and has_boxes(dy)
-
-
-def grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry, precision: str) -> torch.Tensor:
-    """The weight gradient [groups * M, R, S, C] of a convolution of x [N, H, W, groups * C] with output gradient dy."""
-    N, H, W, channels = x.shape
-    h, v, groups = geometry.h.forward(), geometry.w.forward(), geometry.groups
-    C, M = channels // groups, dy.shape[3] // groups
-    tile = launch.tile(
-        "conv_batch_grad_weight", x.dtype, floor=16, precision=precision, M=M, N=C, K=N, pixels=h.count * v.count
+    whole = all(channels * problem.dtype.itemsize % 16 == 0 for channels in (problem.C, problem.M))
+    row = problem.written[0] * problem.written[1] * problem.groups * problem.M
+    return (whole or No("channels of a group whose bytes are not a multiple of 16")) and (
+        (problem.x_boxes and problem.boxes(row, problem.aligned)) or NO_BOXES
     )
-    taps = len(h.taps) * len(v.taps)
+
+
+def estimate(problem: Problem) -> float:
+    rows = problem.N * (parts_of(problem) if problem.C > ROW_OF_TAPS else 1)
+    factor = costs.of_run(rows, costs.HALF_RUN)
+    products = costs.outputs(problem) * problem.groups * problem.taps * problem.C * problem.M
+    if factor > 1:
+        products = costs.dense(problem, max(problem.C, RUN))
+    return factor * costs.microseconds(problem, NAME, products, costs.outputs(problem))
+
+
+def tile_of(problem: Problem) -> launch.Tile:
+    h, v = problem.at.h, problem.at.v
+    return problem.tile("conv_batch_grad_weight", M=problem.M, N=problem.C, K=problem.N, pixels=h.count * v.count)
+
+
+def prepare(problem: Problem) -> Shares:
+    h, v = problem.at.h, problem.at.v
+    (H, W), (QH, QW) = problem.read, problem.written
+    N, M, C, taps, groups = problem.N, problem.M, problem.C, problem.taps, problem.groups
+    tile = tile_of(problem)
     together = tile["TAPS"] if len(v.taps) == 3 else 1
-    parts = parts_of(x, dy, h) if together == 1 else 1
-    # Without tensor cores the registers would not hold it.
-    if tile["EVEN"] and together == parts == 1 and (x.dtype, precision) != (torch.float32, "ieee"):
-        found = even_grad_weight.grad_weight(x, dy, geometry, precision, tile)
-        if found is not None:
-            return found
+    parts = parts_of(problem) if together == 1 else 1
     tiles = launch.cdiv(C, tile["BLOCK_N"]) * launch.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
-    work = max(1, max(geometry.h.inside()) * max(geometry.w.inside())) * launch.cdiv(N, tile["BLOCK_K"])
-    shares = max(1, min(tile["PER_PROCESSOR"] * launch.processors() // tiles, work // 8))
-    partial = torch.empty(shares, groups * M, taps * C, dtype=launch.acc_torch(x.dtype), device=x.device)
+    inside_ = max(problem.geometry.h.inside()) * max(problem.geometry.w.inside())
+    work = max(1, inside_) * launch.cdiv(N, tile["BLOCK_K"])
+    shares = max(1, min(tile["PER_PROCESSOR"] * problem.processors // tiles, work // 8))
     sizes = {**tile.options, "TAPS": together, "PARTS": parts}
     del sizes["PER_PROCESSOR"], sizes["EVEN"]
+    scalars = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares)
+    meta = {
+        **problem.taps_read, **problem.constants, **early.options(target=problem.target), **sizes,
+    }  # fmt: skip
     block_dy, block_x = (tile["BLOCK_K"], tile["BLOCK_M"]), (tile["BLOCK_K"], tile["BLOCK_N"])
-    launch.run(
-        conv_batch_grad_weight_kernel, (tiles * shares,), boxes_of(dy, *block_dy), boxes_of(x, *block_x),
-        boxes_of(_cut(dy, parts), *block_dy), boxes_of(_cut(x, parts), *block_x), partial,
-        N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares,
-        C=C, JH=len(h.taps), JW=len(v.taps),
-        IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
-        ACC=launch.acc(x.dtype), PRECISION=precision, **early.options(), **sizes,
+    row_dy, row_x = QH * QW * groups * M, H * W * groups * C
+    boxes = (
+        Box.of_rows(N, row_dy, block_dy), Box.of_rows(N, row_x, block_x),
+        Box.of_rows(N * parts, row_dy // parts, block_dy), Box.of_rows(N * parts, row_x // parts, block_x),
     )  # fmt: skip
-    total = gemm.sum_shares(partial.view(shares, -1), x.dtype)
-    return total.view(groups * M, len(h.taps), len(v.taps), C)
+    made = launch.Prepared(conv_batch_grad_weight_kernel, (tiles * shares,), scalars, meta, boxes)
+    return Shares(made, shares, problem.shape)
 
 
-def rows_of(x: torch.Tensor, dy: torch.Tensor, h: Walk, groups: int) -> int:
-    """The number of images, or of parts of them where as many channels as these have tiles of one tap."""
-    return x.shape[0] * (parts_of(x, dy, h) if x.shape[3] // groups > ROW_OF_TAPS else 1)
+def run(prepared: Shares, t: Tensors) -> torch.Tensor:
+    return prepared.run(t.w, t.x, t.w, t.x)
 
 
-def parts_of(x: torch.Tensor, dy: torch.Tensor, h: Walk) -> int:
+def parts_of(problem: Problem) -> int:
     """How many parts an image is cut into: the fewest that are small and fill a run, where no tap reads beyond a
     neighbour."""
-    N, H, QH = x.shape[0], x.shape[1], dy.shape[1]
+    h, (H, W), (QH, QW) = problem.at.h, problem.read, problem.written
     reach = max(-h.in_start, h.in_start + (len(h.taps) - 1) * h.in_tap)
-    parts, size = 1, max(t[0].numel() * t.element_size() for t in (x, dy))
-    while (size > PART * parts or N * parts < RUN) and (
+    parts, size = 1, max(H * W * problem.C, QH * QW * problem.M) * problem.groups * problem.dtype.itemsize
+    while (size > PART * parts or problem.N * parts < RUN) and (
         QH * h.in_step == H and QH % (2 * parts) == 0 and reach <= H // (2 * parts)
     ):
         parts *= 2
     return parts
-
-
-def _cut(x: torch.Tensor, parts: int) -> torch.Tensor:
-    """x [N, H, W, channels] as [N * parts, H / parts, W, channels]."""
-    N, H, W, channels = x.shape
-    return x.view(N * parts, H // parts, W, channels)

@@ -18,13 +18,19 @@ next to the border and to the middle, whose taps reach beyond their half.
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import early, launch
+from minidl.kernels.conv import costs
+from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import Epilogue, finish, taps_of
-from minidl.kernels.early import wait
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, TRANSPOSED, No, Problem, Tensors, all_inside, taps_of
+from minidl.runtime import early, launch
+from minidl.runtime.boxes import Box
+from minidl.runtime.early import wait
 
+NAME = "batch"
+IN_PLACE = True
+DIRECTIONS = CORRELATIONS
+FAMILIES = ("conv_batch", "conv_batch_narrow")
 WHOLE = tl.constexpr(0)
 INNER = tl.constexpr(1)
 BORDER = tl.constexpr(2)
@@ -214,107 +220,82 @@ def conv_batch_kernel(
             )  # fmt: skip
 
 
-def takes(x: torch.Tensor, w: torch.Tensor, groups: int) -> bool:
-    """Whether the form can correlate x [N, H, W, groups * C] with weights w, as `correlate` takes them."""
-    return x.shape[3] // groups % 32 == 0 and has_boxes(x) and has_boxes(w) and x.shape[0] > 0
-
-
-def takes_unturned(w: torch.Tensor) -> bool:
-    """Whether weights w [groups * M, R, S, C] can be read as they are on the way back.
-
-    Tensor cores read 16-bit operands either way round, float32 along K only; the interpreter turns any for nothing.
-    Boxes begin at a multiple of 16 bytes.
-    """
-    return (w.element_size() == 2 or launch.INTERPRETED) and w.shape[3] % 8 == 0 and has_boxes(w)
-
-
-def has_boxes(x: torch.Tensor) -> bool:
-    """Whether boxes of the matrix that has a row for each index of x's first axis can be read."""
-    row = x[0].numel() if x.shape[0] else 0
+def able(problem: Problem) -> bool | No:
     return (
-        launch.boxes() and x.dtype != torch.float64 and x.data_ptr() % 16 == 0
-        and row > 0 and row * x.element_size() % 16 == 0 and row < 2**31 - 2**16
-    )  # fmt: skip
+        (problem.pool is None or No("a pool"))
+        and (problem.C % 32 == 0 or No("input channels that are not a multiple of 32"))
+        and ((problem.x_boxes and problem.w_boxes) or NO_BOXES)
+    )
 
 
-def correlate(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    h: Walk,
-    v: Walk,
-    groups: int,
-    epilogue: Epilogue,
-    precision: str,
-    *,
-    turn: bool = False,
-) -> None:
-    """Write the outputs of one pair of walks into y.
+def estimate(problem: Problem) -> float:
+    products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
+    return costs.of_run(problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem))
 
-    x [N, H, W, groups * C], w [groups * M, JH, JW, C] or, to turn, all weights [groups * C, R, S, M] of a convolution
-    from y to x, y [N, OH, OW, groups * M], all contiguous; no pool.
-    """
-    N, H, W, channels = x.shape
-    M, C = y.shape[3] // groups, channels // groups
-    low, high = _beyond_half(h, x, y)
-    halved = N <= 64 and low + high < y.shape[1] // 2
+
+def prepare(problem: Problem) -> launch.Prepared:
+    h, v, (H, W), (OH, OW) = problem.at
+    N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
+    low, high = _beyond_half(h, H, OH)
+    halved = problem.images <= 64 and low + high < OH // 2
     # A short K leaves no time for wide epilogues.
-    family = "conv_batch_narrow" if x.dtype != torch.float32 and C % 64 else "conv_batch"
-    rows, pixels = (2 * N, h.count * v.count // 2) if halved else (N, h.count * v.count)
-    tile = launch.tile(family, x.dtype, floor=16, precision=precision, M=rows, N=M, K=C & -C, pixels=pixels)
+    family = "conv_batch_narrow" if problem.dtype != torch.float32 and C % 64 else "conv_batch"
+    parts, pixels = (2, h.count * v.count // 2) if halved else (1, h.count * v.count)
+    tile = problem.tile(family, M=parts * problem.images, N=M, K=C & -C, pixels=pixels)
     options = tile.options
     halved = halved and tile["BLOCK_M"] >= 32
     if not halved:
-        rows, low, high = N, 0, 0
+        parts, low, high = 1, 0, 0
     options["PIXELS"] = tile["PIXELS"] if all_inside(h, H) and all_inside(v, W) else 1
-    options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
+    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
     options["PER_PROCESSOR"] = tile["PER_PROCESSOR"] or int(halved)
     across = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(v.count, options["PIXELS"])
-    tiles = across * launch.cdiv(rows, tile["BLOCK_M"]) * (h.count * N // rows - low - high)
+    tiles = across * launch.cdiv(parts * N, tile["BLOCK_M"]) * (h.count // parts - low - high)
     border = across * launch.cdiv(N, tile["BLOCK_M"] // 2) * 2 * (low + high)
-    walking = options["PER_PROCESSOR"] * launch.processors()
+    walking = options["PER_PROCESSOR"] * problem.processors
     programs = min(tiles + border, walking) if walking else tiles
     pairs = tile["WIDE"] and walking and not halved and M % (2 * tile["BLOCK_N"]) == 0
     wide = tiles // 2 // walking * walking if pairs else 0
     options["WIDE"] = int(wide > 0)
-    flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
-    whole = boxes_of(x, tile["BLOCK_M"] // (1 + halved), options["BLOCK_K"])
-    parts = x.view(2 * N, H // 2, W, -1) if halved else x
-
-    def weights(columns: int) -> TensorDescriptor:
-        return boxes_of(w, options["BLOCK_K"], columns) if turn else boxes_of(w, columns, options["BLOCK_K"])
-
-    launch.run(
-        conv_batch_kernel, (programs,), whole, boxes_of(parts, tile["BLOCK_M"], options["BLOCK_K"]),
-        weights(tile["BLOCK_N"]), weights(tile["BLOCK_N"] << options["WIDE"]),
-        epilogue.bias, epilogue.scale, y, epilogue.z, N, H, W, v.count, y.shape[1], y.shape[2], M, groups,
-        h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(w, h, v, M),
-        tiles, wide, border, low, high, programs, C=C, JH=len(h.taps), JW=len(v.taps),
-        IN_STEP_H=h.in_step, IN_STEP_W=v.in_step, IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
-        OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, ROW_OF_TAPS=v.in_tap == 1 and groups == 1, TURN=turn,
-        ACC=launch.acc(x.dtype), PRECISION=precision, HALVES=halved, **early.options(), **flags, **options,
+    turn = problem.in_place
+    row = H * W * groups * C
+    scalars = (
+        N, H, W, v.count, OH, OW, M, groups, h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(problem),
+        tiles, wide, border, low, high, programs,
     )  # fmt: skip
+    meta = {
+        **problem.taps_read, "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
+        "ROW_OF_TAPS": v.in_tap == 1 and groups == 1, "TURN": turn, "HALVES": halved, **problem.constants,
+        **early.options(target=problem.target), **problem.flags("POOL"), **options,
+    }  # fmt: skip
+    boxes = (
+        Box.of_rows(N, row, (tile["BLOCK_M"] // (1 + halved), block)),
+        Box.of_rows(parts * N, row // parts, (tile["BLOCK_M"], block)),
+        weights(problem, turn, block, tile["BLOCK_N"]),
+        weights(problem, turn, block, tile["BLOCK_N"] << options["WIDE"]),
+    )
+    return launch.Prepared(conv_batch_kernel, (programs,), scalars, meta, boxes)
 
 
-def _beyond_half(h: Walk, x: torch.Tensor, y: torch.Tensor) -> tuple[int, int]:
+def weights(problem: Problem, turn: bool, block_k: int, block_n: int) -> Box:
+    """Boxes of [groups * M, JH, JW, C] or, to turn, of all weights [groups * C, R, S, M] of a convolution."""
+    if turn:
+        row = problem.geometry.h.kernel * problem.geometry.w.kernel * problem.M
+        return Box.of_rows(problem.groups * problem.C, row, (block_k, block_n))
+    taps = problem.taps if problem.direction != TRANSPOSED else problem.geometry.h.kernel * problem.geometry.w.kernel
+    return Box.of_rows(problem.groups * problem.M, taps * problem.C, (block_n, block_k))
+
+
+def run(prepared: launch.Prepared, t: Tensors) -> None:
+    prepared.run(t.x, t.x, t.w, t.w, t.bias, t.scale, t.y, t.z)
+
+
+def _beyond_half(h: Walk, H: int, OH: int) -> tuple[int, int]:
     """How many of the first and of the last rows of half an output read outside their half of the input.
 
     A row count that leaves no row inside where the halves of output and input do not match.
     """
-    H, OH = x.shape[1], y.shape[1]
     if OH % 2 or (h.out_step, h.count, h.count * h.in_step) != (1, OH, H):
         return OH, OH
     first, last = -h.in_start, h.in_start + (len(h.taps) - 1) * h.in_tap - (h.in_step - 1)
     return max(0, -(-first // h.in_step)), max(0, -(-last // h.in_step))
-
-
-def all_inside(walk: Walk, size: int) -> bool:
-    """Whether every tap of every output is in [0, size)."""
-    last = walk.in_start + (walk.count - 1) * walk.in_step + (len(walk.taps) - 1) * walk.in_tap
-    return walk.in_start >= 0 and last < size
-
-
-def boxes_of(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """x as a matrix with a row for each index of its first axis, to be read in boxes."""
-    matrix = x.view(x.shape[0], -1)
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])

@@ -10,17 +10,23 @@ A block of channels of the weights is the left operand and the box the right one
 are multiplied with the weights: a weight that is not finite makes NaN at the border.
 """
 
-import torch
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import launch
 from minidl.kernels.activation import activate
-from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes
-from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import Epilogue, affine, finish, taps_of
+from minidl.kernels.conv import batch_tiled, costs
+from minidl.kernels.conv.epilogue import affine, finish
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, No, Problem, Tensors, taps_of
 from minidl.kernels.gemm.tiled import halves
+from minidl.runtime import launch
+from minidl.runtime.boxes import Box
+
+NAME = "box"
+IN_PLACE = True
+DIRECTIONS = CORRELATIONS
+FAMILIES = ("conv_box",)
 
 
 @triton.jit
@@ -143,65 +149,68 @@ def conv_box_kernel(
             )  # fmt: skip
 
 
-def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int) -> bool:
-    """Whether the form can correlate x [N, H, W, groups * C] with weights w, as `correlate` takes them."""
-    whole = x.shape[3] // groups % 32 == 0 and x.shape[3] * x.element_size() % 16 == 0
-    return whole and h.in_step == v.in_step == 1 and has_boxes(x) and has_boxes(w) and x.shape[0] > 0
-
-
-def correlate(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    h: Walk,
-    v: Walk,
-    groups: int,
-    epilogue: Epilogue,
-    precision: str,
-    *,
-    turn: bool = False,
-) -> None:
-    """Write the outputs of one pair of walks into y.
-
-    x [N, H, W, groups * C], w [groups * M, JH, JW, C] or, to turn, all weights [groups * C, R, S, M] of a convolution
-    from y to x, y [N, OH, OW, groups * M], all contiguous; no pool.
-    """
-    N, C, M = x.shape[0], x.shape[3] // groups, y.shape[3] // groups
-    tile = launch.tile("conv_box", x.dtype, floor=16, precision=precision, M=M, N=N * h.count * v.count, K=C & -C)
-    options = tile.options
-    pixels = options.pop("BLOCK_N")
-    box = shape_of_box(N, h.count, v.count, pixels)
-    options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
-    tiles = launch.cdiv(M, tile["BLOCK_M"]) * groups
-    for size, extent in zip((N, h.count, v.count), box, strict=True):
-        tiles *= launch.cdiv(size, extent)
-    walking = tile["PER_PROCESSOR"] * launch.processors()
-    programs = min(tiles, walking) if walking else tiles
-    d_x = _images(x, [*box, options["BLOCK_K"]])
-    whole = stores_boxes(y, h, v, groups, epilogue)
-    block_y = [*box, max(tile["BLOCK_M"] // tile["PIECES"], 16 // y.element_size())]
-    d_y = _images(y, block_y) if whole else None
-    block_w = (options["BLOCK_K"], tile["BLOCK_M"]) if turn else (tile["BLOCK_M"], options["BLOCK_K"])
-    flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
-    launch.run(
-        conv_box_kernel, (programs,), d_x, boxes_of(w, *block_w), d_y, epilogue.bias, epilogue.scale, y, epilogue.z,
-        N, h.count, v.count, y.shape[1], y.shape[2], M, groups,
-        h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(w, h, v, M), tiles, programs,
-        C=C, JH=len(h.taps), JW=len(v.taps), IN_TAP_H=h.in_tap, IN_TAP_W=v.in_tap,
-        OUT_STEP_H=h.out_step, OUT_STEP_W=v.out_step, TURN=turn, ACC=launch.acc(x.dtype), PRECISION=precision,
-        TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], STORE_BOX=whole, **flags, **options,
+def able(problem: Problem) -> bool | No:
+    h, v = problem.at.h, problem.at.v
+    return (
+        (problem.pool is None or No("a pool"))
+        and ((problem.C % 32 == 0 and problem.groups * problem.C * problem.dtype.itemsize % 16 == 0)
+             or No("input channels that are not a multiple of 32"))
+        and (h.in_step == v.in_step == 1 or No("a stride, or outputs without taps"))
+        and ((problem.x_boxes and problem.w_boxes) or NO_BOXES)
     )  # fmt: skip
 
 
-def stores_boxes(y: torch.Tensor, h: Walk, v: Walk, groups: int, epilogue: Epilogue) -> bool:
+def estimate(problem: Problem) -> float:
+    return costs.microseconds(problem, NAME, costs.reading(problem) * costs.dense(problem))
+
+
+def prepare(problem: Problem) -> launch.Prepared:
+    h, v = problem.at.h, problem.at.v
+    (H, W), (OH, OW) = problem.read, problem.written
+    N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
+    tile = problem.tile("conv_box", M=M, N=problem.images * h.count * v.count, K=C & -C)
+    options = tile.options
+    box = shape_of_box(N, h.count, v.count, options.pop("BLOCK_N"))
+    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
+    tiles = launch.cdiv(M, tile["BLOCK_M"]) * groups
+    for size, extent in zip((N, h.count, v.count), box, strict=True):
+        tiles *= launch.cdiv(size, extent)
+    walking = tile["PER_PROCESSOR"] * problem.processors
+    programs = min(tiles, walking) if walking else tiles
+    whole = stores_boxes(problem)
+    piece = max(tile["BLOCK_M"] // tile["PIECES"], 16 // problem.dtype.itemsize)
+    turn = problem.in_place
+    scalars = (
+        N, h.count, v.count, OH, OW, M, groups, h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(problem),
+        tiles, programs,
+    )  # fmt: skip
+    meta = {
+        "C": C, "JH": len(h.taps), "JW": len(v.taps), "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
+        "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step, "TURN": turn, **problem.constants,
+        "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": whole, **problem.flags("POOL"), **options,
+    }  # fmt: skip
+    boxes = (
+        _images(N, H, W, groups * C, [*box, block]),
+        batch_tiled.weights(problem, turn, block, tile["BLOCK_M"]),
+        _images(N, OH, OW, M, [*box, piece]) if whole else None,
+    )
+    return launch.Prepared(conv_box_kernel, (programs,), scalars, meta, boxes)
+
+
+def run(prepared: launch.Prepared, t: Tensors) -> None:
+    boxes_of_y = None if prepared.boxes[2] is None else t.y
+    prepared.run(t.x, t.w, boxes_of_y, t.bias, t.scale, t.y, t.z)
+
+
+def stores_boxes(problem: Problem) -> bool:
     """Whether a box of outputs is one of y [N, OH, OW, groups * M], and can be stored as such."""
-    return h.out_step == v.out_step == groups == 1 and y.shape[3] * y.element_size() % 16 == 0 and epilogue.z is None
+    alike = problem.at.h.out_step == problem.at.v.out_step == problem.groups == 1
+    return alike and problem.M * problem.dtype.itemsize % 16 == 0 and not problem.preactivation
 
 
-def _images(x: torch.Tensor, block: list[int]) -> TensorDescriptor:
-    """x [N, H, W, channels], contiguous, in boxes. torch's own stride of an axis of size 1 may be anything."""
-    _, H, W, channels = x.shape
-    return TensorDescriptor(x, list(x.shape), [H * W * channels, W * channels, channels, 1], block)
+def _images(N: int, H: int, W: int, channels: int, block: Sequence[int]) -> Box:
+    """Boxes of x [N, H, W, channels]."""
+    return Box((N, H, W, channels), (H * W * channels, W * channels, channels, 1), block)
 
 
 def shape_of_box(N: int, height: int, width: int, pixels: int) -> tuple[int, int, int]:

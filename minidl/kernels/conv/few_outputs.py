@@ -18,18 +18,23 @@ The band is the left operand and the boxes the right one, so the block of result
 """
 
 import functools
+from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import launch
 from minidl.kernels.activation import activate
-from minidl.kernels.conv.batch_tiled import boxes_of, has_boxes
+from minidl.kernels.conv import costs
 from minidl.kernels.conv.boxed import shape_of_box
-from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.problem import Epilogue
+from minidl.kernels.conv.geometry import Axis
+from minidl.kernels.conv.prepared import Product, Weights
+from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
+from minidl.runtime import launch
+from minidl.runtime.boxes import Box
+
+NAME = "few"
+DIRECTIONS = (TRANSPOSED,)
+FAMILIES = ("conv_few", "conv_band")
 
 # Output channels from which on a tile of the other forms is filled.
 MOST = 4
@@ -103,53 +108,85 @@ def conv_few_kernel(
     tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
 
 
-def takes(x: torch.Tensor, w: torch.Tensor, geometry: Geometry) -> bool:
-    """Whether the form can take x [N, H, W, C] and w [C, M, R, S] on the way back of `geometry`."""
-    h, v = geometry.h, geometry.w
-    plain = geometry.groups == h.dilation == v.dilation == 1 and 1 <= w.shape[1] <= MOST
-    return plain and w.shape[1] * h.stride * v.stride <= LARGEST and x.shape[3] % 16 == 0 and has_boxes(x)
+def able(problem: Problem) -> bool | No:
+    h, v, groups = problem.geometry
+    return (
+        (groups == h.dilation == v.dilation == 1 or No("more than one group, or a dilation"))
+        and ((1 <= problem.M <= MOST and problem.M * h.stride * v.stride <= LARGEST) or No("too many output channels"))
+        and (problem.C % 16 == 0 or No("input channels that are not a multiple of 16"))
+        and (problem.x_boxes or NO_BOXES)
+    )
 
 
-def correlate(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, geometry: Geometry, epilogue: Epilogue, precision: str
-) -> None:
-    """Write all outputs of the way back into y. x [N, H, W, C] and y [N, OH, OW, M] contiguous, w [C, M, R, S]."""
-    h, v = geometry.h, geometry.w
-    N, C, M = x.shape[0], x.shape[3], w.shape[1]
+def estimate(problem: Problem) -> float:
+    found = _groups(problem, LARGEST)
+    cells = found.number[0] * found.number[1]
+    return costs.microseconds(problem, NAME, problem.N * cells * found.NP * found.K)
+
+
+class Groups(NamedTuple):
+    """Groups of GH x GW cells, of which an image has `number` down and across; the band is [NP, K]."""
+
+    GH: int
+    GW: int
+    window: tuple[int, int]
+    number: tuple[int, int]
+    NP: int
+    K: int
+
+
+def _groups(problem: Problem, outputs: int) -> Groups:
+    h, v, _ = problem.geometry
     cells = -(-h.size // h.stride), -(-v.size // v.stride)
-    tile = launch.tile("conv_few", x.dtype, floor=16, precision=precision, N=N * cells[0] * cells[1], K=C & -C, M=M)
+    reach = window(h)[1], window(v)[1]
+    GH, GW = group((h.output, v.output), reach, cells, outputs // (problem.M * h.stride * v.stride))
+    of_group = GH + reach[0] - 1, GW + reach[1] - 1
+    NP = max(16, triton.next_power_of_2(GH * h.stride * GW * v.stride * problem.M))
+    number = -(-cells[0] // GH), -(-cells[1] // GW)
+    return Groups(GH, GW, of_group, number, NP, of_group[0] * of_group[1] * problem.C)
+
+
+def prepare(problem: Problem) -> Product:
+    h, v, _ = problem.geometry
+    N, C, M = problem.N, problem.C, problem.M
+    H, W = problem.read
+    cells = -(-h.size // h.stride) * -(-v.size // v.stride)
+    tile = problem.tile("conv_few", N=problem.images * cells, K=C & -C, M=M)
     options = tile.options
     outputs, groups = options.pop("OUTPUTS"), options.pop("BLOCK_N")
-    (low_h, reach_h), (low_w, reach_w) = window(h), window(v)
-    GH, GW = group((h.output, v.output), (reach_h, reach_w), cells, outputs // (M * h.stride * v.stride))
-    rows, columns, window_h, window_w = GH * h.stride, GW * v.stride, GH + reach_h - 1, GW + reach_w - 1
-    NP = max(16, triton.next_power_of_2(rows * columns * M))
-    K = window_h * window_w * C
-    band = torch.empty(NP, K, dtype=w.dtype, device=w.device)
-    block = launch.tile("conv_band", w.dtype, total=band.numel())
-    launch.run(
-        conv_few_band_kernel, (launch.cdiv(band.numel(), block["BLOCK"]),), w, band, band.numel(), K, C, M,
-        h.kernel, v.kernel, *w.stride(), h.padding - low_h * h.stride, v.padding - low_w * v.stride,
-        STEP_H=h.stride, STEP_W=v.stride, ROWS=rows, COLUMNS=columns, WINDOW_W=window_w, **block.options,
+    options["BLOCK_K"] = block_k = min(tile["BLOCK_K"], C & -C)
+    GH, GW, (window_h, window_w), number, NP, K = _groups(problem, outputs)
+    low_h, low_w = window(h)[0], window(v)[0]
+    of_group = {"ROWS": GH * h.stride, "COLUMNS": GW * v.stride, "WINDOW_W": window_w}
+    block = problem.tile("conv_band", floor=1, total=NP * K)
+    make = launch.Prepared(
+        conv_few_band_kernel, (launch.cdiv(NP * K, block["BLOCK"]),),
+        (
+            NP * K, K, C, M, h.kernel, v.kernel, *problem.strides, h.padding - low_h * h.stride,
+            v.padding - low_w * v.stride,
+        ),
+        {"STEP_H": h.stride, "STEP_W": v.stride, **of_group, **block.options},
     )  # fmt: skip
-    number = N, -(-cells[0] // GH), -(-cells[1] // GW)
-    box = shape_of_box(*number, groups)
-    tiles = [launch.cdiv(size, extent) for size, extent in zip(number, box, strict=True)]
-    options["BLOCK_K"] = min(tile["BLOCK_K"], C & -C)
-    H, W = x.shape[1:3]
-    shape = [N, H // GH, GH, W // GW, GW * C]
-    strides = [H * W * C, GH * W * C, W * C, GW * C, 1]
-    flags = {name: value for name, value in epilogue.flags.items() if name != "POOL"}
-    launch.run(
-        conv_few_kernel, (tiles[0] * tiles[1] * tiles[2],),
-        TensorDescriptor(x, shape, strides, [box[0], box[1], 1, box[2], options["BLOCK_K"]]),
-        boxes_of(band, NP, options["BLOCK_K"]), epilogue.bias, epilogue.scale, y, epilogue.z,
-        N, h.size, v.size, tiles[1], tiles[2],
-        C=C, M=M, ROWS=rows, COLUMNS=columns, GH=GH, GW=GW, WINDOW_H=window_h, WINDOW_W=window_w,
-        FIRST_H=low_h // GH, FIRST_W=low_w // GW, LOW_H=low_h % GH, LOW_W=low_w % GW,
-        ACC=launch.acc(x.dtype), PRECISION=precision, NP=NP, TILE_N=box[0], TILE_H=box[1], TILE_W=box[2],
-        **flags, **options,
-    )  # fmt: skip
+    box = shape_of_box(N, *number, groups)
+    tiles = [launch.cdiv(size, extent) for size, extent in zip((N, *number), box, strict=True)]
+    meta = {
+        "C": C, "M": M, "GH": GH, "GW": GW, "WINDOW_H": window_h, **of_group,
+        "FIRST_H": low_h // GH, "FIRST_W": low_w // GW, "LOW_H": low_h % GH, "LOW_W": low_w % GW,
+        "NP": NP, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], **problem.constants, **problem.flags("POOL"),
+        **options,
+    }  # fmt: skip
+    scalars = (N, h.size, v.size, tiles[1], tiles[2])
+    strides = (H * W * C, GH * W * C, W * C, GW * C, 1)
+    boxes = (
+        Box((N, H // GH, GH, W // GW, GW * C), strides, (box[0], box[1], 1, box[2], block_k)),
+        Box.of_rows(NP, K, (NP, block_k)),
+    )
+    grid = (tiles[0] * tiles[1] * tiles[2],)
+    return Product(Weights((NP, K), make), launch.Prepared(conv_few_kernel, grid, scalars, meta, boxes))
+
+
+def run(prepared: Product, t: Tensors) -> None:
+    prepared.run(t)
 
 
 def window(axis: Axis) -> tuple[int, int]:

@@ -36,15 +36,20 @@ the error of the large ones, and a value that is not finite spoils its tile.
 import functools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import launch
-from minidl.kernels.activation import Activation, activate
-from minidl.kernels.conv.geometry import Geometry, Walk
-from minidl.kernels.conv.problem import Epilogue
+from minidl.kernels.activation import activate
+from minidl.kernels.conv import costs
+from minidl.kernels.conv.problem import CORRELATIONS, No, Problem, Tensors
+from minidl.runtime import launch
+
+NAME = "fft"
+DIRECTIONS = CORRELATIONS
+FAMILIES = ("conv_fft", "conv_fft_product")
 
 POINTS = (16, 32)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -243,7 +248,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Cuts:
     """Tiles of points x points, cut down (h) and across (w)."""
 
     points: int
@@ -264,7 +269,7 @@ def cuts(outputs: int, kernel: int, points: int) -> list[Cut]:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(outputs: tuple[int, int], kernel: tuple[int, int], C: int, M: int, points: int | None = None) -> Plan:
+def cheapest(outputs: tuple[int, int], kernel: tuple[int, int], C: int, M: int, points: int | None = None) -> Cuts:
     """The cheapest cut of a convolution of C to M channels; of `points`, if given.
 
     Moving a number of a spectrum to memory and back costs as much as 32 complex products.
@@ -277,98 +282,127 @@ def plan(outputs: tuple[int, int], kernel: tuple[int, int], C: int, M: int, poin
                 products = h.tiles * w.tiles * M * C * h.blocks * w.blocks
                 cost = size * size * (32 * moved + products)
                 if best is None or cost < best[0]:
-                    best = cost, Plan(size, h, w)
+                    best = cost, Cuts(size, h, w)
     assert best is not None
     return best[1]
 
 
-def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int, pool: bool = False) -> bool:
-    """Whether the form can correlate x [N, H, W, C] with w [M, JH, JW, C] on these walks: neighbours, by neighbours."""
-    plain = all(walk.in_step == 1 and walk.in_tap == 1 and walk.out_step == 1 for walk in (h, v))
-    return plain and groups == 1 and not pool and x.dtype in DTYPES and w.numel() > 0
+def able(problem: Problem) -> bool | No:
+    """Whether the walks read neighbours, by neighbours."""
+    h, v = problem.at.h, problem.at.v
+    plain = all(walk.in_step == walk.in_tap == walk.out_step == 1 for walk in (h, v))
+    return (
+        (problem.form == NAME or No("used on request only: its error bound is one of norms"))
+        and (plain or No("a stride or dilation"))
+        and ((problem.groups == 1 and problem.M > 0 and problem.C > 0) or No("more than one group"))
+        and (problem.pool is None or No("a pool"))
+        and (problem.dtype in DTYPES or No("a dtype other than float32, float16 and bfloat16"))
+    )
 
 
-def forward(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    geometry: Geometry,
-    bias: torch.Tensor | None = None,
-    act: Activation = None,
-    *,
-    points: int | None = None,
-    precision: str | None = None,
-) -> torch.Tensor:
-    """y [N, OH, OW, M] = act(conv(x, w) + bias) of contiguous x [N, H, W, C] and w [M, R, S, C].
-
-    Stride and dilation are 1, and there is one group.
-    points: 16 or 32, the side of the tiles; None takes the cheaper. Raises ValueError for others, or another geometry.
-    """
-    h, v = geometry.h.forward(), geometry.w.forward()
-    if not takes(x, w, h, v, geometry.groups):
-        raise ValueError(
-            f"fft: got stride {h.in_step, v.in_step}, dilation {h.in_tap, v.in_tap}, {geometry.groups} groups and "
-            f"{x.dtype}; it takes 1, 1 and 1, in float32, float16 or bfloat16"
-        )
-    y = torch.empty(x.shape[0], h.count, v.count, w.shape[0], dtype=x.dtype, device=x.device)
-    correlate(x, w, y, h, v, Epilogue(bias, act=act), precision or launch.precision(x.dtype), points)
-    return y
+def estimate(problem: Problem) -> float:
+    """Three real products for a complex one, and 32 for each number of a spectrum."""
+    cut = _cut(problem)
+    moved = cut.h.inputs * cut.w.inputs * problem.C + cut.h.tiles * cut.w.tiles * problem.M
+    products = cut.h.tiles * cut.w.tiles * problem.M * problem.C * cut.h.blocks * cut.w.blocks
+    return costs.microseconds(problem, NAME, problem.N * cut.points**2 // 2 * 3 * (products + 32 * moved))
 
 
-def correlate(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue, precision: str,
-    points: int | None = None,
-) -> None:  # fmt: skip
-    """Write the outputs of one pair of walks into y. x [N, H, W, C], w [M, JH, JW, C], y [N, OH, OW, M]; contiguous."""
+def _cut(problem: Problem, points: int | None = None) -> Cuts:
+    h, v = problem.at.h, problem.at.v
+    return cheapest((h.count, v.count), (len(h.taps), len(v.taps)), problem.C, problem.M, points)
+
+
+class Pass(NamedTuple):
+    """Some images: the launches over their tiles, and the shapes of the spectra of x and of y."""
+
+    first: int
+    images: int
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    transform: launch.Prepared
+    product: launch.Prepared
+    inverse: launch.Prepared
+
+
+class Prepared(NamedTuple):
+    """The matrix, the spectra of the weights, and the passes over the images."""
+
+    points: int
+    matrix: launch.Prepared
+    w: tuple[int, ...]
+    weights: launch.Prepared
+    passes: tuple[Pass, ...]
+
+
+def prepare(problem: Problem, points: int | None = None) -> Prepared:
+    """On tiles of 16 or 32 points, `points`; None takes the cheaper. Raises ValueError for others."""
     if points not in (None, *POINTS):
         raise ValueError(f"fft: got tiles of {points} points; there are {POINTS}")
-    if x.dtype != torch.float32:
-        precision = launch.float32_precision()
-    N, C, (M, R, S, _) = x.shape[0], x.shape[3], w.shape
-    cut = plan((h.count, v.count), (R, S), C, M, points)
+    N, C, M = problem.N, problem.C, problem.M
+    h, v = problem.at.h, problem.at.v
+    cut = _cut(problem, points)
     T, F = cut.points, cut.points**2 // 2
-    g = torch.empty(T, T, dtype=torch.float32, device=x.device)
-    launch.run(conv_fft_matrix_kernel, (1,), g, T=T, num_warps=4)
     taps = cut.h.blocks * cut.w.blocks
-    w_f = torch.empty(2, F, taps, M, C, dtype=torch.float32, device=x.device)
-    _transform(w, w_f, g, cut, (cut.h.blocks, cut.w.blocks), (cut.h.taps, cut.w.taps), (0, 0), precision)
     inputs, tiles = cut.h.inputs * cut.w.inputs, cut.h.tiles * cut.w.tiles
     images = max(1, WORKSPACE // (8 * F * (inputs * C + tiles * M)))
+    passes = []
     for first in range(0, N, images):
-        part = slice(first, first + images)
         n = min(images, N - first)
-        x_f = torch.empty(2, F, inputs, n, C, dtype=torch.float32, device=x.device)
-        y_f = torch.empty(2, F, tiles, n, M, dtype=torch.float32, device=x.device)
-        _transform(x[part], x_f, g, cut, (cut.h.inputs, cut.w.inputs), (T, T), (h.in_start, v.in_start), precision)
-        tile = launch.tile("conv_fft_product", x.dtype, floor=16, precision=precision, M=tiles * n, N=M, K=C)
-        grid = (F * launch.cdiv(tiles * n, tile["BLOCK_M"]) * launch.cdiv(M, tile["BLOCK_N"]),)
-        launch.run(
-            conv_fft_product_kernel, grid, x_f, w_f, y_f, tiles * n, n, M, C, cut.w.tiles, cut.w.inputs, inputs * n,
-            cut.w.blocks, taps, F=F, PRECISION=precision, **tile.options,
+        tile = problem.tile("conv_fft_product", M=tiles * n, N=M, K=C)
+        grid = F * launch.cdiv(tiles * n, tile["BLOCK_M"]) * launch.cdiv(M, tile["BLOCK_N"])
+        scalars = (tiles * n, n, M, C, cut.w.tiles, cut.w.inputs, inputs * n, cut.w.blocks, taps)
+        product = launch.Prepared(
+            conv_fft_product_kernel, (grid,), scalars, {"F": F, "PRECISION": problem.precision, **tile.options}
+        )
+        tile = _tile(problem, n * M, T)
+        inverse = launch.Prepared(
+            conv_fft_inverse_kernel, (tiles * launch.cdiv(n * M, tile["BLOCK_V"] // T**2),),
+            (n * M, M, h.count, v.count, cut.h.step, cut.w.step, cut.w.tiles, tiles * n * M),
+            {"T": T, "PRECISION": problem.precision, **problem.flags(), **tile.options},
         )  # fmt: skip
-        tile = _tile(n * M, T, x.dtype, precision)
-        grid = (tiles * launch.cdiv(n * M, tile["BLOCK_V"] // T**2),)
-        z = None if epilogue.z is None else epilogue.z[part]
-        launch.run(
-            conv_fft_inverse_kernel, grid, y_f, g, epilogue.bias, epilogue.scale, y[part], z,
-            n * M, M, h.count, v.count, cut.h.step, cut.w.step, cut.w.tiles, tiles * n * M,
-            T=T, PRECISION=precision, **epilogue.flags, **tile.options,
-        )  # fmt: skip
-
-
-def _transform(
-    x: torch.Tensor, f: torch.Tensor, g: torch.Tensor, cut: Plan, tiles: tuple[int, int], taps: tuple[int, int],
-    start: tuple[int, int], precision: str,
-) -> None:  # fmt: skip
-    """The spectra f [2, F, tiles, N, C] of tiles of x [N, H, W, C]: `taps` points of each, the first at `start`."""
-    N, H, W, C = x.shape
-    tile = _tile(N * C, cut.points, x.dtype, precision)
-    grid = (math.prod(tiles) * launch.cdiv(N * C, tile["BLOCK_V"] // cut.points**2),)
-    launch.run(
-        conv_fft_kernel, grid, x, g, f, N * C, H, W, C, *start, cut.h.step, cut.w.step, *taps, tiles[1],
-        math.prod(tiles) * N * C, T=cut.points, PRECISION=precision, **tile.options,
+        transform = _transform(
+            problem, cut, (n, *problem.read, C), (cut.h.inputs, cut.w.inputs), (T, T), (h.in_start, v.in_start)
+        )
+        passes.append(Pass(first, n, (2, F, inputs, n, C), (2, F, tiles, n, M), transform, product, inverse))
+    sizes = M, len(h.taps), len(v.taps), C
+    blocks, taps_of_block = (cut.h.blocks, cut.w.blocks), (cut.h.taps, cut.w.taps)
+    return Prepared(
+        T, launch.Prepared(conv_fft_matrix_kernel, (1,), (), {"T": T, "num_warps": 4}), (2, F, taps, M, C),
+        _transform(problem, cut, sizes, blocks, taps_of_block, (0, 0)), tuple(passes),
     )  # fmt: skip
 
 
-def _tile(lines: int, points: int, dtype: torch.dtype, precision: str) -> launch.Tile:
+def run(prepared: Prepared, t: Tensors) -> None:
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=t.x.device)
+
+    g = empty(prepared.points, prepared.points)
+    prepared.matrix.run(g)
+    w_f = empty(*prepared.w)
+    prepared.weights.run(t.w, g, w_f)
+    for part in prepared.passes:
+        images = slice(part.first, part.first + part.images)
+        x_f, y_f = empty(*part.x), empty(*part.y)
+        part.transform.run(t.x[images], g, x_f)
+        part.product.run(x_f, w_f, y_f)
+        part.inverse.run(y_f, g, t.bias, t.scale, t.y[images], None if t.z is None else t.z[images])
+
+
+def _transform(
+    problem: Problem, cut: Cuts, sizes: tuple[int, ...], tiles: tuple[int, int], taps: tuple[int, int],
+    start: tuple[int, int],
+) -> launch.Prepared:  # fmt: skip
+    """To the spectra [2, F, tiles, N, C] of tiles of images of `sizes` [N, H, W, C]: `taps` points of each, the first
+    at `start`."""
+    N, H, W, C = sizes
+    tile = _tile(problem, N * C, cut.points)
+    grid = math.prod(tiles) * launch.cdiv(N * C, tile["BLOCK_V"] // cut.points**2)
+    scalars = (N * C, H, W, C, *start, cut.h.step, cut.w.step, *taps, tiles[1], math.prod(tiles) * N * C)
+    meta = {"T": cut.points, "PRECISION": problem.precision, **tile.options}
+    return launch.Prepared(conv_fft_kernel, (grid,), scalars, meta)
+
+
+def _tile(problem: Problem, lines: int, points: int) -> launch.Tile:
     """BLOCK_V values: whole tiles of points x points."""
-    return launch.tile("conv_fft", dtype, floor=points**2, precision=precision, V=lines * points**2)
+    return problem.tile("conv_fft", floor=points**2, V=lines * points**2)

@@ -15,6 +15,7 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # An input index that no image has: a walk without taps reads there, and gets zeros.
 NOWHERE = -(2**30)
@@ -41,8 +42,7 @@ class Walk:
         return self.taps[1] - self.taps[0] if len(self.taps) > 1 else 0
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """One axis of a convolution: sizes of input, kernel and output, and how they meet; padding at the low end."""
 
     size: int
@@ -86,8 +86,7 @@ def _backward(axis: Axis) -> list[Walk]:
     return walks
 
 
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(NamedTuple):
     """A 2-D convolution: both axes, and the number of groups that the channels are cut into."""
 
     h: Axis

@@ -6,18 +6,23 @@ Channels-last, x [N, H, W, C] is also x [N, H, W / 2, 2 C], and y alike; a convo
 rest. An input that is not finite makes all outputs NaN whose pairs it is in reach of.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import early, launch
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import batch_tiled
-from minidl.kernels.conv.bands import bands_of
+from minidl.kernels.conv import bands, batch_tiled, costs
+from minidl.kernels.conv.epilogue import affine, pool_four, twice
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import Epilogue, affine, pool_four
-from minidl.kernels.early import wait
+from minidl.kernels.conv.prepared import Product
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks, all_inside
 from minidl.kernels.gemm.tiled import halves
+from minidl.runtime import early, launch
+from minidl.runtime.boxes import Box
+from minidl.runtime.early import wait
+
+NAME = "pair"
+DIRECTIONS = CORRELATIONS
+FAMILIES = ("conv_pair_pool", "conv_band")
 
 
 @triton.jit
@@ -63,66 +68,79 @@ def conv_paired_pool_kernel(
     tl.store(p_y + o_y[:, None] + o_m[None, :], b_y.to(p_y.dtype.element_ty), mask=(o_n < N)[:, None] & (o_m < M))
 
 
-def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int) -> bool:
-    """Whether the form can correlate x [N, H, W, C] with w [M, R, S, C] on these walks."""
-    plain = groups == 1 and (v.in_step, v.in_tap, v.out_step, v.out_start) == (1, 1, 1, 0)
-    even = x.shape[2] % 2 == v.count % 2 == v.in_start % 2 == 0 and len(v.taps) % 2 == 1 < len(v.taps)
-    if not (plain and even and h.out_step == 1 and x.shape[3] % 16 == 0 and x.shape[3] > 0 and w.numel() > 0):
-        return False
-    return batch_tiled.has_boxes(x) and 2 * w[0].numel() * w.element_size() % 16 == 0 and x.shape[0] > 0
-
-
-def takes_pool(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, groups: int) -> bool:
-    """The same with a pool in the kernel: both pixels of a pair in one tile, and no tap outside."""
-    M = w.shape[0]
-    whole = M >= 16 and M & (M - 1) == 0 and M <= 64 and 2 * x.shape[3] & -2 * x.shape[3] >= 32
-    inside = batch_tiled.all_inside(h, x.shape[1]) and batch_tiled.all_inside(v, x.shape[2])
-    return whole and inside and h.out_start == 0 and min(h.count, v.count) > 1 and takes(x, w, h, v, groups)
-
-
-def pays(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether it is faster than `batch_tiled` for x [N, H, W, C] and w [M, R, S, C] that both take.
-
-    So it is where a pixel has 64 bytes or less, or few outputs let every input be read often (an H200, 5x5, 10,000
-    images of 12x12: 32 to 64 channels 0.139 ms in place of 0.172, 64 to 32 0.198 in place of 0.316).
-    """
-    return x.shape[3] * x.element_size() <= 64 or w.shape[0] <= 32
-
-
-def correlate(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue, precision: str
-) -> None:
-    """Write the outputs of one pair of walks into y [N, OH, OW, M], or [N, OH / 2, OW / 2, M] with a pool."""
-    M, R, S, C = w.shape
-    taps = (S + 1) // 2
-    bands = bands_of(w, 2, C, taps * 2 * C, 2 * M, turned=True)
-    pairs = Walk(0, 1, v.count // 2, v.in_start // 2, 1, 1, tuple(range(taps)))
-    twice = epilogue.of_pairs()
-    if epilogue.pool:
-        _pooled(_paired(x), bands, y, h, pairs, twice, precision)
-    else:
-        weights = bands.view(2 * M, R, taps, 2 * C)
-        batch_tiled.correlate(_paired(x), weights, _paired(y), h, pairs, 1, twice, precision)
-
-
-def _pooled(
-    x: torch.Tensor, bands: torch.Tensor, y: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue, precision: str
-) -> None:
-    """y [N, H', W', M] pooled, of pairs x [N, H, W, 2 * C] and bands [2 * M, R, reach]."""
-    N, _, W, row = x.shape
-    _, QH, QW, M = y.shape
-    rows, R, reach = bands.shape
-    tile = launch.tile("conv_pair_pool", x.dtype, floor=16, precision=precision, M=N, K=row & -row)
-    sizes = {**tile.options, "BLOCK_K": min(tile["BLOCK_K"], row & -row)}  # boxes end where a pair's channels end
-    flags = {name: value for name, value in epilogue.flags.items() if name != "SAVE_Z"}
-    launch.run(
-        conv_paired_pool_kernel, (launch.cdiv(N, tile["BLOCK_M"]) * QH * QW,),
-        batch_tiled.boxes_of(x, tile["BLOCK_M"], sizes["BLOCK_K"]), batch_tiled.boxes_of(bands, rows, sizes["BLOCK_K"]),
-        epilogue.bias, epilogue.scale, y, N, W, QH, QW, M, h.in_start, v.in_start, R * reach // sizes["BLOCK_K"], reach,
-        ROW=row, IN_STEP_H=h.in_step, IN_TAP_H=h.in_tap, ACC=launch.acc(x.dtype), PRECISION=precision, NP=rows,
-        **flags, **early.options(), **sizes,
+def able(problem: Problem) -> bool | No:
+    h, v = problem.at.h, problem.at.v
+    return (
+        (problem.groups == 1 or No("more than one group"))
+        and (h.out_step == v.in_step == v.in_tap == v.out_step == 1 or No("a stride or dilation"))
+        and (problem.read[1] % 2 == v.count % 2 == v.in_start % 2 == 0 or No("an odd number of columns"))
+        and (len(v.taps) % 2 == 1 < len(v.taps) or No("a kernel width other than 3, 5, 7 ..."))
+        and ((problem.C % 16 == 0 < problem.C and problem.M > 0) or No("input channels that are not a multiple of 16"))
+        and ((problem.x_boxes and problem.boxes(2 * problem.taps * problem.C)) or NO_BOXES)
+        and (problem.pool is None or _pools(problem) or No("a pool with padding, or channels that fill no tile"))
     )  # fmt: skip
 
 
-def _paired(x: torch.Tensor) -> torch.Tensor:
-    return x.view(*x.shape[:2], x.shape[2] // 2, 2 * x.shape[3])
+def estimate(problem: Problem) -> float:
+    """A pixel has (S + 1) / S times the products; pairs of up to 32 channels fill a tile.
+
+    32->64 5x5, 10,000 images of 12x12: 0.139 ms in place of 0.172; 64->32 0.198 in place of 0.316. In large images,
+    whose runs lie in many pages, no gain was measured.
+    """
+    S = len(problem.at.v.taps)
+    factor = (S + 1) / S * (1.0 if problem.M > 32 else 32 / costs.LEAST_COLUMNS)
+    if costs.pages(problem) > 1:
+        factor = 1.02 * costs.reading(problem) * costs.pages(problem)
+    products = factor * costs.dense(problem)
+    return costs.of_run(problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem) / 2)
+
+
+def prepare(problem: Problem) -> Product:
+    h, v, (H, W), (OH, OW) = problem.at
+    taps = (len(v.taps) + 1) // 2
+    made = bands.prepare(problem, 2, taps * 2 * problem.C, 2 * problem.M, turned=True)
+    across = Walk(0, 1, v.count // 2, v.in_start // 2, 1, 1, tuple(range(taps)))
+    if problem.pool:
+        return Product(made, _pooled(problem, h, across, taps * 2 * problem.C))
+    pairs = problem._replace(
+        direction=WALK, C=2 * problem.C, M=2 * problem.M, strides=(),
+        walks=Walks(h, across, (H, W // 2), (OH, OW // 2)),
+    )  # fmt: skip
+    return Product(made, batch_tiled.prepare(pairs))
+
+
+def run(prepared: Product, t: Tensors) -> None:
+    made = prepared.weights.of(t.w)
+    bias, scale = twice(t.bias), twice(t.scale)
+    if prepared.launch.kernel is conv_paired_pool_kernel:
+        prepared.launch.run(t.x, made, bias, scale, t.y)
+    else:
+        batch_tiled.run(prepared.launch, Tensors(t.x, made, t.y, bias, scale, t.z))
+
+
+def _pools(problem: Problem) -> bool:
+    """Whether both pixels of a pair are in one tile, and no tap outside."""
+    h, v, (H, W), _ = problem.at
+    C, M = problem.C, problem.M
+    whole = M >= 16 and M & (M - 1) == 0 and M <= 64 and 2 * C & -2 * C >= 32
+    return whole and all_inside(h, H) and all_inside(v, W) and h.out_start == 0 and min(h.count, v.count) > 1
+
+
+def _pooled(problem: Problem, h: Walk, v: Walk, reach: int) -> launch.Prepared:
+    """On x [N, H, W / 2, 2 * C] and bands [2 * M, R, reach]."""
+    H, W = problem.read[0], problem.read[1] // 2
+    QH, QW = problem.written
+    M, R, row = problem.M, len(h.taps), 2 * problem.C
+    tile = problem.tile("conv_pair_pool", M=problem.images, K=row & -row)
+    sizes = {**tile.options, "BLOCK_K": min(tile["BLOCK_K"], row & -row)}  # boxes end where a pair's channels end
+    scalars = (problem.N, W, QH, QW, M, h.in_start, v.in_start, R * reach // sizes["BLOCK_K"], reach)
+    meta = {
+        "ROW": row, "IN_STEP_H": h.in_step, "IN_TAP_H": h.in_tap, "NP": 2 * M, **problem.constants,
+        **problem.flags("SAVE_Z"), **early.options(target=problem.target), **sizes,
+    }  # fmt: skip
+    boxes = (
+        Box.of_rows(problem.N, H * W * row, (tile["BLOCK_M"], sizes["BLOCK_K"])),
+        Box.of_rows(2 * M, R * reach, (2 * M, sizes["BLOCK_K"])),
+    )
+    grid = launch.cdiv(problem.N, tile["BLOCK_M"]) * QH * QW
+    return launch.Prepared(conv_paired_pool_kernel, (grid,), scalars, meta, boxes)

@@ -1,170 +1,253 @@
-"""What the forms of a convolution share: the epilogue after the sum, and the weights turned round for a walk back."""
+"""A convolution as a problem: all that decides how it is computed, but for addresses; hashable, to be looked up."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 
-from minidl.kernels import activation, launch
-from minidl.kernels.activation import Activation, activate
-from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.gemm.tiled import halves
+from minidl.kernels import activation
+from minidl.kernels.activation import Activation
+from minidl.kernels.conv.epilogue import POOLS
+from minidl.kernels.conv.geometry import Geometry, Walk
+from minidl.runtime import launch
 
+FORWARD, TRANSPOSED, GRAD_WEIGHT, WALK = "forward", "transposed", "grad_weight", "walk"
+CORRELATIONS = FORWARD, WALK  # one pair of walks
+SAID = {
+    FORWARD: "convolution", TRANSPOSED: "transposed convolution", GRAD_WEIGHT: "gradient of the weight",
+    WALK: "walk back",
+}  # fmt: skip
 # From so many rows on they are counted in 64 bits, whose divisions cost more.
 MANY = 2**31 - 2**21
-
-MAX_POOL = tl.constexpr(1)
-AVERAGE_POOL = tl.constexpr(2)
-POOLS = {None: 0, "max": 1, "avg": 2}
+# What a plan that is blind to the number of images is made for.
+BLIND = 256
 
 
-@dataclass(frozen=True)
-class Epilogue:
-    """act(scale * sum + bias), then a 2x2 pool; z keeps the value before the activation.
+class No(str):
+    """A reason, and false: what `able` returns for a problem that a form cannot take."""
 
-    scale, bias [M] or None; pool None, "max" or "avg"; z like the output, or None.
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+NO_BOXES = No("x or w does not suit tensor descriptors")
+
+
+class Walks(NamedTuple):
+    """A walk down and one across, from an image of the size `written` to one of the size `read`."""
+
+    h: Walk
+    v: Walk
+    read: tuple[int, int]
+    written: tuple[int, int]
+
+
+class Tensors(NamedTuple):
+    """What a plan runs on, channels-last and contiguous but for w.
+
+    x [N, H, W, groups * C] is read. w is [groups * M, R, S, C] forward; on the way back the convolution's own
+    [groups * C, M, R, S] in any strides; for the gradient of the weight that of the output, [N, OH, OW, groups * M].
+    y [N, OH, OW, groups * M] is written, None for the gradient of the weight; bias and scale [groups * M]; z like y.
     """
 
+    x: torch.Tensor
+    w: torch.Tensor
+    y: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     scale: torch.Tensor | None = None
-    act: Activation = None
-    pool: str | None = None
     z: torch.Tensor | None = None
 
-    @property
-    def flags(self) -> dict[str, Any]:
-        """The constants that the kernels take."""
-        name, slope = activation.parse(self.act)
-        return {
-            "HAS_BIAS": self.bias is not None,
-            "HAS_SCALE": self.scale is not None,
-            "ACT": activation.CODES[name],
-            "SLOPE": slope,
-            "SAVE_Z": self.z is not None,
-            "POOL": POOLS[self.pool],
-        }
 
-    def of_pairs(self) -> Epilogue:
-        """The same where two neighbouring columns of the output count as one of twice the channels."""
-        z = self.z
-        pairs = None if z is None else z.view(*z.shape[:2], z.shape[2] // 2, 2 * z.shape[3])
-        return Epilogue(_twice(self.bias), _twice(self.scale), self.act, self.pool, pairs)
+class Problem(NamedTuple):
+    """One call of `forward`, `transposed`, `grad_input` or `grad_weight`, or one pair of walks of these.
 
-
-def _twice(x: torch.Tensor | None) -> torch.Tensor | None:
-    # Of one value a reshape alone would be a view of stride 0.
-    return None if x is None else x.expand(2, -1).reshape(-1).contiguous()
-
-
-@triton.jit
-def affine(
-    b_acc, p_bias, p_scale, m, M, i_group, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr
-):  # fmt: skip
-    """scale * b_acc + bias for a block [rows, channels from m on of M in a group]."""
-    o_m = m + tl.arange(0, b_acc.shape[1])
-    if HAS_SCALE:
-        b_acc *= tl.load(p_scale + i_group * M + o_m, mask=o_m < M, other=0.0).to(b_acc.dtype)[None, :]
-    if HAS_BIAS:
-        b_acc += tl.load(p_bias + i_group * M + o_m, mask=o_m < M, other=0.0).to(b_acc.dtype)[None, :]
-    return b_acc
-
-
-@triton.jit
-def finish(
-    b_acc, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, GROUPS,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    PIECES: tl.constexpr,
-):  # fmt: skip
-    """The epilogue of a block [rows, channels from m on], for the pixels o_row of y seen as [pixels, GROUPS * M].
-
-    In PIECES (a power of two) of channels one after another, which need less shared memory and fewer registers.
+    direction  FORWARD, TRANSPOSED (the gradient of the input, too), GRAD_WEIGHT, or WALK: a pair of walks back
+    geometry   the convolution's, also on the way back
+    N          images
+    C, M       channels of a group that are read, and that are written; of input and output for GRAD_WEIGHT
+    precision  of float32 products: "ieee", "tf32x3" or "tf32"; "ieee" for other dtypes, but for spectra (fft)
+    bias, scale, act, pool, preactivation   what follows the sum, as `forward` takes it
+    aligned    whether x (and the output's gradient) begin at a multiple of 16 bytes
+    w_aligned  whether the weights do
+    strides    of the weights [groups * M, C, R, S] on the way back
+    form       the form asked for by name; None for the cheapest
+    blind      whether what decides an image's floats is to be the same for any number of images (not GRAD_WEIGHT)
+    target, processors   the tile table in use and the number of multiprocessors
+    walks      those of a WALK; None for the others
     """
-    if PIECES == 1:
-        b_acc = affine(b_acc, p_bias, p_scale, m, M, i_group, HAS_BIAS, HAS_SCALE)
-        o_m = m + tl.arange(0, b_acc.shape[1])
-        m_y = m_row[:, None] & (o_m < M)[None, :]
-        o_y = (o_row * (GROUPS * M))[:, None] + (i_group * M + o_m)[None, :]
-        if SAVE_Z:
-            tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
-        tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
-    else:
-        b_left, b_right = halves(b_acc)
-        finish(
-            b_left, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, GROUPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
+
+    direction: str
+    geometry: Geometry
+    N: int
+    C: int
+    M: int
+    dtype: torch.dtype
+    precision: str = "ieee"
+    bias: bool = False
+    scale: bool = False
+    act: Activation = None
+    pool: str | None = None
+    preactivation: bool = False
+    aligned: bool = True
+    w_aligned: bool = True
+    strides: tuple[int, ...] = ()
+    form: str | None = None
+    blind: bool = False
+    target: str = "interpreted"
+    processors: int = 1
+    walks: Walks | None = None
+
+    @property
+    def groups(self) -> int:
+        return self.geometry.groups
+
+    @property
+    def images(self) -> int:
+        """The number of images that forms and tiles are chosen for."""
+        return BLIND if self.blind else self.N
+
+    @property
+    def at(self) -> Walks:
+        """The walks from outputs to inputs, forward and for GRAD_WEIGHT those of the convolution."""
+        return self.walks or _forward(self.geometry)
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """Rows and columns of x."""
+        if self.direction == TRANSPOSED:
+            return self.geometry.h.output, self.geometry.w.output
+        return self.at.read
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """Rows and columns of the outputs; of the output's gradient for GRAD_WEIGHT."""
+        if self.direction == TRANSPOSED:
+            return self.geometry.h.size, self.geometry.w.size
+        if self.pool:
+            return self.at.h.count // 2, self.at.v.count // 2
+        return self.at.written
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the outputs, [N, OH, OW, groups * M]; of the gradient of the weight, [groups * M, R, S, C]."""
+        if self.direction == GRAD_WEIGHT:
+            return self.groups * self.M, self.geometry.h.kernel, self.geometry.w.kernel, self.C
+        return self.N, *self.written, self.groups * self.M
+
+    @property
+    def taps(self) -> int:
+        """Of each output, of which a stride leaves a part on the way back; of the filter for GRAD_WEIGHT."""
+        return len(self.at.h.taps) * len(self.at.v.taps)
+
+    @property
+    def image_bytes(self) -> int:
+        """Of one image of x."""
+        return self.read[0] * self.read[1] * self.groups * self.C * self.dtype.itemsize
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a form can read the weights of a way back as they lie, [groups * C, R, S, M].
+
+        Tensor cores read 16-bit operands either way round, float32 along K only; the interpreter turns any for nothing.
+        Boxes begin at a multiple of 16 bytes.
+        """
+        if self.direction not in (TRANSPOSED, WALK) or not self.strides:
+            return False
+        R, S = self.geometry.h.kernel, self.geometry.w.kernel
+        sizes = self.groups * self.C, self.M, R, S
+        wanted = R * S * self.M, 1, S * self.M, self.M
+        lie = all(size == 1 or have == want for size, have, want in zip(sizes, self.strides, wanted, strict=True))
+        either = self.dtype.itemsize == 2 or self.target == "interpreted"
+        return lie and either and self.M % 8 == 0 and self.boxes(R * S * self.M, aligned=self.w_aligned)
+
+    def boxes(self, row: int, aligned: bool = True) -> bool:
+        """Whether boxes can be read of a matrix with rows of so many values."""
+        return (
+            launch.boxes(self.target) and self.dtype != torch.float64 and aligned
+            and row > 0 and row * self.dtype.itemsize % 16 == 0 and row < 2**31 - 2**16
         )  # fmt: skip
-        finish(
-            b_right, p_bias, p_scale, p_y, p_z, o_row, m_row, m + b_left.shape[1], M, i_group, GROUPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
-        )  # fmt: skip
+
+    @property
+    def x_boxes(self) -> bool:
+        """Whether boxes can be read of x as a matrix with a row for each image."""
+        H, W = self.read
+        return self.N > 0 and self.boxes(H * W * self.groups * self.C, self.aligned)
+
+    @property
+    def w_boxes(self) -> bool:
+        """Whether boxes can be read of the weights of a pair of walks, [groups * M, JH, JW, C] or `in_place`."""
+        return self.M > 0 and self.boxes(self.taps * self.C, self.direction != FORWARD or self.w_aligned)
+
+    def tile(self, family: str, *, floor: int = 16, **shape: int) -> launch.Tile:
+        """The tile of a family on the problem's target, as `launch.tile`."""
+        return launch.tile(family, self.dtype, floor=floor, precision=self.precision, target_=self.target, **shape)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The types of a kernel's sums and products."""
+        return {"ACC": launch.acc(self.dtype), "PRECISION": self.precision}
+
+    @property
+    def taps_read(self) -> dict[str, int]:
+        """The constants by which a kernel finds the inputs of an output."""
+        h, v = self.at.h, self.at.v
+        return {
+            "C": self.C, "JH": len(h.taps), "JW": len(v.taps),
+            "IN_STEP_H": h.in_step, "IN_STEP_W": v.in_step, "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
+        }  # fmt: skip
+
+    def flags(self, *without: str) -> dict[str, Any]:
+        """The constants of the epilogue that kernels take, but for those a kernel does not have."""
+        name, slope = activation.parse(self.act)
+        found = {
+            "HAS_BIAS": self.bias, "HAS_SCALE": self.scale, "ACT": activation.CODES[name], "SLOPE": slope,
+            "SAVE_Z": self.preactivation, "POOL": POOLS[self.pool],
+        }  # fmt: skip
+        return {name: value for name, value in found.items() if name not in without}
+
+    def __str__(self) -> str:
+        h, w = self.geometry.h, self.geometry.w
+        (H, W), (OH, OW), groups = self.read, self.written, self.groups
+        said = [
+            f"{SAID[self.direction]} {h.kernel}x{w.kernel}",
+            f"{self.N} images of {groups * self.C}x{H}x{W} to {groups * self.M}x{OH}x{OW}",
+            *(f"{name} {getattr(h, name)}x{getattr(w, name)}" for name in ("stride", "padding", "dilation")),
+        ]
+        said += [f"{groups} groups"] * (groups > 1) + [f"{self.pool} pool"] * bool(self.pool)
+        said += ["any number of images"] * self.blind
+        said += [str(self.dtype).removeprefix("torch.")] + [self.precision] * (self.dtype == torch.float32)
+        said += [f"form {self.form}"] * bool(self.form)
+        return f"{', '.join(said)} on {self.target}"
 
 
-@triton.jit
-def pool_four(b_0, b_1, b_2, b_3, POOL: tl.constexpr):
-    """The maximum (NaN if one is NaN) or the mean of the upper two and the lower two of each window."""
-    if POOL == MAX_POOL:
-        top = tl.maximum(b_0, b_1, propagate_nan=tl.PropagateNan.ALL)
-        bottom = tl.maximum(b_2, b_3, propagate_nan=tl.PropagateNan.ALL)
-        return tl.maximum(top, bottom, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        return 0.25 * ((b_0 + b_1) + (b_2 + b_3))
+@functools.lru_cache(maxsize=4096)
+def _forward(geometry: Geometry) -> Walks:
+    h, v = geometry.h, geometry.w
+    return Walks(h.forward(), v.forward(), (h.size, v.size), (h.output, v.output))
 
 
-@triton.jit
-def pool_last(b_x, POOL: tl.constexpr):
-    """The last two axes, of size 2 each, pooled."""
-    b_left, b_right = tl.split(b_x)
-    b_0, b_2 = tl.split(b_left)
-    b_1, b_3 = tl.split(b_right)
-    return pool_four(b_0, b_1, b_2, b_3, POOL)
+def walks_back(geometry: Geometry) -> list[Walks]:
+    """The pairs of walks from inputs to outputs, one for each remainder down and across."""
+    h, v = geometry.h, geometry.w
+    sizes = (h.output, v.output), (h.size, v.size)
+    return [Walks(down, across, *sizes) for down in h.backward() for across in v.backward()]
 
 
-@triton.jit
-def pool_quads(b_x, POOL: tl.constexpr):
-    """Every four rows [4 R, N] pooled to one [R, N]."""
-    b_x = tl.reshape(b_x, (b_x.shape[0] // 4, 2, 2, b_x.shape[1]))
-    return pool_last(tl.permute(b_x, (0, 3, 1, 2)), POOL)
+def all_inside(walk: Walk, size: int) -> bool:
+    """Whether every tap of every output is in [0, size)."""
+    last = walk.in_start + (walk.count - 1) * walk.in_step + (len(walk.taps) - 1) * walk.in_tap
+    return walk.in_start >= 0 and last < size
 
 
-@triton.jit
-def conv_turn_kernel(
-    p_w, p_turned, M, C, s_m, s_c, s_r, s_s, first_r, step_r, first_s, step_s,
-    JH: tl.constexpr, JW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """turned[g * C + c, j, m] = w[g * M + m, c, taps of j]: one group, tap and block of channels per program."""
-    tiles_m = tl.cdiv(M, BLOCK_N)
-    tiles_c = tl.cdiv(C, BLOCK_M)
-    o_m = tl.program_id(0) % tiles_m * BLOCK_N + tl.arange(0, BLOCK_N)
-    o_c = tl.program_id(0) // tiles_m % tiles_c * BLOCK_M + tl.arange(0, BLOCK_M)
-    j = tl.program_id(0) // (tiles_m * tiles_c) % (JH * JW)
-    i_group = (tl.program_id(0) // (tiles_m * tiles_c * JH * JW)).to(tl.int64)
-    m_cm = (o_c < C)[:, None] & (o_m < M)[None, :]
-    p_w += i_group * M * s_m + (first_r + j // JW * step_r) * s_r + (first_s + j % JW * step_s) * s_s
-    b_w = tl.load(
-        p_w + o_c.to(tl.int64)[:, None] * s_c + o_m.to(tl.int64)[None, :] * s_m, mask=m_cm, other=0.0
-    )  # [BLOCK_M, BLOCK_N]
-    o_row = ((i_group * C + o_c) * (JH * JW) + j) * M
-    tl.store(p_turned + o_row[:, None] + o_m[None, :], b_w, mask=m_cm)
+def taps_of(problem: Problem) -> tuple[int, int, int]:
+    """Where in a row of w [groups * C, R, S, M] the walks' first tap is, and how far the next one down and across.
 
-
-def turned(w: torch.Tensor, h: Walk, v: Walk, groups: int) -> torch.Tensor:
-    """The weights of two walks back, [groups * C, JH, JW, M] out of w [groups * M, C, R, S], in any strides."""
-    M, C, JH, JW = w.shape[0] // groups, w.shape[1], len(h.taps), len(v.taps)
-    out = torch.empty(groups * C, JH, JW, M, dtype=w.dtype, device=w.device)
-    tile = launch.tile("conv_turn", w.dtype, M=C, N=M)
-    grid = (launch.cdiv(M, tile["BLOCK_N"]) * launch.cdiv(C, tile["BLOCK_M"]) * JH * JW * groups,)
-    launch.run(
-        conv_turn_kernel, grid, w, out, M, C, *w.stride(), h.taps[0], h.tap_step, v.taps[0], v.tap_step,
-        JH=JH, JW=JW, **tile.options,
-    )  # fmt: skip
-    return out
-
-
-def taps_of(w: torch.Tensor, h: Walk, v: Walk, M: int) -> tuple[int, int, int]:
-    """Where in a row of w [groups * C, R, S, M] the walks' first tap is, and how far the next one down and across."""
-    row = w.shape[2] * M
+    For weights that are not read in place, of which kernels do not ask it: of [groups * M, JH, JW, C].
+    """
+    h, v, M = problem.at.h, problem.at.v, problem.M
+    row = (problem.geometry.w.kernel if problem.in_place else len(v.taps)) * M
     return h.taps[0] * row + v.taps[0] * M, h.tap_step * row, v.tap_step * M

@@ -11,17 +11,21 @@ beyond the row. So of all the rows of a tile only the first needs a division to 
 import functools
 import math
 
-import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, early, launch
-from minidl.kernels.conv import bands, held
-from minidl.kernels.conv.bands import bands_of, padded, store_groups
-from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import Epilogue
-from minidl.kernels.early import wait
+from minidl.kernels import activation
+from minidl.kernels.conv import banded, bands, held
+from minidl.kernels.conv.bands import padded, store_groups
+from minidl.kernels.conv.prepared import Product
+from minidl.kernels.conv.problem import CORRELATIONS, No, Problem, Tensors
 from minidl.kernels.gemm.tiled import halves
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
+
+NAME = "banded"
+DIRECTIONS = CORRELATIONS
+FAMILIES = ("conv_two_rows", "conv_band")
 
 MOST_K = 128  # values of a group: a band of 2 * 128 columns then takes 64 KiB, and two programs a multiprocessor
 MOST_GROUPS = 64  # of a row: a tile has all of them
@@ -152,56 +156,68 @@ def _crooked(step: int) -> float:
     return 4 / 3 if step % 2 else 1.0
 
 
-def takes(x: torch.Tensor, w: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue) -> bool:
-    """Whether it does what `banded` does of x [N, H, W, C] and w [M, R, S, C]."""
-    if x.shape[3] != 1 or h.in_tap != 1 or h.count < 2:
-        return False
-    if not launch.INTERPRETED and (x.element_size() != 2 or launch.target() != "sm_90"):
-        return False  # the band would be in registers
-    if epilogue.pool is not None or epilogue.z is not None or epilogue.scale is not None:
-        return False  # what else an epilogue has does not fit the registers
-    if h.in_step > len(h.taps):
-        return False  # there are rows between those that a pair reads, which may be NaN
-    if x.shape[1] * x.shape[2] * (2 + 2 * MOST_DOWN // h.count) >= 2**31:
-        return False  # 32 bits are to count the values from a tile's first image to its last
-    if held.whole(w, v, epilogue) and not _reaches_out(x, h, v):
-        return False  # 10,000 pictures of 28x28, 5x5 to 32 channels: 0.126 ms there, here 0.132
-    return _found(w, h, v) is not None
-
-
-def correlate(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, h: Walk, v: Walk, epilogue: Epilogue, precision: str
-) -> None:
-    """As `banded.correlate`."""
-    N, H, W, _ = x.shape
-    M, R, _, _ = w.shape
-    found = _found(w, h, v)
-    assert found is not None
-    G, reach, KP, NP = found
-    band = bands_of(w, G, v.in_step, reach, NP)
-    inside = not _reaches_out(x, h, v) and h.count % 2 == 0
-    groups = launch.cdiv(v.count, G)
-    pairs = N * launch.cdiv(h.count, 2)
-    GP = triton.next_power_of_2(groups)
-    tile = launch.tile("conv_two_rows", x.dtype, floor=16, precision=precision, M=pairs * GP, K=KP, N=2 * NP)
-    block = max(tile["BLOCK_M"], GP)
-    tiles = launch.cdiv(pairs, block // GP)
-    programs = min(tiles, tile["PER_PROCESSOR"] * launch.processors() or tiles)
-    launch.run(
-        conv_two_rows_kernel, (programs,), x, band, epilogue.bias, y, pairs, tiles, H, h.in_start, programs,
-        QH=h.count, QW=v.count, G=G, GROUPS=groups, GP=GP, M=M, R=R, REACH=reach, W=W, IN_W=v.in_start,
-        STEP_H=h.in_step, STEP_W=v.in_step, PADDED_H=not inside,
-        AHEAD=inside and activation.parse(epilogue.act)[0] in activation.FROM_OUTPUT,  # masks and GELU take registers
-        ACC=launch.acc(x.dtype), PRECISION=precision, KP=KP, NP=NP, **early.options(), **epilogue.flags,
-        BLOCK_M=block, num_warps=tile.num_warps,
+def able(problem: Problem) -> bool | No:
+    in_registers = problem.target != "interpreted" and (problem.dtype.itemsize != 2 or problem.target != "sm_90")
+    return (
+        banded.able(problem)
+        and (problem.C == problem.at.h.in_tap == 1 < problem.at.h.count or No("channels, a dilation or a single row"))
+        and (not in_registers or No("a band that would be held in registers"))
+        and ((problem.pool is None and not problem.preactivation and not problem.scale)
+             or No("an epilogue with more than bias and activation, too large for the registers"))
+        and (problem.at.h.in_step <= len(problem.at.h.taps) or No("a stride above the kernel height"))
+        # 10,000 pictures of 28x28, 5x5 to 32 channels: 0.126 ms there, here 0.132.
+        and (not held.whole(problem) or _reaches_out(problem) or No("whole groups, faster in `held`"))
+        and (_counted(problem) or No("images too large for 32-bit offsets"))
+        and (_found(problem) is not None or No("groups of one row are estimated to cost less"))
     )  # fmt: skip
 
 
-def _reaches_out(x: torch.Tensor, h: Walk, v: Walk) -> bool:
+def estimate(problem: Problem) -> float:
+    """1->12 7x7: 0.54 ms in place of 0.70."""
+    return 0.75 * banded.estimate(problem)
+
+
+def prepare(problem: Problem) -> Product:
+    h, v = problem.at.h, problem.at.v
+    H, W = problem.read
+    G, reach, KP, NP = _found(problem)
+    inside = not _reaches_out(problem) and h.count % 2 == 0
+    groups = launch.cdiv(v.count, G)
+    pairs_of_image = launch.cdiv(h.count, 2)
+    pairs = problem.N * pairs_of_image
+    GP = triton.next_power_of_2(groups)
+    tile = problem.tile("conv_two_rows", M=problem.images * pairs_of_image * GP, K=KP, N=2 * NP)
+    block = max(tile["BLOCK_M"], GP)
+    tiles = launch.cdiv(pairs, block // GP)
+    programs = min(tiles, tile["PER_PROCESSOR"] * problem.processors or tiles)
+    meta = {
+        "QH": h.count, "QW": v.count, "G": G, "GROUPS": groups, "GP": GP, "M": problem.M, "R": len(h.taps),
+        "REACH": reach, "W": W, "IN_W": v.in_start, "STEP_H": h.in_step, "STEP_W": v.in_step, "PADDED_H": not inside,
+        # Masks and GELU take registers.
+        "AHEAD": inside and activation.parse(problem.act)[0] in activation.FROM_OUTPUT,
+        "KP": KP, "NP": NP, **problem.constants, **early.options(target=problem.target), **problem.flags(),
+        "BLOCK_M": block, "num_warps": tile.num_warps,
+    }  # fmt: skip
+    return Product(
+        bands.prepare(problem, G, reach, NP),
+        launch.Prepared(conv_two_rows_kernel, (programs,), (pairs, tiles, H, h.in_start, programs), meta),
+    )
+
+
+def run(prepared: Product, t: Tensors) -> None:
+    prepared.launch.run(t.x, prepared.weights.of(t.w), t.bias, t.y)
+
+
+def _counted(problem: Problem) -> bool:
+    """Whether 32 bits count the values from a tile's first image to its last."""
+    return problem.read[0] * problem.read[1] * (2 + 2 * MOST_DOWN // problem.at.h.count) < 2**31
+
+
+def _reaches_out(problem: Problem) -> bool:
     """Whether a tap of some output lies outside the picture."""
-    return padded(h, x.shape[1]) or padded(v, x.shape[2])
+    return padded(problem.at.h, problem.read[0]) or padded(problem.at.v, problem.read[1])
 
 
-def _found(w: torch.Tensor, h: Walk, v: Walk) -> tuple[int, int, int, int] | None:
-    M, R, S, _ = w.shape
-    return group(M, R, S, h.in_step, v.in_step, v.count)
+def _found(problem: Problem) -> tuple[int, int, int, int] | None:
+    h, v = problem.at.h, problem.at.v
+    return group(problem.M, len(h.taps), len(v.taps), h.in_step, v.in_step, v.count)

@@ -1,13 +1,16 @@
-"""Arithmetic element by element, with broadcasting: y = f(a), f(a, b) or f(a, b, c), and the gradients.
+"""Element-wise arithmetic with broadcasting: y = f(a), f(a, b) or f(a, b, c), and its gradients.
 
     a, b, c   any shapes that broadcast, any strides; Python numbers may stand for operands
     y         the broadcast shape, contiguous, in the operands' dtype; torch.bool for comparisons
 
 Floating values are computed in float32 (float64 for float64, and for powers) and rounded once at the end. Integers
-are computed in their own type. The gradient of f is one more such function of dy and what was kept: `functions` has
-them all, and one pair of kernels in `compute` serves them.
+are computed in their own type. A gradient is such a function, too, of dy and the kept values: `functions` has them all,
+and one pair of kernels in `compute` evaluates them.
 At ties and kinks the gradients follow torch: equal operands of maximum share the gradient, |x| has 0 at 0.
 """
+
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,65 +19,64 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.elementwise import functions
 from minidl.kernels.elementwise.compute import Operand, compute
 
-
-def neg(x: torch.Tensor) -> torch.Tensor:
-    """-x."""
-    return compute("neg", functions.NEG, x, integers=True)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def abs(x: torch.Tensor) -> torch.Tensor:
-    """|x|."""
-    return compute("abs", functions.ABS, x, integers=True)
+def _named(function: F, name: str, doc: str) -> F:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
 
 
-def abs_grad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """dy sign(x)."""
-    return compute("abs_grad", functions.ABS_GRAD, dy, x)
+def _of_one(name: str, doc: str, integers: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function f(x) that `functions` has under this name in capitals; the others make f(a, b) and gradients."""
+    op = getattr(functions, name.upper())
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return compute(name, op, x, integers=integers)
+
+    return _named(function, name, doc)
 
 
-def sign(x: torch.Tensor) -> torch.Tensor:
-    """-1, 0 or 1; 0 for NaN."""
-    return compute("sign", functions.SIGN, x, integers=True)
+def _of_two(name: str, doc: str, integers: bool = False) -> Callable[[Operand, Operand], torch.Tensor]:
+    op = getattr(functions, name.upper())
+
+    def function(a: Operand, b: Operand) -> torch.Tensor:
+        return compute(name, op, a, b, integers=integers)
+
+    return _named(function, name, doc)
 
 
-def exp(x: torch.Tensor) -> torch.Tensor:
-    """e to the power x. Its gradient is dy y."""
-    return compute("exp", functions.EXP, x)
+def _grad_of_one(name: str, doc: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    op = getattr(functions, name.upper())
+
+    def function(dy: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        return compute(name, op, dy, kept)
+
+    return _named(function, name, doc)
 
 
-def log(x: torch.Tensor) -> torch.Tensor:
-    """The natural logarithm. Its gradient is dy / x."""
-    return compute("log", functions.LOG, x)
+def _grad_of_two(name: str, doc: str) -> Callable[[torch.Tensor, Operand, Operand], torch.Tensor]:
+    op = getattr(functions, name.upper())
+
+    def function(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
+        return compute(name, op, dy, a, b)
+
+    return _named(function, name, doc)
 
 
-def sqrt(x: torch.Tensor) -> torch.Tensor:
-    """The square root."""
-    return compute("sqrt", functions.SQRT, x)
-
-
-def sqrt_grad(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """dy / (2 y) for y = sqrt(x)."""
-    return compute("sqrt_grad", functions.SQRT_GRAD, dy, y)
-
-
-def square(x: torch.Tensor) -> torch.Tensor:
-    """x x."""
-    return compute("square", functions.SQUARE, x, integers=True)
-
-
-def square_grad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """2 dy x."""
-    return compute("square_grad", functions.SQUARE_GRAD, dy, x)
-
-
-def reciprocal(x: torch.Tensor) -> torch.Tensor:
-    """1 / x."""
-    return compute("reciprocal", functions.RECIPROCAL, x)
-
-
-def reciprocal_grad(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """-dy y y for y = 1 / x."""
-    return compute("reciprocal_grad", functions.RECIPROCAL_GRAD, dy, y)
+neg = _of_one("neg", "-x.", integers=True)
+abs = _of_one("abs", "|x|.", integers=True)
+abs_grad = _grad_of_one("abs_grad", "dy sign(x).")
+sign = _of_one("sign", "-1, 0 or 1; 0 for NaN.", integers=True)
+exp = _of_one("exp", "e to the power x. Its gradient is dy y.")
+log = _of_one("log", "The natural logarithm. Its gradient is dy / x.")
+sqrt = _of_one("sqrt", "The square root.")
+sqrt_grad = _grad_of_one("sqrt_grad", "dy / (2 y) for y = sqrt(x).")
+square = _of_one("square", "x x.", integers=True)
+square_grad = _grad_of_one("square_grad", "2 dy x.")
+reciprocal = _of_one("reciprocal", "1 / x.")
+reciprocal_grad = _grad_of_one("reciprocal_grad", "-dy y y for y = 1 / x.")
 
 
 def act(x: torch.Tensor, act: Activation) -> torch.Tensor:
@@ -94,94 +96,30 @@ def act_grad(dy: torch.Tensor, x: torch.Tensor, act: Activation, from_output: bo
     return compute("act_grad", functions.ACTIVATE_GRAD_FROM_OUTPUT, dy, x, act=act)
 
 
-def add(a: Operand, b: Operand) -> torch.Tensor:
-    """a + b."""
-    return compute("add", functions.ADD, a, b, integers=True)
-
-
-def sub(a: Operand, b: Operand) -> torch.Tensor:
-    """a - b."""
-    return compute("sub", functions.SUB, a, b, integers=True)
-
-
-def mul(a: Operand, b: Operand) -> torch.Tensor:
-    """a b."""
-    return compute("mul", functions.MUL, a, b, integers=True)
-
-
-def div(a: Operand, b: Operand) -> torch.Tensor:
-    """a / b. Its gradient in a is dy / b."""
-    return compute("div", functions.DIV, a, b)
-
-
-def div_grad_b(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
-    """-dy (a / b) / b."""
-    return compute("div_grad_b", functions.DIV_GRAD_B, dy, a, b)
-
-
-def pow(a: Operand, b: Operand) -> torch.Tensor:
-    """a to the power b, computed in float64 throughout."""
-    return compute("pow", functions.POW, a, b)
-
-
-def pow_grad_a(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
-    """dy b a^(b - 1); 0 where b is 0."""
-    return compute("pow_grad_a", functions.POW_GRAD_A, dy, a, b)
-
-
-def pow_grad_b(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
-    """dy a^b log(a); 0 where a is 0 and b is not negative."""
-    return compute("pow_grad_b", functions.POW_GRAD_B, dy, a, b)
-
-
-def maximum(a: Operand, b: Operand) -> torch.Tensor:
-    """The larger of a and b; NaN where one is."""
-    return compute("maximum", functions.MAXIMUM, a, b, integers=True)
-
-
-def maximum_grad(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
-    """The gradient in a: dy where a is larger, half of it where they are equal. For that in b, exchange a and b."""
-    return compute("maximum_grad", functions.MAXIMUM_GRAD, dy, a, b)
-
-
-def minimum(a: Operand, b: Operand) -> torch.Tensor:
-    """The smaller of a and b; NaN where one is."""
-    return compute("minimum", functions.MINIMUM, a, b, integers=True)
-
-
-def minimum_grad(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
-    """The gradient in a: dy where a is smaller, half of it where they are equal. For that in b, exchange a and b."""
-    return compute("minimum_grad", functions.MINIMUM_GRAD, dy, a, b)
-
-
-def eq(a: Operand, b: Operand) -> torch.Tensor:
-    """a == b, as torch.bool."""
-    return compute("eq", functions.EQ, a, b, integers=True)
-
-
-def ne(a: Operand, b: Operand) -> torch.Tensor:
-    """a != b, as torch.bool."""
-    return compute("ne", functions.NE, a, b, integers=True)
-
-
-def lt(a: Operand, b: Operand) -> torch.Tensor:
-    """a < b, as torch.bool."""
-    return compute("lt", functions.LT, a, b, integers=True)
-
-
-def le(a: Operand, b: Operand) -> torch.Tensor:
-    """a <= b, as torch.bool."""
-    return compute("le", functions.LE, a, b, integers=True)
-
-
-def gt(a: Operand, b: Operand) -> torch.Tensor:
-    """a > b, as torch.bool."""
-    return compute("gt", functions.GT, a, b, integers=True)
-
-
-def ge(a: Operand, b: Operand) -> torch.Tensor:
-    """a >= b, as torch.bool."""
-    return compute("ge", functions.GE, a, b, integers=True)
+add = _of_two("add", "a + b.", integers=True)
+sub = _of_two("sub", "a - b.", integers=True)
+mul = _of_two("mul", "a b.", integers=True)
+div = _of_two("div", "a / b. Its gradient in a is dy / b.")
+div_grad_b = _grad_of_two("div_grad_b", "-dy (a / b) / b.")
+pow = _of_two("pow", "a to the power b, computed in float64 throughout.")
+pow_grad_a = _grad_of_two("pow_grad_a", "dy b a^(b - 1); 0 where b is 0.")
+pow_grad_b = _grad_of_two("pow_grad_b", "dy a^b log(a); 0 where a is 0 and b is not negative.")
+maximum = _of_two("maximum", "The larger of a and b; NaN where one is.", integers=True)
+maximum_grad = _grad_of_two(
+    "maximum_grad",
+    "The gradient in a: dy where a is larger, half of it where they are equal. For that in b, exchange a and b.",
+)
+minimum = _of_two("minimum", "The smaller of a and b; NaN where one is.", integers=True)
+minimum_grad = _grad_of_two(
+    "minimum_grad",
+    "The gradient in a: dy where a is smaller, half of it where they are equal. For that in b, exchange a and b.",
+)
+eq = _of_two("eq", "a == b, as torch.bool.", integers=True)
+ne = _of_two("ne", "a != b, as torch.bool.", integers=True)
+lt = _of_two("lt", "a < b, as torch.bool.", integers=True)
+le = _of_two("le", "a <= b, as torch.bool.", integers=True)
+gt = _of_two("gt", "a > b, as torch.bool.", integers=True)
+ge = _of_two("ge", "a >= b, as torch.bool.", integers=True)
 
 
 def where(condition: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:

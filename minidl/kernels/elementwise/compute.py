@@ -1,7 +1,7 @@
-"""The kernels of arithmetic element by element, and how an operation's operands reach them.
+"""The kernels of element-wise arithmetic and their launchers.
 
-Neighbouring dimensions are merged on the host where the strides of every operand allow it, which leaves a single
-contiguous run in the common case, and otherwise a grid of two-dimensional tiles.
+The host merges neighbouring dimensions where the strides of every operand allow it. The common case becomes one
+contiguous run, all others a grid of two-dimensional tiles.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, check, launch
+from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.elementwise.functions import CHOICES, COMPARISONS, function
+from minidl.runtime import check, launch
 
 Operand = torch.Tensor | float | int | bool
 
@@ -153,8 +154,7 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, fl
         whole = [x if x.numel() == 1 else x.expand(y.shape).contiguous() for x in tensors]
         _launch(whole, y, dtype, flags)
         return
-    # The plane is the innermost dimension and the largest of the others; a program walks no loop, so the more of the
-    # problem lies in the plane the better.
+    # The plane is the innermost dimension and the largest other one: programs do not loop, so a large plane is best.
     order = sorted(range(len(sizes) - 1), key=lambda i: sizes[i])
     outer, plane = sorted(order[:-1]), [*order[-1:], len(sizes) - 1]
     extents = [1] * (2 - len(plane)) + [sizes[i] for i in plane]
@@ -250,7 +250,7 @@ def _filled(
     if not dtype.is_floating_point and isinstance(value, float):
         raise TypeError(f"{name}: got a {dtype} tensor and the number {value}; convert the tensor to a floating type")
     if dtype == torch.bool:
-        # Beyond 0 and 1 only the order counts.
+        # Of numbers other than 0 and 1 only the order matters.
         return torch.full((), max(-1, min(2, value)), dtype=torch.int8, device=device)
     kind = launch.acc_torch(dtype) if dtype.is_floating_point and not narrow else dtype
     if not dtype.is_floating_point and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:

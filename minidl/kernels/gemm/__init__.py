@@ -17,13 +17,14 @@ from typing import Literal, overload
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import activation, check, early, launch
+from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.gemm import parts, thin
 from minidl.kernels.gemm.tiled import gemm_pointer_kernel, gemm_sum_kernel, gemm_tma_kernel
+from minidl.runtime import check, early, launch
 
 FAMILIES = {"tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer", "thin": "gemm_thin"}
-# Below, cutting the operands takes longer than it saves.
+# For smaller operands, cutting them into parts takes longer than it saves.
 LEAST_PARTS = 1024
 
 
@@ -131,7 +132,7 @@ def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) -> str:
-    """The form that was asked for, or the best for the operands. Raises ValueError where they do not allow it."""
+    """The given form, or the best one for the operands. Raises ValueError if the operands do not allow it."""
     if form is None and thin.suits(a, b):
         return "thin"
     # A dimension of size 1 or 0 has no meaningful stride, and TMA needs a real one.
@@ -186,7 +187,7 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
 
 
 def _along_k(x: torch.Tensor, nearest: bool) -> torch.Tensor:
-    """x with its last axis contiguous, copied where it is not; a matrix that is copied is rounded if `nearest`.
+    """x with a contiguous last axis, copied if necessary; a copied matrix is rounded to tf32 if `nearest`.
 
     The tf32 matrix instructions read shared memory along K only, and turning a block on its way there costs far more
     than a copy of the operand: at 8192 in tf32 12.6 ms where both need it, 2.7 ms where none does (H200).
@@ -210,7 +211,7 @@ def _has_box(x: torch.Tensor) -> bool:
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor | None, bool]:
-    """x as it lies in memory, rows contiguous, and whether that is x transposed."""
+    """x or x transposed, whichever has contiguous rows (None if neither has), and whether it is transposed."""
     if x.stride(1) == 1 and (x.stride(0) != 1 or x.shape[0] == 1 or x.shape[1] == 1):
         return x, False
     if x.stride(0) == 1:
@@ -226,9 +227,9 @@ def _box(x: torch.Tensor, block_0: int, block_1: int) -> tuple[TensorDescriptor,
 
 
 def _check(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether the product is batched. Raises for operands that do not fit together."""
+    """Whether the product is batched. Raises for operands that do not match."""
     check.floating("gemm", a=a)
-    check.same("gemm", a=a, b=b, **({} if bias is None else {"bias": bias}))
+    check.same("gemm", a=a, b=b, bias=bias)
     if a.dim() not in (2, 3) or a.dim() != b.dim():
         raise ValueError(f"gemm: got shapes {list(a.shape)} and {list(b.shape)}, expected two matrices or two batches")
     if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:

@@ -1,22 +1,24 @@
-"""float32 products as three products of tf32 parts, the operands cut into their parts beforehand.
+"""float32 products as three products of tf32 parts; the operands are cut into parts beforehand.
 
 x = hi + lo, hi and lo with 10 fraction bits each; A B = hi hi + hi lo + lo hi, without lo lo (2^-22 of |A| |B|). The
 parts are written once, along K, which is how the tf32 matrix instructions read shared memory; cutting each block on its
 way to them (`tf32x3` of `tl.dot`) takes longer than the products (H200, 4096^3: 1.94 ms).
 
-An infinity would meet the zero of another number's lo. So operands with a number that is not finite are left to the
-kernel that cuts on the way: a flag on the device tells both kernels which of them has nothing to do. As there, a sum
-that is beyond the largest float32 may be NaN in place of infinite.
+An infinity times a lo of zero would give NaN. So operands with infinities or NaN are left to the kernel that cuts each
+block on the way: a flag on the device tells each of the two kernels whether to run. In both, a sum beyond the largest
+float32 may be NaN in place of infinite.
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import early, launch
-from minidl.kernels.early import wait
 from minidl.kernels.gemm.tiled import epilogue, tile_position
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
 
 EXPONENT = tl.constexpr(0x7F800000)
 FRACTION = tl.constexpr(-0x2000)  # all bits but the last 13
@@ -32,17 +34,24 @@ def nearest_tf32(b_x):
 
 
 @triton.jit
+def read(p_x, ROWS, K, s_row, s_k, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Rows, columns and mask of this program's block of x [ROWS, K], and the block."""
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    o_m = (tl.program_id(0) // tiles_k).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    o_k = tl.program_id(0) % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    m_mk = (o_m < ROWS) & (o_k < K)
+    b_x = tl.load(p_x + o_m * s_row + o_k.to(tl.int64) * s_k, mask=m_mk, other=0.0)  # [BLOCK_M, BLOCK_K]
+    return o_m, o_k, m_mk, b_x
+
+
+@triton.jit
 def along_k_kernel(
     p_x, p_y, ROWS, K, s_row, s_k, width,
     NEAREST: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """y [ROWS, width] = x [ROWS, K], K its last axis in memory; with NEAREST rounded to tf32."""
     wait(EARLY)
-    tiles_k = tl.cdiv(K, BLOCK_K)
-    o_m = (tl.program_id(0) // tiles_k).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    o_k = tl.program_id(0) % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    m_mk = (o_m < ROWS) & (o_k < K)
-    b_x = tl.load(p_x + o_m * s_row + o_k.to(tl.int64) * s_k, mask=m_mk, other=0.0)  # [BLOCK_M, BLOCK_K]
+    o_m, o_k, m_mk, b_x = read(p_x, ROWS, K, s_row, s_k, BLOCK_M, BLOCK_K)
     if NEAREST:
         wild = (b_x.to(tl.int32, bitcast=True) & EXPONENT) == EXPONENT
         b_x = tl.where(wild, b_x, nearest_tf32(b_x))
@@ -54,13 +63,9 @@ def parts_kernel(
     p_x, p_parts, p_wild, ROWS, K, s_row, s_k, s_part, width,
     EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """parts [2, ROWS, width]: hi and lo of x [ROWS, K]; *wild becomes 1 where a number is not finite."""
+    """parts [2, ROWS, width]: hi and lo of x [ROWS, K]; sets *wild to 1 if x has infinities or NaN."""
     wait(EARLY)
-    tiles_k = tl.cdiv(K, BLOCK_K)
-    o_m = (tl.program_id(0) // tiles_k).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    o_k = tl.program_id(0) % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    m_mk = (o_m < ROWS) & (o_k < K)
-    b_x = tl.load(p_x + o_m * s_row + o_k.to(tl.int64) * s_k, mask=m_mk, other=0.0)  # [BLOCK_M, BLOCK_K]
+    o_m, o_k, m_mk, b_x = read(p_x, ROWS, K, s_row, s_k, BLOCK_M, BLOCK_K)
     wild = tl.max(((b_x.to(tl.int32, bitcast=True) & EXPONENT) == EXPONENT).to(tl.int32))
     tl.atomic_max(p_wild, wild, mask=wild > 0)
     b_hi = nearest_tf32(b_x)
@@ -109,7 +114,7 @@ def product(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor, z: torch.Tensor | None,
     tile: launch.Tile, programs: int, flags: dict[str, object],
 ) -> torch.Tensor:  # fmt: skip
-    """c (or its shares) = a @ b where all is finite, a [M, K] and b [K, N] of any strides. Returns the flag."""
+    """c (or its shares) = a @ b if all numbers are finite; a [M, K], b [K, N], any strides. Returns the flag."""
     (M, K), N = a.shape, b.shape[1]
     wild = torch.zeros(1, dtype=torch.int32, device=a.device)
     boxes_a = _boxes(_cut(a, wild), K, tile["BLOCK_M"], tile["BLOCK_K"])
@@ -129,26 +134,25 @@ def along_k(x: torch.Tensor, nearest: bool = False) -> torch.Tensor:
     """
     if x.stride(1) == 1 or 0 in x.shape:
         return x
-    rows, K = x.shape
-    y = torch.empty(rows, launch.cdiv(K, 4) * 4, dtype=x.dtype, device=x.device)
-    tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)
-    grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(K, tile["BLOCK_K"]),)
-    launch.run(
-        along_k_kernel, grid, x, y, rows, K, *x.stride(), y.shape[1], NEAREST=nearest, **early.options(), **tile.options
-    )
-    return y[:, :K]
+    y, grid, options = _room(x)
+    launch.run(along_k_kernel, grid, x, y, *x.shape, *x.stride(), y.shape[1], NEAREST=nearest, **options)
+    return y[:, : x.shape[1]]
 
 
 def _cut(x: torch.Tensor, wild: torch.Tensor) -> torch.Tensor:
     """The parts [2, rows, K and some more] of x [rows, K]."""
+    parts, grid, options = _room(x, 2)
+    launch.run(parts_kernel, grid, x, parts, wild, *x.shape, *x.stride(), *parts.stride()[:2], **options)
+    return parts
+
+
+def _room(x: torch.Tensor, *copies: int) -> tuple[torch.Tensor, tuple[int], dict[str, Any]]:
+    """Memory [*copies, rows, K or a little more] for copies of x [rows, K], and grid and options of what fills it."""
     rows, K = x.shape
-    width = launch.cdiv(K, 4) * 4  # rows begin at 16 bytes
-    parts = torch.empty(2, rows, width, dtype=x.dtype, device=x.device)
+    y = torch.empty(*copies, rows, launch.cdiv(K, 4) * 4, dtype=x.dtype, device=x.device)  # rows begin at 16 bytes
     tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)
     grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(K, tile["BLOCK_K"]),)
-    strides = *x.stride(), rows * width, width
-    launch.run(parts_kernel, grid, x, parts, wild, rows, K, *strides, **early.options(), **tile.options)
-    return parts
+    return y, grid, {**early.options(), **tile.options}
 
 
 def _boxes(parts: torch.Tensor, K: int, block_rows: int, block_k: int) -> list[TensorDescriptor]:

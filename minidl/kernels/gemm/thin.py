@@ -1,7 +1,7 @@
 """Small products of which an extent is at most 16: float32 multiply-adds in blocks of three axes, no tensor cores.
 
-Tensor cores want 16 and more of every extent, boxes want aligned rows and tf32 wants both operands along K. Here they
-are read where they lie: c[m, n] = sum over k of a[m, k] b[k, n], in blocks [BLOCK_K, BLOCK_M, BLOCK_N] of products.
+Tensor cores need extents of 16 or more, boxes need aligned rows, and tf32 needs both operands contiguous along K. Here
+operands are read in place: c[m, n] = sum over k of a[m, k] b[k, n], in blocks [BLOCK_K, BLOCK_M, BLOCK_N] of products.
 
 K is the first axis, so that the compiler gives neighbouring threads neighbouring results and each thread its own part
 of K: sums are then taken within threads and at the end once between warps. 1024x4x128 needs 2 shuffles that way, 26
@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import early, launch
-from minidl.kernels.early import wait
 from minidl.kernels.gemm.tiled import finish
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
 
 THIN = 16
 # As many multiply-adds are 0.13 us of an H200 at its peak, in float32 and without tensor cores.
@@ -22,7 +22,7 @@ MOST_PRODUCTS = 2**22
 
 
 def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a [M, K] @ b [K, N] is for this form: thin, and so small that launches take longer than arithmetic.
+    """Whether this form suits a [M, K] @ b [K, N]: thin, and so small that launches take longer than arithmetic.
 
     In float32 the other forms copy operands that do not lie along K: on an H200 4 to 5 us each before a product of 5 to
     11 us (1024x4x128 and its gradients). float16 and bfloat16 are copied by none and fill the matrix units from 16 on.

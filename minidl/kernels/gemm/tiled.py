@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.early import wait
+from minidl.runtime.early import wait
 
 
 @triton.jit

@@ -4,22 +4,23 @@
     y[n, c, oh, ow] = max or mean over r, s of x[n, c, oh * stride - padding + r * dilation, ...]
 
 Shapes are torch's, memory is channels-last inside as in `conv`: x is used as it is in `torch.channels_last` and copied
-once otherwise, and results are channels-last. A block holds BLOCK_P pixels by BLOCK_C channels, and walks the window.
+once otherwise, and results are channels-last. A block of
+BLOCK_P pixels by BLOCK_C channels loops over the window.
 
 Padding counts as -inf for a maximum, and as 0 for a mean, which divides by the size of the window with the padding
 inside its reach (`count_include_pad`), without it, or by `divisor_override`. An adaptive mean takes for output o of O
 the inputs floor(o I / O) up to ceil((o + 1) I / O).
 
-Nothing depends on scheduling: in a gradient a pixel adds up the windows that hold it in their order, and where windows
-do not overlap each writes the pixels that begin with it.
+Results do not depend on scheduling: in a gradient, each pixel adds up its windows in order; where windows do not
+overlap, each window writes its own pixels.
 """
 
 import torch
 
-from minidl.kernels import check
 from minidl.kernels.pool.average import avg_pool2d, avg_pool2d_grad
 from minidl.kernels.pool.geometry import Pair, Windows, adaptive_windows, windows
 from minidl.kernels.pool.maximum import max_pool2d, max_pool2d_grad
+from minidl.runtime import check
 
 __all__ = [
     "Pair", "Windows", "adaptive_windows", "avg_pool2d", "avg_pool2d_grad", "checked", "max_pool2d", "max_pool2d_grad",
@@ -31,5 +32,5 @@ def checked(op: str, x: torch.Tensor) -> tuple[int, int]:
     """(H, W) of an image tensor. Raises TypeError unless it is floating, ValueError unless it is [N, C, H, W]."""
     check.floating(op, x=x)
     if x.dim() != 4:
-        raise ValueError(f"{op}: x has shape {list(x.shape)}, expected [N, C, H, W]; add what is missing by unsqueeze")
+        raise ValueError(f"{op}: x has shape {list(x.shape)}, expected [N, C, H, W]; add dimensions with unsqueeze")
     return x.shape[2], x.shape[3]

@@ -8,11 +8,12 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import launch, reduce
-from minidl.kernels.early import wait
+from minidl.kernels import reduce
 from minidl.kernels.pool import problem
 from minidl.kernels.pool.geometry import Windows
-from minidl.kernels.pool.problem import SIZES, inside, pixels
+from minidl.kernels.pool.problem import SIZES, inside, places
+from minidl.runtime import launch
+from minidl.runtime.early import wait
 
 
 @triton.jit
@@ -50,10 +51,7 @@ def avg_pool_kernel(
     wait(EARLY)
     C = C_V * VEC
     line = tl.cast(W, tl.int64) * C
-    o_p, o_n, o_h, o_w = pixels(rows, columns, by_h, by_w, INDEX, BLOCK_P)
-    o_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_p = o_p < P
-    m_c = o_c < C
+    o_p, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
     h0, h1 = window(o_h, H, OH, pad_h, R, STRIDE_H, ADAPTIVE)
     w0, w1 = window(o_w, W, OW, pad_w, S, STRIDE_W, ADAPTIVE)
     b_share = share(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC)
@@ -83,10 +81,7 @@ def avg_pool_grad_kernel(
     wait(EARLY)
     C = C_V * VEC
     line = tl.cast(OW, tl.int64) * C
-    o_p, o_n, o_h, o_w = pixels(rows, columns, by_h, by_w, INDEX, BLOCK_P)
-    o_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_p = o_p < P
-    m_c = o_c < C
+    o_p, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
     if ADAPTIVE:
         # Pixel i is in the windows from floor(i O / I) on: the same rule with the sizes exchanged.
         first_h = (o_h * OH) // H
@@ -122,10 +117,7 @@ def avg_pool_spread_kernel(
     wait(EARLY)
     C = C_V * VEC
     line = tl.cast(W, tl.int64) * C
-    o_p, o_n, o_h, o_w = pixels(rows, columns, by_h, by_w, INDEX, BLOCK_P)
-    o_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_p = o_p < P
-    m_c = o_c < C
+    _, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
     m_y = m_p if EXACT else m_p & (o_h < OH) & (o_w < OW)
     o_y = (((o_n * OH + o_h) * OW + o_w) * C)[:, None] + o_c[None, :]
     b_dy = tl.load(p_dy + o_y, mask=m_y[:, None] & m_c[None, :], other=0).to(ACC)  # [BLOCK_P, BLOCK_C]
@@ -159,20 +151,7 @@ def avg_pool2d(x: torch.Tensor, at: Windows) -> torch.Tensor:
 
 def avg_pool2d_grad(dy: torch.Tensor, at: Windows) -> torch.Tensor:
     """dx [N, C, H, W] from dy [N, C, OH, OW]."""
-    dx = problem.empty(dy, at.size)
-    if at.apart:
-        grid, sizes, meta = problem.plan("pool_grad", dx, at, at.blocks, at.stride[0] * at.stride[1])
-        launch.run(
-            avg_pool_spread_kernel, grid, problem.last(dy), dx, *sizes, EXACT=at.exact, **_mean_of(at), **meta
-        )  # fmt: skip
-    else:
-        near_h, near_w = at.near
-        grid, sizes, meta = problem.plan("pool_grad", dx, at, at.size, near_h * near_w)
-        launch.run(
-            avg_pool_grad_kernel, grid, problem.last(dy), dx, *sizes, NEAR_H=near_h, NEAR_W=near_w,
-            **_mean_of(at), **meta,
-        )  # fmt: skip
-    return dx.permute(0, 3, 1, 2)
+    return problem.grad(avg_pool_spread_kernel, avg_pool_grad_kernel, at, dy, **_mean_of(at))
 
 
 def _mean_of(at: Windows) -> dict[str, Any]:

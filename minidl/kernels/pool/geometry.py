@@ -1,12 +1,12 @@
-"""The windows of a pooling: where they lie, what they are divided by, and what of that is known beforehand."""
+"""The windows of a pooling operation: positions, divisors, and what follows from them before a launch."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
 
-from minidl.kernels import launch
-from minidl.kernels.check import Pair, pair
+from minidl.runtime import launch
+from minidl.runtime.check import Pair, pair
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class Windows:
     """The windows of one pooling over images of H x W, as torch's arguments give them; all pairs are (height, width).
 
     size      of the image             output    of the result
-    divisor   what every window is divided by, 0 for its own size, with its padding where `padded` is set
-    adaptive  windows follow from size and output alone; kernel is then the largest of them
+    divisor   the divisor of every window; 0 for the window's size (with its padding if `padded`)
+    adaptive  windows follow from size and output alone; kernel is the largest window
     """
 
     size: tuple[int, int]
@@ -30,7 +30,7 @@ class Windows:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """How many pixels a window spans, with those between its taps."""
+        """How many pixels a window spans, dilation included."""
         (R, S), (d_h, d_w) = self.kernel, self.dilation
         return (R - 1) * d_h + 1, (S - 1) * d_w + 1
 
@@ -41,7 +41,7 @@ class Windows:
 
     @property
     def full(self) -> bool:
-        """Whether a mean divides by as many pixels as a window has, everywhere."""
+        """Whether every mean divides by the full window size."""
         padded = self.size[0] + self.padding[0], self.size[1] + self.padding[1]
         return self.inside or (self.padded and self._within(padded))
 
@@ -52,19 +52,18 @@ class Windows:
 
     @property
     def apart(self) -> bool:
-        """Whether no pixel lies between the taps of two windows: then each belongs to one of `blocks`."""
+        """Whether windows do not overlap: then each pixel belongs to one of `blocks`."""
         return not self.adaptive and self.reach[0] <= self.stride[0] and self.reach[1] <= self.stride[1]
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Rows and columns of the blocks of stride x stride pixels, each beginning with a window, that hold the image
-        and the padding before it."""
+        """Rows and columns of blocks of stride x stride pixels that cover the image and the padding before it."""
         (H, W), (pad_h, pad_w), (s_h, s_w) = self.size, self.padding, self.stride
         return launch.cdiv(H + pad_h, s_h), launch.cdiv(W + pad_w, s_w)
 
     @property
     def exact(self) -> bool:
-        """Whether the blocks hold nothing but the image, and each is a window's."""
+        """Whether the blocks cover exactly the image and each belongs to a window."""
         filled = all(o * s == size for o, s, size in zip(self.output, self.stride, self.size, strict=True))
         return self.padding == (0, 0) and filled
 
@@ -135,5 +134,5 @@ def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[in
 
 @functools.lru_cache(maxsize=1024)
 def largest_window(size: int, outputs: int) -> int:
-    """Of `outputs` adaptive windows over `size` inputs, the largest."""
+    """The largest of `outputs` adaptive windows over `size` inputs."""
     return max((-(-(o + 1) * size // outputs) - o * size // outputs for o in range(outputs)), default=1)

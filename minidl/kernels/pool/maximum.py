@@ -9,11 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import launch
-from minidl.kernels.early import wait
 from minidl.kernels.pool import problem
 from minidl.kernels.pool.geometry import Windows
-from minidl.kernels.pool.problem import SIZES, inside, pixels
+from minidl.kernels.pool.problem import SIZES, inside, places
+from minidl.runtime import launch
+from minidl.runtime.early import wait
 
 MINUS_INF = tl.constexpr(float("-inf"))
 
@@ -30,10 +30,7 @@ def max_pool_kernel(
     wait(EARLY)
     C = C_V * VEC
     line = tl.cast(W, tl.int64) * C
-    o_p, o_n, o_h, o_w = pixels(rows, columns, by_h, by_w, INDEX, BLOCK_P)
-    o_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_p = o_p < P
-    m_c = o_c < C
+    o_p, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
     o_h = o_h * STRIDE_H - pad_h
     o_w = o_w * STRIDE_W - pad_w
     p_first = (p_x + ((o_n * H + o_h) * W + o_w) * C)[:, None] + o_c[None, :]
@@ -75,10 +72,7 @@ def max_pool_grad_kernel(
     wait(EARLY)
     C = C_V * VEC
     line = tl.cast(OW, tl.int64) * C
-    o_p, o_n, o_h, o_w = pixels(rows, columns, by_h, by_w, INDEX, BLOCK_P)
-    o_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_p = o_p < P
-    m_c = o_c < C
+    o_p, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
     o_h += pad_h
     o_w += pad_w
     first_h = o_h // STRIDE_H - (NEAR_H - 1)
@@ -117,10 +111,7 @@ def max_pool_spread_kernel(
     wait(EARLY)
     C = C_V * VEC
     line = tl.cast(W, tl.int64) * C
-    o_p, o_n, o_h, o_w = pixels(rows, columns, by_h, by_w, INDEX, BLOCK_P)
-    o_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_p = o_p < P
-    m_c = o_c < C
+    _, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
     m_y = m_p if EXACT else m_p & (o_h < OH) & (o_w < OW)
     o_y = (((o_n * OH + o_h) * OW + o_w) * C)[:, None] + o_c[None, :]
     m_yc = m_y[:, None] & m_c[None, :]
@@ -157,16 +148,5 @@ def max_pool2d(x: torch.Tensor, at: Windows, keep: bool = False) -> tuple[torch.
 
 def max_pool2d_grad(dy: torch.Tensor, places: torch.Tensor, at: Windows) -> torch.Tensor:
     """dx [N, C, H, W] from dy and the places of the maxima, both [N, C, OH, OW]."""
-    dx = problem.empty(dy, at.size)
     dilation = {"DIL_H": at.dilation[0], "DIL_W": at.dilation[1]}
-    operands = problem.last(dy), problem.last(places), dx
-    if at.apart:
-        grid, sizes, meta = problem.plan("pool_grad", dx, at, at.blocks, at.stride[0] * at.stride[1])
-        launch.run(max_pool_spread_kernel, grid, *operands, *sizes, EXACT=at.exact, **dilation, **meta)
-    else:
-        near_h, near_w = at.near
-        grid, sizes, meta = problem.plan("pool_grad", dx, at, at.size, near_h * near_w)
-        launch.run(
-            max_pool_grad_kernel, grid, *operands, *sizes, NEAR_H=near_h, NEAR_W=near_w, **dilation, **meta
-        )  # fmt: skip
-    return dx.permute(0, 3, 1, 2)
+    return problem.grad(max_pool_spread_kernel, max_pool_grad_kernel, at, dy, places, **dilation)

@@ -1,4 +1,4 @@
-"""What the kernels of pooling share: how pixels are numbered, and the constants of a launch."""
+"""Helpers shared by the pooling kernels: pixel numbering, and the constants of a launch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import early, launch
 from minidl.kernels.pool.geometry import Windows
+from minidl.runtime import early, launch
 
-# A window of up to this many taps is unrolled, so that all of its loads are on their way together.
+# Windows of up to this many taps are unrolled, so that all of their loads are in flight together.
 UNROLLED = 16
-# The integers of a launch, which are not worth a kernel for each of their alignments.
+# The integer arguments; kernels are not specialised for their divisibility.
 SIZES = ("P", "C_V", "rows", "columns", "by_h", "by_w", "H", "W", "OH", "OW", "pad_h", "pad_w")
 
 
@@ -31,12 +31,17 @@ def divided(n, size, by, INDEX: tl.constexpr):
 
 
 @triton.jit
-def pixels(rows, columns, by_h, by_w, INDEX: tl.constexpr, BLOCK_P: tl.constexpr):
-    """(index, image, row, column) of this program's places in images of rows x columns of them."""
+def places(
+    P, C, rows, columns, by_h, by_w, INDEX: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """(index, image, row, column) of this program's places in images of rows x columns of them, its channels, masks."""
     o_p = tl.program_id(0).to(INDEX) * BLOCK_P + tl.arange(0, BLOCK_P)
     row = divided(o_p, columns, by_w, INDEX)
     image = divided(row, rows, by_h, INDEX)
-    return o_p, image.to(tl.int64), row - image * rows, o_p - row * columns
+    o_h = row - image * rows
+    o_w = o_p - row * columns
+    o_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    return o_p, image.to(tl.int64), o_h, o_w, o_c, o_p < P, o_c < C
 
 
 @triton.jit
@@ -68,8 +73,10 @@ def empty(like: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 def plan(
     family: str, y: torch.Tensor, at: Windows, numbered: tuple[int, int], taps: int
 ) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
-    """(grid, SIZES, constants) of a launch that writes y [N, ..., C] by `numbered` rows and columns of places an image,
-    of which each goes through so many taps."""
+    """(grid, SIZES, constants) of a launch that writes y [N, ..., C].
+
+    An image has `numbered` rows and columns of places, and each place loops over `taps`.
+    """
     P, C = y.shape[0] * numbered[0] * numbered[1], y.shape[3]
     tile = launch.tile(family, y.dtype, P=P, C=C)
     # An adaptive window multiplies an index of one size by the other size.
@@ -84,3 +91,18 @@ def plan(
         "ACC": launch.acc(y.dtype), **early.options(), **tile.options,
     }  # fmt: skip
     return (launch.cdiv(P, tile["BLOCK_P"]), launch.cdiv(C, tile["BLOCK_C"])), sizes, meta
+
+
+def grad(spread: Any, near: Any, at: Windows, *windows: torch.Tensor, **constants: Any) -> torch.Tensor:
+    """dx [N, C, H, W] from values of `windows` [N, C, OH, OW], dy first.
+
+    Windows that do not overlap `spread` it to their pixels; else each pixel looks for it in the windows `near` it.
+    """
+    dx = empty(windows[0], at.size)
+    if at.apart:
+        kernel, numbered, taps, own = spread, at.blocks, at.stride, {"EXACT": at.exact}
+    else:
+        kernel, numbered, taps, own = near, at.size, at.near, {"NEAR_H": at.near[0], "NEAR_W": at.near[1]}
+    grid, sizes, meta = plan("pool_grad", dx, at, numbered, taps[0] * taps[1])
+    launch.run(kernel, grid, *map(last, windows), dx, *sizes, **own, **constants, **meta)
+    return dx.permute(0, 3, 1, 2)

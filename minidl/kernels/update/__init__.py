@@ -16,14 +16,14 @@ A step is three launches (the first and the last once per dtype):
     measure    sums of squares of every block of the gradients, in float64: squares of float32 cannot overflow there;
                meanwhile a program of the first corrects the rates
     prepare    one program adds the sums in order, finds the norm, the clip scale min(1, max_norm / (norm + 1e-6)) and
-               whether all is finite, and counts the step of every parameter that has a gradient. (The last program of
-               `measure` to arrive could: on an H200 that took 15 us in place of both's 10.5, for the atomic of each)
-    update     changes parameters and moments; where a gradient is not finite it changes nothing at all
+               whether all is finite, and counts the step of every parameter that has a gradient. (If the last program
+               of `measure` did this, both would take 15 us on an H200 in place of 10.5, for one atomic per program.)
+    update     changes parameters and moments, or nothing at all if a gradient has an infinity or NaN
 Gradients of a scaled loss (float16 would lose the small ones) are divided by the scale, which `prepare` then adapts:
-half of it where a gradient is not finite, twice as much after GROWTH_INTERVAL finite steps in a row (Micikevicius et
+it halves when a gradient overflows and doubles after GROWTH_INTERVAL finite steps in a row (Micikevicius et
 al., arXiv 1710.03740).
 Nothing is read back by the host, so a CUDA graph can hold a step. Learning rates and all other numbers of a parameter
-are a row of `hyper` on the device. `kernels` has the three, `plans` what the host tells them of memory and blocks.
+are a row of `hyper` on the device. `kernels` has the kernels, `plans` the lists of memory and blocks that they read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from collections.abc import Sequence
 
 import torch
 
-from minidl.kernels import check, early, launch
 from minidl.kernels.update.kernels import (
     GROWTH_INTERVAL,
     HYPER,
@@ -48,6 +47,7 @@ from minidl.kernels.update.kernels import (
     update_kernel,
 )
 from minidl.kernels.update.plans import Plans, Rows
+from minidl.runtime import check, early, launch
 
 __all__ = ["GROWTH_INTERVAL", "HYPER", "LOSS_SCALE", "NORM", "RULES", "STATES", "Rows", "Update"]
 
@@ -66,10 +66,10 @@ class Update:
 
     `params` are floating tensors on one device, contiguous or in torch.channels_last, updated in place; they may be
     views. States and, for float16 and bfloat16, `masters` are float32 (float64 for float64), one per parameter and in
-    its strides. `hyper` float64
-    [parameters, NUMBERS], `steps` int64 [parameters], `skipped` int64 [1]: how many steps met a gradient that was not
-    finite, `control` float64 [3]: norm of the last gradient, what it is multiplied by, whether it was finite. With a
-    `loss_scale`, gradients are those of the loss times `scale[0]`; `scale` is float32 [2], see LOSS_SCALE.
+    its strides. `hyper` float64 [parameters, NUMBERS], `steps` int64 [parameters], `skipped` int64 [1]: the number of
+    steps skipped for an infinite or NaN gradient, `control` float64 [3]: norm, scale and finiteness of the last
+    gradient. With a `loss_scale`, gradients are those of the loss times `scale[0]`; `scale` is float32 [2], see
+    LOSS_SCALE.
 
     `states` names those to keep out of STATES[rule]; `initial` fills them. Raises ValueError for a parameter of other
     strides or parameters on two devices, TypeError for one that is not floating.
@@ -133,7 +133,7 @@ class Update:
         self._plans = Plans(own, self.masters, self.device, lazy)
 
     def set(self, name: str, value: float, first: int, end: int) -> None:
-        """Give a number (a key of HYPER) to the parameters from `first` to before `end`."""
+        """Set a number (a key of HYPER) for the parameters from `first` up to `end`, exclusive."""
         self.hyper[first:end, HYPER[name].value].fill_(value)
 
     def __call__(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | Rows | None]) -> None:
@@ -185,7 +185,7 @@ class Update:
 def _in_order(
     grad: torch.Tensor | Rows | None, param: torch.Tensor, order: torch.memory_format
 ) -> torch.Tensor | Rows | None:
-    """A gradient whose values follow one another as the parameter's do, copied where they do not."""
+    """The gradient in the parameter's memory order, copied if necessary."""
     if isinstance(grad, Rows):
         return Rows(grad.rows.contiguous(), grad.values.contiguous())
     if grad is None or check.memory_order(grad) == order:

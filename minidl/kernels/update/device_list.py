@@ -36,9 +36,9 @@ class DeviceList:
         return self._held
 
     def captured(self, values: array[int]) -> torch.Tensor:
-        """The numbers for a CUDA graph that is being captured: they are there when this returns, and kept for good.
+        """The numbers for a CUDA graph that is being captured: copied at once, and kept as long as this object.
 
-        The graph does not hold the copy, which would take 11.6 us of each replay on an H200.
+        The copy is not part of the graph, where it would take 11.6 us of each replay on an H200.
         """
         with outside_capture(self._device) as stream:
             held = torch.empty(len(values), dtype=torch.int64, device=self._device)
@@ -57,11 +57,11 @@ def capturing(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def outside_capture(device: torch.device) -> Iterator[int]:
-    """A context, while a CUDA graph is captured, in which the graph takes no part; its work is done when it ends.
+    """A context for work outside a CUDA graph that is being captured; the work is complete when the context ends.
 
-    Memory made in it is not the graph's, where what runs before would write over it. The default stream, whose handle
-    this yields, does the work: no stream of torch's waits for that one. (The capture of a blocking stream, made
-    elsewhere, would be lost.)
+    Memory allocated in it does not belong to the graph, whose own memory may be overwritten before a replay. The work
+    runs on the default stream, whose handle this yields, since no stream of torch waits for it. (The capture of a
+    blocking stream, made elsewhere, would be lost.)
     """
     stream = torch.cuda.default_stream(device)
     # Capture in torch's default mode forbids its thread to allocate memory and to wait, on other streams too.
@@ -71,7 +71,7 @@ def outside_capture(device: torch.device) -> Iterator[int]:
 
 
 def _copy(to: torch.Tensor, values: array[int], stream: int) -> None:
-    """Begin to copy values on a stream. (torch's copy would be one of the step that is captured.)"""
+    """Start a copy of values on a stream. (A copy by torch would be captured.)"""
     address, count = values.buffer_info()
     size = ctypes.c_size_t(count * values.itemsize)
     _call(
@@ -81,7 +81,7 @@ def _copy(to: torch.Tensor, values: array[int], stream: int) -> None:
 
 @contextlib.contextmanager
 def _relaxed() -> Iterator[None]:
-    """Allow this thread what capture forbids because it might wait for the captured stream."""
+    """Allow calls in this thread that capture forbids because they might wait for the captured stream."""
     mode = ctypes.c_int(RELAXED)
     _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     try:

@@ -11,27 +11,16 @@ seen change, moments included. A negative entry of `rows` is padding and is left
 import triton
 import triton.language as tl
 
-from minidl.kernels.early import wait
+from minidl.runtime.early import wait
 
-SGD = tl.constexpr(0)
-RMSPROP = tl.constexpr(1)
-ADAGRAD = tl.constexpr(2)
-ADAM = tl.constexpr(3)
-ADAMW = tl.constexpr(4)
+SGD, RMSPROP, ADAGRAD, ADAM, ADAMW = map(tl.constexpr, range(5))
 RULES = {"sgd": SGD, "rmsprop": RMSPROP, "adagrad": ADAGRAD, "adam": ADAM, "adamw": ADAMW}
 
 # Columns of the table of addresses.
 COLUMNS = tl.constexpr(16)
-PARAM = tl.constexpr(0)
-MASTER = tl.constexpr(1)
-STATE_0 = tl.constexpr(2)
-STATE_1 = tl.constexpr(3)
-STATE_2 = tl.constexpr(4)
-NUMEL = tl.constexpr(5)
+PARAM, MASTER, STATE_0, STATE_1, STATE_2, NUMEL = map(tl.constexpr, range(6))
 WIDTH = tl.constexpr(6)  # columns of a matrix whose gradient is rows, else 0
-GRAD = tl.constexpr(7)
-GRAD_NUMEL = tl.constexpr(8)
-ROWS = tl.constexpr(9)
+GRAD, GRAD_NUMEL, ROWS = map(tl.constexpr, range(7, 10))
 SEEN = tl.constexpr(10)  # number of rows in the gradient
 POSITION = tl.constexpr(11)
 USED = tl.constexpr(12)  # 0: no gradient in this step
@@ -41,33 +30,22 @@ LARGE = tl.constexpr(2**31)
 
 # Columns of the numbers of a parameter, float64.
 NUMBERS = tl.constexpr(8)
-LR = tl.constexpr(0)
-WEIGHT_DECAY = tl.constexpr(1)
-MOMENTUM = tl.constexpr(2)
-ALPHA = tl.constexpr(3)
-BETA1 = tl.constexpr(4)
-BETA2 = tl.constexpr(5)
-EPS = tl.constexpr(6)
-LR_DECAY = tl.constexpr(7)
+LR, WEIGHT_DECAY, MOMENTUM, ALPHA, BETA1, BETA2, EPS, LR_DECAY = map(tl.constexpr, range(8))
 HYPER = {
     "lr": LR, "weight_decay": WEIGHT_DECAY, "momentum": MOMENTUM, "alpha": ALPHA, "beta1": BETA1, "beta2": BETA2,
     "eps": EPS, "lr_decay": LR_DECAY,
 }  # fmt: skip
 
 # The scale of the loss and the finite steps since it changed, float32.
-LOSS_SCALE = tl.constexpr(0)
-GOOD_STEPS = tl.constexpr(1)
+LOSS_SCALE, GOOD_STEPS = map(tl.constexpr, range(2))
 GROWTH_INTERVAL = tl.constexpr(2000)
 MOST_SCALE = tl.constexpr(2.0**24)
 
 # How gradients of few rows are used.
-NO_ROWS = tl.constexpr(0)
-DENSE_MOMENTS = tl.constexpr(1)
-LAZY = tl.constexpr(2)
+NO_ROWS, DENSE_MOMENTS, LAZY = map(tl.constexpr, range(3))
 
-NORM = tl.constexpr(0)
-SCALE = tl.constexpr(1)
-FINITE = tl.constexpr(2)
+# What `prepare` finds out: the places of `control`.
+NORM, SCALE, FINITE = map(tl.constexpr, range(3))
 
 
 @triton.jit

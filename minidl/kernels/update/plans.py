@@ -1,6 +1,6 @@
-"""What the host tells the kernels of an update: the table of addresses, the lists of blocks, and the launches' tiles.
+"""The tables that the host makes for the kernels of an update: addresses, lists of blocks, and tiles.
 
-All of it is one list of int64 numbers on the device, made again only when something moved.
+They are one list of int64 numbers on the device, made again only when memory has moved.
 """
 
 from __future__ import annotations
@@ -14,28 +14,9 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from minidl.kernels import launch
+from minidl.kernels.update import kernels
 from minidl.kernels.update.device_list import DeviceList, capturing, outside_capture
-from minidl.kernels.update.kernels import (
-    COLUMNS,
-    DENSE_MOMENTS,
-    GRAD,
-    GRAD_NUMEL,
-    LARGE,
-    LAZY,
-    MASTER,
-    NO_ROWS,
-    NUMEL,
-    PARAM,
-    POSITION,
-    ROWS,
-    SEEN,
-    STATE_0,
-    STATE_1,
-    STATE_2,
-    USED,
-    WIDTH,
-)
+from minidl.runtime import launch
 
 # The extent of memory without rows, for the tile table.
 WIDE = 2**31
@@ -54,7 +35,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a launch visits: where its list of blocks begins in the table, and how many there are."""
+    """The blocks of a launch: the start and length of its list in the table."""
 
     tile: launch.Tile
     start: int
@@ -72,7 +53,7 @@ class Plan:
 
 
 class Plans:
-    """Makes the table of a step and the launches that read it, again only when something moved.
+    """Makes the table of a step and its launches, and reuses them until memory moves.
 
     `states` are tensors by their column of the table and `masters` tensors or None, one per parameter each.
     """
@@ -116,30 +97,30 @@ class Plans:
     def _slot(self, index: int, param: torch.Tensor, grad: torch.Tensor | Rows | None) -> list[int]:
         """The parameter's row of the table."""
         master = self._masters[index]
-        memory = {PARAM: param, MASTER: param if master is None else master}
+        memory = {kernels.PARAM: param, kernels.MASTER: param if master is None else master}
         memory.update({column: states[index] for column, states in self._states.items()})
-        slot = [0] * COLUMNS.value
-        slot[NUMEL.value] = param.numel()
+        slot = [0] * kernels.COLUMNS.value
+        slot[kernels.NUMEL.value] = param.numel()
         width = 0
         if isinstance(grad, Rows):
-            memory[GRAD] = grad.values
+            memory[kernels.GRAD] = grad.values
             width = grad.values.shape[1]
-            slot[WIDTH.value] = width
-            slot[SEEN.value] = len(grad.rows)
-            slot[ROWS.value] = grad.rows.data_ptr()
-            slot[POSITION.value] = 0 if self._lazy else self._position(index, param).data_ptr()
+            slot[kernels.WIDTH.value] = width
+            slot[kernels.SEEN.value] = len(grad.rows)
+            slot[kernels.ROWS.value] = grad.rows.data_ptr()
+            slot[kernels.POSITION.value] = 0 if self._lazy else self._position(index, param).data_ptr()
         elif grad is not None:
-            memory[GRAD] = grad
+            memory[kernels.GRAD] = grad
         if grad is not None:
-            slot[USED.value] = 1
-            slot[GRAD_NUMEL.value] = memory[GRAD].numel()
+            slot[kernels.USED.value] = 1
+            slot[kernels.GRAD_NUMEL.value] = memory[kernels.GRAD].numel()
         for column, tensor in memory.items():
             slot[column.value] = tensor.data_ptr()
         return slot
 
     def _position(self, index: int, param: torch.Tensor) -> torch.Tensor:
         if index not in self._positions:
-            # Zeros of a graph's would not be there before its first replay, and again at each one.
+            # In a graph, the zeros would be written at each replay, and not before the first.
             with outside_capture(self._device) if capturing(self._device) else contextlib.nullcontext():
                 self._positions[index] = torch.zeros(param.shape[0], dtype=torch.int32, device=self._device)
         return self._positions[index]
@@ -160,19 +141,19 @@ class Plans:
         for tile, visited in zip(tiles, (measured, updated), strict=True):
             start = len(values)
             for i, tensor in visited.items():
-                whole = _whole(values[i * COLUMNS.value : (i + 1) * COLUMNS.value], tile["BLOCK_V"])
+                whole = _whole(values[i * kernels.COLUMNS.value : (i + 1) * kernels.COLUMNS.value], tile["BLOCK_V"])
                 _add_blocks(values, i, tensor.numel(), by_rows[i].shape[1] if i in by_rows else 0, whole, tile)
             lists.append(Blocks(tile, start, len(values) - start))
             # Lists begin at multiples of 16 bytes: Triton compiles a variant for pointers that do not.
             values.extend([0] * (len(values) % 2))
-        rows = (LAZY if self._lazy else DENSE_MOMENTS) if by_rows else NO_ROWS
+        rows = (kernels.LAZY if self._lazy else kernels.DENSE_MOMENTS) if by_rows else kernels.NO_ROWS
         return Plan(params[used[0]], rows, measure=lists[0], update=lists[1])
 
 
 def _tiles(
     dtype: torch.dtype, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | Rows | None]
 ) -> tuple[launch.Tile, launch.Tile]:
-    """Tiles of `measure` and `update`, for the widest gradient by rows; BLOCK_V is how many values make 16 bytes."""
+    """Tiles of `measure` and `update`, for the widest gradient by rows; BLOCK_V values make 16 bytes."""
     widths = [g.values.shape[1] for p, g in zip(params, grads, strict=True) if p.dtype == dtype and isinstance(g, Rows)]
     extents = {"C": max(widths, default=WIDE), "V": 16 // dtype.itemsize}
     return launch.tile("update_measure", dtype, **extents), launch.tile("update", dtype, **extents)
@@ -180,8 +161,8 @@ def _tiles(
 
 def _whole(slot: array[int], vector: int) -> bool:
     """Whether all memory of a parameter is made of whole vectors of that many values."""
-    counts = (slot[NUMEL.value], slot[WIDTH.value])
-    addresses = (PARAM, MASTER, STATE_0, STATE_1, STATE_2, GRAD)
+    counts = (slot[kernels.NUMEL.value], slot[kernels.WIDTH.value])
+    addresses = (kernels.PARAM, kernels.MASTER, kernels.STATE_0, kernels.STATE_1, kernels.STATE_2, kernels.GRAD)
     return vector == 1 or (
         all(count % vector == 0 for count in counts) and all(slot[column.value] % 16 == 0 for column in addresses)
     )
@@ -192,5 +173,5 @@ def _add_blocks(values: array[int], index: int, numel: int, width: int, whole: b
     width = width or tile["BLOCK_C"]
     large = whole and 2 * numel >= tile["BLOCK_R"] * tile["BLOCK_C"]
     rows = launch.cdiv(launch.cdiv(numel, width), tile["BLOCK_R" if large else "BLOCK_R_SMALL"])
-    first = (index << 32) + large * LARGE.value
+    first = (index << 32) + large * kernels.LARGE.value
     values.extend(range(first, first + rows * launch.cdiv(width, tile["BLOCK_C"])))

@@ -1,7 +1,7 @@
 """The checks of each launch, load, store and atomic operation of an interpreted kernel.
 
-A pointer carries the number of its argument in the highest 16 bits of the address, which pointer arithmetic keeps, so
-that an access belongs to the tensor it was meant for, however far off it lands.
+The highest 16 bits of a pointer hold the number of its argument. Pointer arithmetic keeps them, so that an access is
+attributed to the intended tensor, however far out of bounds it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import triton
 
-from minidl.kernels import interpret, interpret_memory, interpret_operators
+from minidl.runtime import interpret, interpret_memory, interpret_operators
 from minidl.testing.sanitizer import findings
 from minidl.testing.sanitizer.findings import Finding, Place, SanitizerError
 from minidl.testing.sanitizer.lanes import Lanes, mark, unread
@@ -26,14 +26,14 @@ from minidl.testing.sanitizer.unwritten import Unwritten
 
 _NUMBER = np.uint64(48)
 ADDRESS = np.uint64(2**48 - 1)
-# Frames of these are not the kernel's.
+# Frames in these folders and files are not the kernel's.
 _OURS = (
     *(str(Path(str(module.__file__)).parent) for module in (triton, np)),
     str(Path(__file__).parent),
     *(str(module.__file__) for module in (interpret, interpret_memory, interpret_operators)),
 )
 
-# What an access is, after one of another program that it does not see.
+# The finding for an access after one by another program that it does not see.
 _RACES = {
     ("load", "store"): (findings.READ_RACE, "wrote"),
     ("load", "atomic"): (findings.READ_RACE, "changed by an atomic operation"),
@@ -44,14 +44,14 @@ _RACES = {
 
 
 class Launch:
-    """One run of a kernel over its grid: the regions of its arguments, and which programs see which others' writes."""
+    """One run of a kernel over its grid: its arguments' regions, and which programs see each other's writes."""
 
     def __init__(self, kernel: str, unwritten: Unwritten) -> None:
         self.kernel = kernel
         self.regions = Regions(unwritten)
         self.several = False
         self.lanes = Lanes()
-        # How many programs have begun, the one that runs among them.
+        # How many programs have started, including the current one.
         self.begun = 0
         self._names: dict[int, str] = {}
         self._numbers: dict[int, int] = {}
@@ -71,7 +71,7 @@ class Launch:
         return known
 
     def meet(self, program: int, addresses: Any, acquires: bool, releases: bool) -> None:
-        """An atomic operation: what was released at its addresses is seen, and what was done before is released."""
+        """An atomic operation: acquire what was released at its addresses, and release everything done before."""
         acquired = self._acquired.setdefault(program, set())
         for address in addresses.tolist():
             released = self._released.setdefault(address, set())
@@ -81,7 +81,7 @@ class Launch:
                 released |= {program} | acquired
 
     def sees(self, program: int, others: np.ndarray) -> np.ndarray:
-        """Whether a program sees the accesses of each of the others; of SEVERAL if it sees all that came before."""
+        """Whether a program sees the accesses of the others, one by one; of SEVERAL if it sees all earlier ones."""
         acquired = self._acquired.get(program)
         if not acquired:
             return np.zeros(others.shape, bool)
@@ -90,7 +90,7 @@ class Launch:
 
 
 class Sanitizer:
-    """Collects findings; with `stop` the first one raises SanitizerError. `launches` counts those of each kernel."""
+    """Collects findings; with `stop` the first one raises SanitizerError. `launches` counts launches by kernel."""
 
     def __init__(self, stop: bool) -> None:
         self.stop = stop
@@ -103,8 +103,14 @@ class Sanitizer:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found so far, in order."""
+        """The bugs found so far, in order."""
         return list(self._found.values())
+
+    @property
+    def running(self) -> Launch:
+        """The launch that is being checked."""
+        assert self.launch is not None
+        return self.launch
 
     def raise_if_found(self) -> None:
         """Raises SanitizerError if anything was found."""
@@ -112,7 +118,7 @@ class Sanitizer:
             raise SanitizerError(self.findings)
 
     def access(self, pointers: np.ndarray, mask: np.ndarray, size: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """Check the active lanes of a "load", "store" or "atomic"; (addresses, lanes that may go ahead)."""
+        """Check the active lanes of a "load", "store" or "atomic"; returns (addresses, lanes that may proceed)."""
         addresses = pointers & ADDRESS
         flat = pointers.reshape(-1)
         lanes = np.flatnonzero(np.broadcast_to(mask, pointers.shape))
@@ -133,9 +139,8 @@ class Sanitizer:
         return addresses, safe.reshape(pointers.shape)
 
     def _by_region(self, flat: np.ndarray, lanes: np.ndarray) -> Iterator[tuple[np.ndarray, Region | None, np.ndarray]]:
-        """The active lanes by what they point into, with their offsets from its start in bytes."""
-        launch = self.launch
-        assert launch is not None
+        """The active lanes grouped by region, with their offsets from its start in bytes."""
+        launch = self.running
         active = flat[lanes]
         numbers = active >> _NUMBER
         arguments = launch.regions.arguments
@@ -166,9 +171,8 @@ class Sanitizer:
             self.report(findings.MISALIGNED, region.name, what, int(wrong.sum()), region.index(at))
 
     def _check_uses(self, region: Region, offsets: np.ndarray, size: int, kind: str) -> np.ndarray:
-        """Note who touches what; the lanes whose memory is written or is being written."""
-        storage, launch = region.storage, self.launch
-        assert launch is not None
+        """Record the accesses; returns the lanes whose memory is written (or is being written)."""
+        storage, launch = region.storage, self.running
         places = offsets + (region.address - storage.address)
         good = np.ones(len(places), bool)
         if storage.shadow is not None:
@@ -179,21 +183,21 @@ class Sanitizer:
         program = self.program_number
         units = [places // storage.unit + i for i in range(size // storage.unit)]
         for unit in units:
-            self._check_race(region, offsets, storage.writers[unit], *_RACES[kind, "store"])
+            self._check_race(region, offsets, storage.last("store")[unit], *_RACES[kind, "store"])
             if kind != "load":
-                self._check_race(region, offsets, storage.readers[unit], findings.READ_RACE, "read before")
-            if kind != "atomic" and storage.has_atomics:
-                self._check_race(region, offsets, storage.atomics[unit], *_RACES[kind, "atomic"])
+                self._check_race(region, offsets, storage.last("load")[unit], findings.READ_RACE, "read before")
+            if kind != "atomic" and storage.had("atomic"):
+                self._check_race(region, offsets, storage.last("atomic")[unit], *_RACES[kind, "atomic"])
             if kind == "load":
-                readers = storage.readers[unit]
+                readers = storage.last("load")[unit]
                 mine = (readers == 0) | (readers == program)
-                # Who sees this program sees whom it sees, too.
+                # A program that sees this one also sees those that this one sees.
                 mine = mine if mine.all() else mine | launch.sees(program, readers)
-                storage.readers[unit] = np.where(mine, program, SEVERAL)
-            elif kind == "store":
-                storage.writers[unit], storage.readers[unit] = program, 0
+                storage.last("load")[unit] = np.where(mine, program, SEVERAL)
             else:
-                storage.atomics[unit] = program
+                storage.last(kind)[unit] = program
+            if kind == "store":
+                storage.last("load")[unit] = 0
         return good
 
     def _check_unwritten(
@@ -218,8 +222,7 @@ class Sanitizer:
         return ~bad
 
     def _check_race(self, region: Region, offsets: np.ndarray, others: np.ndarray, kind: str, did: str) -> None:
-        launch, program = self.launch, self.program_number
-        assert launch is not None
+        launch, program = self.running, self.program_number
         foreign = (others != 0) & (others != program)
         if not foreign.any():
             return
@@ -231,7 +234,7 @@ class Sanitizer:
             self.report(kind, region.name, what, int(foreign.sum()), region.index(at))
 
     def check_lanes(self, pointers: np.ndarray, safe: np.ndarray, values: np.ndarray) -> None:
-        """Two lanes of one store must not write different values to one element."""
+        """Report lanes of one store that write different values to one element."""
         flat, bits = pointers[safe], np.broadcast_to(values, pointers.shape)[safe]
         if len(flat) < 2:
             return
@@ -246,14 +249,12 @@ class Sanitizer:
             self._report_at(findings.WRITE_RACE, at, "is written by two lanes with different values", differ)
 
     def stand_in(self, element: Any, dtype: np.dtype, masked: bool) -> Any:
-        """What lanes hold that were not read, so that it shows; `masked` for those of a mask without `other`."""
-        assert self.launch is not None
-        return mark(element, dtype, self.launch.lanes.number(self.place())) if masked else unread(element, dtype)
+        """The marker for lanes that were not read; `masked` if a mask without `other` excluded them."""
+        return mark(element, dtype, self.running.lanes.number(self.place())) if masked else unread(element, dtype)
 
     def check_values(self, pointers: np.ndarray, safe: np.ndarray, values: np.ndarray, element: Any) -> None:
-        """No value that is stored may come from a lane that was masked off without `other`."""
-        assert self.launch is not None
-        lanes = self.launch.lanes
+        """Report stored values that come from a lane masked off without `other`."""
+        lanes = self.running.lanes
         loads = lanes.of(values, element)
         if loads is None:
             return
@@ -264,20 +265,19 @@ class Sanitizer:
             self._report_at(findings.MISSING_OTHER, pointers[bad], what, bad)
 
     def _report_at(self, kind: str, pointers: np.ndarray, what: str, lanes: np.ndarray) -> None:
-        """Note of the element at the first of some pointers what is wrong with it."""
+        """Report a bug at the element of the first pointer."""
         for _, region, offsets in self._by_region(pointers[:1], np.array([0])):
             if region is not None:
                 at = int(offsets[0])
                 self.report(kind, region.name, f"{region.position(at)} {what}", int(lanes.sum()), region.index(at))
 
     def report(self, kind: str, tensor: str, what: str, count: int, index: tuple[int, ...] | None = None) -> None:
-        """Note `count` accesses of a kind at the line that runs now."""
-        assert self.launch is not None
+        """Record `count` accesses of a kind at the current line."""
         place = self.place()
-        key = kind, self.launch.kernel, place, tensor
+        key = kind, self.running.kernel, place, tensor
         found = self._found.get(key)
         if found is None:
-            found = Finding(kind, self.launch.kernel, self.grid[0], place, tensor, what, index)
+            found = Finding(kind, self.running.kernel, self.grid[0], place, tensor, what, index)
             self._found[key] = found
         found.elements += count
         found.programs.add(self.grid[0])
@@ -285,7 +285,7 @@ class Sanitizer:
             raise SanitizerError([found])
 
     def place(self) -> Place:
-        """The line of the kernel that runs now."""
+        """The current line of the kernel."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename

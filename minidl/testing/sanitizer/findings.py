@@ -1,4 +1,4 @@
-"""What the sanitizer found: kind of bug, kernel, program, line, tensor and element."""
+"""The sanitizer's findings: kind of bug, kernel, program, line, tensor and element."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a kernel or of a function that it calls."""
+    """A line of a kernel or of a function called by it."""
 
     file: str
     line: int
@@ -43,13 +43,13 @@ class Finding:
 
     kind      one of KINDS
     kernel    name of the kernel that was launched
-    program   (x, y, z) of the first program that showed it
+    program   (x, y, z) of the first program with the bug
     place     the line
-    tensor    the argument of the kernel, or what is known of the memory
-    what      the element and what is wrong with it, in words
+    tensor    the argument of the kernel, or a description of the memory
+    what      a sentence on the element and the bug
     index     of the element in the tensor; None where it lies outside
-    elements  accesses in all
-    programs  every program that showed it
+    elements  number of such accesses
+    programs  all programs with the bug
     """
 
     kind: str

@@ -1,8 +1,8 @@
-"""What a lane holds that a load has not read, so that a store can tell which load it comes from.
+"""Markers in lanes that a load has not read, so that a store can name the load.
 
-A floating lane holds a quiet NaN whose highest bits, which conversions between the floating types keep, name the load;
-an integer lane a number that is no index and that names it in its last 4 bits. Types of 8 and 16 bits without room for
-the name hold one value for all loads, which is not told apart from the tensor's own.
+A floating lane holds a quiet NaN whose highest bits, which conversions between floating types keep, hold the load's
+number; an integer lane holds a number that is no valid index, with the load's number in its last 4 bits. Types of 8 and
+16 bits without room for a number share one marker, which cannot be distinguished from data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Lanes:
         self.masked: list[Place] = []
 
     def number(self, place: Place) -> int:
-        """The number of a masked load; the last is shared by all loads for which there is no more."""
+        """The number of a masked load; when numbers run out, loads share the last one."""
         if place not in self.masked:
             self.masked.append(place)
         return min(self.masked.index(place), _LOADS - 1)
@@ -59,7 +59,7 @@ def _can_mark(element: Any, dtype: np.dtype) -> bool:
 
 
 def mark(element: Any, dtype: np.dtype, numbers: Any) -> Any:
-    """What lanes of the loads with these numbers hold."""
+    """The markers of lanes of the loads with these numbers."""
     size = dtype.itemsize
     if element.name in _FLOATS:
         lowest, shift = _FLOATS[element.name]
@@ -70,14 +70,14 @@ def mark(element: Any, dtype: np.dtype, numbers: Any) -> Any:
 
 
 def unread(element: Any, dtype: np.dtype) -> Any:
-    """What lanes hold that lie out of bounds or that nothing has written."""
+    """The marker of lanes that are out of bounds or in unwritten memory."""
     if dtype.kind == "f":
         return dtype.type(np.nan)
     return np.array(0x7FC0, dtype) if element.name == "bf16" else mark(element, dtype, _LOADS - 1)
 
 
 def carry_through(function: Callable[..., Any], lanes: Lanes, builder: Any, *arguments: Any) -> Any:
-    """A conversion, or a function that would lose marks: NumPy makes its NaN anew, or takes the other operand."""
+    """A conversion, or a function in which NumPy would lose marks: it makes new NaN, or takes the other operand."""
     result = function(builder, *arguments)
     for argument in arguments:
         if isinstance(argument, interpreter.TensorHandle):
@@ -88,7 +88,7 @@ def carry_through(function: Callable[..., Any], lanes: Lanes, builder: Any, *arg
 
 
 def carry_through_product(function: Callable[..., Any], lanes: Lanes, builder: Any, a: Any, b: Any, *rest: Any) -> Any:
-    """A product of matrices, which takes the bits of bfloat16 for integers: a marked lane marks its row or column."""
+    """A matrix product, which treats the bits of bfloat16 as integers: a marked lane marks its row or column."""
     result = function(builder, a, b, *rest)
     of_a, of_b = (lanes.of(part.data, part.dtype.scalar) for part in (a, b))
     rows = -1 if of_a is None else of_a.max(axis=-1, keepdims=True)
@@ -99,7 +99,7 @@ def carry_through_product(function: Callable[..., Any], lanes: Lanes, builder: A
 
 
 def carry_through_reduction(function: Callable[..., Any], lanes: Lanes, operation: Any, inputs: Any) -> Any:
-    """A reduction, which would skip NaN and add up integers: the result of a marked lane is marked."""
+    """A reduction, which would skip NaN and add integers: a marked lane marks its result."""
     with_index = getattr(operation.combine_fn, "__name__", "").startswith(("_argmin", "_argmax"))
     values = inputs[0]
     numbers = lanes.of(values.handle.data, values.dtype.scalar) if len(inputs) == 1 or with_index else None

@@ -33,7 +33,7 @@ _SEMANTIC_LOAD = "_load_legacy" if hasattr(TritonSemantic, "_load_legacy") else 
 
 @contextlib.contextmanager
 def checking(sanitizer: Sanitizer) -> Iterator[None]:
-    """Hand every interpreted launch to a sanitizer; the innermost context's is the one that is asked."""
+    """A context that checks every interpreted launch with a sanitizer, that of the innermost context."""
     if not _active:
         _install()
     _active.append(sanitizer)
@@ -72,16 +72,12 @@ def _install() -> None:
         setattr(owner, name, replacement)
 
 
-def _original(owner: Any, name: str) -> Any:
-    return _originals[owner, name]
-
-
 def _call(executor: Any, *args: Any, **kwargs: Any) -> None:
     sanitizer = _active[-1]
     sanitizer.launch = Launch(executor.fn.__name__, sanitizer.unwritten)
     sanitizer.launches[executor.fn.__name__] += 1
     try:
-        _original(_EXECUTOR, "__call__")(executor, *args, **kwargs)
+        _originals[_EXECUTOR, "__call__"](executor, *args, **kwargs)
     except interpreter.InterpreterError as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, SanitizerError):
@@ -94,11 +90,10 @@ def _call(executor: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _init_args(executor: Any, args: Any, kwargs: Any) -> Any:
-    launch = _active[-1].launch
-    assert launch is not None
+    launch = _active[-1].running
     for tensor in _tensors((*args, *kwargs.values())):
         _active[-1].unwritten.catch_up(interpreter._unwrap_tensor(tensor))
-    given, named = _original(_EXECUTOR, "_init_args_hst")(executor, args, kwargs)
+    given, named = _originals[_EXECUTOR, "_init_args_hst"](executor, args, kwargs)
     for name, value in (*zip(executor.arg_names, given, strict=False), *named.items()):
         for tensor in _tensors(value):
             launch.name(name, tensor)
@@ -116,7 +111,7 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def _convert(arg: Any) -> Any:
-    converted = _original(interpreter, "_implicit_cvt")(arg)
+    converted = _originals[interpreter, "_implicit_cvt"](arg)
     launch = _active[-1].launch
     if launch is not None and hasattr(arg, "data_ptr"):
         number = np.uint64(launch.number(arg, interpreter._unwrap_tensor(arg)) << 48)
@@ -125,7 +120,7 @@ def _convert(arg: Any) -> Any:
 
 
 def _set_program(builder: Any, x: int, y: int, z: int) -> None:
-    _original(_BUILDER, "set_grid_idx")(builder, x, y, z)
+    _originals[_BUILDER, "set_grid_idx"](builder, x, y, z)
     sanitizer = _active[-1]
     sanitizer.grid = (x, y, z), tuple(builder.grid_dim)
     if sanitizer.launch is not None:
@@ -142,17 +137,17 @@ def _item(pointers: Any) -> Any:
 
 
 def _load_with_other(semantic: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
-    """Triton takes `other` by its truth, so that a single 0 is lost on the way to the builder."""
+    """Triton tests the truth of `other`, so a single 0 never reaches the builder."""
     _active[-1].other_given = other is not None
     try:
-        return _original(TritonSemantic, _SEMANTIC_LOAD)(semantic, ptr, mask, other, *rest)
+        return _originals[TritonSemantic, _SEMANTIC_LOAD](semantic, ptr, mask, other, *rest)
     finally:
         _active[-1].other_given = False
 
 
 def _carrying(name: str, carry: Callable[..., Any] = carry_through) -> Callable[..., Any]:
     def through(builder: Any, *arguments: Any) -> Any:
-        launch, original = _active[-1].launch, _original(_BUILDER, name)
+        launch, original = _active[-1].launch, _originals[_BUILDER, name]
         if launch is None or not launch.lanes.masked:
             return original(builder, *arguments)
         return carry(original, launch.lanes, builder, *arguments)
@@ -161,16 +156,16 @@ def _carrying(name: str, carry: Callable[..., Any] = carry_through) -> Callable[
 
 
 def _reduce(operation: Any, inputs: Any) -> Any:
-    launch, original = _active[-1].launch, _original(interpreter.ReduceOps, "apply_impl")
+    launch, original = _active[-1].launch, _originals[interpreter.ReduceOps, "apply_impl"]
     if launch is None or not launch.lanes.masked:
         return original(operation, inputs)
     return carry_through_reduction(original, launch.lanes, operation, inputs)
 
 
 def _pointer_to_int(builder: Any, pointers: Any, kind: Any) -> Any:
-    """The address alone: it may be stored, or compared with another."""
+    """The bare address: it may be stored, or compared with another."""
     address = interpreter.TensorHandle(pointers.data & ADDRESS, pointers.dtype)
-    return _original(_BUILDER, "create_ptr_to_int")(builder, address, kind)
+    return _originals[_BUILDER, "create_ptr_to_int"](builder, address, kind)
 
 
 def _load(builder: Any, pointers: Any, *policy: Any) -> Any:
@@ -232,7 +227,7 @@ def _atomic_rmw(builder: Any, operation: Any, pointers: Any, value: Any, mask: A
     _meet(sanitizer, (data & ADDRESS)[wanted], sem)
     addresses, safe = sanitizer.access(data, wanted, _item(pointers).itemsize, "atomic")
     sanitizer.check_values(data, safe, value.data, pointers.get_element_ty())
-    return _original(_BUILDER, "create_atomic_rmw")(
+    return _originals[_BUILDER, "create_atomic_rmw"](
         builder, operation, interpreter.TensorHandle(addresses, pointers.dtype), value,
         interpreter.TensorHandle(safe, tl.int1), sem, scope,
     )  # fmt: skip
@@ -244,15 +239,14 @@ def _atomic_cas(builder: Any, pointers: Any, compared: Any, value: Any, sem: Any
     addresses, safe = sanitizer.access(data, np.ones(data.shape, bool), _item(pointers).itemsize, "atomic")
     if not safe.all():
         return interpreter.TensorHandle(np.broadcast_to(compared.data, data.shape).copy(), compared.dtype)
-    return _original(_BUILDER, "create_atomic_cas")(
+    return _originals[_BUILDER, "create_atomic_cas"](
         builder, interpreter.TensorHandle(addresses, pointers.dtype), compared, value, sem, scope
     )
 
 
 def _meet(sanitizer: Sanitizer, addresses: Any, sem: Any) -> None:
     orders = interpreter._ir.MEM_SEMANTIC
-    assert sanitizer.launch is not None
-    sanitizer.launch.meet(
+    sanitizer.running.meet(
         sanitizer.program_number, addresses.reshape(-1),
         acquires=sem in (orders.ACQUIRE, orders.ACQUIRE_RELEASE),
         releases=sem in (orders.RELEASE, orders.ACQUIRE_RELEASE),

@@ -1,4 +1,4 @@
-"""The memory that one argument of a kernel may touch, and what the programs of a launch have touched of it."""
+"""The memory of a kernel's arguments, and which programs of a launch have accessed it."""
 
 from __future__ import annotations
 
@@ -8,62 +8,46 @@ from typing import Any
 import numpy as np
 import torch
 
-from minidl.testing.sanitizer.unwritten import Shadow, Unwritten, span
+from minidl.testing.memory import span, without_repeats
+from minidl.testing.sanitizer.unwritten import Shadow, Unwritten
 
-# Views with gaps are looked at element by element up to this many elements from first to last; beyond, by their ends.
+# Gaps in views are checked if the view spans at most this many elements.
 _GAPS_SEEN = 2**24
 SEVERAL = -1
 
 
 class Storage:
-    """Memory that several arguments may share: who read and who wrote each `unit` bytes of it in this launch.
+    """Memory that several arguments may share: which programs read and wrote each `unit` bytes in this launch.
 
-    A program is numbered from 1; 0 is nobody, SEVERAL are two programs or more.
+    Programs are numbered from 1; 0 stands for none, SEVERAL for two or more.
     """
 
     def __init__(self, address: int, size: int, unit: int, shadow: Shadow | None) -> None:
         self.address, self.size, self.unit, self.shadow = address, size, unit, shadow
-        self._writers: np.ndarray | None = None
-        self._readers: np.ndarray | None = None
-        self._atomics: np.ndarray | None = None
+        self._programs: dict[str, np.ndarray] = {}
 
     def use_unit(self, unit: int) -> None:
-        """Tell finer elements apart from now on."""
+        """Record accesses in finer units from now on."""
         if unit < self.unit:
             finer, self.unit = self.unit // unit, unit
-            self._writers, self._readers, self._atomics = (
-                None if programs is None else np.repeat(programs, finer)[: -(-self.size // unit)]
-                for programs in (self._writers, self._readers, self._atomics)
-            )
+            for kind, programs in self._programs.items():
+                self._programs[kind] = np.repeat(programs, finer)[: -(-self.size // unit)]
 
-    @property
-    def writers(self) -> np.ndarray:
-        if self._writers is None:
-            self._writers = np.zeros(-(-self.size // self.unit), np.int32)
-        return self._writers
+    def had(self, kind: str) -> bool:
+        """Whether there was an access of the kind."""
+        return kind in self._programs
 
-    @property
-    def readers(self) -> np.ndarray:
-        if self._readers is None:
-            self._readers = np.zeros(-(-self.size // self.unit), np.int32)
-        return self._readers
-
-    @property
-    def has_atomics(self) -> bool:
-        return self._atomics is not None
-
-    @property
-    def atomics(self) -> np.ndarray:
-        """The last program of each element whose access was an atomic operation."""
-        if self._atomics is None:
-            self._atomics = np.zeros(-(-self.size // self.unit), np.int32)
-        return self._atomics
+    def last(self, kind: str) -> np.ndarray:
+        """The program whose "load", "store" or "atomic" was the last one of each element."""
+        if kind not in self._programs:
+            self._programs[kind] = np.zeros(-(-self.size // self.unit), np.int32)
+        return self._programs[kind]
 
 
 class Region:
     """One argument: a tensor's elements, seen as bytes from its first to its last.
 
-    `inside` says of byte offsets whether an access of so many bytes there lies on elements of the tensor.
+    `inside` tells which accesses of `size` bytes at byte offsets lie on elements of the tensor.
     """
 
     def __init__(self, name: str, tensor: torch.Tensor, storage: Storage) -> None:
@@ -76,8 +60,7 @@ class Region:
         self._taken: np.ndarray | None = None
         if tensor.numel() < self.elements <= _GAPS_SEEN:
             taken = torch.zeros(self.elements, dtype=torch.bool)
-            once = tuple(1 if step == 0 else size for size, step in zip(self.shape, self.strides, strict=True))
-            taken.as_strided(once, self.strides).fill_(True)
+            taken.as_strided(without_repeats(tensor), self.strides).fill_(True)
             self._taken = taken.numpy()
 
     def inside(self, offsets: np.ndarray, size: int) -> np.ndarray:
@@ -100,18 +83,16 @@ class Region:
         return tuple(index) if fits else None
 
     def position(self, offset: int) -> str:
-        """Where a byte offset lies, in words."""
+        """A description of a byte offset."""
         index = self.index(offset)
         if index is not None:
             return f"element {list(index)} of {self}"
         element, last = offset // self.item, self.elements - 1
         if element < 0:
             return f"{-element} before the start of {self}"
-        return (
-            f"{element - last} past the end of {self}"
-            if element > last
-            else f"an element in a gap between rows of {self}"
-        )
+        if element > last:
+            return f"{element - last} past the end of {self}"
+        return f"an element in a gap between rows of {self}"
 
 
 class Memory(Region):
@@ -125,7 +106,7 @@ class Memory(Region):
 
 
 class Regions:
-    """The arguments of one launch, by the number that their pointers carry from 1, and all other live tensors."""
+    """The arguments of one launch, by the number in their pointers (from 1), and all other live tensors."""
 
     def __init__(self, unwritten: Unwritten) -> None:
         self._unwritten = unwritten
@@ -134,7 +115,7 @@ class Regions:
         self._others: tuple[np.ndarray, list[Region]] | None = None
 
     def add(self, name: str, tensor: torch.Tensor) -> int:
-        """Take an argument in; its number."""
+        """Add an argument and return its number."""
         with torch._C.DisableTorchFunction():
             self.arguments.append(Region(name, tensor, self._storage(tensor)))
         return len(self.arguments)
@@ -149,7 +130,7 @@ class Regions:
         return storage
 
     def around(self, addresses: np.ndarray) -> tuple[np.ndarray, list[Region]]:
-        """For addresses without a number: which of the regions holds each, -1 for none."""
+        """For addresses without a number, the index of the region that holds each (-1 for none), and the regions."""
         starts, regions = self._live()
         if not regions:
             return np.full(addresses.shape, -1), regions

@@ -1,4 +1,4 @@
-"""Run a Python script or module under the sanitizer, as `python script.py` would run it."""
+"""Run a Python script or module under the sanitizer like `python script.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minidl.testing.sanitizer import Sanitizer, SanitizerError, sanitize
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a script ended: its exit code, and what the sanitizer saw."""
+    """The exit code of a script, and the sanitizer with its findings."""
 
     code: int
     sanitizer: Sanitizer
@@ -27,8 +27,8 @@ class Outcome:
 def run(script: str, arguments: Sequence[str], *, module: bool, stop: bool) -> Outcome:
     """Run a script's file, or a module by name, as `__main__` with its arguments.
 
-    An exception of the script is printed as Python prints it, and the code is then 1; 130 after Ctrl-C. Threads that
-    the script has started are waited for, as Python does.
+    Like Python, this prints an exception of the script (the exit code is then 1, or 130 after Ctrl-C) and waits for
+    threads that the script has started.
     """
     code = 0
     sanitizer: Sanitizer | None = None
@@ -46,7 +46,7 @@ def run(script: str, arguments: Sequence[str], *, module: bool, stop: bool) -> O
 
 
 def has_module(name: str) -> bool:
-    """Whether there is a module of a name, in the current folder too. Imports the packages around it."""
+    """Whether a module exists, also in the current folder. Imports the packages that contain it."""
     with _as_main(name, (), module=True):
         try:
             return importlib.util.find_spec(name) is not None
@@ -59,7 +59,7 @@ def _execute(script: str, module: bool) -> int:
         if module:
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
-            # The whole path, as Python's own: the file is found also after the script has changed folder.
+            # The absolute path, as in Python: the file is also found after the script has changed folder.
             runpy.run_path(str(Path(script).absolute()), run_name="__main__")
     except SanitizerError:
         raise
@@ -78,7 +78,7 @@ def _execute(script: str, module: bool) -> int:
 
 
 def _exit_code(code: Any) -> int:
-    """What `sys.exit(code)` gives a process; a text is printed."""
+    """The exit code of a process after `sys.exit(code)`; a text is printed."""
     if code is None:
         return 0
     if isinstance(code, int):

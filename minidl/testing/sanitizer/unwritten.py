@@ -1,9 +1,9 @@
-"""Which elements of fresh memory nothing has written yet.
+"""Tracking of unwritten elements in newly allocated memory.
 
-Memory of torch.empty and its kin counts as unwritten until a kernel stores to it or torch writes to it (copy_, fill_,
-indexed assignment, `out=`, any function whose name ends in an underscore). Where torch hands the memory to others
-(NumPy, DLPack, a storage), nobody sees what they write, and it counts as written; so does memory whose version says
-that something else wrote to it, such as another thread.
+Memory from torch.empty and similar functions counts as unwritten until a kernel stores to it or torch writes to it
+(copy_, fill_, indexed assignment, `out=`, any function whose name ends in an underscore). Memory that torch shares with
+others (NumPy, DLPack, a storage) counts as written, since their writes are invisible; so does memory whose version
+shows another writer, such as another thread.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from minidl.testing.memory import UNWRITTEN, is_fresh
+from minidl.testing.memory import UNWRITTEN, is_fresh, span, without_repeats
 
 _HANDED_OUT = {"numpy", "__array__", "__dlpack__"}
-# These hand memory out too, but not to the interpreter, to torch itself and to minidl.
+# These share memory, too, except when called by the interpreter, torch itself or minidl.
 _STORAGES = {"untyped_storage"}
 _TRUSTED = ("triton.", "torch.", "minidl.")
-# Named like functions that write, but they change no element.
+# These are named like functions that write, but change no element.
 _NO_WRITE = {
     "requires_grad_", "detach_", "share_memory_", "rename_", "resize_", "set_", "as_strided_", "squeeze_",
     "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_",
@@ -31,7 +31,7 @@ _AUGMENTED = {
     f"__i{name}__"
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 }
-# How many records there may be before those of freed memory are dropped.
+# With this many records, those of freed memory are dropped.
 _MANY = 4096
 
 
@@ -48,27 +48,20 @@ class Shadow:
         return bool(self._storage.expired())
 
     def belongs_to(self, storage: torch.UntypedStorage) -> bool:
-        """Whether this is still the storage's, and not that of one whose memory was freed or moved."""
+        """Whether this belongs to the storage, and not to an earlier one at the same address."""
         return not self.freed and self._storage.cdata == storage._cdata
 
     def mark(self, tensor: torch.Tensor, unwritten: bool) -> None:
-        """Say of the elements of a tensor in this storage that they are written, or not."""
+        """Mark the elements of a tensor in this storage as unwritten or written."""
         if tensor.numel() == 0:
             return
         if tensor.element_size() == self.unit:
-            once = tuple(1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-            self.unwritten.as_strided(once, tensor.stride(), tensor.storage_offset()).fill_(unwritten)
+            places = self.unwritten.as_strided(without_repeats(tensor), tensor.stride(), tensor.storage_offset())
+            places.fill_(unwritten)
         else:
             first = tensor.storage_offset() * tensor.element_size()
             last = first + span(tensor) * tensor.element_size()
             self.unwritten[first // self.unit : -(-last // self.unit)] = unwritten
-
-
-def span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last of a tensor, gaps counted."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 class Unwritten(TorchFunctionMode):
@@ -79,13 +72,17 @@ class Unwritten(TorchFunctionMode):
         self._shadows: dict[int, Shadow] = {}
 
     def of(self, storage: torch.UntypedStorage) -> Shadow | None:
-        """The shadow of a storage, None where all of it counts as written."""
+        """The shadow of a storage; None if all of it counts as written."""
         address = storage.data_ptr()
         shadow = self._shadows.get(address)
         if shadow is not None and not shadow.belongs_to(storage):
             del self._shadows[address]
             return None
         return shadow
+
+    def _of_tensor(self, tensor: torch.Tensor) -> Shadow | None:
+        kept = self._shadows and tensor.layout == torch.strided and tensor.device.type == "cpu"
+        return self.of(tensor.untyped_storage()) if kept else None
 
     def add(self, tensor: torch.Tensor) -> None:
         """Count the elements of a tensor as unwritten."""
@@ -99,13 +96,12 @@ class Unwritten(TorchFunctionMode):
             shadow.mark(tensor, True)
 
     def catch_up(self, tensor: torch.Tensor) -> None:
-        """Count all of a tensor's memory as written if something wrote to it that nobody saw."""
+        """Count all of a tensor's memory as written if its version shows an unseen write."""
         with torch._C.DisableTorchFunction():
-            if self._shadows and tensor.layout == torch.strided and tensor.device.type == "cpu":
-                shadow = self.of(tensor.untyped_storage())
-                if shadow is not None and _version(tensor) > shadow.version:
-                    shadow.version = _version(tensor)
-                    shadow.unwritten.fill_(False)
+            shadow = self._of_tensor(tensor)
+            if shadow is not None and _version(tensor) > shadow.version:
+                shadow.version = _version(tensor)
+                shadow.unwritten.fill_(False)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         written = list(_written(func, args, kwargs or {})) if self._shadows and func not in UNWRITTEN else []
@@ -123,9 +119,7 @@ class Unwritten(TorchFunctionMode):
 
     def _write(self, tensor: torch.Tensor, whole: bool) -> None:
         with torch._C.DisableTorchFunction():
-            if tensor.layout != torch.strided or tensor.device.type != "cpu":
-                return
-            shadow = self.of(tensor.untyped_storage())
+            shadow = self._of_tensor(tensor)
             if shadow is None:
                 return
             shadow.version = max(shadow.version, _version(tensor))
@@ -140,7 +134,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[torch.Tensor, bool]]:
-    """The tensors that a function of torch writes, and whether all of their storage is to count as written."""
+    """The tensors that a torch function writes, and whether all of their storage counts as written."""
     name = getattr(func, "__name__", "")
     handed_out = name in _HANDED_OUT or (name in _STORAGES and _is_asked_by_others())
     in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
@@ -159,7 +153,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[torch.Tensor, 
 
 
 def _is_asked_by_others() -> bool:
-    """Whether the function of torch that runs now was called by none of the modules that write nothing unseen."""
+    """Whether the current torch function was called by a module other than the trusted ones."""
     frame = sys._getframe(3)  # past _written and __torch_function__
     return not f"{frame.f_globals.get('__name__', '')}.".startswith(_TRUSTED)
 

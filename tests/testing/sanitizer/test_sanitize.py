@@ -11,8 +11,8 @@ from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl import ops
-from minidl.kernels import launch
-from minidl.tensor import Tensor
+from minidl.runtime import launch
+from minidl.tensors import Tensor
 from minidl.testing import GuardedAllocations, SanitizerError, sanitize
 from tests.testing.sanitizer import kernels
 

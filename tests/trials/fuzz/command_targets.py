@@ -9,11 +9,11 @@ from unittest import mock
 
 from typer.testing import CliRunner
 
-from minidl import doctor
 from minidl.cli import app
-from minidl.doctor import jobs
-from minidl.training import sources
 from minidl.training.errors import ConfigError
+from minidl.training.tasks import TASKS
+from minidl.workbench import doctor
+from minidl.workbench.doctor import jobs
 from tests.trials.fuzz import limits
 from tests.trials.fuzz.data_targets import OLD
 from tests.trials.fuzz.target import Target
@@ -182,9 +182,9 @@ def _change(draw: Random, data: bytes) -> bytes:
     return json.dumps(words[:40]).encode()
 
 
-def _load(config: object) -> object:
+def _load(task: object, config: object) -> object:
     if Path(config.data).suffix:
-        return real_load(config)
+        return real_loads[type(task)](task, config)
     raise ConfigError("a data set that takes time to read")
 
 
@@ -194,16 +194,15 @@ def _compile(archs: list[int], **options: object) -> int:
     return 0
 
 
-real_load = sources.load
+real_loads = {type(task): type(task).load for task in TASKS.values()}
 _STUBS = {
-    "minidl.training.sources.load": _load,
+    **{f"{kind.__module__}.{kind.__name__}.load": _load for kind in real_loads},
     "minidl.training.train.train": lambda *a, **k: {},
-    "minidl.training.gan.train": lambda *a, **k: {},
     "minidl.generation.generate.generate": lambda config: None,
     "minidl.generation.evaluate.evaluate": lambda config: (_ for _ in ()).throw(ConfigError("takes time")),
     "minidl.cli.tune._tune": lambda *a: None,
     "minidl.training.environment.fix_threads": lambda count: None,
-    "minidl.kernels.launch.set_float32_precision": lambda precision: None,
+    "minidl.runtime.launch.set_float32_precision": lambda precision: None,
 }
 
 

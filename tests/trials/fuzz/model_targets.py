@@ -10,16 +10,14 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
-from minidl.bench import results
-from minidl.bench import run as bench_run
 from minidl.data import DataError
 from minidl.data.files import Records
 from minidl.data.schema import TableSchema
 from minidl.data.vectorizer import Tfidf, _checksum
 from minidl.generation import evaluator, generate, model, passes
-from minidl.kernels import launch, tables
 from minidl.models import dcgan
-from minidl.training import files, gan, predict, runs, sources, train
+from minidl.runtime import launch, tables
+from minidl.training import files, predict, runs
 from minidl.training.adversaries import Adversaries
 from minidl.training.checkpoints import Checkpoints
 from minidl.training.display import Display
@@ -27,7 +25,10 @@ from minidl.training.errors import ConfigError, DamagedError, RunError
 from minidl.training.gan_loop import GanTrainer
 from minidl.training.loop import Trainer
 from minidl.training.pictures import PictureFormat
-from minidl.training.problems import make_problem
+from minidl.training.tasks import TASKS
+from minidl.training.tasks.gan import model_settings, training_pixels
+from minidl.workbench.bench import results
+from minidl.workbench.bench import run as bench_run
 from tests.trials.fuzz import mutate
 from tests.trials.fuzz.data_targets import OLD
 from tests.trials.fuzz.target import Target, after_first, variants
@@ -230,18 +231,20 @@ def checkpoint(folder: Path) -> Target:
     with contextlib.chdir(OLD):
         for kind in ("text", "table", "gan"):
             config = runs.saved_settings(runs.read_run(Path(f"{kind}-stopped")))
-            dataset = sources.load(config)
+            dataset = TASKS[kind].load(config)
             shutil.copytree(f"{kind}-stopped", folder / kind)
             state = {"config": config.identity(), "environment": {}}
             if kind == "gan":
-                pixels = gan.training_pixels(dataset)
-                networks = Adversaries(gan.model_settings(config, dataset), 8, config.lr, config.seed)
+                pixels = training_pixels(dataset)
+                networks = Adversaries(model_settings(config, dataset), 8, config.lr, config.seed)
                 trainers[kind] = GanTrainer(
                     networks, [], len(pixels) // 8, 2, None, folder / kind, Display(True), state, ""
                 )
             else:
-                task = train.make_task(config, make_problem(config, dataset))
-                trainers[kind] = Trainer(task, folder / kind, config.epochs, config.patience, Display(True), state, "")
+                learner = TASKS[kind].prepare(config, dataset).learner()
+                trainers[kind] = Trainer(
+                    learner, folder / kind, config.epochs, config.patience, Display(True), state, ""
+                )
     places = [
         (kind, path.name)
         for kind in trainers
@@ -293,7 +296,7 @@ def tiles(folder: Path) -> Target:
 
 def bench(folder: Path) -> Target:
     """Results of `minidl bench` that `--show` and `--json` read."""
-    from minidl.bench.goals import GOALS
+    from minidl.workbench.bench.goals import GOALS
 
     whole = json.loads((Path(__file__).parents[3] / "benchmarks/results/nvidia-h200.json").read_text())
     few = json.dumps({**whole, "rows": whole["rows"][:2]}).encode()

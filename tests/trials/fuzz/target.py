@@ -8,8 +8,8 @@ from random import Random
 from tests.trials.fuzz import limits
 
 READERS = (
-    "/minidl/data/", "/minidl/training/", "/minidl/generation/", "/minidl/models/", "/minidl/cli/", "/minidl/bench/",
-    "/minidl/kernels/tables.py",
+    "/minidl/data/", "/minidl/training/", "/minidl/generation/", "/minidl/models/", "/minidl/cli/",
+    "/minidl/workbench/bench/", "/minidl/runtime/tables.py",
 )  # fmt: skip
 
 

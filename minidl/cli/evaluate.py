@@ -1,0 +1,72 @@
+"""`minidl evaluate`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from minidl.cli.common import choose_device, fix_threads
+from minidl.cli.options import add_command, taken
+from minidl.cli.profiling import ProfilingOfRun, profiled
+from minidl.generation.config import BUILT_IN, EvaluateGan
+from minidl.training import files, runs
+from minidl.training.config import Evaluate
+from minidl.training.errors import ConfigError
+from minidl.training.outputs import check_different
+from minidl.training.tasks import TASKS
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    add_command(app, "evaluate", Evaluate, _evaluate, EvaluateGan, ProfilingOfRun, leave_out=("model", "json_file"))
+
+
+def _evaluate(given: dict[str, Any]) -> None:
+    profiling = taken(given, ProfilingOfRun)
+    generator: dict[str, Any] = {name: given.pop(name) for name in ("samples", "evaluator") if name in given}
+    check_different(data=given.get("data"), json=given.get("json"), trace=profiling.trace)
+    if "json" in given:
+        runs.check_not_own("--json", given["json"])
+    config = Evaluate(**given)
+    usual = config.run / "trace-evaluate.json" if (config.run / "config.json").is_file() else None
+    around = profiled(profiling, usual)
+    if _is_generator(config.run):
+        _evaluate_generator(config, generator, around)
+        return
+    for name in generator:
+        raise ConfigError(f"--{name} is for generators; {config.run} is not one")
+    task = TASKS[runs.finished_run(config.run).kind]
+    choose_device(config.device)
+    from minidl.training import predict as work
+
+    with around:
+        typer.echo(task.as_text(work.evaluate(config)), nl=False)
+
+
+def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: AbstractContextManager[None]) -> None:
+    if config.text_column or config.label_column:
+        raise ConfigError("--text-column and --label-column are for text runs")
+    model = str(config.run) if _is_built_in(config.run) else str(config.run.absolute())
+    wanted = EvaluateGan(model=model, data=config.data, json_file=config.json_file, **given)
+    choose_device(config.device)
+    fix_threads()
+    from minidl.generation import evaluate as work
+
+    with around:
+        typer.echo(work.as_text(work.evaluate(wanted)), nl=False)
+
+
+def _is_generator(run: Path) -> bool:
+    if _is_built_in(run):
+        return True
+    if files.is_folder(run):
+        return TASKS[runs.finished_run(run).kind].generates
+    return run.suffix == ".safetensors"
+
+
+def _is_built_in(run: Path) -> bool:
+    """Whether the built-in generator is meant; a run in a folder of that name has precedence."""
+    return str(run) in BUILT_IN and not (run / "config.json").is_file()

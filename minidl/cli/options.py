@@ -1,0 +1,100 @@
+"""The options of a command follow from its settings, see `training.settings`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from minidl.cli.common import Command, errors, examples
+from minidl.training.errors import ConfigError
+from minidl.training.settings import Positional, Settings, Written, choices, description, flag, note, value_type
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+
+_Settings = TypeVar("_Settings", bound=Settings)
+
+
+def add_command(
+    app: typer.Typer,
+    name: str,
+    settings: type[Settings],
+    run: Callable[[dict[str, Any]], None],
+    *more: type[Settings],
+    leave_out: Sequence[str] = (),
+    context: dict[str, Any] | None = None,
+) -> None:
+    """Add the command `name`, whose help and options are those of `settings`, then of `more` but for `leave_out`.
+
+    `run` gets only the settings that were given, by name. `context` are settings of typer's context.
+    """
+    fields: dict[str, FieldInfo] = {}
+    required = set()
+    for each in (settings, *more):
+        for own, info in _in_order(each).items():
+            if each is settings or own not in leave_out:
+                fields.setdefault(info.alias or own, info)
+        required |= each.must_be_given().difference(leave_out)
+
+    def call(**values: Any) -> None:
+        with errors():
+            run({name: _value(fields[name], given) for name, given in values.items() if given not in (None, [], ())})
+
+    parameters = [_parameter(name, info, name in required) for name, info in fields.items()]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    # Read by the reference page.
+    call.settings, call.fields = settings, fields  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    text, epilog = inspect.getdoc(settings), examples(*settings.examples)
+    app.command(name, cls=Command, context_settings=context, help=text, epilog=epilog)(call)
+
+
+def taken(given: dict[str, Any], settings: type[_Settings]) -> _Settings:
+    """Take the settings of a class out of those that were given."""
+    return settings(**{name: given.pop(name) for name in settings.model_fields if name in given})
+
+
+def check_alone(name: str, given: Container[str], *others: str) -> None:
+    """Raises ConfigError when settings are given that have no effect with the setting `name`."""
+    for other in others:
+        if other in given:
+            raise ConfigError(f"{flag(name)} only lists what is available: leave out {flag(other)}")
+
+
+def _in_order(settings: type[Settings]) -> dict[str, FieldInfo]:
+    """The fields in the order of the help: required ones, the command's own, then shared ones."""
+    fields = settings.model_fields
+    levels = {name: level for level, each in enumerate(settings.__mro__) for name in getattr(each, "model_fields", ())}
+    names = sorted(fields, key=lambda name: (not fields[name].is_required(), levels[name]))
+    return {name: fields[name] for name in names}
+
+
+def _parameter(name: str, info: FieldInfo, required: bool) -> inspect.Parameter:
+    """The parameter for typer. None means not given; the help states the default."""
+    written, kind, text = note(info, Written), value_type(info), description(info)
+    declared: Any
+    if (place := note(info, Positional)) is not None:
+        declared = typer.Argument(help=text, show_default=False, metavar=place.metavar)
+    elif kind is bool:
+        # A flag sets the value that is not the default; if the default depends on the data, there are two flags.
+        names = {False: flag(name), True: f" /{flag('no_' + name)}", None: f"{flag(name)}/{flag('no_' + name)}"}
+        declared = typer.Option(names[info.default], help=text, metavar="", show_default=False)
+    else:
+        metavar = None if written is None else written.metavar
+        declared = typer.Option(flag(name), help=text, metavar=metavar, show_default=False)
+    kind = str if choices(info) else kind if written is None else written.kind
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if required else None,
+        annotation=Annotated[kind if required else kind | None, declared],
+    )
+
+
+def _value(info: FieldInfo, given: Any) -> Any:
+    written = note(info, Written)
+    return given if written is None else written.parse(given)

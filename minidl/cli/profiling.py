@@ -1,0 +1,87 @@
+"""The options --profile and --trace of the commands that launch kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import Field
+
+from minidl.training import runs
+from minidl.training.errors import ConfigError
+from minidl.training.outputs import check_output
+from minidl.training.settings import Settings
+
+if TYPE_CHECKING:
+    from minidl.workbench.profiling import Profile
+
+
+class Profiling(Settings):
+    """Profiling options of a command that launches kernels."""
+
+    profile: Annotated[
+        bool, Field(description="At the end, show the time of each kernel and write a trace for Chrome or Perfetto.")
+    ] = False
+    trace: Annotated[
+        Path | None, Field(description="With --profile: file of the trace. Default: trace.json in --out.")
+    ] = None
+
+
+class ProfilingOfRun(Profiling):
+    """The same for a command without --out."""
+
+    trace: Annotated[
+        Path | None,
+        Field(description="With --profile: file of the trace. Default: trace-COMMAND.json in the run's folder."),
+    ] = None
+
+
+@contextmanager
+def profiled(profiling: Profiling, usual: Path | None, updates: int = 1) -> Iterator[None]:
+    """Profiles the work of a command, once its device is chosen, and shows the table on standard error.
+
+    The trace is written to --trace, or to `usual` if its folder exists at the end. `updates` is the number of optimizer
+    steps in a training step. Raises ConfigError for --trace without --profile, or a file that cannot be written.
+    """
+    trace = profiling.trace
+    if not profiling.profile:
+        if trace is not None:
+            raise ConfigError("--trace requires --profile")
+        yield
+        return
+    if trace is not None:
+        if usual is not None and trace.resolve() == usual.parent.resolve():
+            raise ConfigError(f"--trace {trace} is the folder of the run: give the name of a file")
+        new = usual is not None and trace.parent.resolve() == usual.parent.resolve()
+        if not (new and not trace.parent.exists()):
+            check_output("--trace", trace)
+        runs.check_not_own("--trace", trace, new)
+    from minidl.workbench.profiling import Profile
+
+    recorder = Profile(updates=updates)
+    try:
+        with recorder:
+            yield
+    except BaseException:
+        if recorder.events:
+            # The error itself must be shown: it may say how to continue the run.
+            with contextlib.suppress(OSError):
+                _show(recorder, trace or usual)
+        raise
+    if recorder.events:
+        _show(recorder, trace or usual)
+    else:
+        typer.echo(str(recorder), err=True, nl=False)
+
+
+def _show(recorder: Profile, path: Path | None) -> None:
+    typer.echo(str(recorder), err=True, nl=False)
+    if path is None:
+        typer.echo("no trace was written; name a file with --trace", err=True)
+    elif path.parent.is_dir():
+        recorder.save(path)
+        typer.echo(f"trace: {path} (open it in ui.perfetto.dev or chrome://tracing)", err=True)

@@ -1,0 +1,54 @@
+"""The reference page of all commands and their settings.
+
+python -m minidl.cli.reference          prints it, in Markdown
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from minidl.cli import COMMANDS, Deferred
+from minidl.training.settings import Positional, Settings, description, expected, note, value_type
+
+
+def page() -> str:
+    """The page in Markdown, a section for each command with a table of its options."""
+    sections = [section for name in COMMANDS for section in _sections(f"minidl {name}", Deferred(name).load())]
+    return "\n\n".join(["# Commands and settings", _INTRODUCTION, *sections]) + "\n"
+
+
+_INTRODUCTION = (
+    "`minidl COMMAND --help` shows the same. Exit codes: 0 done, 1 a failure, 2 bad usage or input, 130 stopped by "
+    "Ctrl-C or SIGTERM."
+)
+
+
+def _sections(path: str, command: Any) -> Iterator[str]:
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _sections(f"{path} {name}", each)
+    if not hasattr(command, "commands"):
+        examples = "\n".join(_settings(command).examples)
+        table = "\n".join(["| option | value | meaning |", "| --- | --- | --- |", *_rows(command)])
+        yield f"## {path}\n\n{command.help}\n\n```\n{examples}\n```\n\n{table}"
+
+
+def _settings(command: Any) -> type[Settings]:
+    found: type[Settings] = inspect.unwrap(command.callback).settings
+    return found
+
+
+def _rows(command: Any) -> Iterator[str]:
+    fields = inspect.unwrap(command.callback).fields
+    for option in command.params:
+        info = fields[option.name]
+        is_argument = note(info, Positional) is not None
+        names = [option.name.upper()] if is_argument else [*option.opts, *option.secondary_opts]
+        value = "" if value_type(info) is bool else expected(info)
+        text = description(info) + (" Required." if option.required else "")
+        yield f"| {', '.join(f'`{name}`' for name in names)} | {value} | {text} |".replace("|  |", "| |")
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,224 @@
+"""Which form a convolution is computed in, and all of the launch that does not depend on addresses.
+
+A form is a module of this folder with
+
+    NAME       what it is asked for by; forms that share a name are parts of one way to compute
+    DIRECTIONS those of the problems that it is for
+    FAMILIES   the tile tables that it uses
+    able(problem)      True, or No with the reason why not
+    estimate(problem)  microseconds, by `costs`; for problems that it is able to
+    prepare(problem)   tiles, grids, flags, scalars and boxes: all that `run` needs beside tensors
+    run(prepared, tensors)
+
+and a line of FORMS. `plan` asks them all, once per problem, and takes the cheapest one. A problem may also be done in
+parts, each with a plan of its own: the way back one pair of walks at a time, and a pool as an operation of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, NamedTuple
+
+import torch
+
+from minidl.kernels import pool as pools
+from minidl.kernels.conv import (
+    banded,
+    banded_grad_weight,
+    batch_back,
+    batch_grad_weight,
+    batch_tiled,
+    boxed,
+    costs,
+    even_grad_weight,
+    few_outputs,
+    fft,
+    held,
+    merged,
+    paired,
+    pixel_grad_weight,
+    pixel_tiled,
+    turned,
+    two_rows,
+)
+from minidl.kernels.conv.prepared import Weights
+from minidl.kernels.conv.problem import GRAD_WEIGHT, TRANSPOSED, WALK, Problem, Tensors, walks_back
+from minidl.runtime import launch
+
+FORMS: tuple[Any, ...] = (
+    pixel_tiled,
+    boxed,
+    batch_tiled,
+    paired,
+    banded,
+    held,
+    two_rows,
+    fft,
+    few_outputs,
+    merged,
+    batch_back,
+    pixel_grad_weight,
+    batch_grad_weight,
+    even_grad_weight,
+    banded_grad_weight,
+)
+
+_logger = logging.getLogger("minidl")
+
+
+class UnableError(ValueError):
+    """A form was asked for that cannot take the shape. Which ones can is found when someone reads it."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        able = [name for name in names() if _cheapest(self.problem._replace(form=name)) is not None]
+        return f"conv2d: the {self.problem.form} form cannot take this shape; these can: {', '.join(able)}"
+
+
+class Plan(NamedTuple):
+    """What runs a problem: one form with what it has prepared, or parts, and a pool after them.
+
+    shape  of the result, channels-last
+    turn   how the weights of a part are turned before it; None where they are read as they are
+    """
+
+    problem: Problem
+    name: str
+    microseconds: float
+    shape: tuple[int, ...]
+    form: Any = None
+    prepared: Any = None
+    parts: tuple[Plan, ...] = ()
+    turn: Weights | None = None
+
+    def run(self, x: torch.Tensor, w: torch.Tensor, bias: Any = None, scale: Any = None) -> tuple[torch.Tensor, Any]:
+        """(y, z), channels-last: what is computed of x, w, bias and scale as `Tensors` has them; z None unless kept."""
+        if self.parts and self.problem.pool:
+            return self._pooled(x, w, bias, scale), None
+        if self.problem.direction == GRAD_WEIGHT:
+            return self.form.run(self.prepared, Tensors(x, w)), None
+        y = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        tensors = Tensors(x, w, y, bias, scale, torch.empty_like(y) if self.problem.preactivation else None)
+        if self.form is not None:
+            self.form.run(self.prepared, tensors)
+        for part in self.parts:
+            turned_ = w if part.turn is None else part.turn.of(w)
+            part.form.run(part.prepared, tensors._replace(w=turned_))
+        return y, tensors.z
+
+    def _pooled(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        (part,) = self.parts
+        y = part.run(*tensors)[0].permute(0, 3, 1, 2)
+        windows = pools.windows("conv2d", part.shape[1:3], 2)
+        pooled = pools.max_pool2d(y, windows)[0] if self.problem.pool == "max" else pools.avg_pool2d(y, windows)
+        return pooled.permute(0, 2, 3, 1)
+
+
+def names() -> tuple[str, ...]:
+    """What forms can be asked for by."""
+    return tuple(dict.fromkeys(form.NAME for form in FORMS))
+
+
+@launch.cached
+def plan(problem: Problem) -> Plan:
+    """The cheapest plan, of the form asked for or of all.
+
+    Raises ValueError for the name of no form, UnableError where the form asked for cannot take the problem.
+    """
+    if problem.form is not None and problem.form not in names():
+        raise ValueError(f"conv2d: unknown form {problem.form!r}; known: {', '.join(names())}")
+    best = _cheapest(problem)
+    if best is None:
+        raise UnableError(problem)
+    if os.environ.get("MINIDL_EXPLAIN") == "1":
+        # A warning: nothing less is shown where no one has set up logging.
+        _logger.warning("%s", explain(problem))
+    return _prepared(best)
+
+
+def explain(problem: Problem) -> str:
+    """Which forms there are for a problem: what each is estimated at, or why it is not able, and which is taken."""
+    candidates = _candidates(problem)
+    best = min((made for made, _ in candidates if made is not None), key=_microseconds, default=None)
+    lines = [str(problem)]
+    for made, said in candidates:
+        estimated = f"{said:<34}{made.microseconds:>12.1f} us" if made is not None else said
+        lines.append(f"  {estimated}{'  taken' if made is best and made is not None else ''}")
+    return "\n".join(lines)
+
+
+def _microseconds(made: Plan) -> float:
+    return made.microseconds
+
+
+def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
+    """Every form, and the problem in parts: a plan that has an estimate and nothing prepared, None where unable; and
+    what to call it, or why not."""
+    found: list[tuple[Plan | None, str]] = []
+    counted = problem._replace(N=problem.images)
+    for form in FORMS:
+        said = _said(form)
+        if problem.direction not in form.DIRECTIONS or problem.form not in (None, form.NAME):
+            continue
+        able = form.able(problem)
+        if not able:
+            found.append((None, f"{said:<34} unable: {able}"))
+            continue
+        found.append((Plan(problem, form.NAME, form.estimate(counted), problem.shape, form), said))
+    parts = _in_parts(problem)
+    if parts is not None:
+        found.append((parts, _said_of_parts(parts)))
+    return found
+
+
+def _cheapest(problem: Problem) -> Plan | None:
+    """With nothing prepared; None where no form is able."""
+    return min((made for made, _ in _candidates(problem) if made is not None), key=_microseconds, default=None)
+
+
+def _in_parts(problem: Problem) -> Plan | None:
+    """The walks back one by one, or a convolution and its pool; None where there are no parts or one is not able."""
+    cost = 0.0
+    if problem.direction == TRANSPOSED:
+        parts = [_cheapest(problem._replace(direction=WALK, walks=walks)) for walks in walks_back(problem.geometry)]
+    elif problem.pool and min(problem.at.h.count, problem.at.v.count) > 1:
+        parts = [_cheapest(problem._replace(pool=None))]
+        cost = costs.of_pool(problem._replace(N=problem.images))
+    else:
+        return None
+    if None in parts:
+        return None
+    name = "+".join(dict.fromkeys(part.name for part in parts))
+    cost += sum(part.microseconds for part in parts)
+    return Plan(problem, name, cost, problem.shape, parts=tuple(parts))
+
+
+def _prepared(chosen: Plan) -> Plan:
+    """The same with all that its form needs to run, or its parts."""
+    problem = chosen.problem
+    if chosen.form is None:
+        return chosen._replace(parts=tuple(_prepared(part) for part in chosen.parts))
+    if problem.direction == WALK and not (problem.in_place and getattr(chosen.form, "IN_PLACE", False)):
+        turn = turned.prepare(problem, problem.at.h, problem.at.v)
+        return chosen._replace(turn=turn, prepared=chosen.form.prepare(problem._replace(strides=())))
+    return chosen._replace(prepared=chosen.form.prepare(problem))
+
+
+def _said(form: Any) -> str:
+    module = form.__name__.rpartition(".")[2]
+    return f"{form.NAME}: {module}"
+
+
+def _said_of_parts(parts: Plan) -> str:
+    if parts.problem.pool:
+        return f"{_said_of(parts.parts[0])}, then a pool"
+    said = "+".join(dict.fromkeys(_said_of(part) for part in parts.parts))
+    return said if len(parts.parts) == 1 else f"{len(parts.parts)} walks by {said}"
+
+
+def _said_of(part: Plan) -> str:
+    return part.name if part.form is None else _said(part.form)

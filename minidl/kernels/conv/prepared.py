@@ -1,0 +1,51 @@
+"""What forms prepare: launches, on weights that another launch has made first, or on shares of a sum."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from minidl.kernels import gemm
+from minidl.kernels.conv.problem import Tensors
+from minidl.runtime import launch
+
+
+class Weights(NamedTuple):
+    """Weights in another order, or with zeros between: the shape of the result, and the launch that makes it."""
+
+    shape: tuple[int, ...]
+    launch: launch.Prepared
+
+    def of(self, w: torch.Tensor) -> torch.Tensor:
+        """Those made of a convolution's weights w."""
+        out = torch.empty(self.shape, dtype=w.dtype, device=w.device)
+        self.launch.run(w, out)
+        return out
+
+
+class Product(NamedTuple):
+    """A launch that reads such weights, or the convolution's own where `weights` is None."""
+
+    weights: Weights | None
+    launch: launch.Prepared
+
+    def run(self, t: Tensors) -> None:
+        """Write y, and z where there is one."""
+        w = t.w if self.weights is None else self.weights.of(t.w)
+        self.launch.run(t.x, w, t.bias, t.scale, t.y, t.z)
+
+
+class Shares(NamedTuple):
+    """A launch that sums a gradient of this shape in `count` shares."""
+
+    launch: launch.Prepared
+    count: int
+    shape: tuple[int, ...]
+
+    def run(self, dy: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        """The gradient: the partial sums of the shares, added in order."""
+        partial = torch.empty(self.count, math.prod(self.shape), dtype=launch.acc_torch(dy.dtype), device=dy.device)
+        self.launch.run(dy, *others, partial)
+        return gemm.sum_shares(partial, dy.dtype).view(self.shape)

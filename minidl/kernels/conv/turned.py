@@ -1,0 +1,47 @@
+"""The weights of a walk back: the chosen taps, with the channels of input and output exchanged."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.prepared import Weights
+from minidl.kernels.conv.problem import Problem
+from minidl.runtime import launch
+
+
+@triton.jit
+def conv_turn_kernel(
+    p_w, p_turned, M, C, s_m, s_c, s_r, s_s, first_r, step_r, first_s, step_s,
+    JH: tl.constexpr, JW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """turned[g * C + c, j, m] = w[g * M + m, c, taps of j]: one group, tap and block of channels per program."""
+    tiles_m = tl.cdiv(M, BLOCK_N)
+    tiles_c = tl.cdiv(C, BLOCK_M)
+    o_m = tl.program_id(0) % tiles_m * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_c = tl.program_id(0) // tiles_m % tiles_c * BLOCK_M + tl.arange(0, BLOCK_M)
+    j = tl.program_id(0) // (tiles_m * tiles_c) % (JH * JW)
+    i_group = (tl.program_id(0) // (tiles_m * tiles_c * JH * JW)).to(tl.int64)
+    m_cm = (o_c < C)[:, None] & (o_m < M)[None, :]
+    p_w += i_group * M * s_m + (first_r + j // JW * step_r) * s_r + (first_s + j % JW * step_s) * s_s
+    b_w = tl.load(
+        p_w + o_c.to(tl.int64)[:, None] * s_c + o_m.to(tl.int64)[None, :] * s_m, mask=m_cm, other=0.0
+    )  # [BLOCK_M, BLOCK_N]
+    o_row = ((i_group * C + o_c) * (JH * JW) + j) * M
+    tl.store(p_turned + o_row[:, None] + o_m[None, :], b_w, mask=m_cm)
+
+
+def prepare(problem: Problem, h: Walk, v: Walk) -> Weights:
+    """The weights [groups * C, JH, JW, M] of two walks back, out of w [groups * M, C, R, S] in any strides."""
+    # What the way back writes the convolution has read.
+    M, C, JH, JW = problem.C, problem.M, len(h.taps), len(v.taps)
+    tile = problem.tile("conv_turn", floor=1, M=C, N=M)
+    grid = launch.cdiv(M, tile["BLOCK_N"]) * launch.cdiv(C, tile["BLOCK_M"]) * JH * JW * problem.groups
+    return Weights(
+        (problem.groups * C, JH, JW, M),
+        launch.Prepared(
+            conv_turn_kernel, (grid,), (M, C, *problem.strides, h.taps[0], h.tap_step, v.taps[0], v.tap_step),
+            {"JH": JH, "JW": JW, **tile.options},
+        ),
+    )  # fmt: skip

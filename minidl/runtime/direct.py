@@ -1,0 +1,128 @@
+"""A fast path that launches kernels Triton has already compiled, without Triton's own lookup.
+
+`kernel[grid](...)` binds arguments to names, formats the options as text, compares the kernel's global constants in
+Python, and calls two chains of empty hooks; `benchmarks/launch_cost.py` measures both ways. Triton still decides which
+compiled variant a launch uses: the key of a launch holds, for each argument, the result of Triton's own specialisation
+function (its type, alignment, divisibility by 16, being 1, None), then every constant and option as passed. A new key
+goes through Triton, and the compiled kernel that it returns is kept.
+
+`launch` does nothing and returns False where Triton must decide: a new key, a knob or hook of Triton that is set, a
+kernel whose source or global constants changed, a tensor on another device, constants that are passed by position or
+cannot be compared, and an unknown version of Triton.
+"""
+
+import contextlib
+from typing import Any, NamedTuple
+
+import triton
+from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.runtime import jit
+from triton.runtime.driver import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+VERSIONS = ("3.6", "3.7", "3.9")
+KNOWN = triton.__version__.rpartition(".")[0] in VERSIONS
+
+
+class _Ready(NamedTuple):
+    """A compiled kernel, and its launcher's arguments other than grid, stream and the kernel's own."""
+
+    compiled: CompiledKernel  # in 3.9 its module is unloaded with it
+    run: Any
+    function: int
+    metadata: Any
+    tensors: tuple[int, ...]
+    boxes: tuple[int, ...]
+
+
+class _Forms:
+    """The compiled variants of one kernel on one device, by the keys of their launches."""
+
+    def __init__(self, kernel: Any, caches: tuple[Any, ...]) -> None:
+        self.caches = caches  # kept so that no other tuple gets its id
+        self.hash = kernel.hash
+        # Triton has just compared these in Python (0.9 us each); a comparison of lists runs in C.
+        self.globals = [(place, name) for (name, _), (_, place) in kernel.used_global_vals.items()]
+        self.values = [place.get(name) for place, name in self.globals]
+        runtime = [parameter for parameter in kernel.params if not parameter.is_constexpr]
+        self.count = len(runtime) if runtime == kernel.params[: len(runtime)] else -1
+        # The launcher steps over the places of constants.
+        self.rest = (None,) * (len(kernel.params) - len(runtime))
+        self.questions = (
+            (caches[3],) * len(runtime),
+            [parameter.is_const for parameter in runtime],
+            [not parameter.do_not_specialize for parameter in runtime],
+            [not parameter.do_not_specialize_on_alignment for parameter in runtime],
+        )
+        self.ready: dict[tuple[Any, ...], _Ready] = {}
+
+    def unchanged(self, kernel: Any) -> bool:
+        if kernel.hash is not self.hash or kernel.pre_run_hooks:
+            return False
+        return [place.get(name) for place, name in self.globals] == self.values
+
+    def key(self, kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> tuple[Any, ...]:
+        backends, const, specialize, align = self.questions
+        answers = map(jit.native_specialize_impl, backends, args, const, specialize, align)
+        return (*answers, kernel.debug, *meta, *meta.values())
+
+
+_forms: dict[int, _Forms] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> bool:
+    """Launch on the current device and stream and return True, or do nothing and return False."""
+    if type(kernel) is not jit.JITFunction or _unusual():
+        return False
+    active = driver.active
+    device = active.get_current_device()
+    forms = _forms.get(id(kernel.device_caches[device]))
+    if forms is None or len(args) != forms.count or not forms.unchanged(kernel):
+        return False
+    try:
+        ready = forms.ready.get(forms.key(kernel, args, meta))
+        if ready is None or not _on_device(ready, args, device):
+            return False
+    except (TypeError, AttributeError):  # a constant without a hash, a pointer that is no tensor
+        return False
+    x, y, z = (*grid, 1, 1)[:3]
+    stream = active.get_current_stream(device)
+    ready.run(x, y, z, stream, ready.function, ready.metadata, None, None, None, *args, *forms.rest)
+    return True
+
+
+def _on_device(ready: _Ready, args: tuple[Any, ...], device: int) -> bool:
+    for place in ready.tensors:
+        if args[place].get_device() != device:
+            return False
+    for place in ready.boxes:  # noqa: SIM110 (a generator takes as long as four of these)
+        if args[place].base.get_device() != device:
+            return False
+    return True
+
+
+def keep(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], compiled: Any) -> None:
+    """Keep the kernel that Triton has just launched with these arguments on the current device."""
+    if not KNOWN or type(kernel) is not jit.JITFunction or type(compiled) is not CompiledKernel or _unusual():
+        return
+    caches = kernel.device_caches[driver.active.get_current_device()]
+    forms = _forms.get(id(caches))
+    if forms is None or not forms.unchanged(kernel):
+        forms = _forms[id(caches)] = _Forms(kernel, caches)
+    if len(args) != forms.count:
+        return
+    boxes = tuple(place for place, value in enumerate(args) if isinstance(value, TensorDescriptor))
+    tensors = tuple(place for place, value in enumerate(args) if hasattr(value, "get_device"))
+    with contextlib.suppress(TypeError):  # a constant that has no hash
+        forms.ready[forms.key(kernel, args, meta)] = _Ready(
+            compiled, compiled.run, compiled.function, compiled.packed_metadata, tensors, boxes
+        )
+
+
+def _unusual() -> bool:
+    runtime = knobs.runtime
+    # Knobs set in this process are in these dicts; values from the environment are not.
+    if runtime.__dict__ or knobs.compilation.__dict__:
+        return True
+    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)

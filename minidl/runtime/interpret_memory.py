@@ -1,0 +1,280 @@
+"""Memory access of Triton's interpreter by whole rows and boxes in place of single elements.
+
+Only lanes whose mask is set are read or written; other lanes get `other`. There are three ways, the fastest first:
+
+    box     a load through a tensor descriptor is a slice of the array that the descriptor names
+    outer   addresses row[i] + column[j] are kept as two vectors; the part of a mask that is rows x columns is copied
+            row by row
+    gather  any other addresses, by NumPy's gather over the memory from the lowest to the highest of them
+"""
+
+import ctypes
+import math
+
+from triton.runtime import interpreter
+
+np = interpreter.np
+
+# Up to this many lanes the interpreter's own loop is as fast.
+FEW = 64
+
+
+def install() -> None:
+    """Replace the interpreter's loads and stores. Call once."""
+    interpreter._interpreter = Gather(interpreter._interpreter)
+    builder = interpreter.InterpreterBuilder
+    builder.create_addptr = _keeping_outer(builder.create_addptr)
+    builder.create_splat = _create_splat
+    builder.create_load = _create_load
+    builder.create_store = _create_store
+    builder.create_masked_load = _outer_load(builder.create_masked_load)
+    builder.create_masked_store = _outer_store(builder.create_masked_store)
+    builder.create_descriptor_load = _box_load(builder.create_descriptor_load)
+
+
+class Outer(interpreter.TensorHandle):
+    """Pointers rows[i] + columns[j] in bytes, i over all axes but the last; `data` is computed on demand."""
+
+    def __init__(self, rows, columns, lead, dtype):
+        self.rows, self.columns, self.lead, self.dtype, self.attr = rows, columns, lead, dtype, {}
+        self._data = None
+
+    @property
+    def data(self):
+        if self._data is None:
+            self._data = (self.rows[:, None] + self.columns[None, :]).reshape(self.shape)
+        return self._data
+
+    @property
+    def shape(self):
+        return *self.lead, len(self.columns)
+
+
+def _parts(data):
+    """(row part, column part) of a block that is a sum of the two by its strides, else None."""
+    if data.ndim < 2 or 0 in data.shape:
+        return None
+    spread = [step == 0 or size == 1 for step, size in zip(data.strides, data.shape, strict=True)]
+    if spread[-1]:
+        return data[..., 0].reshape(-1), None
+    if all(spread[:-1]):
+        return None, data[(0,) * (data.ndim - 1)]
+    return None
+
+
+# The results for the latest blocks of offsets: kernels add one block to several pointers.
+_looked_at = []
+
+
+def _sum_of_parts(data):
+    """As `_parts`, for offsets that are a sum of rows and columns by their values."""
+    if data.size <= FEW or data.ndim < 2 or data.dtype.kind != "i":
+        return None
+    for seen, parts in _looked_at:
+        if seen is data:
+            return parts
+    flat = data.reshape(-1, data.shape[-1])
+    rows, columns = flat[:, 0].astype(np.int64), flat[0].astype(np.int64) - int(flat[0, 0])
+    few = slice(None, None, max(1, len(flat) // 4))  # tells most others apart
+    same = all((flat[some] == rows[some, None] + columns).all() for some in (few, slice(None)))
+    parts = (rows, columns) if same else None
+    del _looked_at[1:]
+    _looked_at.insert(0, (data, parts))
+    return parts
+
+
+def _keeping_outer(create_addptr):
+    def addptr(builder, ptr, offset):
+        there = (ptr.rows, ptr.columns) if isinstance(ptr, Outer) else _parts(ptr.data)
+        added = (_parts(offset.data) or _sum_of_parts(offset.data)) if there is not None else None
+        if added is None or ptr.get_element_ty().primitive_bitwidth < 8:
+            return create_addptr(builder, ptr, offset)
+        size = np.uint64(ptr.get_element_ty().primitive_bitwidth // 8)
+        *lead, width = offset.data.shape
+        parts = []
+        for length, here, more in zip((math.prod(lead), width), there, added, strict=True):
+            part = np.zeros(length, np.uint64) if here is None else here
+            parts.append(part if more is None else part + size * more.astype(np.uint64))
+        return Outer(*parts, lead, ptr.dtype)
+
+    return addptr
+
+
+def _create_splat(builder, shape, scalar):
+    """One element seen at every place of a block."""
+    # A comparison of scalars carries the type of its operands; as a block it would become numbers of that type.
+    kind = bool if scalar.data.dtype == bool else interpreter._get_np_dtype(scalar.dtype)
+    sizes = tuple(shape.shape)
+    block = np.ndarray(sizes, kind, scalar.data.astype(kind), 0, (0,) * len(sizes))
+    block.flags.writeable = False
+    return interpreter.TensorHandle(block, scalar.dtype.scalar)
+
+
+def _size(pointers):
+    return pointers.shape if isinstance(pointers, Outer) else pointers.data.shape
+
+
+def _everywhere(pointers):
+    return interpreter.TensorHandle(np.broadcast_to(np.ones(1, bool), _size(pointers)), interpreter.tl.int1)
+
+
+def _create_load(builder, ptr, *policy):
+    return builder.create_masked_load(ptr, _everywhere(ptr), None, *policy)
+
+
+def _create_store(builder, ptr, value, *policy):
+    return builder.create_masked_store(ptr, value, _everywhere(ptr), *policy)
+
+
+def _outer_load(create_masked_load):
+    def load(builder, ptrs, mask, other, *policy):
+        if not isinstance(ptrs, Outer):
+            return create_masked_load(builder, ptrs, mask, other, *policy)
+        element = ptrs.get_element_ty()
+        dtype = np.dtype(interpreter._get_np_dtype(element))
+        found = _rows_of(ptrs, mask.data, dtype)
+        if found is None:
+            return create_masked_load(builder, ptrs, mask, other, *policy)
+        block, rows, columns = found
+        if block is not None and block.size == math.prod(ptrs.shape):
+            return interpreter.TensorHandle(block.reshape(ptrs.shape), element)
+        values = np.zeros(ptrs.shape, dtype) if other is None else np.array(other.data, dtype, order="C")
+        if block is not None:
+            values.reshape(-1, ptrs.shape[-1])[rows, columns] = block
+        return interpreter.TensorHandle(values, element)
+
+    return load
+
+
+def _outer_store(create_masked_store):
+    def store(builder, ptrs, value, mask, *policy):
+        if not isinstance(ptrs, Outer):
+            return create_masked_store(builder, ptrs, value, mask, *policy)
+        found = _rows_of(ptrs, mask.data, value.data.dtype, value.data)
+        return create_masked_store(builder, ptrs, value, mask, *policy) if found is None else None
+
+    return store
+
+
+def _rows_of(ptrs, mask, dtype, value=None):
+    """Load (or store `value` in) the lanes of a mask that is rows x columns, in columns that lie side by side.
+
+    (block, rows, columns) with the block None where no lane is set; None where addresses or mask are of another kind.
+    """
+    mask = np.asarray(mask)
+    full = not any(mask.strides) and bool(mask.flat[0])
+    mask = mask.reshape(-1, mask.shape[-1])
+    rows = slice(None) if full else mask.any(1)
+    columns = slice(None)
+    if not full:
+        row_count, used = int(np.count_nonzero(rows)), np.flatnonzero(mask.any(0))
+        if row_count == 0:
+            return None, rows, columns
+        if int(np.count_nonzero(mask)) != row_count * len(used) or used[-1] - used[0] + 1 != len(used):
+            return None
+        columns = slice(int(used[0]), int(used[-1]) + 1)
+        if row_count == len(mask):
+            rows = slice(None)
+    starts = ptrs.rows[rows] + ptrs.columns[columns][0]
+    width = len(ptrs.columns[columns])
+    if width > 1 and not (np.diff(ptrs.columns[columns]) == dtype.itemsize).all():
+        return None
+    low = int(starts.min())
+    distance = (starts - np.uint64(low)).view(np.int64)
+    if dtype.itemsize > 1 and int(np.bitwise_or.reduce(distance)) & (dtype.itemsize - 1):
+        return None
+    steps = distance // dtype.itemsize
+    lines = int(steps.max()) + 1
+    memory = (ctypes.c_char * ((lines + width - 1) * dtype.itemsize)).from_address(low)
+    window = np.lib.stride_tricks.as_strided(
+        np.frombuffer(memory, dtype=dtype), (lines, width), (dtype.itemsize, dtype.itemsize)
+    )
+    if value is not None:
+        window[steps] = value.reshape(-1, value.shape[-1])[rows, columns]
+        return None, rows, columns
+    return window[steps], rows, columns
+
+
+def _box_load(create_descriptor_load):
+    def load(builder, desc, indices, *policy):
+        element = desc.base.get_element_ty()
+        dtype = np.dtype(interpreter._get_np_dtype(element))
+        if desc.padding != interpreter._ir.PADDING_OPTION.PAD_ZERO:
+            return create_descriptor_load(builder, desc, indices, *policy)
+        start = [int(index.data.reshape(())) for index in indices]
+        assert start[-1] * dtype.itemsize % 16 == 0, "block offset start must be 16-byte aligned"
+        values = np.zeros(desc.block_shape, dtype)
+        first = [max(s, 0) for s in start]
+        last = [
+            min(s + b, int(n.data.reshape(()))) for s, b, n in zip(start, desc.block_shape, desc.shape, strict=True)
+        ]
+        extent = [b - a for a, b in zip(first, last, strict=True)]
+        if min(extent) > 0:
+            strides = [int(s.data.reshape(())) * dtype.itemsize for s in desc.strides]
+            address = int(desc.base.data.reshape(-1)[0]) + sum(a * s for a, s in zip(first, strides, strict=True))
+            span = sum((n - 1) * s for n, s in zip(extent, strides, strict=True)) + dtype.itemsize
+            memory = np.frombuffer((ctypes.c_char * span).from_address(address), dtype=dtype)
+            inside = tuple(slice(a - s, b - s) for s, a, b in zip(start, first, last, strict=True))
+            values[inside] = np.lib.stride_tricks.as_strided(memory, extent, strides)
+        return interpreter.TensorHandle(values, element)
+
+    return load
+
+
+class Gather:
+    """The interpreter's memory, with loads and stores of more than FEW elements by gather."""
+
+    def __init__(self, original):
+        self._original = original
+
+    def __getattr__(self, name):
+        return getattr(self._original, name)
+
+    def load(self, ptrs, mask, other, dtype):
+        mask = np.asarray(mask)
+        lanes = _lanes(ptrs, mask, dtype.itemsize) if ptrs.size > FEW else None
+        if lanes is None:
+            return self._original.load(ptrs, mask, other, dtype)
+        low, index, full = lanes
+        values = _window(low, index, dtype).take(index)
+        return values if full else np.where(mask, values, other)
+
+    def store(self, ptrs, value, mask):
+        mask = np.asarray(mask)
+        lanes = _lanes(ptrs, mask, value.dtype.itemsize) if ptrs.size > FEW else None
+        if lanes is None:
+            return self._original.store(ptrs, value, mask)
+        low, index, full = lanes
+        window = _window(low, index, value.dtype)
+        if full:
+            window[index] = value
+        else:
+            window[index[mask]] = value[mask]
+        return None
+
+
+def _lanes(ptrs, mask, itemsize):
+    """(lowest address, index of every lane from there, whether all lanes are active).
+
+    An inactive lane gets the place of an active one. None if no lane is active or addresses are not whole elements
+    apart: the original function handles these.
+    """
+    full = bool(mask.all())
+    if not full:
+        first = int(mask.argmax())
+        if not mask.flat[first]:
+            return None
+        ptrs = np.where(mask, ptrs, ptrs.flat[first])
+    low = ptrs.min()
+    distance = ptrs - low
+    if itemsize > 1:
+        if int(np.bitwise_or.reduce(distance, axis=None)) & (itemsize - 1):
+            return None
+        distance >>= np.uint64(itemsize.bit_length() - 1)
+    return int(low), distance.view(np.int64), full
+
+
+def _window(low, index, dtype):
+    """An array over the memory from the lowest to the highest address."""
+    count = int(index.max()) + 1
+    return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(low), dtype=dtype)

@@ -1,0 +1,397 @@
+"""Tensor: a torch buffer and its place in the graph of operations.
+
+torch supplies memory, strides, devices and copies; the arithmetic of the operators comes from `minidl.ops`, which
+attaches them here when it is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minidl import autograd
+from minidl.autograd import Function, Grad, Variable
+from minidl.runtime import launch
+from minidl.sparse.rows import RowGrad
+
+Scalar = int | float | bool
+TensorLike = "Tensor | Scalar"
+
+
+def default_device() -> torch.device:
+    """Where new tensors are made: the current CUDA device where kernels are compiled and run, else the CPU."""
+    if launch.INTERPRETED or launch.recording():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+class Tensor(Variable):
+    """An n-dimensional array that remembers how it was made.
+
+    `data` is the torch tensor underneath. With `requires_grad`, operations on it are recorded and
+    `backward()` fills `grad`. Raises TypeError for data that is not a torch tensor (see `minidl.as_tensor`) and for
+    gradients of integers.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, data: torch.Tensor, requires_grad: bool = False) -> None:
+        if not isinstance(data, torch.Tensor):
+            raise TypeError(f"Tensor wraps a torch tensor, got {type(data).__name__}; use minidl.as_tensor(...)")
+        super().__init__(data.detach())
+        self.requires_grad_(requires_grad)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.data.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def ndim(self) -> int:
+        return self.data.dim()
+
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return self.data.dim()
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """The shape, or the extent of one dimension."""
+        return self.data.shape if dim is None else self.data.shape[dim]
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.data.numel()
+
+    def item(self) -> float | int | bool:
+        """The value of a one-element tensor as a Python number. Raises RuntimeError for any other size."""
+        return self.data.item()
+
+    def tolist(self) -> Any:
+        """The values as nested Python lists."""
+        return self.data.tolist()
+
+    def numpy(self) -> Any:
+        """The values as a NumPy array (shares memory on the CPU). Raises RuntimeError where a gradient is recorded."""
+        if self.requires_grad:
+            raise RuntimeError("this tensor is part of a graph; call .detach().numpy()")
+        return self.data.cpu().numpy()
+
+    def to_torch(self) -> torch.Tensor:
+        """The torch tensor underneath, sharing memory; torch's own autograd does not see it."""
+        return self.data
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.data.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.data.__dlpack_device__()
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self.ndim == 0:
+            raise TypeError("a tensor of 0 dimensions cannot be iterated over")
+        return (self[i] for i in range(len(self)))
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        if self.numel() != 1:
+            raise RuntimeError(f"a tensor of shape {list(self.shape)} is neither true nor false; compare and reduce it")
+        return bool(self.item())
+
+    def __repr__(self) -> str:
+        text = repr(self.data)
+        note = ""
+        if self._node is not None:
+            note = f", made by {self._node.name}"
+        elif self.requires_grad:
+            note = ", requires_grad=True"
+        return text[:-1] + note + ")"
+
+    __hash__ = object.__hash__
+    # A NumPy number on the left of an operator leaves the operator to Tensor.
+    __array_ufunc__ = None
+
+    @property
+    def requires_grad(self) -> bool:
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    def requires_grad_(self, value: bool = True) -> Tensor:
+        """Set whether operations on this leaf are recorded.
+
+        Raises TypeError for an integer tensor, RuntimeError for a tensor that an operation made.
+        """
+        if value and not self.data.is_floating_point():
+            raise TypeError(f"only floating tensors can have a gradient, this one is {self.dtype}")
+        if not value and self._node is not None:
+            raise RuntimeError("this tensor was made by an operation; use .detach() for one without a graph")
+        self._requires_grad = value
+        return self
+
+    @property
+    def is_leaf(self) -> bool:
+        return self._node is None
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient that backward() has added up here, as a dense tensor; None before."""
+        if isinstance(self._grad, RowGrad):
+            return Tensor(self._grad.dense())
+        return None if self._grad is None else Tensor(self._grad)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None and (value.shape != self.shape or value.dtype != self.dtype):
+            raise ValueError(
+                f"grad has shape {list(value.shape)} and dtype {value.dtype}, "
+                f"expected {list(self.shape)} and {self.dtype}"
+            )
+        if value is not None and value.device != self.device:
+            raise ValueError(f"grad is on {value.device}, expected {self.device}; move it with .to()")
+        self._grad = None if value is None else value.data
+
+    @property
+    def raw_grad(self) -> Grad | None:
+        """The gradient as it is stored: a torch tensor, or a RowGrad when it touches few rows."""
+        if isinstance(self._grad, RowGrad) and self._grad.changed():
+            self._grad = self._grad.dense()
+        return self._grad
+
+    def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
+        """Add the gradient of this tensor (times `gradient`) to the `grad` of every leaf it depends on.
+
+        `gradient` has this tensor's shape, and may be left out when there is one element.
+        Raises RuntimeError when nothing was recorded, when a gradient is missing, or when the graph was already used.
+        """
+        if not self.requires_grad:
+            raise RuntimeError(
+                "backward(): nothing was recorded for this tensor; set requires_grad=True on its inputs, "
+                "outside no_grad()"
+            )
+        if gradient is None:
+            if self.numel() != 1:
+                raise RuntimeError(
+                    f"backward() of a tensor of shape {list(self.shape)} needs `gradient`, a tensor of that shape; "
+                    "or reduce it to one value first, for example with .sum()"
+                )
+            seed = None
+        else:
+            if gradient.shape != self.shape or gradient.dtype != self.dtype or gradient.device != self.device:
+                raise RuntimeError(
+                    f"backward(): gradient has shape {list(gradient.shape)}, {gradient.dtype} on {gradient.device}, "
+                    f"expected {list(self.shape)}, {self.dtype} on {self.device}"
+                )
+            seed = gradient.data
+        with autograd.no_grad():
+            autograd.backward(self, seed, retain_graph)
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+        """Call `hook` with this tensor's gradient during backward; a tensor it returns replaces the gradient.
+
+        Returns a function that removes the hook. Raises RuntimeError when no gradient is recorded here.
+        """
+        if not self.requires_grad:
+            raise RuntimeError("register_hook(): this tensor has no gradient; set requires_grad=True")
+        hooks = self._hooks if self._node is None else self._node.hooks.setdefault(self._index, {})
+        key = max(hooks, default=-1) + 1
+
+        def on_data(grad: torch.Tensor) -> torch.Tensor | None:
+            changed = hook(Tensor(grad))
+            return None if changed is None else changed.data
+
+        hooks[key] = on_data
+
+        def remove() -> None:
+            with contextlib.suppress(KeyError):
+                del hooks[key]
+
+        return remove
+
+    def retain_grad(self) -> None:
+        """Also fill `grad` of this tensor, made by an operation, during backward."""
+        if self._node is not None:
+            self._node.retained[self._index] = weakref.ref(self)
+
+    def detach(self) -> Tensor:
+        """The same values without a graph, sharing memory."""
+        return Tensor(self.data)
+
+    def cpu(self) -> Tensor:
+        """The tensor on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self) -> Tensor:
+        """The tensor on the current CUDA device."""
+        return self.to("cuda")
+
+    def float(self) -> Tensor:
+        """The tensor as float32."""
+        return self.to(torch.float32)
+
+    def half(self) -> Tensor:
+        """The tensor as float16."""
+        return self.to(torch.float16)
+
+    def double(self) -> Tensor:
+        """The tensor as float64."""
+        return self.to(torch.float64)
+
+    def zero_(self) -> Tensor:
+        """Fill with zeros in place."""
+        self._check_in_place("zero_")
+        self.data.zero_()
+        return self
+
+    def fill_(self, value: Scalar) -> Tensor:
+        """Fill with one value in place."""
+        self._check_in_place("fill_")
+        self.data.fill_(value)
+        return self
+
+    def copy_(self, source: Tensor | torch.Tensor) -> Tensor:
+        """Copy values from another tensor in place, converting dtype and device; shapes must be equal."""
+        self._check_in_place("copy_")
+        data = source.data if isinstance(source, Tensor) else source
+        if data.shape != self.shape:
+            raise ValueError(f"copy_: source has shape {list(data.shape)}, expected {list(self.shape)}")
+        self.data.copy_(data)
+        return self
+
+    def _check_in_place(self, name: str) -> None:
+        if self.requires_grad and autograd.is_grad_enabled():
+            raise RuntimeError(
+                f"{name}: a tensor whose gradient is recorded cannot be changed in place; "
+                "do it under minidl.no_grad(), or on .detach()"
+            )
+
+    if TYPE_CHECKING:
+        # Attached by minidl.ops.
+        T: Tensor
+
+        def __add__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __radd__(self, other: Scalar) -> Tensor: ...
+        def __sub__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __rsub__(self, other: Scalar) -> Tensor: ...
+        def __mul__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __rmul__(self, other: Scalar) -> Tensor: ...
+        def __truediv__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __rtruediv__(self, other: Scalar) -> Tensor: ...
+        def __pow__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __rpow__(self, other: Scalar) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __abs__(self) -> Tensor: ...
+        def __matmul__(self, other: Tensor) -> Tensor: ...
+        def __getitem__(self, index: Any) -> Tensor: ...
+        def __eq__(self, other: object) -> Tensor: ...  # type: ignore[override]
+        def __ne__(self, other: object) -> Tensor: ...  # type: ignore[override]
+        def __lt__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __le__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __gt__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __ge__(self, other: Tensor | Scalar) -> Tensor: ...
+        def abs(self) -> Tensor: ...
+        def exp(self) -> Tensor: ...
+        def log(self) -> Tensor: ...
+        def sqrt(self) -> Tensor: ...
+        def square(self) -> Tensor: ...
+        def relu(self) -> Tensor: ...
+        def sigmoid(self) -> Tensor: ...
+        def tanh(self) -> Tensor: ...
+        def softmax(self, dim: int = -1) -> Tensor: ...
+        def log_softmax(self, dim: int = -1) -> Tensor: ...
+        def sum(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor: ...
+        def mean(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor: ...
+        def max(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor: ...
+        def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor: ...
+        def norm(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor: ...
+        def matmul(self, other: Tensor) -> Tensor: ...
+        def reshape(self, *shape: int | Sequence[int]) -> Tensor: ...
+        def view(self, *shape: int | Sequence[int]) -> Tensor: ...
+        def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor: ...
+        def transpose(self, dim0: int, dim1: int) -> Tensor: ...
+        def permute(self, *dims: int | Sequence[int]) -> Tensor: ...
+        def squeeze(self, dim: int | None = None) -> Tensor: ...
+        def unsqueeze(self, dim: int) -> Tensor: ...
+        def expand(self, *shape: int | Sequence[int]) -> Tensor: ...
+        def clone(self) -> Tensor: ...
+        def contiguous(self) -> Tensor: ...
+        def to(self, *args: Any, **kwargs: Any) -> Tensor: ...
+
+
+Function.result_class = Tensor
+
+
+def from_torch(data: torch.Tensor, requires_grad: bool = False) -> Tensor:
+    """A Tensor over a torch tensor's memory, without a copy."""
+    return Tensor(data, requires_grad)
+
+
+def as_tensor(
+    data: Any,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A Tensor over `data`: numbers, nested lists, a NumPy array, a torch tensor or a Tensor, sharing memory if it can.
+
+    Python floats become float32. The device is where kernels run unless named. Raises TypeError or ValueError for
+    data without a regular shape.
+    """
+    if isinstance(data, Tensor):
+        data = data.data
+    return Tensor(torch.as_tensor(data, dtype=dtype, device=device or default_device()), requires_grad)
+
+
+def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+
+
+def zeros(
+    *shape: Any,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A Tensor of zeros."""
+    return Tensor(torch.zeros(_shape(shape), dtype=dtype, device=device or default_device()), requires_grad)
+
+
+def ones(
+    *shape: Any,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A Tensor of ones."""
+    return full(_shape(shape), 1, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def full(
+    shape: Sequence[int],
+    value: Scalar,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A Tensor filled with one value."""
+    return Tensor(torch.full(tuple(shape), value, dtype=dtype, device=device or default_device()), requires_grad)

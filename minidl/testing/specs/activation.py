@@ -1,0 +1,229 @@
+"""Records of activations, by themselves and with a bias.
+
+`evaluation` is the error of act(z) at exactly z, as the functions of `kernels/activation.py` promise it: exponentials
+are off by a unit for each unit of their argument, which a result feels in full only where it is small itself. float64
+has no fitted polynomials: there tanh and erf are good to units of 1. An error of z, by adding the bias, enters times
+the steepest slope.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from minidl import ops
+from minidl.kernels import activation, bias_act
+from minidl.kernels.activation import Activation
+from minidl.runtime import launch
+from minidl.testing.specs import bounds
+from minidl.testing.specs.base import WANTS_FLOATING, Bad, Case, OpSpec, integers, mixed, one, records, refuses, tensors
+from minidl.testing.specs.elementwise import kept, times, where_finite
+from minidl.testing.specs.make import Make
+
+# The largest |act'|.
+STEEPEST = {"sigmoid": 0.25, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+# How many units act' is off where it is computed from z, of which a relative error of z makes less than one.
+DERIVATIVE_UNITS = {"gelu": 24, "gelu_tanh": 48, "silu": 24}
+
+
+def apply(z: torch.Tensor, act: Activation) -> torch.Tensor:
+    """act(z) by torch."""
+    name, slope = activation.parse(act)
+    if name is None:
+        return z + 0
+    if name == "leaky_relu":
+        return F.leaky_relu(z, slope)
+    # Where torch's own gelu adds 1 to nearly -1, even its float64 is off by more than these kernels.
+    if name == "gelu":
+        return 0.5 * z * torch.erfc(-math.sqrt(0.5) * z)
+    if name == "gelu_tanh":
+        return z * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))
+    return F.silu(z) if name == "silu" else getattr(torch, name)(z)
+
+
+def evaluation(z: torch.Tensor, act: Activation, dtype: torch.dtype) -> torch.Tensor:
+    """The error of act(z), computed in the accumulate type of `dtype` at exactly z, before it is rounded."""
+    name, _ = activation.parse(act)
+    u = bounds.acc_unit(dtype)
+    y, below = apply(z, act).abs(), (-z).clamp(min=0)
+    tiny = bounds.TINY[launch.acc_torch(dtype)]
+    if name in (None, "relu"):
+        return torch.zeros_like(z)
+    if name == "leaky_relu":
+        return 2 * u * y
+    if name == "sigmoid":
+        return u * y * (12 + 2 * below) + tiny
+    if name == "silu":
+        return u * y * (14 + 2 * below) + tiny * z.abs()
+    if name == "tanh":
+        return torch.full_like(y, 8 * u) if dtype == torch.float64 else 16 * u * y
+    if name == "gelu_tanh":
+        inner = below * (1.6 + 0.0714 * z * z)
+        return u * y * (16 + 6 * inner) + tiny * z.abs()
+    if dtype == torch.float64:
+        return u * (6 * z.abs() + 2 * y)
+    return u * y * (32 + 2 * below * below) + tiny * z.abs()
+
+
+def output_error(z: torch.Tensor, z_error: torch.Tensor | float, act: Activation, dtype: torch.dtype) -> torch.Tensor:
+    """The error of act(z) before it is rounded, for a z that is itself off by z_error."""
+    name, slope = activation.parse(act)
+    steepest = max(1.0, slope) if name == "leaky_relu" else STEEPEST.get(name or "", 1.0)
+    return evaluation(z, act, dtype) + steepest * z_error
+
+
+def gradient_error(
+    dy: torch.Tensor, z: torch.Tensor, z_error: torch.Tensor | float, act: Activation, dtype: torch.dtype
+) -> torch.Tensor:
+    """The error of dy act'(z) before it is rounded, from the rounded output or from z, as the operation keeps it."""
+    name, slope = activation.parse(act)
+    u = bounds.acc_unit(dtype)
+    if name in (None, "relu"):
+        return torch.zeros_like(dy)
+    if name == "leaky_relu":
+        return 2 * u * dy.abs() * max(1.0, slope)
+    if name not in ("sigmoid", "tanh"):
+        return u * (DERIVATIVE_UNITS[name] + 2) * dy.abs()
+    y = apply(z, act)
+    off = kept(y, output_error(z, z_error, act, dtype), dtype)
+    if name == "sigmoid":
+        return times(dy, (1 - 2 * y).abs() * off + off * off + 4 * u * y * (1 - y))
+    return times(dy, 2 * y.abs() * off + off * off + 3 * u)
+
+
+def _leaky_reference(x: torch.Tensor, negative_slope: float = activation.NEGATIVE_SLOPE) -> torch.Tensor:
+    return F.leaky_relu(x, negative_slope)
+
+
+def _gelu_reference(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    return apply(x, "gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+def _record(name: str, act: Callable[[Case], Activation], **fields: Any) -> OpSpec:
+    """The record of an activation; `act` reads it off the arguments."""
+
+    def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return where_finite(result, bounds.rounded(result, output_error(case.args[0], 0.0, act(case), dtype), dtype))
+
+    def grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        error = gradient_error(dy, case.args[0], 0.0, act(case), dtype)
+        return (bounds.rounded(grads[0], error, dtype),)
+
+    shared = records(
+        inputs=one(),
+        differentiable=(0,),
+        families=("elementwise",),
+        examples={"one run": tensors((3, 700)), "every second": lambda make: Case((make.tensor(37, 66)[:, ::2],))},
+        bad=(WANTS_FLOATING,),
+    )
+    return shared(name, bound=bound, grad_bound=grad_bound, **fields)
+
+
+def _with_argument(*choices: tuple[Any, ...]) -> Callable[[Make], Case]:
+    """A tensor, then one of these arguments."""
+    return lambda make: Case((make.tensor(*make.shape(0, 4)), *make.choice(choices)))
+
+
+_ACTS: tuple[Activation, ...] = (None, ("leaky_relu", 0.25), *activation.NAMES)
+
+
+def _bias_act_inputs(make: Make) -> Case:
+    shape = make.shape(1, 3)
+    bias = None if make.integer(0, 4) == 0 else make.tensor(shape[-1])
+    return Case((make.tensor(*shape), bias, make.choice(_ACTS)))
+
+
+def _z(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    x, b = case.args[:2]
+    z = x if b is None else x + b
+    return z, torch.zeros_like(z) if b is None else bounds.acc_unit(dtype) * z.abs()
+
+
+def _bias_act_reference(x: torch.Tensor, b: torch.Tensor | None, act: Activation = "relu") -> torch.Tensor:
+    return apply(x if b is None else x + b, act)
+
+
+def _bias_act_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    z, z_error = _z(case, dtype)
+    error = output_error(z, z_error, case.arguments(ops.bias_act)[2], dtype)
+    # Where x + b overflows, so may what follows from it.
+    error = torch.where(z.abs() > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
+    return where_finite(result, bounds.rounded(result, error, dtype))
+
+
+def _bias_act_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    z, z_error = _z(case, dtype)
+    each = gradient_error(dy, z, z_error, case.arguments(ops.bias_act)[2], dtype)
+    each = torch.where(z.abs() > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, each)
+    dx, db = grads
+    for_x = bounds.rounded(dx, each, dtype)
+    if db is None:
+        return for_x, None
+    # The bias sums dx before it is rounded.
+    N = dx.shape[-1]
+    rows = dx.numel() // max(N, 1)
+    total = (dx.abs() + each).reshape(rows, N).sum(0)
+    chain = max(bias_act.depth(rows, N, dtype), 1)
+    error = each.reshape(rows, N).sum(0) + bounds.gamma(chain, bounds.acc_unit(dtype)) * total
+    error = torch.where(total > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
+    return for_x, bounds.rounded(db, error, dtype)
+
+
+SPECS = [
+    _record("relu", lambda case: "relu", exact=True),
+    _record("sigmoid", lambda case: "sigmoid"),
+    _record("tanh", lambda case: "tanh"),
+    _record("silu", lambda case: "silu", reference=F.silu),
+    _record(
+        "leaky_relu",
+        lambda case: ("leaky_relu", case.args[1]) if len(case.args) > 1 else "leaky_relu",
+        reference=_leaky_reference,
+        inputs=_with_argument((), (0.25,), (1e-3,), (2.0,)),
+        bad=(WANTS_FLOATING, refuses(ValueError, "needs a slope above 0, got 0.0", (3,), extra=(0.0,))),
+    ),
+    _record(
+        "gelu",
+        lambda case: "gelu_tanh" if case.args[1:] == ("tanh",) else "gelu",
+        reference=_gelu_reference,
+        inputs=_with_argument((), ("none",), ("tanh",)),
+        examples={"exact": tensors((3, 700)), "by tanh": tensors((3, 700), extra=("tanh",))},
+        bad=(
+            WANTS_FLOATING,
+            refuses(ValueError, 'approximate is \'erf\', expected "none" or "tanh"', (3,), extra=("erf",)),
+        ),
+    ),
+    OpSpec(
+        name="bias_act",
+        op=ops.bias_act,
+        reference=_bias_act_reference,
+        inputs=_bias_act_inputs,
+        bound=_bias_act_bound,
+        grad_bound=_bias_act_grad,
+        differentiable=(0, 1),
+        families=("bias_act", "bias_act_grad"),
+        examples={
+            "relu": tensors((37, 70), (70,), extra=("relu",)),
+            "gelu": tensors((70, 5), (5,), extra=("gelu",)),
+            "no activation": tensors((2, 7, 40), (40,), extra=(None,)),
+            "wide": tensors((3, 1030), (1030,), extra=("tanh",)),
+            "rows apart": lambda make: Case((make.tensor(37, 40)[:, :33], make.tensor(33), "silu")),
+            "turned": lambda make: Case((make.tensor(33, 37).t(), make.tensor(33), "sigmoid")),
+            "one bias": lambda make: Case((make.tensor(37, 40), make.tensor(1).expand(40), "gelu_tanh")),
+        },
+        bad=(
+            refuses(ValueError, r"bias has shape \[3\], expected \[4\], the last size of x \[2, 4\]", (2, 4), (3,)),
+            refuses(ValueError, "'softplus'; known: relu, leaky_relu", (2, 4), (4,), extra=("softplus",)),
+            refuses(ValueError, "activation 'tanh' takes no slope", (2, 4), (4,), extra=(("tanh", 0.5),)),
+            Bad(
+                mixed(torch.float64, (2, 4), (4,), extra=("relu",)),
+                TypeError,
+                "x is torch.float32 and b is torch.float64; convert one of them",
+            ),
+            Bad(integers(3, extra=(None,)), TypeError, "x has dtype torch.int64"),
+        ),
+    ),
+]

@@ -1,0 +1,168 @@
+"""One record per operation: what it computes, how far it may be off, what it refuses.
+
+A record drives the property tests, the gradient check, the every-tile test, the offline compile and tuning.
+It names no test library: a `Make` supplies values, drawn by Hypothesis in tests and from a seed elsewhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from minidl import ops
+from minidl.sparse.csr import CSR
+from minidl.testing.specs.make import Make
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of one call. torch tensors among them become Tensors for minidl and float64 for the reference."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def map(self, change: Callable[[torch.Tensor], Any]) -> Case:
+        """The case with `change` applied to every torch tensor in it, also in sequences and CSR matrices."""
+        return Case(
+            tuple(_map(arg, change) for arg in self.args), {name: _map(v, change) for name, v in self.kwargs.items()}
+        )
+
+    def double(self) -> Case:
+        """The case with its floating values in float64, each tensor a contiguous copy: for the reference."""
+        return self.map(lambda t: t.double().contiguous().clone() if t.dtype.is_floating_point else t.clone())
+
+    def arguments(self, op: Callable[..., Any]) -> tuple[Any, ...]:
+        """The positional arguments of `op` in order, with its defaults for those that the case does not give.
+
+        Raises TypeError for a keyword-only argument: records do not cover these.
+        """
+        bound = inspect.signature(op).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        if uncovered := bound.kwargs.keys() & self.kwargs.keys():
+            raise TypeError(f"{op.__name__}: its record does not cover {', '.join(sorted(uncovered))}")
+        return bound.args
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every torch tensor in the case."""
+        found: list[torch.Tensor] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.map(keep)
+        return found
+
+
+def tensors(*shapes: tuple[int, ...], extra: tuple[Any, ...] = (), **named: Any) -> Callable[[Make], Case]:
+    """Cases of tensors of these shapes, then the arguments `extra` and `named`."""
+    return lambda make: Case((*(make.tensor(*shape) for shape in shapes), *extra), named)
+
+
+def one(low: float | None = None) -> Callable[[Make], Case]:
+    """Cases of one tensor of any shape, with values from `low` on."""
+    return lambda make: Case((make.tensor(*make.shape(0, 4), low=low),))
+
+
+def mixed(last: torch.dtype, *shapes: tuple[int, ...], extra: tuple[Any, ...] = ()) -> Callable[[Make], Case]:
+    """As `tensors`, the last tensor of another dtype."""
+
+    def case(make: Make) -> Case:
+        *first, other = (make.tensor(*shape) for shape in shapes)
+        return Case((*first, other.to(last), *extra))
+
+    return case
+
+
+def distinct(x: torch.Tensor) -> torch.Tensor:
+    """x, moved apart where it repeats values: those would be ties, and deviations of 0, without a derivative."""
+    repeats = any(step == 0 < size - 1 for size, step in zip(x.shape, x.stride(), strict=True))
+    return x + torch.arange(x.numel(), device=x.device).view(x.shape) if repeats else x
+
+
+def integers(*shape: int, extra: tuple[Any, ...] = ()) -> Callable[[Make], Case]:
+    """Cases of one int64 tensor, then the arguments `extra`."""
+    return lambda make: Case((make.integers(*shape, low=0, high=5), *extra))
+
+
+def _map(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, CSR):
+        parts = {f.name: getattr(value, f.name) for f in fields(value)}
+        return replace(value, **{k: change(v) for k, v in parts.items() if isinstance(v, torch.Tensor)})
+    if type(value) in (list, tuple):  # a geometry is a named tuple, and holds no tensor
+        return type(value)(_map(item, change) for item in value)
+    return value
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A call that must raise: its inputs, the exception, and a pattern of its message."""
+
+    inputs: Callable[[Make], Case]
+    error: type[Exception]
+    message: str
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """The specification of one operation.
+
+    op          takes Tensors where the case has floating torch tensors (and where it has integer tensors)
+    reference   the same on torch tensors, evaluated in float64; torch's autograd gives the reference gradients
+    inputs      a case from a Make
+    bound       (case, reference output, dtype) -> largest |error| allowed per element (float64 tensor), for a case in
+                float64 holding exactly the values that the operation got; a tuple for several outputs
+    grad_bound  (case, dy, reference gradients, dtype) -> one such tensor for each position in `differentiable`
+    differentiable  positions of `args` with a gradient
+    families    tile families whose every tile is forced in turn
+    examples    named fixed cases, for the every-tile test, the offline compile and guard bands
+    bad         calls that must raise
+    exact       integer-valued inputs give exactly the reference (tests draw such values; results must fit the type)
+    specials    NaN and infinite inputs give NaN and infinity where the reference does
+    """
+
+    name: str
+    op: Callable[..., Any]
+    reference: Callable[..., Any]
+    inputs: Callable[[Make], Case]
+    bound: Callable[[Case, Any, torch.dtype], Any]
+    grad_bound: Callable[[Case, Any, tuple[Any, ...], torch.dtype], tuple[Any, ...]] | None = None
+    differentiable: tuple[int, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    families: tuple[str, ...] = ()
+    examples: Mapping[str, Callable[[Make], Case]] = field(default_factory=dict)
+    bad: tuple[Bad, ...] = ()
+    exact: bool = False
+    specials: bool = True
+
+
+def records(**shared: Any) -> Callable[..., OpSpec]:
+    """A function (name, **fields) -> record, which has the fields `shared` unless it is given others.
+
+    The operation is that of `minidl.ops`, and the reference that of torch, with the record's name.
+    """
+
+    def record(name: str, **own: Any) -> OpSpec:
+        known = {"op": getattr(ops, name, None), "reference": getattr(torch, name, None)}
+        return OpSpec(name=name, **{**known, **shared, **own})
+
+    return record
+
+
+def refuses(error: type[Exception], message: str, *shapes: tuple[int, ...], **rest: Any) -> Bad:
+    """The call with tensors of these shapes, and what `tensors` takes besides, must raise `error`."""
+    return Bad(tensors(*shapes, **rest), error, message)
+
+
+# For operations whose argument x must be floating.
+WANTS_FLOATING = Bad(
+    integers(1, 2, 4, 4), TypeError, r"x has dtype torch.int64, expected a floating type; convert it with .to\(\)"
+)

@@ -1,0 +1,49 @@
+"""Error bounds derived from the arithmetic.
+
+A sum of products in any order whose longest chain has d additions is off by at most gamma(d) times the sum of the
+absolute products, gamma(d) = d u / (1 - d u) (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., ch. 3
+and 4). Rounding the result to its type adds u_out |result| and half a subnormal step.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from minidl.runtime import launch
+
+UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+# Half the distance between subnormal numbers; float32 and bfloat16 results may be flushed to zero on a GPU.
+TINY = {torch.float64: 2.0**-1074, torch.float32: 2.0**-126, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-126}
+
+
+def unit(dtype: torch.dtype) -> float:
+    """Largest relative error of rounding to `dtype`."""
+    return UNIT[dtype]
+
+
+def acc_unit(dtype: torch.dtype) -> float:
+    """Largest relative error of one operation in the accumulate type of `dtype`."""
+    return UNIT[launch.acc_torch(dtype)]
+
+
+def dot_unit(dtype: torch.dtype) -> float:
+    """The same for one step of a `tl.dot`: tensor cores truncate aligned sums, which 2^-22 covers."""
+    u = acc_unit(dtype)
+    return u if launch.INTERPRETED or dtype == torch.float64 else max(u, 2.0**-22)
+
+
+def gamma(d: float, u: float) -> float:
+    """d u / (1 - d u). Raises ValueError when d u is 1 or more, where there is no bound."""
+    if d * u >= 1:
+        raise ValueError(f"no bound: a chain of {d} operations at unit roundoff {u}")
+    return d * u / (1 - d * u)
+
+
+def holds(got: torch.Tensor, exact: torch.Tensor, error: torch.Tensor) -> bool:
+    """Whether every element is `exact` (float64) up to `error` and the rounding to its type."""
+    return bool(((got.double() - exact).abs() <= rounded(exact, error, got.dtype)).all())
+
+
+def rounded(result: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The bound after a result known up to `error` is rounded to `dtype`."""
+    return error + UNIT[dtype] * (result.abs() + error) + TINY[dtype]

@@ -1,0 +1,225 @@
+"""The records of `conv2d` and `conv_transpose2d`.
+
+An output adds up K = C R S products (C of its group), an element of the input's gradient at most M R S, one of the
+weight's gradient N OH OW. Every form adds a block of products at a time and then the blocks, shares of them first; what
+lies outside the image adds nothing. So the chain is no longer than K, nor than a block and the blocks.
+A transposed one exchanges C with M and the image with the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from minidl import ops
+from minidl.kernels.activation import Activation
+from minidl.runtime import launch
+from minidl.testing.specs import products
+from minidl.testing.specs.activation import apply
+from minidl.testing.specs.base import Bad, Case, OpSpec, mixed, refuses, tensors
+from minidl.testing.specs.make import Make
+
+FAMILIES = (
+    "conv", "conv_flat", "conv_grad_weight", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_held",
+    "conv_two_rows", "conv_turn",
+)  # fmt: skip
+# The most products that a compiled kernel adds in one step, with the pixels whose bands are folded after it; and the
+# fewest channels or pixels that a step covers.
+BLOCK, LEAST = 192, 16
+
+
+def _chain(terms: int, rows: int) -> int:
+    """The longest chain for sums of `terms` products that stand in `rows` stretches."""
+    if launch.INTERPRETED:
+        return terms + 2
+    steps = rows * math.ceil(terms / max(rows, 1) / LEAST)
+    return min(terms, BLOCK + 2 * steps) + 2
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The reference and the bounds of `conv2d` and, with the roles of C and M exchanged, of `conv_transpose2d`.
+
+    `op` is minidl's function and `function` torch's. Both take x, weight, bias and settings, of which the fourth is the
+    number of groups; minidl's takes the activation after them.
+    """
+
+    op: Callable[..., Any]
+    function: Callable[..., torch.Tensor]
+    transposed: bool = False
+
+    def reference(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The operation on torch tensors."""
+        x, weight, bias, *how, act = Case(args, kwargs).arguments(self.op)
+        return apply(self.convolve(x, weight, bias, how), act)
+
+    def convolve(self, x: torch.Tensor, weight: torch.Tensor, bias: Any, how: Sequence[Any]) -> torch.Tensor:
+        """torch's convolution, also of no images: torch 2.11 divides by 0 there with groups, and transposes none."""
+        if x.shape[0] == 0:
+            one = self.convolve(x.new_zeros(1, *x.shape[1:]), weight, bias, how)
+            return one[:0] + 0 * (x.sum() + weight.sum())
+        return self.function(x, weight, bias, *how)
+
+    def terms(self, weight: torch.Tensor, groups: int) -> tuple[int, int]:
+        """The most products in an output, and in an element of the input's gradient."""
+        taps = weight.shape[2] * weight.shape[3]
+        of_C, of_M = weight.shape[1] * taps, weight.shape[0] // groups * taps
+        return (of_M, of_C) if self.transposed else (of_C, of_M)
+
+    def preactivation(self, case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """z = conv(x, w) + b and its error in the accumulate type."""
+        x, weight, bias, *how, _ = case.arguments(self.op)
+        z, total = self.convolve(x, weight, bias, how), self.convolve(x.abs(), weight.abs(), None, how)
+        terms, _ = self.terms(weight, how[3])
+        error = products.sum_error(total, terms, _chain(terms, weight.shape[2] * weight.shape[3]), dtype)
+        return z, products.with_bias(z, error, bias, dtype)
+
+    def grad_bound(self, case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        """Bounds of the gradients of x, weight and bias."""
+        x, weight, _, *how, act = case.arguments(self.op)
+        known, error = products.incoming(act, dy, *self.preactivation(case, dtype), dtype)
+        with torch.enable_grad():
+            a, w = (t.abs().requires_grad_() for t in (x, weight))
+            y = self.convolve(a, w, None, how)
+            dx_known, dw_known = torch.autograd.grad(y, (a, w), known, retain_graph=True)
+            dx_error, dw_error = torch.autograd.grad(y, (a, w), error)
+        _, terms = self.terms(weight, how[3])
+        image = x if self.transposed else dy
+        pixels = image.shape[0] * image.shape[2] * image.shape[3]
+        dx = dx_error + products.sum_error(dx_known, terms, _chain(terms, weight.shape[2] * weight.shape[3]), dtype)
+        dw = dw_error + products.sum_error(dw_known, pixels, _chain(pixels, 1), dtype)
+        return products.gradient_bounds(grads, (dx, dw, products.bias_error(known, error, (0, 2, 3), dtype)), dtype)
+
+    def record(self, **fields: Any) -> OpSpec:
+        """The record with everything that both have."""
+        return OpSpec(
+            name=self.op.__name__,
+            op=self.op,
+            reference=self.reference,
+            bound=products.output_bound(self.op, self.preactivation),
+            grad_bound=self.grad_bound,
+            differentiable=(0, 1, 2),
+            exact=True,
+            # A zero of the padding or between weights is multiplied in one form and not in another:
+            # tests/kernels/test_conv.py has the rule.
+            specials=False,
+            **fields,
+        )
+
+
+def _bias_and_act(make: Make, channels: int) -> tuple[torch.Tensor | None, Activation]:
+    bias = make.tensor(channels) if make.integer(0, 1) else None
+    return bias, make.choice([None, "relu", ("leaky_relu", 0.25)])
+
+
+def _inputs(make: Make) -> Case:
+    groups = make.choice([1, 1, 1, 2, 3])
+    N, C, M = make.choice([2, 1, 3, 0]), make.choice([1, 3, 2, 13, 16, 32]), make.choice([2, 1, 5, 12, 16, 20])
+    R, S = make.integer(1, 5), make.integer(1, 5)
+    stride = (make.integer(1, 3), make.integer(1, 3))
+    dilation = (make.integer(1, 2), make.integer(1, 2))
+    padding: Any = make.choice(["numbers", "numbers", "numbers", "same", "valid"])
+    low = (0, 0)
+    if padding == "numbers":
+        low = padding = (make.integer(0, 3), make.integer(0, 3))
+    elif padding == "same":
+        stride, low = (1, 1), (dilation[0] * (R - 1) // 2, dilation[1] * (S - 1) // 2)
+    least = [max(1, d * (k - 1) + 1 - 2 * p) for d, k, p in zip(dilation, (R, S), low, strict=True)]
+    H, W = (smallest + make.choice([0, 1, 2, 5, 9]) for smallest in least)
+    bias, act = _bias_and_act(make, groups * M)
+    x, weight = make.tensor(N, groups * C, H, W), make.tensor(groups * M, C, R, S)
+    return Case((x, weight, bias, stride, padding, dilation, groups, act))
+
+
+def _transposed_inputs(make: Make) -> Case:
+    groups = make.choice([1, 1, 1, 2, 3])
+    N, C, M = make.choice([2, 1, 3, 0]), make.choice([1, 3, 2, 13, 16, 32]), make.choice([2, 1, 3, 5, 12, 16])
+    kernel = make.integer(1, 5), make.integer(1, 5)
+    stride = make.integer(1, 3), make.integer(1, 3)
+    dilation = make.integer(1, 2), make.integer(1, 2)
+    ends = tuple(make.integer(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True))
+    size = make.choice([1, 2, 5, 9]), make.choice([1, 3, 4, 10])
+    padding = []
+    for i in range(2):
+        whole = (size[i] - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + ends[i]
+        padding.append(min(make.integer(0, 3), whole // 2))
+    bias, act = _bias_and_act(make, groups * M)
+    x, weight = make.tensor(N, groups * C, *size), make.tensor(groups * C, M, *kernel)
+    return Case((x, weight, bias, stride, tuple(padding), ends, groups, dilation, act))
+
+
+def _settings(x: tuple[int, ...], weight: tuple[int, ...]) -> Callable[..., Bad]:
+    """Calls that are right but for their settings from the bias on."""
+    return lambda error, message, *settings: refuses(error, message, x, weight, extra=settings)
+
+
+_conv = _settings((2, 3, 4, 4), (4, 3, 1, 1))
+_transposed = _settings((2, 4, 4, 4), (4, 3, 3, 3))
+
+CONV2D = Convolution(ops.conv2d, F.conv2d).record(
+    inputs=_inputs,
+    families=FAMILIES,
+    examples={
+        "few channels": tensors((2, 1, 9, 11), (6, 1, 3, 3), (6,)),
+        "many channels": tensors((3, 32, 6, 5), (20, 32, 3, 3), (20,), extra=(1, 1, 1, 1, "relu")),
+        "stride, padding and dilation": tensors((2, 5, 13, 12), (7, 5, 3, 4), (7,), extra=((2, 3), (2, 1), (2, 1))),
+        "groups": tensors((2, 6, 7, 8), (9, 2, 3, 3), (9,), extra=(1, "same", 1, 3, "gelu")),
+        "depthwise": tensors((2, 8, 7, 7), (8, 1, 5, 5), extra=(None, 1, 2, 1, 8, "tanh")),
+        "one pixel": tensors((1, 17, 1, 1), (3, 17, 1, 1), (3,), extra=(1, 0, 1, 1, "silu")),
+        "kernel larger than the image": tensors((2, 3, 2, 3), (4, 3, 5, 5), extra=(None, 1, 2)),
+    },
+    bad=(
+        refuses(ValueError, r"x has shape \[2, 3, 4\].* expected x \[N, C, H, W\]", (2, 3, 4), (4, 3, 1, 1)),
+        refuses(ValueError, "x has 3 channels, weight", (2, 3, 4, 4), (4, 2, 1, 1)),
+        refuses(ValueError, "a multiple of groups", (2, 4, 4, 4), (3, 2, 1, 1), extra=(None, 1, 0, 1, 2)),
+        _conv(ValueError, "groups is 0", None, 1, 0, 1, 0),
+        refuses(ValueError, "kernel's height 5 .* is above that of the padded input, 4", (2, 3, 4, 4), (4, 3, 5, 1)),
+        refuses(ValueError, r"bias has shape \[3\], expected \[4\]", (2, 3, 4, 4), (4, 3, 1, 1), (3,)),
+        _conv(ValueError, "stride is 0, expected a whole number", None, 0),
+        _conv(ValueError, "stride is .* from 1 to 1073741824", None, 2**40),
+        _conv(ValueError, "groups is 1.0", None, 1, 0, 1, 1.0),
+        _conv(ValueError, "padding is -1", None, 1, -1),
+        _conv(ValueError, 'expected "same", "valid"', None, 1, "full"),
+        refuses(ValueError, 'padding "same" is for stride 1', (2, 3, 4, 4), (4, 3, 3, 3), extra=(None, 2, "same")),
+        _conv(TypeError, "or a pair of them", None, 1, 0, (1, 2, 3)),
+        _conv(TypeError, "stride is True, expected a whole number", None, True),
+        refuses(ValueError, "neither may have a size of 0", (2, 3, 0, 4), (4, 3, 1, 1)),
+        Bad(mixed(torch.float16, (2, 3, 4, 4), (4, 3, 1, 1)), TypeError, "convert one of"),
+    ),
+)
+
+CONV_TRANSPOSE2D = Convolution(ops.conv_transpose2d, F.conv_transpose2d, transposed=True).record(
+    inputs=_transposed_inputs,
+    families=("conv_turn", "conv_few"),
+    examples={
+        "few outputs": tensors((2, 16, 5, 6), (16, 3, 5, 5), (3,), extra=(2, 2, 1, 1, 1, "tanh")),
+        "many channels": tensors((3, 32, 4, 5), (32, 20, 4, 4), (20,), extra=(2, 1, 0, 1, 1, "relu")),
+        "stride, padding and dilation": tensors((2, 5, 6, 5), (5, 7, 3, 4), (7,), extra=((2, 3), (2, 1), 1, 1, (1, 2))),
+        "groups": tensors((2, 6, 7, 4), (6, 5, 3, 3), (10,), extra=(1, 1, 0, 2, 1, "gelu")),
+        "stride above the kernel": tensors((2, 3, 4, 3), (3, 4, 2, 1), (4,), extra=(3, 0, 2, 1, 1, "silu")),
+        "one pixel to an image": tensors((1, 17, 1, 1), (17, 9, 4, 4), extra=(None,)),
+    },
+    bad=(
+        refuses(ValueError, r"x has shape \[2, 3, 4\].* expected x \[N, C, H, W\]", (2, 3, 4), (3, 4, 1, 1)),
+        refuses(ValueError, "x has 3 channels, weight", (2, 3, 4, 4), (2, 3, 1, 1)),
+        refuses(ValueError, "and a multiple of groups", (2, 3, 4, 4), (3, 2, 1, 1), extra=(None, 1, 0, 0, 2)),
+        _transposed(ValueError, "groups is 0", None, 1, 0, 0, 0),
+        _transposed(ValueError, "groups is 1.0", None, 1, 0, 0, 1.0),
+        refuses(ValueError, r"bias has shape \[3\], expected \[4\]", (2, 3, 4, 4), (3, 4, 1, 1), (3,)),
+        _transposed(ValueError, "conv_transpose2d: stride is 0, expected a whole number", None, 0),
+        _transposed(ValueError, "padding is -1", None, 1, -1),
+        _transposed(TypeError, "padding is 'same', expected a whole number", None, 1, "same"),
+        _transposed(ValueError, "output_padding is 2, expected less than stride 2 or than dilation", None, 2, 0, 2),
+        _transposed(TypeError, "dilation is .*, or a pair of them", None, 1, 0, 0, 1, (1, 2, 3)),
+        _transposed(ValueError, "the result would have a height of 0; use less padding than 3", None, 1, 3),
+        refuses(ValueError, "neither may have a size of 0", (2, 3, 0, 4), (3, 4, 1, 1)),
+        Bad(mixed(torch.float16, (2, 3, 4, 4), (3, 4, 1, 1)), TypeError, "convert one of"),
+    ),
+)
+
+SPECS = [CONV2D, CONV_TRANSPOSE2D]

@@ -1,0 +1,387 @@
+"""Records of element-wise arithmetic.
+
+Values are computed in the accumulate type by one correctly rounded operation, or by a function good to a few units,
+and rounded once. A gradient is such a function of dy and what was kept; where an operand was broadcast, the rounded
+terms are then added up (`folded`). Gradients that need the output use the rounded one: its bound enters to first and
+second order. Where a kept value overflows the dtype, there is no bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minidl.kernels import reduce
+from minidl.runtime import launch
+from minidl.testing.specs import bounds
+from minidl.testing.specs.base import Bad, Case, integers, mixed, one, records, refuses, tensors
+from minidl.testing.specs.make import Make
+
+# Units in the last place of exp and log.
+FUNCTION_UNITS = 8
+
+
+def no_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Nothing is rounded."""
+    return torch.zeros_like(result, dtype=torch.float64)
+
+
+def no_grad_error(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Nothing is rounded on the way back."""
+    return tuple(torch.zeros_like(g) for g in grads)
+
+
+def where_finite(result: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """The bound, and 0 where the result is infinite or NaN and must be equal."""
+    return torch.where(result.isfinite(), bound, 0.0)
+
+
+def few_units(units: float) -> Callable[[Case, torch.Tensor, torch.dtype], torch.Tensor]:
+    """A bound of some units of the accumulate type, and one rounding to the dtype."""
+
+    def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        error = units * bounds.acc_unit(dtype) * result.abs()
+        return where_finite(result, bounds.rounded(result, error, dtype))
+
+    return bound
+
+
+def kept(y: torch.Tensor, error: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
+    """The error of an output as it is kept, rounded: infinite where it may overflow."""
+    off = bounds.rounded(y, torch.as_tensor(error, dtype=torch.float64), dtype)
+    return torch.where(y.abs() + off > torch.finfo(dtype).max, math.inf, off)
+
+
+def times(factor: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    """|factor| times an error; infinite where the error is, also for a factor of 0."""
+    return torch.where(error == math.inf, math.inf, factor.abs() * error)
+
+
+def folded(grad: torch.Tensor, terms: torch.Tensor, errors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The bound of a gradient that is the sum of `terms`, of a broadcast shape, over what was repeated.
+
+    Each term is off by `errors`, then rounded to the dtype.
+    """
+    each = bounds.rounded(terms, errors, dtype)
+    if terms.shape == grad.shape:
+        return where_finite(grad, each)
+    count = terms.numel() // max(grad.numel(), 1)
+    return bounds.rounded(grad, summed(terms.abs() + each, grad, count, dtype) + each.sum_to_size(grad.shape), dtype)
+
+
+def summed(sizes: torch.Tensor, result: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """The error of adding numbers of these sizes into `result`; infinite where a term or a partial sum may overflow.
+
+    `count` numbers are added to each element.
+    """
+    total = sizes.sum_to_size(result.shape)
+    chain = reduce.depth(result.numel(), count, dtype)
+    lost = (sizes > torch.finfo(dtype).max).double().sum_to_size(result.shape) > 0
+    lost = lost | (total > torch.finfo(launch.acc_torch(dtype)).max / 2)
+    return torch.where(lost, math.inf, bounds.gamma(chain, bounds.acc_unit(dtype)) * total)
+
+
+# One operand.
+
+
+def _unary_examples(low: float | None = None) -> dict[str, Callable[[Make], Case]]:
+    return {
+        "one run": lambda make: Case((make.tensor(3, 700, low=low),)),
+        "scalar": lambda make: Case((make.tensor(low=low),)),
+        "every second": lambda make: Case((make.tensor(37, 66, low=low)[:, ::2],)),
+    }
+
+
+_INTEGERS = Bad(integers(3), TypeError, r"got dtype torch.int64, expected a floating type; convert it with .to\(\)")
+_BOOL = Bad(lambda make: Case((_bools(make, 3),)), TypeError, "got dtype torch.bool, expected a floating or")
+
+
+def _bools(make: Make, *shape: int) -> torch.Tensor:
+    return make.integers(*shape, low=0, high=1).bool()
+
+
+_unary = records(
+    inputs=one(), differentiable=(0,), families=("elementwise",), examples=_unary_examples(), bad=(_INTEGERS,)
+)
+_exact = records(
+    inputs=one(), bound=no_error, grad_bound=no_grad_error, differentiable=(0,), families=("elementwise",),
+    examples=_unary_examples(), bad=(_BOOL,), exact=True,
+)  # fmt: skip
+# From values above 0.
+_positive = records(
+    inputs=one(low=0.0), differentiable=(0,), families=("elementwise",), examples=_unary_examples(low=0.0625),
+    bad=(_INTEGERS,),
+)  # fmt: skip
+
+
+def _exp_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    y = case.args[0].exp()
+    error = times(dy, kept(y, FUNCTION_UNITS * bounds.acc_unit(dtype) * y, dtype))
+    return (bounds.rounded(grads[0], error + bounds.acc_unit(dtype) * grads[0].abs(), dtype),)
+
+
+def _grad_units(units: float) -> Callable[..., tuple[Any, ...]]:
+    def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        (grad,) = grads
+        return (where_finite(grad, bounds.rounded(grad, units * bounds.acc_unit(dtype) * grad.abs(), dtype)),)
+
+    return bound
+
+
+def _sqrt_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    # The root of the smallest number is far from underflow, so what is kept is off by two roundings.
+    relative = 2 * (bounds.unit(dtype) + bounds.acc_unit(dtype)) + 2 * bounds.acc_unit(dtype)
+    return (where_finite(grads[0], bounds.rounded(grads[0], relative * grads[0].abs(), dtype)),)
+
+
+def _reciprocal_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    y = case.args[0].reciprocal().abs()
+    off = kept(y, bounds.acc_unit(dtype) * y, dtype)
+    error = times(dy, 2 * y * off + off * off) + 4 * bounds.acc_unit(dtype) * grads[0].abs()
+    # dy y may vanish before it is multiplied by y again.
+    error = error + y * bounds.TINY[launch.acc_torch(dtype)]
+    return (where_finite(grads[0], bounds.rounded(grads[0], error, dtype)),)
+
+
+UNARY = [
+    *map(_exact, ("neg", "abs", "sign")),
+    _exact("square", bound=few_units(1), grad_bound=_grad_units(2)),
+    _unary("exp", bound=few_units(FUNCTION_UNITS), grad_bound=_exp_grad),
+    _positive("log", bound=few_units(FUNCTION_UNITS), grad_bound=_grad_units(1)),
+    _positive("sqrt", bound=few_units(1), grad_bound=_sqrt_grad),
+    _unary("reciprocal", bound=few_units(1), grad_bound=_reciprocal_grad),
+]
+
+
+# Two operands.
+
+
+def _narrowed(make: Make, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape that broadcasts to `shape`."""
+    narrow = tuple(make.choice([size, size, 1]) for size in shape)
+    return narrow[make.integer(0, len(narrow)) :] if make.integer(0, 2) == 0 else narrow
+
+
+def _tensors(make: Make) -> Case:
+    """Two tensors whose shapes broadcast."""
+    shape = make.shape(0, 4)
+    return Case((make.tensor(*_narrowed(make, shape)), make.tensor(*_narrowed(make, shape))))
+
+
+def _binary_examples(low: float | None = None) -> dict[str, Callable[[Make], Case]]:
+    def pair(left: tuple[int, ...], right: tuple[int, ...]) -> Callable[[Make], Case]:
+        return lambda make: Case((make.tensor(*left, low=low), make.tensor(*right, low=low)))
+
+    return {
+        "one run": pair((3, 700), (3, 700)),
+        "value": pair((3, 700), (1,)),
+        "row": pair((37, 64), (64,)),
+        "column": pair((37, 65), (37, 1)),
+        "channels": pair((3, 5, 4, 7), (5, 1, 1)),
+        "transposed": lambda make: Case((make.tensor(33, 40, low=low), make.tensor(40, 33, low=low).t())),
+        "two outer dimensions": pair((2, 3, 2, 5, 2), (2, 1, 2, 1, 2)),
+        "more than can be walked": pair((2, 2, 2, 2, 2, 2, 2, 3), (2, 1, 2, 1, 2, 1, 2, 1)),
+        "wide": pair((2, 1, 1025), (2, 3, 1025)),
+    }
+
+
+_FRACTION = Bad(integers(3, extra=(0.5,)), TypeError, "got a torch.int64 tensor and the number 0.5")
+BINARY_BAD = (
+    refuses(ValueError, r"\[2, 3\] and \[2, 4\] do not broadcast: sizes must be equal or 1", (2, 3), (2, 4)),
+    Bad(
+        mixed(torch.float64, (3,), (3,)),
+        TypeError,
+        r"got operands of torch.float32 and torch.float64; convert one of them with .to\(\)",
+    ),
+    refuses(TypeError, "got str, expected a tensor or a number", (3,), extra=("2",)),
+    Bad(lambda make: Case((1, 2.0)), TypeError, "got only Python numbers, expected at least one tensor"),
+)
+
+
+# The terms of a gradient, before they are summed over what was broadcast, and their errors.
+Terms = tuple[torch.Tensor, torch.Tensor]
+
+
+def _binary_grads(left: Callable[..., Terms], right: Callable[..., Terms]) -> Callable[..., tuple[Any, ...]]:
+    """Bounds from functions (dy, a, b, dtype) -> Terms for each operand."""
+
+    def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        sides = zip(grads, (left, right), strict=True)
+        return tuple(folded(grad, *terms(dy, *case.args, dtype), dtype) for grad, terms in sides)
+
+    return bound
+
+
+def _dy_itself(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
+    return dy, torch.zeros_like(dy)
+
+
+def _units_of(terms: torch.Tensor, units: float, dtype: torch.dtype) -> Terms:
+    return terms, units * bounds.acc_unit(dtype) * terms.abs()
+
+
+def _div_grad_b(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
+    terms, errors = _units_of(dy * a / b / b, 4, dtype)
+    # a / b and (a / b) / b may vanish before dy lifts them again.
+    return terms, errors + dy.abs() * (1 + 1 / b.abs()) * bounds.TINY[launch.acc_torch(dtype)]
+
+
+def _larger(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
+    """dy where a is above b, half of it where they are equal."""
+    terms = torch.where(a == b, dy / 2, torch.where(a > b, dy, 0.0))
+    return terms, torch.zeros_like(terms)
+
+
+def _smaller(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
+    return _larger(dy, -a, -b, dtype)
+
+
+def _power_error(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Relative error of a power in float64: of the logarithm, of b log|a|, and of its exponential."""
+    exponent = (b * a.abs().log()).abs().nan_to_num(nan=0.0, posinf=0.0)
+    return torch.where(exponent > 700, math.inf, 8 * (1 + exponent) * bounds.UNIT[torch.float64])
+
+
+def _pow_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    relative = _power_error(*case.args) + bounds.acc_unit(dtype)
+    error = (relative * result.abs()).nan_to_num(nan=math.inf)
+    return where_finite(result, bounds.rounded(result, error, dtype))
+
+
+def _pow_grad_a(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
+    terms = torch.where(b == 0, 0.0, dy * (b * a.pow(b - 1)))
+    return terms, ((_power_error(a, b - 1) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
+
+
+def _pow_grad_b(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
+    terms = dy * torch.where((a == 0) & (b >= 0), 0.0, a.pow(b) * a.log())
+    return terms, ((_power_error(a, b) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
+
+
+def _pow_inputs(make: Make) -> Case:
+    shape = make.shape(0, 3)
+    left, right = _narrowed(make, shape), _narrowed(make, shape)
+    return Case((make.tensor(*left, low=0.0625, high=3.0), make.tensor(*right, low=-4.0, high=4.0)))
+
+
+_binary = records(
+    inputs=_tensors, bound=few_units(1), differentiable=(0, 1), families=("elementwise", "elementwise_tile"),
+    examples=_binary_examples(), bad=BINARY_BAD,
+)  # fmt: skip
+_sum_grads = _binary_grads(_dy_itself, _dy_itself)
+_product_grads = _binary_grads(
+    lambda dy, a, b, dtype: _units_of(dy * b, 1, dtype), lambda dy, a, b, dtype: _units_of(dy * a, 1, dtype)
+)
+_quotient_grads = _binary_grads(lambda dy, a, b, dtype: _units_of(dy / b, 1, dtype), _div_grad_b)
+
+BINARY = [
+    _binary("add", grad_bound=_sum_grads, exact=True, bad=(*BINARY_BAD, _FRACTION)),
+    _binary("sub", grad_bound=_sum_grads, exact=True),
+    _binary("mul", grad_bound=_product_grads, exact=True),
+    _binary("div", grad_bound=_quotient_grads),
+    _binary(
+        "pow",
+        inputs=_pow_inputs,
+        bound=_pow_bound,
+        grad_bound=_binary_grads(_pow_grad_a, _pow_grad_b),
+        examples=_binary_examples(low=0.0625),
+    ),
+    _binary("maximum", bound=no_error, grad_bound=_binary_grads(_larger, _smaller), exact=True),
+    _binary("minimum", bound=no_error, grad_bound=_binary_grads(_smaller, _larger), exact=True),
+]
+
+
+# Comparisons.
+
+
+def _compared(make: Make) -> Case:
+    """Operands that are often equal."""
+    case = _tensors(make)
+    a = case.args[0]
+    return make.choice([case, Case((a, a.clone())), Case((a, 2)), Case((a, -0.5))])
+
+
+_comparison = records(
+    inputs=_compared,
+    bound=no_error,
+    families=("elementwise", "elementwise_tile"),
+    examples={
+        "one run": tensors((3, 700), (3, 700)),
+        "integers": lambda make: Case((make.integers(70, low=0, high=3), make.integers(70, low=0, high=3))),
+        "column": tensors((37, 65), (37, 1)),
+    },
+    bad=BINARY_BAD,
+    exact=True,
+)
+COMPARISONS = [*map(_comparison, ("eq", "ne", "lt", "le", "gt", "ge"))]
+
+
+# Three operands.
+
+
+def _chosen(make: Make) -> Case:
+    shape = make.shape(0, 3)
+    return Case((_bools(make, *_narrowed(make, shape)), make.tensor(*_narrowed(make, shape)), make.tensor(*shape)))
+
+
+def _where_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    chosen = case.args[0].expand(dy.shape)
+    masks = zip(grads, (chosen, ~chosen), strict=True)
+    return tuple(folded(g, torch.where(mask, dy, 0.0), torch.zeros_like(dy), dtype) for g, mask in masks)
+
+
+def _clamped(make: Make) -> Case:
+    low, high = make.choice([(-1.0, 1.0), (None, 0.5), (0, None), (-2, -2), (0.25, 3)])
+    return Case((make.tensor(*make.shape(0, 3)), low, high))
+
+
+_choice = records(bound=no_error, exact=True)
+CHOICES = [
+    _choice(
+        "where",
+        inputs=_chosen,
+        grad_bound=_where_grad,
+        differentiable=(1, 2),
+        families=("elementwise", "elementwise_tile"),
+        examples={
+            "one run": lambda make: Case((_bools(make, 3, 700), make.tensor(3, 700), make.tensor(3, 700))),
+            "rows": lambda make: Case((_bools(make, 37, 1), make.tensor(37, 40), make.tensor(40))),
+        },
+        bad=(
+            refuses(
+                TypeError, "the condition has dtype torch.float32, expected torch.bool; compare it", (3,), (3,), (3,)
+            ),
+            Bad(
+                lambda make: Case((_bools(make, 3), make.tensor(3), make.tensor(4))),
+                ValueError,
+                r"shapes \[3\] and \[3\] and \[4\] do not broadcast",
+            ),
+            Bad(
+                lambda make: Case((_bools(make, 3), make.tensor(3), make.tensor(3).double())),
+                TypeError,
+                "got operands of torch.float32 and torch.float64",
+            ),
+        ),
+    ),
+    _choice(
+        "clamp",
+        inputs=_clamped,
+        grad_bound=no_grad_error,
+        differentiable=(0,),
+        families=("elementwise",),
+        examples={
+            "both": tensors((3, 700), extra=(-1, 1)),
+            "below": tensors((65,), extra=(-0.5,)),
+            "above": tensors((65,), extra=(None, 0.5)),
+        },
+        bad=(
+            refuses(ValueError, "got neither min nor max, expected at least one", (3,)),
+            refuses(ValueError, "min 2 is above max 1", (3,), extra=(2, 1)),
+        ),
+    ),
+]
+
+SPECS = [*UNARY, *BINARY, *COMPARISONS, *CHOICES]

@@ -1,0 +1,172 @@
+"""Records of matrix products.
+
+The result of a product is off by at most gamma(d) |A| |B|, where d is the longest chain of additions of the tiled loop,
+plus what float32 products on tensor cores leave out of each term. The gradients are products of the same kind, whose
+|A| |B| follows from the reference at absolute values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from minidl import ops
+from minidl.kernels.activation import Activation
+from minidl.runtime import launch
+from minidl.testing.specs import bounds, products
+from minidl.testing.specs.activation import apply
+from minidl.testing.specs.base import Bad, Case, mixed, records, refuses, tensors
+from minidl.testing.specs.make import Make
+
+FAMILIES = ("gemm", "gemm_pointer", "gemm_sum")
+
+
+def chain(M: int, N: int, K: int, dtype: torch.dtype) -> int:
+    """Additions that one element of an [M, K] x [K, N] product goes through at most, in any form."""
+    longest = 0
+    for family, floor in (("gemm", 16), ("gemm_pointer", 16), ("gemm_thin", 1)):
+        block = launch.tile(family, dtype, floor=floor, precision=launch.precision(dtype), M=M, N=N, K=K)["BLOCK_K"]
+        # The blocks of a share are added up, then the shares; there are no more shares than blocks.
+        longest = max(longest, min(K, block + 2 * math.ceil(K / block)))
+    return longest + 2
+
+
+def product_error(total: torch.Tensor, M: int, N: int, K: int, dtype: torch.dtype) -> torch.Tensor:
+    """The error of a product before it is rounded, for total = |A| |B|; infinite where a partial sum may overflow."""
+    return products.sum_error(total, K, chain(M, N, K, dtype), dtype)
+
+
+def _matmul_inputs(make: Make) -> Case:
+    M, K, N = make.size(0, 40), make.size(0, 40), make.size(0, 40)
+    form = make.choice(["matrices", "vector left", "vector right", "vectors", "batch left", "batches"])
+    batch = [make.size(0, 3) for _ in range(make.integer(1, 2))]
+    if form == "matrices":
+        return Case((make.tensor(M, K), make.tensor(K, N)))
+    if form == "vector left":
+        return Case((make.tensor(K), make.tensor(*batch[: make.integer(0, 1)], K, N)))
+    if form == "vector right":
+        return Case((make.tensor(*batch[: make.integer(0, 1)], M, K), make.tensor(K)))
+    if form == "vectors":
+        return Case((make.tensor(K), make.tensor(K)))
+    if form == "batch left":
+        return Case((make.tensor(*batch, M, K), make.tensor(K, N)))
+    right = [make.choice([size, 1]) for size in batch][make.integer(0, 1) :]
+    return Case((make.tensor(*batch, M, K), make.tensor(*right, K, N)))
+
+
+def _matmul_sizes(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
+    return (a.shape[-2] if a.dim() > 1 else 1), (b.shape[-1] if b.dim() > 1 else 1), a.shape[-1]
+
+
+def _matmul_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    a, b = case.args
+    rows, N, K = _matmul_sizes(a, b)
+    if b.dim() == 2:
+        rows = math.prod(a.shape[:-1])
+    return bounds.rounded(result, product_error(torch.matmul(a.abs(), b.abs()), rows, N, K, dtype), dtype)
+
+
+def _matmul_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    a, b = (t.abs().requires_grad_() for t in case.args)
+    totals = torch.autograd.grad(torch.matmul(a, b), (a, b), dy.abs())
+    rows, N, K = _matmul_sizes(a, b)
+    # Batches that share an operand are multiplied one by one, rounded, and then added.
+    batch = math.prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    if b.dim() == 2:
+        rows, batch = math.prod(a.shape[:-1]), 1
+    out = []
+    for grad, total, (m, n, k) in zip(grads, totals, ((rows, K, N), (K, N, rows)), strict=True):
+        error = product_error(total, m, n, k, dtype)
+        if batch > 1 and grad.shape[:-2] != dy.shape[:-2]:
+            error = error + total * (bounds.unit(dtype) + bounds.gamma(batch + 1, bounds.acc_unit(dtype)))
+            error = error + batch * bounds.TINY[dtype]
+            error = torch.where(total > torch.finfo(dtype).max / 2, math.inf, error)
+        out.append(bounds.rounded(grad, error, dtype))
+    return tuple(out)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, act: Activation = None) -> Any:
+    return apply(F.linear(x, weight, bias), act)
+
+
+def _linear_inputs(make: Make) -> Case:
+    shape = [make.size(0, 40) for _ in range(make.integer(1, 2))][: make.integer(0, 2)]
+    K, N = make.size(1, 40), make.size(1, 40)
+    bias = make.tensor(N) if make.integer(0, 1) else None
+    return Case((make.tensor(*shape, K), make.tensor(N, K), bias, make.choice(products.ACTIVATIONS)))
+
+
+def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """z = x W^T + b and its error in the accumulate type."""
+    x, weight, bias, _ = case.arguments(ops.linear)
+    z = F.linear(x, weight, bias)
+    total = F.linear(x.abs(), weight.abs())
+    error = product_error(total, math.prod(x.shape[:-1]), weight.shape[0], weight.shape[1], dtype)
+    return z, products.with_bias(z, error, bias, dtype)
+
+
+def _linear_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    x, weight, _, act = case.arguments(ops.linear)
+    known, error = products.incoming(act, dy, *_preactivation(case, dtype), dtype)
+    x, known, error = (t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in (x, known, error))
+    rows, (N, K) = len(x), weight.shape
+    dx = error @ weight.abs() + product_error(known @ weight.abs(), rows, K, N, dtype)
+    dw = error.T @ x.abs() + product_error(known.T @ x.abs(), N, K, rows, dtype)
+    found = (dx.reshape(case.args[0].shape), dw, products.bias_error(known, error, (0,), dtype))
+    return products.gradient_bounds(grads, found, dtype)
+
+
+_product = records(families=FAMILIES)
+MATMUL = _product(
+    "matmul",
+    inputs=_matmul_inputs,
+    bound=_matmul_bound,
+    grad_bound=_matmul_grad_bound,
+    differentiable=(0, 1),
+    examples={
+        "one tile": tensors((32, 32), (32, 32)),
+        "tails": tensors((33, 37), (37, 17)),
+        "many blocks of K": tensors((5, 300), (300, 3)),
+        "aligned, several tiles": tensors((144, 144), (144, 160)),
+        "batches": tensors((2, 1, 17, 9), (3, 9, 5)),
+        "vectors": tensors((65,), (65,)),
+        "no K": tensors((3, 0), (0, 4)),
+    },
+    bad=(
+        refuses(ValueError, r"shapes \[2, 3\] and \[4, 5\] do not fit", (2, 3), (4, 5)),
+        refuses(ValueError, "do not fit", (3,), (4, 5)),
+        refuses(ValueError, "expected at least one dimension", (), (4, 5)),
+        refuses(ValueError, "do not broadcast", (2, 3, 4), (3, 4, 5)),
+        Bad(mixed(torch.float64, (2, 3), (3, 2)), TypeError, "convert one of them"),
+        Bad(lambda make: Case((make.integers(2, 2, low=0, high=4),) * 2), TypeError, "expected a floating type"),
+    ),
+    exact=True,
+)
+
+LINEAR = _product(
+    "linear",
+    reference=_linear,
+    inputs=_linear_inputs,
+    bound=products.output_bound(ops.linear, _preactivation),
+    grad_bound=_linear_grad_bound,
+    differentiable=(0, 1, 2),
+    examples={
+        "no bias": tensors((8, 24), (16, 24), extra=(None, None)),
+        "bias": tensors((33, 17), (9, 17), (9,), extra=(None,)),
+        "relu": tensors((33, 24), (40, 24), (40,), extra=("relu",)),
+        "gelu": tensors((19, 33), (17, 33), (17,), extra=("gelu",)),
+        "tanh": tensors((2, 3, 8), (4, 8), (4,), extra=("tanh",)),
+    },
+    bad=(
+        refuses(ValueError, r"x has shape \[2, 3\], weight \[4, 5\]", (2, 3), (4, 5)),
+        refuses(ValueError, r"expected x \[..., in\] and weight \[out, in\]", (2, 3), (3,)),
+        refuses(ValueError, r"bias has shape \[3\], expected \[4\]", (2, 3), (4, 3), (3,)),
+        refuses(ValueError, "unknown activation 'swish'", (2, 3), (4, 3), (4,), extra=("swish",)),
+        Bad(mixed(torch.float16, (2, 3), (4, 3)), TypeError, "convert one of them"),
+    ),
+)
+
+SPECS = [MATMUL, LINEAR]

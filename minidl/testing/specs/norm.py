@@ -1,0 +1,380 @@
+"""Records of batch norm.
+
+Per channel, R = max |x - x_0|, x_0 its first value, s^2 = var, u the unit of the accumulate type. x - x_0 is off by
+u R. A lane's mean of n of them is off by its steps' roundings, each of a mean (u R) and of a step towards the next
+value (5 u 2 R / k in step k), of which later steps keep a share: (n / 2 + 12) u R. Lanes and bands are joined by sums
+in float64: together D = u R (17 + depth), where a band's depth is n and 2 roundings, for float64 n and its lanes, to
+which the bands add. Then x_0 is added in float64, and the mean is rounded.
+
+The sum of squares takes each distance from such a mean. An error of D in distances of mean square s^2 makes at most
+2 D s + D^2 in it; both factors of a lane's product are off by D, distances of lanes from a band and of bands from all
+by twice D: 12 D s + 12 D^2 covers them. The sum itself adds gamma(depth + 8) s^2. With E for all of this, rstd lies
+between its values for var + E and var - E (or 0). So the condition of rstd is R / s, and that of x - mean is
+mean / deviation, by the rounding of the mean alone.
+
+z = (x - mean) rstd weight + bias follows with a rounding for each operation, act(z) as its own record has it. The
+gradient multiplies dy by act'(z): where z is off by e, act' is off by at most e (no smooth activation here bends
+faster), and at a kink by its step where |z| <= e. Sums of it and dx follow by the rules for sums and products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from minidl import ops
+from minidl.kernels import activation, norm, reduce
+from minidl.kernels.activation import Activation
+from minidl.runtime import launch
+from minidl.tensors import Tensor
+from minidl.testing.specs import bounds
+from minidl.testing.specs.activation import DERIVATIVE_UNITS, apply, output_error
+from minidl.testing.specs.base import Bad, Case, OpSpec, distinct, integers
+from minidl.testing.specs.make import Make
+
+# Units of 1 that the derivatives of bounded activations are off, computed from z.
+BOUNDED_UNITS = 24
+# Units of float64 that a few operations in it may cost.
+DOUBLE = 8 * 2.0**-53
+
+
+class Arguments(NamedTuple):
+    """Arguments of batch_norm in its order."""
+
+    x: torch.Tensor
+    running_mean: torch.Tensor | None
+    running_var: torch.Tensor | None
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    training: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
+    act: Activation = None
+
+    @property
+    def running(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The running statistics, where they are given."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        return self.running_mean, self.running_var
+
+
+def _batch_norm(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any) -> Tensor:
+    """ops.batch_norm on copies of the running statistics."""
+    mean, var = (None if statistic is None else Tensor(statistic.data.clone()) for statistic in (mean, var))
+    return ops.batch_norm(x, mean, var, *rest)
+
+
+def _running(x: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Copies of the running statistics after ops.batch_norm in training."""
+    mean, var = Tensor(mean.data.clone()), Tensor(var.data.clone())
+    ops.batch_norm(x, mean, var, *rest)
+    return mean, var
+
+
+def _reference(*args: Any) -> torch.Tensor:
+    """The formula itself: torch multiplies mean and weight out first, which cancels, and makes NaN of infinities."""
+    given = Arguments(*args)
+    rows = _rows(given.x)
+    if given.training:
+        mean, var = rows.mean(0), rows.var(0, correction=0)
+    else:
+        mean, var = given.running
+    scale = 1 / torch.sqrt(var + given.eps)
+    z = (rows - mean) * (scale if given.weight is None else scale * given.weight)
+    return _unrows(apply(z if given.bias is None else z + given.bias, given.act), given.x)
+
+
+def _running_reference(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    given = Arguments(*args)
+    mean, var = (statistic.clone() for statistic in given.running)
+    F.batch_norm(given.x, mean, var, None, None, True, given.momentum, given.eps)
+    return mean, var
+
+
+class Errors(NamedTuple):
+    """Rows [M, C] of x - mean and of z with their errors; rstd and what x - mean is multiplied by, [C], with theirs.
+
+    mean, var and their errors are those of the batch in training.
+    """
+
+    d: torch.Tensor
+    d_error: torch.Tensor
+    z: torch.Tensor
+    z_error: torch.Tensor
+    rstd: torch.Tensor
+    rstd_error: torch.Tensor
+    scale: torch.Tensor
+    scale_error: torch.Tensor
+    mean: torch.Tensor
+    mean_error: torch.Tensor
+    var: torch.Tensor
+    var_error: torch.Tensor
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def _unrows(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return rows.reshape(like.movedim(1, -1).shape).movedim(-1, 1)
+
+
+def _known(error: torch.Tensor, *sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The error, infinite where it is not known or where a value of one of these sizes may overflow."""
+    limit = torch.finfo(launch.acc_torch(dtype)).max / 4
+    for size in sizes:
+        error = torch.where(size < limit, error, math.inf)
+    return error.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def _errors(given: Arguments, dtype: torch.dtype) -> Errors:
+    u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
+    x = _rows(given.x)
+    M, C = x.shape
+    if given.training:
+        mean, var = x.mean(0), x.var(0, correction=0)
+        depth = norm.depth(M, C, dtype, "norm_stats")
+        if dtype == torch.float64:
+            depth += norm.bands(M, C, dtype, "norm_stats")
+        largest = (x - x[0]).abs().amax(0)
+        apart = u * largest * (17 + depth) + tiny
+        var_error = 12 * apart * var.sqrt() + 12 * apart**2 + bounds.gamma(depth + 8, u) * var + 8 * tiny
+        var_error = _known(var_error, 4 * M * largest**2, dtype=dtype)
+        mean_error = apart + (u + DOUBLE) * (mean.abs() + apart) + tiny
+    else:
+        mean, var = given.running
+        mean_error, var_error = torch.zeros_like(mean), torch.zeros_like(var)
+    rstd = 1 / torch.sqrt(var + given.eps)
+    high = 1 / torch.sqrt((var - var_error).clamp(min=0) + given.eps)
+    low = 1 / torch.sqrt(var + var_error + given.eps)
+    rstd_error = torch.maximum(high - rstd, rstd - low) + (2 * u + DOUBLE) * high
+    weight = torch.ones_like(mean) if given.weight is None else given.weight
+    bias = torch.zeros_like(mean) if given.bias is None else given.bias
+    scale = rstd * weight.abs()
+    scale_error = weight.abs() * (rstd_error + u * (rstd + rstd_error)) + tiny
+    d = x - mean
+    d_error = mean_error + u * (d.abs() + mean_error)
+    size = (d.abs() + d_error) * (scale + scale_error)
+    z_error = d.abs() * scale_error + d_error * (scale + scale_error) + 2 * u * (size + bias.abs()) + tiny
+    z_error = _known(z_error, size, size + bias.abs(), x.abs() + mean.abs(), dtype=dtype)
+    z = d * rstd * weight + bias
+    return Errors(d, d_error, z, z_error, rstd, rstd_error, scale, scale_error, mean, mean_error, var, var_error)
+
+
+def _bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    given = Arguments(*case.args)
+    if given.x.numel() == 0:
+        return torch.zeros_like(given.x)
+    off = _errors(given, dtype)
+    error = _known(output_error(off.z, off.z_error, given.act, dtype), off.z.abs() + off.z_error, dtype=dtype)
+    return bounds.rounded(result, _unrows(error, result), dtype)
+
+
+def _running_bound(case: Case, result: tuple[torch.Tensor, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    given = Arguments(*case.args)
+    off, u = _errors(given, dtype), DOUBLE
+    mean, var = result
+    M = given.x.numel() // given.x.shape[1]
+    share, back = given.momentum, M / (M - 1)
+    old_mean, old_var = given.running
+    mean_error = share * off.mean_error + u * ((1 - share) * old_mean.abs() + share * off.mean.abs())
+    var_error = share * back * off.var_error + u * ((1 - share) * old_var.abs() + share * back * off.var)
+    return (
+        bounds.rounded(mean, _known(mean_error, 4 * off.mean.abs(), dtype=dtype), dtype),
+        bounds.rounded(var, _known(var_error, dtype=dtype), dtype),
+    )
+
+
+def _derivative(off: Errors, act: Activation, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """act'(z) and its error."""
+    name, slope = activation.parse(act)
+    z = off.z.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        (p,) = torch.autograd.grad(apply(z, act).sum(), z)
+    u = bounds.acc_unit(dtype)
+    if name is None:
+        return p, torch.zeros_like(p)
+    if name in ("relu", "leaky_relu"):
+        low = slope if name == "leaky_relu" else 0.0
+        return p, torch.where(off.z.abs() <= off.z_error, abs(1 - low), 0.0) + 2 * u * low
+    return p, off.z_error + u * DERIVATIVE_UNITS.get(name, BOUNDED_UNITS)
+
+
+def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    given = Arguments(*case.args)
+    if given.x.numel() == 0:
+        return tuple(None if g is None else torch.zeros_like(g) for g in grads)
+    u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
+    off, dy = _errors(given, dtype), _rows(dy)
+    M, C = dy.shape
+    p, p_error = _derivative(off, given.act, dtype)
+    dz = dy * p
+    dz_error = dy.abs() * p_error + u * dy.abs() * (p.abs() + p_error) + tiny
+    dz_error = torch.where(dy == 0, 0.0, dz_error)
+    d, d_error, r = off.d, off.d_error, off.rstd + off.rstd_error
+    chain = norm.depth(M, C, dtype, "norm_sums") + reduce.depth(2 * C, norm.bands(M, C, dtype, "norm_sums"), dtype)
+    db_size = (dz.abs() + dz_error).sum(0)
+    db_error = dz_error.sum(0) + bounds.gamma(chain, u) * db_size
+    sizes = (dz.abs() + dz_error) * (d.abs() + d_error)
+    t_error = (dz_error * (d.abs() + d_error) + dz.abs() * d_error).sum(0) + M * tiny
+    t_error = t_error + bounds.gamma(chain + 3, u) * sizes.sum(0)
+    dw_error = t_error * r + sizes.sum(0) * (off.rstd_error + 2 * u * r) + tiny
+    dw_size = sizes.sum(0) * r
+    g, g_error = dz.abs(), dz_error
+    if given.training:
+        db, dw = dz.sum(0).abs(), (dz * d).sum(0).abs() * off.rstd
+        along = (d.abs() + d_error) * r
+        g = g + (db + dw * d.abs() * off.rstd) / M
+        g_error = g_error + (db_error + 6 * u * db) / M + tiny
+        g_error = g_error + (along * (dw_error + 6 * u * dw) + dw * (d_error * r + d.abs() * off.rstd_error)) / M
+        g_error = g_error + 3 * u * (g + g_error)
+    factor = off.scale + off.scale_error
+    dx_error = g_error * factor + g * off.scale_error + u * (g + g_error) * factor
+    # What vanishes below the smallest number may be multiplied by rstd up to three times afterwards.
+    dx_error = dx_error + 16 * tiny * (1 + r * r) * (1 + d.abs()) * (1 + factor)
+    full = db_size, sizes.sum(0), dw_size, dy.abs(), off.z.abs() + off.z_error
+    dx_error = _known(dx_error, *full, (g + g_error) * factor, dtype=dtype)
+    affine = [_known(e, *full[:3], full[4].amax(0), dy.abs().amax(0), dtype=dtype) for e in (dw_error, db_error)]
+    return tuple(
+        None if grad is None else bounds.rounded(grad, error, dtype)
+        for grad, error in zip(grads, (_unrows(dx_error, given.x), *affine), strict=True)
+    )
+
+
+_ACTS: tuple[Activation, ...] = (None, None, "relu", ("leaky_relu", 0.25), *activation.NAMES)
+
+
+def _inputs(make: Make) -> Case:
+    training = bool(make.integer(0, 1))
+    shape = (make.size(2 if training else 0, 40), make.size(1, 40), *make.shape(0, 2, 1, 5))
+    x = distinct(make.tensor(*shape))
+    C = shape[1]
+    running: tuple[Any, Any] = (make.tensor(C), make.tensor(C, low=0.0))
+    if training and make.integer(0, 3) == 0:
+        running = (None, None)
+    affine = [make.tensor(C) if make.integer(0, 3) else None for _ in range(2)]
+    return Case((x, *running, *affine, training, make.choice([0.1, 0.5, 1.0]), make.choice([1e-5, 1e-3, 0.1]),
+                 make.choice(_ACTS)))  # fmt: skip
+
+
+def _running_inputs(make: Make) -> Case:
+    C = make.size(1, 40)
+    x = make.tensor(make.size(2, 40), C, *make.shape(0, 2, 1, 5))
+    return Case((x, make.tensor(C), make.tensor(C, low=0.0), None, None, True, make.choice([0.1, 0.5, 1.0])))
+
+
+def _of(*shape: int, training: bool = True, act: Activation = None, constant: bool = False) -> Callable[[Make], Case]:
+    def case(make: Make) -> Case:
+        C = shape[1]
+        x = make.tensor(*[1 if constant and i != 1 else size for i, size in enumerate(shape)]).expand(shape)
+        running = make.tensor(C), make.tensor(C, low=0.0)
+        return Case((x, *running, make.tensor(C), make.tensor(C), training, 0.1, 1e-5, act))
+
+    return case
+
+
+def _bad(error: type[Exception], message: str, shape: tuple[int, ...], *rest: Any) -> Bad:
+    """A refusal of x of a shape, with lengths in place of vectors."""
+
+    def case(make: Make) -> Case:
+        vectors = [None if n is None else make.tensor(n) for n in rest[:4]]
+        return Case((make.tensor(*shape), *vectors, *rest[4:]))
+
+    return Bad(case, error, message)
+
+
+def _fold_reference(conv_weight: Any, conv_bias: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float) -> Any:
+    scale = (1 if weight is None else weight) / torch.sqrt(var + eps)
+    return scale, (0 if bias is None else bias) + ((0 if conv_bias is None else conv_bias) - mean) * scale
+
+
+def _fold_bound(case: Case, result: Any, dtype: torch.dtype) -> Any:
+    (_, conv_bias, mean, _, _, bias, _), (scale, shift) = case.args, result
+    size = (mean.abs() if conv_bias is None else mean.abs() + conv_bias.abs()) * scale.abs()
+    size = size if bias is None else size + bias.abs()
+    tiny = bounds.TINY[torch.float64]
+    error = torch.where(size < torch.finfo(torch.float64).max / 4, DOUBLE * size + tiny, math.inf)
+    return (
+        bounds.rounded(scale, DOUBLE * scale.abs() + tiny, dtype),
+        bounds.rounded(shift, error.nan_to_num(nan=math.inf, posinf=math.inf), dtype),
+    )
+
+
+def _fold_inputs(make: Make) -> Case:
+    M = make.size(1, 70)
+    optional = [make.tensor(M) if make.integer(0, 2) else None for _ in range(3)]
+    vectors = optional[0], make.tensor(M), make.tensor(M, low=0.0), optional[1], optional[2]
+    return Case((make.tensor(M, 3, 2, 2), *vectors, make.choice([1e-5, 1e-3])))
+
+
+def _fold_of(make: Make) -> Case:
+    vectors = make.tensor(300), make.tensor(300), make.tensor(300, low=0.0), make.tensor(300), make.tensor(300)
+    return Case((make.tensor(300, 3, 1, 1), *vectors, 1e-5))
+
+
+SPECS = [
+    OpSpec(
+        name="batch_norm",
+        op=_batch_norm,
+        reference=_reference,
+        inputs=_inputs,
+        bound=_bound,
+        grad_bound=_grad_bound,
+        differentiable=(0, 3, 4),
+        families=("norm", "norm_fold", "norm_grad", "norm_join", "norm_stats", "norm_sums"),
+        examples={
+            "training": _of(6, 33, 7, 5, act="relu"),
+            "rows": _of(70, 3, act="gelu"),
+            "bands": _of(40, 5, 13, 11, act="sigmoid"),
+            "wide": _of(9, 130, 3),
+            "running": _of(6, 33, 7, 5, training=False, act="silu"),
+            "running, plain": _of(6, 2, 3, 3, training=False),
+            "constant": _of(6, 5, 3, 3, constant=True),
+            "without weights": lambda make: Case((make.tensor(5, 7, 3, 3), *[None] * 4, True, 0.1, 1e-5, "tanh")),
+        },
+        bad=(
+            Bad(integers(4, 2, extra=(None, None, None, None, True)), TypeError, "x has dtype torch.int64"),
+            _bad(ValueError, r"x has shape \[4\], expected \[N, C\]", (4,), None, None, None, None, True),
+            _bad(ValueError, r"weight has shape \[4\], expected \[3\] for x's channels", (2, 3), 3, 3, 4, None, True),
+            _bad(ValueError, "one of running_mean and running_var", (2, 3), None, 3, None, None, True),
+            _bad(ValueError, "running_mean and running_var to be given", (2, 3), None, None, None, None, False),
+            _bad(ValueError, r"more than 1 value per channel .* input size \[1, 3\]", (1, 3), 3, 3, None, None, True),
+            _bad(ValueError, "eps is -1.0, expected 0 or more", (2, 3), 3, 3, None, None, True, 0.1, -1.0),
+            _bad(ValueError, "unknown activation 'softplus'", (2, 3), 3, 3, None, None, True, 0.1, 1e-5, "softplus"),
+            _bad(ValueError, "which needs num_batches_tracked", (2, 3), 3, 3, None, None, True, None),
+        ),
+    ),
+    OpSpec(
+        name="batch_norm, running statistics",
+        op=_running,
+        reference=_running_reference,
+        inputs=_running_inputs,
+        bound=_running_bound,
+        families=("norm_join", "norm_stats"),
+        examples={"images": _of(6, 33, 7, 5), "bands": _of(40, 5, 13, 11), "constant": _of(6, 5, 3, 3, constant=True)},
+        bad=(_bad(ValueError, r"running_var has shape \[4\], expected \[3\]", (2, 3), 3, 4, None, None, True),),
+        # An infinite value makes NaN of a channel's mean, which torch leaves infinite.
+        specials=False,
+    ),
+    OpSpec(
+        name="fold_batch_norm",
+        op=ops.fold_batch_norm,
+        reference=_fold_reference,
+        inputs=_fold_inputs,
+        bound=_fold_bound,
+        families=("norm_fold",),
+        examples={"all": _fold_of},
+        bad=(
+            Bad(
+                lambda make: Case((make.tensor(3, 2, 1, 1), None, make.tensor(4), make.tensor(4))),
+                ValueError,
+                r"running_mean has shape \[4\], expected \[3\] for conv_weight's outputs",
+            ),
+        ),
+    ),
+]  # fmt: skip

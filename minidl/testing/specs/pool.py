@@ -1,0 +1,199 @@
+"""Records of pooling.
+
+A maximum is a value of x, and its gradient a sum of values of dy, those of the windows in their order. A mean is a sum
+of at most K values times one over its divisor: K - 1 additions, a division (2 units in the last place where compiled,
+4 u) and a product make (K + 4) u of the same mean of absolute values. Its gradient is a sum of such shares.
+Sums of absolute values come from the reference itself, which is linear: its gradient for |dy| where it is a maximum,
+its value for |x| and its gradient for |dy| where it is a mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from minidl.kernels import pool, reduce
+from minidl.runtime import launch
+from minidl.testing.specs import bounds
+from minidl.testing.specs.base import WANTS_FLOATING, Bad, Case, distinct, integers, records, refuses, tensors
+from minidl.testing.specs.elementwise import no_error, where_finite
+from minidl.testing.specs.make import Make
+
+Reference = Callable[..., torch.Tensor]
+
+
+def _image(make: Make, height: int, width: int) -> torch.Tensor:
+    return make.tensor(make.size(0, 5), make.size(1, 17), height, width)
+
+
+def _axis(make: Make, dilations: tuple[int, ...] = (1,)) -> tuple[int, int, int, int]:
+    """(size, kernel, padding, dilation) of an axis that a window fits."""
+    kernel, dilation = make.integer(1, 4), make.choice(dilations)
+    padding = make.integer(0, kernel // 2)
+    # Where padding could hold two taps of a dilated kernel, a window might miss the image; torch has no answer then.
+    least = max(1, (kernel - 1) * dilation + 1 - (0 if dilation > 1 else 2 * padding))
+    return make.integer(least, least + 9), kernel, padding, dilation
+
+
+def _max_inputs(make: Make) -> Case:
+    (H, R, pad_h, dil_h), (W, S, pad_w, dil_w) = _axis(make, (1, 1, 2)), _axis(make, (1, 1, 3))
+    stride = make.choice([None, 1, 2, 3, (1, 2), (3, 1)])
+    x = distinct(_image(make, H, W))
+    return Case((x, (R, S), stride, (pad_h, pad_w), (dil_h, dil_w), bool(make.integer(0, 1))))
+
+
+def _avg_inputs(make: Make) -> Case:
+    (H, R, pad_h, _), (W, S, pad_w, _) = _axis(make), _axis(make)
+    stride = make.choice([None, 1, 2, 3, (1, 2), (3, 1)])
+    ceil, include = bool(make.integer(0, 1)), bool(make.integer(0, 1))
+    divisor = make.choice([None, None, 3, -7])
+    return Case((_image(make, H, W), (R, S), stride, (pad_h, pad_w), ceil, include, divisor))
+
+
+def _adaptive_inputs(make: Make) -> Case:
+    x = _image(make, make.integer(1, 12), make.integer(1, 12))
+    return Case((x, make.choice([1, 2, 5, (1, 1), (3, None), (13, 4), (7, 1)])))
+
+
+def _max_windows(x: torch.Tensor, *rest: Any, **named: Any) -> pool.Windows:
+    return pool.windows("max_pool2d", (x.shape[2], x.shape[3]), *rest, **named)
+
+
+def _avg_windows(x: torch.Tensor, *rest: Any, **named: Any) -> pool.Windows:
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "padded", "divisor")
+    torchs = {"count_include_pad": "padded", "divisor_override": "divisor"}
+    given = dict(zip(names, rest, strict=False)) | {torchs.get(name, name): value for name, value in named.items()}
+    return pool.windows("avg_pool2d", (x.shape[2], x.shape[3]), **given)
+
+
+def _adaptive_windows(x: torch.Tensor, output_size: Any) -> pool.Windows:
+    return pool.adaptive_windows("adaptive_avg_pool2d", (x.shape[2], x.shape[3]), output_size)
+
+
+def _linear(result: torch.Tensor, total: torch.Tensor, units: float, dtype: torch.dtype) -> torch.Tensor:
+    """The bound of a sum whose absolute terms add up to `total`, off by so many units; infinite where it overflows."""
+    error = bounds.gamma(units, bounds.acc_unit(dtype)) * total + units * bounds.TINY[launch.acc_torch(dtype)]
+    error = torch.where(total > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
+    return where_finite(result, bounds.rounded(result, error, dtype))
+
+
+def _of_sizes(case: Case, dy: torch.Tensor, reference: Reference) -> torch.Tensor:
+    """The reference's gradient for |dy|."""
+    x = case.args[0].detach().clone().requires_grad_()
+    with torch.enable_grad():
+        y = reference(x, *case.args[1:], **case.kwargs)
+    return torch.autograd.grad(y, x, dy.abs())[0]
+
+
+def _max_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    near = _max_windows(*case.args, **case.kwargs).near
+    return (_linear(grads[0], _of_sizes(case, dy, F.max_pool2d), near[0] * near[1] - 1, dtype),)
+
+
+def _mean_bounds(reference: Reference, windows: Callable[..., pool.Windows]) -> dict[str, Any]:
+    """`bound` and `grad_bound` of a mean."""
+
+    def factor(at: pool.Windows) -> float:
+        # By how much more than the mean of absolute values the sum itself is, which must not overflow.
+        return max(1, at.kernel[0] * at.kernel[1])
+
+    def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        at = windows(*case.args, **case.kwargs)
+        x = case.args[0]
+        total = reference(x.abs(), *case.args[1:], **case.kwargs).abs()
+        taps = at.kernel[0] * at.kernel[1]
+        chain = reduce.depth(max(x.shape[0] * x.shape[1], 1), taps, dtype) if at.output == (1, 1) else taps
+        bound = _linear(result, total, max(chain, 1) + 4, dtype)
+        limit = torch.finfo(launch.acc_torch(dtype)).max / 2 / factor(at)
+        return torch.where((total > limit) & result.isfinite(), math.inf, bound)
+
+    def grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        near = windows(*case.args, **case.kwargs).near
+        return (_linear(grads[0], _of_sizes(case, dy, reference).abs(), near[0] * near[1] + 5, dtype),)
+
+    return {"bound": bound, "grad_bound": grad_bound}
+
+
+def _of(*shape: int, **named: Any) -> Callable[[Make], Case]:
+    return tensors(shape, **named)
+
+
+_INTEGERS = Bad(integers(1, 2, 4, 4, extra=(2,)), TypeError, WANTS_FLOATING.message)
+_ONE = (1, 1, 4, 4)
+_WINDOWS = (
+    _INTEGERS,
+    refuses(ValueError, r"x has shape \[3, 4, 4\], expected \[N, C, H, W\]", (3, 4, 4), kernel_size=2),
+    refuses(ValueError, "padding 2 is above half of the kernel's height 3; use", _ONE, kernel_size=3, padding=2),
+    refuses(ValueError, "a kernel of width 5 does not fit into an image of width 4", (1, 1, 9, 4), kernel_size=5),
+    refuses(ValueError, "kernel_size is 0, expected a whole number from 1", _ONE, kernel_size=0),
+    refuses(ValueError, "stride is 0, expected a whole number from 1", _ONE, kernel_size=2, stride=0),
+    refuses(TypeError, r"kernel_size is \(1, 2, 3\), expected .* or a pair of them", _ONE, kernel_size=(1, 2, 3)),
+    refuses(TypeError, "kernel_size is True, expected a whole number", _ONE, kernel_size=True),
+    refuses(ValueError, "stride is .*, expected a whole number from 1 to", _ONE, kernel_size=2, stride=2**40),
+)
+_record = records(differentiable=(0,), families=("pool", "pool_grad"))
+
+SPECS = [
+    _record(
+        "max_pool2d",
+        reference=F.max_pool2d,
+        inputs=_max_inputs,
+        bound=no_error,
+        grad_bound=_max_grad,
+        examples={
+            "2x2": _of(3, 33, 8, 10, kernel_size=2),
+            "overlapping": _of(2, 5, 15, 13, kernel_size=3, stride=2, padding=1),
+            "ceil, dilated": _of(
+                2, 3, 14, 12, kernel_size=(2, 3), stride=3, padding=1, dilation=(1, 2), ceil_mode=True
+            ),
+            "large": _of(1, 70, 13, 13, kernel_size=12, stride=1),
+        },
+        bad=(
+            *_WINDOWS,
+            refuses(ValueError, "dilation is 0, expected a whole number from 1", _ONE, kernel_size=2, dilation=0),
+        ),
+        exact=True,
+    ),
+    _record(
+        "avg_pool2d",
+        reference=F.avg_pool2d,
+        inputs=_avg_inputs,
+        **_mean_bounds(F.avg_pool2d, _avg_windows),
+        examples={
+            "2x2": _of(3, 33, 8, 10, kernel_size=2),
+            "overlapping": _of(2, 5, 15, 13, kernel_size=3, stride=2, padding=1, count_include_pad=False),
+            "ceil": _of(2, 3, 14, 12, kernel_size=(2, 3), stride=3, padding=1, ceil_mode=True),
+            "divisor": _of(2, 70, 9, 9, kernel_size=4, stride=1, divisor_override=5),
+        },
+        bad=(
+            *_WINDOWS,
+            refuses(ValueError, "divisor_override is 0", _ONE, kernel_size=2, divisor_override=0),
+            refuses(TypeError, "divisor_override is 1.5", _ONE, kernel_size=2, divisor_override=1.5),
+        ),
+    ),
+    _record(
+        "adaptive_avg_pool2d",
+        reference=F.adaptive_avg_pool2d,
+        inputs=_adaptive_inputs,
+        **_mean_bounds(F.adaptive_avg_pool2d, _adaptive_windows),
+        examples={
+            "shrinking": _of(3, 33, 10, 7, output_size=(3, 4)),
+            "growing": _of(2, 5, 3, 4, output_size=7),
+            "global": _of(5, 70, 7, 7, output_size=1),
+            "mixed": _of(2, 3, 5, 9, output_size=(None, 4)),
+        },
+        bad=(
+            _INTEGERS,
+            refuses(ValueError, r"x has shape \[4, 4\], expected \[N, C, H, W\]", (4, 4), output_size=1),
+            refuses(
+                ValueError, "the image is 0 x 4, expected a height and width of 1 or more", (1, 2, 0, 4), output_size=1
+            ),
+            refuses(ValueError, "output_size is -1, expected a whole number from 0", (1, 2, 4, 4), output_size=-1),
+            refuses(TypeError, r"output_size is \(1, 2, 3\), expected", (1, 2, 4, 4), output_size=(1, 2, 3)),
+        ),
+    ),
+]

@@ -1,0 +1,129 @@
+"""What the records of products share: the errors of long sums, of the activation after them, and of its gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minidl.kernels import activation
+from minidl.kernels.activation import Activation
+from minidl.runtime import launch
+from minidl.testing.specs import bounds
+from minidl.testing.specs.activation import apply
+from minidl.testing.specs.base import Case
+
+# (case, dtype) -> z = the sums of products with the bias, and the error of z in the accumulate type.
+Preactivation = Callable[[Case, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
+
+ACTIVATIONS: tuple[Activation, ...] = (
+    None, "relu", "leaky_relu", ("leaky_relu", 0.25), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu",
+)  # fmt: skip
+# sup |act'| and sup |act''|.
+_SLOPES = {None: 1.0, "relu": 1.0, "sigmoid": 0.25, "tanh": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+_CURVATURES = {"sigmoid": 0.1, "tanh": 0.77, "gelu": 0.8, "gelu_tanh": 0.86, "silu": 0.5}
+
+
+def sum_error(total: torch.Tensor, K: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
+    """The error of sums of K products, for the sum of their magnitudes and the longest chain of additions."""
+    left_out = 0.0
+    if dtype == torch.float32 and not launch.INTERPRETED:
+        # The parts of a number that the products leave out, if parts are cut to 11 bits and not rounded.
+        left_out = {"tf32x3": 3 * 2.0**-20, "tf32": 2 * 2.0**-10 + 2.0**-20, "ieee": 0.0}[launch.float32_precision()]
+    relative = bounds.gamma(depth, bounds.dot_unit(dtype)) + left_out
+    # Products of numbers near the smallest normal one may vanish, as may such numbers themselves.
+    flushed = K * bounds.TINY[launch.acc_torch(dtype)] * (1 + 2 * float(total.sqrt().max()) if total.numel() else 1)
+    largest = torch.finfo(launch.acc_torch(dtype)).max
+    return torch.where(total > largest / 2, math.inf, total * relative + flushed)
+
+
+def with_bias(z: torch.Tensor, error: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:
+    """The error of z in the accumulate type, from that of the sums before the bias was added."""
+    return error if bias is None else error + bounds.acc_unit(dtype) * (z.abs() + error)
+
+
+def _evaluation(name: str | None, z: torch.Tensor, y: torch.Tensor, u: float) -> torch.Tensor:
+    """The error of evaluating an activation at exactly z."""
+    if name is None or name == "relu":
+        return torch.zeros_like(z)
+    if name == "leaky_relu":
+        return u * y.abs()
+    # An exponential of z is off by |z| u, besides a few units for each step; gelu's 1 + erf cancels for z < 0.
+    size = z.abs() if name in ("gelu", "gelu_tanh", "silu") else y.abs()
+    if name == "tanh" and u == bounds.UNIT[torch.float64]:
+        size = torch.ones_like(y)  # 1 - e cancels near 0; only float32 has a series there
+    return u * (16 * size + 2 * z.abs() * y.abs().clamp(max=1))
+
+
+def after(act: Activation, z: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The error of act(z) in the accumulate type for z known up to `error`."""
+    name, slope = activation.parse(act)
+    steepest = max(1.0, slope) if name == "leaky_relu" else _SLOPES[name]
+    return steepest * error + _evaluation(name, z, apply(z, act), bounds.acc_unit(dtype))
+
+
+def slope_error(
+    act: Activation, z: torch.Tensor, error: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """act'(z) for z known up to `error`, and its error when it is found from z or act(z) kept in `dtype`.
+
+    The error is infinite where what is kept overflows.
+    """
+    name, slope = activation.parse(act)
+    u = bounds.acc_unit(dtype)
+    with torch.enable_grad():
+        at = z.clone().requires_grad_()
+        (exact,) = torch.autograd.grad(apply(at, act).sum(), at)
+    if name is None:
+        return exact, torch.zeros_like(z)
+    if name in ("relu", "leaky_relu"):
+        # The side of 0 is certain beyond the error of z.
+        other = 1.0 if name == "relu" else abs(1.0 - slope)
+        return exact, torch.where(z.abs() <= error + bounds.TINY[dtype], other, u * exact)
+    if name in activation.FROM_OUTPUT:
+        kept = bounds.rounded(apply(z, act), after(act, z, error, dtype), dtype)
+        return exact, (2 if name == "tanh" else 1) * kept + 4 * u
+    kept = bounds.rounded(z, error, dtype)
+    off = _CURVATURES[name] * kept + 16 * u * (1 + z.abs())
+    return exact, torch.where(z.abs() + kept > torch.finfo(dtype).max, math.inf, off)
+
+
+def output_bound(op: Callable[..., Any], preactivation: Preactivation) -> Callable[..., torch.Tensor]:
+    """The bound of act(z); the activation is the last argument of `op`."""
+
+    def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        z, error = preactivation(case, dtype)
+        return bounds.rounded(result, after(case.arguments(op)[-1], z, error, dtype), dtype)
+
+    return bound
+
+
+def incoming(
+    act: Activation, dy: torch.Tensor, z: torch.Tensor, z_error: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An upper bound of |dz| for dz = dy act'(z) as it is kept in `dtype`, and the error of dz.
+
+    Both are infinite where dz may overflow.
+    """
+    slope, off = slope_error(act, z, z_error, dtype)
+    dz = (dy * slope).abs()
+    error = torch.zeros_like(dz) if act is None else bounds.rounded(dz, dy.abs() * off, dtype)
+    error = torch.where(dz + error > torch.finfo(dtype).max, math.inf, error.nan_to_num(nan=math.inf, posinf=math.inf))
+    return dz + error, error
+
+
+def bias_error(known: torch.Tensor, error: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The error of the sum of dz over `dims`, for |dz| up to `known` and off by `error`."""
+    sums, count = known.sum(dims), math.prod(known.shape[d] for d in dims)
+    total = error.sum(dims) + bounds.gamma(count + 2, bounds.acc_unit(dtype)) * sums
+    return torch.where(sums > torch.finfo(dtype).max / 2, math.inf, total)
+
+
+def gradient_bounds(grads: Sequence[Any], errors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[Any, ...]:
+    """The bounds of gradients that are off by `errors` before they are rounded; None for a gradient that is None."""
+    return tuple(
+        None if grad is None else bounds.rounded(grad, error.nan_to_num(nan=math.inf, posinf=math.inf), dtype)
+        for grad, error in zip(grads, errors, strict=True)
+    )

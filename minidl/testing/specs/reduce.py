@@ -1,0 +1,179 @@
+"""Records of reductions.
+
+A sum is off by at most gamma(d) times the sum of the magnitudes, where d is the longest chain of additions of the
+kernel (`kernels.reduce.depth`). A norm is accumulated in float64, whose error halves under the root. A maximum and its
+position are exact, and so is the gradient of a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minidl import ops
+from minidl.kernels import reduce
+from minidl.runtime import launch
+from minidl.testing.specs import bounds
+from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, records, refuses
+from minidl.testing.specs.elementwise import kept, no_error, no_grad_error, summed, times, where_finite
+from minidl.testing.specs.make import Make
+
+Dim = int | tuple[int, ...] | None
+
+
+def _reduced(make: Make, smallest: int = 0) -> Case:
+    """A tensor, the dimensions to reduce, and whether to keep them."""
+    shape = make.shape(0, 4, smallest=smallest, largest=17)
+    form = make.choice(["all", "one", "several"])
+    keepdim = bool(make.integer(0, 1))
+    dim: Dim = None
+    if shape and form == "one":
+        dim = make.integer(-len(shape), len(shape) - 1)
+    elif shape and form == "several":
+        dim = tuple(i - make.choice([0, len(shape)]) for i in range(len(shape)) if make.integer(0, 1))
+    return Case((make.tensor(*shape), dim or (0 if dim == 0 else None), keepdim))
+
+
+def _not_empty(make: Make) -> Case:
+    x, *rest = _reduced(make, smallest=1).args
+    return Case((distinct(x), *rest))
+
+
+def _parts(case: Case) -> tuple[torch.Tensor, tuple[int, ...], bool]:
+    x, dim, keepdim = case.arguments(ops.sum)
+    dims = tuple(range(x.dim())) if dim is None else (dim,) if isinstance(dim, int) else dim
+    return x, tuple(d % max(x.dim(), 1) for d in dims) if x.dim() else (), keepdim
+
+
+def _count(case: Case) -> int:
+    x, dims, _ = _parts(case)
+    return math.prod(x.shape[d] for d in dims)
+
+
+def _with_ones(case: Case, value: torch.Tensor) -> torch.Tensor:
+    """A result or its gradient with size 1 in place of what was reduced."""
+    return value.reshape(reduce.kept_shape(case.args[0], _parts(case)[1] or None))
+
+
+def _sum_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    x, _, _ = _parts(case)
+    flat = _with_ones(case, result)
+    return summed(x.abs(), flat, _count(case), dtype).reshape(result.shape)
+
+
+def _sum_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return bounds.rounded(result, _sum_error(case, result, dtype), dtype)
+
+
+def _mean_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    # A compiled division is off by 2 units.
+    error = _sum_error(case, result, dtype) / max(_count(case), 1) + 4 * bounds.acc_unit(dtype) * result.abs()
+    return where_finite(result, bounds.rounded(result, error, dtype))
+
+
+def _mean_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    return (bounds.rounded(grads[0], 2 * bounds.acc_unit(dtype) * grads[0].abs(), dtype),)
+
+
+def _norm_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    count, u = _count(case), bounds.UNIT[torch.float64]
+    relative = bounds.gamma(reduce.depth(max(result.numel(), 1), count, dtype) + 4, u)
+    # Squares of float64 may vanish or overflow; those of narrower types fit.
+    vanished = math.sqrt(count) * 2.0**-511 if dtype == torch.float64 else 0.0
+    error = relative * result.abs() + vanished
+    return torch.where(result > 2.0**511, math.inf, error) if dtype == torch.float64 else error
+
+
+def _norm_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return where_finite(result, bounds.rounded(result, _norm_error(case, result, dtype), dtype))
+
+
+def _norm_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    x, dims, _ = _parts(case)
+    y = torch.linalg.vector_norm(x, dim=dims or None, keepdim=True)
+    off = kept(y, _norm_error(case, y, dtype), dtype)
+    # dy x / (y + off): up to twice the relative error of y, if that is below a half.
+    relative = torch.where(off * 2 < y, 2 * off / y, math.inf)
+    error = times(grads[0], relative.expand(x.shape)) + 4 * bounds.acc_unit(dtype) * grads[0].abs()
+    error = error + _with_ones(case, dy).abs() * bounds.TINY[launch.acc_torch(dtype)]
+    error = torch.where((y == 0).expand(x.shape), 0.0, error)
+    return (bounds.rounded(grads[0], error, dtype),)
+
+
+def _amax_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    return (bounds.rounded(grads[0], bounds.acc_unit(dtype) * grads[0].abs(), dtype),)
+
+
+def _of(shape: tuple[int, ...], *rest: Any) -> Callable[[Make], Case]:
+    return lambda make: Case((make.tensor(*shape), *rest))
+
+
+_EXAMPLES: dict[str, Callable[[Make], Case]] = {
+    "all": _of((37, 65)),
+    "scalar": _of(()),
+    "rows": _of((37, 65), 1),
+    "short rows": _of((70, 5), -1, True),
+    "long rows": _of((2, 5003), 1),
+    "columns": _of((65, 37), 0),
+    "few columns": _of((1030, 3), 0),
+    "channels": _of((3, 5, 6, 7), (0, 2, 3), True),
+    "middle": _of((3, 70, 5), 1),
+    "copied": _of((2, 3, 2, 3, 2, 3), (0, 2, 4)),
+    "turned": lambda make: Case((make.tensor(40, 33).t(), 0)),
+    "ties": lambda make: Case((make.tensor(37, 1).expand(37, 65), 1)),
+}
+_OUTSIDE = refuses(IndexError, "dim 2 is out of range for a tensor of 2 dimensions", (2, 3), extra=(2,))
+_TWICE = refuses(ValueError, r"dims \[1, -1\] name a dimension twice", (2, 3), extra=((1, -1),))
+_NOTHING = refuses(ValueError, r"no maximum along dims \[0\] of a tensor of shape \[0, 3\]", (0, 3), extra=(0,))
+FAMILIES = ("reduce_columns", "reduce_rows")
+
+
+def _reference(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """torch's function with all dimensions for None, which some spell otherwise."""
+
+    def reference(x: torch.Tensor, dim: Dim = None, keepdim: bool = False) -> torch.Tensor:
+        return function(x, dim=tuple(range(x.dim())) if dim is None else dim, keepdim=keepdim)
+
+    return reference
+
+
+def _one_dim(make: Make) -> Case:
+    shape = make.shape(0, 4, smallest=1, largest=17)
+    dim = make.choice([None, *range(-len(shape), len(shape))])
+    return Case((make.tensor(*shape), dim, bool(make.integer(0, 1))))
+
+
+_floating = records(
+    inputs=_reduced, differentiable=(0,), families=FAMILIES, examples=_EXAMPLES, bad=(_OUTSIDE, _TWICE, WANTS_FLOATING)
+)
+_maximum = records(
+    reference=_reference(torch.amax), inputs=_not_empty, bound=no_error, grad_bound=_amax_grad, differentiable=(0,),
+    families=FAMILIES, examples=_EXAMPLES, bad=(_OUTSIDE, _TWICE, _NOTHING), exact=True,
+)  # fmt: skip
+
+SPECS = [
+    _floating(
+        "sum",
+        reference=_reference(torch.sum),
+        bound=_sum_bound,
+        grad_bound=no_grad_error,
+        bad=(_OUTSIDE, _TWICE),
+        exact=True,
+    ),
+    _floating("mean", reference=_reference(torch.mean), bound=_mean_bound, grad_bound=_mean_grad),
+    _floating("norm", reference=_reference(torch.linalg.vector_norm), bound=_norm_bound, grad_bound=_norm_grad),
+    _maximum("amax"),
+    _maximum("max", examples={"all": _EXAMPLES["all"]}),
+    _maximum(
+        "argmax",
+        reference=torch.argmax,
+        inputs=_one_dim,
+        grad_bound=None,
+        differentiable=(),
+        examples={name: case for name, case in _EXAMPLES.items() if name not in ("few columns", "channels", "copied")},
+        bad=(_OUTSIDE, _NOTHING),
+    ),
+]

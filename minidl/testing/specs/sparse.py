@@ -1,0 +1,131 @@
+"""The record of `sparse_linear`.
+
+Row i of x adds up its n products: in any order that is off by at most gamma(n + 1) times the sum of their magnitudes.
+The gradient of the weight is the same sum over the documents that name a word. The reference adds up the entries as
+they are stored: a place that is not stored is not multiplied, so an infinite weight only shows where it is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from minidl import ops
+from minidl.kernels.activation import Activation
+from minidl.sparse.csr import CSR
+from minidl.testing.specs import bounds
+from minidl.testing.specs.activation import apply
+from minidl.testing.specs.base import Bad, Case, OpSpec
+from minidl.testing.specs.make import Make
+from minidl.testing.specs.products import ACTIVATIONS, gradient_bounds, incoming, output_bound, with_bias
+
+
+def _matrix(make: Make, counts: Sequence[int], V: int) -> CSR:
+    """A CSR whose rows have the given numbers of entries, columns drawn with repetition."""
+    crow = torch.tensor([sum(counts[:i]) for i in range(len(counts) + 1)])
+    col = make.integers(sum(counts), low=0, high=max(V - 1, 0))
+    return CSR.from_torch(crow.to(col.device), col, make.tensor(sum(counts)), (len(counts), V))
+
+
+def _inputs(make: Make) -> Case:
+    B, V, H = make.size(0, 33), make.size(1, 40), make.size(1, 40)
+    longest = make.choice([1, 3, 70])
+    counts = [make.integer(0, longest) if make.integer(0, 1) else min(longest, 2) for _ in range(B)]
+    bias = make.tensor(H) if make.integer(0, 1) else None
+    return Case((_matrix(make, counts, V), make.tensor(V, H), bias, make.choice(ACTIVATIONS)))
+
+
+def _rows(x: CSR) -> torch.Tensor:
+    """The row of every entry."""
+    counts = (x.crow[1:] - x.crow[:-1]).long()
+    return torch.repeat_interleave(torch.arange(x.shape[0], device=counts.device), counts)
+
+
+def _sums(x: CSR, dense: torch.Tensor) -> torch.Tensor:
+    products = x.val[:, None] * dense[x.col.long()]
+    return torch.zeros(x.shape[0], dense.shape[1], dtype=dense.dtype).index_add(0, _rows(x), products)
+
+
+def _transposed_sums(x: CSR, dense: torch.Tensor) -> torch.Tensor:
+    products = x.val[:, None] * dense[_rows(x)]
+    return torch.zeros(x.shape[1], dense.shape[1], dtype=dense.dtype).index_add(0, x.col.long(), products)
+
+
+def _reference(x: CSR, weight: torch.Tensor, bias: torch.Tensor | None = None, act: Activation = None) -> torch.Tensor:
+    z = _sums(x, weight)
+    return apply(z if bias is None else z + bias, act)
+
+
+def _sum_error(total: torch.Tensor, terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The error of sums of `terms` products, of magnitudes adding up to `total`, in the accumulate type."""
+    acc = torch.promote_types(dtype, torch.float32)
+    most = int(terms.max()) if len(terms) else 0
+    error = bounds.gamma(most + 1, bounds.acc_unit(dtype)) * total + most * bounds.TINY[acc]
+    return torch.where(total > torch.finfo(acc).max / 2, math.inf, error)
+
+
+def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """z = x W + b and its error in the accumulate type."""
+    x, weight, bias, _ = case.arguments(ops.sparse_linear)
+    z = _sums(x, weight) + (0 if bias is None else bias)
+    error = _sum_error(_sums(replace(x, val=x.val.abs()), weight.abs()), x.crow[1:] - x.crow[:-1], dtype)
+    return z, with_bias(z, error, bias, dtype)
+
+
+def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    x, _, _, act = case.arguments(ops.sparse_linear)
+    known, error = incoming(act, dy, *_preactivation(case, dtype), dtype)
+    absolute = replace(x, val=x.val.abs())
+    named = torch.zeros(x.shape[1], dtype=torch.int64)
+    named[x.rows.long()] = (x.t_crow[1:] - x.t_crow[:-1]).long()
+    dw = _transposed_sums(absolute, error) + _sum_error(_transposed_sums(absolute, known), named, dtype)
+    db = error.sum(0) + _sum_error(known.sum(0), torch.tensor([len(dy)]), dtype)
+    return gradient_bounds(grads, (dw, db), dtype)
+
+
+def _example(counts: Sequence[int], V: int, H: int, bias: bool = False, act: Activation = None) -> Callable[..., Case]:
+    return lambda make: Case(
+        (_matrix(make, counts, V), make.tensor(V, H), make.tensor(H) if bias else None, act),
+    )
+
+
+def _bad(V: int, *shapes: tuple[int, ...], extra: tuple[Any, ...] = ()) -> Callable[..., Case]:
+    return lambda make: Case((_matrix(make, [1, 2], V), *(make.tensor(*shape) for shape in shapes), *extra))
+
+
+SPARSE_LINEAR = OpSpec(
+    name="sparse_linear",
+    op=ops.sparse_linear,
+    reference=_reference,
+    inputs=_inputs,
+    bound=output_bound(ops.sparse_linear, _preactivation),
+    grad_bound=_grad_bound,
+    differentiable=(1, 2),
+    families=("sparse",),
+    examples={
+        "rows of all lengths": _example([90, 3, 0, 1, 70, 1, 2], 50, 19),
+        "a common word": _example([2] * 130, 3, 16, bias=True),
+        "relu": _example([5, 0, 9, 1], 12, 33, bias=True, act="relu"),
+        "gelu": _example([4, 66, 2], 20, 8, bias=True, act="gelu"),
+        "several tiles": _example([1] * 40, 60, 130, act="tanh"),
+        "no entries": _example([0, 0], 4, 3, bias=True, act="sigmoid"),
+    },
+    bad=(
+        Bad(_bad(4, (5, 3)), ValueError, r"x has shape \[2, 4\], weight \[5, 3\]; expected x \[B, V\]"),
+        Bad(_bad(4, (4,)), ValueError, r"weight \[4\]; expected x \[B, V\], weight \[V, H\]"),
+        Bad(_bad(4, (4, 3), (4,)), ValueError, r"bias has shape \[4\], expected \[3\]"),
+        Bad(_bad(4, (4, 3), (3,), extra=("swish",)), ValueError, "unknown activation 'swish'"),
+        Bad(lambda make: Case((make.tensor(2, 4), make.tensor(4, 3))), TypeError, "x is a Tensor, expected a CSR"),
+        Bad(
+            lambda make: Case((_matrix(make, [1], 4), make.tensor(4, 3).half())), TypeError,
+            "val is torch.float32 and dense is torch.float16; convert one of them",
+        ),
+    ),
+    # With an activation the result is no integer: tests/kernels/test_sparse.py has the exact sums.
+)  # fmt: skip
+
+SPECS = [SPARSE_LINEAR]

@@ -1,0 +1,118 @@
+"""Fields shared by the settings of several commands: type, range, help, and their form on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from minidl.data.files import LABEL_NAMES, TEXT_NAMES
+from minidl.data.parsing import shorten
+from minidl.training.errors import ConfigError
+from minidl.training.outputs import check_output
+from minidl.training.settings import FLOAT32, UTF8, Expected, Written
+
+
+def parse_sizes(texts: list[str]) -> tuple[int, ...]:
+    """Layer sizes from repeated or comma-separated values: ["256,128"] or ["256", "128"]. Raises ConfigError."""
+    sizes = []
+    for part in ",".join(texts).split(","):
+        if not is_number(part.strip()):
+            raise ConfigError(
+                f"--hidden: {shorten(part.strip())} is not a layer size; give numbers, such as 128 or 256,128"
+            )
+        sizes.append(int(part))
+    return tuple(sizes)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """(height, width) from 32 or 32x48. Raises ConfigError."""
+    parts = text.lower().split("x")
+    if not 1 <= len(parts) <= 2 or not all(map(is_number, parts)):
+        raise ConfigError(f"--size is {text[:40]}, expected a height and width in pixels, such as 32 or 32x48")
+    return int(parts[0]), int(parts[-1])
+
+
+def is_number(text: str) -> bool:
+    """Whether this is a non-negative whole number of at most 9 digits."""
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+def _guess(name: str, usual: tuple[str, ...]) -> str:
+    """The help for the column of a file with the `name`, which has a guess as its default."""
+    guess = f"{', '.join(usual[:-1])} or {usual[-1]}"
+    return f"Column of your file with the {name}. Default: the column named {guess}, or the other one of two columns."
+
+
+def _json_file(path: Path | None) -> Path | None:
+    if path is not None:
+        check_output("--json", path)
+    return path
+
+
+_RECORDED = "a name in UTF-8, which the run's files can record"
+_COLUMN = Expected("the name of a column", utf8=_RECORDED)
+DATA = Expected("a data set, a file or a folder", utf8=_RECORDED)
+
+Data = Annotated[str, Field(min_length=1), UTF8, DATA]
+Column = Annotated[str | None, UTF8, _COLUMN]
+TextColumn = Annotated[Column, Field(description=_guess("text", TEXT_NAMES))]
+LabelColumn = Annotated[Column, Field(description=_guess("label", LABEL_NAMES))]
+Size = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=1024)], Annotated[int, Field(ge=1, le=1024)]] | None,
+    Field(
+        strict=False, description="Pixels of your pictures: 32 or 32x48, height first. Default: the most common size."
+    ),
+    Expected("a height and width from 1 to 1024, such as 32 or 32x48"),
+    Written(str, parse_size),
+]
+Part = Annotated[str | None, Field(min_length=1), UTF8, Expected("a file or a folder", utf8=_RECORDED)]
+Share = Annotated[float | None, Field(gt=0, lt=1), Expected("a share between 0 and 1")]
+Device = Annotated[Literal["auto", "cuda", "cpu"], Field(description="auto, cuda or cpu (Triton's interpreter).")]
+Quiet = Annotated[bool, Field(description="Show errors only.")]
+JsonFile = Annotated[Path | None, AfterValidator(_json_file)]
+
+Epochs = Annotated[int, Field(ge=1, le=10**6, description="Passes over the training split.")]
+BatchSize = Annotated[int, Field(ge=1, le=10**6, description="Examples per step.")]
+LearningRate = Annotated[float, Field(gt=0, le=FLOAT32, description="Learning rate.")]
+WeightDecay = Annotated[float, Field(ge=0, le=FLOAT32, description="Weight decay: pull of weights towards zero.")]
+Dropout = Annotated[float, Field(ge=0, lt=1, description="Share of hidden values set to zero in training.")]
+Optimizer = Annotated[Literal["adamw", "adam", "rmsprop", "adagrad", "sgd"], Field(description="Optimizer:")]
+Schedule = Annotated[Literal["constant", "cosine", "linear"], Field(description="Learning rate schedule:")]
+Warmup = Annotated[
+    float, Field(ge=0, le=FLOAT32, description="Epochs in which the learning rate rises from 0 to --lr.")
+]
+LabelSmoothing = Annotated[float, Field(ge=0, lt=1, description="Share of a label spread over all classes.")]
+Balance = Annotated[
+    float, Field(ge=0, le=1, description="Extra weight of rare classes, from 0 (none) to 1 (all classes alike).")
+]
+Patience = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=10**6,
+        description="Stop after this many epochs in a row more than one standard error below the best validation "
+        "score; 0: never. The last epoch within that range is kept.",
+    ),
+]
+Seed = Annotated[
+    int,
+    Field(
+        ge=0, le=2**63 - 1, description="Determines initial weights, order of examples and all other random numbers."
+    ),
+]
+Precision = Annotated[Literal["float32", "tf32"], Field(description="Precision of matrix products on a GPU:")]
+ImagePrecision = Annotated[
+    Literal["float32", "tf32", "bfloat16", "float16"],
+    Field(
+        description="Precision of weights and activations: float32, tf32, bfloat16 or float16; the last two keep "
+        "float32 master weights."
+    ),
+]
+Hidden = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=65536)], ...],
+    Field(strict=False, min_length=1, description="Sizes of the hidden layers: 128 or 256,128."),
+    Expected("layer sizes from 1 to 65536, such as 128 or 256,128", some="at least one layer size"),
+    Written(list[str], parse_sizes),
+]

@@ -1,0 +1,46 @@
+"""Checks of output files, before the work begins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from minidl.data.parsing import shorten
+from minidl.training.errors import ConfigError
+
+
+def check_output(name: str, path: Path) -> None:
+    """Raises ConfigError when the file that a flag names cannot be written, before the work and not after it.
+
+    Links, devices and pipes are refused as well: writing would replace them, even /dev/null.
+    """
+    try:
+        is_folder, has_folder, is_other = path.is_dir(), path.parent.is_dir(), path.exists() and not path.is_file()
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be created: {error.strerror}; give another name") from None
+    if is_folder:
+        raise ConfigError(f"{name} {path} is a folder: give the name of a file")
+    if path.is_symlink():
+        raise ConfigError(f"{name} {path} is a link: give the name of the file, {os.path.realpath(path)}")
+    if is_other:
+        raise ConfigError(f"{name} {path} is a device or a pipe: give the name of a file")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ConfigError(f"{name} {path} cannot be written; make it writable, or give another file")
+    if not has_folder:
+        raise ConfigError(f"{name} {path}: {path.parent} is not a folder; create it, or give a file in another folder")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{name} {path}: {path.parent} cannot be written; give a file in another folder")
+
+
+def check_different(**paths: Path | str | None) -> None:
+    """Raises ConfigError when two flags, given without their dashes, name the same file."""
+    names: dict[str, str] = {}
+    for name, path in paths.items():
+        if path is not None:
+            try:
+                real = os.path.realpath(path)
+            except ValueError:  # a zero character, or half of a surrogate pair
+                raise ConfigError(f"--{name} is {shorten(str(path))}, not a valid file name; give another") from None
+            before = names.setdefault(real, name)
+            if before != name:
+                raise ConfigError(f"--{before} and --{name} name the same file, {path}: give two names")

@@ -1,0 +1,198 @@
+"""Training on examples with targets, judged by a validation split: what the tasks text, table and images share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl import nn, optim, random
+from minidl.data.batches import Batches
+from minidl.data.image_batches import ImageBatches
+from minidl.tensors import default_device
+from minidl.training import files, metrics, plots, reports, weights
+from minidl.training.display import Display
+from minidl.training.forward import outputs
+from minidl.training.loop import Learner, Trainer
+from minidl.training.targets import Classification, Regression, Split
+
+FEW_STEPS = 100  # fewer seldom learn much
+LOSS_SCALE = 2.0**16  # of float16, to begin with
+
+
+@dataclass
+class Supervised:
+    """An `Experiment` with a training and a validation split as arrays; `test` makes the test split when it is called,
+    once, at the end.
+
+    `features` says what an example is, for people, and `more_steps` what besides more epochs makes more steps.
+    `make_model` makes the model that the settings describe, `make_batches` the batches that `Batches` does not make.
+    `draw(model, pictures, targets, outputs, title)` adds to the plots what the test split shows.
+    """
+
+    name: str
+    config: Any
+    source: dict[str, Any]
+    features: str
+    targets: Classification | Regression
+    train: Split
+    validation: Split
+    test: Callable[[], Split]
+    make_model: Callable[[], nn.Module]
+    documents: dict[str, str]
+    more_steps: str = ""
+    make_batches: Callable[[], ImageBatches] | None = None
+    draw: Callable[[nn.Module, Any, np.ndarray, np.ndarray, str], None] | None = None
+    model: None = field(default=None, init=False)
+    _tested: tuple[Any, np.ndarray, np.ndarray] | None = field(default=None, init=False)
+
+    @property
+    def introduction(self) -> str:
+        """What is learnt from, for people."""
+        sizes, labels = self.source["sizes"], self.targets.labels
+        classes = f", {len(labels)} classes" if labels else ""
+        columns, leakage = reports.columns(self.source), reports.leakage(self.source.get("leakage", []))
+        return (
+            f"{self.config.data}: {sizes['train']:,} training, {sizes['validation']:,} validation and "
+            f"{sizes['test']:,} test examples, {self.features}{classes}"
+            + (f"\ncolumns: {columns}" if columns else "")
+            + (f"\nleakage: {leakage}" if leakage else "")
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a whole batch."""
+        size: int = self.config.batch_size
+        return size
+
+    def batches(self) -> Batches | ImageBatches:
+        """The training split in batches, on the device unless kernels run on the CPU."""
+        if self.make_batches is not None:
+            return self.make_batches()
+        device = default_device()
+        there = None if device.type == "cpu" else device
+        return Batches(*self.train, self.config.batch_size, self.config.seed, device=there)
+
+    def learner(self) -> Learner:
+        """Model, optimiser, schedule and batches, all decided by the settings and the seed."""
+        config = self.config
+        random.manual_seed(config.seed)
+        model = self.make_model()
+        batches = self.batches()
+        optimizer = make_optimizer(config, model)
+        return Learner(
+            model, optimizer, make_schedule(config, optimizer, len(batches)), batches,
+            loss=self.targets.criterion(model, self.train[1], config),
+            validate=lambda: self.targets.judge(model, *self.validation),
+        )  # fmt: skip
+
+    def trainer(self, display: Display, state: dict[str, Any], hint: str) -> Trainer:
+        config = self.config
+        # On a CPU no batch is given room, and none needs it.
+        captured = config.capture and default_device().type == "cuda"
+        return Trainer(
+            self.learner(), config.out, config.epochs, config.patience, display, state, hint, captured
+        )  # fmt: skip
+
+    def advice(self, steps: int) -> str | None:
+        """What to tell before a training of few steps."""
+        whole = self.config.epochs * steps
+        if whole >= FEW_STEPS:
+            return None
+        return (
+            f"{whole} steps in all; try --epochs {math.ceil(FEW_STEPS / steps)}{self.more_steps} if the scores are low"
+        )
+
+    def report(self, trainer: Trainer, device: str) -> dict[str, Any]:
+        """The content of report.json."""
+        progress, model = trainer.progress, trainer.model
+        trainer.display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
+        trainer.display.note("training is done; testing, and fitting the baselines")
+        features, truth, raw = self.tested(model)
+        source = dict(self.source)
+        leakage = {"leakage": source.pop("leakage")} if "leakage" in source else {}
+        return {
+            "task": self.targets.task,
+            "kind": self.name,
+            **reports.training(self.config, progress, device, model.num_parameters()),
+            "source": source,
+            **leakage,
+            "validation": progress.history[progress.best_epoch - 1]["validation"],
+            **self.targets.report(self.train, self.validation, (features, truth), raw),
+        }
+
+    def plot(self, trainer: Trainer, report: dict[str, Any]) -> None:
+        """Curves, and what the targets have to show."""
+        config, progress, targets = self.config, trainer.progress, self.targets
+        score = f"{metrics.TITLES[targets.score]} {report[targets.score]:.3f}"
+        title = f"{plots.shorten(Path(config.data).name)}: test {score}"
+        shares = {
+            "dropout": config.dropout,
+            "label smoothing": config.label_smoothing,
+            "class weights": config.balance,
+        }
+        only_in_training = [name for name, share in shares.items() if share]
+        plots.curves(
+            config.out, progress.history, progress.best_epoch, title, targets.loss_name, only_in_training
+        )  # fmt: skip
+        features, truth, raw = self.tested(trainer.model)
+        targets.plot(config.out, truth, raw, title)
+        if self.draw is not None:
+            self.draw(trainer.model, features, truth, raw, title)
+
+    def tested(self, model: nn.Module) -> tuple[Any, np.ndarray, np.ndarray]:
+        """(features, targets, the trained model's outputs) of the test split."""
+        if self._tested is None:
+            features, truth = self.test()
+            self._tested = features, truth, outputs(model, features)
+        return self._tested
+
+    def ending(self) -> str:
+        """Where the results are."""
+        return f"the run is in {self.config.out}"
+
+
+def make_optimizer(config: Any, model: nn.Module) -> optim.Optimizer:
+    """The optimiser named in the settings, with its usual constants."""
+    parameters = list(model.parameters())
+    options: dict[str, Any] = {
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "lazy": getattr(config, "lazy", False),
+        "loss_scale": LOSS_SCALE if config.precision == "float16" else None,
+    }
+    if config.optimizer == "sgd":
+        return optim.SGD(parameters, momentum=0.9, **options)
+    makers = {"adamw": optim.AdamW, "adam": optim.Adam, "rmsprop": optim.RMSprop, "adagrad": optim.Adagrad}
+    return makers[config.optimizer](parameters, **options)
+
+
+def make_schedule(config: Any, optimizer: optim.Optimizer, steps_per_epoch: int) -> optim.Schedule:
+    """The learning rate's course over all steps."""
+    steps = config.epochs * steps_per_epoch
+    warmup = min(round(config.warmup * steps_per_epoch), steps - 1)
+    if config.schedule == "constant":
+        return optim.ConstantLR(optimizer, warmup=warmup)
+    falling = {"cosine": optim.CosineLR, "linear": optim.LinearLR}
+    return falling[config.schedule](optimizer, steps, warmup=warmup)
+
+
+def sizes(dataset: Any) -> dict[str, int]:
+    """Examples of each split of a data set."""
+    return {"train": len(dataset.train), "validation": len(dataset.validation), "test": len(dataset.test)}
+
+
+def saved_perceptron(
+    config: Any, make: Callable[..., nn.Module], inputs: int, outputs: int
+) -> nn.Module:  # fmt: skip
+    """The perceptron of a finished run with its weights. Raises DamagedError for weights of another one."""
+    path = config.out / "model.safetensors"
+    found = files.read_tensors(path)
+    weights.check_layers((inputs, *config.hidden, outputs), found, path)
+    model = make(inputs, outputs, config.hidden, config.dropout)
+    weights.load(model, found, path)
+    return model

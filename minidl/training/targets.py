@@ -1,0 +1,196 @@
+"""Classification and regression: the loss, scores, baselines, answers and plots of each."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from minidl import nn, ops
+from minidl.autograd import no_grad
+from minidl.data.parsing import is_utf8
+from minidl.tensors import Tensor, default_device
+from minidl.training import baselines, files, metrics, plots, reports
+from minidl.training.config import Training
+from minidl.training.errors import DamagedError, damaged
+from minidl.training.forward import outputs
+from minidl.training.loop import Judgement
+
+Split = tuple[Any, np.ndarray]  # features (scipy CSR, float32 array [N, F] or Pictures) and targets [N]
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One of `labels`: targets are class indices int64 [N], outputs logits [N, classes]."""
+
+    labels: list[str]
+    task: ClassVar[str] = "classification"
+    score: ClassVar[str] = "accuracy"
+    loss_name: ClassVar[str] = "cross-entropy"
+
+    @classmethod
+    def of_run(cls, folder: Path, document: Callable[[str], str]) -> Classification:
+        """The classification of a finished run, with its labels. Raises DamagedError."""
+        document("labels.json")
+        path = folder / "labels.json"
+        labels = files.read_json(path).get("labels")
+        if not isinstance(labels, list) or len(labels) < 2 or not all(map(_is_name, labels)):
+            raise damaged(path, "labels is not a list of at least two names")
+        if len(set(labels)) != len(labels):
+            raise damaged(path, "two labels are equal")
+        return cls(labels)
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of the model."""
+        return len(self.labels)
+
+    @property
+    def documents(self) -> dict[str, str]:
+        """labels.json."""
+        return {"labels.json": json.dumps({"labels": self.labels}, ensure_ascii=False, indent=1) + "\n"}
+
+    def criterion(self, model: nn.Module, train_y: np.ndarray, config: Training) -> Callable[[Any, Tensor], Tensor]:
+        """loss(x, y) in training: cross-entropy with the settings' label smoothing and weights of classes."""
+        weight = class_weights(train_y, len(self.labels), config.balance)
+
+        def logits(x: Any) -> Tensor:
+            y = model(x)
+            return y if y.dtype == torch.float32 else y.to(torch.float32)
+
+        return lambda x, y: ops.cross_entropy(logits(x), y, weight, label_smoothing=config.label_smoothing)
+
+    def judge(self, model: nn.Module, features: Any, truth: np.ndarray) -> Judgement:
+        """The accuracy a of N examples decides; its standard error is sqrt(a (1 - a) / N)."""
+        logits = outputs(model, features)
+        with no_grad():
+            loss = ops.cross_entropy(_tensor(logits), _tensor(truth)).item()
+        scores = metrics.classification(truth, logits.argmax(1), len(self.labels))
+        accuracy = scores["accuracy"]
+        return Judgement({"loss": float(loss), **scores}, accuracy, math.sqrt(accuracy * (1 - accuracy) / len(truth)))
+
+    def report(self, train: Split, validation: Split, test: Split, raw: np.ndarray) -> dict[str, Any]:
+        """Scores of the outputs for the test split, with those of the baselines."""
+        return {
+            **reports.classification(test[1], raw.argmax(1), self.labels),
+            "baseline": baselines.classification(train, validation, test, len(self.labels)),
+        }
+
+    def evaluation(self, truth: np.ndarray, raw: np.ndarray) -> dict[str, Any]:
+        """Scores of the outputs for other data, with those of always answering its most frequent label."""
+        majority = baselines.majority(truth, truth, len(self.labels))
+        return {**reports.classification(truth, raw.argmax(1), self.labels), "baseline": {"majority": majority}}
+
+    def answers(self, raw: np.ndarray, top: int) -> list[dict[str, Any]]:
+        """Label, probability and the `top` best labels of each row."""
+        if not len(raw):
+            return []
+        answers = []
+        for row in probabilities(raw):
+            order = np.argsort(-row, kind="stable")[:top]
+            best = [{"label": self.labels[i], "probability": round(float(row[i]), 6)} for i in order]
+            answers.append({**best[0], "top": best})
+        return answers
+
+    def plot(self, folder: Path, truth: np.ndarray, raw: np.ndarray, title: str) -> None:
+        """confusion.png."""
+        confusion = metrics.confusion_matrix(truth, raw.argmax(1), len(self.labels))
+        plots.confusion(folder, confusion.tolist(), self.labels, title)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A number, the column `target`: targets and outputs are standardised by `mean` and `scale`."""
+
+    target: str
+    mean: float
+    scale: float
+    task: ClassVar[str] = "regression"
+    score: ClassVar[str] = "r2"
+    labels: ClassVar[list[str]] = []
+    outputs: ClassVar[int] = 1
+    documents: ClassVar[dict[str, str]] = {}
+
+    @property
+    def loss_name(self) -> str:
+        """The label of an axis."""
+        return f"mean squared error of standardised {plots.shorten(self.target)}"
+
+    def criterion(self, model: nn.Module, train_y: np.ndarray, config: Training) -> Callable[[Any, Tensor], Tensor]:
+        """loss(x, y) in training: the mean squared error."""
+        return lambda x, y: ops.mse_loss(ops.flatten(model(x), 0), y)
+
+    def judge(self, model: nn.Module, features: Any, truth: np.ndarray) -> Judgement:
+        """The mean square error decides, of standardised values as in training; the scores are in the target's
+        units."""
+        raw = outputs(model, features).reshape(-1)
+        with no_grad():
+            loss = float(ops.mse_loss(_tensor(raw), _tensor(truth)).item())
+        squares = np.square(raw.astype(np.float64) - truth)
+        scores = metrics.regression(self.in_units(truth), self.in_units(raw))
+        return Judgement({"loss": loss, **scores}, -loss, float(squares.std() / math.sqrt(len(truth))))
+
+    def report(self, train: Split, validation: Split, test: Split, raw: np.ndarray) -> dict[str, Any]:
+        """Scores of the outputs for the test split in the target's units, with those of the baselines."""
+        return {
+            "target": self.target,
+            **metrics.regression(self.in_units(test[1]), self.in_units(raw)),
+            "baseline": baselines.regression(*train, *test, self.mean, self.scale),
+        }
+
+    def evaluation(self, truth: np.ndarray, raw: np.ndarray) -> dict[str, Any]:
+        """Scores of the outputs for other data, with those of always answering the mean of the training split.
+
+        Raises DamagedError for an answer that is not finite.
+        """
+        units = self._finite(truth)
+        constant = metrics.regression(units, np.full(len(units), self.mean))
+        return {**metrics.regression(units, self._finite(raw)), "baseline": {"mean": constant}}
+
+    def answers(self, raw: np.ndarray, top: int) -> list[dict[str, Any]]:
+        """The prediction in the target's units. Raises DamagedError for one that is not finite."""
+        # Nine digits identify a float32 number.
+        return [{"prediction": float(f"{value:.9g}")} for value in self._finite(raw)]
+
+    def plot(self, folder: Path, truth: np.ndarray, raw: np.ndarray, title: str) -> None:
+        """predictions.png."""
+        plots.predictions(folder, self.in_units(truth), self.in_units(raw), self.target, title)
+
+    def in_units(self, standardised: np.ndarray) -> np.ndarray:
+        """Standardised targets or outputs in the target's units, float64 [N]."""
+        with np.errstate(over="ignore"):
+            return standardised.reshape(-1).astype(np.float64) * self.scale + self.mean
+
+    def _finite(self, standardised: np.ndarray) -> np.ndarray:
+        values = self.in_units(standardised)
+        if not np.isfinite(values).all():
+            raise DamagedError(f"the model's answers, {self.scale:g} times its outputs, are not finite; train it again")
+        return values
+
+
+def class_weights(targets: np.ndarray, classes: int, balance: float) -> Tensor | None:
+    """float32 [classes]: (N / (C n_c))^balance for a class with n_c of the N targets; None for balance 0."""
+    if balance == 0:
+        return None
+    counts = np.maximum(1, np.bincount(targets, minlength=classes))
+    weights = (len(targets) / (classes * counts)) ** balance
+    return _tensor(weights.astype(np.float32))
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """Softmax of logits [N, classes]."""
+    return ops.softmax(_tensor(logits), -1).data.cpu().numpy()
+
+
+def _is_name(label: Any) -> bool:
+    return isinstance(label, str) and is_utf8(label)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return Tensor(torch.from_numpy(array).to(default_device()))

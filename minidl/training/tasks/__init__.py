@@ -1,0 +1,16 @@
+"""The kinds of runs: each has its home in one file here, and one line below."""
+
+from __future__ import annotations
+
+from minidl.training.task import Task
+from minidl.training.tasks.gan import GanTask
+from minidl.training.tasks.images import ImagesTask
+from minidl.training.tasks.table import TableTask
+from minidl.training.tasks.text import TextTask
+
+TASKS: dict[str, Task] = {
+    "text": TextTask(),
+    "table": TableTask(),
+    "images": ImagesTask(),
+    "gan": GanTask(),
+}

@@ -1,0 +1,249 @@
+"""`minidl train gan`: a generator of pictures, a DCGAN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+from pydantic import Field
+
+from minidl import data
+from minidl.data import ImageDataset
+from minidl.training import fields
+from minidl.training.config import Session
+from minidl.training.errors import ConfigError
+from minidl.training.task import Task
+from minidl.training.tasks import images
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from minidl.training.display import Display
+    from minidl.training.gan_loop import GanTrainer
+
+MIDDLE = 127.5  # of the pixels: pictures reach from -1 to 1, as tanh does
+
+
+def _suited(usual: float, digits: float, text: str) -> Any:
+    """A setting whose default depends on the data: for pictures of 28 pixels or more, and for digits."""
+    return Field(
+        default_factory=lambda given: digits if given.get("data") == "digits" else usual,
+        description=f"{text} Default: {digits} for digits, else {usual}.",
+    )
+
+
+class TrainGan(Session):
+    """Train a generator of pictures: a DCGAN.
+
+    A grid of 64 pictures from fixed noise is drawn after every epoch, a film of them at the end. Classes are not used.
+
+    Ctrl-C saves and names the command that continues.
+    """
+
+    examples = (
+        "minidl train gan --data digits --epochs 1 --out runs/first-gan",
+        "minidl train gan --data mnist --out runs/mnist-gan",
+        "minidl train gan --data photos --size 64 --out runs/photos-gan",
+        "minidl train gan --out runs/mnist-gan --resume",
+    )
+    data: Annotated[
+        fields.Data, Field(description="digits, mnist, fashion-mnist, or a folder with a folder per class.")
+    ]
+    size: fields.Size = None
+    epochs: fields.Epochs = _suited(65, 10, "Passes over the pictures.")
+    batch_size: Annotated[fields.BatchSize, Field(ge=2)] = _suited(128, 32, "Pictures per step.")
+    lr: fields.LearningRate = _suited(6e-4, 1e-3, "Learning rate of both networks.")
+    latent: Annotated[int, Field(ge=1, le=65536)] = _suited(100, 32, "Numbers that a picture is made from.")
+    width: Annotated[int, Field(ge=1, le=1024)] = _suited(
+        64, 16, "Channels next to the picture; deeper layers have 2, 4 or 8 times as many."
+    )
+    seed: fields.Seed = 0
+    precision: fields.Precision = "float32"
+    plots: Annotated[bool, Field(description="Draw no curves; the grids of pictures are always made.")] = True
+
+
+class GanTask(Task):
+    """Pictures without their classes."""
+
+    name = "gan"
+    run = "a gan run"
+    settings = TrainGan
+    data_sets = data.IMAGE_DATA
+    files = ("curves.png", "training.gif", "evaluation.json", "nearest.png")
+    updates = 2
+    convolves = True
+    generates = True
+
+    def read(self, name: str, **options: Any) -> ImageDataset:
+        return data.load_images(name, **options)
+
+    def options(self, config: TrainGan) -> dict[str, Any]:
+        return images.options(config.data, config.quiet, config.size)
+
+    def fingerprint(self, dataset: ImageDataset) -> str:
+        return images.ImagesTask().fingerprint(dataset)
+
+    def prepare(self, config: TrainGan, dataset: ImageDataset) -> GanExperiment:
+        """Raises ConfigError for pictures whose size cannot be halved, and for a run of other networks."""
+        return GanExperiment(config, dataset)
+
+    def predictor(self, config: TrainGan, document: Callable[[str], str]) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(
+            f"{config.out} is {self.run}, which makes pictures and answers nothing; see {config.out}/samples"
+        )
+
+    def as_text(self, report: dict[str, Any]) -> str:
+        """The report of training."""
+        from minidl.training import reports
+        from minidl.training.adversaries import PENALTY
+        from minidl.training.gan_loop import shown
+
+        source, optimizer, parameters = report["source"], report["optimizer"], report["parameters"]
+        training = f"{reports.count(report['epochs'], 'epoch')}, {reports.count(report['steps'], 'step')}"
+        speed = f"{report['images_per_second']:,.0f} pictures a second"
+        pairs = [
+            ("source", f"{source.get('about', source['name'])}; {source['examples']:,} pictures"),
+            ("device", reports.device(report)),
+            ("training", f"{training}, {report['seconds']:.1f} s, {speed}"),
+            ("seed", str(report["seed"])),
+            ("generator", f"{parameters['generator']:,} parameters, {report['model']['latent']} latent numbers"),
+            ("discriminator", f"{parameters['discriminator']:,} parameters, gradient penalty {PENALTY:g}"),
+            ("optimizer", f"{optimizer['name']}, rate {optimizer['lr']:g}, batches of {optimizer['batch_size']}"),
+            ("precision", report["precision"]),
+            ("updates skipped", str(report["skipped"]) if report["skipped"] else ""),
+            *reports.resumptions(report),
+            ("last epoch", shown(report, ", ")),
+        ]
+        return "\n".join([f"generator of {report['data']}", "", *reports.pairs(pairs)]) + "\n"
+
+
+class GanExperiment:
+    """Generator and discriminator for the pictures of a data set."""
+
+    def __init__(self, config: TrainGan, dataset: ImageDataset) -> None:
+        self.documents: dict[str, str] = {}
+        self.config, self.dataset = config, dataset
+        self.model = model_settings(config, dataset)
+        _check_networks(config, self.model)
+        self.pixels = training_pixels(dataset)
+        assert config.batch_size is not None
+        self.batch_size = min(config.batch_size, len(self.pixels))
+
+    @property
+    def introduction(self) -> str:
+        """What is learnt from, for people."""
+        count, height, width, channels = self.pixels.shape
+        colours = "grey" if channels == 1 else "colour"
+        return f"{self.config.data}: {count:,} {colours} pictures of {height} x {width} pixels"
+
+    def trainer(self, display: Display, state: dict[str, Any], hint: str) -> GanTrainer:
+        import numpy as np
+
+        from minidl import random
+        from minidl.data import ImageBatches, Pictures
+        from minidl.training import samples
+        from minidl.training.adversaries import Adversaries, latents
+        from minidl.training.gan_loop import GanTrainer
+
+        config, count = self.config, len(self.pixels)
+        assert config.lr is not None
+        assert config.epochs is not None
+        random.manual_seed(config.seed)
+        networks = Adversaries(self.model, self.batch_size, config.lr, config.seed, config.capture)
+        middle = (MIDDLE,) * self.pixels.shape[3]
+        pictures = Pictures(self.pixels, middle, middle)
+        batches = ImageBatches(pictures, np.zeros(count, dtype=np.int64), self.batch_size, config.seed)
+        z = latents(range(samples.SIDE**2), networks.average.latent)
+        return GanTrainer(
+            networks, batches, count // self.batch_size, config.epochs, z, config.out, display, state, hint
+        )  # fmt: skip
+
+    def advice(self, steps: int) -> None:
+        """None: the pictures show whether more is needed."""
+
+    def report(self, trainer: GanTrainer, device: str) -> dict[str, Any]:
+        """The content of report.json."""
+        from minidl.training.gan_loop import FIGURES
+
+        config, progress, networks = self.config, trainer.progress, trainer.networks
+        last = progress.history[-1]
+        return {
+            "task": "gan",
+            "kind": "gan",
+            "data": config.data,
+            "device": device,
+            "seconds": round(progress.seconds, 2),
+            "epochs": progress.epoch,
+            "steps": progress.steps,
+            "skipped": progress.skipped,
+            "seed": config.seed,
+            "images_per_second": round(progress.steps * networks.batch_size / progress.seconds, 1),
+            "parameters": {
+                "generator": networks.generator.num_parameters(),
+                "discriminator": networks.discriminator.num_parameters(),
+            },
+            "model": networks.average.settings,
+            "optimizer": {"name": "adam", "lr": config.lr, "batch_size": networks.batch_size},
+            "precision": config.precision,
+            "source": {**self.dataset.source, "examples": len(self.pixels)},
+            **{name: last[name] for name in FIGURES},
+        }
+
+    def plot(self, trainer: GanTrainer, report: dict[str, Any]) -> None:
+        """curves.png."""
+        from minidl.training import plots
+
+        plots.gan_curves(self.config.out, trainer.progress.history, plots.shorten(Path(self.config.data).name))
+
+    def ending(self) -> str:
+        """Where the results are."""
+        from minidl.training import samples
+
+        out = self.config.out
+        return f"the run is in {out}; its pictures are in {samples.folder(out)} and training.gif"
+
+
+def model_settings(config: TrainGan, dataset: ImageDataset) -> dict[str, Any]:
+    """The arguments of `Generator` for the data. Raises ConfigError for pictures whose size cannot be halved."""
+    from minidl.models import dcgan
+
+    height, width, channels = dataset.train.pixels.shape[1:]
+    layers = dcgan.default_layers((height, width))
+    step = 1 << layers
+    if height % step or width % step:
+        raise ConfigError(
+            f"pictures of {height} x {width} pixels cannot be halved {layers} times; give a --size of multiples of 4, "
+            "such as 28 or 32, or of multiples of 16 from 64 on"
+        )
+    return {
+        "latent": config.latent,
+        "channels": channels,
+        "size": [height, width],
+        "width": config.width,
+        "layers": layers,
+        "kernel": dcgan.KERNEL,
+    }
+
+
+def training_pixels(dataset: ImageDataset) -> np.ndarray:
+    """uint8 [N, H, W, C]: training and validation split; the test split stays unseen, to compare with."""
+    import numpy as np
+
+    return np.concatenate([dataset.train.pixels, dataset.validation.pixels])
+
+
+def _check_networks(config: TrainGan, settings: dict[str, Any]) -> None:
+    """Raises ConfigError when the run to continue has networks of other settings, as another version of minidl made
+    them."""
+    from minidl.training import files
+
+    path = config.out / "config.json"
+    if config.resume and path.exists():
+        saved = files.read_json(path).get("model")
+        if saved != settings:
+            raise ConfigError(
+                f"the networks of {config.out} ({saved}) are not those of this version of minidl ({settings}): train "
+                "again with --overwrite"
+            )

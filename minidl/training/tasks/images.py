@@ -1,0 +1,291 @@
+"""`minidl train images`: a convolutional network on pictures of one size."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from minidl import data
+from minidl.data import Augment, DataError, ImageDataset, Pictures
+from minidl.data.parsing import listed
+from minidl.training import fields, inputs
+from minidl.training.config import SPLITS, Evaluate, Predict, Session, Training
+from minidl.training.errors import ConfigError, damaged
+from minidl.training.pictures import PictureFormat
+from minidl.training.settings import flag
+from minidl.training.task import Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from minidl import nn
+    from minidl.training.supervised import Supervised
+    from minidl.training.targets import Classification
+
+
+class TrainImages(Training, Session):
+    """Train an image classifier: a convolutional network on pictures of one size.
+
+    A folder holds one folder of pictures (PNG, JPEG, BMP, GIF, TIFF, WebP, PPM) per class. The test split is read once,
+    at the end; the report has the majority class and a linear machine on the pixels beside the result.
+    """
+
+    examples = (
+        "minidl train images --data digits --out runs/digits",
+        "minidl train images --data mnist --precision bfloat16 --out runs/mnist",
+        "minidl train images --data photos --size 64 --flip --out runs/photos",
+    )
+    data: Annotated[
+        fields.Data, Field(description="digits, mnist, fashion-mnist, or a folder with a folder per class.")
+    ]
+    model: Annotated[
+        Literal["small", "ece408"],
+        Field(description="small (3x3 convolutions with batch norm) or ece408 (two 5x5 convolutions, for 28x28)."),
+    ] = "small"
+    size: fields.Size = None
+    shift: Annotated[
+        int | None,
+        Field(
+            ge=0, le=1024, description="Move training pictures by up to so many pixels. Default: what suits the data."
+        ),
+    ] = None
+    flip: Annotated[bool | None, Field(description="Mirror half of the pictures. Default: fashion-mnist only.")] = None
+    epochs: fields.Epochs = 20
+    batch_size: fields.BatchSize = 128
+    lr: fields.LearningRate = 0.01
+    dropout: Annotated[
+        fields.Dropout, Field(description="Share of the values before the last layer dropped in training.")
+    ] = 0.0
+    weight_decay: fields.WeightDecay = 0.05
+    warmup: fields.Warmup = 0.5
+    patience: fields.Patience = 5
+    precision: fields.ImagePrecision = "float32"
+
+
+class ImagesTask(Task):
+    """Pictures and their classes."""
+
+    name = "images"
+    run = "an image run"
+    settings = TrainImages
+    data_sets = data.IMAGE_DATA
+    files = ("labels.json", "pictures.json", "confusion.png", "mistakes.png", "filters.png")
+    convolves = True
+
+    def read(self, name: str, **options: Any) -> ImageDataset:
+        return data.load_images(name, **options)
+
+    def options(self, config: TrainImages) -> dict[str, Any]:
+        found = options(config.data, config.quiet, config.size, **config.model_dump(include=SPLITS))
+        return found if config.data in data.IMAGE_DATA else {**found, **config.splits}
+
+    def fingerprint(self, dataset: ImageDataset) -> str:
+        digest = hashlib.sha256(json.dumps(dataset.labels).encode())
+        for part in (dataset.train, dataset.validation, dataset.test):
+            digest.update(f"{part.pixels.shape}\n".encode() + part.pixels.tobytes() + part.labels.tobytes())
+        return digest.hexdigest()
+
+    def prepare(self, config: TrainImages, dataset: ImageDataset) -> Supervised:
+        """Raises ConfigError for pictures that the network or the settings do not take."""
+        from minidl.data.image_batches import ImageBatches
+        from minidl.training.supervised import Supervised, sizes
+        from minidl.training.targets import Classification
+
+        height, width, channels = dataset.train.pixels.shape[1:]
+        described = PictureFormat(height, width, channels, dataset.mean, dataset.std)
+        suited = dataset.augment
+        augment = Augment(
+            shift=suited.shift if config.shift is None else config.shift,
+            flip=suited.flip if config.flip is None else config.flip,
+            replicate=suited.replicate,
+        )
+        if augment.shift >= min(height, width):
+            raise ConfigError(f"--shift {augment.shift} moves pictures of {height} x {width} out of sight; give less")
+        make_model = model_of(config, described, len(dataset.labels))
+        if height * width == 1 and (len(dataset.train) - 1) % config.batch_size == 0:
+            raise ConfigError(
+                f"--batch-size {config.batch_size} leaves a batch of one picture of one pixel, which batch norm cannot "
+                "learn from; give another, or a --size of 2 or more"
+            )
+        dtype = _dtype(config)
+        targets = Classification(dataset.labels)
+        train = described.pictures(dataset.train.pixels), dataset.train.labels
+        return Supervised(
+            name=self.name,
+            config=config,
+            source={
+                **dataset.source,
+                "sizes": sizes(dataset),
+                "features": height * width * channels,
+                "augment": {"shift": augment.shift, "flip": augment.flip},
+            },
+            features=f"{described.colours} pictures of {height} x {width} pixels",
+            targets=targets,
+            train=train,
+            validation=(described.pictures(dataset.validation.pixels), dataset.validation.labels),
+            test=lambda: (described.pictures(dataset.test.pixels), dataset.test.labels),
+            make_model=lambda: make_model(dtype),
+            documents={**targets.documents, "pictures.json": described.to_json()},
+            # A folder may have fewer pictures than a batch, and a step with fewer of them is quicker.
+            more_steps=f" or a smaller --batch-size than {config.batch_size}",
+            make_batches=lambda: ImageBatches(*train, config.batch_size, config.seed, augment=augment, dtype=dtype),
+            draw=lambda *tested: _draw(config.out, dataset.labels, *tested),
+        )
+
+    def predictor(self, config: TrainImages, document: Callable[[str], str]) -> PictureClassifier:
+        import torch
+
+        from minidl.runtime import launch
+        from minidl.training import files, weights
+        from minidl.training.targets import Classification
+
+        targets = Classification.of_run(config.out, document)
+        described = PictureFormat.from_json(document("pictures.json"), str(config.out / "pictures.json"))
+        dtype = _dtype(config)
+        if launch.INTERPRETED and dtype == torch.bfloat16:
+            dtype = torch.float32  # which holds every bfloat16
+        try:
+            model = model_of(config, described, targets.outputs)(dtype)
+        except ConfigError as error:
+            raise damaged(config.out / "config.json", error) from None
+        path = config.out / "model.safetensors"
+        weights.load(model, files.read_tensors(path), path)
+        return PictureClassifier(config, targets, described, model)
+
+
+@dataclass(frozen=True)
+class PictureClassifier:
+    """The model of an image run with what turns a picture file into its input."""
+
+    config: TrainImages
+    targets: Classification
+    format: PictureFormat
+    model: nn.Module
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.format.height, self.format.width
+
+    def chunks(self, config: Predict) -> Iterable[Any]:
+        if config.file is not None or config.text_column is not None:
+            raise ConfigError(
+                "--file and --text-column are for text and table runs; give picture files as arguments, or their paths "
+                "on standard input"
+            )
+        if "" in config.inputs:
+            raise ConfigError("an empty name was given: give picture files or folders of them")
+        if config.inputs:
+            return inputs.chunks([path for name in config.inputs for path in _files(Path(name))])
+        lines = inputs.lines_as_they_come(inputs.standard_input())
+        return ([Path(line.strip()) for _, line in chunk if line.strip()] for chunk in lines)
+
+    def answers(self, paths: list[Path], top: int) -> list[dict[str, Any]]:
+        """One answer per file: its path, label, probability and the `top` best labels."""
+        from minidl.training.forward import saved_outputs
+
+        pixels = data.read_pictures(paths, self.size, self.format.channels)
+        ranked = self.targets.answers(saved_outputs(self.model, self.format.pictures(pixels)), top)
+        return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]
+
+    def before_fault(self, paths: list[Path]) -> Iterable[list[Path]]:
+        """See `Predictor`: one by one, up to the file that cannot be read."""
+        return ([path] for path in paths)
+
+    def check_columns(self, config: Evaluate) -> None:
+        if config.text_column or config.label_column:
+            raise ConfigError("--text-column and --label-column are for text runs; a folder names its classes")
+
+    def labelled(self, config: Evaluate) -> tuple[Pictures, np.ndarray, dict[str, Any]]:
+        assert config.data is not None
+        if not Path(config.data).is_dir():
+            raise DataError(
+                f"{config.data} is neither one of {', '.join(data.IMAGE_DATA)} nor a folder of class folders with "
+                "pictures"
+            )
+        images, source = data.read_labelled_pictures(
+            config.data, self.targets.labels, self.size, self.format.channels
+        )  # fmt: skip
+        return self.format.pictures(images.pixels), images.labels, source
+
+    def test(self, dataset: ImageDataset, config: Evaluate) -> tuple[Pictures, np.ndarray]:
+        shape, own = dataset.test.pixels.shape[1:], (*self.size, self.format.channels)
+        if dataset.labels != self.targets.labels or shape != own:
+            raise DataError(
+                f"{dataset.name} has pictures of {' x '.join(map(str, shape))} in {len(dataset.labels)} classes; the "
+                f"model of {config.run} takes {' x '.join(map(str, own))} and knows {listed(self.targets.labels)}"
+            )
+        return self.format.pictures(dataset.test.pixels), dataset.test.labels
+
+
+def options(name: str, quiet: bool, size: tuple[int, int] | None, **splits: float | str | None) -> dict[str, Any]:
+    """Those of `load_images`, without the splits. Raises ConfigError for flags that only a folder takes."""
+    if name not in data.IMAGE_DATA:
+        return {"size": size}
+    for option, value in {"size": size, **splits}.items():
+        if value is not None:
+            raise ConfigError(f"{flag(option)} is for your own folder: the size and splits of {name} are fixed")
+    return {} if name == "digits" else {"progress": not quiet}
+
+
+def model_of(config: TrainImages, described: PictureFormat, classes: int) -> Callable[[torch.dtype], nn.Module]:
+    """What makes the model of the settings in a dtype. Raises ConfigError when it does not take the pictures."""
+    from minidl import models
+
+    size, channels = (described.height, described.width), described.channels
+    if config.model == "small":
+        return lambda dtype: models.SmallCNN(channels, size, classes, config.dropout, dtype=dtype)
+    if (*size, channels) != (28, 28, 1):
+        raise ConfigError(
+            f"--model ece408 takes grey pictures of 28 x 28 pixels, {config.data} has {described.colours} ones of "
+            f"{size[0]} x {size[1]}; use --model small"
+        )
+    if config.dropout:
+        raise ConfigError("--dropout is for --model small; ece408 has none")
+    return lambda dtype: models.ECE408(classes, dtype=dtype)
+
+
+def _dtype(config: TrainImages) -> torch.dtype:
+    """Of weights and activations."""
+    import torch
+
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(config.precision, torch.float32)
+
+
+def _draw(
+    folder: Path,
+    labels: list[str],
+    model: nn.Module,
+    pictures: Pictures,
+    truth: np.ndarray,
+    raw: np.ndarray,
+    title: str,
+) -> None:
+    """mistakes.png and filters.png."""
+    import torch
+
+    from minidl.training import plots
+    from minidl.training.targets import probabilities
+
+    plots.mistakes(folder, pictures.pixels, truth, probabilities(raw), labels, title)
+    first = next(parameter for parameter in model.parameters() if parameter.ndim == 4)
+    plots.filters(folder, first.data.to(torch.float32).cpu().numpy(), title)
+
+
+def _files(path: Path) -> list[Path]:
+    """The file, or the picture files in a folder. Raises DataError for a folder without pictures."""
+    from minidl.data.pictures import picture_files
+
+    if not path.is_dir():
+        return [path]
+    found = picture_files(path)
+    if not found:
+        raise DataError(f"{path} is a folder without pictures; give picture files or a folder of them")
+    return found

@@ -1,0 +1,204 @@
+"""`minidl train table`: a perceptron on standardised columns, for a regression or a classification."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from minidl import data
+from minidl.data import DataError
+from minidl.training import fields, inputs
+from minidl.training.config import Evaluate, Perceptron, Predict, Session
+from minidl.training.errors import ConfigError
+from minidl.training.settings import REPEATED, Expected
+from minidl.training.task import Task, only_for_files
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from minidl import nn
+    from minidl.data.files import Records
+    from minidl.data.schema import TableDataset, TableSchema
+    from minidl.training.supervised import Supervised
+    from minidl.training.targets import Classification, Regression
+
+
+class TrainTable(Perceptron, Session):
+    """Train on a table: regression or classification by a multilayer perceptron on standardised columns."""
+
+    examples = (
+        "minidl train table --data diabetes --out runs/diabetes",
+        "minidl train table --data houses.csv --target price --out runs/houses",
+        "minidl train table --data cars.csv --target kind --task classification --out c",
+        "minidl train table --data h.csv --target y --ignore id --missing fill --out h",
+    )
+    data: Annotated[fields.Data, Field(description="diabetes, or a .csv, .tsv or .jsonl file.")]
+    target: Annotated[
+        fields.Column, Field(description="Column to predict. Default: a guess, the one named target.")
+    ] = None
+    task: Annotated[
+        Literal["regression", "classification"] | None,
+        Field(
+            description="regression or classification. Default: a guess, classification where the target is text or "
+            "has at most 20 different whole numbers."
+        ),
+    ] = None
+    ignore: Annotated[
+        tuple[str, ...],
+        Field(strict=False, description="Column to leave out; may be repeated."),
+        Expected("names of columns"),
+        REPEATED,
+    ] = ()
+    missing: Annotated[Literal["error", "fill"], Field(description="Missing values:")] = "error"
+    hidden: fields.Hidden = (64, 64)
+    epochs: fields.Epochs = 40
+    batch_size: fields.BatchSize = 32
+    lr: fields.LearningRate = 0.003
+    dropout: fields.Dropout = 0.3
+    weight_decay: fields.WeightDecay = 0.1
+    patience: fields.Patience = 10
+
+
+class TableTask(Task):
+    """Rows with a target column."""
+
+    name = "table"
+    run = "a table run"
+    settings = TrainTable
+    data_sets = data.TABLE_DATA
+    files = ("labels.json", "schema.json", "confusion.png", "predictions.png")
+
+    def read(self, name: str, **options: Any) -> TableDataset:
+        return data.load_table(name, **options)
+
+    def options(self, config: TrainTable) -> dict[str, Any]:
+        ignore = config.ignore or None
+        if config.data not in data.TABLE_DATA:
+            return {
+                **config.splits, "target": config.target, "task": config.task, "ignore": ignore,
+                "missing": config.missing,
+            }  # fmt: skip
+        if config.task not in (None, "regression"):
+            raise ConfigError(f"--task {config.task}: {config.data} is a regression")
+        only_for_files(config.data, {"target": config.target, "ignore": ignore}, "its columns are fixed")
+        files = {"validation": config.validation, "test": config.test}
+        only_for_files(config.data, files, "--val-split and --test-split split it")
+        return config.splits
+
+    def fingerprint(self, dataset: TableDataset) -> str:
+        digest = hashlib.sha256()
+        for part in (dataset.train, dataset.validation, dataset.test):
+            digest.update(f"{part.x.shape} {part.y.dtype}\n".encode() + part.x.tobytes() + part.y.tobytes())
+        return digest.hexdigest()
+
+    def prepare(self, config: TrainTable, dataset: TableDataset) -> Supervised:
+        """Raises ConfigError for flags of a classification where it is a regression."""
+        from minidl import models
+        from minidl.training.supervised import Supervised, sizes
+
+        schema = dataset.schema
+        targets = _targets(schema)
+        for option in ("label_smoothing", "balance"):
+            if not targets.labels and getattr(config, option):
+                raise ConfigError(
+                    f"--{option.replace('_', '-')} is for a classification; {config.data} is a regression"
+                )
+        count = len(schema.feature_names)
+        return Supervised(
+            name=self.name,
+            config=config,
+            source={**dataset.source, "sizes": sizes(dataset), "features": count},
+            features=f"{count:,} features",
+            targets=targets,
+            train=(dataset.train.x, dataset.train.y),
+            validation=(dataset.validation.x, dataset.validation.y),
+            test=lambda: (dataset.test.x, dataset.test.y),
+            make_model=lambda: models.TableMLP(count, targets.outputs, config.hidden, config.dropout),
+            documents={"schema.json": schema.to_json(), **targets.documents},
+        )
+
+    def predictor(self, config: TrainTable, document: Callable[[str], str]) -> TablePredictor:
+        from minidl import models
+        from minidl.data.schema import TableSchema
+        from minidl.training.supervised import saved_perceptron
+
+        schema = TableSchema.from_json(document("schema.json"), str(config.out / "schema.json"))
+        targets = _targets(schema)
+        model = saved_perceptron(config, models.TableMLP, len(schema.feature_names), targets.outputs)
+        return TablePredictor(schema, targets, model)
+
+
+@dataclass(frozen=True)
+class TablePredictor:
+    """The model of a table run with what turns a row into its input."""
+
+    schema: TableSchema
+    targets: Classification | Regression
+    model: nn.Module
+
+    def chunks(self, config: Predict) -> Iterable[Records]:
+        from minidl.data.files import read_records
+
+        if config.text_column is not None:
+            raise ConfigError("--text-column is for text runs; a table run knows its columns")
+        # Where missing values are filled, so is a column that no line of a chunk names.
+        expected = [column.name for column in self.schema.columns] if self.schema.missing == "fill" else []
+        if config.inputs:
+            return inputs.json_rows(list(enumerate(config.inputs, 1)), Path("argument"), expected)
+        if config.file is not None:
+            return [read_records(config.file)]
+        return inputs.rows_as_they_come(inputs.standard_input(), expected)
+
+    def answers(self, records: Records, top: int) -> list[dict[str, Any]]:
+        """One answer per row: the prediction in the target's units, or label, probability and the `top` best labels.
+
+        `unknown` names the columns with a category that training never saw, where there are some.
+        """
+        from minidl.training.forward import saved_outputs
+
+        found = self.targets.answers(saved_outputs(self.model, self.schema.features(records)), top)
+        unknown = self.schema.unknown(records)
+        return [{**answer, "unknown": names} if names else answer for answer, names in zip(found, unknown, strict=True)]
+
+    def before_fault(self, records: Records) -> Iterable[Records]:
+        """See `Predictor`: the rows before the first that cannot be read."""
+
+        def fails(count: int) -> bool:
+            try:
+                self.schema.features(records.taken(range(count)))
+            except DataError:
+                return True
+            return False
+
+        readable = bisect.bisect_left(range(1, len(records.rows) + 1), True, key=fails)
+        return [records.taken(range(readable))] if readable else []
+
+    def check_columns(self, config: Evaluate) -> None:
+        if config.text_column or config.label_column:
+            raise ConfigError("--text-column and --label-column are for text runs; a table run knows its columns")
+
+    def labelled(self, config: Evaluate) -> tuple[Any, np.ndarray, dict[str, Any]]:
+        assert config.data is not None
+        rows = data.read_rows(config.data, self.schema)
+        return rows.x, rows.y, {"name": config.data}
+
+    def test(self, dataset: TableDataset, config: Evaluate) -> tuple[Any, np.ndarray]:
+        if config.data is not None and dataset.schema != self.schema:
+            raise DataError(
+                f"{config.data} is not the table that {config.run} was trained on: its columns or scales differ"
+            )
+        return dataset.test.x, dataset.test.y
+
+
+def _targets(schema: TableSchema) -> Classification | Regression:
+    from minidl.training.targets import Classification, Regression
+
+    if schema.task == "regression":
+        return Regression(schema.target, schema.target_mean, schema.target_scale)
+    return Classification(schema.labels)

@@ -1,0 +1,193 @@
+"""`minidl train text`: TF-IDF features, and a perceptron whose first layer is sparse."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from minidl import data
+from minidl.data import DataError, TextDataset
+from minidl.data.parsing import listed
+from minidl.training import fields, inputs
+from minidl.training.config import SPLITS, Evaluate, Perceptron, Predict, Session
+from minidl.training.errors import ConfigError
+from minidl.training.task import Task, only_for_files
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from minidl import nn
+    from minidl.data import Texts
+    from minidl.data.vectorizer import Tfidf
+    from minidl.training.supervised import Supervised
+    from minidl.training.targets import Classification
+
+
+class TrainText(Perceptron, Session):
+    """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer.
+
+    The test split is read once, at the end. The majority class and a linear machine stand beside the result.
+
+    Ctrl-C saves and names the command that continues.
+    """
+
+    examples = (
+        "minidl train text --data docstrings --out runs/first",
+        "minidl train text --data mails.csv --label-column folder --out runs/mails",
+        "minidl train text --data train.csv --test test.csv --out runs/reviews",
+        "minidl train text --out runs/mails --resume",
+    )
+    data: Annotated[
+        fields.Data, Field(description="docstrings, reuters-r8, reuters-r52, or a .csv, .tsv or .jsonl file.")
+    ]
+    text_column: fields.TextColumn = None
+    label_column: fields.LabelColumn = None
+    ngrams: Annotated[int, Field(ge=1, le=5, description="Longest run of words that is a feature.")] = 1
+    min_df: Annotated[int, Field(ge=1, le=10**9, description="Texts that a feature must occur in.")] = 2
+    max_features: Annotated[int, Field(ge=1, le=10**9, description="Most frequent features kept.")] = 20_000
+    lazy: Annotated[bool, Field(description="Update only the rows of the first layer that a batch touches.")] = False
+    hidden: fields.Hidden = (128,)
+    epochs: fields.Epochs = 12
+    batch_size: fields.BatchSize = 256
+    lr: fields.LearningRate = 0.01
+    dropout: fields.Dropout = 0.5
+    weight_decay: fields.WeightDecay = 0.0
+    label_smoothing: fields.LabelSmoothing = 0.1
+    balance: fields.Balance = 0.3
+    patience: fields.Patience = 5
+
+
+class TextTask(Task):
+    """Texts and their classes."""
+
+    name = "text"
+    run = "a text run"
+    settings = TrainText
+    data_sets = data.TEXT_DATA
+    files = ("labels.json", "vocabulary.json", "confusion.png")
+
+    def read(self, name: str, **options: Any) -> TextDataset:
+        return data.load_text(name, **options)
+
+    def options(self, config: TrainText) -> dict[str, Any]:
+        columns = {"text_column": config.text_column, "label_column": config.label_column}
+        if config.data not in data.TEXT_DATA:
+            return {**columns, **config.splits}
+        only_for_files(
+            config.data, {**columns, **config.model_dump(include=SPLITS)}, "its columns and splits are fixed"
+        )
+        return {} if config.data == "docstrings" else {"progress": not config.quiet}
+
+    def fingerprint(self, dataset: TextDataset) -> str:
+        digest = hashlib.sha256(json.dumps(dataset.labels).encode())
+        for part in (dataset.train, dataset.validation, dataset.test):
+            digest.update(f"{len(part)}\n".encode())
+            for text, label in zip(part.texts, part.labels, strict=True):
+                raw = text.encode()
+                digest.update(f"{label} {len(raw)}\n".encode() + raw)
+        return digest.hexdigest()
+
+    def prepare(self, config: TrainText, dataset: TextDataset) -> Supervised:
+        """The vocabulary is that of the training split. Raises DataError when no feature is left."""
+        from minidl import models
+        from minidl.data.vectorizer import Tfidf, TfidfOptions
+        from minidl.training.supervised import Supervised, sizes
+        from minidl.training.targets import Classification
+
+        options = TfidfOptions(ngram_max=config.ngrams, min_df=config.min_df, max_features=config.max_features)
+        vocabulary = Tfidf.fit(dataset.train.texts, options)
+        count, classes = len(vocabulary), len(dataset.labels)
+        targets = Classification(dataset.labels)
+        return Supervised(
+            name=self.name,
+            config=config,
+            source={**dataset.source, "sizes": sizes(dataset), "features": count, "classes": classes},
+            features=f"{count:,} features",
+            targets=targets,
+            train=_examples(vocabulary, dataset.train),
+            validation=_examples(vocabulary, dataset.validation),
+            test=lambda: _examples(vocabulary, dataset.test),
+            make_model=lambda: models.TextMLP(count, classes, config.hidden, config.dropout),
+            documents={**targets.documents, "vocabulary.json": vocabulary.to_json()},
+        )
+
+    def predictor(self, config: TrainText, document: Callable[[str], str]) -> TextClassifier:
+        from minidl import models
+        from minidl.data.vectorizer import Tfidf
+        from minidl.training.supervised import saved_perceptron
+        from minidl.training.targets import Classification
+
+        targets = Classification.of_run(config.out, document)
+        vocabulary = Tfidf.from_json(document("vocabulary.json"), str(config.out / "vocabulary.json"))
+        model = saved_perceptron(config, models.TextMLP, len(vocabulary), targets.outputs)
+        return TextClassifier(config, targets, vocabulary, model)
+
+
+@dataclass(frozen=True)
+class TextClassifier:
+    """The model of a text run with what turns a text into its input."""
+
+    config: TrainText
+    targets: Classification
+    vocabulary: Tfidf
+    model: nn.Module
+
+    def chunks(self, config: Predict) -> Iterable[list[str]]:
+        if config.inputs:
+            return [list(config.inputs)]
+        if config.file is not None:
+            texts = data.read_texts(config.file, config.text_column, self.config.text_column)
+            return inputs.chunks(texts)
+        return ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))
+
+    def answers(self, texts: list[str], top: int) -> list[dict[str, Any]]:
+        """One answer per text: label, probability, the `top` best labels, and how many terms of the text are known."""
+        import numpy as np
+
+        from minidl.training.forward import saved_outputs
+
+        features = self.vocabulary.transform(texts)
+        known = np.diff(features.indptr).tolist()
+        ranked = self.targets.answers(saved_outputs(self.model, features), top)
+        return [{**answer, "known_terms": count} for answer, count in zip(ranked, known, strict=True)]
+
+    def before_fault(self, texts: list[str]) -> Iterable[list[str]]:
+        """See `Predictor`: every text can be read."""
+        return ()
+
+    def check_columns(self, config: Evaluate) -> None:
+        name = self.config.data if config.data is None else config.data
+        if (config.text_column or config.label_column) and (config.data is None or name in data.TEXT_DATA):
+            raise ConfigError(f"--text-column and --label-column are for a file given by --data, not for {name}")
+
+    def labelled(self, config: Evaluate) -> tuple[Any, np.ndarray, dict[str, Any]]:
+        assert config.data is not None
+        texts, _, source = data.read_labelled(
+            config.data, self.targets.labels, text_column=config.text_column or self.config.text_column,
+            label_column=config.label_column or self.config.label_column,
+        )  # fmt: skip
+        return *_examples(self.vocabulary, texts), source
+
+    def test(self, dataset: TextDataset, config: Evaluate) -> tuple[Any, np.ndarray]:
+        labels = self.targets.labels
+        index = {label: i for i, label in enumerate(labels)}
+        unknown = [label for label in dataset.labels if label not in index]
+        if unknown:
+            raise DataError(
+                f"{dataset.name} has labels that the model does not know: {listed(unknown)}; its labels are: "
+                f"{listed(labels)}"
+            )
+        known = [index[dataset.labels[label]] for label in dataset.test.labels]
+        return _examples(self.vocabulary, data.Texts(dataset.test.texts, known))
+
+
+def _examples(vocabulary: Tfidf, texts: Texts) -> tuple[Any, np.ndarray]:
+    """(scipy CSR, class indices int64 [N])."""
+    import numpy as np
+
+    return vocabulary.transform(texts.texts), np.asarray(texts.labels, dtype=np.int64)

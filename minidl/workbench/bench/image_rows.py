@@ -1,0 +1,320 @@
+"""The rows for images: convolution and its gradients, pooling, batch norm, whole networks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
+
+from minidl import models, ops, optim
+from minidl.autograd import no_grad
+from minidl.kernels import conv
+from minidl.kernels.conv.geometry import Geometry
+from minidl.runtime import launch
+from minidl.tensors import Tensor
+from minidl.testing.specs.bounds import dot_unit, gamma, holds
+from minidl.workbench.bench import peers
+from minidl.workbench.bench.measure import Work, floor_ms, input_sets
+from minidl.workbench.bench.sides import (
+    eager_and_compiled,
+    in_both_orders,
+    our_gradients,
+    torch_gradients,
+    training_step,
+)
+
+DEVICE = "cuda"
+LAST = torch.channels_last
+# name: (N, C, M, size, kernel, padding)
+LAYERS = {
+    "1->12 7x7 72x72": (10000, 1, 12, 72, 7, 0),
+    "12->24 7x7 33x33": (10000, 12, 24, 33, 7, 0),
+    "1->32 5x5 28x28": (10000, 1, 32, 28, 5, 0),
+    "32->64 5x5 12x12": (10000, 32, 64, 12, 5, 0),
+    "3x3 64@56": (128, 64, 64, 56, 3, 1),
+    "3x3 128@28": (128, 128, 128, 28, 3, 1),
+    "3x3 256@14": (128, 256, 256, 14, 3, 1),
+    "3x3 512@7": (128, 512, 512, 7, 3, 1),
+    "3x3 256@56": (64, 256, 256, 56, 3, 1),
+}
+RELU_INCLUDED = ("1->12 7x7 72x72", "12->24 7x7 33x33", "1->32 5x5 28x28")
+
+
+def rows() -> Iterator[tuple[str, Callable[[], Work]]]:
+    """Row names, each with the function that makes its inputs."""
+    torch.backends.cudnn.benchmark = True
+    for name in LAYERS:
+        yield f"conv {name}", lambda n=name: _forward(n)
+    for name, (_, _, _, _, kernel, _) in LAYERS.items():
+        if kernel == 3:
+            yield f"conv {name} gradient of the input", lambda n=name: _grad_input(n)
+    for name in LAYERS:
+        yield f"conv {name} gradient of the weight", lambda n=name: _grad_weight(n)
+    for kind in ("max", "average"):
+        yield f"{kind} pool 2x2 forward+backward 10000x32x24x24", lambda k=kind: _pool(k)
+    yield "batch norm + relu training forward+backward 1000x64x32x32", _batch_norm
+    yield "cnn inference 10000 images", _cnn_inference
+    yield "cnn training step batch 512 tf32", _cnn_training
+
+
+def _images(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=torch.float16).to(memory_format=LAST)
+
+
+class Layer:
+    """Inputs of one convolution in float16, channels-last; `sets` of them, to exceed the L2 cache."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        N, C, M, size, kernel, padding = LAYERS[name]
+        self.padding = [padding, padding]
+        self.geometry = Geometry.of((size, size), (kernel, kernel), (1, 1), ((padding, padding),) * 2, (1, 1))
+        out = self.geometry.h.output
+        self.terms = C * kernel * kernel
+        self.elements = N * C * size * size, N * M * out * out
+        self.flop = 2.0 * N * M * out * out * self.terms
+        sets = input_sets(2 * sum(self.elements))
+        self.x = [_images(N, C, size, size) for _ in range(sets)]
+        self.dy = [_images(N, M, out, out) for _ in range(sets)]
+        self.w = (torch.randn(M, C, kernel, kernel, device=DEVICE) / self.terms**0.5).half().to(memory_format=LAST)
+        self.bias = torch.randn(M, device=DEVICE).half()
+
+    def floor(self) -> float:
+        return floor_ms(2.0 * sum(self.elements), self.flop)
+
+    def backward(self, x: torch.Tensor, dy: torch.Tensor, wanted: list[bool]) -> tuple[torch.Tensor, ...]:
+        return torch.ops.aten.convolution_backward(
+            dy, x, self.w, None, [1, 1], self.padding, [1, 1], False, [0, 0], 1, wanted
+        )
+
+    def exact(self, first: int, last: int, relu: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of some images in float64, and the sums of the magnitudes of their terms."""
+        x, w, b = self.x[0][first:last].double(), self.w.double(), self.bias.double()
+        if not relu:
+            b = torch.zeros_like(b)
+        y = F.conv2d(x, w, b, padding=self.padding)
+        total = F.conv2d(x.abs(), w.abs(), b.abs(), padding=self.padding)
+        return (y.relu() if relu else y), total
+
+
+def _within(got: torch.Tensor, exact: torch.Tensor, total: torch.Tensor, terms: int) -> bool:
+    # A block; the blocks (16 terms or more) of a sum or of one of a hundred shares of it; the shares and folded bands.
+    steps = terms / 16 if terms < 2**16 else terms / 1600 + 6000
+    error = gamma(192 + 2 * steps, dot_unit(got.dtype)) * total
+    return holds(got, exact, error)
+
+
+def _forward(name: str) -> Work:
+    layer = Layer(name)
+    relu = name in RELU_INCLUDED
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        if relu:
+            return conv.forward(x, layer.w, layer.geometry, layer.bias, "relu")[0]
+        return conv.forward(x, layer.w, layer.geometry)[0]
+
+    def judge(y: torch.Tensor, relu: bool = False) -> bool:
+        chunks = range(0, len(y), 500)
+        return all(_within(y[i : i + 500], *layer.exact(i, i + 500, relu), layer.terms) for i in chunks)
+
+    return Work(
+        f"conv {name}" + (", bias and ReLU included in ours" if relu else ""), "float16",
+        [lambda x=x: ours(x) for x in layer.x],
+        in_both_orders(partial(F.conv2d, padding=layer.padding), layer.x, layer.w),
+        layer.floor(), lambda: judge(ours(layer.x[0]), relu),
+        others=lambda: peers.conv2d(layer.x, layer.w, layer.padding), judge=judge,
+    )  # fmt: skip
+
+
+def _grad_input(name: str) -> Work:
+    layer = Layer(name)
+
+    def ours(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        return conv.grad_input(dy, layer.w, layer.geometry)
+
+    def check() -> bool:
+        got = ours(layer.x[0], layer.dy[0])[:32]
+        dy, w = layer.dy[0][:32].double(), layer.w.double()
+        exact = F.conv_transpose2d(dy, w, padding=layer.padding)
+        total = F.conv_transpose2d(dy.abs(), w.abs(), padding=layer.padding)
+        return _within(got, exact, total, layer.terms * layer.w.shape[0] // layer.w.shape[1])
+
+    return _gradient(layer, "input", ours, [True, False, False], check)
+
+
+def _grad_weight(name: str) -> Work:
+    layer = Layer(name)
+
+    def ours(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        return conv.grad_weight(x, dy, layer.geometry)
+
+    def check() -> bool:
+        x, dy = layer.x[0], layer.dy[0]
+        got = ours(x, dy)
+        exact, total = torch.zeros_like(layer.w.double()), torch.zeros_like(layer.w.double())
+        for i in range(0, len(x), 500):
+            part = x[i : i + 500].double(), dy[i : i + 500].double()
+            exact += conv2d_weight(part[0], layer.w.shape, part[1], padding=layer.padding)
+            total += conv2d_weight(part[0].abs(), layer.w.shape, part[1].abs(), padding=layer.padding)
+        return _within(got, exact, total, dy.numel() // dy.shape[1])
+
+    return _gradient(layer, "weight", ours, [False, True, False], check)
+
+
+def _gradient(
+    layer: Layer, of: str, ours: Callable[..., torch.Tensor], wanted: list[bool], check: Callable[[], bool]
+) -> Work:
+    pairs = list(zip(layer.x, layer.dy, strict=True))
+    return Work(
+        f"conv {layer.name} gradient of the {of}", "float16", [partial(ours, x, dy) for x, dy in pairs],
+        {"cuDNN, channels last": [partial(layer.backward, x, dy, wanted) for x, dy in pairs]}, layer.floor(), check,
+    )  # fmt: skip
+
+
+def _pool(kind: str) -> Work:
+    x, dy = _images(10000, 32, 24, 24), _images(10000, 32, 12, 12)
+    ours_op = {"max": ops.max_pool2d, "average": ops.avg_pool2d}[kind]
+    theirs_op = {"max": F.max_pool2d, "average": F.avg_pool2d}[kind]
+    leaf, torch_leaf = Tensor(x, requires_grad=True), x.clone().requires_grad_()
+
+    def ours() -> tuple[torch.Tensor, ...]:
+        return our_gradients(lambda x: ours_op(x, 2), [leaf], dy)
+
+    def theirs(x: torch.Tensor) -> torch.Tensor:
+        return theirs_op(x, 2)
+
+    def check() -> bool:
+        exact = torch_gradients(theirs, [x.double().requires_grad_()], dy.double())
+        pairs = zip(ours(), exact, strict=True)
+        return all(bool(((got.double() - e).abs() <= 2.0**-10 * e.abs() + 1e-6).all()) for got, e in pairs)
+
+    return Work(
+        f"{kind} pool 2x2 forward+backward 10000x32x24x24", "float16", [ours],
+        eager_and_compiled(theirs, call=lambda function: torch_gradients(function, [torch_leaf], dy)),
+        floor_ms(2.0 * 2 * (x.numel() + dy.numel())), check,
+    )  # fmt: skip
+
+
+def _batch_norm() -> Work:
+    x, dy = (_images(1000, 64, 32, 32) for _ in range(2))
+    weight, bias = (torch.rand(64, device=DEVICE).half() + 0.5 for _ in range(2))
+    mean, var = torch.zeros(64, device=DEVICE).half(), torch.ones(64, device=DEVICE).half()
+    leaves = [Tensor(t, requires_grad=True) for t in (x, weight, bias)]
+    buffers = [Tensor(t.clone()) for t in (mean, var)]
+
+    def ours() -> tuple[torch.Tensor, ...]:
+        return our_gradients(lambda x, *wb: ops.batch_norm(x, *buffers, *wb, training=True, act="relu"), leaves, dy)
+
+    theirs = [t.clone().requires_grad_() for t in (x, weight, bias)]
+
+    def forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.batch_norm(x, mean, var, w, b, training=True))
+
+    def judge(results: tuple[torch.Tensor, ...]) -> bool:
+        y, *grads = results
+        exact = [t.double().requires_grad_() for t in (x, weight, bias)]
+        exact_y, *exact_grads = torch_gradients(
+            lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, training=True)), exact, dy.double()
+        )
+        # float16 results of order 1 and 30; values within a rounding of relu's corner may fall on either side.
+        close = ((y.double() - exact_y).abs() <= 2.0**-10 * exact_y.abs() + 2.0**-12).all()
+        for got, wanted in zip(grads, exact_grads, strict=True):
+            off = (got.double() - wanted).norm() / wanted.norm()
+            close = close and off <= 2.0**-9
+        return bool(close)
+
+    return Work(
+        "batch norm + relu training forward+backward 1000x64x32x32", "float16", [ours],
+        eager_and_compiled(forward, call=lambda function: torch_gradients(function, theirs, dy)),
+        floor_ms(2.0 * 5 * x.numel()), lambda: judge(ours()),
+        others=lambda: peers.batch_norm_relu(x, weight, bias, dy), judge=judge,
+    )  # fmt: skip
+
+
+class _TorchECE408(torch.nn.Module):
+    """The ECE 408 network in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = torch.nn.Conv2d(1, 32, 5), torch.nn.Conv2d(32, 64, 5)
+        self.fc1, self.fc2 = torch.nn.Linear(1024, 128), torch.nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.avg_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.avg_pool2d(F.relu(self.conv2(x)), 2)
+        return self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))
+
+
+def _ece408(dtype: torch.dtype) -> tuple[models.ECE408, _TorchECE408]:
+    """Both networks with the same weights."""
+    theirs = _TorchECE408().to(DEVICE, dtype).to(memory_format=LAST)
+    ours = models.ECE408().to(DEVICE, dtype)
+    _copy(theirs, ours)
+    return ours, theirs
+
+
+def _copy(theirs: _TorchECE408, ours: models.ECE408) -> None:
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        mine.data.copy_(other.detach())
+
+
+def _cnn_inference() -> Work:
+    dtype = torch.float16
+    ours, theirs = _ece408(dtype)
+    ours.eval()
+    theirs.eval()
+    x = torch.rand(10000, 1, 28, 28, device=DEVICE, dtype=dtype).to(memory_format=LAST)
+
+    def mine() -> Tensor:
+        with no_grad():
+            return ops.argmax(ours(Tensor(x)), 1)
+
+    @torch.no_grad()
+    def answer(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return model(x).argmax(1)
+
+    def check() -> bool:
+        with no_grad(), torch.no_grad():
+            got = ours(Tensor(x)).data.double()
+            exact = copy.deepcopy(theirs).double()(x.double())
+        return bool((got - exact).norm() <= 2.0**-8 * exact.norm())
+
+    moved = 2.0 * (x.numel() + 10000 * (24 * 24 * 32 // 4 + 8 * 8 * 64 // 4 + 128 + 10))
+    flop = 2.0 * 10000 * (24 * 24 * 32 * 25 + 8 * 8 * 64 * 800 + 1024 * 128 + 1280)
+    return Work(
+        "cnn inference 10000 images (ECE 408 network, argmax included)", "float16", [mine],
+        eager_and_compiled(theirs, call=answer, mode="max-autotune-no-cudagraphs"), floor_ms(moved, flop), check,
+        whole_step=True,
+    )  # fmt: skip
+
+
+def _cnn_training() -> Work:
+    ours, theirs = _ece408(torch.float32)
+    x = torch.rand(512, 1, 28, 28, device=DEVICE).to(memory_format=LAST)
+    labels = torch.randint(10, (512,), device=DEVICE)
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = True
+    adam = optim.Adam(ours.parameters(), lr=1e-3)
+    fused = torch.optim.Adam(theirs.parameters(), lr=1e-3, fused=True, capturable=True)
+
+    our_step = training_step(adam, lambda: ops.cross_entropy(ours(Tensor(x)), Tensor(labels)))
+    step = training_step(fused, lambda: F.cross_entropy(theirs(x), labels))
+
+    def mine() -> Tensor:
+        with launch.in_precision("tf32"):
+            return our_step()
+
+    def check() -> bool:
+        _copy(theirs, ours)
+        a, b = float(mine()), float(step().detach())
+        return abs(a - b) <= 2.0**-9 * abs(b)
+
+    flop = 3 * 2.0 * 512 * (24 * 24 * 32 * 25 + 8 * 8 * 64 * 800 + 1024 * 128 + 1280)
+    return Work(
+        "cnn training step batch 512", "tf32", [mine], {"torch, fused Adam": [step]},
+        floor_ms(3 * 4.0 * 512 * (24 * 24 * 32 + 8 * 8 * 64), flop, "tf32"), check, whole_step=True,
+    )  # fmt: skip

@@ -1,0 +1,37 @@
+"""The machine on which a benchmark ran."""
+
+from __future__ import annotations
+
+import datetime as dt
+import platform
+import subprocess
+from importlib.metadata import version
+
+import torch
+
+from minidl.runtime import tables
+from minidl.training.environment import tile_hash
+
+
+def machine() -> dict[str, str]:
+    """Device, driver, versions, date, and tile tables other than the package's: what results depend on.
+
+    Needs a CUDA device.
+    """
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()[0]
+    return {
+        "device": torch.cuda.get_device_name(),
+        "driver": driver,
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "torch": torch.__version__,
+        "triton": version("triton"),
+        "python": platform.python_version(),
+        **({"tile_tables": f"{tables.CHOSEN} {tile_hash()}"} if tables.CHOSEN else {}),
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+    }

@@ -1,0 +1,203 @@
+"""Timing of alternatives side by side: minidl and its peers, or several tiles of a kernel.
+
+Each side's calls are captured in a CUDA graph, which leaves out launch cost in Python. The graphs are replayed in turn
+for several rounds; a time is the median over rounds. Inputs rotate through enough sets to exceed the L2 cache, as in a
+real run. Without a GPU, the host's clock is used.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from minidl.workbench.bench.peers import PEERS, READ_THE_DEVICE, Others
+from minidl.workbench.bench.sides import Call
+from minidl.workbench.first_line import first_line
+
+L2_BYTES = 60e6
+COPY_BYTES_PER_MS = 4.30e9  # device-to-device copy on an H200, bytes read and written
+MATRIX_FLOP_PER_MS = {"bfloat16": 0.79e12, "float16": 0.79e12, "tf32": 0.40e12, "float32": 0.05e12}
+ROUNDS = 5
+TARGET_MS = 20.0
+
+
+@dataclass
+class Work:
+    """One row: calls of ours and of each peer (one per input set), and a check of our result.
+
+    A `whole_step` is captured once and replayed, as in training; other calls are repeated within a graph. `others`
+    makes the calls of other projects' kernels, and `judge` checks their result on the first inputs.
+    """
+
+    name: str
+    dtype: str
+    ours: Sequence[Call]
+    peers: Mapping[str, Sequence[Call]]
+    floor_ms: float
+    check: Callable[[], bool]
+    whole_step: bool = False
+    others: Callable[[], Others] | None = None
+    judge: Callable[[Any], bool] | None = None
+
+
+def floor_ms(bytes_moved: float, flop: float = 0.0, rate: str = "bfloat16") -> float:
+    """The larger of the time to move the bytes once and the time to do the operations."""
+    return max(bytes_moved / COPY_BYTES_PER_MS, flop / MATRIX_FLOP_PER_MS[rate])
+
+
+def input_sets(bytes_each: float) -> int:
+    """How many sets of inputs together are twice as large as the L2 cache."""
+    return max(1, min(32, int(2 * L2_BYTES / max(bytes_each, 1)) + 1))
+
+
+def measure(work: Work, others: bool = False, make_clock: MakeClock | None = None) -> dict[str, Any]:
+    """A row of the results file: the best peer, its time and the ratio theirs / ours. A wrong kernel is not timed.
+
+    With `others`, other projects' kernels are peers, too; "left_out" names those that are wrong or fail, with the
+    reason. `make_clock` replaces `Replay` as the way to time calls.
+    """
+    make_clock = make_clock or Replay
+    row: dict[str, object] = {"name": work.name, "dtype": work.dtype}
+    if not work.check():
+        return {
+            **row, "ours_ms": None, "peer": None, "peer_ms": None, "ratio": None, "floor_ms": work.floor_ms,
+            "error_ok": False,
+        }  # fmt: skip
+    clocks: dict[str, Clock] = {"ours": make_clock(work.ours, work.whole_step)}
+    clocks |= {name: make_clock(calls, work.whole_step) for name, calls in work.peers.items()}
+    left_out: dict[str, str] = {}
+    for name, make in work.others() if others and work.others is not None else ():
+        try:
+            clocks[name] = _of_another(name, make, work, make_clock)
+        except Exception as error:  # noqa: BLE001 (whatever another project's kernel raises is why it is left out)
+            left_out[name] = _said(error)
+    times = in_turn(clocks)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    peers = [name for name in clocks if name != "ours"]
+    peer = min(peers, key=lambda name: medians[name])
+    ratios = sorted(theirs / ours for theirs, ours in zip(times[peer], times["ours"], strict=True))
+    return {
+        **row,
+        "ours_ms": round(medians["ours"], 5),
+        "peer": peer,
+        "peer_ms": round(medians[peer], 5),
+        "ratio": round(statistics.median(ratios), 3),
+        "floor_ms": round(work.floor_ms, 5),
+        "error_ok": True,
+        "share_of_floor": round(work.floor_ms / medians["ours"], 3),
+        "peers_ms": {name: round(medians[name], 5) for name in peers},
+        **({"others": {name: PEERS[name].version for name in peers if name in PEERS}} if others else {}),
+        **({"left_out": left_out} if left_out else {}),
+    }
+
+
+def _of_another(name: str, make: Callable[[], Sequence[Call]], work: Work, make_clock: MakeClock) -> Clock:
+    """A clock for calls whose result on the first inputs is right. Raises ValueError for a wrong one."""
+    calls = make()
+    result = calls[0]()
+    if work.judge is not None and not work.judge(result):
+        raise ValueError("its result is wrong")
+    if make_clock is Replay and name in READ_THE_DEVICE.get(work.name.split()[0], ()):
+        return Launched(calls, work.whole_step)
+    return make_clock(calls, work.whole_step)
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error's message, after its kind unless that is ValueError."""
+    line = first_line(error)
+    return line.removeprefix("ValueError: ") or line
+
+
+class Clock(Protocol):
+    """One side of a comparison, ready to be timed."""
+
+    def time(self) -> float:
+        """Milliseconds per call."""
+        ...
+
+
+def in_turn(sides: Mapping[str, Clock], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Milliseconds per call of each side in each round; a round times every side once."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            times[name].append(side.time())
+    return times
+
+
+MakeClock = Callable[[Sequence[Call], bool], Clock]
+
+
+class HostClock:
+    """Calls timed by the host's clock, as many as last TARGET_MS: for interpreted kernels."""
+
+    def __init__(self, calls: Sequence[Call], whole_step: bool = False) -> None:
+        self.calls = calls
+        self.count = 1
+        self.count = max(1, int(TARGET_MS / max(self.time(), 1e-3)))
+
+    def time(self) -> float:
+        """Milliseconds per call."""
+        started = time.perf_counter()
+        for index in range(self.count):
+            self.calls[index % len(self.calls)]()
+        return (time.perf_counter() - started) * 1e3 / self.count
+
+
+class Launched:
+    """Calls launched one by one between two events, as many as last TARGET_MS: for calls that no graph can hold."""
+
+    def __init__(self, calls: Sequence[Call], whole_step: bool = False) -> None:
+        self.calls = calls
+        self.count = len(calls)
+        self.count = max(1, min(400, int(TARGET_MS / max(self.time(), 1e-3))))
+
+    def time(self) -> float:
+        """Milliseconds per call."""
+        return _timed(lambda: [self.calls[i % len(self.calls)]() for i in range(self.count)]) / self.count
+
+
+class Replay:
+    """A CUDA graph with enough calls to last TARGET_MS, cycling through the input sets."""
+
+    def __init__(self, calls: Sequence[Call], whole_step: bool) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for call in calls:
+                call()
+            for call in calls:
+                call()
+            once = _timed(lambda: [call() for call in calls]) / len(calls)
+        torch.cuda.current_stream().wait_stream(stream)
+        wanted = max(len(calls), min(400, int(TARGET_MS / max(once, 1e-3)))) // len(calls) * len(calls)
+        self.count, self.replays = (len(calls), wanted) if whole_step else (wanted, 1)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            for index in range(self.count):
+                calls[index % len(calls)]()
+        self.graph.replay()
+        torch.cuda.synchronize()
+
+    def time(self) -> float:
+        """Milliseconds per call."""
+        return _timed(self._replay) / (self.count * self.replays)
+
+    def _replay(self) -> None:
+        for _ in range(self.replays):
+            self.graph.replay()
+
+
+def _timed(call: Call) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)

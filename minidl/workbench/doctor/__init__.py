@@ -1,0 +1,94 @@
+"""`minidl doctor`: what this machine can run, what is missing, and offline compilation of the kernels for other GPUs.
+
+Importing this package is cheap: the command imports torch and rich when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURES = (80, 90)
+
+
+def doctor() -> int:
+    """Print what this machine can run and what is missing; 1 when something needed is missing, else 0."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from minidl.version import __version__
+    from minidl.workbench.doctor import machine
+
+    colours = {machine.GOOD: "green", machine.NOTE: "yellow", machine.BAD: "red"}
+    console = Console()
+    with console.status("looking") as status:
+        found = []
+        for check in machine.checks():
+            found.append(check)
+            status.update(f"looking: {check.name}")
+    console.print(f"minidl {__version__} on this machine\n", highlight=False)
+    width = max(len(check.name) for check in found)
+    # Lines in place of a table, so that long paths are not broken.
+    for check in found:
+        colour = colours[check.status]
+        line = f"{escape(check.name.ljust(width))}  [{colour}]{check.status}[/]  {escape(check.found)}"
+        console.print(line, soft_wrap=True, highlight=False)
+        if check.advice:
+            console.print(f"{'':{width + 8}}[{colour}]{escape(check.advice)}[/]", soft_wrap=True, highlight=False)
+    console.print()
+    bad = [check.name for check in found if check.status == machine.BAD]
+    if bad:
+        console.print(f"[red]Needs attention:[/] {escape(', '.join(bad))}")
+        return 1
+    console.print("[green]Everything needed is there.[/]")
+    return 0
+
+
+def doctor_compile(
+    arch: Sequence[int] = ARCHITECTURES,
+    *,
+    only: str = "",
+    work: str = "",
+    json: Path | None = None,
+    details: bool = False,
+    **options: Any,
+) -> int:
+    """Compile every kernel offline for the given architectures, print the table; 1 when something is wrong, else 0.
+
+    only     a part of the names of the kernels to compile
+    work     a part of the names of the operations that are called to launch them
+    json     where the figures are written, too
+    details  a row per tile in the table; the JSON always has them
+    options  those of `compile.run`, which chooses the tiles, the flags and the Python that compiles
+
+    Raises ValueError for an unknown architecture and when no kernel has `only` in its name, OSError when the JSON file
+    cannot be written.
+    """
+    from rich.console import Console
+
+    from minidl.workbench.doctor import compile, jobs, report
+
+    kernels = sorted(name.split(":")[1] for name in jobs.kernels())
+    if not any(only in name for name in kernels):
+        known = ", ".join(name.removesuffix("_kernel") for name in kernels)
+        raise ValueError(f"no kernel has {only!r} in its name; the kernels are: {known}")
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    try:
+        with report.Stages(console) as stages:
+            verdict = compile.run(arch, only=only, work=work, progress=stages.tell, **options)
+    except compile.WorkerError as error:
+        console.print("[red]failed[/] ", end="")
+        console.print(str(error), markup=False, highlight=False)
+        return 1
+    if not verdict.figures and not verdict.failures:
+        console.print(f"no operation with {work!r} in its name launches such a kernel", markup=False, highlight=False)
+        return 1
+    report.show(verdict, console, details)
+    if json is not None:
+        from minidl.training.files import write_json
+
+        write_json(json, report.as_json(verdict))
+    return 0 if verdict.fine else 1

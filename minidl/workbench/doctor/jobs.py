@@ -1,0 +1,173 @@
+"""Compile jobs, the compiler's figures and their problems as plain data, without torch and Triton."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Shared memory that one program may have, by compute capability (CUDA C++ Programming Guide, table "Technical
+# Specifications per Compute Capability", less the 1 KB that the system keeps).
+SHARED_LIMITS = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
+REGISTERS = 65536
+MAX_REGISTERS = 255
+WARP = 32
+ACCEPTED = Path(__file__).parent / "accepted_spills.json"
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel with everything that determines its machine code.
+
+    kernel      module and name, "minidl.kernels.gemm:gemm_sum_kernel"
+    signature   type of every parameter, in order; "constexpr" for constants
+    constants   (path of the parameter, value); a type of `triton.language` is {"dtype": name}
+    attributes  (path of the parameter, known properties of its value)
+    options     num_warps, num_stages and the like
+    declared    names of the parameters that the source declares constant (others are constant by a value of 1 or None)
+    """
+
+    kernel: str
+    arch: int
+    signature: dict[str, Any]
+    constants: list[tuple[list[int], Any]]
+    attributes: list[tuple[list[int], Any]]
+    options: dict[str, Any]
+    declared: list[str]
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Equal for equal machine code."""
+        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, for `Job(**fields)` elsewhere."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @property
+    def name(self) -> str:
+        return self.kernel.split(":")[1]
+
+    @functools.cached_property
+    def constant(self) -> dict[str, Any]:
+        """The declared constants by name."""
+        names = list(self.signature)
+        found = {names[path[0]]: value for path, value in self.constants if len(path) == 1}
+        return {name: found[name] for name in self.declared if name in found}
+
+    @property
+    def tile(self) -> str:
+        """Block sizes, warps and stages."""
+        sizes = [f"{n.removeprefix('BLOCK_')}={size}" for n, size in self.constant.items() if n.startswith("BLOCK")]
+        return " ".join([*sizes, f"warps={self.options['num_warps']}", f"stages={self.options['num_stages']}"])
+
+    @functools.cached_property
+    def dtype(self) -> str:
+        """Of the first floating tensor among the arguments, "-" where there is none."""
+        found = re.search(r"(?:\*k?|tensordesc<)(fp16|bf16|fp32|fp64)", str(list(self.signature.values())))
+        return _DTYPES[found[1]] if found else "-"
+
+    @property
+    def precision(self) -> str:
+        """How float32 matrix products are computed, "-" where there are none."""
+        return self.constant.get("PRECISION", "-") if self.dtype == "float32" else "-"
+
+    def __str__(self) -> str:
+        return f"{self.name} [{self.tile}] {self.dtype} {self.precision} sm_{self.arch}"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of a compiled job; only `error` is set when compilation failed."""
+
+    registers: int = 0
+    spill: int = 0  # bytes per thread stored to and loaded from the stack because registers ran out
+    stack: int = 0
+    shared: int = 0  # bytes
+    warps: int = 0
+    wgmma: int = 0
+    mma: int = 0
+    tcgen05: int = 0
+    tma: int = 0
+    lines: int = 0  # of PTX
+    wants_matrix: bool = False  # a product in a type that tensor cores have
+    serialised: bool = False
+    hasty: bool = False  # accesses memory before waiting for the previous launch
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def matrix(self) -> int:
+        """Matrix instructions of any kind."""
+        return self.wgmma + self.mma + self.tcgen05
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An accepted spill and its reason: up to `bytes` in the jobs with the given fields."""
+
+    bytes: int
+    reason: str
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    def covers(self, job: Job, figures: Figures) -> bool:
+        """Whether this entry applies to the job and allows its spill."""
+        return figures.spill <= self.bytes and all(getattr(job, name) == value for name, value in self.where.items())
+
+
+@functools.cache
+def accepted_spills(path: Path = ACCEPTED) -> tuple[Accepted, ...]:
+    """The entries of a file of accepted spills: {"bytes", "reason", "kernel"?, "tile"?, "dtype"?, ...}."""
+    return tuple(
+        Accepted(
+            entry["bytes"],
+            entry["reason"],
+            {"name" if k == "kernel" else k: v for k, v in entry.items() if k not in ("bytes", "reason")},
+        )
+        for entry in json.loads(path.read_text())
+    )
+
+
+def kernels() -> list[str]:
+    """The package's kernels as "module:name", read from their source without importing it."""
+    package = Path(__file__).parents[2]
+    found = []
+    for path in sorted((package / "kernels").rglob("*.py")):
+        names = re.findall(r"^def (\w+_kernel)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+        module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+        found += [f"{module}:{name}" for name in names]
+    return found
+
+
+def target_name(arch: int) -> str:
+    """The tile table for an architecture. Raises ValueError for an unknown one."""
+    if arch not in SHARED_LIMITS:
+        raise ValueError(f"unknown architecture {arch}; known: {', '.join(map(str, SHARED_LIMITS))}")
+    return "sm_90" if arch // 10 == 9 else "sm_80"
+
+
+def problems(job: Job, figures: Figures, accepted: Iterable[Accepted] | None = None) -> list[str]:
+    """The problems of a compiled job, one message each."""
+    if figures.error:
+        return [figures.error]
+    found = []
+    known = accepted_spills() if accepted is None else accepted
+    if figures.spill and not any(entry.covers(job, figures) for entry in known):
+        found.append(f"spills {figures.spill} bytes of registers")
+    if figures.shared > SHARED_LIMITS[job.arch]:
+        found.append(f"needs {figures.shared} bytes of shared memory, the limit is {SHARED_LIMITS[job.arch]}")
+    if figures.registers > MAX_REGISTERS or figures.registers * WARP * figures.warps > REGISTERS:
+        found.append(f"needs {figures.registers} registers in {figures.warps} warps, a processor has {REGISTERS}")
+    if figures.serialised:
+        found.append("matrix instructions are serialised (ptxas warning C7510, C7511 or C7515)")
+    if figures.hasty:
+        found.append("accesses memory before waiting for the previous launch")
+    if figures.wants_matrix and not figures.matrix:
+        found.append("no matrix instructions")
+    return found

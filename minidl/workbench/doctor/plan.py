@@ -1,0 +1,144 @@
+"""What to compile for one architecture: every operation is called and its launches are recorded.
+
+The first pass makes every call with the tiles of its shape, the second forces each tile of the architecture's tables in
+turn. Most launches differ little, so `shorten` and `heaviest` select some of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minidl.workbench.doctor.jobs import Figures, Job, kernels, target_name
+from minidl.workbench.first_line import first_line
+
+
+@dataclass
+class Plan:
+    """Launches of the first and the second pass by key.
+
+    tile_names  parameters that tile tables set
+    failed      calls that raised, with the first line of the error
+    uncovered   kernels that no call launches
+    """
+
+    first: dict[str, Job] = field(default_factory=dict)
+    forced: dict[str, Job] = field(default_factory=dict)
+    tile_names: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    uncovered: list[str] = field(default_factory=list)
+
+
+def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> Plan:
+    """Make every call of the workloads with `work` in their name; keep kernels with `only` in theirs.
+
+    Imports torch and Triton.
+    """
+    from minidl.runtime import launch
+    from minidl.workbench.doctor.workloads import precisions, workloads
+
+    tables = [launch.table(family) for family in launch.families()]
+    names = {name for table in tables for rules in table.values() for rule in rules for name in rule["tile"]}
+    plan = Plan(tile_names=sorted(names))
+    for load in workloads(work):
+        for dtype in load.dtypes:
+            for precision in precisions(dtype):
+                with launch.in_precision(precision):
+                    _record(plan.first, plan, load, dtype, arch)
+                    for family in load.families if every_tile else ():
+                        for tile in launch.tiles(family, target_name(arch), dtype):
+                            with launch.force(**{family: tile}):
+                                _record(plan.forced, plan, load, dtype, arch)
+    launched = {job.kernel for job in plan.first.values()}
+    plan.uncovered = sorted(kernel for kernel in set(kernels()) - launched if only in kernel and not work)
+    plan.first = {key: job for key, job in plan.first.items() if only in job.name}
+    plan.forced = {key: job for key, job in plan.forced.items() if only in job.name}
+    return plan
+
+
+def shorten(plan: Plan, brief: bool = False) -> list[Job]:
+    """Jobs of the first pass that cover every dtype and every combination of flags of each kernel.
+
+    Flags are the constants that no tile table sets: operation, epilogue, layout, accumulate type. `brief` covers each
+    value of a flag in place of every combination, with about a third of the jobs. Tiles are covered by `heaviest`.
+    """
+    chosen: list[Job] = []
+    seen: set[tuple[str, ...]] = set()
+    for job in sorted(plan.first.values(), key=lambda job: -_volume(job, plan.tile_names)):
+        flags = _flags(job, plan.tile_names)
+        new: set[tuple[str, ...]] = {(job.kernel, job.dtype, job.precision)}
+        new |= (
+            {(job.kernel, name, str(value)) for name, value in flags.items()} if brief else {(job.kernel, str(flags))}
+        )
+        if new - seen:
+            chosen.append(job)
+            seen |= new
+    return chosen
+
+
+def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
+    """For each kernel, tile, dtype and precision, the jobs of the longest code and of the most shared memory.
+
+    `figures` (by key, for some jobs of the first pass) estimates them: a job is judged by the most similar job with
+    figures, tile aside. Jobs in `figures` are left out.
+    """
+    known: dict[tuple[str, ...], list[tuple[set[str], Figures]]] = {}
+    for key, job in plan.first.items():
+        if key in figures:
+            known.setdefault((job.kernel, job.dtype, job.precision), []).append((_traits(job, plan), figures[key]))
+    groups: dict[tuple[Any, ...], list[Job]] = {}
+    for job in {**plan.forced, **plan.first}.values():
+        groups.setdefault((job.kernel, job.dtype, job.precision, _sizes(job, plan.tile_names)), []).append(job)
+    chosen = {}
+    for group in groups.values():
+        like = known.get((group[0].kernel, group[0].dtype, group[0].precision), [])
+        guesses = [(job, _most_like(_traits(job, plan), like)) for job in group]
+        longest = max(guesses, key=lambda pair: pair[1].lines)[0]
+        largest = max(guesses, key=lambda pair: pair[1].shared)[0]
+        chosen.update({job.key: job for job in (longest, largest)})
+    return [job for key, job in chosen.items() if key not in figures]
+
+
+def _most_like(traits: set[str], known: list[tuple[set[str], Figures]]) -> Figures:
+    return max(known, key=lambda pair: len(traits & pair[0]) - len(traits ^ pair[0]), default=(set(), Figures()))[1]
+
+
+def _traits(job: Job, plan: Plan) -> set[str]:
+    """Everything about a launch except its tile."""
+    flags = {f"{name}={value}" for name, value in _flags(job, plan.tile_names).items()}
+    return flags | {f"{n}:{kind}" for n, kind in job.signature.items()} | {str(known) for known in job.attributes}
+
+
+def _flags(job: Job, tile_names: list[str]) -> dict[str, Any]:
+    return {name: value for name, value in job.constant.items() if name not in tile_names}
+
+
+def _sizes(job: Job, tile_names: list[str]) -> str:
+    return str({name: value for name, value in job.constant.items() if name in tile_names} | job.options)
+
+
+def _volume(job: Job, tile_names: list[str]) -> int:
+    return math.prod(v for name, v in job.constant.items() if name.startswith("BLOCK") and name in tile_names)
+
+
+def _record(jobs: dict[str, Job], plan: Plan, load: Any, dtype: Any, arch: int) -> None:
+    from minidl.workbench.doctor import offline
+
+    for name, call in load.calls(dtype):
+        with offline.recording(arch) as found:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 (named in the report; the other calls still count)
+                plan.failed[f"{load.name}: {name}, {dtype}"] = first_line(error)
+        jobs.update({job.key: job for job in found})
+
+
+def failures(plans: Iterable[Plan]) -> dict[str, str]:
+    """Calls that raised, and kernels that no plan launches."""
+    plans = list(plans)
+    found = {name: error for plan in plans for name, error in plan.failed.items()}
+    for kernel in sorted(set.intersection(*(set(plan.uncovered) for plan in plans))) if plans else ():
+        found[kernel] = "no operation's examples and no workload of the doctor launches this kernel"
+    return found

@@ -1,0 +1,129 @@
+"""The offline compile as a table and as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from minidl.version import __version__
+from minidl.workbench.doctor.compile import Verdict
+from minidl.workbench.doctor.jobs import Figures, Job, accepted_spills, problems
+
+SECONDS_BETWEEN_LINES = 30
+_FIELDS = ("kernel", "arch", "dtype", "precision", "tile")
+
+
+def rows(verdict: Verdict, fields: Sequence[str] = _FIELDS) -> list[dict[str, Any]]:
+    """One row per kernel, architecture, dtype, precision and tile, or per combination of some `fields` of these.
+
+    A row has the number of its launches and tiles, their largest figures and all of their problems.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[Job, Figures]]] = {}
+    for job, figures in verdict.figures.values():
+        groups.setdefault(tuple(_field(job, name) for name in fields), []).append((job, figures))
+    return [dict(zip(fields, group, strict=True)) | _summary(groups[group]) for group in sorted(groups)]
+
+
+def _field(job: Job, name: str) -> Any:
+    return getattr(job, "name" if name == "kernel" else name)
+
+
+def _summary(found: list[tuple[Job, Figures]]) -> dict[str, Any]:
+    names = ("registers", "spill", "stack", "shared", "wgmma", "mma", "tcgen05", "tma")
+    largest = {name: max(getattr(figures, name) for _, figures in found) for name in names}
+    wrong = dict.fromkeys(line for job, figures in found for line in problems(job, figures))
+    reasons = dict.fromkeys(
+        entry.reason
+        for job, figures in found
+        if figures.spill
+        for entry in accepted_spills()
+        if entry.covers(job, figures)
+    )
+    tiles = len({job.tile for job, _ in found})
+    return {"launches": len(found), "tiles": tiles, **largest, "problems": list(wrong), "accepted": list(reasons)}
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """The whole verdict as JSON."""
+    return {
+        "minidl": __version__,
+        **verdict.versions,
+        "seconds": round(verdict.seconds, 1),
+        "compiled": len(verdict.figures),
+        "fine": verdict.fine,
+        "failures": verdict.failures,
+        "rows": rows(verdict),
+    }
+
+
+def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
+    """Print a table of kernels (of tiles with `every_tile`), all problems, and a summary line."""
+    table = Table(title="Kernels compiled offline: the largest figures of their launches", title_justify="left")
+    for name in ("kernel", "sm", "dtype", "precision", "tile" if every_tile else "tiles"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "tiles" else "left")
+    for name in ("launches", "registers", "spilled", "shared", "matrix", "TMA"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    before = None
+    for row in rows(verdict, _FIELDS if every_tile else _FIELDS[:-1]):
+        if before is not None and row["kernel"] != before:
+            table.add_section()
+        before = row["kernel"]
+        mark = "[red]wrong[/]" if row["problems"] else "[yellow]accepted[/]" if row["accepted"] else "[green]ok[/]"
+        table.add_row(
+            row["kernel"].removesuffix("_kernel"), str(row["arch"]), row["dtype"], row["precision"],
+            row["tile"] if every_tile else str(row["tiles"]), str(row["launches"]), str(row["registers"]),
+            str(row["spill"]), str(row["shared"]), _matrix(row), str(row["tma"] or "-"), mark,
+        )  # fmt: skip
+    console.print(table)
+    summary = rows(verdict)
+    for row in summary:
+        what = f"{row['kernel']} \\[{row['tile']}] {row['dtype']} {row['precision']} sm_{row['arch']}"
+        for line in row["problems"]:
+            console.print(f"[red]wrong[/] {what}: ", end="", highlight=False)
+            console.print(line, markup=False, highlight=False)
+        for line in row["accepted"]:
+            console.print(f"[yellow]accepted[/] {what}: {row['spill']} bytes spilled: {line}", highlight=False)
+    for name, error in verdict.failures.items():
+        console.print("[red]failed[/] ", end="")
+        console.print(f"{name}: {error}", markup=False, highlight=False)
+    kernels = len({row["kernel"] for row in summary})
+    bad = sum(bool(row["problems"]) for row in summary) + len(verdict.failures)
+    console.print(
+        f"{len(verdict.figures)} launches of {kernels} kernels compiled with Triton {verdict.versions['triton']} in "
+        f"{verdict.seconds:.0f} s: " + (f"[red]{bad} wrong[/]" if bad else "[green]no problem[/]"),
+        highlight=False,
+    )
+
+
+def _matrix(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {row[name]}" for name in ("wgmma", "mma", "tcgen05") if row[name]) or "-"
+
+
+class Stages(Progress):
+    """A progress bar per stage in a terminal, otherwise an occasional line."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self._begun: dict[str, TaskID] = {}
+        self._told = time.monotonic()
+
+    def tell(self, stage: str, done: int, of: int) -> None:
+        """`done` of a stage's jobs are done."""
+        if stage not in self._begun:
+            self._begun[stage] = self.add_task(stage, total=of)
+            self._line(f"{stage}: {of} to do")
+        elif time.monotonic() - self._told > SECONDS_BETWEEN_LINES:
+            self._line(f"{stage}: {done} of {of}")
+        self.update(self._begun[stage], completed=done, total=of)
+
+    def _line(self, text: str) -> None:
+        self._told = time.monotonic()
+        if not self.console.is_terminal:
+            self.console.print(text, highlight=False)

@@ -1,0 +1,252 @@
+"""The calls of the offline compile: examples of every record, and launchers that no record reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from minidl import optim
+from minidl.kernels import activation, average, conv, gemm, images
+from minidl.kernels import random as random_kernels
+from minidl.kernels.conv import few_outputs
+from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.runtime import launch
+from minidl.sparse.rows import RowGrad
+from minidl.tensors import Tensor
+from minidl.testing.compare import as_tuple, wrap
+from minidl.testing.specs import Case, Make, OpSpec, all_specs
+from minidl.testing.specs.base import FLOATS
+from minidl.testing.specs.make import SeededMake
+
+Calls = Iterator[tuple[str, Callable[[], Any]]]
+# Families that only transposed convolutions and input gradients use.
+TRANSPOSED = ("conv_back", "conv_few")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Calls whose launches are compiled.
+
+    families  tile families whose every tile is forced in turn
+    calls     for a dtype, the calls by name; nothing is computed, so results are meaningless
+    """
+
+    name: str
+    families: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    calls: Callable[[torch.dtype], Calls]
+
+
+def workloads(name: str = "") -> list[Workload]:
+    """Everything to compile, or the part with `name` in its name."""
+    found = [Workload(spec.name, spec.families, spec.dtypes, partial(_examples, spec)) for spec in all_specs().values()]
+    found += [
+        Workload("gemm", ("gemm", "gemm_parts", "gemm_cut", "gemm_pointer", "gemm_thin", "gemm_sum"), FLOATS, _gemm),
+        Workload("convolution", tuple(f for f in conv.FAMILIES if f not in TRANSPOSED), FLOATS, _convolution),
+        Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
+        Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
+        Workload("moving averages", ("elementwise",), FLOATS, _averages),
+        Workload("pictures", ("images",), FLOATS, _pictures),
+        Workload("random numbers", ("random",), FLOATS, _random),
+    ]
+    return [load for load in found if name in load.name]
+
+
+def _examples(spec: OpSpec, dtype: torch.dtype) -> Calls:
+    for name, example in spec.examples.items():
+        yield name, partial(_forward_and_backward, spec, example, dtype)
+
+
+def _forward_and_backward(spec: OpSpec, example: Callable[[Make], Case], dtype: torch.dtype) -> None:
+    case = example(SeededMake(0, dtype))
+    args = [wrap(value, position in spec.differentiable) for position, value in enumerate(case.args)]
+    outputs = spec.op(*args, **{name: wrap(value) for name, value in case.kwargs.items()})
+    for output in as_tuple(outputs):
+        if output.requires_grad:
+            output.backward(Tensor(torch.zeros_like(output.data)), retain_graph=True)
+
+
+def _gemm(dtype: torch.dtype) -> Calls:
+    """All four transpositions, in rows that are aligned and rows that are not; shares of K; every epilogue."""
+    for a_turned, b_turned, gap in itertools.product((False, True), (False, True), (0, 1)):
+        M, N, K = (512, 1024, 768) if gap == 0 else (517, 1030, 777)
+        a, b = _matrix(M, K, a_turned, gap, dtype), _matrix(K, N, b_turned, gap, dtype)
+        bias = torch.zeros(N, dtype=dtype)
+        name = f"{'A^T' if a_turned else 'A'} {'B^T' if b_turned else 'B'}{', unaligned' if gap else ''}"
+        yield name, partial(gemm.gemm, a, b, bias, "gelu_tanh", preactivation=True, split=1)
+        yield f"{name}, shares of K", partial(gemm.gemm, a, b, split=2)
+    a, b, bias = (torch.zeros(size, dtype=dtype) for size in ((512, 768), (768, 1024), (1024,)))
+    for act in (None, *activation.NAMES):
+        for split in (1, 2):
+            yield f"{act}, {split} shares", partial(gemm.gemm, a, b, bias, act, split=split)
+    yield "batches", partial(gemm.gemm, a.expand(3, *a.shape), b.expand(3, *b.shape))
+    for split in (1, 2):
+        yield f"parts, {split} shares", partial(_in_parts, a, b.t().contiguous().t(), bias, split)
+    # A layer of few outputs and its gradients, and the same with rows that are not aligned.
+    for (M, N, K), a_turned, b_turned in (
+        ((1024, 4, 128), False, True), ((1024, 128, 4), False, False), ((4, 128, 1024), True, False),
+        ((517, 9, 77), False, True), ((517, 77, 9), False, False), ((9, 77, 517), True, False),
+        ((1, 1, 1), False, False),
+    ):  # fmt: skip
+        a, b = _matrix(M, K, a_turned, 0, dtype), _matrix(K, N, b_turned, 0, dtype)
+        bias, name = torch.zeros(N, dtype=dtype), f"thin, {M}x{N}x{K}"
+        for act in activation.NAMES if N == 4 else ():
+            yield f"{name}, {act}", partial(gemm.gemm, a, b, bias, act, form="thin", split=1)
+        yield f"{name}, z", partial(gemm.gemm, a, b, bias, "gelu_tanh", form="thin", split=1, preactivation=True)
+        for split in (1, 2):
+            yield f"{name}, {split} shares", partial(gemm.gemm, a, b, form="thin", split=split)
+
+
+def _in_parts(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, split: int) -> None:
+    if launch.boxes() and (a.dtype, launch.precision(a.dtype)) == (torch.float32, "tf32x3"):
+        gemm.gemm(a, b, bias, form="parts", split=split)
+
+
+@cache
+def _matrix(rows: int, columns: int, turned: bool, gap: int, dtype: torch.dtype) -> torch.Tensor:
+    if turned:
+        return _matrix(columns, rows, False, gap, dtype).t()
+    return torch.zeros(rows, columns + gap, dtype=dtype)[:, :columns]
+
+
+def _convolution(dtype: torch.dtype) -> Calls:
+    """Every form on shapes that suit it, with every epilogue; strides, for input gradients."""
+    for C, M, size, kernel, stride, N in (
+        (1, 12, 72, 7, 1, 256), (12, 24, 33, 7, 1, 256), (1, 32, 28, 5, 1, 256), (3, 16, 32, 3, 1, 2),
+        (64, 64, 56, 3, 1, 128), (128, 128, 28, 3, 1, 128), (256, 256, 14, 3, 1, 128), (512, 512, 7, 3, 1, 128),
+        (256, 256, 56, 3, 1, 128), (64, 128, 28, 3, 2, 128), (24, 40, 9, 3, 1, 2), (32, 64, 12, 5, 1, 128),
+    ):  # fmt: skip
+        padding = 0 if kernel == 5 else 1
+        geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((padding,) * 2,) * 2, (1, 1))
+        x, w, bias = _images(N, C, size, dtype), _images(M, C, kernel, dtype), torch.zeros(M, dtype=dtype)
+        dy = _images(N, M, geometry.h.output, dtype)
+        for form in conv.FORMS:
+            calls: dict[str, Callable[..., Any]] = {
+                "forward": partial(conv.forward, x, w, geometry, bias, "gelu_tanh", preactivation=True, scale=bias),
+                "pooled": partial(conv.forward, x, w, geometry, bias, "gelu_tanh", pool="max"),
+                "gradient of the input": partial(conv.grad_input, dy, w, geometry),
+                "gradient of the weight": partial(conv.grad_weight, x, dy, geometry),
+            }
+            for name, call in calls.items():
+                yield f"{name}, {form}, {C} to {M} at {size}", partial(_if_able, call, form)
+        yield f"gradient of the weight in equal parts, {C} to {M} at {size}", partial(_in_equal_parts, x, dy, geometry)
+    for padding, act in itertools.product((0, 3), ("relu", "gelu")):
+        geometry = Geometry.of((72, 72), (7, 7), (1, 1), ((padding,) * 2,) * 2, (1, 1))
+        x, w, bias = _images(256, 1, 72, dtype), _images(12, 1, 7, dtype), torch.zeros(12, dtype=dtype)
+        call = partial(conv.forward, x, w, geometry, bias, act)
+        yield f"two rows, padding {padding}, {act}", partial(_if_able, call, "banded")
+
+
+def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:
+    """The weight gradient with EVEN set in the tile, whatever the table has."""
+    N, _, H, W = dy.shape
+    tile = launch.tile("conv_batch_grad_weight", x.dtype, floor=16, M=dy.shape[1], N=x.shape[1], K=N, pixels=H * W)
+    # Tiles of two warps are never split this way.
+    if tile["TAPS"] == 1 and tile.num_warps > 2:
+        even = replace(tile, sizes={**tile.sizes, "EVEN": 1})
+        with launch.force(conv_batch_grad_weight=even):
+            _if_able(partial(conv.grad_weight, x, dy, geometry), "batch")
+
+
+def _transposed(dtype: torch.dtype) -> Calls:
+    """The layers of generators, with weights in both memory formats, for inference and training."""
+    for C, M, size, kernel, act in (
+        (512, 256, 4, 5, "relu"), (128, 64, 16, 5, "relu"), (96, 40, 7, 4, "gelu_tanh"),
+        (64, 3, 32, 5, "tanh"), (64, 1, 14, 4, "tanh"), (32, 4, 7, 3, "gelu_tanh"),
+    ):  # fmt: skip
+        axis = Axis(2 * size, kernel, size, 2, (kernel - 1) // 2, 1)
+        x, bias = _images(256, C, size, dtype), torch.zeros(M, dtype=dtype)
+        plain = torch.zeros(C, M, kernel, kernel, dtype=dtype)
+        for memory in (torch.contiguous_format, torch.channels_last):
+            w = plain.contiguous(memory_format=memory)
+            call = partial(conv.transposed, x, w, Geometry(axis, axis), bias, act)
+            name = f"{C} to {M} at {size}, {memory}"
+            form = "few" if M <= few_outputs.MOST else "batch"
+            yield name, partial(_if_able, partial(call, scale=bias), form)
+            yield f"{name}, before the activation", partial(_if_able, partial(call, preactivation=True), form)
+            if form == "batch":
+                yield f"{name}, merged", partial(_if_able, partial(call, scale=bias), "merge")
+                yield f"{name}, merged, before", partial(_if_able, partial(call, preactivation=True), "merge")
+
+
+def _if_able(call: Callable[..., Any], form: str) -> None:
+    with contextlib.suppress(conv.UnableError):
+        call(form=form)
+
+
+@cache
+def _images(N: int, C: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(N, size, size, C, dtype=dtype).permute(0, 3, 1, 2)  # memory that is never touched
+
+
+def _optimizers(dtype: torch.dtype) -> Calls:
+    made: dict[str, Callable[[list[Tensor], bool], optim.Optimizer]] = {
+        "sgd": lambda params, lazy: optim.SGD(params, lr=0.1, max_norm=1.0),
+        "sgd, nesterov": lambda params, lazy: optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        "rmsprop": lambda params, lazy: optim.RMSprop(params, momentum=0.9, centered=True, weight_decay=0.1),
+        "adagrad": lambda params, lazy: optim.Adagrad(params, weight_decay=0.1, lazy=lazy),
+        "adam": lambda params, lazy: optim.Adam(params, lazy=lazy),
+        "adamw": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy),
+        "adamw, scaled loss": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy, loss_scale=65536.0),
+    }
+    for rows, lazy in ((False, False), (True, False), (True, True)):
+        variant = f"{', rows' if rows else ''}{', lazy' if lazy else ''}"
+        for name, make in made.items():
+            yield name + variant, partial(_step, make, dtype, rows, lazy)
+        yield f"adam, two dtypes{variant}", partial(_step, made["adam"], dtype, rows, lazy, second_dtype=True)
+
+
+def _step(
+    make: Callable[[list[Tensor], bool], optim.Optimizer], dtype: torch.dtype, rows: bool, lazy: bool,
+    second_dtype: bool = False,
+) -> None:  # fmt: skip
+    shapes = ((1000, 128), (128,), (33, 7))
+    params = [Tensor(torch.zeros(shape, dtype=dtype), requires_grad=True) for shape in shapes]
+    if second_dtype:
+        other = torch.float64 if dtype == torch.float32 else torch.float32
+        params.append(Tensor(torch.zeros(128, dtype=other), requires_grad=True))
+    optimizer = make(params, lazy)
+    for param in params:
+        param.grad = Tensor(torch.zeros(param.shape, dtype=param.dtype))
+    if rows:
+        params[0]._grad = RowGrad(torch.arange(50, dtype=torch.int32), torch.zeros(50, 128, dtype=dtype), (1000, 128))
+    optimizer.step()
+
+
+def _pictures(dtype: torch.dtype) -> Calls:
+    index, moves = torch.zeros(128, dtype=torch.int64), torch.zeros(128, 3, dtype=torch.int32)
+    for height, width, channels in ((8, 8, 1), (28, 28, 1), (64, 48, 3)):
+        x = torch.zeros(1000, height, width, channels, dtype=torch.uint8)
+        mean, std = torch.zeros(channels), torch.ones(channels)
+        what = f"{height} x {width} x {channels}"
+        yield what, partial(images.pick, x, index, None, mean, std, dtype)
+        for replicate in (False, True):
+            edge = ", edges repeated" if replicate else ""
+            yield f"{what}, moved{edge}", partial(images.pick, x, index, moves, mean, std, dtype, replicate)
+
+
+def _averages(dtype: torch.dtype) -> Calls:
+    share = torch.zeros((), dtype=torch.float64)
+    x, y = (torch.zeros(777, dtype=dtype) for _ in range(2))
+    yield "moving average", partial(average.average_, x, y, share)
+
+
+def _random(dtype: torch.dtype) -> Calls:
+    t = torch.zeros(300, 1000, dtype=dtype)
+    yield "uniform", partial(random_kernels.uniform_, t, 0.0, 1.0, seed=1)
+    yield "normal", partial(random_kernels.normal_, t, 0.0, 1.0, seed=1)
+    yield "integers", partial(random_kernels.randint, (300, 1000), 0, 10, seed=1)
+    recorded = random_kernels.DeviceStream(torch.zeros(2, dtype=torch.int64), 1)
+    yield "normal, recorded", partial(random_kernels.normal_, t, 0.0, 1.0, seed=1, stream=recorded)
+    yield "dropout, recorded", partial(random_kernels.dropout, t, 0.5, seed=1, stream=recorded)
+
+
+def precisions(dtype: torch.dtype) -> tuple[str, ...]:
+    """The precisions of products of this dtype."""
+    return launch.PRECISIONS if dtype == torch.float32 else ("ieee",)

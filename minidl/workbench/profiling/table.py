@@ -1,0 +1,146 @@
+"""The figures of a profile by kernel and tile, as rows and as a table."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from minidl.workbench.profiling.rates import Rates
+from minidl.workbench.profiling.work import Work
+
+MOST_ROWS = 30
+
+
+class Event(NamedTuple):
+    """One run of a kernel: its name, the kinds of launch it may come from with their numbers, times in microseconds."""
+
+    kernel: str
+    kinds: tuple[tuple[Work, int], ...]
+    start: float
+    duration: float
+
+
+@dataclass
+class Row:
+    """All runs of a kernel with one tile. Sums over the runs; None where it is unknown of one of them.
+
+    `tile` is empty for a kernel that is not of minidl, and names several where runs cannot be told apart.
+    """
+
+    kernel: str
+    tile: str
+    calls: int = 0
+    total_us: float = 0.0
+    share: float = 0.0
+    bytes: float | None = 0.0
+    flop: float | None = 0.0
+    floor_us: float | None = 0.0
+
+    @property
+    def mean_us(self) -> float:
+        """Microseconds of a run."""
+        return self.total_us / self.calls
+
+    @property
+    def gigabytes_per_second(self) -> float | None:
+        """Of the bytes counted by `profiling.work`."""
+        return None if self.bytes is None or not self.total_us else self.bytes / self.total_us / 1e3
+
+    @property
+    def teraflop_per_second(self) -> float | None:
+        """Of the operations counted by `profiling.work`."""
+        return None if self.flop is None or not self.total_us else self.flop / self.total_us / 1e6
+
+    @property
+    def share_of_floor(self) -> float | None:
+        """The least time that the device could take, as a share of the time taken."""
+        return None if self.floor_us is None or not self.total_us else self.floor_us / self.total_us
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures, for a file."""
+        derived = ("mean_us", "gigabytes_per_second", "teraflop_per_second", "share_of_floor")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+
+def rows_of(events: Iterable[Event], rates: Rates) -> list[Row]:
+    """The rows of events, the most time first."""
+    found: dict[tuple[str, str], Row] = {}
+    for event in events:
+        tile = " or ".join(sorted({work.tile for work, _ in event.kinds}))
+        row = found.setdefault((event.kernel, tile), Row(event.kernel, tile))
+        row.calls += 1
+        row.total_us += event.duration
+        row.bytes = _plus(row.bytes, _mean((work.bytes, count) for work, count in event.kinds))
+        row.flop = _plus(row.flop, _mean((work.flop, count) for work, count in event.kinds))
+        row.floor_us = _plus(row.floor_us, _mean((rates.floor_us(work), count) for work, count in event.kinds))
+    total = sum(row.total_us for row in found.values())
+    for row in found.values():
+        row.share = row.total_us / total if total else 0.0
+    return sorted(found.values(), key=lambda row: (-row.total_us, row.kernel, row.tile))
+
+
+def _plus(total: float | None, more: float | None) -> float | None:
+    return None if total is None or more is None else total + more
+
+
+def _mean(values: Iterable[tuple[float | None, int]]) -> float | None:
+    """The mean weighted by the counts, None where a value is unknown or there is none."""
+    total, counts = 0.0, 0
+    for value, count in values:
+        if value is None:
+            return None
+        total += value * count
+        counts += count
+    return total / counts if counts else None
+
+
+def as_text(rows: list[Row], device: str | None, launches_per_step: float | None, missing: int) -> str:
+    """What ran on `device` (None: the CPU), in a line and a table of the kernels that took the most time."""
+    if not rows:
+        silent = f"{missing:,} kernels were launched, but the GPU's recorder (CUPTI) gave no times"
+        return f"profile: {silent if missing else 'no kernel ran'}\n"
+    total = sum(row.total_us for row in rows)
+    where = device or "the CPU, interpreted: the host's time for each launch"
+    said = f"profile: {sum(row.calls for row in rows):,} kernels ran in {_time(total)} on {where}"
+    if launches_per_step is not None:
+        said += f"; {launches_per_step:g} launches per training step"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("kernel", no_wrap=True)
+    for title in ("calls", "total ms", "mean us", "share", "GB/s", "TFLOP/s", "of floor"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("tile", overflow="fold")
+    for row in rows[:MOST_ROWS]:
+        table.add_row(
+            row.kernel[:48], f"{row.calls:,}", f"{row.total_us / 1e3:.3f}", f"{row.mean_us:.1f}", f"{row.share:.1%}",
+            _shown(row.gigabytes_per_second), _shown(row.teraflop_per_second), _percent(row.share_of_floor),
+            row.tile or "-",
+        )  # fmt: skip
+    if missing:
+        said += f"\n{missing:,} launches or more have no time: the GPU's recorder was full; profile a shorter run"
+    rest = rows[MOST_ROWS:]
+    if rest:
+        spent = sum(row.total_us for row in rest)
+        table.add_row(
+            f"{len(rest)} more", f"{sum(row.calls for row in rest):,}", f"{spent / 1e3:.3f}", "", f"{spent / total:.1%}"
+        )
+    text = io.StringIO()
+    Console(file=text, width=160).print(said, table, sep="\n", highlight=False, markup=False, soft_wrap=False)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _time(microseconds: float) -> str:
+    return f"{microseconds / 1e6:.2f} s" if microseconds >= 1e6 else f"{microseconds / 1e3:.2f} ms"
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

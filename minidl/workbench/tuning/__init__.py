@@ -1,0 +1,1 @@
+"""Tuning of tiles for this device: candidates, problems, measurements, and the tables that result."""

@@ -1,0 +1,415 @@
+"""Representative problems of every family: sizes from the conditions of its table, and the benchmark's shapes.
+
+A rule that holds up to N = 1024 is tuned at 1024, one without a condition at the usual size. `classes` asks the
+launcher which rule a problem really uses, so superfluous problems do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from minidl import optim
+from minidl.kernels import conv, gemm, images, sparse
+from minidl.kernels import random as random_kernels
+from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.gemm import thin
+from minidl.runtime import launch
+from minidl.sparse.csr import CSR
+from minidl.sparse.rows import RowGrad
+from minidl.tensors import Tensor
+from minidl.testing.specs import Case, Make
+from minidl.testing.specs.base import tensors
+from minidl.workbench.bench import generator_rows, image_rows
+from minidl.workbench.tuning.problem import Call, Problem, Start, kernel, operation
+from minidl.workbench.tuning.space import PRODUCTS
+
+Inputs = Callable[..., Case]
+# Elements of a problem of rows: more than a GPU's L2 cache holds, few for the interpreter.
+ELEMENTS, ELEMENTS_INTERPRETED = 2**25, 2**18
+# (N, C, M, size, kernel, stride): the benchmark's layers with fewer images, and small batches.
+LAYERS = (
+    *((min(N, 2000), C, M, size, side, 1) for N, C, M, size, side, _ in image_rows.LAYERS.values()),
+    (32, 64, 64, 56, 3, 1), (32, 256, 256, 14, 3, 1), (8, 128, 128, 28, 3, 1), (128, 64, 128, 56, 3, 2),
+    (512, 64, 32, 14, 3, 1), (16, 512, 512, 7, 3, 1), (8, 64, 64, 56, 3, 1), (2000, 1, 8, 28, 5, 1),
+    (2000, 3, 8, 28, 3, 1),
+)  # fmt: skip
+LAYERS_INTERPRETED = (
+    (16, 1, 8, 12, 3, 1), (16, 3, 8, 12, 3, 1), (16, 16, 32, 8, 3, 1), (16, 32, 32, 8, 3, 1), (4, 32, 320, 4, 3, 1),
+)  # fmt: skip
+# (N, C, M, size): transposed, 5x5 with stride 2.
+BACK = (*((1000, *layer) for layer in generator_rows.LAYERS), (64, 256, 128, 8), (64, 128, 64, 16))
+BACK_INTERPRETED = ((8, 32, 16, 4), (8, 16, 3, 4))
+GEMMS = (
+    (8192, 8192, 8192), (2048, 2048, 2048), (1024, 1024, 1024), (1024, 128, 32768), (32768, 128, 1024),
+    (128, 32768, 1024),
+)  # fmt: skip
+
+
+def problems(family: str, target: str) -> list[Problem]:
+    """The family's problems for the tile table `target`; empty where the family is not used there.
+
+    Raises KeyError for a family that has none: every family needs an entry here.
+    """
+    make, *given = _MAKERS[family]
+    found = [problem for kind in _kinds(family, target) for problem in make(kind, *given)]
+    return list({problem.name: problem for problem in found}.values())
+
+
+class Kind(NamedTuple):
+    """What problems are made for: a family's table for a target, a dtype, and the precision of float32 products."""
+
+    family: str
+    target: str
+    dtype: torch.dtype
+    precision: str = "ieee"
+
+    @property
+    def small(self) -> bool:
+        """Whether problems run in the interpreter."""
+        return self.target == "interpreted"
+
+    def rest(self, of: int = 1) -> int:
+        """By how many a size is multiplied to give the elements of a problem of rows."""
+        return max(1, (ELEMENTS_INTERPRETED if self.small else ELEMENTS) // of)
+
+    def extents(self, **usual: int) -> list[tuple[int, ...]]:
+        """The sizes in each rule's conditions (those not named there from `usual`), `usual` itself, and twice the
+        largest size that a rule holds up to, in the order of `usual`."""
+        whens = [rule.get("when", {}) for rule in launch.table(self.family)[self.target]]
+        sizes = [{name[:-4]: when[name] for name in when if name[-4:] in ("_max", "_min")} for when in whens]
+        largest = {name: 2 * max(size.get(name, 0) for size in sizes) for name in usual}
+        named = (*sizes, {}, *({name: size} for name, size in largest.items() if size))
+        return list(dict.fromkeys(tuple(size.get(name, usual[name]) for name in usual) for size in named))
+
+    def problem(self, what: str, start: Start, inputs: Inputs, *args: Any, **options: Any) -> Problem:
+        """The problem whose inputs are `inputs(make, *args)`."""
+        name = f"{what} {str(self.dtype).removeprefix('torch.')}"
+        name += f" {self.precision}" if self.precision != "ieee" else ""
+        return Problem(name, self.dtype, lambda make: inputs(make, *args), start, self.precision, **options)
+
+    def recorded(self, what: str, record: str, wrt: tuple[int, ...], inputs: Inputs, *args: Any) -> Problem:
+        """The problem of a record's operation, or of its gradients by the arguments at `wrt`."""
+        return self.problem(what, operation(record, wrt), inputs, *args, record=record, wrt=wrt)
+
+
+def _kinds(family: str, target: str) -> list[Kind]:
+    """Dtypes with the precisions of float32 products: float16 (bfloat16 runs as it), float32, and those in rules."""
+    rules = launch.table(family)[target]
+    if not rules:
+        return []
+    if target == "interpreted":
+        return [Kind(family, target, torch.float32)]
+    named = {name for rule in rules for name in rule.get("when", {}).get("dtype", ())}
+    products = family in PRODUCTS or family.startswith("conv_fft")
+    precisions = launch.PRECISIONS if products else ("ieee",)
+    return [
+        Kind(family, target, torch.float16),
+        *(Kind(family, target, torch.float32, precision) for precision in precisions),
+        *([Kind(family, target, torch.float64)] if "float64" in named else []),
+    ]
+
+
+def _gemm(kind: Kind) -> Iterator[Problem]:
+    usual = {"M": 128, "N": 128, "K": 1024} if kind.small else {"M": 4096, "N": 4096, "K": 4096}
+    shapes = kind.extents(**usual)
+    if kind.dtype == torch.float64:
+        shapes = [(1024, 1024, 1024)]
+    elif not kind.small:
+        shapes += [shape for shape in GEMMS if shape not in shapes]
+    # Where there are boxes, the pointer form is used for rows that no box can read.
+    pointer = kind.family == "gemm_pointer"
+    gap = int(pointer and kind.target != "sm_80" and kind.dtype != torch.float64)
+
+    def inputs(make: Make, M: int, N: int, K: int) -> Case:
+        operands = make.tensor(M, K + gap)[:, :K], make.tensor(N, K + gap)[:, :K].t()
+        return Case(operands, {"form": "pointer" if pointer else None})
+
+    for shape in shapes:
+        yield kind.problem("x".join(map(str, shape)), kernel(gemm.gemm), inputs, *shape)
+
+
+def _parts(kind: Kind) -> Iterator[Problem]:
+    if kind.small or kind.precision == "tf32x3":
+        for n in (128,) if kind.small else (1024, 4096):
+            inputs = tensors((n, n), (n, n), form="parts", precision="tf32x3")
+            yield kind.problem(f"{n}x{n}x{n}", kernel(gemm.gemm), inputs)
+
+
+def _thin(kind: Kind) -> Iterator[Problem]:
+    """Operands of a layer with few outputs and of its gradients: M, N or K is small."""
+
+    def inputs(make: Make, M: int, N: int, K: int) -> Case:
+        least = min(M, N, K)
+        a = make.tensor(K, M).t() if least == M else make.tensor(M, K)
+        b = make.tensor(N, K).t() if least == N else make.tensor(K, N)
+        return Case((a, b), {"form": "thin"})
+
+    usual = {"M": 64, "N": 4, "K": 32} if kind.small else {"M": 1024, "N": 128, "K": 1024}
+    for shape in kind.extents(**usual) + ([] if kind.small else [(1024, 16, 128), (16, 1024, 128)]):
+        if min(shape) <= thin.THIN:
+            yield kind.problem("x".join(map(str, shape)), kernel(gemm.gemm), inputs, *shape)
+
+
+def _gemm_sum(kind: Kind) -> Iterator[Problem]:
+    def inputs(make: Make, n: int) -> Case:
+        return Case((make.tensor(8, n).to(launch.acc_torch(kind.dtype)), kind.dtype))
+
+    for (total,) in kind.extents(total=kind.rest(8)):
+        yield kind.problem(f"8 shares of {total}", kernel(gemm.sum_shares), inputs, total)
+
+
+# Operations on rows [M, N], by their records: the inputs.
+ROWS: dict[str, Callable[[int, int], Callable[[Make], Case]]] = {
+    "add": lambda M, N: tensors((M, N), (N,)),
+    "bias_act": lambda M, N: tensors((M, N), (N,), extra=("gelu",)),
+    "cross_entropy": lambda M, N: lambda make: Case((make.tensor(M, N), make.integers(M, low=0, high=N - 1))),
+    "softmax": lambda M, N: tensors((M, N)),
+}
+
+
+def _of_rows(kind: Kind, record: str, wrt: tuple[int, ...], M: int, N: int) -> Problem:
+    return kind.recorded(f"{M}x{N}", record, wrt, ROWS[record](M, N))
+
+
+def _rows(kind: Kind, record: str, *wrt: int) -> Iterator[Problem]:
+    for (N,) in kind.extents(N=1000 if kind.small else 4096):
+        yield _of_rows(kind, record, wrt, kind.rest(N), N)
+
+
+def _long_rows(kind: Kind, record: str, short: str, *wrt: int) -> Iterator[Problem]:
+    """Rows that the family `short` cannot hold in one block."""
+    longest = max(rule["tile"]["BLOCK_N"] for rule in launch.table(short)[kind.target])
+    for N in (2 * longest, 4 * longest, 2 * longest + 8):
+        yield _of_rows(kind, record, wrt, kind.rest(N), N)
+
+
+def _elementwise_tile(kind: Kind) -> Iterator[Problem]:
+    for M, N in kind.extents(M=0, N=0):
+        N = N or (kind.rest(M) if M else min(4096, kind.rest(8)))
+        yield _of_rows(kind, "add", (), M or kind.rest(N), N)
+
+
+def _pairs(kind: Kind, record: str) -> Iterator[Problem]:
+    """An operation on two vectors."""
+    for (n,) in kind.extents(N=kind.rest()):
+        yield kind.recorded(str(n), record, (), tensors((n,), (n,)))
+
+
+def _vector(kind: Kind, launcher: Callable[..., Any], *extra: Any) -> Iterator[Problem]:
+    """A launcher on one vector and the arguments `extra`."""
+    for (n,) in kind.extents(N=kind.rest()):
+        yield kind.problem(str(n), kernel(launcher), tensors((n,), extra=extra))
+
+
+def _uniform(t: torch.Tensor) -> torch.Tensor:
+    return random_kernels.uniform_(t, 0.0, 1.0, seed=1)
+
+
+def _reduce(kind: Kind, axis: int) -> Iterator[Problem]:
+    """Sums over the rows or columns of [., .]: K results of R numbers each."""
+    for K, R in kind.extents(K=0, R=0):
+        R = R or (kind.rest(K) if K else 0)
+        K = K or (kind.rest(R) if R else min(1024, kind.rest(8)))
+        R = R or kind.rest(K)
+        inputs = tensors((K, R) if axis == 1 else (R, K), extra=(axis,))
+        yield kind.recorded(f"{K} sums of {R}", "sum", (), inputs)
+
+
+def _batch_norm(kind: Kind, *wrt: int) -> Iterator[Problem]:
+    def inputs(make: Make, N: int, C: int) -> Case:
+        running = make.tensor(C), make.tensor(C, low=0.5, high=2.0)
+        affine = make.tensor(C), make.tensor(C)
+        return Case((_images(make, N, C, 8), *running, *affine, True, 0.1, 1e-5, "relu"))
+
+    for (C,) in kind.extents(C=64):
+        N = max(2, kind.rest(64 * C))
+        yield kind.recorded(f"{N}x{C}x8x8", "batch_norm", wrt, inputs, N, C)
+
+
+def _fold(kind: Kind) -> Iterator[Problem]:
+    def inputs(make: Make) -> Case:
+        vectors = make.tensor(512), make.tensor(512), make.tensor(512, low=0.5, high=2.0), make.tensor(512)
+        return Case((make.tensor(512, 64, 3, 3), *vectors, make.tensor(512), 1e-5))
+
+    yield kind.recorded("512 channels", "fold_batch_norm", (), inputs)
+
+
+def _pool(kind: Kind, *wrt: int) -> Iterator[Problem]:
+    def inputs(make: Make, N: int, C: int) -> Case:
+        return Case((_images(make, N, C, 16),), {"kernel_size": 2})
+
+    for (C,) in kind.extents(C=64):
+        N = kind.rest(256 * C)
+        for record in ("max_pool2d", "avg_pool2d"):
+            yield kind.recorded(f"{record.split('_')[0]} {N}x{C}x16x16", record, wrt, inputs, N, C)
+
+
+def _pictures(kind: Kind) -> Iterator[Problem]:
+    count = 32 if kind.small else 4096
+
+    def inputs(make: Make, size: int, channels: int) -> Case:
+        x = make.integers(count, size, size, channels, low=0, high=255).to(torch.uint8)
+        moves = make.integers(count, 3, low=0, high=1).to(torch.int32)
+        mean, std = make.tensor(channels).float(), make.tensor(channels, low=0.5, high=2.0).float()
+        return Case((x, make.integers(count, low=0, high=count - 1), moves, mean, std, kind.dtype))
+
+    for size, channels in ((8, 1), (28, 1), (64, 3)):
+        what = f"{count} pictures {size}x{size}x{channels}"
+        yield kind.problem(what, kernel(images.pick), inputs, size, channels)
+
+
+def _documents(kind: Kind) -> Iterator[Problem]:
+    rows, each, columns = (64, 20, 1000) if kind.small else (1024, 65, 32754)
+
+    def inputs(make: Make) -> Case:
+        # Every row takes its columns at even steps from a place of its own: sorted, and none twice.
+        first = make.integers(rows, 1, low=0, high=columns // each - 1)
+        col = first + torch.arange(each, device=first.device) * (columns // each)
+        crow = torch.arange(rows + 1, dtype=torch.int32, device=first.device) * each
+        x = CSR.from_torch(crow, col.reshape(-1).to(torch.int32), make.tensor(rows * each), (rows, columns))
+        return Case((x.crow, x.col, x.val, x.order, make.tensor(columns, 128), make.tensor(128), "relu"))
+
+    yield kind.problem(f"{rows} x {each} of {columns}", kernel(sparse.csr_matmul), inputs)
+
+
+def _updates(kind: Kind) -> Iterator[Problem]:
+    tables, rows = ((2000,), 200) if kind.small else ((32754, 4096), 4096)
+
+    def inputs(make: Make, C: int) -> Case:
+        values = [make.tensor(count, C) for count in tables]
+        return Case((values, [make.tensor(count, C) for count in tables[1:]], make.tensor(rows, C)))
+
+    for (C,) in kind.extents(C=128):
+        yield kind.problem(f"rows of {C}", _adam, inputs, C, in_place=True)
+
+
+def _adam(case: Case, make: Make) -> Call:
+    """One parameter with a gradient of few rows, and others with dense ones."""
+    values, dense, rows = case.args
+    params = [Tensor(value.clone(), requires_grad=True) for value in values]
+    index = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+    adam = optim.Adam(params, lr=1e-3, max_norm=1.0)
+
+    def call() -> tuple[torch.Tensor, ...]:
+        params[0]._grad = RowGrad(index, rows, (params[0].shape[0], params[0].shape[1]))
+        for param, grad in zip(params[1:], dense, strict=True):
+            param.grad = Tensor(grad)
+        adam.step()
+        return tuple(param.data for param in params)
+
+    return call
+
+
+def _images(make: Make, N: int, C: int, size: int) -> torch.Tensor:
+    """In channels-last memory."""
+    return make.tensor(N, size, size, C).permute(0, 3, 1, 2)
+
+
+def _convolution(kind: Kind, form: str, gradient: str = "") -> Iterator[Problem]:
+    fft = form == "fft"
+    off = 0.0
+    if fft:
+        off = {torch.float16: 2.0**-9}.get(kind.dtype, 2.0**-8 if kind.precision == "tf32" else 2.0**-18)
+
+    def inputs(make: Make, N: int, C: int, M: int, size: int, side: int, geometry: Geometry) -> Case:
+        x = _images(make, N, C, size)
+        if gradient == "weight":
+            return Case((x, _images(make, N, M, geometry.h.output), geometry), {"form": form})
+        return Case((x, _images(make, M, C, side), geometry), {"form": form})
+
+    launcher = conv.grad_weight if gradient == "weight" else _forward
+    layers = LAYERS_INTERPRETED if kind.small else (*LAYERS[:6], LAYERS[13]) if fft else LAYERS
+    for N, C, M, size, side, stride in layers:
+        N = max(1, N // 8) if kind.dtype == torch.float64 or fft else N
+        pad = side // 2 if side == 3 else 0
+        geometry = Geometry.of((size, size), (side, side), (stride,) * 2, ((pad, pad),) * 2, (1, 1))
+        what = f"{C}->{M} {side}x{side} at {size}, {N} images" + (f", stride {stride}" if stride > 1 else "")
+        yield kind.problem(what, kernel(launcher), inputs, N, C, M, size, side, geometry, off=off)
+
+
+def _pair_pool(kind: Kind) -> Iterator[Problem]:
+    if kind.dtype == torch.float64:
+        return
+    N, C, M, size, side = (8, 16, 16, 8, 3) if kind.small else (4096, 32, 64, 12, 5)
+    geometry = Geometry.of((size, size), (side, side), (1, 1), ((0, 0), (0, 0)), (1, 1))
+
+    def inputs(make: Make) -> Case:
+        return Case((_images(make, N, C, size), _images(make, M, C, side), geometry), {"form": "pair", "pool": "max"})
+
+    yield kind.problem(f"{C}->{M} {side}x{side} at {size}, pooled, {N} images", kernel(_forward), inputs)
+
+
+def _forward(x: torch.Tensor, w: torch.Tensor, geometry: Geometry, form: str, pool: str | None = None) -> torch.Tensor:
+    return conv.forward(x, w, geometry, form=form, pool=pool)[0]
+
+
+def _transposed(kind: Kind, form: str) -> Iterator[Problem]:
+    def inputs(make: Make, N: int, C: int, M: int, size: int) -> Case:
+        axis = Axis(2 * size, 5, size, 2, 2, 1)
+        # Weights as torch lays them, which a walk has to turn.
+        return Case((_images(make, N, C, size), make.tensor(C, M, 5, 5), Geometry(axis, axis)), {"form": form})
+
+    for N, C, M, size in BACK_INTERPRETED if kind.small else BACK:
+        N = max(1, N // 8) if kind.dtype == torch.float64 else N
+        what = f"transposed {C}->{M} 5x5 stride 2 at {size}, {N} images"
+        yield kind.problem(what, kernel(conv.grad_input), inputs, N, C, M, size)
+
+
+# Who makes a family's problems, and its arguments after the kind.
+_MAKERS: dict[str, tuple[Any, ...]] = {
+    "gemm": (_gemm,),
+    "gemm_pointer": (_gemm,),
+    "gemm_parts": (_parts,),
+    "gemm_thin": (_thin,),
+    "gemm_cut": (_parts,),
+    "gemm_sum": (_gemm_sum,),
+    "bias_act": (_rows, "bias_act"),
+    "bias_act_grad": (_rows, "bias_act", 0, 1),
+    "softmax": (_rows, "softmax"),
+    "softmax_grad": (_rows, "softmax", 0),
+    "softmax_loop": (_long_rows, "softmax", "softmax"),
+    "softmax_grad_loop": (_long_rows, "softmax", "softmax_grad", 0),
+    "cross_entropy": (_rows, "cross_entropy"),
+    "cross_entropy_loop": (_long_rows, "cross_entropy", "cross_entropy"),
+    "loss": (_pairs, "mse_loss"),
+    "elementwise": (_pairs, "add"),
+    "elementwise_tile": (_elementwise_tile,),
+    "random": (_vector, _uniform),
+    "dropout": (_vector, random_kernels.dropout, 0.5, 1),
+    "reduce_rows": (_reduce, 1),
+    "reduce_columns": (_reduce, 0),
+    "norm_stats": (_batch_norm,),
+    "norm_join": (_batch_norm,),
+    "norm": (_batch_norm,),
+    "norm_sums": (_batch_norm, 0, 3, 4),
+    "norm_grad": (_batch_norm, 0, 3, 4),
+    "norm_fold": (_fold,),
+    "pool": (_pool,),
+    "pool_grad": (_pool, 0),
+    "images": (_pictures,),
+    "sparse": (_documents,),
+    "update": (_updates,),
+    "update_measure": (_updates,),
+    "update_prepare": (_updates,),
+    "conv": (_convolution, "pixel"),
+    "conv_flat": (_convolution, "pixel"),
+    "conv_grad_weight": (_convolution, "pixel", "weight"),
+    "conv_batch": (_convolution, "batch"),
+    "conv_batch_narrow": (_convolution, "batch"),
+    "conv_batch_grad_weight": (_convolution, "batch", "weight"),
+    "conv_back": (_transposed, "batch"),
+    "conv_box": (_convolution, "box"),
+    "conv_band": (_convolution, "banded"),
+    "conv_banded": (_convolution, "banded"),
+    "conv_held": (_convolution, "banded"),
+    "conv_two_rows": (_convolution, "banded"),
+    "conv_pair_pool": (_pair_pool,),
+    "conv_banded_grad_weight": (_convolution, "banded", "weight"),
+    "conv_turn": (_transposed, "pixel"),
+    "conv_few": (_transposed, "few"),
+    "conv_fft": (_convolution, "fft"),
+    "conv_fft_product": (_convolution, "fft"),
+}

@@ -1,0 +1,139 @@
+"""docs/errors.md: the messages that it quotes are what the commands print, details aside."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.cli.conftest import SMALL, write_csv
+from tests.pages import ROOT
+
+# Rows whose message a test of its own causes, since it takes long or another process.
+ELSEWHERE = {
+    "training that diverges": "test_errors.py::test_a_loss_that_explodes_stops_with_advice",
+    "settings larger than the weights": "test_damage.py::test_settings_far_larger_than_their_weights_take_no_memory",
+    "results of something else": "test_bench.py::test_a_file_of_something_else_is_not_written_over",
+    "no GPU with `--device cuda`": "test_errors.py::test_cuda_without_a_gpu",
+    "a damaged tile table": "test_errors.py::test_a_damaged_tile_table_is_told_before_the_work",
+}
+
+
+def quoted():
+    """The message of each row of the page that quotes one, by what the row is about."""
+    found = {}
+    for line in (ROOT / "docs" / "errors.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        messages = [text for text in re.findall(r"`([^`]+)`", cells[-1]) if " " in text]
+        if line.startswith("| ") and messages:
+            found[cells[0]] = messages[-1]
+    return found
+
+
+def texts(command, content, *more):
+    Path("train.csv").write_bytes(content)
+    return command("train", "text", "--data", "train.csv", "--out", "run", *more)
+
+
+def pictures(command, tmp_path, **counts):
+    for name, count in counts.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("L", (8, 8), 10 * i + ord(name)).save(tmp_path / "photos" / name / f"{i + 1}.png")
+    return command("train", "images", "--data", "photos", "--out", "run")
+
+
+def cut_off(command, tmp_path):
+    pictures(lambda *_: None, tmp_path, a=5, b=5)
+    path = tmp_path / "photos" / "a" / "1.png"
+    path.write_bytes(path.read_bytes()[:-24])
+    return command("train", "images", "--data", "photos", "--out", "run")
+
+
+def prices(command, tmp_path):
+    rows = [(f"{i % 7}", f"{1000 + i}") for i in range(260)]
+    write_csv(tmp_path / "train.csv", rows, ("size", "price"))
+    return command(
+        "train", "table", "--data", "train.csv", "--target", "price", "--task", "classification", "--out", "run"
+    )
+
+
+def junk(command, tmp_path):
+    (tmp_path / "junk.csv").write_bytes(bytes(range(256)))
+    return command("train", "text", "--data", "junk.csv", "--out", "run")
+
+
+def two_labels(command, tmp_path):
+    write_csv(tmp_path / "train.csv", [(f"word{i % 9} {'oil' if i % 2 else 'corn'}", "ab"[i % 2]) for i in range(80)])
+    return command("train", "text", "--data", "train.csv", "--out", "RUN", *SMALL, "--quiet")
+
+
+def zebra(command, tmp_path):
+    two_labels(command, tmp_path)
+    write_csv(tmp_path / "other.csv", [("oil", "zebra")])
+    return command("evaluate", "RUN", "--data", "other.csv")
+
+
+def labels_of_its_own(command, tmp_path):
+    write_csv(tmp_path / "test.csv", [("oil", "zebra")])
+    return texts(command, b"text,label\nb c,a\nd e,f\n", "--test", "test.csv")
+
+
+def truncated(command, tmp_path):
+    two_labels(command, tmp_path)
+    model = tmp_path / "RUN" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:100])
+    return command("predict", "RUN", "oil")
+
+
+def no_age(command, tmp_path):
+    rows = [(f"{i}", f"{i % 5}", "ab"[i % 2], f"{3 * i}") for i in range(60)]
+    write_csv(tmp_path / "train.csv", rows, ("area", "age", "city", "price"))
+    command("train", "table", "--data", "train.csv", "--target", "price", "--out", "RUN", "--epochs", "1", "--no-plots")
+    return command("predict", "RUN", stdin='{"area": 1, "rooms": 2, "city": "a"}\n')
+
+
+CASES = {
+    "empty file": lambda command, _: texts(command, b""),
+    "one class only": lambda command, _: texts(command, b"text,label\n" + b"b c,a\n" * 20),
+    "missing column": lambda command, _: texts(command, b"text,topic\nb c,a\n", "--label-column", "label"),
+    "numbers used as classes": prices,
+    "unknown label at evaluation": zebra,
+    "a test file with labels of its own": labels_of_its_own,
+    "binary junk": junk,
+    "a row without a column of the model": no_age,
+    "validation and test shares that leave nothing": lambda command, _: texts(
+        command, b"text,label\nb c,a\nd e,f\n", "--val-split", "0.6", "--test-split", "0.6"
+    ),
+    "a folder with one class folder": lambda command, folder: pictures(command, folder, a=5),
+    "a class of one picture": lambda command, folder: pictures(command, folder, a=5, b=1),
+    "a truncated picture": cut_off,
+    "a truncated model file": truncated,
+    "a folder that cannot be written": lambda command, _: command(
+        "train", "text", "--data", "docstrings", "--out", "/proc/x"
+    ),
+    "no kernel of that name": lambda command, _: command("doctor", "--compile", "--only", "zzz"),
+    "bfloat16 without a GPU": lambda command, _: command(
+        "train", "images", "--data", "digits", "--precision", "bfloat16", "--device", "cpu", "--out", "run"
+    ),
+}
+
+
+def test_every_message_is_caused():
+    assert CASES.keys() | ELSEWHERE.keys() == quoted().keys()
+    for place in ELSEWHERE.values():
+        file, _, name = place.partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / "cli" / file).read_text()
+
+
+@pytest.mark.parametrize("given", CASES)
+def test_the_page_quotes_what_is_printed(given, command, tmp_path, monkeypatch):
+    if given == "bfloat16 without a GPU" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.chdir(tmp_path)
+    done = CASES[given](command, tmp_path)
+    assert done.code in (1, 2)
+    assert "Traceback" not in done.err
+    pattern = ".*".join(re.escape(part.strip()).replace(r"\ ", r"\s+") for part in quoted()[given].split("..."))
+    assert re.search(pattern, done.err, re.DOTALL), f"the page says\n{quoted()[given]}\nand this is printed\n{done.err}"

@@ -1,0 +1,261 @@
+"""Plans of convolutions: what is chosen where, once per problem, and told; a form is a module and a line of FORMS."""
+
+import itertools
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from minidl.kernels import conv
+from minidl.kernels.conv import costs, pixel_tiled, plan
+from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
+from minidl.runtime import launch
+from minidl.tensors import default_device
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    plan.plan.cache_clear()
+    yield
+    plan.plan.cache_clear()
+
+
+def layer(N, C, M, size, kernel, padding=0, stride=1, direction=FORWARD, **more):
+    """A layer on an H200; back, C channels of size x size are read through a transposed convolution to M channels."""
+    dtype = more.pop("dtype", torch.float16)
+    if direction == TRANSPOSED:
+        axis = Axis((size - 1) * stride - 2 * padding + kernel + (stride - 1), kernel, size, stride, padding, 1)
+        geometry = Geometry(axis, axis)
+        more = {"strides": (kernel * kernel * M, kernel * kernel, kernel, 1), **more}
+    else:
+        geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((padding,) * 2,) * 2, (1, 1))
+    more = {"target": "sm_90", "processors": 132, **more}
+    return Problem(direction, geometry, N, C, M, dtype, more.pop("precision", "ieee"), **more)
+
+
+LAYERS = {
+    "1->12 7x7": ((10000, 1, 12, 72, 7), "two_rows"),
+    "12->24 7x7": ((10000, 12, 24, 33, 7), "banded"),
+    "1->32 5x5": ((10000, 1, 32, 28, 5), "held"),
+    "32->64 5x5": ((10000, 32, 64, 12, 5), "paired"),
+    "64@56": ((128, 64, 64, 56, 3, 1), "batch_tiled"),
+    "128@28": ((128, 128, 128, 28, 3, 1), "batch_tiled"),
+    "256@14": ((128, 256, 256, 14, 3, 1), "batch_tiled"),
+    "512@7": ((128, 512, 512, 7, 3, 1), "batch_tiled"),
+    "256@56": ((64, 256, 256, 56, 3, 1), "boxed"),
+    "64@56, 8 images": ((8, 64, 64, 56, 3, 1), "boxed"),
+    "24->20": ((64, 24, 20, 9, 7), "pixel_tiled"),
+}
+GRADIENTS = {
+    "1->12 7x7": "banded_grad_weight", "12->24 7x7": "banded_grad_weight", "1->32 5x5": "banded_grad_weight",
+    "512@7": "even_grad_weight", "64@56, 8 images": "pixel_grad_weight", "24->20": "pixel_grad_weight",
+}  # fmt: skip
+BACK = {
+    (1000, 512, 256, 4): "batch_back", (1000, 256, 128, 8): "batch_back", (1000, 128, 64, 16): "merged",
+    (1000, 64, 3, 32): "few_outputs",
+}  # fmt: skip
+
+
+def module(problem):
+    return plan.plan(problem).form.__name__.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_layers_of_the_benchmark(name):
+    shape, expected = LAYERS[name]
+    assert module(layer(*shape)) == expected
+    assert module(layer(*shape, direction=GRAD_WEIGHT)) == GRADIENTS.get(name, "batch_grad_weight")
+
+
+@pytest.mark.parametrize(("shape", "expected"), BACK.items(), ids=BACK.values())
+def test_the_layers_of_generators(shape, expected):
+    assert module(layer(*shape, 5, 2, 2, direction=TRANSPOSED)) == expected
+
+
+def test_estimates_are_near_what_was_measured():
+    """Microseconds of `benchmarks/results/nvidia-h200.json`, float16."""
+    measured = {"64@56": 69.5, "128@28": 47.0, "256@14": 43.4, "512@7": 43.6, "256@56": 370.0, "32->64 5x5": 135.2}
+    for name, took in measured.items():
+        estimated = plan.plan(layer(*LAYERS[name][0])).microseconds
+        assert abs(estimated / took - 1) < 0.15, name
+
+
+def test_the_interpreter_takes_boxes_then_bands_then_pixels():
+    for shape, expected in (
+        ((128, 32, 32, 8, 3, 1), "boxed"), ((2, 3, 6, 19, 3), "held"), ((2, 40, 20, 19, 7), "pixel_tiled"),
+        ((128, 64, 64, 8, 3, 1, 2), "pixel_tiled"),
+    ):  # fmt: skip
+        assert module(layer(*shape, target="interpreted", processors=1)) == expected
+
+
+@pytest.mark.skipif(not launch.INTERPRETED, reason="compiled kernels take bfloat16")
+def test_the_interpreter_refuses_bfloat16_in_words():
+    x, w = torch.zeros(1, 1, 4, 4, dtype=torch.bfloat16), torch.zeros(1, 1, 3, 3, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match="bfloat16 is not supported on the CPU"):
+        conv.forward(x, w, Geometry.of((4, 4), (3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)))
+
+
+def test_a_problem_is_hashable_and_its_plan_is_made_once():
+    first, second = (layer(128, 64, 64, 56, 3, 1) for _ in range(2))
+    assert first is not second
+    assert hash(first) == hash(second)
+    assert plan.plan(first) is plan.plan(second)
+    assert plan.plan(first._replace(N=64)) is not plan.plan(first)
+    assert plan.plan.cache_info().maxsize is not None
+
+
+def test_a_second_call_asks_no_form(monkeypatch):
+    x, w = torch.zeros(2, 3, 8, 20, device=default_device()), torch.zeros(6, 3, 3, 3, device=default_device())
+    geometry = Geometry.of((8, 20), (3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1))
+    y, _ = conv.forward(x, w, geometry)
+    conv.grad_input(y, w, geometry)
+    conv.grad_weight(x, y, geometry)
+    monkeypatch.setattr(plan, "_candidates", lambda problem: pytest.fail("planned again"))
+    conv.forward(x, w, geometry)
+    conv.grad_input(y, w, geometry)
+    conv.grad_weight(x, y, geometry)
+
+
+def test_another_tile_makes_another_plan():
+    problem = layer(128, 64, 64, 56, 3, 1)
+    before = plan.plan(problem)
+    tile = launch.tiles("conv_batch", "sm_90", torch.float16)[0]
+    small = launch.Tile({**tile.sizes, "BLOCK_M": 64, "PER_PROCESSOR": 0}, 4, 2)
+    with launch.force(conv_batch=small):
+        assert plan.plan(problem).prepared.meta["BLOCK_M"] == 64
+    assert plan.plan(problem).prepared.meta == before.prepared.meta
+    assert before.prepared.meta["BLOCK_M"] == 128
+
+
+@pytest.mark.parametrize("form", conv.FORMS)
+def test_every_form_can_be_asked_for(form):
+    problems = [
+        layer(128, 32, 32, 12, 5), layer(128, 3, 16, 20, 3), layer(128, 32, 4, 8, 5, 2, 2, direction=TRANSPOSED),
+        layer(128, 32, 32, 12, 5, direction=GRAD_WEIGHT),
+    ]  # fmt: skip
+    found = []
+    for problem in problems:
+        try:
+            found.append(plan.plan(problem._replace(form=form)))
+        except conv.UnableError as error:
+            assert f"the {form} form cannot take this shape; these can: " in str(error)  # noqa: PT017
+    assert found
+    assert {name for made in found for name in made.name.split("+")} == {form}
+
+
+def test_only_what_is_asked_for_is_a_transform():
+    for shape in ((8, 64, 64, 56, 31, 15), (8, 512, 512, 56, 15, 7)):
+        problem = layer(*shape, dtype=torch.float32)
+        assert plan.plan(problem).name != "fft"
+        assert plan.plan(problem._replace(form="fft")).name == "fft"
+
+
+def test_explain_names_every_form_and_the_one_taken():
+    problem = layer(128, 64, 64, 56, 3, 1)
+    text = conv.explain(problem)
+    assert "convolution 3x3, 128 images of 64x56x56 to 64x56x56" in text
+    for form in plan.FORMS:
+        named = f"{form.NAME}: {form.__name__.rpartition('.')[2]}" in text
+        assert named == (FORWARD in form.DIRECTIONS)
+    (taken,) = [line for line in text.splitlines() if line.endswith("taken")]
+    assert "batch: batch_tiled" in taken
+    assert f"{plan.plan(problem).microseconds:.1f} us" in taken
+    assert "unable: too many channels for two pixels in a band" in text
+
+
+def test_explain_tells_of_parts():
+    back = conv.explain(layer(8, 64, 64, 16, 5, 2, 2, direction=TRANSPOSED))
+    assert "4 walks by box: boxed" in back
+    pooled = conv.explain(layer(128, 64, 64, 56, 3, 1, pool="max"))
+    assert "batch: batch_tiled, then a pool" in pooled
+    assert "box: boxed                         unable: a pool" in pooled
+
+
+@pytest.mark.parametrize("wanted", ["1", None])
+def test_the_log_has_each_problem_once(wanted, monkeypatch, caplog):
+    if wanted is None:
+        monkeypatch.delenv("MINIDL_EXPLAIN", raising=False)
+    else:
+        monkeypatch.setenv("MINIDL_EXPLAIN", wanted)
+    problem = layer(8, 64, 64, 16, 5, 2, 2, direction=TRANSPOSED)
+    with caplog.at_level(logging.WARNING, "minidl"):
+        plan.plan(problem)
+        plan.plan(problem)
+    assert [record.getMessage() for record in caplog.records] == [conv.explain(problem)] * (wanted is not None)
+
+
+def test_a_form_is_a_module_and_a_line(monkeypatch):
+    """One that takes images of one pixel, for nothing."""
+    ran = []
+
+    def able(problem):
+        return problem.read == (1, 1) or No("more than a pixel")
+
+    def run(prepared, tensors):
+        ran.append(prepared)
+        pixel_tiled.run(prepared, tensors)
+
+    form = SimpleNamespace(
+        __name__="minidl.kernels.conv.dot", NAME="dot", DIRECTIONS=CORRELATIONS, FAMILIES=(), able=able,
+        estimate=lambda problem: 0.0, prepare=pixel_tiled.prepare, run=run,
+    )  # fmt: skip
+    monkeypatch.setattr(plan, "FORMS", (*plan.FORMS, form))
+    x, w = torch.ones(2, 8, 1, 1, device=default_device()), torch.ones(4, 8, 1, 1, device=default_device())
+    geometry = Geometry.of((1, 1), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1))
+    assert torch.equal(conv.forward(x, w, geometry)[0], torch.full((2, 4, 1, 1), 8.0, device=x.device))
+    assert torch.equal(conv.grad_input(x[:, :4], w, geometry), torch.full((2, 8, 1, 1), 4.0, device=x.device))
+    assert len(ran) == 2
+    assert "dot: dot                                   0.0 us  taken" in conv.explain(
+        layer(2, 8, 4, 1, 1, target="interpreted")
+    )
+    with pytest.raises(conv.UnableError, match="the dot form cannot take this shape"):
+        plan.plan(layer(2, 8, 4, 3, 3, form="dot"))
+
+
+def test_the_cheapest_is_taken(monkeypatch):
+    problem = layer(128, 64, 64, 56, 3, 1)
+    monkeypatch.setitem(costs.COMPILED, "box", 0.5)
+    assert plan.plan(problem).name == "box"
+
+
+SUMS = ("BLOCK_K", "PRECISION", "ACC", "KP", "NP", "G", "GH", "GW", "TURN", "FLAT")
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_80", "interpreted"])
+def test_a_blind_plan_does_not_see_the_number_of_images(target):
+    """Form, tile and the order of a sum are those of any number; without being blind some differ."""
+    differs = False
+    for (C, M, direction), blind in itertools.product(
+        [(64, 64, FORWARD), (1, 12, FORWARD), (128, 64, TRANSPOSED), (64, 3, TRANSPOSED), (40, 20, FORWARD)],
+        (True, False),
+    ):
+        seen = set()
+        for N in (1, 8, 31, 63, 64, 65, 300):
+            stride = 2 if direction == TRANSPOSED else 1
+            made = plan.plan(layer(N, C, M, 16, 5, 2, stride, direction=direction, blind=blind, target=target))
+            seen.add((made.name, *(sums(part) for part in made.parts or (made,))))
+        assert len(seen) == 1 or not blind
+        differs |= len(seen) > 1
+    assert differs == (target == "sm_90")
+
+
+def sums(made):
+    found = made.prepared
+    while not isinstance(found, launch.Prepared):
+        found = next(getattr(found, name) for name in ("launch", "back") if getattr(found, name, None))
+    return found.kernel.__name__, *(found.meta.get(name) for name in SUMS)
+
+
+def test_blind_results_are_those_of_any_plan():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-3, 4, (5, 32, 6, 6), generator=generator).float().to(default_device())
+    w = torch.randint(-3, 4, (32, 32, 3, 3), generator=generator).float().to(default_device())
+    geometry = Geometry.of((6, 6), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    expected, _ = conv.forward(x, w, geometry)
+    for first in (0, 3):
+        y, _ = conv.forward(x[first : first + 1], w, geometry, blind=True)
+        assert torch.equal(y, expected[first : first + 1])
+    back, _ = conv.transposed(x, w, geometry, blind=True)
+    assert torch.equal(back, conv.grad_input(x, w, geometry))

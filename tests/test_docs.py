@@ -1,0 +1,137 @@
+"""docs/: its commands parse, its Python blocks run, its links and paths lead somewhere."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from minidl.cli import app
+from tests.pages import PAGES, ROOT, blocks, commands, prose
+from tests.test_readme import recipe, run
+
+# click's, which some versions of typer bring themselves.
+USAGE_ERROR = typer.BadParameter.__base__
+COMMANDS = typer.main.get_command(app)
+LINK = re.compile(r"(?<!!)\[[^]]+\]\(([^)\s]+)\)|!\[[^]]*\]\(([^)\s]+)\)")
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def of_page(page):
+    """The words of every command that a page shows, in blocks and in lines; pipes and assignments taken apart."""
+    inline = [shlex.split(code) for code in re.findall(r"`((?:minidl|make|python -m) [^`]+)`", prose(page))]
+    for words in [*(words for words, _ in commands(page)), *inline]:
+        parts = " ".join("\n" if word == "|" else shlex.quote(word) for word in words).splitlines()
+        for part in map(shlex.split, parts):
+            while re.match(r"[A-Z_]+=", part[0]):
+                part = part[1:]
+            yield part
+
+
+def check_minidl(words):
+    """Fails for a command line that no command takes; a command alone, without arguments, is its name."""
+    command, rest = COMMANDS, words[1:]
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        name, *rest = rest
+        if name == "COMMAND":  # of any
+            return
+        assert name in command.commands, f"no command {name!r}: {shlex.join(words)}"
+        command = command.commands[name]
+    if rest and not hasattr(command, "commands"):
+        try:
+            command.make_context(command.name, rest)
+        except USAGE_ERROR as error:
+            pytest.fail(f"{shlex.join(words)}: {error.format_message()}")
+
+
+def check(words):
+    """Fails for a command that cannot be run as it stands."""
+    if words[0] == "minidl":
+        check_minidl(words)
+    elif words[0] == "make":
+        target = next(word for word in words[1:] if "=" not in word)
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), shlex.join(words)
+        assert recipe(words) or target in ("venv", "help")
+    elif words[:2] == ["python", "-m"]:
+        assert importlib.util.find_spec(words[2]), shlex.join(words)
+        assert all((ROOT / word).exists() for word in words[3:] if word.startswith("tests/"))
+    else:
+        assert words[0] in ("python3", ".", "pip", "export", "echo"), shlex.join(words)
+
+
+@each_page
+def test_commands_are_ones_that_there_are(page):
+    for words in of_page(page):
+        check(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "minidl trian text",
+        "minidl evaluate --samples 3",
+        "minidl predict RUN --tap 3",
+        "minidl tune --budget x",
+        "make tea",
+    ],
+)
+def test_a_wrong_command_is_found(line):
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check(shlex.split(line))
+
+
+@pytest.mark.parametrize("name", ["python", "kernels", "profiling"])
+def test_python_blocks_run(name, tmp_path):
+    text = "\n".join(block.text for block in blocks(ROOT / "docs" / f"{name}.md", "python"))
+    script = tmp_path / "page.py"
+    script.write_text(text)
+    run([sys.executable, script.name], tmp_path)
+
+
+def test_the_sanitizer_prints_what_the_page_says(tmp_path):
+    page = ROOT / "docs" / "sanitizer.md"
+    (block,) = blocks(page, "python")
+    (tmp_path / "add.py").write_text(block.text)
+    ((words, output),) = list(commands(page))
+    command = [sys.executable, "-m", "minidl", *words[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert output.strip() in done.stderr
+
+
+def anchors(page):
+    """The names of a page's headings, as links have them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    for link in (one or other for one, other in LINK.findall(page.read_text())):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@each_page
+def test_a_page_has_one_title(page):
+    assert len(re.findall(r"^# ", prose(page), re.MULTILINE)) == 1
+
+
+@each_page
+def test_paths_exist(page):
+    made = set(re.findall(r"New file `([^`]+)`", page.read_text()))
+    for path in re.findall(r"`((?:minidl|tests|benchmarks|notebooks|docs)/[\w./-]+)`", prose(page)):
+        assert (ROOT / path).exists() or path in made, path
+
+
+def test_the_index_names_every_page():
+    index = ROOT / "docs" / "index.md"
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))
+    assert linked == {path.name for path in index.parent.glob("*.md")} - {"index.md"}

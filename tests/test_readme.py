@@ -1,0 +1,145 @@
+"""README.md: every command and Python block runs in an empty folder and prints what the page says."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.pages import ROOT, blocks, commands
+
+README = ROOT / "README.md"
+MOST_LINES = 200
+# Of a nested pytest these would make a worker of this one.
+XDIST = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", "PYTEST_CURRENT_TEST")
+
+
+def run(command, folder):
+    """The standard output of a command, which must end with exit code 0."""
+    environment = {name: value for name, value in os.environ.items() if name not in XDIST}
+    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def minidl(words, folder):
+    """The standard output of `minidl ...` with this Python and this package."""
+    return run([sys.executable, "-m", "minidl", *words[1:]], folder)
+
+
+def recipe(words):
+    """The commands, as words, that `make ...` runs once everything is installed."""
+    stamps = ("-o", ".venv/.installed", "-o", ".venv/.installed-dev")
+    made = subprocess.run(["make", "-n", *stamps, *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = made.stdout.replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if ".venv/bin/" in line]
+
+
+def of_readme(program):
+    """(words, output) of the README's commands of a program."""
+    return [(words, output) for words, output in commands(README) if words[0] == program]
+
+
+def shape(line):
+    """A line of output without its figures and widths."""
+    line = re.sub(r"\d[\d.,]*", "0", line)
+    return re.sub(r"([\s=-])\1+", r"\1", line).strip()
+
+
+def types(value):
+    """The keys and types of a JSON value; lists by their first item."""
+    if isinstance(value, dict):
+        return {name: types(part) for name, part in value.items()}
+    return [types(part) for part in value[:1]] if isinstance(value, list) else type(value).__name__
+
+
+def check_output(printed, page):
+    """Each line of the page is printed, figures aside; `...` stands for whatever lies between."""
+    lines = printed.splitlines()
+    known = {shape(line) for line in lines}
+    for line in page.splitlines():
+        if line.startswith("{"):
+            assert types(json.loads(line)) in [types(json.loads(other)) for other in lines if other.startswith("{")]
+        elif line != "...":
+            assert shape(line) in known, f"not printed: {line}\n{printed}"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """(folder, output by command) of the README's `minidl` commands, run one after another in an empty folder."""
+    folder = tmp_path_factory.mktemp("readme")
+    return folder, {shlex.join(words): minidl(words, folder) for words, _ in of_readme("minidl")}
+
+
+def test_the_readme_is_a_front_page():
+    assert len(README.read_text().splitlines()) <= MOST_LINES
+    assert {words[0] for words, _ in commands(README)} == {"make", "minidl"}
+
+
+@pytest.mark.slow
+def test_commands_print_what_the_page_says(done):
+    _, printed = done
+    for words, page in of_readme("minidl"):
+        assert page
+        check_output(printed[shlex.join(words)], page)
+
+
+@pytest.mark.slow
+def test_commands_make_the_files_that_the_page_names(done):
+    folder, _ = done
+    assert all((folder / "runs/demo" / name).exists() for name in ("model.safetensors", "report.txt", "metrics.jsonl"))
+    assert len(list((folder / "pictures").glob("seed-*.png"))) == 64
+    assert (folder / "pictures" / "grid.png").exists()
+    files = json.loads((folder / "pictures" / "images.json").read_text())["files"]
+    assert sorted(file["seed"] for file in files if "seed" in file) == list(range(64))
+
+
+@pytest.mark.slow
+def test_make_demo_runs_these_commands(done):
+    folder, _ = done
+    train, predict, generate = recipe(["make", "demo"])
+    shown = [shlex.join(words) for words, _ in of_readme("minidl")]
+    assert shlex.join(["minidl", *train[1:]]).removesuffix(" --overwrite") in shown
+    answers = [json.loads(line) for line in minidl(predict, folder).splitlines()]
+    assert [answer["label"] for answer in answers] == ["numbers", "networking", "concurrency"]
+    minidl(generate, folder)
+    assert len(list((folder / "runs/demo-pictures").glob("seed-*.png"))) == 64
+
+
+def test_make_test_runs_lint_types_and_the_suite():
+    tools = [next(word for word in words if not re.match(r"[A-Z_]+=", word)) for words in recipe(["make", "test"])]
+    assert len(tools) == 5
+    text = "\n".join(" ".join(words) for words in recipe(["make", "test"]))
+    assert all(f".venv/bin/{tool}" in text for tool in ("lint-imports", "python -m mypy", "python -m pytest"))
+
+
+def test_make_results_writes_this_page_and_the_whole_table():
+    (command,) = recipe(["make", "results"])
+    assert command[1:4] == ["-m", "minidl.workbench.bench.table", "benchmarks/results/nvidia-h200.json"]
+    assert command[4:] == ["docs/performance.md", "README.md", "benchmarks/results/nvidia-h200.svg"]
+
+
+@pytest.mark.slow
+def test_the_property_tests_are_run():
+    ((words, page),) = [(words, page) for words, page in of_readme("make") if words[1] == "pytest"]
+    (command,) = recipe(words)
+    command = command[command.index(".venv/bin/python") + 1 :]
+    check_output(run([sys.executable, *command, "-p", "no:cacheprovider"], ROOT), page)
+
+
+def test_the_python_example_runs(tmp_path):
+    (block,) = blocks(README, "python")
+    printed = run([sys.executable, "-c", block.text], tmp_path)
+    assert 0 < float(printed) < 0.1
+    assert (tmp_path / "graph.svg").read_text().startswith(("<svg", "<?xml"))
+
+
+def test_the_layout_is_that_of_the_package():
+    ((block),) = [block for block in blocks(README, "") if block.text.startswith("minidl/\n")]
+    named = [line.split()[0].rstrip("/") for line in block.text.splitlines()[1:]]
+    there = {path.name for path in (ROOT / "minidl").iterdir() if not path.name.startswith(("_", "."))} - {"py.typed"}
+    assert sorted(named) == sorted(there)
