@@ -144,14 +144,18 @@ def _convolution(dtype: torch.dtype) -> Calls:
 
 
 def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:
-    """The weight gradient with EVEN set in the tile, whatever the table has."""
+    """The weight gradient with EVEN set in the tile, whatever the table has; nothing where the form is not able."""
     N, _, H, W = dy.shape
-    tile = launch.tile("conv_batch_grad_weight", x.dtype, floor=16, M=dy.shape[1], N=x.shape[1], K=N, pixels=H * W)
-    # Tiles of two warps are never split this way.
-    if tile["TAPS"] == 1 and tile.num_warps > 2:
-        even = replace(tile, sizes={**tile.sizes, "EVEN": 1})
-        with launch.force(conv_batch_grad_weight=even):
-            _if_able(partial(conv.grad_weight, x, dy, geometry), "batch")
+    with contextlib.suppress(conv.UnableError):
+        conv.grad_weight(x, dy, geometry, form="batch")  # the table has rules for able problems alone
+        tile = launch.tile(
+            "conv_batch_grad_weight", x.dtype, floor=16, M=dy.shape[1], N=x.shape[1], K=N, pixels=H * W
+        )  # fmt: skip
+        # Tiles of two warps are never split this way.
+        if tile["TAPS"] == 1 and tile.num_warps > 2:
+            even = replace(tile, sizes={**tile.sizes, "EVEN": 1})
+            with launch.force(conv_batch_grad_weight=even):
+                conv.grad_weight(x, dy, geometry, form="batch")
 
 
 def _transposed(dtype: torch.dtype) -> Calls:
