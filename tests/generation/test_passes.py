@@ -50,7 +50,12 @@ def test_nor_with_other_blas_kernels():
         "from tests.generation.test_passes import small, whatever_the_batch\n"
         "whatever_the_batch(small((28, 28), 16), (28, 28), 8)\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_CORETYPE": "Haswell", "TRITON_INTERPRET": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "OPENBLAS_CORETYPE": "Haswell",
+        "TRITON_INTERPRET": "1",
+    }
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -246,7 +246,8 @@ def test_positions_counted_in_64_bits(form, monkeypatch):
         monkeypatch.setattr(module, "MANY", 1)
     small = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 1)
     rows = launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": 0}, 4, 1)
-    with launch.force(conv=small, conv_flat=small, conv_banded=small, conv_held=rows):
+    bands = launch.Tile({"BLOCK_M": 16, "BLOCK_K": 16}, 4, 1)
+    with launch.force(conv=small, conv_flat=small, conv_banded=bands, conv_held=rows):
         assert {"forward", "epilogue", "grad_weight"} <= set(Problem((5, *SHAPES[form][1:])).check(form))
 
 
