@@ -70,17 +70,18 @@ def fold_batch_norms(model: Module, *example: Any) -> Module:
     if in every call of the layer its output goes to this batch norm and nowhere else; views may stand between a linear
     layer and its batch norm. To find out, the model is called once: on `example`, the arguments of a real call, or on a
     placeholder for each argument of `forward` without a default. A layer whose parameters anything else reads by name
-    stays unfolded. Where the `forward` of a module cannot be followed, the modules inside it are examined on their own:
-    give an example if that `forward` calls their layers, too.
+    stays unfolded.
 
     The batch norm is removed from the modules, parameters and buffers of the model: a Sequential is renumbered, and an
     attribute becomes a function that returns its argument (an identity module in a Sequential whose layers are called
     by index). Left unfolded are layers with an activation or pool, linear layers in float16 or bfloat16 (rounding the
     new weights would change the results) and batch norms without running statistics.
 
-    Raises ValueError, with the model unchanged, where a `forward` that calls batch norms reads the values or the shape
-    of its input and no example is given.
+    Raises ValueError, with the model unchanged, where no example is given and the `forward` of a module with layers or
+    batch norms reads the values of its input, or branches or loops on the shape.
     """
+    if not any(map(_is_norm, model.modules())):
+        return model
     trace = Trace(model, example, _is_layer, _is_norm)
     calls: dict[Module, list[Call]] = {}
     for call in trace.calls:
@@ -91,7 +92,7 @@ def fold_batch_norms(model: Module, *example: Any) -> Module:
     for norm, found in normed.items():
         assert isinstance(norm, BatchNorm1d | BatchNorm2d)
         layer = found[0].call.layer if found[0].call is not None else None
-        if layer is None or {layer, norm} & (trace.unseen | trace.read):
+        if layer is None or {layer, norm} & trace.read:
             continue
         if any(call.elsewhere or {*call.norms} != {norm} for call in calls[layer]):
             continue

@@ -194,9 +194,8 @@ class _Watched(dict[str, Any]):
 class Trace:
     """The calls of layers and batch norms in one call of `model` in evaluation mode, in order.
 
-    `is_layer` and `is_norm` select these modules. Without an example the model is called on placeholders. A module
-    whose `forward` fails on them is skipped: its layers are in `unseen`, and its submodules are traced on their own.
-    Raises ValueError when such a module calls a batch norm.
+    `is_layer` and `is_norm` select these modules. Without an example the model is called on placeholders; raises
+    ValueError when the `forward` of a module with layers or batch norms fails on them.
     `callers` has, for every module that is called, the modules that called it (None: `model` itself is called);
     `read` the layers and norms whose parameters or buffers anything else reads.
     """
@@ -210,24 +209,20 @@ class Trace:
     ) -> None:
         self.calls: list[Call] = []
         self.normed: list[Normed] = []
-        self.unseen: set[Module] = set()
         self.read: set[Module] = set()
         self.callers: dict[Module, list[Module | None]] = {}
         modules = list(model.modules())
         self._layers, self._norms = set(filter(is_layer, modules)), set(filter(is_norm, modules))
         self._example = bool(example)
         self._under_way: list[Module] = []
-        self._roots = [model]
         state = random.get_state()
         try:
             with no_grad(), self._watching(model):
-                while self._roots:
-                    root = self._roots.pop()
-                    # Held until then: a layer output that is still alive may be used after this call.
-                    result = root(*example) if example else root.forward(*_arguments(root))
-                    for call in self.calls:
-                        call.elsewhere |= any(output() is not None for output in call.outputs)
-                    del result
+                # Held until then: a layer output that is still alive may be used after this call.
+                result = model(*example) if example else model.forward(*_arguments(model))
+                for call in self.calls:
+                    call.elsewhere |= any(output() is not None for output in call.outputs)
+                del result
         finally:
             random.set_state(state)
 
@@ -304,25 +299,19 @@ class Trace:
         return forward(Tensor(x.known()) if isinstance(x, Traced) else x)
 
     def _other(self, module: Module, forward: Callable[..., Any], args: Any, named: Any) -> Any:
-        if self._example:
-            return forward(*args, **named)
-        calls, normed = len(self.calls), len(self.normed)
+        calls = len(self.calls) + len(self.normed)
         try:
             return forward(*args, **named)
-        except _OrderError:
-            raise
         except Exception as error:  # tensors without values can cause any error
-            children = list(module.children())
-            if not self._norms.isdisjoint(children):
-                raise _OrderError(
-                    f"fold_batch_norms: forward of {type(module).__name__} cannot be traced without an input "
-                    f"({error}); give an example: fold_batch_norms(model, x)"
-                ) from error
-            del self.calls[calls:], self.normed[normed:]
-            # And what it called before: layers of a child, by their place.
-            self.unseen.update(children, (called for called, by in self.callers.items() if module in by))
-            self._roots += [child for child in children if not self._norms.isdisjoint(child.modules())]
-            return _answer((args, named))
+            watched = self._layers | self._norms
+            if self._example or isinstance(error, _OrderError):
+                raise
+            if watched.isdisjoint(module.modules()) and calls == len(self.calls) + len(self.normed):
+                return _answer((args, named))
+            raise _OrderError(
+                f"fold_batch_norms: forward of {type(module).__name__} cannot be traced without an input "
+                f"({error}); give an example: fold_batch_norms(model, x)"
+            ) from error
 
 
 class _OrderError(ValueError):

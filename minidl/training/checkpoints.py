@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "minidl-checkpoint", 1
 FOLDER = "checkpoints"  # in that of the run
 _TENSOR = "tensor:"
-_JSON_FILES = ("last.json", "best.json")
+JSON_FILES = ("last.json", "best.json")
 _NAME = re.compile(r"step-\d+\.safetensors")
 
 
@@ -104,7 +104,7 @@ class Checkpoints:
         it cannot be written.
         """
         self.wait()
-        last, best = (self._content(name) for name in _JSON_FILES)
+        last, best = (self._content(name) for name in JSON_FILES)
         if best is not None and (last is None or _step(best) > _step(last)):
             # Check that it is complete before the other is replaced.
             self._read("best.json")
@@ -119,7 +119,7 @@ class Checkpoints:
     def drop_unnamed(self) -> None:
         """Delete the tensor files that neither JSON file names. Raises DamagedError when one of them cannot be read."""
         named = set()
-        for name in _JSON_FILES:
+        for name in JSON_FILES:
             with contextlib.suppress(FileNotFoundError):
                 named.add(files.read_json(self.folder / name).get("tensors"))
         for path in self.folder.glob("step-*.safetensors"):
@@ -211,7 +211,7 @@ def _writer_of(folder: Path) -> str:
 
 def delete(folder: Path) -> None:
     """Delete what `save` wrote, and the folder if it is empty then."""
-    files.remove_folder(folder, lambda name: name in _JSON_FILES or _NAME.fullmatch(name) is not None)
+    files.remove_folder(folder, lambda name: name in JSON_FILES or _NAME.fullmatch(name) is not None)
 
 
 def _step(content: dict[str, Any]) -> int:

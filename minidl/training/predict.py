@@ -78,7 +78,7 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
         else:
             dataset = task.read(config.data)
         features, truth = predictor.test(dataset, config)
-        source = {"name": config.data or settings.data, "part": "test split"}
+        source = {"name": config.data or settings.test or settings.data, "part": "test split"}
     source = {**source, "examples": len(truth)}
     targets = predictor.targets
     scores = targets.evaluation(truth, saved_outputs(predictor.model, features))

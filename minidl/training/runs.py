@@ -289,7 +289,7 @@ def cannot_begin(folder: Path, error: OSError) -> RunError:
 
 def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
     """The error for a write that failed during training."""
-    saved = (folder / checkpoints.FOLDER / "last.json").exists()
+    saved = any((folder / checkpoints.FOLDER / name).exists() for name in checkpoints.JSON_FILES)
     kept = "the last checkpoint is kept" if saved else "no checkpoint yet"
     return RunError(
         f"{error.filename or folder} cannot be written: {error.strerror or error}; {kept}. Free some space, then "

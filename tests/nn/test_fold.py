@@ -165,7 +165,6 @@ FOLDED = {
     "a list beside attributes": lambda: block(
         lambda self, x: self.norm(next(self.children())(x)), a=conv(), norm=norm()
     ),
-    "inside a module that cannot be traced": lambda: drawn(OfAnyShape(nn.Sequential(conv(), norm()))),
     "a module that cannot be traced before": lambda: drawn(nn.Sequential(OfAnyShape(nn.ReLU()), conv(), norm())),
     "a transposed convolution": lambda: block(
         lambda self, x: self.norm(self.a(x)), a=nn.ConvTranspose2d(3, 4, 4, 2, 1, **KIT), norm=norm(4, act="tanh")
@@ -221,9 +220,6 @@ LEFT = {
     ),
     "statistics used elsewhere": lambda: block(
         lambda self, x: self.norm(self.a(x)) + self.norm.running_mean.reshape(1, -1, 1, 1), a=conv(), norm=norm()
-    ),
-    "a layer that is called out of sight": lambda: block(
-        lambda self, x: self.norm(self.hidden.inner(x)) + self.hidden(x), hidden=OfAnyShape(conv()), norm=norm()
     ),
 }  # fmt: skip
 
@@ -344,11 +340,45 @@ def test_layers_that_are_called_by_their_place_keep_their_number(again, example)
     assert len(model.layers) == 4
 
 
-def test_a_layer_that_a_module_called_before_it_could_not_be_followed_is_left_alone():
-    def forward(self, x):
-        first = self.layers[0](x)
-        return self.layers(x) + first if x.shape[0] > 1 else first
+def intermediates(self, x):
+    found = []
+    for layer in self.features:
+        x = layer(x)
+        found += [x] if x.shape[0] > 1 else []
+    return tuple(found)
 
-    x = Tensor(images(2, 3, 6, 6))
-    model = block(forward, layers=nn.Sequential(conv(), norm()))
-    assert folded(model, x) == folded(model, x, example=True) == ["layers.1"]
+
+UNTRACED = {
+    "around a Sequential": (lambda: drawn(OfAnyShape(nn.Sequential(conv(), norm()))), []),
+    "with its intermediate results": (
+        lambda: block(intermediates, features=nn.Sequential(conv(), norm())), ["features.1"]
+    ),
+    "with a layer of a Sequential before": (
+        lambda: block(
+            lambda self, x: self.layers(x) + y if len(y := self.layers[0](x)) > 1 else y,
+            layers=nn.Sequential(conv(), norm()),
+        ),
+        ["layers.1"],
+    ),
+    "a layer that is called out of sight": (
+        lambda: block(
+            lambda self, x: self.norm(self.hidden.inner(x)) + self.hidden(x), hidden=OfAnyShape(conv()), norm=norm()
+        ),
+        ["norm"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNTRACED)
+def test_layers_in_a_module_that_cannot_be_traced_need_an_example(kind):
+    make, left = UNTRACED[kind]
+    model = make()
+    before = repr(model)
+    with pytest.raises(ValueError, match=r"cannot be traced without an input .* give an example"):
+        nn.fold_batch_norms(model)
+    assert repr(model) == before
+    assert folded(model, Tensor(images(2, 3, 6, 6)), example=True) == left
+
+
+def test_a_model_without_batch_norms_needs_no_example():
+    assert folded(drawn(OfAnyShape(conv())), Tensor(images(2, 3, 6, 6))) == []

@@ -31,6 +31,8 @@ def test_a_form_that_cannot_take_the_shape():
         ops.conv2d(x, w, stride=2, form="fft")
     with pytest.raises(ValueError, match="unknown form 'winograd'; known: pixel, box, batch, pair, banded, fft"):
         ops.conv2d(x, w, form="winograd")
+    with pytest.raises(ValueError, match=r"unknown form \['fft'\]; known"):
+        ops.conv2d(x, w, form=["fft"])
 
 
 def test_what_a_pool_and_a_scale_need():

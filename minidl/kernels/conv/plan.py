@@ -127,10 +127,8 @@ def names() -> tuple[str, ...]:
 def plan(problem: Problem) -> Plan:
     """The cheapest plan, of the form asked for or of all.
 
-    Raises ValueError for the name of no form, UnableError where the form asked for cannot take the problem.
+    Raises UnableError where the form asked for cannot take the problem.
     """
-    if problem.form is not None and problem.form not in names():
-        raise ValueError(f"conv2d: unknown form {problem.form!r}; known: {', '.join(names())}")
     best = _cheapest(problem)
     if best is None:
         raise UnableError(problem)
