@@ -31,7 +31,7 @@ Inputs = Callable[..., Case]
 ELEMENTS, ELEMENTS_INTERPRETED = 2**25, 2**18
 # (N, C, M, size, kernel, stride): the benchmark's layers with fewer images, and small batches.
 LAYERS = (
-    *((min(N, 2000), C, M, size, side, 1) for N, C, M, size, side, _ in image_rows.LAYERS.values()),
+    *((min(N, 2000), C, M, size, side, 1) for N, C, M, size, side, *_ in image_rows.LAYERS.values()),
     (32, 64, 64, 56, 3, 1), (32, 256, 256, 14, 3, 1), (8, 128, 128, 28, 3, 1), (128, 64, 128, 56, 3, 2),
     (512, 64, 32, 14, 3, 1), (16, 512, 512, 7, 3, 1), (8, 64, 64, 56, 3, 1), (2000, 1, 8, 28, 5, 1),
     (2000, 3, 8, 28, 3, 1),
