@@ -20,7 +20,7 @@ from minidl.kernels import activation, bias_act
 from minidl.kernels.activation import Activation
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import WANTS_FLOATING, Bad, Case, OpSpec, integers, mixed, one, records, refuses, tensors
+from minidl.testing.specs.base import WANTS_FLOATING, Case, OpSpec, integers, of, one, records, refuses, tensors
 from minidl.testing.specs.elementwise import kept, times, where_finite
 from minidl.testing.specs.make import Make
 
@@ -218,12 +218,13 @@ SPECS = [
             refuses(ValueError, r"bias has shape \[3\], expected \[4\], the last size of x \[2, 4\]", (2, 4), (3,)),
             refuses(ValueError, "'softplus'; known: relu, leaky_relu", (2, 4), (4,), extra=("softplus",)),
             refuses(ValueError, "activation 'tanh' takes no slope", (2, 4), (4,), extra=(("tanh", 0.5),)),
-            Bad(
-                mixed(torch.float64, (2, 4), (4,), extra=("relu",)),
+            refuses(
                 TypeError,
                 "x is torch.float32 and b is torch.float64; convert one of them",
+                (2, 4),
+                of(torch.float64, 4),
             ),
-            Bad(integers(3, extra=(None,)), TypeError, "x has dtype torch.int64"),
+            refuses(TypeError, "x has dtype torch.int64", integers(3), None),
         ),
     ),
 ]

@@ -17,7 +17,7 @@ import torch
 from minidl.kernels import reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, integers, mixed, one, records, refuses, tensors
+from minidl.testing.specs.base import Case, bools, integers, of, one, records, refuses, tensors
 from minidl.testing.specs.make import Make
 
 # Units in the last place of exp and log.
@@ -47,6 +47,12 @@ def few_units(units: float) -> Callable[[Case, torch.Tensor, torch.dtype], torch
         return where_finite(result, bounds.rounded(result, error, dtype))
 
     return bound
+
+
+def few_grad_units(units: float) -> Callable[..., tuple[Any, ...]]:
+    """The same for the only gradient."""
+    bound = few_units(units)
+    return lambda case, dy, grads, dtype: (bound(case, grads[0], dtype),)
 
 
 def kept(y: torch.Tensor, error: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
@@ -95,13 +101,8 @@ def _unary_examples(low: float | None = None) -> dict[str, Callable[[Make], Case
     }
 
 
-_INTEGERS = Bad(integers(3), TypeError, r"got dtype torch.int64, expected a floating type; convert it with .to\(\)")
-_BOOL = Bad(lambda make: Case((_bools(make, 3),)), TypeError, "got dtype torch.bool, expected a floating or")
-
-
-def _bools(make: Make, *shape: int) -> torch.Tensor:
-    return make.integers(*shape, low=0, high=1).bool()
-
+_INTEGERS = refuses(TypeError, r"got dtype torch.int64, expected a floating type; convert it with .to\(\)", integers(3))
+_BOOL = refuses(TypeError, "got dtype torch.bool, expected a floating or", bools(3))
 
 _unary = records(
     inputs=one(), differentiable=(0,), families=("elementwise",), examples=_unary_examples(), bad=(_INTEGERS,)
@@ -123,14 +124,6 @@ def _exp_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch
     return (bounds.rounded(grads[0], error + bounds.acc_unit(dtype) * grads[0].abs(), dtype),)
 
 
-def _grad_units(units: float) -> Callable[..., tuple[Any, ...]]:
-    def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        (grad,) = grads
-        return (where_finite(grad, bounds.rounded(grad, units * bounds.acc_unit(dtype) * grad.abs(), dtype)),)
-
-    return bound
-
-
 def _sqrt_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     # The root of the smallest number is far from underflow, so what is kept is off by two roundings.
     relative = 2 * (bounds.unit(dtype) + bounds.acc_unit(dtype)) + 2 * bounds.acc_unit(dtype)
@@ -148,9 +141,9 @@ def _reciprocal_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype
 
 UNARY = [
     *map(_exact, ("neg", "abs", "sign")),
-    _exact("square", bound=few_units(1), grad_bound=_grad_units(2)),
+    _exact("square", bound=few_units(1), grad_bound=few_grad_units(2)),
     _unary("exp", bound=few_units(FUNCTION_UNITS), grad_bound=_exp_grad),
-    _positive("log", bound=few_units(FUNCTION_UNITS), grad_bound=_grad_units(1)),
+    _positive("log", bound=few_units(FUNCTION_UNITS), grad_bound=few_grad_units(1)),
     _positive("sqrt", bound=few_units(1), grad_bound=_sqrt_grad),
     _unary("reciprocal", bound=few_units(1), grad_bound=_reciprocal_grad),
 ]
@@ -188,16 +181,17 @@ def _binary_examples(low: float | None = None) -> dict[str, Callable[[Make], Cas
     }
 
 
-_FRACTION = Bad(integers(3, extra=(0.5,)), TypeError, "got a torch.int64 tensor and the number 0.5")
+_FRACTION = refuses(TypeError, "got a torch.int64 tensor and the number 0.5", integers(3), extra=(0.5,))
 BINARY_BAD = (
     refuses(ValueError, r"\[2, 3\] and \[2, 4\] do not broadcast: sizes must be equal or 1", (2, 3), (2, 4)),
-    Bad(
-        mixed(torch.float64, (3,), (3,)),
+    refuses(
         TypeError,
         r"got operands of torch.float32 and torch.float64; convert one of them with .to\(\)",
+        (3,),
+        of(torch.float64, 3),
     ),
     refuses(TypeError, "got str, expected a tensor or a number", (3,), extra=("2",)),
-    Bad(lambda make: Case((1, 2.0)), TypeError, "got only Python numbers, expected at least one tensor"),
+    refuses(TypeError, "got only Python numbers, expected at least one tensor", extra=(1, 2.0)),
 )
 
 
@@ -310,7 +304,7 @@ _comparison = records(
     families=("elementwise", "elementwise_tile"),
     examples={
         "one run": tensors((3, 700), (3, 700)),
-        "integers": lambda make: Case((make.integers(70, low=0, high=3), make.integers(70, low=0, high=3))),
+        "integers": tensors(integers(70, high=3), integers(70, high=3)),
         "column": tensors((37, 65), (37, 1)),
     },
     bad=BINARY_BAD,
@@ -324,7 +318,7 @@ COMPARISONS = [*map(_comparison, ("eq", "ne", "lt", "le", "gt", "ge"))]
 
 def _chosen(make: Make) -> Case:
     shape = make.shape(0, 3)
-    return Case((_bools(make, *_narrowed(make, shape)), make.tensor(*_narrowed(make, shape)), make.tensor(*shape)))
+    return Case((bools(*_narrowed(make, shape))(make), make.tensor(*_narrowed(make, shape)), make.tensor(*shape)))
 
 
 def _where_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -347,23 +341,15 @@ CHOICES = [
         differentiable=(1, 2),
         families=("elementwise", "elementwise_tile"),
         examples={
-            "one run": lambda make: Case((_bools(make, 3, 700), make.tensor(3, 700), make.tensor(3, 700))),
-            "rows": lambda make: Case((_bools(make, 37, 1), make.tensor(37, 40), make.tensor(40))),
+            "one run": tensors(bools(3, 700), (3, 700), (3, 700)),
+            "rows": tensors(bools(37, 1), (37, 40), (40,)),
         },
         bad=(
             refuses(
                 TypeError, "the condition has dtype torch.float32, expected torch.bool; compare it", (3,), (3,), (3,)
             ),
-            Bad(
-                lambda make: Case((_bools(make, 3), make.tensor(3), make.tensor(4))),
-                ValueError,
-                r"shapes \[3\] and \[3\] and \[4\] do not broadcast",
-            ),
-            Bad(
-                lambda make: Case((_bools(make, 3), make.tensor(3), make.tensor(3).double())),
-                TypeError,
-                "got operands of torch.float32 and torch.float64",
-            ),
+            refuses(ValueError, r"shapes \[3\] and \[3\] and \[4\] do not broadcast", bools(3), (3,), (4,)),
+            refuses(TypeError, "got operands of torch.float32 and torch.float64", bools(3), (3,), of(torch.float64, 3)),
         ),
     ),
     _choice(

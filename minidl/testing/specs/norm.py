@@ -33,7 +33,7 @@ from minidl.runtime import launch
 from minidl.tensors import Tensor
 from minidl.testing.specs import bounds
 from minidl.testing.specs.activation import DERIVATIVE_UNITS, apply, output_error
-from minidl.testing.specs.base import Bad, Case, OpSpec, distinct, integers
+from minidl.testing.specs.base import Case, OpSpec, distinct, integers, refuses
 from minidl.testing.specs.make import Make
 
 # Units of 1 that the derivatives of bounded activations are off, computed from z.
@@ -63,16 +63,16 @@ class Arguments(NamedTuple):
         return self.running_mean, self.running_var
 
 
-def _batch_norm(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any) -> Tensor:
+def _batch_norm(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any, **named: Any) -> Tensor:
     """ops.batch_norm on copies of the running statistics."""
     mean, var = (None if statistic is None else Tensor(statistic.data.clone()) for statistic in (mean, var))
-    return ops.batch_norm(x, mean, var, *rest)
+    return ops.batch_norm(x, mean, var, *rest, **named)
 
 
-def _running(x: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _running(x: Tensor, mean: Tensor, var: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
     """Copies of the running statistics after ops.batch_norm in training."""
     mean, var = Tensor(mean.data.clone()), Tensor(var.data.clone())
-    ops.batch_norm(x, mean, var, *rest)
+    ops.batch_norm(x, mean, var, *rest, **named)
     return mean, var
 
 
@@ -278,16 +278,6 @@ def _of(*shape: int, training: bool = True, act: Activation = None, constant: bo
     return case
 
 
-def _bad(error: type[Exception], message: str, shape: tuple[int, ...], *rest: Any) -> Bad:
-    """A refusal of x of a shape, with lengths in place of vectors."""
-
-    def case(make: Make) -> Case:
-        vectors = [None if n is None else make.tensor(n) for n in rest[:4]]
-        return Case((make.tensor(*shape), *vectors, *rest[4:]))
-
-    return Bad(case, error, message)
-
-
 def _fold_reference(conv_weight: Any, conv_bias: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float) -> Any:
     scale = (1 if weight is None else weight) / torch.sqrt(var + eps)
     return scale, (0 if bias is None else bias) + ((0 if conv_bias is None else conv_bias) - mean) * scale
@@ -338,15 +328,20 @@ SPECS = [
             "without weights": lambda make: Case((make.tensor(5, 7, 3, 3), *[None] * 4, True, 0.1, 1e-5, "tanh")),
         },
         bad=(
-            Bad(integers(4, 2, extra=(None, None, None, None, True)), TypeError, "x has dtype torch.int64"),
-            _bad(ValueError, r"x has shape \[4\], expected \[N, C\]", (4,), None, None, None, None, True),
-            _bad(ValueError, r"weight has shape \[4\], expected \[3\] for x's channels", (2, 3), 3, 3, 4, None, True),
-            _bad(ValueError, "one of running_mean and running_var", (2, 3), None, 3, None, None, True),
-            _bad(ValueError, "running_mean and running_var to be given", (2, 3), None, None, None, None, False),
-            _bad(ValueError, r"more than 1 value per channel .* input size \[1, 3\]", (1, 3), 3, 3, None, None, True),
-            _bad(ValueError, "eps is -1.0, expected 0 or more", (2, 3), 3, 3, None, None, True, 0.1, -1.0),
-            _bad(ValueError, "unknown activation 'softplus'", (2, 3), 3, 3, None, None, True, 0.1, 1e-5, "softplus"),
-            _bad(ValueError, "which needs num_batches_tracked", (2, 3), 3, 3, None, None, True, None),
+            refuses(TypeError, "x has dtype torch.int64", integers(4, 2), None, None, training=True),
+            refuses(ValueError, r"x has shape \[4\], expected \[N, C\]", (4,), None, None, training=True),
+            refuses(
+                ValueError, r"weight has shape \[4\], expected \[3\] for x's channels",
+                (2, 3), (3,), (3,), (4,), training=True,
+            ),
+            refuses(ValueError, "one of running_mean and running_var", (2, 3), None, (3,), training=True),
+            refuses(ValueError, "running_mean and running_var to be given", (2, 3), None, None, training=False),
+            refuses(
+                ValueError, r"more than 1 value per channel .* input size \[1, 3\]", (1, 3), (3,), (3,), training=True
+            ),
+            refuses(ValueError, "eps is -1.0, expected 0 or more", (2, 3), (3,), (3,), training=True, eps=-1.0),
+            refuses(ValueError, "unknown activation 'softplus'", (2, 3), (3,), (3,), training=True, act="softplus"),
+            refuses(ValueError, "which needs num_batches_tracked", (2, 3), (3,), (3,), training=True, momentum=None),
         ),
     ),
     OpSpec(
@@ -357,7 +352,9 @@ SPECS = [
         bound=_running_bound,
         families=("norm_join", "norm_stats"),
         examples={"images": _of(6, 33, 7, 5), "bands": _of(40, 5, 13, 11), "constant": _of(6, 5, 3, 3, constant=True)},
-        bad=(_bad(ValueError, r"running_var has shape \[4\], expected \[3\]", (2, 3), 3, 4, None, None, True),),
+        bad=(
+            refuses(ValueError, r"running_var has shape \[4\], expected \[3\]", (2, 3), (3,), (4,), training=True),
+        ),
         # An infinite value makes NaN of a channel's mean, which torch leaves infinite.
         specials=False,
     ),
@@ -370,10 +367,9 @@ SPECS = [
         families=("norm_fold",),
         examples={"all": _fold_of},
         bad=(
-            Bad(
-                lambda make: Case((make.tensor(3, 2, 1, 1), None, make.tensor(4), make.tensor(4))),
-                ValueError,
-                r"running_mean has shape \[4\], expected \[3\] for conv_weight's outputs",
+            refuses(
+                ValueError, r"running_mean has shape \[4\], expected \[3\] for conv_weight's outputs",
+                (3, 2, 1, 1), None, (4,), (4,),
             ),
         ),
     ),
