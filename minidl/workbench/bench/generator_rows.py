@@ -149,5 +149,5 @@ def _generation(kind: str) -> Work:
     flop = 2.0 * (IMAGES * 100 * 16 * FIRST + sum(_products(*layer) for layer in LAYERS))
     width = dtype.itemsize
     moved = sum(_bytes(*layer, width) for layer in LAYERS) + width * 1000.0 * 16 * FIRST
-    floor = floor_ms(moved, 3 * flop, "tf32") if kind == "float32" else floor_ms(moved, flop, kind)
+    floor = floor_ms(moved, flop, "tf32x3" if kind == "float32" else kind)
     return Work(f"dcgan generation {IMAGES} images {kind}", kind, [mine], peers, floor, judge, whole_step=True)

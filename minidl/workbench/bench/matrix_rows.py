@@ -69,13 +69,12 @@ def _gemm(M: int, N: int, K: int, dtype: torch.dtype, precision: str | None = No
         bound = (gamma(64 + K // 16, dot_unit(dtype)) + 2 * unit + unit**2) * (a.double().abs() @ b.double().abs())
         return holds(c, exact, bound)
 
-    in_parts = precision == "tf32x3"
     return Work(
         f"gemm {kind} {M}x{N}x{K}" + (f" {precision}" if precision else ""), str(dtype).removeprefix("torch."),
         [partial(gemm.gemm, a, b, precision=precision) for a, b in pairs],
         {"torch.matmul": [partial(torch_product, a, b) for a, b in pairs]},
-        floor_ms(size, 2.0 * M * N * K * (3 if in_parts else 1), "tf32" if precision else "bfloat16"),
-        partial(judge, against=torch_product if in_parts else None),
+        floor_ms(size, 2.0 * M * N * K, precision or "bfloat16"),
+        partial(judge, against=torch_product if precision == "tf32x3" else None),
         # Other projects multiply float32 without tf32.
         others=None if tf32 else lambda: peers.products(pairs), judge_others=judge,
     )  # fmt: skip

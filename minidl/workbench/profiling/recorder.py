@@ -20,7 +20,6 @@ from minidl.runtime import launch
 from minidl.training import files
 from minidl.training.outputs import check_output
 from minidl.workbench.profiling.cuda import CudaTrace
-from minidl.workbench.profiling.rates import rates_of
 from minidl.workbench.profiling.table import Event, Row, as_text, rows_of
 from minidl.workbench.profiling.work import Work, work_of
 
@@ -122,7 +121,7 @@ class Profile:
     @property
     def rows(self) -> list[Row]:
         """A row for each kernel and tile, the most time first. Kernels that are not of minidl have no tile."""
-        return rows_of(self.events, rates_of(self.device))
+        return rows_of(self.events, self.device)
 
     @property
     def launches_per_step(self) -> float | None:
