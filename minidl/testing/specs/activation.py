@@ -45,6 +45,13 @@ def apply(z: torch.Tensor, act: Activation) -> torch.Tensor:
     return F.silu(z) if name == "silu" else getattr(torch, name)(z)
 
 
+def derivative(z: torch.Tensor, act: Activation) -> torch.Tensor:
+    """act'(z) by torch."""
+    z = z.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(apply(z, act).sum(), z)[0]
+
+
 def evaluation(z: torch.Tensor, act: Activation, dtype: torch.dtype) -> torch.Tensor:
     """The error of act(z), computed in the accumulate type of `dtype` at exactly z, before it is rounded."""
     name, _ = activation.parse(act)
@@ -54,7 +61,7 @@ def evaluation(z: torch.Tensor, act: Activation, dtype: torch.dtype) -> torch.Te
     if name in (None, "relu"):
         return torch.zeros_like(z)
     if name == "leaky_relu":
-        return 2 * u * y
+        return u * y
     if name == "sigmoid":
         return u * y * (12 + 2 * below) + tiny
     if name == "silu":
@@ -66,7 +73,9 @@ def evaluation(z: torch.Tensor, act: Activation, dtype: torch.dtype) -> torch.Te
         return u * y * (16 + 6 * inner) + tiny * z.abs()
     if dtype == torch.float64:
         return u * (6 * z.abs() + 2 * y)
-    return u * y * (32 + 2 * below * below) + tiny * z.abs()
+    # Above 0, Phi is 1 less a number of that error.
+    above = z.abs() * (16 + 2 * y.clamp(max=1))
+    return u * torch.minimum(y * (32 + 2 * below * below), above) + tiny * z.abs()
 
 
 def output_error(z: torch.Tensor, z_error: torch.Tensor | float, act: Activation, dtype: torch.dtype) -> torch.Tensor:

@@ -32,7 +32,7 @@ from minidl.kernels.activation import Activation
 from minidl.runtime import launch
 from minidl.tensors import Tensor
 from minidl.testing.specs import bounds
-from minidl.testing.specs.activation import DERIVATIVE_UNITS, apply, output_error
+from minidl.testing.specs.activation import DERIVATIVE_UNITS, apply, derivative, output_error
 from minidl.testing.specs.base import Case, OpSpec, distinct, integers, refuses
 from minidl.testing.specs.make import Make
 
@@ -193,10 +193,7 @@ def _running_bound(case: Case, result: tuple[torch.Tensor, ...], dtype: torch.dt
 def _derivative(off: Errors, act: Activation, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """act'(z) and its error."""
     name, slope = activation.parse(act)
-    z = off.z.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        (p,) = torch.autograd.grad(apply(z, act).sum(), z)
-    u = bounds.acc_unit(dtype)
+    p, u = derivative(off.z, act), bounds.acc_unit(dtype)
     if name is None:
         return p, torch.zeros_like(p)
     if name in ("relu", "leaky_relu"):
