@@ -126,7 +126,7 @@ def _exp_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch
 
 def _sqrt_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     # The root of the smallest number is far from underflow, so what is kept is off by two roundings.
-    relative = 2 * (bounds.unit(dtype) + bounds.acc_unit(dtype)) + 2 * bounds.acc_unit(dtype)
+    relative = 2 * (bounds.UNIT[dtype] + bounds.acc_unit(dtype)) + 2 * bounds.acc_unit(dtype)
     return (where_finite(grads[0], bounds.rounded(grads[0], relative * grads[0].abs(), dtype)),)
 
 

@@ -81,7 +81,7 @@ def _matmul_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     for grad, total, (m, n, k) in zip(grads, totals, ((rows, K, N), (K, N, rows)), strict=True):
         error = product_error(total, m, n, k, dtype)
         if batch > 1 and grad.shape[:-2] != dy.shape[:-2]:
-            error = error + total * (bounds.unit(dtype) + bounds.gamma(batch + 1, bounds.acc_unit(dtype)))
+            error = error + total * (bounds.UNIT[dtype] + bounds.gamma(batch + 1, bounds.acc_unit(dtype)))
             error = error + batch * bounds.TINY[dtype]
             error = torch.where(total > torch.finfo(dtype).max / 2, math.inf, error)
         out.append(bounds.rounded(grad, error, dtype))

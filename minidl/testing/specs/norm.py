@@ -42,25 +42,11 @@ BOUNDED_UNITS = 24
 DOUBLE = 8 * 2.0**-53
 
 
-class Arguments(NamedTuple):
-    """Arguments of batch_norm in its order."""
-
-    x: torch.Tensor
-    running_mean: torch.Tensor | None
-    running_var: torch.Tensor | None
-    weight: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    training: bool = False
-    momentum: float = 0.1
-    eps: float = 1e-5
-    act: Activation = None
-
-    @property
-    def running(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The running statistics, where they are given."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        return self.running_mean, self.running_var
+def _given(*args: Any) -> Any:
+    """The arguments of batch_norm by name, and the `running` statistics together."""
+    given = Case(args).named(ops.batch_norm)
+    given.running = given.running_mean, given.running_var
+    return given
 
 
 def _batch_norm(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any, **named: Any) -> Tensor:
@@ -78,7 +64,7 @@ def _running(x: Tensor, mean: Tensor, var: Tensor, *rest: Any, **named: Any) -> 
 
 def _reference(*args: Any) -> torch.Tensor:
     """The formula itself: torch multiplies mean and weight out first, which cancels, and makes NaN of infinities."""
-    given = Arguments(*args)
+    given = _given(*args)
     rows = _rows(given.x)
     if given.training:
         mean, var = rows.mean(0), rows.var(0, correction=0)
@@ -90,7 +76,7 @@ def _reference(*args: Any) -> torch.Tensor:
 
 
 def _running_reference(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    given = Arguments(*args)
+    given = _given(*args)
     mean, var = (statistic.clone() for statistic in given.running)
     F.batch_norm(given.x, mean, var, None, None, True, given.momentum, given.eps)
     return mean, var
@@ -132,7 +118,7 @@ def _known(error: torch.Tensor, *sizes: torch.Tensor, dtype: torch.dtype) -> tor
     return error.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
-def _errors(given: Arguments, dtype: torch.dtype) -> Errors:
+def _errors(given: Any, dtype: torch.dtype) -> Errors:
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
     x = _rows(given.x)
     M, C = x.shape
@@ -167,7 +153,7 @@ def _errors(given: Arguments, dtype: torch.dtype) -> Errors:
 
 
 def _bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    given = Arguments(*case.args)
+    given = _given(*case.args)
     if given.x.numel() == 0:
         return torch.zeros_like(given.x)
     off = _errors(given, dtype)
@@ -176,7 +162,7 @@ def _bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
 
 
 def _running_bound(case: Case, result: tuple[torch.Tensor, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    given = Arguments(*case.args)
+    given = _given(*case.args)
     off, u = _errors(given, dtype), DOUBLE
     mean, var = result
     M = given.x.numel() // given.x.shape[1]
@@ -203,7 +189,7 @@ def _derivative(off: Errors, act: Activation, dtype: torch.dtype) -> tuple[torch
 
 
 def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    given = Arguments(*case.args)
+    given = _given(*case.args)
     if given.x.numel() == 0:
         return tuple(None if g is None else torch.zeros_like(g) for g in grads)
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
