@@ -195,42 +195,37 @@ BINARY_BAD = (
 )
 
 
-# The terms of a gradient, before they are summed over what was broadcast, and their errors.
-Terms = tuple[torch.Tensor, torch.Tensor]
+# (terms, dy, a, b, dtype) -> the errors of a gradient's terms, before these are summed over what was broadcast.
+TermErrors = Callable[..., torch.Tensor]
 
 
-def _binary_grads(left: Callable[..., Terms], right: Callable[..., Terms]) -> Callable[..., tuple[Any, ...]]:
-    """Bounds from functions (dy, a, b, dtype) -> Terms for each operand."""
+def _broadcast_grads(function: Callable[..., torch.Tensor], *errors: TermErrors) -> Callable[..., tuple[Any, ...]]:
+    """Bounds for torch's function of two operands, from the errors of the terms of each one's gradient."""
 
     def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        sides = zip(grads, (left, right), strict=True)
-        return tuple(folded(grad, *terms(dy, *case.args, dtype), dtype) for grad, terms in sides)
+        *mask, a, b = (arg.expand(dy.shape) for arg in case.args)
+        a, b = (operand.clone().requires_grad_() for operand in (a, b))
+        with torch.enable_grad():
+            every = torch.autograd.grad(function(*mask, a, b), (a, b), dy)
+        sides = zip(grads, every, errors, strict=True)
+        a, b = a.detach(), b.detach()
+        return tuple(folded(grad, terms, error(terms, dy, a, b, dtype), dtype) for grad, terms, error in sides)
 
     return bound
 
 
-def _dy_itself(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    return dy, torch.zeros_like(dy)
+def _no_errors(terms: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.zeros_like(terms)
 
 
-def _units_of(terms: torch.Tensor, units: float, dtype: torch.dtype) -> Terms:
-    return terms, units * bounds.acc_unit(dtype) * terms.abs()
+def _unit_errors(terms: torch.Tensor, dy: Any, a: Any, b: Any, dtype: torch.dtype) -> torch.Tensor:
+    return bounds.acc_unit(dtype) * terms.abs()
 
 
-def _div_grad_b(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    terms, errors = _units_of(dy * a / b / b, 4, dtype)
+def _divisor_errors(terms: torch.Tensor, dy: torch.Tensor, a: Any, b: Any, dtype: torch.dtype) -> torch.Tensor:
     # a / b and (a / b) / b may vanish before dy lifts them again.
-    return terms, errors + dy.abs() * (1 + 1 / b.abs()) * bounds.TINY[launch.acc_torch(dtype)]
-
-
-def _larger(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    """dy where a is above b, half of it where they are equal."""
-    terms = torch.where(a == b, dy / 2, torch.where(a > b, dy, 0.0))
-    return terms, torch.zeros_like(terms)
-
-
-def _smaller(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    return _larger(dy, -a, -b, dtype)
+    vanished = dy.abs() * (1 + 1 / b.abs()) * bounds.TINY[launch.acc_torch(dtype)]
+    return 4 * bounds.acc_unit(dtype) * terms.abs() + vanished
 
 
 def _power_error(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -245,14 +240,13 @@ def _pow_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Te
     return where_finite(result, bounds.rounded(result, error, dtype))
 
 
-def _pow_grad_a(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    terms = torch.where(b == 0, 0.0, dy * (b * a.pow(b - 1)))
-    return terms, ((_power_error(a, b - 1) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
+def _pow_errors(shift: int) -> TermErrors:
+    """For terms with a power of `shift` less."""
 
+    def errors(terms: torch.Tensor, dy: Any, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return ((_power_error(a, b - shift) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
 
-def _pow_grad_b(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    terms = dy * torch.where((a == 0) & (b >= 0), 0.0, a.pow(b) * a.log())
-    return terms, ((_power_error(a, b) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
+    return errors
 
 
 def _pow_inputs(make: Make) -> Case:
@@ -265,26 +259,23 @@ _binary = records(
     inputs=_tensors, bound=few_units(1), differentiable=(0, 1), families=("elementwise", "elementwise_tile"),
     examples=_binary_examples(), bad=BINARY_BAD,
 )  # fmt: skip
-_sum_grads = _binary_grads(_dy_itself, _dy_itself)
-_product_grads = _binary_grads(
-    lambda dy, a, b, dtype: _units_of(dy * b, 1, dtype), lambda dy, a, b, dtype: _units_of(dy * a, 1, dtype)
-)
-_quotient_grads = _binary_grads(lambda dy, a, b, dtype: _units_of(dy / b, 1, dtype), _div_grad_b)
 
 BINARY = [
-    _binary("add", grad_bound=_sum_grads, exact=True, bad=(*BINARY_BAD, _FRACTION)),
-    _binary("sub", grad_bound=_sum_grads, exact=True),
-    _binary("mul", grad_bound=_product_grads, exact=True),
-    _binary("div", grad_bound=_quotient_grads),
+    _binary(
+        "add", grad_bound=_broadcast_grads(torch.add, _no_errors, _no_errors), exact=True, bad=(*BINARY_BAD, _FRACTION)
+    ),
+    _binary("sub", grad_bound=_broadcast_grads(torch.sub, _no_errors, _no_errors), exact=True),
+    _binary("mul", grad_bound=_broadcast_grads(torch.mul, _unit_errors, _unit_errors), exact=True),
+    _binary("div", grad_bound=_broadcast_grads(torch.div, _unit_errors, _divisor_errors)),
     _binary(
         "pow",
         inputs=_pow_inputs,
         bound=_pow_bound,
-        grad_bound=_binary_grads(_pow_grad_a, _pow_grad_b),
+        grad_bound=_broadcast_grads(torch.pow, _pow_errors(1), _pow_errors(0)),
         examples=_binary_examples(low=0.0625),
     ),
-    _binary("maximum", bound=no_error, grad_bound=_binary_grads(_larger, _smaller), exact=True),
-    _binary("minimum", bound=no_error, grad_bound=_binary_grads(_smaller, _larger), exact=True),
+    _binary("maximum", bound=no_error, grad_bound=_broadcast_grads(torch.maximum, _no_errors, _no_errors), exact=True),
+    _binary("minimum", bound=no_error, grad_bound=_broadcast_grads(torch.minimum, _no_errors, _no_errors), exact=True),
 ]
 
 
@@ -321,12 +312,6 @@ def _chosen(make: Make) -> Case:
     return Case((bools(*_narrowed(make, shape))(make), make.tensor(*_narrowed(make, shape)), make.tensor(*shape)))
 
 
-def _where_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    chosen = case.args[0].expand(dy.shape)
-    masks = zip(grads, (chosen, ~chosen), strict=True)
-    return tuple(folded(g, torch.where(mask, dy, 0.0), torch.zeros_like(dy), dtype) for g, mask in masks)
-
-
 def _clamped(make: Make) -> Case:
     low, high = make.choice([(-1.0, 1.0), (None, 0.5), (0, None), (-2, -2), (0.25, 3)])
     return Case((make.tensor(*make.shape(0, 3)), low, high))
@@ -337,7 +322,7 @@ CHOICES = [
     _choice(
         "where",
         inputs=_chosen,
-        grad_bound=_where_grad,
+        grad_bound=_broadcast_grads(torch.where, _no_errors, _no_errors),
         differentiable=(1, 2),
         families=("elementwise", "elementwise_tile"),
         examples={
