@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,23 +37,16 @@ class Case:
         """The case with its floating values in float64, each tensor a contiguous copy: for the reference."""
         return self.map(lambda t: t.double().contiguous().clone() if t.dtype.is_floating_point else t.clone())
 
-    def _bound(self, op: Callable[..., Any]) -> inspect.BoundArguments:
-        bound = inspect.signature(op).bind(*self.args, **self.kwargs)
-        bound.apply_defaults()
-        if uncovered := bound.kwargs.keys() & self.kwargs.keys():
-            raise TypeError(f"{op.__name__}: its record does not cover {', '.join(sorted(uncovered))}")
-        return bound
-
     def arguments(self, op: Callable[..., Any]) -> tuple[Any, ...]:
         """The positional arguments of `op` in order, with its defaults for those that the case does not give.
 
         Raises TypeError for a keyword-only argument: records do not cover these.
         """
-        return self._bound(op).args
-
-    def named(self, op: Callable[..., Any]) -> SimpleNamespace:
-        """The same by name."""
-        return SimpleNamespace(**self._bound(op).arguments)
+        bound = inspect.signature(op).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        if uncovered := bound.kwargs.keys() & self.kwargs.keys():
+            raise TypeError(f"{op.__name__}: its record does not cover {', '.join(sorted(uncovered))}")
+        return bound.args
 
     def tensors(self) -> list[torch.Tensor]:
         """Every torch tensor in the case."""

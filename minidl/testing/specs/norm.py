@@ -19,8 +19,10 @@ faster), and at a kink by its step where |z| <= e. Sums of it and dx follow by t
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +46,9 @@ DOUBLE = 8 * 2.0**-53
 
 def _given(*args: Any) -> Any:
     """The arguments of batch_norm by name, and the `running` statistics together."""
-    given = Case(args).named(ops.batch_norm)
+    bound = inspect.signature(ops.batch_norm).bind(*args)
+    bound.apply_defaults()
+    given = SimpleNamespace(**bound.arguments)
     given.running = given.running_mean, given.running_var
     return given
 
