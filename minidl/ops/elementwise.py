@@ -43,39 +43,20 @@ __all__ = [
 
 Operand = Tensor | Scalar
 _Raw = torch.Tensor | Scalar
-
-
-class Neg(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return elementwise.neg(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.neg(dy)
-
-
-class Sign(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return elementwise.sign(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return torch.zeros_like(dy)
+Kernel = Callable[..., torch.Tensor]
 
 
 class _Unary(Function):
-    """A function of one operand, given by two kernels; `gradient` takes dy and x, or dy and y where `keeps_y`."""
+    """A function of one operand, given by two kernels; `gradient` takes dy and what `keeps` names."""
 
-    compute: Callable[..., torch.Tensor]
-    gradient: Callable[..., torch.Tensor]
-    keeps_y = False
+    compute: Kernel
+    gradient: Kernel
+    keeps: str
 
     @classmethod
     def forward(cls, ctx: Any, x: torch.Tensor) -> torch.Tensor:
         y = cls.compute(x)
-        ctx.save(y if cls.keeps_y else x)
+        ctx.save(*({"x": x, "y": y}[name] for name in cls.keeps))
         return y
 
     @classmethod
@@ -83,69 +64,48 @@ class _Unary(Function):
         return cls.gradient(dy, *ctx.saved)
 
 
-class Abs(_Unary):
-    compute = staticmethod(elementwise.abs)
-    gradient = staticmethod(elementwise.abs_grad)
+def _unary(name: str, compute: Kernel, gradient: Kernel, keeps: str) -> type[Function]:
+    return type(name, (_Unary,), {"compute": staticmethod(compute), "gradient": staticmethod(gradient), "keeps": keeps})
 
 
-class Exp(_Unary):
-    compute = staticmethod(elementwise.exp)
-    gradient = staticmethod(elementwise.mul)
-    keeps_y = True
-
-
-class Log(_Unary):
-    compute = staticmethod(elementwise.log)
-    gradient = staticmethod(elementwise.div)
-
-
-class Sqrt(_Unary):
-    compute = staticmethod(elementwise.sqrt)
-    gradient = staticmethod(elementwise.sqrt_grad)
-    keeps_y = True
-
-
-class Square(_Unary):
-    compute = staticmethod(elementwise.square)
-    gradient = staticmethod(elementwise.square_grad)
-
-
-class Reciprocal(_Unary):
-    compute = staticmethod(elementwise.reciprocal)
-    gradient = staticmethod(elementwise.reciprocal_grad)
-    keeps_y = True
+Neg = _unary("Neg", elementwise.neg, elementwise.neg, keeps="")
+Sign = _unary("Sign", elementwise.sign, torch.zeros_like, keeps="")
+Abs = _unary("Abs", elementwise.abs, elementwise.abs_grad, keeps="x")
+Exp = _unary("Exp", elementwise.exp, elementwise.mul, keeps="y")
+Log = _unary("Log", elementwise.log, elementwise.div, keeps="x")
+Sqrt = _unary("Sqrt", elementwise.sqrt, elementwise.sqrt_grad, keeps="y")
+Square = _unary("Square", elementwise.square, elementwise.square_grad, keeps="x")
+Reciprocal = _unary("Reciprocal", elementwise.reciprocal, elementwise.reciprocal_grad, keeps="y")
 
 
 class Add(Function):
-    @staticmethod
-    def forward(ctx: Any, a: _Raw, b: _Raw) -> torch.Tensor:
-        ctx.shapes = _shape(a), _shape(b)
-        return elementwise.add(a, b)
+    compute = staticmethod(elementwise.add)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def forward(cls, ctx: Any, a: _Raw, b: _Raw) -> torch.Tensor:
+        ctx.shapes = _shape(a), _shape(b)
+        return cls.compute(a, b)
+
+    @classmethod
+    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
         return tuple(reduce.sum_to(dy, shape) if need else None for shape, need in _wanted(ctx))
 
 
-class Sub(Function):
-    @staticmethod
-    def forward(ctx: Any, a: _Raw, b: _Raw) -> torch.Tensor:
-        ctx.shapes = _shape(a), _shape(b)
-        return elementwise.sub(a, b)
+class Sub(Add):
+    compute = staticmethod(elementwise.sub)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        (shape_a, need_a), (shape_b, need_b) = _wanted(ctx)
-        da = reduce.sum_to(dy, shape_a) if need_a else None
-        return da, elementwise.neg(reduce.sum_to(dy, shape_b)) if need_b else None
+    @classmethod
+    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+        da, db = super().backward(ctx, dy)
+        return da, None if db is None else elementwise.neg(db)
 
 
 class _Binary(Function):
     """A function of two operands, given by three kernels; each gradient takes dy and both operands."""
 
-    compute: Callable[..., torch.Tensor]
-    grad_a: Callable[..., torch.Tensor]
-    grad_b: Callable[..., torch.Tensor]
+    compute: Kernel
+    grad_a: Kernel
+    grad_b: Kernel
 
     @classmethod
     def forward(cls, ctx: Any, a: _Raw, b: _Raw) -> torch.Tensor:
@@ -162,49 +122,25 @@ class _Binary(Function):
         return da, reduce.sum_to(cls.grad_b(dy, a, b), shape_b) if need_b else None
 
 
-class Mul(_Binary):
-    compute = staticmethod(elementwise.mul)
-
-    @staticmethod
-    def grad_a(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
-        return elementwise.mul(dy, b)
-
-    @staticmethod
-    def grad_b(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
-        return elementwise.mul(dy, a)
+def _binary(name: str, compute: Kernel, grad_a: Kernel, grad_b: Kernel) -> type[Function]:
+    kernels = {"compute": compute, "grad_a": grad_a, "grad_b": grad_b}
+    return type(name, (_Binary,), {key: staticmethod(kernel) for key, kernel in kernels.items()})
 
 
-class Div(_Binary):
-    compute = staticmethod(elementwise.div)
-    grad_b = staticmethod(elementwise.div_grad_b)
-
-    @staticmethod
-    def grad_a(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
-        return elementwise.div(dy, b)
+def _swapped(gradient: Kernel) -> Kernel:
+    """The gradient of the other operand, of a function that does not change when they are exchanged."""
+    return lambda dy, a, b: gradient(dy, b, a)
 
 
-class Pow(_Binary):
-    compute = staticmethod(elementwise.pow)
-    grad_a = staticmethod(elementwise.pow_grad_a)
-    grad_b = staticmethod(elementwise.pow_grad_b)
+def _times_b(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
+    return elementwise.mul(dy, b)
 
 
-class Maximum(_Binary):
-    compute = staticmethod(elementwise.maximum)
-    grad_a = staticmethod(elementwise.maximum_grad)
-
-    @staticmethod
-    def grad_b(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
-        return elementwise.maximum_grad(dy, b, a)
-
-
-class Minimum(_Binary):
-    compute = staticmethod(elementwise.minimum)
-    grad_a = staticmethod(elementwise.minimum_grad)
-
-    @staticmethod
-    def grad_b(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
-        return elementwise.minimum_grad(dy, b, a)
+Mul = _binary("Mul", elementwise.mul, _times_b, _swapped(_times_b))
+Div = _binary("Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b)
+Pow = _binary("Pow", elementwise.pow, elementwise.pow_grad_a, elementwise.pow_grad_b)
+Maximum = _binary("Maximum", elementwise.maximum, elementwise.maximum_grad, _swapped(elementwise.maximum_grad))
+Minimum = _binary("Minimum", elementwise.minimum, elementwise.minimum_grad, _swapped(elementwise.minimum_grad))
 
 
 class Where(Function):

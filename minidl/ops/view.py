@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,51 +31,41 @@ __all__ = [
 ]
 
 
-class Reshape(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        ctx.shape = x.shape
-        return x.reshape(shape)
+class _View(Function):
+    """A view of x, given by two functions: `there` of x and what says how, `back` of dy, x's shape and the same."""
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return dy.reshape(ctx.shape), None
+    there: Callable[..., torch.Tensor]
+    back: Callable[..., torch.Tensor]
 
+    @classmethod
+    def forward(cls, ctx: Any, x: torch.Tensor, how: Any) -> torch.Tensor:
+        ctx.shape, ctx.how = x.shape, how
+        return cls.there(x, how)
 
-class Permute(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-        ctx.dims = dims
-        return x.permute(dims)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        # The inverse permutation.
-        return dy.permute(sorted(range(len(ctx.dims)), key=ctx.dims.__getitem__)), None
+    @classmethod
+    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+        return cls.back(dy, ctx.shape, ctx.how), None
 
 
-class Expand(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        ctx.shape = x.shape
-        return x.expand(shape)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return reduce.sum_to(dy, ctx.shape), None
+def _view(name: str, there: Callable[..., torch.Tensor], back: Callable[..., torch.Tensor]) -> type[Function]:
+    return type(name, (_View,), {"there": staticmethod(there), "back": staticmethod(back)})
 
 
-class GetItem(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, index: Any) -> torch.Tensor:
-        ctx.shape, ctx.index = x.shape, index
-        return x[index]
+def _permuted_back(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> torch.Tensor:
+    """By the inverse permutation."""
+    return dy.permute(sorted(range(len(dims)), key=dims.__getitem__))
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        dx = torch.zeros(ctx.shape, dtype=dy.dtype, device=dy.device)
-        dx[ctx.index].copy_(dy)
-        return dx, None
+
+def _put_back(dy: torch.Tensor, shape: torch.Size, index: Any) -> torch.Tensor:
+    dx = torch.zeros(shape, dtype=dy.dtype, device=dy.device)
+    dx[index].copy_(dy)
+    return dx
+
+
+Reshape = _view("Reshape", torch.reshape, lambda dy, shape, _: dy.reshape(shape))
+Permute = _view("Permute", torch.permute, _permuted_back)
+Expand = _view("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
+GetItem = _view("GetItem", lambda x, index: x[index], _put_back)
 
 
 class Cat(Function):

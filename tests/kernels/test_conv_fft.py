@@ -14,7 +14,7 @@ from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, Problem, Tensors
 from minidl.runtime import launch
 from minidl.tensors import default_device
-from minidl.testing.specs.bounds import dot_unit, gamma, unit
+from minidl.testing.specs.bounds import UNIT, dot_unit, gamma
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
@@ -58,7 +58,7 @@ def share_of_bound(y, x, w, padding, cut):
     bound = constant(cut.points, w.shape[1] * cut.h.blocks * cut.w.blocks) * F.conv2d(norms, sums)
     error = (y.double() - exact).abs()
     # The rounding of the result to its type.
-    error = (error - unit(y.dtype) * (exact.abs() + error) - 2.0**-25).clamp(min=0)
+    error = (error - UNIT[y.dtype] * (exact.abs() + error) - 2.0**-25).clamp(min=0)
     rest = [s * c - n for s, c, n in zip(step, count, exact.shape[2:], strict=True)]
     of_tile = (F.avg_pool2d(F.pad(error**2, (0, rest[1], 0, rest[0])), step) * math.prod(step)).sqrt()
     return (of_tile / bound.clamp(min=1e-300)).max().item()
@@ -83,7 +83,7 @@ def test_the_matrix_is_rounded_once(points):
     k = torch.arange(points // 2 + 1, dtype=torch.float64)
     angle = 2 * math.pi / points * (k[:, None] * h % points)
     exact = torch.cat([angle.cos(), angle.sin()[1:-1]])
-    assert ((g.double().cpu() - exact).abs() <= unit(torch.float32) * exact.abs() + 1e-14).all()
+    assert ((g.double().cpu() - exact).abs() <= UNIT[torch.float32] * exact.abs() + 1e-14).all()
     assert (g.cpu()[exact.abs() < 1e-9] == 0).all()
 
 

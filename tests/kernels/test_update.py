@@ -167,7 +167,7 @@ def test_memory_around_parameters_and_gradients(dtype):
     before, kept = buffer.clone(), grads.clone()
     step(params, given)
     exact = before.double() - 0.1 * grads.double()
-    assert_within(buffer[inside], exact[inside], 3 * bounds.unit(dtype) * (before.abs() + grads.abs()).double()[inside])
+    assert_within(buffer[inside], exact[inside], 3 * bounds.UNIT[dtype] * (before.abs() + grads.abs()).double()[inside])
     assert buffer[~inside].isnan().all()
     assert torch.equal(grads[inside], kept[inside])
 
@@ -271,7 +271,7 @@ def test_the_norm_neither_overflows_nor_vanishes(size):
     norm = float(grad[0]) * math.sqrt(1000)
     assert float(step.control[0]) == pytest.approx(norm, rel=1e-14)
     expected = min(1.0, 1.0 / (norm + 1e-6)) * float(grad[0])
-    assert_within(param, torch.full((1000,), -expected, dtype=torch.float64), 4 * bounds.unit(torch.float32) * expected)
+    assert_within(param, torch.full((1000,), -expected, dtype=torch.float64), 4 * bounds.UNIT[torch.float32] * expected)
 
 
 def test_two_runs_are_bitwise_equal():

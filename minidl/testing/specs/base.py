@@ -60,9 +60,34 @@ class Case:
         return found
 
 
-def tensors(*shapes: tuple[int, ...], extra: tuple[Any, ...] = (), **named: Any) -> Callable[[Make], Case]:
-    """Cases of tensors of these shapes, then the arguments `extra` and `named`."""
-    return lambda make: Case((*(make.tensor(*shape) for shape in shapes), *extra), named)
+# An argument: a tensor of this shape, what a function makes, or None.
+Argument = tuple[int, ...] | Callable[[Make], Any] | None
+
+
+def tensors(*arguments: Argument, extra: tuple[Any, ...] = (), **named: Any) -> Callable[[Make], Case]:
+    """Cases of these arguments, then the values `extra` and `named`, of which functions make the latter, too."""
+
+    def case(make: Make) -> Case:
+        options = {name: value(make) if callable(value) else value for name, value in named.items()}
+        made = (a(make) if callable(a) else None if a is None else make.tensor(*a) for a in arguments)
+        return Case((*made, *extra), options)
+
+    return case
+
+
+def integers(*shape: int, low: int = 0, high: int = 5) -> Callable[[Make], torch.Tensor]:
+    """An int64 tensor as an argument."""
+    return lambda make: make.integers(*shape, low=low, high=high)
+
+
+def bools(*shape: int) -> Callable[[Make], torch.Tensor]:
+    """A tensor of truths as an argument."""
+    return lambda make: make.integers(*shape, low=0, high=1).bool()
+
+
+def of(dtype: torch.dtype, *shape: int) -> Callable[[Make], torch.Tensor]:
+    """A tensor of another dtype as an argument."""
+    return lambda make: make.tensor(*shape).to(dtype)
 
 
 def one(low: float | None = None) -> Callable[[Make], Case]:
@@ -70,25 +95,10 @@ def one(low: float | None = None) -> Callable[[Make], Case]:
     return lambda make: Case((make.tensor(*make.shape(0, 4), low=low),))
 
 
-def mixed(last: torch.dtype, *shapes: tuple[int, ...], extra: tuple[Any, ...] = ()) -> Callable[[Make], Case]:
-    """As `tensors`, the last tensor of another dtype."""
-
-    def case(make: Make) -> Case:
-        *first, other = (make.tensor(*shape) for shape in shapes)
-        return Case((*first, other.to(last), *extra))
-
-    return case
-
-
 def distinct(x: torch.Tensor) -> torch.Tensor:
     """x, moved apart where it repeats values: those would be ties, and deviations of 0, without a derivative."""
     repeats = any(step == 0 < size - 1 for size, step in zip(x.shape, x.stride(), strict=True))
     return x + torch.arange(x.numel(), device=x.device).view(x.shape) if repeats else x
-
-
-def integers(*shape: int, extra: tuple[Any, ...] = ()) -> Callable[[Make], Case]:
-    """Cases of one int64 tensor, then the arguments `extra`."""
-    return lambda make: Case((make.integers(*shape, low=0, high=5), *extra))
 
 
 def _map(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
@@ -157,12 +167,12 @@ def records(**shared: Any) -> Callable[..., OpSpec]:
     return record
 
 
-def refuses(error: type[Exception], message: str, *shapes: tuple[int, ...], **rest: Any) -> Bad:
-    """The call with tensors of these shapes, and what `tensors` takes besides, must raise `error`."""
-    return Bad(tensors(*shapes, **rest), error, message)
+def refuses(error: type[Exception], message: str, *arguments: Argument, **rest: Any) -> Bad:
+    """The call with these arguments, and what `tensors` takes besides, must raise `error`."""
+    return Bad(tensors(*arguments, **rest), error, message)
 
 
 # For operations whose argument x must be floating.
-WANTS_FLOATING = Bad(
-    integers(1, 2, 4, 4), TypeError, r"x has dtype torch.int64, expected a floating type; convert it with .to\(\)"
+WANTS_FLOATING = refuses(
+    TypeError, r"x has dtype torch.int64, expected a floating type; convert it with .to\(\)", integers(1, 2, 4, 4)
 )

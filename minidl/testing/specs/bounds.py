@@ -11,14 +11,10 @@ import torch
 
 from minidl.runtime import launch
 
+# Largest relative error of rounding to a dtype.
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 # Half the distance between subnormal numbers; float32 and bfloat16 results may be flushed to zero on a GPU.
 TINY = {torch.float64: 2.0**-1074, torch.float32: 2.0**-126, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-126}
-
-
-def unit(dtype: torch.dtype) -> float:
-    """Largest relative error of rounding to `dtype`."""
-    return UNIT[dtype]
 
 
 def acc_unit(dtype: torch.dtype) -> float:

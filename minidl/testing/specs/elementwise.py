@@ -17,7 +17,7 @@ import torch
 from minidl.kernels import reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, integers, mixed, one, records, refuses, tensors
+from minidl.testing.specs.base import Case, bools, integers, of, one, records, refuses, tensors
 from minidl.testing.specs.make import Make
 
 # Units in the last place of exp and log.
@@ -47,6 +47,12 @@ def few_units(units: float) -> Callable[[Case, torch.Tensor, torch.dtype], torch
         return where_finite(result, bounds.rounded(result, error, dtype))
 
     return bound
+
+
+def few_grad_units(units: float) -> Callable[..., tuple[Any, ...]]:
+    """The same for the only gradient."""
+    bound = few_units(units)
+    return lambda case, dy, grads, dtype: (bound(case, grads[0], dtype),)
 
 
 def kept(y: torch.Tensor, error: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
@@ -95,13 +101,8 @@ def _unary_examples(low: float | None = None) -> dict[str, Callable[[Make], Case
     }
 
 
-_INTEGERS = Bad(integers(3), TypeError, r"got dtype torch.int64, expected a floating type; convert it with .to\(\)")
-_BOOL = Bad(lambda make: Case((_bools(make, 3),)), TypeError, "got dtype torch.bool, expected a floating or")
-
-
-def _bools(make: Make, *shape: int) -> torch.Tensor:
-    return make.integers(*shape, low=0, high=1).bool()
-
+_INTEGERS = refuses(TypeError, r"got dtype torch.int64, expected a floating type; convert it with .to\(\)", integers(3))
+_BOOL = refuses(TypeError, "got dtype torch.bool, expected a floating or", bools(3))
 
 _unary = records(
     inputs=one(), differentiable=(0,), families=("elementwise",), examples=_unary_examples(), bad=(_INTEGERS,)
@@ -123,17 +124,9 @@ def _exp_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch
     return (bounds.rounded(grads[0], error + bounds.acc_unit(dtype) * grads[0].abs(), dtype),)
 
 
-def _grad_units(units: float) -> Callable[..., tuple[Any, ...]]:
-    def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        (grad,) = grads
-        return (where_finite(grad, bounds.rounded(grad, units * bounds.acc_unit(dtype) * grad.abs(), dtype)),)
-
-    return bound
-
-
 def _sqrt_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     # The root of the smallest number is far from underflow, so what is kept is off by two roundings.
-    relative = 2 * (bounds.unit(dtype) + bounds.acc_unit(dtype)) + 2 * bounds.acc_unit(dtype)
+    relative = 2 * (bounds.UNIT[dtype] + bounds.acc_unit(dtype)) + 2 * bounds.acc_unit(dtype)
     return (where_finite(grads[0], bounds.rounded(grads[0], relative * grads[0].abs(), dtype)),)
 
 
@@ -148,9 +141,9 @@ def _reciprocal_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype
 
 UNARY = [
     *map(_exact, ("neg", "abs", "sign")),
-    _exact("square", bound=few_units(1), grad_bound=_grad_units(2)),
+    _exact("square", bound=few_units(1), grad_bound=few_grad_units(2)),
     _unary("exp", bound=few_units(FUNCTION_UNITS), grad_bound=_exp_grad),
-    _positive("log", bound=few_units(FUNCTION_UNITS), grad_bound=_grad_units(1)),
+    _positive("log", bound=few_units(FUNCTION_UNITS), grad_bound=few_grad_units(1)),
     _positive("sqrt", bound=few_units(1), grad_bound=_sqrt_grad),
     _unary("reciprocal", bound=few_units(1), grad_bound=_reciprocal_grad),
 ]
@@ -188,55 +181,51 @@ def _binary_examples(low: float | None = None) -> dict[str, Callable[[Make], Cas
     }
 
 
-_FRACTION = Bad(integers(3, extra=(0.5,)), TypeError, "got a torch.int64 tensor and the number 0.5")
+_FRACTION = refuses(TypeError, "got a torch.int64 tensor and the number 0.5", integers(3), extra=(0.5,))
 BINARY_BAD = (
     refuses(ValueError, r"\[2, 3\] and \[2, 4\] do not broadcast: sizes must be equal or 1", (2, 3), (2, 4)),
-    Bad(
-        mixed(torch.float64, (3,), (3,)),
+    refuses(
         TypeError,
         r"got operands of torch.float32 and torch.float64; convert one of them with .to\(\)",
+        (3,),
+        of(torch.float64, 3),
     ),
     refuses(TypeError, "got str, expected a tensor or a number", (3,), extra=("2",)),
-    Bad(lambda make: Case((1, 2.0)), TypeError, "got only Python numbers, expected at least one tensor"),
+    refuses(TypeError, "got only Python numbers, expected at least one tensor", extra=(1, 2.0)),
 )
 
 
-# The terms of a gradient, before they are summed over what was broadcast, and their errors.
-Terms = tuple[torch.Tensor, torch.Tensor]
+# (terms, dy, a, b, dtype) -> the errors of a gradient's terms, before these are summed over what was broadcast.
+TermErrors = Callable[..., torch.Tensor]
 
 
-def _binary_grads(left: Callable[..., Terms], right: Callable[..., Terms]) -> Callable[..., tuple[Any, ...]]:
-    """Bounds from functions (dy, a, b, dtype) -> Terms for each operand."""
+def _broadcast_grads(function: Callable[..., torch.Tensor], *errors: TermErrors) -> Callable[..., tuple[Any, ...]]:
+    """Bounds for torch's function of two operands, from the errors of the terms of each one's gradient."""
 
     def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        sides = zip(grads, (left, right), strict=True)
-        return tuple(folded(grad, *terms(dy, *case.args, dtype), dtype) for grad, terms in sides)
+        *mask, a, b = (arg.expand(dy.shape) for arg in case.args)
+        a, b = (operand.clone().requires_grad_() for operand in (a, b))
+        with torch.enable_grad():
+            every = torch.autograd.grad(function(*mask, a, b), (a, b), dy)
+        sides = zip(grads, every, errors, strict=True)
+        a, b = a.detach(), b.detach()
+        return tuple(folded(grad, terms, error(terms, dy, a, b, dtype), dtype) for grad, terms, error in sides)
 
     return bound
 
 
-def _dy_itself(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    return dy, torch.zeros_like(dy)
+def _no_errors(terms: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.zeros_like(terms)
 
 
-def _units_of(terms: torch.Tensor, units: float, dtype: torch.dtype) -> Terms:
-    return terms, units * bounds.acc_unit(dtype) * terms.abs()
+def _unit_errors(terms: torch.Tensor, dy: Any, a: Any, b: Any, dtype: torch.dtype) -> torch.Tensor:
+    return bounds.acc_unit(dtype) * terms.abs()
 
 
-def _div_grad_b(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    terms, errors = _units_of(dy * a / b / b, 4, dtype)
+def _divisor_errors(terms: torch.Tensor, dy: torch.Tensor, a: Any, b: Any, dtype: torch.dtype) -> torch.Tensor:
     # a / b and (a / b) / b may vanish before dy lifts them again.
-    return terms, errors + dy.abs() * (1 + 1 / b.abs()) * bounds.TINY[launch.acc_torch(dtype)]
-
-
-def _larger(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    """dy where a is above b, half of it where they are equal."""
-    terms = torch.where(a == b, dy / 2, torch.where(a > b, dy, 0.0))
-    return terms, torch.zeros_like(terms)
-
-
-def _smaller(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    return _larger(dy, -a, -b, dtype)
+    vanished = dy.abs() * (1 + 1 / b.abs()) * bounds.TINY[launch.acc_torch(dtype)]
+    return 4 * bounds.acc_unit(dtype) * terms.abs() + vanished
 
 
 def _power_error(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -251,14 +240,13 @@ def _pow_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Te
     return where_finite(result, bounds.rounded(result, error, dtype))
 
 
-def _pow_grad_a(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    terms = torch.where(b == 0, 0.0, dy * (b * a.pow(b - 1)))
-    return terms, ((_power_error(a, b - 1) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
+def _pow_errors(shift: int) -> TermErrors:
+    """For terms with a power of `shift` less."""
 
+    def errors(terms: torch.Tensor, dy: Any, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return ((_power_error(a, b - shift) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
 
-def _pow_grad_b(dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Terms:
-    terms = dy * torch.where((a == 0) & (b >= 0), 0.0, a.pow(b) * a.log())
-    return terms, ((_power_error(a, b) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
+    return errors
 
 
 def _pow_inputs(make: Make) -> Case:
@@ -271,26 +259,23 @@ _binary = records(
     inputs=_tensors, bound=few_units(1), differentiable=(0, 1), families=("elementwise", "elementwise_tile"),
     examples=_binary_examples(), bad=BINARY_BAD,
 )  # fmt: skip
-_sum_grads = _binary_grads(_dy_itself, _dy_itself)
-_product_grads = _binary_grads(
-    lambda dy, a, b, dtype: _units_of(dy * b, 1, dtype), lambda dy, a, b, dtype: _units_of(dy * a, 1, dtype)
-)
-_quotient_grads = _binary_grads(lambda dy, a, b, dtype: _units_of(dy / b, 1, dtype), _div_grad_b)
 
 BINARY = [
-    _binary("add", grad_bound=_sum_grads, exact=True, bad=(*BINARY_BAD, _FRACTION)),
-    _binary("sub", grad_bound=_sum_grads, exact=True),
-    _binary("mul", grad_bound=_product_grads, exact=True),
-    _binary("div", grad_bound=_quotient_grads),
+    _binary(
+        "add", grad_bound=_broadcast_grads(torch.add, _no_errors, _no_errors), exact=True, bad=(*BINARY_BAD, _FRACTION)
+    ),
+    _binary("sub", grad_bound=_broadcast_grads(torch.sub, _no_errors, _no_errors), exact=True),
+    _binary("mul", grad_bound=_broadcast_grads(torch.mul, _unit_errors, _unit_errors), exact=True),
+    _binary("div", grad_bound=_broadcast_grads(torch.div, _unit_errors, _divisor_errors)),
     _binary(
         "pow",
         inputs=_pow_inputs,
         bound=_pow_bound,
-        grad_bound=_binary_grads(_pow_grad_a, _pow_grad_b),
+        grad_bound=_broadcast_grads(torch.pow, _pow_errors(1), _pow_errors(0)),
         examples=_binary_examples(low=0.0625),
     ),
-    _binary("maximum", bound=no_error, grad_bound=_binary_grads(_larger, _smaller), exact=True),
-    _binary("minimum", bound=no_error, grad_bound=_binary_grads(_smaller, _larger), exact=True),
+    _binary("maximum", bound=no_error, grad_bound=_broadcast_grads(torch.maximum, _no_errors, _no_errors), exact=True),
+    _binary("minimum", bound=no_error, grad_bound=_broadcast_grads(torch.minimum, _no_errors, _no_errors), exact=True),
 ]
 
 
@@ -310,7 +295,7 @@ _comparison = records(
     families=("elementwise", "elementwise_tile"),
     examples={
         "one run": tensors((3, 700), (3, 700)),
-        "integers": lambda make: Case((make.integers(70, low=0, high=3), make.integers(70, low=0, high=3))),
+        "integers": tensors(integers(70, high=3), integers(70, high=3)),
         "column": tensors((37, 65), (37, 1)),
     },
     bad=BINARY_BAD,
@@ -324,13 +309,7 @@ COMPARISONS = [*map(_comparison, ("eq", "ne", "lt", "le", "gt", "ge"))]
 
 def _chosen(make: Make) -> Case:
     shape = make.shape(0, 3)
-    return Case((_bools(make, *_narrowed(make, shape)), make.tensor(*_narrowed(make, shape)), make.tensor(*shape)))
-
-
-def _where_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    chosen = case.args[0].expand(dy.shape)
-    masks = zip(grads, (chosen, ~chosen), strict=True)
-    return tuple(folded(g, torch.where(mask, dy, 0.0), torch.zeros_like(dy), dtype) for g, mask in masks)
+    return Case((bools(*_narrowed(make, shape))(make), make.tensor(*_narrowed(make, shape)), make.tensor(*shape)))
 
 
 def _clamped(make: Make) -> Case:
@@ -343,27 +322,19 @@ CHOICES = [
     _choice(
         "where",
         inputs=_chosen,
-        grad_bound=_where_grad,
+        grad_bound=_broadcast_grads(torch.where, _no_errors, _no_errors),
         differentiable=(1, 2),
         families=("elementwise", "elementwise_tile"),
         examples={
-            "one run": lambda make: Case((_bools(make, 3, 700), make.tensor(3, 700), make.tensor(3, 700))),
-            "rows": lambda make: Case((_bools(make, 37, 1), make.tensor(37, 40), make.tensor(40))),
+            "one run": tensors(bools(3, 700), (3, 700), (3, 700)),
+            "rows": tensors(bools(37, 1), (37, 40), (40,)),
         },
         bad=(
             refuses(
                 TypeError, "the condition has dtype torch.float32, expected torch.bool; compare it", (3,), (3,), (3,)
             ),
-            Bad(
-                lambda make: Case((_bools(make, 3), make.tensor(3), make.tensor(4))),
-                ValueError,
-                r"shapes \[3\] and \[3\] and \[4\] do not broadcast",
-            ),
-            Bad(
-                lambda make: Case((_bools(make, 3), make.tensor(3), make.tensor(3).double())),
-                TypeError,
-                "got operands of torch.float32 and torch.float64",
-            ),
+            refuses(ValueError, r"shapes \[3\] and \[3\] and \[4\] do not broadcast", bools(3), (3,), (4,)),
+            refuses(TypeError, "got operands of torch.float32 and torch.float64", bools(3), (3,), of(torch.float64, 3)),
         ),
     ),
     _choice(

@@ -9,6 +9,8 @@ a compiled division is off by 4 u, a logarithm by 8 u, an exponential of -a by 8
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ import torch.nn.functional as F
 
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, mixed, records, refuses
+from minidl.testing.specs.base import Bad, Case, bools, integers, of, records, refuses, tensors
 from minidl.testing.specs.make import Make
 from minidl.testing.specs.softmax import chain, row_errors, row_tile
 
@@ -203,8 +205,11 @@ def _binary_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     return tuple(bounds.rounded(g, error, dtype) for g, error in zip(grads, errors, strict=True))
 
 
-def _positive(make: Make, *shape: int) -> torch.Tensor:
-    return make.tensor(*shape, low=0.125, high=3.0)
+def _between(low: float, high: float, *shape: int) -> Callable[[Make], torch.Tensor]:
+    return lambda make: make.tensor(*shape, low=low, high=high)
+
+
+_positive = partial(_between, 0.125, 3.0)
 
 
 def _reduction(make: Make) -> str:
@@ -217,16 +222,19 @@ def _cross_entropy_inputs(make: Make) -> Case:
     x = make.tensor(*rows[:1], N, *rows[1:])
     options: dict[str, Any] = {"reduction": _reduction(make), "label_smoothing": make.choice([0.0, 0.1, 1.0])}
     if make.integer(0, 1):
-        options["weight"] = _positive(make, N)
+        options["weight"] = _positive(N)(make)
     if make.integer(0, 3) == 0:
         return Case((x, make.tensor(*x.shape, low=0.125, high=1.0)), options)
     options["ignore_index"] = make.choice([-100, 0])
     return Case((x, make.integers(*rows, low=0, high=N - 1)), options)
 
 
-def _classes(make: Make, *shape: int, **options: Any) -> Case:
-    x = make.tensor(*shape)
-    return Case((x, make.integers(shape[0], *shape[2:], low=0, high=shape[1] - 1)), options)
+def _classes(*shape: int, **options: Any) -> Callable[[Make], Case]:
+    return tensors(shape, integers(shape[0], *shape[2:], high=shape[1] - 1), **options)
+
+
+def _pair(*shape: int, **options: Any) -> Callable[[Make], Case]:
+    return tensors(shape, _between(0.0, 1.0, *shape), **options)
 
 
 def _elements_inputs(make: Make) -> Case:
@@ -239,18 +247,14 @@ def _binary_inputs(make: Make) -> Case:
     options: dict[str, Any] = {"reduction": _reduction(make)}
     for name in ("weight", "pos_weight"):
         if make.integer(0, 1):
-            options[name] = _positive(make, *shape[make.integer(0, len(shape)) :])
-    return Case((make.tensor(*shape), make.tensor(*shape, low=0.0, high=1.0)), options)
-
-
-def _pair(make: Make, *shape: int, **options: Any) -> Case:
+            options[name] = _positive(*shape[make.integer(0, len(shape)) :])(make)
     return Case((make.tensor(*shape), make.tensor(*shape, low=0.0, high=1.0)), options)
 
 
 _ELEMENT_BAD = (
     refuses(ValueError, r"target has shape \[4\], expected input's shape \[3\]", (3,), (4,)),
-    Bad(mixed(torch.float64, (3,), (3,)), TypeError, "target is torch.float64"),
-    Bad(lambda make: _pair(make, 3, reduction="average"), ValueError, "unknown reduction 'average'"),
+    refuses(TypeError, "target is torch.float64", (3,), of(torch.float64, 3)),
+    Bad(_pair(3, reduction="average"), ValueError, "unknown reduction 'average'"),
 )
 _elements = records(differentiable=(0, 1), families=("loss",), bad=_ELEMENT_BAD)
 
@@ -264,34 +268,24 @@ SPECS = [
         differentiable=(0,),
         families=("cross_entropy", "cross_entropy_loop", "loss"),
         examples={
-            "few classes": lambda make: _classes(make, 70, 10),
-            "one block": lambda make: _classes(make, 5, 300, reduction="sum", label_smoothing=0.1),
-            "images": lambda make: _classes(make, 2, 5, 7, reduction="none"),
-            "probabilities": lambda make: _pair(make, 3, 40, weight=_positive(make, 40)),
-            "many classes": lambda make: _classes(make, 2, 9001),
-            "many smoothed": lambda make: _classes(make, 2, 9001, label_smoothing=0.1, weight=_positive(make, 9001)),
+            "few classes": _classes(70, 10),
+            "one block": _classes(5, 300, reduction="sum", label_smoothing=0.1),
+            "images": _classes(2, 5, 7, reduction="none"),
+            "probabilities": _pair(3, 40, weight=_positive(40)),
+            "many classes": _classes(2, 9001),
+            "many smoothed": _classes(2, 9001, label_smoothing=0.1, weight=_positive(9001)),
         },
         bad=(
-            Bad(
-                lambda make: Case((make.tensor(4, 3), make.integers(5, low=0, high=2))),
-                ValueError,
-                r"target has shape \[5\], expected \[4\] for input \[4, 3\]",
+            refuses(
+                ValueError, r"target has shape \[5\], expected \[4\] for input \[4, 3\]", (4, 3), integers(5, high=2)
             ),
             refuses(ValueError, r"target of probabilities has shape \[4, 2\]", (4, 3), (4, 2)),
-            Bad(
-                lambda make: Case((make.tensor(4, 3), make.integers(4, low=0, high=1).bool())),
-                TypeError,
-                "target has dtype torch.bool, expected int64 or int32 classes",
-            ),
-            Bad(lambda make: _classes(make, 4, 3, weight=make.tensor(4)), ValueError, r"weight has shape \[4\]"),
-            Bad(lambda make: _classes(make, 4, 3, label_smoothing=1.5), ValueError, "label_smoothing is 1.5"),
-            Bad(lambda make: _classes(make, 4, 3, reduction="max"), ValueError, "unknown reduction 'max'"),
-            Bad(
-                lambda make: Case((make.tensor(4, 0), make.integers(4, low=0, high=0))),
-                ValueError,
-                "at least one class",
-            ),
-            Bad(lambda make: Case((make.tensor(), make.integers(low=0, high=0))), ValueError, "input is a scalar"),
+            refuses(TypeError, "target has dtype torch.bool, expected int64 or int32 classes", (4, 3), bools(4)),
+            Bad(_classes(4, 3, weight=_positive(4)), ValueError, r"weight has shape \[4\]"),
+            Bad(_classes(4, 3, label_smoothing=1.5), ValueError, "label_smoothing is 1.5"),
+            Bad(_classes(4, 3, reduction="max"), ValueError, "unknown reduction 'max'"),
+            refuses(ValueError, "at least one class", (4, 0), integers(4, high=0)),
+            refuses(ValueError, "input is a scalar", (), integers(high=0)),
             refuses(ValueError, "ignore_index 1 needs targets that are classes", (4, 3), (4, 3), ignore_index=1),
         ),
     ),
@@ -301,10 +295,7 @@ SPECS = [
         inputs=_elements_inputs,
         bound=_mse_bound,
         grad_bound=_mse_grad_bound,
-        examples={
-            "mean": lambda make: _pair(make, 70, 43),
-            "each": lambda make: _pair(make, 1100, reduction="none"),
-        },
+        examples={"mean": _pair(70, 43), "each": _pair(1100, reduction="none")},
     ),
     _elements(
         "binary_cross_entropy_with_logits",
@@ -313,23 +304,17 @@ SPECS = [
         bound=_binary_bound,
         grad_bound=_binary_grad_bound,
         examples={
-            "mean": lambda make: _pair(make, 70, 43),
-            "weighted": lambda make: _pair(
-                make, 37, 31, reduction="none", weight=_positive(make, 37, 1), pos_weight=_positive(make, 31)
-            ),
+            "mean": _pair(70, 43),
+            "weighted": _pair(37, 31, reduction="none", weight=_positive(37, 1), pos_weight=_positive(31)),
         },
         bad=(
             *_ELEMENT_BAD,
             Bad(
-                lambda make: _pair(make, 3, weight=make.tensor(2)),
+                _pair(3, weight=_positive(2)),
                 ValueError,
                 r"weight has shape \[2\], which does not broadcast to input's \[3\]",
             ),
-            Bad(
-                lambda make: _pair(make, 3, pos_weight=make.tensor(3).double()),
-                TypeError,
-                "pos_weight is torch.float64",
-            ),
+            Bad(_pair(3, pos_weight=of(torch.float64, 3)), TypeError, "pos_weight is torch.float64"),
         ),
     ),
 ]

@@ -19,8 +19,10 @@ faster), and at a kink by its step where |z| <= e. Sums of it and dx follow by t
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +34,8 @@ from minidl.kernels.activation import Activation
 from minidl.runtime import launch
 from minidl.tensors import Tensor
 from minidl.testing.specs import bounds
-from minidl.testing.specs.activation import DERIVATIVE_UNITS, apply, output_error
-from minidl.testing.specs.base import Bad, Case, OpSpec, distinct, integers
+from minidl.testing.specs.activation import DERIVATIVE_UNITS, apply, derivative, output_error
+from minidl.testing.specs.base import Case, OpSpec, distinct, integers, refuses
 from minidl.testing.specs.make import Make
 
 # Units of 1 that the derivatives of bounded activations are off, computed from z.
@@ -42,43 +44,31 @@ BOUNDED_UNITS = 24
 DOUBLE = 8 * 2.0**-53
 
 
-class Arguments(NamedTuple):
-    """Arguments of batch_norm in its order."""
-
-    x: torch.Tensor
-    running_mean: torch.Tensor | None
-    running_var: torch.Tensor | None
-    weight: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    training: bool = False
-    momentum: float = 0.1
-    eps: float = 1e-5
-    act: Activation = None
-
-    @property
-    def running(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The running statistics, where they are given."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        return self.running_mean, self.running_var
+def _given(*args: Any) -> Any:
+    """The arguments of batch_norm by name, and the `running` statistics together."""
+    bound = inspect.signature(ops.batch_norm).bind(*args)
+    bound.apply_defaults()
+    given = SimpleNamespace(**bound.arguments)
+    given.running = given.running_mean, given.running_var
+    return given
 
 
-def _batch_norm(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any) -> Tensor:
+def _batch_norm(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any, **named: Any) -> Tensor:
     """ops.batch_norm on copies of the running statistics."""
     mean, var = (None if statistic is None else Tensor(statistic.data.clone()) for statistic in (mean, var))
-    return ops.batch_norm(x, mean, var, *rest)
+    return ops.batch_norm(x, mean, var, *rest, **named)
 
 
-def _running(x: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _running(x: Tensor, mean: Tensor, var: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
     """Copies of the running statistics after ops.batch_norm in training."""
     mean, var = Tensor(mean.data.clone()), Tensor(var.data.clone())
-    ops.batch_norm(x, mean, var, *rest)
+    ops.batch_norm(x, mean, var, *rest, **named)
     return mean, var
 
 
 def _reference(*args: Any) -> torch.Tensor:
     """The formula itself: torch multiplies mean and weight out first, which cancels, and makes NaN of infinities."""
-    given = Arguments(*args)
+    given = _given(*args)
     rows = _rows(given.x)
     if given.training:
         mean, var = rows.mean(0), rows.var(0, correction=0)
@@ -90,7 +80,7 @@ def _reference(*args: Any) -> torch.Tensor:
 
 
 def _running_reference(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    given = Arguments(*args)
+    given = _given(*args)
     mean, var = (statistic.clone() for statistic in given.running)
     F.batch_norm(given.x, mean, var, None, None, True, given.momentum, given.eps)
     return mean, var
@@ -132,7 +122,7 @@ def _known(error: torch.Tensor, *sizes: torch.Tensor, dtype: torch.dtype) -> tor
     return error.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
-def _errors(given: Arguments, dtype: torch.dtype) -> Errors:
+def _errors(given: Any, dtype: torch.dtype) -> Errors:
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
     x = _rows(given.x)
     M, C = x.shape
@@ -167,7 +157,7 @@ def _errors(given: Arguments, dtype: torch.dtype) -> Errors:
 
 
 def _bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    given = Arguments(*case.args)
+    given = _given(*case.args)
     if given.x.numel() == 0:
         return torch.zeros_like(given.x)
     off = _errors(given, dtype)
@@ -176,7 +166,7 @@ def _bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
 
 
 def _running_bound(case: Case, result: tuple[torch.Tensor, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    given = Arguments(*case.args)
+    given = _given(*case.args)
     off, u = _errors(given, dtype), DOUBLE
     mean, var = result
     M = given.x.numel() // given.x.shape[1]
@@ -193,10 +183,7 @@ def _running_bound(case: Case, result: tuple[torch.Tensor, ...], dtype: torch.dt
 def _derivative(off: Errors, act: Activation, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """act'(z) and its error."""
     name, slope = activation.parse(act)
-    z = off.z.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        (p,) = torch.autograd.grad(apply(z, act).sum(), z)
-    u = bounds.acc_unit(dtype)
+    p, u = derivative(off.z, act), bounds.acc_unit(dtype)
     if name is None:
         return p, torch.zeros_like(p)
     if name in ("relu", "leaky_relu"):
@@ -206,7 +193,7 @@ def _derivative(off: Errors, act: Activation, dtype: torch.dtype) -> tuple[torch
 
 
 def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    given = Arguments(*case.args)
+    given = _given(*case.args)
     if given.x.numel() == 0:
         return tuple(None if g is None else torch.zeros_like(g) for g in grads)
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
@@ -278,16 +265,6 @@ def _of(*shape: int, training: bool = True, act: Activation = None, constant: bo
     return case
 
 
-def _bad(error: type[Exception], message: str, shape: tuple[int, ...], *rest: Any) -> Bad:
-    """A refusal of x of a shape, with lengths in place of vectors."""
-
-    def case(make: Make) -> Case:
-        vectors = [None if n is None else make.tensor(n) for n in rest[:4]]
-        return Case((make.tensor(*shape), *vectors, *rest[4:]))
-
-    return Bad(case, error, message)
-
-
 def _fold_reference(conv_weight: Any, conv_bias: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float) -> Any:
     scale = (1 if weight is None else weight) / torch.sqrt(var + eps)
     return scale, (0 if bias is None else bias) + ((0 if conv_bias is None else conv_bias) - mean) * scale
@@ -338,15 +315,20 @@ SPECS = [
             "without weights": lambda make: Case((make.tensor(5, 7, 3, 3), *[None] * 4, True, 0.1, 1e-5, "tanh")),
         },
         bad=(
-            Bad(integers(4, 2, extra=(None, None, None, None, True)), TypeError, "x has dtype torch.int64"),
-            _bad(ValueError, r"x has shape \[4\], expected \[N, C\]", (4,), None, None, None, None, True),
-            _bad(ValueError, r"weight has shape \[4\], expected \[3\] for x's channels", (2, 3), 3, 3, 4, None, True),
-            _bad(ValueError, "one of running_mean and running_var", (2, 3), None, 3, None, None, True),
-            _bad(ValueError, "running_mean and running_var to be given", (2, 3), None, None, None, None, False),
-            _bad(ValueError, r"more than 1 value per channel .* input size \[1, 3\]", (1, 3), 3, 3, None, None, True),
-            _bad(ValueError, "eps is -1.0, expected 0 or more", (2, 3), 3, 3, None, None, True, 0.1, -1.0),
-            _bad(ValueError, "unknown activation 'softplus'", (2, 3), 3, 3, None, None, True, 0.1, 1e-5, "softplus"),
-            _bad(ValueError, "which needs num_batches_tracked", (2, 3), 3, 3, None, None, True, None),
+            refuses(TypeError, "x has dtype torch.int64", integers(4, 2), None, None, training=True),
+            refuses(ValueError, r"x has shape \[4\], expected \[N, C\]", (4,), None, None, training=True),
+            refuses(
+                ValueError, r"weight has shape \[4\], expected \[3\] for x's channels",
+                (2, 3), (3,), (3,), (4,), training=True,
+            ),
+            refuses(ValueError, "one of running_mean and running_var", (2, 3), None, (3,), training=True),
+            refuses(ValueError, "running_mean and running_var to be given", (2, 3), None, None, training=False),
+            refuses(
+                ValueError, r"more than 1 value per channel .* input size \[1, 3\]", (1, 3), (3,), (3,), training=True
+            ),
+            refuses(ValueError, "eps is -1.0, expected 0 or more", (2, 3), (3,), (3,), training=True, eps=-1.0),
+            refuses(ValueError, "unknown activation 'softplus'", (2, 3), (3,), (3,), training=True, act="softplus"),
+            refuses(ValueError, "which needs num_batches_tracked", (2, 3), (3,), (3,), training=True, momentum=None),
         ),
     ),
     OpSpec(
@@ -357,7 +339,9 @@ SPECS = [
         bound=_running_bound,
         families=("norm_join", "norm_stats"),
         examples={"images": _of(6, 33, 7, 5), "bands": _of(40, 5, 13, 11), "constant": _of(6, 5, 3, 3, constant=True)},
-        bad=(_bad(ValueError, r"running_var has shape \[4\], expected \[3\]", (2, 3), 3, 4, None, None, True),),
+        bad=(
+            refuses(ValueError, r"running_var has shape \[4\], expected \[3\]", (2, 3), (3,), (4,), training=True),
+        ),
         # An infinite value makes NaN of a channel's mean, which torch leaves infinite.
         specials=False,
     ),
@@ -370,10 +354,9 @@ SPECS = [
         families=("norm_fold",),
         examples={"all": _fold_of},
         bad=(
-            Bad(
-                lambda make: Case((make.tensor(3, 2, 1, 1), None, make.tensor(4), make.tensor(4))),
-                ValueError,
-                r"running_mean has shape \[4\], expected \[3\] for conv_weight's outputs",
+            refuses(
+                ValueError, r"running_mean has shape \[4\], expected \[3\] for conv_weight's outputs",
+                (3, 2, 1, 1), None, (4,), (4,),
             ),
         ),
     ),

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from minidl import ops
 from minidl.kernels import pool, reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import WANTS_FLOATING, Bad, Case, distinct, integers, records, refuses, tensors
+from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, integers, records, refuses, tensors
 from minidl.testing.specs.elementwise import no_error, where_finite
 from minidl.testing.specs.make import Make
 
@@ -59,19 +60,19 @@ def _adaptive_inputs(make: Make) -> Case:
     return Case((x, make.choice([1, 2, 5, (1, 1), (3, None), (13, 4), (7, 1)])))
 
 
-def _max_windows(x: torch.Tensor, *rest: Any, **named: Any) -> pool.Windows:
-    return pool.windows("max_pool2d", (x.shape[2], x.shape[3]), *rest, **named)
+def _max_windows(case: Case) -> pool.Windows:
+    x, *rest = case.arguments(ops.max_pool2d)
+    return pool.windows("max_pool2d", x.shape[2:], *rest)
 
 
-def _avg_windows(x: torch.Tensor, *rest: Any, **named: Any) -> pool.Windows:
-    names = ("kernel_size", "stride", "padding", "ceil_mode", "padded", "divisor")
-    torchs = {"count_include_pad": "padded", "divisor_override": "divisor"}
-    given = dict(zip(names, rest, strict=False)) | {torchs.get(name, name): value for name, value in named.items()}
-    return pool.windows("avg_pool2d", (x.shape[2], x.shape[3]), **given)
+def _avg_windows(case: Case) -> pool.Windows:
+    x, kernel, stride, padding, ceil, padded, divisor = case.arguments(ops.avg_pool2d)
+    return pool.windows("avg_pool2d", x.shape[2:], kernel, stride, padding, 1, ceil, divisor, padded)
 
 
-def _adaptive_windows(x: torch.Tensor, output_size: Any) -> pool.Windows:
-    return pool.adaptive_windows("adaptive_avg_pool2d", (x.shape[2], x.shape[3]), output_size)
+def _adaptive_windows(case: Case) -> pool.Windows:
+    x, size = case.arguments(ops.adaptive_avg_pool2d)
+    return pool.adaptive_windows("adaptive_avg_pool2d", x.shape[2:], size)
 
 
 def _linear(result: torch.Tensor, total: torch.Tensor, units: float, dtype: torch.dtype) -> torch.Tensor:
@@ -90,39 +91,32 @@ def _of_sizes(case: Case, dy: torch.Tensor, reference: Reference) -> torch.Tenso
 
 
 def _max_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    near = _max_windows(*case.args, **case.kwargs).near
+    near = _max_windows(case).near
     return (_linear(grads[0], _of_sizes(case, dy, F.max_pool2d), near[0] * near[1] - 1, dtype),)
 
 
-def _mean_bounds(reference: Reference, windows: Callable[..., pool.Windows]) -> dict[str, Any]:
+def _mean_bounds(reference: Reference, windows: Callable[[Case], pool.Windows]) -> dict[str, Any]:
     """`bound` and `grad_bound` of a mean."""
 
-    def factor(at: pool.Windows) -> float:
-        # By how much more than the mean of absolute values the sum itself is, which must not overflow.
-        return max(1, at.kernel[0] * at.kernel[1])
-
     def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        at = windows(*case.args, **case.kwargs)
+        at = windows(case)
         x = case.args[0]
         total = reference(x.abs(), *case.args[1:], **case.kwargs).abs()
         taps = at.kernel[0] * at.kernel[1]
         chain = reduce.depth(max(x.shape[0] * x.shape[1], 1), taps, dtype) if at.output == (1, 1) else taps
         bound = _linear(result, total, max(chain, 1) + 4, dtype)
-        limit = torch.finfo(launch.acc_torch(dtype)).max / 2 / factor(at)
+        # The sum itself, so much more than the mean of absolute values, must not overflow.
+        limit = torch.finfo(launch.acc_torch(dtype)).max / 2 / max(1, taps)
         return torch.where((total > limit) & result.isfinite(), math.inf, bound)
 
     def grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        near = windows(*case.args, **case.kwargs).near
+        near = windows(case).near
         return (_linear(grads[0], _of_sizes(case, dy, reference).abs(), near[0] * near[1] + 5, dtype),)
 
     return {"bound": bound, "grad_bound": grad_bound}
 
 
-def _of(*shape: int, **named: Any) -> Callable[[Make], Case]:
-    return tensors(shape, **named)
-
-
-_INTEGERS = Bad(integers(1, 2, 4, 4, extra=(2,)), TypeError, WANTS_FLOATING.message)
+_INTEGERS = refuses(TypeError, WANTS_FLOATING.message, integers(1, 2, 4, 4), extra=(2,))
 _ONE = (1, 1, 4, 4)
 _WINDOWS = (
     _INTEGERS,
@@ -145,12 +139,12 @@ SPECS = [
         bound=no_error,
         grad_bound=_max_grad,
         examples={
-            "2x2": _of(3, 33, 8, 10, kernel_size=2),
-            "overlapping": _of(2, 5, 15, 13, kernel_size=3, stride=2, padding=1),
-            "ceil, dilated": _of(
-                2, 3, 14, 12, kernel_size=(2, 3), stride=3, padding=1, dilation=(1, 2), ceil_mode=True
+            "2x2": tensors((3, 33, 8, 10), kernel_size=2),
+            "overlapping": tensors((2, 5, 15, 13), kernel_size=3, stride=2, padding=1),
+            "ceil, dilated": tensors(
+                (2, 3, 14, 12), kernel_size=(2, 3), stride=3, padding=1, dilation=(1, 2), ceil_mode=True
             ),
-            "large": _of(1, 70, 13, 13, kernel_size=12, stride=1),
+            "large": tensors((1, 70, 13, 13), kernel_size=12, stride=1),
         },
         bad=(
             *_WINDOWS,
@@ -164,10 +158,10 @@ SPECS = [
         inputs=_avg_inputs,
         **_mean_bounds(F.avg_pool2d, _avg_windows),
         examples={
-            "2x2": _of(3, 33, 8, 10, kernel_size=2),
-            "overlapping": _of(2, 5, 15, 13, kernel_size=3, stride=2, padding=1, count_include_pad=False),
-            "ceil": _of(2, 3, 14, 12, kernel_size=(2, 3), stride=3, padding=1, ceil_mode=True),
-            "divisor": _of(2, 70, 9, 9, kernel_size=4, stride=1, divisor_override=5),
+            "2x2": tensors((3, 33, 8, 10), kernel_size=2),
+            "overlapping": tensors((2, 5, 15, 13), kernel_size=3, stride=2, padding=1, count_include_pad=False),
+            "ceil": tensors((2, 3, 14, 12), kernel_size=(2, 3), stride=3, padding=1, ceil_mode=True),
+            "divisor": tensors((2, 70, 9, 9), kernel_size=4, stride=1, divisor_override=5),
         },
         bad=(
             *_WINDOWS,
@@ -181,10 +175,10 @@ SPECS = [
         inputs=_adaptive_inputs,
         **_mean_bounds(F.adaptive_avg_pool2d, _adaptive_windows),
         examples={
-            "shrinking": _of(3, 33, 10, 7, output_size=(3, 4)),
-            "growing": _of(2, 5, 3, 4, output_size=7),
-            "global": _of(5, 70, 7, 7, output_size=1),
-            "mixed": _of(2, 3, 5, 9, output_size=(None, 4)),
+            "shrinking": tensors((3, 33, 10, 7), output_size=(3, 4)),
+            "growing": tensors((2, 5, 3, 4), output_size=7),
+            "global": tensors((5, 70, 7, 7), output_size=1),
+            "mixed": tensors((2, 3, 5, 9), output_size=(None, 4)),
         },
         bad=(
             _INTEGERS,

@@ -1,4 +1,4 @@
-"""What the records of products share: the errors of long sums, of the activation after them, and of its gradient."""
+"""What the records of products share: the errors of long sums, and of the gradient of the activation after them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.activation import apply
+from minidl.testing.specs.activation import apply, derivative, output_error
 from minidl.testing.specs.base import Case
 
 # (case, dtype) -> z = the sums of products with the bias, and the error of z in the accumulate type.
@@ -21,9 +21,8 @@ Preactivation = Callable[[Case, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
 ACTIVATIONS: tuple[Activation, ...] = (
     None, "relu", "leaky_relu", ("leaky_relu", 0.25), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu",
 )  # fmt: skip
-# sup |act'| and sup |act''|.
-_SLOPES = {None: 1.0, "relu": 1.0, "sigmoid": 0.25, "tanh": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
-_CURVATURES = {"sigmoid": 0.1, "tanh": 0.77, "gelu": 0.8, "gelu_tanh": 0.86, "silu": 0.5}
+# sup |act''|.
+_CURVATURES = {"gelu": 0.8, "gelu_tanh": 0.86, "silu": 0.5}
 
 
 def sum_error(total: torch.Tensor, K: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
@@ -44,26 +43,6 @@ def with_bias(z: torch.Tensor, error: torch.Tensor, bias: Any, dtype: torch.dtyp
     return error if bias is None else error + bounds.acc_unit(dtype) * (z.abs() + error)
 
 
-def _evaluation(name: str | None, z: torch.Tensor, y: torch.Tensor, u: float) -> torch.Tensor:
-    """The error of evaluating an activation at exactly z."""
-    if name is None or name == "relu":
-        return torch.zeros_like(z)
-    if name == "leaky_relu":
-        return u * y.abs()
-    # An exponential of z is off by |z| u, besides a few units for each step; gelu's 1 + erf cancels for z < 0.
-    size = z.abs() if name in ("gelu", "gelu_tanh", "silu") else y.abs()
-    if name == "tanh" and u == bounds.UNIT[torch.float64]:
-        size = torch.ones_like(y)  # 1 - e cancels near 0; only float32 has a series there
-    return u * (16 * size + 2 * z.abs() * y.abs().clamp(max=1))
-
-
-def after(act: Activation, z: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The error of act(z) in the accumulate type for z known up to `error`."""
-    name, slope = activation.parse(act)
-    steepest = max(1.0, slope) if name == "leaky_relu" else _SLOPES[name]
-    return steepest * error + _evaluation(name, z, apply(z, act), bounds.acc_unit(dtype))
-
-
 def slope_error(
     act: Activation, z: torch.Tensor, error: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,9 +52,7 @@ def slope_error(
     """
     name, slope = activation.parse(act)
     u = bounds.acc_unit(dtype)
-    with torch.enable_grad():
-        at = z.clone().requires_grad_()
-        (exact,) = torch.autograd.grad(apply(at, act).sum(), at)
+    exact = derivative(z, act)
     if name is None:
         return exact, torch.zeros_like(z)
     if name in ("relu", "leaky_relu"):
@@ -83,7 +60,7 @@ def slope_error(
         other = 1.0 if name == "relu" else abs(1.0 - slope)
         return exact, torch.where(z.abs() <= error + bounds.TINY[dtype], other, u * exact)
     if name in activation.FROM_OUTPUT:
-        kept = bounds.rounded(apply(z, act), after(act, z, error, dtype), dtype)
+        kept = bounds.rounded(apply(z, act), output_error(z, error, act, dtype), dtype)
         return exact, (2 if name == "tanh" else 1) * kept + 4 * u
     kept = bounds.rounded(z, error, dtype)
     off = _CURVATURES[name] * kept + 16 * u * (1 + z.abs())
@@ -95,7 +72,7 @@ def output_bound(op: Callable[..., Any], preactivation: Preactivation) -> Callab
 
     def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         z, error = preactivation(case, dtype)
-        return bounds.rounded(result, after(case.arguments(op)[-1], z, error, dtype), dtype)
+        return bounds.rounded(result, output_error(z, error, case.arguments(op)[-1], dtype), dtype)
 
     return bound
 

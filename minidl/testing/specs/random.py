@@ -8,13 +8,13 @@ product by one each, sine and cosine on [-pi/4, pi/4] by four for their series a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
 from minidl.ops.random import randint
 from minidl.testing.specs import bounds
 from minidl.testing.specs.base import WANTS_FLOATING, Bad, Case, OpSpec, records, refuses, tensors
+from minidl.testing.specs.elementwise import few_grad_units, few_units
 from minidl.testing.specs.make import Make
 
 _MASK = 0xFFFFFFFF
@@ -95,10 +95,6 @@ def _rand_bound(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
     return bounds.rounded(y, torch.zeros_like(y), dtype)
 
 
-def _units(units: int) -> Callable[..., torch.Tensor]:
-    return lambda case, y, dtype: bounds.rounded(y, units * bounds.acc_unit(dtype) * y.abs(), dtype)
-
-
 def _seed(make: Make) -> int:
     return make.choice([0, 1, 16, 3_000_000_000, 2**63 - 1])
 
@@ -130,15 +126,15 @@ _drawn = records(
 
 def _bad(name: str) -> tuple[Bad, ...]:
     return (
-        Bad(lambda make: Case((2, -1)), ValueError, rf"{name}: shape \[2, -1\] has a negative size"),
-        Bad(lambda make: Case((2,), {"dtype": torch.int64}), TypeError, "dtype torch.int64"),
-        Bad(lambda make: Case((2,), {"seed": -1}), ValueError, "seed is -1, expected an integer from 0"),
+        refuses(ValueError, rf"{name}: shape \[2, -1\] has a negative size", extra=(2, -1)),
+        refuses(TypeError, "dtype torch.int64", extra=(2,), dtype=torch.int64),
+        refuses(ValueError, "seed is -1, expected an integer from 0", extra=(2,), seed=-1),
     )
 
 
 SPECS: list[OpSpec] = [
     _drawn("rand", reference=_rand, bound=_rand_bound, bad=_bad("rand")),
-    _drawn("randn", reference=_randn, bound=_units(16), bad=_bad("randn")),
+    _drawn("randn", reference=_randn, bound=few_units(16), bad=_bad("randn")),
     _drawn(
         "randint",
         op=randint,
@@ -148,17 +144,17 @@ SPECS: list[OpSpec] = [
         dtypes=(torch.float32,),
         examples={"several programs": lambda make: Case((0, 10, (3, 1000)), {"seed": _seed(make)})},
         bad=(
-            Bad(lambda make: Case((3, 3, (2,))), ValueError, "low is 3 and high is 3"),
-            Bad(lambda make: Case((0, 2**31 + 1, (2,))), ValueError, "low is 0"),
-            Bad(lambda make: Case((0, 2, (-1,))), ValueError, r"shape \[-1\] has a negative size"),
+            refuses(ValueError, "low is 3 and high is 3", extra=(3, 3, (2,))),
+            refuses(ValueError, "low is 0", extra=(0, 2**31 + 1, (2,))),
+            refuses(ValueError, r"shape \[-1\] has a negative size", extra=(0, 2, (-1,))),
         ),
     ),
     records()(
         "dropout",
         reference=_dropout,
         inputs=_dropout_inputs,
-        bound=_units(4),
-        grad_bound=lambda case, dy, grads, dtype: (_units(4)(case, grads[0], dtype),),
+        bound=few_units(4),
+        grad_bound=few_grad_units(4),
         differentiable=(0,),
         families=("dropout",),
         examples={

@@ -17,8 +17,8 @@ from minidl import ops
 from minidl.kernels import reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, records, refuses
-from minidl.testing.specs.elementwise import kept, no_error, no_grad_error, summed, times, where_finite
+from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, records, refuses, tensors
+from minidl.testing.specs.elementwise import few_grad_units, kept, no_error, no_grad_error, summed, times, where_finite
 from minidl.testing.specs.make import Make
 
 Dim = int | tuple[int, ...] | None
@@ -74,10 +74,6 @@ def _mean_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.T
     return where_finite(result, bounds.rounded(result, error, dtype))
 
 
-def _mean_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    return (bounds.rounded(grads[0], 2 * bounds.acc_unit(dtype) * grads[0].abs(), dtype),)
-
-
 def _norm_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     count, u = _count(case), bounds.UNIT[torch.float64]
     relative = bounds.gamma(reduce.depth(max(result.numel(), 1), count, dtype) + 4, u)
@@ -103,25 +99,17 @@ def _norm_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torc
     return (bounds.rounded(grads[0], error, dtype),)
 
 
-def _amax_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    return (bounds.rounded(grads[0], bounds.acc_unit(dtype) * grads[0].abs(), dtype),)
-
-
-def _of(shape: tuple[int, ...], *rest: Any) -> Callable[[Make], Case]:
-    return lambda make: Case((make.tensor(*shape), *rest))
-
-
 _EXAMPLES: dict[str, Callable[[Make], Case]] = {
-    "all": _of((37, 65)),
-    "scalar": _of(()),
-    "rows": _of((37, 65), 1),
-    "short rows": _of((70, 5), -1, True),
-    "long rows": _of((2, 5003), 1),
-    "columns": _of((65, 37), 0),
-    "few columns": _of((1030, 3), 0),
-    "channels": _of((3, 5, 6, 7), (0, 2, 3), True),
-    "middle": _of((3, 70, 5), 1),
-    "copied": _of((2, 3, 2, 3, 2, 3), (0, 2, 4)),
+    "all": tensors((37, 65)),
+    "scalar": tensors(()),
+    "rows": tensors((37, 65), extra=(1,)),
+    "short rows": tensors((70, 5), extra=(-1, True)),
+    "long rows": tensors((2, 5003), extra=(1,)),
+    "columns": tensors((65, 37), extra=(0,)),
+    "few columns": tensors((1030, 3), extra=(0,)),
+    "channels": tensors((3, 5, 6, 7), extra=((0, 2, 3), True)),
+    "middle": tensors((3, 70, 5), extra=(1,)),
+    "copied": tensors((2, 3, 2, 3, 2, 3), extra=((0, 2, 4),)),
     "turned": lambda make: Case((make.tensor(40, 33).t(), 0)),
     "ties": lambda make: Case((make.tensor(37, 1).expand(37, 65), 1)),
 }
@@ -150,8 +138,8 @@ _floating = records(
     inputs=_reduced, differentiable=(0,), families=FAMILIES, examples=_EXAMPLES, bad=(_OUTSIDE, _TWICE, WANTS_FLOATING)
 )
 _maximum = records(
-    reference=_reference(torch.amax), inputs=_not_empty, bound=no_error, grad_bound=_amax_grad, differentiable=(0,),
-    families=FAMILIES, examples=_EXAMPLES, bad=(_OUTSIDE, _TWICE, _NOTHING), exact=True,
+    reference=_reference(torch.amax), inputs=_not_empty, bound=no_error, grad_bound=few_grad_units(1),
+    differentiable=(0,), families=FAMILIES, examples=_EXAMPLES, bad=(_OUTSIDE, _TWICE, _NOTHING), exact=True,
 )  # fmt: skip
 
 SPECS = [
@@ -163,7 +151,7 @@ SPECS = [
         bad=(_OUTSIDE, _TWICE),
         exact=True,
     ),
-    _floating("mean", reference=_reference(torch.mean), bound=_mean_bound, grad_bound=_mean_grad),
+    _floating("mean", reference=_reference(torch.mean), bound=_mean_bound, grad_bound=few_grad_units(2)),
     _floating("norm", reference=_reference(torch.linalg.vector_norm), bound=_norm_bound, grad_bound=_norm_grad),
     _maximum("amax"),
     _maximum("max", examples={"all": _EXAMPLES["all"]}),

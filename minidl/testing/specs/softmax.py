@@ -23,7 +23,7 @@ from minidl import ops
 from minidl.kernels.softmax import loop_tile
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, integers, records, refuses, tensors
+from minidl.testing.specs.base import Case, integers, records, refuses, tensors
 from minidl.testing.specs.make import Make
 
 LOOPS = {"softmax": "softmax_loop", "softmax_grad": "softmax_grad_loop", "cross_entropy": "cross_entropy_loop"}
@@ -163,7 +163,7 @@ _record = records(
     families=("softmax", "softmax_grad", "softmax_loop", "softmax_grad_loop"),
     bad=(
         refuses(IndexError, "dim 2 is out of range for a tensor of 2 dimensions", (2, 3), extra=(2,)),
-        Bad(integers(3, extra=(0,)), TypeError, "x has dtype torch.int64"),
+        refuses(TypeError, "x has dtype torch.int64", integers(3), extra=(0,)),
     ),
 )
 

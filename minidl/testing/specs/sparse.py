@@ -19,16 +19,20 @@ from minidl.kernels.activation import Activation
 from minidl.sparse.csr import CSR
 from minidl.testing.specs import bounds
 from minidl.testing.specs.activation import apply
-from minidl.testing.specs.base import Bad, Case, OpSpec
+from minidl.testing.specs.base import Case, OpSpec, of, refuses, tensors
 from minidl.testing.specs.make import Make
 from minidl.testing.specs.products import ACTIVATIONS, gradient_bounds, incoming, output_bound, with_bias
 
 
-def _matrix(make: Make, counts: Sequence[int], V: int) -> CSR:
+def _matrix(counts: Sequence[int], V: int) -> Callable[[Make], CSR]:
     """A CSR whose rows have the given numbers of entries, columns drawn with repetition."""
-    crow = torch.tensor([sum(counts[:i]) for i in range(len(counts) + 1)])
-    col = make.integers(sum(counts), low=0, high=max(V - 1, 0))
-    return CSR.from_torch(crow.to(col.device), col, make.tensor(sum(counts)), (len(counts), V))
+
+    def made(make: Make) -> CSR:
+        crow = torch.tensor([sum(counts[:i]) for i in range(len(counts) + 1)])
+        col = make.integers(sum(counts), low=0, high=max(V - 1, 0))
+        return CSR.from_torch(crow.to(col.device), col, make.tensor(sum(counts)), (len(counts), V))
+
+    return made
 
 
 def _inputs(make: Make) -> Case:
@@ -36,7 +40,7 @@ def _inputs(make: Make) -> Case:
     longest = make.choice([1, 3, 70])
     counts = [make.integer(0, longest) if make.integer(0, 1) else min(longest, 2) for _ in range(B)]
     bias = make.tensor(H) if make.integer(0, 1) else None
-    return Case((_matrix(make, counts, V), make.tensor(V, H), bias, make.choice(ACTIVATIONS)))
+    return Case((_matrix(counts, V)(make), make.tensor(V, H), bias, make.choice(ACTIVATIONS)))
 
 
 def _rows(x: CSR) -> torch.Tensor:
@@ -87,16 +91,7 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     return gradient_bounds(grads, (dw, db), dtype)
 
 
-def _example(counts: Sequence[int], V: int, H: int, bias: bool = False, act: Activation = None) -> Callable[..., Case]:
-    return lambda make: Case(
-        (_matrix(make, counts, V), make.tensor(V, H), make.tensor(H) if bias else None, act),
-    )
-
-
-def _bad(V: int, *shapes: tuple[int, ...], extra: tuple[Any, ...] = ()) -> Callable[..., Case]:
-    return lambda make: Case((_matrix(make, [1, 2], V), *(make.tensor(*shape) for shape in shapes), *extra))
-
-
+_SMALL = _matrix([1, 2], 4)
 SPARSE_LINEAR = OpSpec(
     name="sparse_linear",
     op=ops.sparse_linear,
@@ -107,22 +102,23 @@ SPARSE_LINEAR = OpSpec(
     differentiable=(1, 2),
     families=("sparse",),
     examples={
-        "rows of all lengths": _example([90, 3, 0, 1, 70, 1, 2], 50, 19),
-        "a common word": _example([2] * 130, 3, 16, bias=True),
-        "relu": _example([5, 0, 9, 1], 12, 33, bias=True, act="relu"),
-        "gelu": _example([4, 66, 2], 20, 8, bias=True, act="gelu"),
-        "several tiles": _example([1] * 40, 60, 130, act="tanh"),
-        "no entries": _example([0, 0], 4, 3, bias=True, act="sigmoid"),
+        "rows of all lengths": tensors(_matrix([90, 3, 0, 1, 70, 1, 2], 50), (50, 19), None, None),
+        "a common word": tensors(_matrix([2] * 130, 3), (3, 16), (16,), None),
+        "relu": tensors(_matrix([5, 0, 9, 1], 12), (12, 33), (33,), extra=("relu",)),
+        "gelu": tensors(_matrix([4, 66, 2], 20), (20, 8), (8,), extra=("gelu",)),
+        "several tiles": tensors(_matrix([1] * 40, 60), (60, 130), None, extra=("tanh",)),
+        "no entries": tensors(_matrix([0, 0], 4), (4, 3), (3,), extra=("sigmoid",)),
     },
     bad=(
-        Bad(_bad(4, (5, 3)), ValueError, r"x has shape \[2, 4\], weight \[5, 3\]; expected x \[B, V\]"),
-        Bad(_bad(4, (4,)), ValueError, r"weight \[4\]; expected x \[B, V\], weight \[V, H\]"),
-        Bad(_bad(4, (4, 3), (4,)), ValueError, r"bias has shape \[4\], expected \[3\]"),
-        Bad(_bad(4, (4, 3), (3,), extra=("swish",)), ValueError, "unknown activation 'swish'"),
-        Bad(lambda make: Case((make.tensor(2, 4), make.tensor(4, 3))), TypeError, "x is a Tensor, expected a CSR"),
-        Bad(
-            lambda make: Case((_matrix(make, [1], 4), make.tensor(4, 3).half())), TypeError,
+        refuses(ValueError, r"x has shape \[2, 4\], weight \[5, 3\]; expected x \[B, V\]", _SMALL, (5, 3)),
+        refuses(ValueError, r"weight \[4\]; expected x \[B, V\], weight \[V, H\]", _SMALL, (4,)),
+        refuses(ValueError, r"bias has shape \[4\], expected \[3\]", _SMALL, (4, 3), (4,)),
+        refuses(ValueError, "unknown activation 'swish'", _SMALL, (4, 3), (3,), extra=("swish",)),
+        refuses(TypeError, "x is a Tensor, expected a CSR", (2, 4), (4, 3)),
+        refuses(
+            TypeError,
             "val is torch.float32 and dense is torch.float16; convert one of them",
+            _SMALL, of(torch.float16, 4, 3),
         ),
     ),
     # With an activation the result is no integer: tests/kernels/test_sparse.py has the exact sums.

@@ -10,7 +10,7 @@ from minidl import ops
 from minidl.runtime import launch
 from minidl.tensors import Tensor
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, mixed, one, records, refuses
+from minidl.testing.specs.base import Bad, Case, integers, of, one, records, refuses
 from minidl.testing.specs.elementwise import no_error, no_grad_error
 from minidl.testing.specs.make import Make
 
@@ -192,7 +192,7 @@ SPECS = [
             _refuses(IndexError, "too many indices", (0, 0, 0, 0)),
             _refuses(TypeError, "indexed by integers, slices, None and ..., got bool", True),
             _refuses(TypeError, "got list", [0, 1]),
-            Bad(lambda make: Case((make.tensor(3), make.integers(2, low=0, high=2))), TypeError, "got Tensor"),
+            refuses(TypeError, "got Tensor", (3,), integers(2, high=2)),
         ),
     ),
     _whole("transposed", reference=lambda x: x.permute(tuple(reversed(range(x.dim()))))),
@@ -207,7 +207,7 @@ SPECS = [
         bad=(
             refuses(ValueError, r"\[2, 4\], which does not fit \[2, 3\] along dim 0", (2, 3), (2, 4), extra=(0,)),
             refuses(ValueError, r"parts\[1\] has shape \[2\], which does not fit", (2, 3), (2,), extra=(0,)),
-            Bad(mixed(torch.float64, (2,), (2,), extra=(0,)), TypeError, r"parts\[1\] is torch.float64"),
+            refuses(TypeError, r"parts\[1\] is torch.float64", (2,), of(torch.float64, 2), extra=(0,)),
             refuses(IndexError, "dim 1 is out of range", (2,), (2,), extra=(1,)),
         ),
     ),

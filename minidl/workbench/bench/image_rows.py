@@ -18,7 +18,7 @@ from minidl.runtime import launch
 from minidl.tensors import Tensor
 from minidl.testing.specs.bounds import dot_unit, gamma, holds
 from minidl.workbench.bench import peers
-from minidl.workbench.bench.measure import Work, floor_ms, input_sets
+from minidl.workbench.bench.measure import Row, Work, floor_ms, input_sets
 from minidl.workbench.bench.sides import (
     eager_and_compiled,
     in_both_orders,
@@ -29,36 +29,35 @@ from minidl.workbench.bench.sides import (
 
 DEVICE = "cuda"
 LAST = torch.channels_last
-# name: (N, C, M, size, kernel, padding)
+# name: (N, C, M, size, kernel, padding), and the goals: forward, gradient of the weight.
 LAYERS = {
-    "1->12 7x7 72x72": (10000, 1, 12, 72, 7, 0),
-    "12->24 7x7 33x33": (10000, 12, 24, 33, 7, 0),
-    "1->32 5x5 28x28": (10000, 1, 32, 28, 5, 0),
-    "32->64 5x5 12x12": (10000, 32, 64, 12, 5, 0),
-    "3x3 64@56": (128, 64, 64, 56, 3, 1),
-    "3x3 128@28": (128, 128, 128, 28, 3, 1),
-    "3x3 256@14": (128, 256, 256, 14, 3, 1),
-    "3x3 512@7": (128, 512, 512, 7, 3, 1),
-    "3x3 256@56": (64, 256, 256, 56, 3, 1),
+    "1->12 7x7 72x72": (10000, 1, 12, 72, 7, 0, 5.0, 2.5),
+    "12->24 7x7 33x33": (10000, 12, 24, 33, 7, 0, 3.0, 2.0),
+    "1->32 5x5 28x28": (10000, 1, 32, 28, 5, 0, 2.5, 2.0),
+    "32->64 5x5 12x12": (10000, 32, 64, 12, 5, 0, 1.1, 1.1),
+    "3x3 64@56": (128, 64, 64, 56, 3, 1, 1.15, 1.2),
+    "3x3 128@28": (128, 128, 128, 28, 3, 1, 1.02, 1.1),
+    "3x3 256@14": (128, 256, 256, 14, 3, 1, 1.05, 1.2),
+    "3x3 512@7": (128, 512, 512, 7, 3, 1, 1.12, 1.02),
+    "3x3 256@56": (64, 256, 256, 56, 3, 1, 1.03, 1.0),
 }
 RELU_INCLUDED = ("1->12 7x7 72x72", "12->24 7x7 33x33", "1->32 5x5 28x28")
 
 
-def rows() -> Iterator[tuple[str, Callable[[], Work]]]:
-    """Row names, each with the function that makes its inputs."""
-    torch.backends.cudnn.benchmark = True
+def rows() -> Iterator[Row]:
+    """The rows in order."""
+    of_3x3 = [name for name in LAYERS if name.startswith("3x3")]
     for name in LAYERS:
-        yield f"conv {name}", lambda n=name: _forward(n)
-    for name, (_, _, _, _, kernel, _) in LAYERS.items():
-        if kernel == 3:
-            yield f"conv {name} gradient of the input", lambda n=name: _grad_input(n)
-    for name in LAYERS:
-        yield f"conv {name} gradient of the weight", lambda n=name: _grad_weight(n)
+        yield f"conv {name}", LAYERS[name][-2], partial(_forward, name)
+    for name in of_3x3:
+        yield f"conv {name} gradient of the input", 1.05, partial(_grad_input, name)
+    for name in dict.fromkeys([*of_3x3, *LAYERS]):
+        yield f"conv {name} gradient of the weight", LAYERS[name][-1], partial(_grad_weight, name)
     for kind in ("max", "average"):
-        yield f"{kind} pool 2x2 forward+backward 10000x32x24x24", lambda k=kind: _pool(k)
-    yield "batch norm + relu training forward+backward 1000x64x32x32", _batch_norm
-    yield "cnn inference 10000 images", _cnn_inference
-    yield "cnn training step batch 512 tf32", _cnn_training
+        yield f"{kind} pool 2x2 forward+backward 10000x32x24x24", 1.0, partial(_pool, kind)
+    yield "batch norm + relu training forward+backward 1000x64x32x32", 1.2, _batch_norm
+    yield "cnn inference 10000 images", 3.0, _cnn_inference
+    yield "cnn training step batch 512 tf32", 2.5, _cnn_training
 
 
 def _images(*shape: int) -> torch.Tensor:
@@ -70,7 +69,7 @@ class Layer:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        N, C, M, size, kernel, padding = LAYERS[name]
+        N, C, M, size, kernel, padding, *_ = LAYERS[name]
         self.padding = [padding, padding]
         self.geometry = Geometry.of((size, size), (kernel, kernel), (1, 1), ((padding, padding),) * 2, (1, 1))
         out = self.geometry.h.output
@@ -123,10 +122,10 @@ def _forward(name: str) -> Work:
 
     return Work(
         f"conv {name}" + (", bias and ReLU included in ours" if relu else ""), "float16",
-        [lambda x=x: ours(x) for x in layer.x],
+        [partial(ours, x) for x in layer.x],
         in_both_orders(partial(F.conv2d, padding=layer.padding), layer.x, layer.w),
-        layer.floor(), lambda: judge(ours(layer.x[0]), relu),
-        others=lambda: peers.conv2d(layer.x, layer.w, layer.padding), judge=judge,
+        layer.floor(), partial(judge, relu=relu),
+        others=lambda: peers.conv2d(layer.x, layer.w, layer.padding), judge_others=judge,
     )  # fmt: skip
 
 
@@ -136,14 +135,13 @@ def _grad_input(name: str) -> Work:
     def ours(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         return conv.grad_input(dy, layer.w, layer.geometry)
 
-    def check() -> bool:
-        got = ours(layer.x[0], layer.dy[0])[:32]
+    def judge(dx: torch.Tensor) -> bool:
         dy, w = layer.dy[0][:32].double(), layer.w.double()
         exact = F.conv_transpose2d(dy, w, padding=layer.padding)
         total = F.conv_transpose2d(dy.abs(), w.abs(), padding=layer.padding)
-        return _within(got, exact, total, layer.terms * layer.w.shape[0] // layer.w.shape[1])
+        return _within(dx[:32], exact, total, layer.terms * layer.w.shape[0] // layer.w.shape[1])
 
-    return _gradient(layer, "input", ours, [True, False, False], check)
+    return _gradient(layer, "input", ours, [True, False, False], judge)
 
 
 def _grad_weight(name: str) -> Work:
@@ -152,26 +150,25 @@ def _grad_weight(name: str) -> Work:
     def ours(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         return conv.grad_weight(x, dy, layer.geometry)
 
-    def check() -> bool:
+    def judge(dw: torch.Tensor) -> bool:
         x, dy = layer.x[0], layer.dy[0]
-        got = ours(x, dy)
         exact, total = torch.zeros_like(layer.w.double()), torch.zeros_like(layer.w.double())
         for i in range(0, len(x), 500):
             part = x[i : i + 500].double(), dy[i : i + 500].double()
             exact += conv2d_weight(part[0], layer.w.shape, part[1], padding=layer.padding)
             total += conv2d_weight(part[0].abs(), layer.w.shape, part[1].abs(), padding=layer.padding)
-        return _within(got, exact, total, dy.numel() // dy.shape[1])
+        return _within(dw, exact, total, dy.numel() // dy.shape[1])
 
-    return _gradient(layer, "weight", ours, [False, True, False], check)
+    return _gradient(layer, "weight", ours, [False, True, False], judge)
 
 
 def _gradient(
-    layer: Layer, of: str, ours: Callable[..., torch.Tensor], wanted: list[bool], check: Callable[[], bool]
+    layer: Layer, of: str, ours: Callable[..., torch.Tensor], wanted: list[bool], judge: Callable[[torch.Tensor], bool]
 ) -> Work:
     pairs = list(zip(layer.x, layer.dy, strict=True))
     return Work(
         f"conv {layer.name} gradient of the {of}", "float16", [partial(ours, x, dy) for x, dy in pairs],
-        {"cuDNN, channels last": [partial(layer.backward, x, dy, wanted) for x, dy in pairs]}, layer.floor(), check,
+        {"cuDNN, channels last": [partial(layer.backward, x, dy, wanted) for x, dy in pairs]}, layer.floor(), judge,
     )  # fmt: skip
 
 
@@ -187,15 +184,15 @@ def _pool(kind: str) -> Work:
     def theirs(x: torch.Tensor) -> torch.Tensor:
         return theirs_op(x, 2)
 
-    def check() -> bool:
+    def judge(results: tuple[torch.Tensor, ...]) -> bool:
         exact = torch_gradients(theirs, [x.double().requires_grad_()], dy.double())
-        pairs = zip(ours(), exact, strict=True)
+        pairs = zip(results, exact, strict=True)
         return all(bool(((got.double() - e).abs() <= 2.0**-10 * e.abs() + 1e-6).all()) for got, e in pairs)
 
     return Work(
         f"{kind} pool 2x2 forward+backward 10000x32x24x24", "float16", [ours],
         eager_and_compiled(theirs, call=lambda function: torch_gradients(function, [torch_leaf], dy)),
-        floor_ms(2.0 * 2 * (x.numel() + dy.numel())), check,
+        floor_ms(2.0 * 2 * (x.numel() + dy.numel())), judge,
     )  # fmt: skip
 
 
@@ -230,8 +227,7 @@ def _batch_norm() -> Work:
     return Work(
         "batch norm + relu training forward+backward 1000x64x32x32", "float16", [ours],
         eager_and_compiled(forward, call=lambda function: torch_gradients(function, theirs, dy)),
-        floor_ms(2.0 * 5 * x.numel()), lambda: judge(ours()),
-        others=lambda: peers.batch_norm_relu(x, weight, bias, dy), judge=judge,
+        floor_ms(2.0 * 5 * x.numel()), judge, others=lambda: peers.batch_norm_relu(x, weight, bias, dy),
     )  # fmt: skip
 
 
@@ -253,13 +249,9 @@ def _ece408(dtype: torch.dtype) -> tuple[models.ECE408, _TorchECE408]:
     """Both networks with the same weights."""
     theirs = _TorchECE408().to(DEVICE, dtype).to(memory_format=LAST)
     ours = models.ECE408().to(DEVICE, dtype)
-    _copy(theirs, ours)
-    return ours, theirs
-
-
-def _copy(theirs: _TorchECE408, ours: models.ECE408) -> None:
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         mine.data.copy_(other.detach())
+    return ours, theirs
 
 
 def _cnn_inference() -> Work:
@@ -277,7 +269,8 @@ def _cnn_inference() -> Work:
     def answer(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         return model(x).argmax(1)
 
-    def check() -> bool:
+    def judge(_: Tensor) -> bool:
+        """Whether that from which the classes are chosen is right."""
         with no_grad(), torch.no_grad():
             got = ours(Tensor(x)).data.double()
             exact = copy.deepcopy(theirs).double()(x.double())
@@ -287,7 +280,7 @@ def _cnn_inference() -> Work:
     flop = 2.0 * 10000 * (24 * 24 * 32 * 25 + 8 * 8 * 64 * 800 + 1024 * 128 + 1280)
     return Work(
         "cnn inference 10000 images (ECE 408 network, argmax included)", "float16", [mine],
-        eager_and_compiled(theirs, call=answer, mode="max-autotune-no-cudagraphs"), floor_ms(moved, flop), check,
+        eager_and_compiled(theirs, call=answer, mode="max-autotune-no-cudagraphs"), floor_ms(moved, flop), judge,
         whole_step=True,
     )  # fmt: skip
 
@@ -308,13 +301,12 @@ def _cnn_training() -> Work:
         with launch.in_precision("tf32"):
             return our_step()
 
-    def check() -> bool:
-        _copy(theirs, ours)
-        a, b = float(mine()), float(step().detach())
-        return abs(a - b) <= 2.0**-9 * abs(b)
+    def judge(loss: Tensor) -> bool:
+        wanted = float(step().detach())
+        return abs(float(loss) - wanted) <= 2.0**-9 * abs(wanted)
 
     flop = 3 * 2.0 * 512 * (24 * 24 * 32 * 25 + 8 * 8 * 64 * 800 + 1024 * 128 + 1280)
     return Work(
         "cnn training step batch 512", "tf32", [mine], {"torch, fused Adam": [step]},
-        floor_ms(3 * 4.0 * 512 * (24 * 24 * 32 + 8 * 8 * 64), flop, "tf32"), check, whole_step=True,
+        floor_ms(3 * 4.0 * 512 * (24 * 24 * 32 + 8 * 8 * 64), flop, "tf32"), judge, whole_step=True,
     )  # fmt: skip

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import platform
-import subprocess
 from importlib.metadata import version
 
 import torch
 
 from minidl.runtime import tables
-from minidl.training.environment import tile_hash
+from minidl.training.environment import driver, tile_hash
 
 
 def machine() -> dict[str, str]:
@@ -18,15 +17,9 @@ def machine() -> dict[str, str]:
 
     Needs a CUDA device.
     """
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()[0]
     return {
         "device": torch.cuda.get_device_name(),
-        "driver": driver,
+        "driver": str(driver()),
         "cuda": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),
         "torch": torch.__version__,

@@ -20,18 +20,22 @@ from minidl.workbench.bench.sides import Call
 from minidl.workbench.first_line import first_line
 
 L2_BYTES = 60e6
-COPY_BYTES_PER_MS = 4.30e9  # device-to-device copy on an H200, bytes read and written
-MATRIX_FLOP_PER_MS = {"bfloat16": 0.79e12, "float16": 0.79e12, "tf32": 0.40e12, "float32": 0.05e12}
+# What was measured on an H200: bytes read and written by a copy on the device, and operations by dtype or precision.
+COPY_BYTES_PER_MS = 4.30e9
+MATRIX_FLOP_PER_MS = {
+    "bfloat16": 0.79e12, "float16": 0.79e12, "tf32": 0.40e12, "ieee": 0.05e12,
+    "tf32x3": 0.40e12 / 3,  # three products for one
+}  # fmt: skip
 ROUNDS = 5
 TARGET_MS = 20.0
 
 
 @dataclass
 class Work:
-    """One row: calls of ours and of each peer (one per input set), and a check of our result.
+    """One row: calls of ours and of each peer (one per input set), and what judges our result on the first inputs.
 
     A `whole_step` is captured once and replayed, as in training; other calls are repeated within a graph. `others`
-    makes the calls of other projects' kernels, and `judge` checks their result on the first inputs.
+    makes the calls of other projects' kernels, which `judge_others` judges where they compute less than ours.
     """
 
     name: str
@@ -39,10 +43,14 @@ class Work:
     ours: Sequence[Call]
     peers: Mapping[str, Sequence[Call]]
     floor_ms: float
-    check: Callable[[], bool]
+    judge: Callable[[Any], bool]
     whole_step: bool = False
     others: Callable[[], Others] | None = None
-    judge: Callable[[Any], bool] | None = None
+    judge_others: Callable[[Any], bool] | None = None
+
+
+# A row's name, its goal, and the function that allocates its inputs on the GPU.
+Row = tuple[str, float, Callable[[], Work]]
 
 
 def floor_ms(bytes_moved: float, flop: float = 0.0, rate: str = "bfloat16") -> float:
@@ -63,7 +71,7 @@ def measure(work: Work, others: bool = False, make_clock: MakeClock | None = Non
     """
     make_clock = make_clock or Replay
     row: dict[str, object] = {"name": work.name, "dtype": work.dtype}
-    if not work.check():
+    if not work.judge(work.ours[0]()):
         return {
             **row, "ours_ms": None, "peer": None, "peer_ms": None, "ratio": None, "floor_ms": work.floor_ms,
             "error_ok": False,
@@ -99,8 +107,7 @@ def measure(work: Work, others: bool = False, make_clock: MakeClock | None = Non
 def _of_another(name: str, make: Callable[[], Sequence[Call]], work: Work, make_clock: MakeClock) -> Clock:
     """A clock for calls whose result on the first inputs is right. Raises ValueError for a wrong one."""
     calls = make()
-    result = calls[0]()
-    if work.judge is not None and not work.judge(result):
+    if not (work.judge_others or work.judge)(calls[0]()):
         raise ValueError("its result is wrong")
     if make_clock is Replay and name in READ_THE_DEVICE.get(work.name.split()[0], ()):
         return Launched(calls, work.whole_step)

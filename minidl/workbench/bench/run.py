@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from minidl.workbench.bench.goals import GOALS
-from minidl.workbench.bench.measure import Work, measure
+from minidl.workbench.bench.goals import GOALS, ROWS
+from minidl.workbench.bench.measure import measure
 from minidl.workbench.bench.results import Results
 
 _FAILURES = (RuntimeError, TypeError, ValueError, KeyError)
@@ -26,7 +26,8 @@ def run(
 
     With `others`, other projects' kernels are peers, too.
     """
-    made, failures = makers(), []
+    torch.backends.cudnn.benchmark = True
+    made, failures = {name: make for name, _, make in ROWS}, []
     progress = Progress(console=console, transient=True)
     task = progress.add_task("rows", total=len(names))
     with Live(console=console, auto_refresh=False) as live:
@@ -47,14 +48,6 @@ def run(
             progress.advance(task)
         live.update(table(results, names), refresh=True)
     return failures
-
-
-def makers() -> dict[str, Callable[[], Work]]:
-    """Row names in the order of GOALS, each with the function that allocates its inputs on the GPU."""
-    from minidl.workbench.bench import generator_rows, image_rows, matrix_rows
-
-    made = {**dict(matrix_rows.rows()), **dict(image_rows.rows()), **dict(generator_rows.rows())}
-    return {name: made[name] for name in GOALS}
 
 
 def table(results: Results, names: Sequence[str]) -> Table:

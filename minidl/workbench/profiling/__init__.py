@@ -5,8 +5,8 @@
     print(profile)
 
 On a GPU times are those of the device (CUPTI through torch.profiler), also of kernels that CUDA graphs launch. In the
-interpreter they are the host's time for each launch. `work` says what bytes and operations are counted, `rates` what
-they are compared with. Results are those without profiling, bit for bit.
+interpreter they are the host's time for each launch. `work` says what bytes and operations are counted,
+`bench.measure` what they are compared with. Results are those without profiling, bit for bit.
 """
 
 from minidl.workbench.profiling.recorder import Profile as Profile

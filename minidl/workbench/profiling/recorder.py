@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import statistics
+import tempfile
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,18 +17,40 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
 
 from minidl.runtime import launch
 from minidl.training import files
 from minidl.training.outputs import check_output
-from minidl.workbench.profiling.cuda import CudaTrace
-from minidl.workbench.profiling.rates import rates_of
 from minidl.workbench.profiling.table import Event, Row, as_text, rows_of
 from minidl.workbench.profiling.work import Work, work_of
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # what CUPTI's trace calls work of the device
 UPDATE = "update_kernel"  # of an optimiser: one for each step and dtype
 _running = threading.Lock()
+
+
+def _started() -> Any:
+    """A profile of torch's, by CUPTI, which also sees the kernels that a CUDA graph launches.
+
+    Raises RuntimeError where another profiler of torch's is running.
+    """
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(action="ignore"):
+        begun = torch_profile(activities=[ProfilerActivity.CUDA])
+        begun.start()
+    return begun
+
+
+def _stopped(begun: Any) -> dict[str, Any]:
+    """Its trace in Chrome's format; kernels are events with `cat` "kernel", `ts` and `dur` in microseconds."""
+    torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
+        begun.stop()
+        path = Path(folder) / "trace.json"
+        begun.export_chrome_trace(str(path))
+        return json.loads(path.read_text())
 
 
 class Profile:
@@ -47,7 +71,7 @@ class Profile:
         self._launched: Counter[Work] = Counter()
         self._at_once = 0  # launches that were not recorded into a graph
         self._timed: list[Event] = []
-        self._cuda = CudaTrace() if self.on_gpu else None
+        self._cuda: Any = None
         self._chrome: dict[str, Any] = {}
         self._open = contextlib.ExitStack()
 
@@ -62,8 +86,8 @@ class Profile:
             opened.callback(_running.release)
             self.events, self._timed, self._at_once = [], [], 0
             self._launched.clear()
-            if self._cuda is not None:
-                self._cuda.start()
+            if self.on_gpu:
+                self._cuda = _started()
             opened.enter_context(launch.watch(self._on_launch))
             self._open = opened.pop_all()
         return self
@@ -76,7 +100,7 @@ class Profile:
         if self._cuda is not None:
             # A device that failed says so once more, which must not hide the failure.
             with contextlib.suppress(*([] if error is None else [RuntimeError])):
-                self._chrome = self._cuda.stop()
+                self._chrome = _stopped(self._cuda)
                 self.events = self._join(self._chrome["traceEvents"])
         if self.trace is not None and self.events:
             # Nor must a full disk.
@@ -122,7 +146,7 @@ class Profile:
     @property
     def rows(self) -> list[Row]:
         """A row for each kernel and tile, the most time first. Kernels that are not of minidl have no tile."""
-        return rows_of(self.events, rates_of(self.device))
+        return rows_of(self.events, self.device)
 
     @property
     def launches_per_step(self) -> float | None:

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from minidl.workbench.profiling.rates import Rates
+from minidl.workbench.bench.measure import MATRIX_FLOP_PER_MS, floor_ms
 from minidl.workbench.profiling.work import Work
 
 MOST_ROWS = 30
@@ -68,8 +68,20 @@ class Row:
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
 
-def rows_of(events: Iterable[Event], rates: Rates) -> list[Row]:
-    """The rows of events, the most time first."""
+def floor_us(work: Work, device: str | None) -> float | None:
+    """The least time that a launch could take on a CUDA device; None where that is unknown.
+
+    It is known for an H200, on which `minidl.workbench.bench` measured the rates.
+    """
+    if device is None or "H200" not in device or work.bytes is None:
+        return None
+    if work.flop is None:
+        return 1e3 * floor_ms(work.bytes)
+    return 1e3 * floor_ms(work.bytes, work.flop, work.rate) if work.rate in MATRIX_FLOP_PER_MS else None
+
+
+def rows_of(events: Iterable[Event], device: str | None) -> list[Row]:
+    """The rows of events on a device, the most time first."""
     found: dict[tuple[str, str], Row] = {}
     for event in events:
         tile = " or ".join(sorted({work.tile for work, _ in event.kinds}))
@@ -78,7 +90,7 @@ def rows_of(events: Iterable[Event], rates: Rates) -> list[Row]:
         row.total_us += event.duration
         row.bytes = _plus(row.bytes, _mean((work.bytes, count) for work, count in event.kinds))
         row.flop = _plus(row.flop, _mean((work.flop, count) for work, count in event.kinds))
-        row.floor_us = _plus(row.floor_us, _mean((rates.floor_us(work), count) for work, count in event.kinds))
+        row.floor_us = _plus(row.floor_us, _mean((floor_us(work, device), count) for work, count in event.kinds))
     total = sum(row.total_us for row in found.values())
     for row in found.values():
         row.share = row.total_us / total if total else 0.0

@@ -24,8 +24,8 @@ def measured(ratio=1.5, right=True):
     }
 
 
-def test_every_row_has_a_goal_and_every_goal_a_row():
-    assert list(run.makers()) == list(GOALS)
+def test_every_row_has_a_name_of_its_own_and_a_goal():
+    assert len(GOALS) == len(goals.ROWS) == 59
     assert all(goal >= 1.0 for goal in GOALS.values())
 
 

@@ -10,7 +10,6 @@ import minidl
 from minidl import nn, ops, optim
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
-from minidl.workbench.profiling.rates import Rates
 from minidl.workbench.profiling.recorder import Profile
 from minidl.workbench.profiling.table import rows_of
 from minidl.workbench.profiling.work import Work
@@ -226,11 +225,10 @@ def test_work_that_is_not_of_minidl_has_time_and_no_tile(joined):
 
 
 def test_the_share_of_the_floor_is_of_all_runs():
-    rates = Rates(copy=100.0)
     from minidl.workbench.profiling.recorder import Event
 
-    events = [Event("k", ((work("k", bytes=100), 1),), 0, 2.0), Event("k", ((work("k", bytes=300), 1),), 5, 2.0)]
-    (row,) = rows_of(events, rates)
+    events = [Event("k", ((work("k", bytes=4_300_000 * us), 1),), 0, 2.0) for us in (1, 3)]
+    (row,) = rows_of(events, "NVIDIA H200")
     assert row.share_of_floor == pytest.approx(1.0)
 
 

@@ -11,7 +11,7 @@ from minidl.kernels import conv, gemm, softmax
 from minidl.kernels.conv.geometry import Geometry
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
-from minidl.workbench.profiling.rates import rates_of
+from minidl.workbench.profiling.table import floor_us
 from minidl.workbench.profiling.work import BYTES_UNKNOWN, PRODUCTS, Work, work_of
 
 KERNELS = Path(gemm.__file__).parents[1]
@@ -137,15 +137,14 @@ def work(**changed):
 
 
 def test_the_floor_is_the_larger_of_both_times():
-    rates = rates_of("NVIDIA H200")
-    assert rates.floor_us(work()) == pytest.approx(1.0)
-    assert rates.floor_us(work(flop=7.9e9, rate="float16")) == pytest.approx(10.0)
-    assert rates.floor_us(work(flop=7.9e6, rate="float16")) == pytest.approx(1.0)
-    assert rates.floor_us(work(flop=4e9, rate="tf32x3")) == pytest.approx(30.0)
+    assert floor_us(work(), "NVIDIA H200") == pytest.approx(1.0)
+    assert floor_us(work(flop=7.9e9, rate="float16"), "NVIDIA H200") == pytest.approx(10.0)
+    assert floor_us(work(flop=7.9e6, rate="float16"), "NVIDIA H200") == pytest.approx(1.0)
+    assert floor_us(work(flop=4e9, rate="tf32x3"), "NVIDIA H200") == pytest.approx(30.0)
 
 
 def test_an_unknown_device_or_work_has_no_floor():
-    assert rates_of("NVIDIA H100").floor_us(work()) is None
-    assert rates_of(None).floor_us(work()) is None
-    assert rates_of("NVIDIA H200").floor_us(work(bytes=None)) is None
-    assert rates_of("NVIDIA H200").floor_us(work(flop=1, rate="float64")) is None
+    assert floor_us(work(), "NVIDIA H100") is None
+    assert floor_us(work(), None) is None
+    assert floor_us(work(bytes=None), "NVIDIA H200") is None
+    assert floor_us(work(flop=1, rate="float64"), "NVIDIA H200") is None
