@@ -222,7 +222,7 @@ def _check(loaded: Loaded, judge: evaluator.Evaluator, dataset: ImageDataset) ->
     """Raises ConfigError when generator, evaluator and data have pictures of different shapes."""
     shapes = {
         "the generator makes": (*loaded.size, loaded.channels),
-        f"the evaluator {judge.name} takes": (*judge.size, judge.channels),
+        f"the evaluator {judge.name} takes": judge.format.shape,
         f"{dataset.name} has": dataset.test.pixels.shape[1:],
     }
     if len(set(shapes.values())) > 1:

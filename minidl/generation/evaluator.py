@@ -17,9 +17,9 @@ import torch
 
 from minidl import models, nn, storage
 from minidl.autograd import no_grad
-from minidl.data import Pictures
 from minidl.data.image_batches import ImageBatches
 from minidl.data.parsing import parse_json
+from minidl.data.saved import made
 from minidl.generation import built_in as built_in_weights
 from minidl.generation.output import sha256
 from minidl.tensors import Tensor
@@ -38,10 +38,7 @@ class Evaluator:
 
     model: models.SmallCNN
     labels: list[str]
-    size: tuple[int, int]
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    format: PictureFormat
     name: str
     sha256: str
     about: dict[str, str]
@@ -51,11 +48,10 @@ class Evaluator:
 
         Raises ValueError for pictures of another shape.
         """
-        if pixels.shape[1:] != (*self.size, self.channels):
-            raise ValueError(f"pictures have shape {list(pixels.shape[1:])}, expected {[*self.size, self.channels]}")
-        size = max(1, min(1024, _BATCH_PIXELS // math.prod(self.size)))
-        pictures = Pictures(pixels, self.mean, self.std)
-        batches = ImageBatches(pictures, np.zeros(len(pixels), dtype=np.int64), size, shuffle=False)
+        if pixels.shape[1:] != self.format.shape:
+            raise ValueError(f"pictures have shape {list(pixels.shape[1:])}, expected {list(self.format.shape)}")
+        size = max(1, min(1024, _BATCH_PIXELS // math.prod(self.format.size)))
+        batches = ImageBatches(self.format.pictures(pixels), np.zeros(len(pixels), dtype=np.int64), size, shuffle=False)
         features, classes = [], []
         with no_grad():
             for x, _ in batches.epoch(0):
@@ -89,30 +85,23 @@ def load(path: Path) -> Evaluator:
             raise ValueError(f"its format is not {FORMAT!r}")
         settings = parse_json(about.pop("settings"))
         labels, (height, width) = settings.pop("labels"), settings.pop("size")
-        described = PictureFormat.from_values({**settings, "height": height, "width": width})
+        described = made(PictureFormat, {**settings, "height": height, "width": width})
         if not isinstance(labels, list) or len(labels) < 2 or not all(isinstance(label, str) for label in labels):
             raise ValueError("its labels are not a list of two names or more")
-        size = (height, width)
-        model = models.SmallCNN(described.channels, size, len(labels))
+        model = models.SmallCNN(described.channels, described.size, len(labels))
         weights.load(model, tensors, path)
-        made = Evaluator(
-            model, labels, size, described.channels, described.mean, described.std, path.stem, digest, about
-        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(path, error) from None
     nn.fold_batch_norms(model.eval().requires_grad_(False))
-    return made
+    return Evaluator(model, labels, described, path.stem, digest, about)
 
 
 def from_run(folder: Path) -> Evaluator:
     """An evaluator from a run of `minidl train images`. Raises ConfigError for another run, DamagedError."""
     found, model = _small(folder, f"--evaluator {folder}")
     nn.fold_batch_norms(model.to(dtype=torch.float32).eval().requires_grad_(False))
-    described = found.format
-    return Evaluator(
-        model, found.targets.labels, found.size, described.channels, described.mean, described.std, folder.name,
-        sha256(folder / "model.safetensors"), {},
-    )  # fmt: skip
+    digest = sha256(folder / "model.safetensors")
+    return Evaluator(model, found.targets.labels, found.format, folder.name, digest, {})
 
 
 def save(run: Path, path: Path, about: dict[str, str]) -> None:
@@ -124,7 +113,7 @@ def save(run: Path, path: Path, about: dict[str, str]) -> None:
     report = files.read_json(run / "report.json")
     described = found.format
     settings: dict[str, Any] = {
-        "channels": described.channels, "size": list(found.size), "labels": found.targets.labels,
+        "channels": described.channels, "size": list(described.size), "labels": found.targets.labels,
         "mean": list(described.mean), "std": list(described.std),
     }  # fmt: skip
     if not isinstance(report.get("accuracy"), float):

@@ -6,8 +6,6 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from minidl.training import metrics
-
 
 class Display:
     """Entered while training runs. `note` and `epoch` write lines; `step` moves the bar of the epoch under way."""
@@ -72,13 +70,6 @@ class Display:
         else:
             self._bar.update(self._task, completed=done, figures=figures)
 
-    def epoch(self, epoch: int, epochs: int, record: dict[str, Any], best: bool) -> None:
+    def epoch(self, epoch: int, epochs: int, figures: str, seconds: float, star: bool = False) -> None:
         """One line for a finished epoch; a star marks a validation score above all before."""
-        scores = "  ".join(
-            f"{metrics.TITLES.get(name, name)} {metrics.shown(name, value)}"
-            for name, value in record["validation"].items()
-        )
-        self.note(
-            f"epoch {epoch:>{len(str(epochs))}}/{epochs}  loss {record['loss']:.4f}  validation: {scores}  "
-            f"{record['seconds']:.1f} s{'  *' if best else ''}"
-        )
+        self.note(f"epoch {epoch:>{len(str(epochs))}}/{epochs}  {figures}  {seconds:.1f} s{'  *' if star else ''}")

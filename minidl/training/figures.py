@@ -20,7 +20,7 @@ class Figures:
     """`skipped()` counts updates skipped for a gradient with NaN or infinity; `remedy` names the flags to change."""
 
     def __init__(self, skipped: Callable[[], int], remedy: str) -> None:
-        self._skipped, self._remedy = skipped, remedy
+        self._skipped, self.remedy = skipped, remedy
         self._pending: list[torch.Tensor] = []
         self._fetched = time.monotonic()
         self._skipped_in_a_row = 0
@@ -53,6 +53,6 @@ class Figures:
             raise DivergedError(
                 f"the gradient was not finite in {self._skipped_in_a_row} steps in a row (epoch {progress.epoch + 1}, "
                 f"step {progress.step})",
-                self._remedy,
+                self.remedy,
             )
         return [values for values in found if all(map(math.isfinite, values))]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,20 @@ from minidl import nn, random
 from minidl.training import files
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.display import Display
-from minidl.training.errors import Interrupted
+from minidl.training.errors import DivergedError, Interrupted
 from minidl.training.figures import Figures
 from minidl.training.interrupts import Interrupts
 from minidl.training.progress import Place
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An epoch: its entries in metrics.jsonl, the same for people, whether to keep it, and a star for a record."""
+
+    record: dict[str, Any]
+    text: str
+    best: bool = False
+    star: bool = False
 
 
 class BaseTrainer(ABC):
@@ -69,9 +79,18 @@ class BaseTrainer(ABC):
         progress: Place = self.progress
         return progress
 
+    @property
+    def finished(self) -> bool:
+        """Whether no epoch is left."""
+        return bool(self.progress.epoch == self.epochs)
+
     @abstractmethod
-    def _train(self, interrupts: Interrupts) -> None:
-        """All epochs that are left."""
+    def _steps(self) -> Iterator[torch.Tensor]:
+        """Takes the steps left of an epoch; the figures of each, on the device."""
+
+    @abstractmethod
+    def _judge(self) -> Judged:
+        """The end of an epoch: how it went. Raises DivergedError."""
 
     @abstractmethod
     def _fetch(self, always: bool) -> str | None:
@@ -89,26 +108,42 @@ class BaseTrainer(ABC):
             # The file may be damaged, and a run whose epochs are all done would not rewrite it.
             files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
 
-    def _stepped(self, started: float, interrupts: Interrupts) -> None:
-        """After a step of the epoch that `started` then. Raises Interrupted."""
-        progress = self.progress
-        progress.step += 1
-        progress.steps += 1
-        self.display.step(progress.step, self._fetch(always=False))
-        if interrupts.requested and progress.step < self.steps:
-            self._fetch(always=True)
-            progress.epoch_seconds = time.monotonic() - started
-            self._save()
-            raise self._interruption()
+    def _train(self, interrupts: Interrupts) -> None:
+        """All epochs that are left. Raises Interrupted."""
+        while not self.finished:
+            best = self._epoch(interrupts)
+            self._save(best)
+            if interrupts.requested:
+                raise self._interruption()
 
-    def _ended(self, record: dict[str, Any]) -> None:
-        """After an epoch, with its record for metrics.jsonl."""
+    def _epoch(self, interrupts: Interrupts) -> bool:
+        """The steps left of an epoch, and its line in metrics.jsonl; whether it is the best so far."""
         progress = self.progress
+        started = time.monotonic() - progress.epoch_seconds
+        self.display.begin(progress.epoch + 1, self.epochs, progress.step, self.steps)
+        for figures in self._steps():
+            self._figures.add(figures)
+            progress.step += 1
+            progress.steps += 1
+            self.display.step(progress.step, self._fetch(always=False))
+            if interrupts.requested and progress.step < self.steps:
+                self._fetch(always=True)
+                progress.epoch_seconds = time.monotonic() - started
+                self._save()
+                raise self._interruption()
+        if self._fetch(always=True) is None:
+            raise DivergedError(f"no loss in epoch {progress.epoch + 1} is finite", self._figures.remedy)
+        judged = self._judge()
+        seconds = round(time.monotonic() - started, 3)
         progress.epoch += 1
         progress.step = 0
         progress.epoch_seconds = 0.0
-        progress.history.append(record)
+        progress.history.append(
+            {"epoch": progress.epoch, "steps": progress.steps, **judged.record, "seconds": seconds}
+        )  # fmt: skip
         files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
+        self.display.epoch(progress.epoch, self.epochs, judged.text, seconds, judged.star)
+        return judged.best
 
     def _save(self, best: bool = False) -> None:
         self.progress.seconds = time.monotonic() - self._started

@@ -169,11 +169,6 @@ class PictureClassifier:
     format: PictureFormat
     model: nn.Module
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width)."""
-        return self.format.height, self.format.width
-
     def chunks(self, config: Predict) -> Iterable[Any]:
         if config.file is not None or config.text_column is not None:
             raise ConfigError(
@@ -191,7 +186,7 @@ class PictureClassifier:
         """One answer per file: its path, label, probability and the `top` best labels."""
         from minidl.training.forward import saved_outputs
 
-        pixels = data.read_pictures(paths, self.size, self.format.channels)
+        pixels = data.read_pictures(paths, self.format.size, self.format.channels)
         ranked = self.targets.answers(saved_outputs(self.model, self.format.pictures(pixels)), top)
         return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]
 
@@ -211,12 +206,12 @@ class PictureClassifier:
                 "pictures"
             )
         images, source = data.read_labelled_pictures(
-            config.data, self.targets.labels, self.size, self.format.channels
+            config.data, self.targets.labels, self.format.size, self.format.channels
         )  # fmt: skip
         return self.format.pictures(images.pixels), images.labels, source
 
     def test(self, dataset: ImageDataset, config: Evaluate) -> tuple[Pictures, np.ndarray]:
-        shape, own = dataset.test.pixels.shape[1:], (*self.size, self.format.channels)
+        shape, own = dataset.test.pixels.shape[1:], self.format.shape
         if dataset.labels != self.targets.labels or shape != own:
             raise DataError(
                 f"{dataset.name} has pictures of {' x '.join(map(str, shape))} in {len(dataset.labels)} classes; the "
@@ -239,13 +234,14 @@ def model_of(config: TrainImages, described: PictureFormat, classes: int) -> Cal
     """What makes the model of the settings in a dtype. Raises ConfigError when it does not take the pictures."""
     from minidl import models
 
-    size, channels = (described.height, described.width), described.channels
     if config.model == "small":
-        return lambda dtype: models.SmallCNN(channels, size, classes, config.dropout, dtype=dtype)
-    if (*size, channels) != (28, 28, 1):
+        return lambda dtype: models.SmallCNN(
+            described.channels, described.size, classes, config.dropout, dtype=dtype
+        )  # fmt: skip
+    if described.shape != (28, 28, 1):
         raise ConfigError(
             f"--model ece408 takes grey pictures of 28 x 28 pixels, {config.data} has {described.colours} ones of "
-            f"{size[0]} x {size[1]}; use --model small"
+            f"{described.height} x {described.width}; use --model small"
         )
     if config.dropout:
         raise ConfigError("--dropout is for --model small; ece408 has none")
