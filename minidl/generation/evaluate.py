@@ -1,4 +1,11 @@
-"""`minidl evaluate` of a generator: the scores of its pictures beside those of sets with known faults."""
+"""`minidl evaluate` of a generator: the scores of its pictures beside those of sets with known faults.
+
+real               training pictures: the best possible
+a class missing    training pictures without one class, the one whose absence changes the Frechet distance least
+blurred            training pictures under a Gaussian blur of one pixel
+ten images         ten training pictures, one of each class, over and over
+noise              every pixel drawn from the uniform distribution
+"""
 
 from __future__ import annotations
 
@@ -9,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import ndimage
 
 from minidl import data
 from minidl.data import ImageDataset, Images
-from minidl.generation import evaluator, latents, output, passes, quality, references
+from minidl.generation import evaluator, latents, output, passes, quality
 from minidl.generation.config import BUILT_IN, EvaluateGan
 from minidl.generation.model import Loaded, load
 from minidl.generation.nearest import nearest
@@ -56,7 +64,7 @@ def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) 
     _check_enough(dataset)
     count = config.samples or (SAMPLES_CPU if launch.INTERPRETED else SAMPLES)
     reference = reference_of(dataset, judge, count)
-    real = references.sample(reference.training, count)
+    real = subset(reference.training, count)
     note(f"{len(real):,} pictures of each kind, features of {judge.name}")
     pixels = samples(loaded, count)
     generated, near = scores(pixels, judge, reference)
@@ -90,7 +98,7 @@ def samples(loaded: Loaded, count: int) -> np.ndarray:
 
 def reference_of(dataset: ImageDataset, judge: evaluator.Evaluator, count: int) -> Reference:
     """`count` test pictures (or all) as what generated ones are compared with."""
-    test = references.sample(dataset.test, count)
+    test = subset(dataset.test, count)
     labels = np.concatenate([dataset.train.labels, dataset.validation.labels])
     training = Images(training_pixels(dataset), labels)
     features, _ = judge.read(test.pixels)
@@ -144,13 +152,36 @@ def reference_rows(real: Images, judge: evaluator.Evaluator, reference: Referenc
             "missing": mildest,
         }
     for name, pixels in (
-        ("blurred", references.blurred(real.pixels)),
-        ("ten images", references.collapsed(real, len(real))),
-        ("noise", references.noise(real.pixels.shape)),
+        ("blurred", blurred(real.pixels)),
+        ("ten images", collapsed(real, len(real))),
+        ("noise", noise(real.pixels.shape)),
     ):
         found, classes = judge.read(pixels)
         rows[name] = {**feature_scores(found, reference), "classes": quality.histogram(classes, reference.classes)}
     return rows
+
+
+def blurred(pixels: np.ndarray) -> np.ndarray:
+    """uint8 [N, H, W, C] under a Gaussian blur with a standard deviation of one pixel."""
+    smooth = ndimage.gaussian_filter(pixels.astype(np.float32), (0, 1, 1, 0))
+    return np.clip(np.rint(smooth), 0, 255).astype(np.uint8)
+
+
+def collapsed(images: Images, count: int) -> np.ndarray:
+    """`count` pictures: the first of each class, over and over."""
+    firsts = [int(np.flatnonzero(images.labels == label)[0]) for label in np.unique(images.labels)]
+    return images.pixels[np.resize(firsts, count)]
+
+
+def noise(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Pixels uint8 of a shape, drawn from the uniform distribution on 0 to 255."""
+    return np.random.Generator(np.random.Philox(seed)).integers(0, 256, shape, dtype=np.uint8)
+
+
+def subset(images: Images, count: int, seed: int = 0) -> Images:
+    """`count` different pictures in a random order given by the seed; all of them if there are fewer."""
+    order = np.random.Generator(np.random.Philox(seed)).permutation(len(images))[:count]
+    return Images(images.pixels[order], images.labels[order])
 
 
 def write_nearest(path: Path, pixels: np.ndarray, near: tuple[np.ndarray, np.ndarray], training: Images) -> None:

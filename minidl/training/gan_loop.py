@@ -24,9 +24,8 @@ from minidl.training import samples, weights
 from minidl.training.adversaries import Adversaries
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.display import Display
-from minidl.training.figures import Figures
 from minidl.training.progress import Place, is_number, restoring
-from minidl.training.trainer import BaseTrainer, Judged
+from minidl.training.trainer import BaseTrainer, Figures, Judged
 
 FIGURES = ("loss_d", "loss_g", "d_real", "d_fake")
 TITLES = {"loss_d": "loss D", "loss_g": "loss G", "d_real": "D(x)", "d_fake": "D(G(z))"}

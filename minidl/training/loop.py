@@ -32,11 +32,9 @@ from minidl.training import memory, metrics, weights
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.display import Display
 from minidl.training.errors import DivergedError, damaged
-from minidl.training.figures import Figures
-from minidl.training.interrupts import Interrupts
 from minidl.training.progress import Progress, restoring
 from minidl.training.settings import changed
-from minidl.training.trainer import BaseTrainer, Judged
+from minidl.training.trainer import BaseTrainer, Figures, Interrupts, Judged
 
 
 @dataclass(frozen=True)

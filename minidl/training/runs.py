@@ -26,6 +26,7 @@ from minidl.data.parsing import cut
 from minidl.training import checkpoints, files
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError, DamagedError, RunError, damaged, missing
+from minidl.training.outputs import cannot_write
 from minidl.training.settings import differences
 from minidl.training.tasks import TASKS
 from minidl.version import __version__
@@ -143,7 +144,7 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
     try:
         checked.out.exists()
     except OSError as error:
-        raise ConfigError(_cannot_write(checked.out, error)) from None
+        raise ConfigError(cannot_write(checked.out, error)) from None
     if checked.resume:
         run = _run_to_resume(kind, checked.out)
         if run is not None:
@@ -213,7 +214,7 @@ def start(
     except OSError as error:
         if moved:
             abandon(folder)
-        raise RunError(_cannot_write(folder, error)) from None
+        raise RunError(cannot_write(folder, error)) from None
 
 
 def sweep(folder: Path) -> None:
@@ -402,7 +403,3 @@ def _probe(folder: Path) -> None:
     """Raises OSError when no file can be made in `folder`."""
     with tempfile.TemporaryFile(dir=folder):
         pass
-
-
-def _cannot_write(folder: Path, error: OSError) -> str:
-    return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or free some space"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import signal
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -16,9 +20,83 @@ from minidl.training import files
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.display import Display
 from minidl.training.errors import DivergedError, Interrupted
-from minidl.training.figures import Figures
-from minidl.training.interrupts import Interrupts
 from minidl.training.progress import Place
+
+MOST_SKIPPED = 20  # consecutive skipped updates: the weights are intact, but nothing is learnt
+_FETCH_SECONDS = 0.5
+_MOST_PENDING = 1000
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM: while entered, the first signal sets `requested`; the second raises KeyboardInterrupt.
+
+    Outside the main thread, where Python delivers no signals, it changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+class Figures:
+    """Losses and other figures of training steps: they stay on the device and are fetched in groups.
+
+    `skipped()` counts updates skipped for a gradient with NaN or infinity; `remedy` names the flags to change."""
+
+    def __init__(self, skipped: Callable[[], int], remedy: str) -> None:
+        self._skipped, self.remedy = skipped, remedy
+        self._pending: list[torch.Tensor] = []
+        self._fetched = time.monotonic()
+        self._skipped_in_a_row = 0
+
+    def add(self, values: torch.Tensor) -> None:
+        """Add the figures of one step, on the device."""
+        self._pending.append(values)
+
+    def clear(self) -> None:
+        """Drop figures that were not fetched."""
+        self._pending.clear()
+
+    def fetch(self, progress: Place, always: bool) -> list[list[float]]:
+        """The finite figures of each step, in order, in one transfer that also updates `progress.skipped`.
+
+        Empty within half a second of the last transfer, unless `always`. Raises DivergedError after many consecutive
+        steps with gradients that are not finite.
+        """
+        late = time.monotonic() - self._fetched > _FETCH_SECONDS or len(self._pending) >= _MOST_PENDING
+        if not (always or late) or not self._pending:
+            return []
+        found = torch.stack(self._pending).reshape(len(self._pending), -1).tolist()
+        skipped = self._skipped()
+        every = skipped - progress.skipped >= len(self._pending)
+        self._skipped_in_a_row = self._skipped_in_a_row + len(self._pending) if every else 0
+        progress.skipped = skipped
+        self._pending.clear()
+        self._fetched = time.monotonic()
+        if self._skipped_in_a_row >= MOST_SKIPPED:
+            raise DivergedError(
+                f"the gradient was not finite in {self._skipped_in_a_row} steps in a row (epoch {progress.epoch + 1}, "
+                f"step {progress.step})",
+                self.remedy,
+            )
+        return [values for values in found if all(map(math.isfinite, values))]
 
 
 @dataclass(frozen=True)

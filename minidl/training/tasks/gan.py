@@ -13,7 +13,7 @@ from minidl.data import ImageDataset
 from minidl.training import fields
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError
-from minidl.training.task import Task
+from minidl.training.task import Experiment, Task
 from minidl.training.tasks import images
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ class GanTask(Task):
         )
 
     def as_text(self, report: dict[str, Any]) -> str:
-        """The report of training."""
         from minidl.training import reports
         from minidl.training.adversaries import PENALTY
         from minidl.training.gan_loop import shown
@@ -119,13 +118,13 @@ class GanTask(Task):
         return "\n".join([f"generator of {report['data']}", "", *reports.pairs(pairs)]) + "\n"
 
 
-class GanExperiment:
+class GanExperiment(Experiment):
     """Generator and discriminator for the pictures of a data set."""
 
     def __init__(self, config: TrainGan, dataset: ImageDataset) -> None:
         self.documents: dict[str, str] = {}
         self.config, self.dataset = config, dataset
-        self.model = model_settings(config, dataset)
+        self.model: dict[str, Any] = model_settings(config, dataset)
         _check_networks(config, self.model)
         self.pixels = training_pixels(dataset)
         assert config.batch_size is not None
@@ -133,7 +132,6 @@ class GanExperiment:
 
     @property
     def introduction(self) -> str:
-        """What is learnt from, for people."""
         count, height, width, channels = self.pixels.shape
         colours = "grey" if channels == 1 else "colour"
         return f"{self.config.data}: {count:,} {colours} pictures of {height} x {width} pixels"
@@ -160,11 +158,7 @@ class GanExperiment:
             networks, batches, count // self.batch_size, config.epochs, z, config.out, display, state, hint
         )  # fmt: skip
 
-    def advice(self, steps: int) -> None:
-        """None: the pictures show whether more is needed."""
-
     def report(self, trainer: GanTrainer, device: str) -> dict[str, Any]:
-        """The content of report.json."""
         from minidl.training.gan_loop import FIGURES
 
         config, progress, networks = self.config, trainer.progress, trainer.networks
@@ -198,11 +192,9 @@ class GanExperiment:
         plots.gan_curves(self.config.out, trainer.progress.history, plots.shorten(Path(self.config.data).name))
 
     def ending(self) -> str:
-        """Where the results are."""
         from minidl.training import samples
 
-        out = self.config.out
-        return f"the run is in {out}; its pictures are in {samples.folder(out)} and training.gif"
+        return f"{super().ending()}; its pictures are in {samples.folder(self.config.out)} and training.gif"
 
 
 def model_settings(config: TrainGan, dataset: ImageDataset) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from minidl.training.config import SPLITS, Evaluate, Predict, Session, Training
 from minidl.training.errors import ConfigError, damaged
 from minidl.training.pictures import PictureFormat
 from minidl.training.settings import flag
-from minidl.training.task import Task
+from minidl.training.task import Predictor, Task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from minidl import nn
     from minidl.training.supervised import Supervised
-    from minidl.training.targets import Classification
 
 
 class TrainImages(Training, Session):
@@ -157,17 +156,15 @@ class ImagesTask(Task):
             raise damaged(config.out / "config.json", error) from None
         path = config.out / "model.safetensors"
         weights.load(model, files.read_tensors(path), path)
-        return PictureClassifier(config, targets, described, model)
+        return PictureClassifier(config, targets, model, described)
 
 
 @dataclass(frozen=True)
-class PictureClassifier:
+class PictureClassifier(Predictor):
     """The model of an image run with what turns a picture file into its input."""
 
-    config: TrainImages
-    targets: Classification
     format: PictureFormat
-    model: nn.Module
+    fixed = "a folder names its classes"
 
     def chunks(self, config: Predict) -> Iterable[Any]:
         if config.file is not None or config.text_column is not None:
@@ -193,10 +190,6 @@ class PictureClassifier:
     def before_fault(self, paths: list[Path]) -> Iterable[list[Path]]:
         """See `Predictor`: one by one, up to the file that cannot be read."""
         return ([path] for path in paths)
-
-    def check_columns(self, config: Evaluate) -> None:
-        if config.text_column or config.label_column:
-            raise ConfigError("--text-column and --label-column are for text runs; a folder names its classes")
 
     def labelled(self, config: Evaluate) -> tuple[Pictures, np.ndarray, dict[str, Any]]:
         assert config.data is not None
