@@ -7,10 +7,9 @@ from typing import Any
 
 import typer
 
-from minidl.cli.common import choose_device
 from minidl.cli.options import add_command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
-from minidl.training import runs
+from minidl.training import device, runs
 from minidl.training.config import Predict
 from minidl.training.outputs import check_different
 
@@ -25,7 +24,7 @@ def _predict(given: dict[str, Any]) -> None:
     check_different(file=given.get("file"), trace=profiling.trace)
     config = Predict(**given)
     runs.finished_run(config.run)
-    choose_device(config.device)
+    device.choose(config.device)
     from minidl.training import predict as work
 
     with profiled(profiling, config.run / "trace-predict.json"):

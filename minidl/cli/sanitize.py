@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
-from minidl.cli.common import check_files, choose_device
+from minidl.cli.common import check_files
 from minidl.cli.options import add_command
+from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.settings import REPEATED, Positional, Settings
 
@@ -52,7 +53,7 @@ def _sanitize(given: dict[str, Any]) -> None:
     check_files(json=json)
     if json is not None:
         json = json.absolute()  # the script may change the working directory
-    choose_device("cpu")
+    device.choose("cpu")
     from minidl.testing.sanitizer import script as work
     from minidl.training import files
 

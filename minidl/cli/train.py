@@ -7,10 +7,10 @@ from typing import Any
 
 import typer
 
-from minidl.cli.common import Group, choose_device, examples
+from minidl.cli.common import Group, examples
 from minidl.cli.options import add_command, taken
 from minidl.cli.profiling import Profiling, profiled
-from minidl.training import runs
+from minidl.training import device, runs
 from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
@@ -44,7 +44,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
     dataset = task.load(config)
     checksum = task.fingerprint(dataset)
     runs.check_data(config, checksum)
-    choose_device(config.device)
+    device.choose(config.device)
     with profiled(profiling, config.out / "trace.json", task.updates):
         from minidl.training.train import train
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
-from minidl.cli.common import check_files, check_plot, choose_device
+from minidl.cli.common import check_files, check_plot
 from minidl.cli.options import add_command, check_alone
+from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.fields import Device
 from minidl.training.outputs import check_different
@@ -78,7 +79,7 @@ def _run(given: dict[str, Any]) -> None:
     check_files(json=json, plot=plot)
     check_different(json=json, plot=plot)
     _check_folder(out, "--out")
-    choose_device(config.device)
+    device.choose(config.device)
     wanted = _classes(list(config.names), list(config.only))
     from minidl.workbench.tuning import space
 
