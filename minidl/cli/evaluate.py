@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from minidl.cli.options import add_command, taken
+from minidl.cli.options import command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
 from minidl.generation.config import BUILT_IN, EvaluateGan
 from minidl.training import device, environment, files, runs
@@ -16,11 +16,6 @@ from minidl.training.config import Evaluate
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "evaluate", Evaluate, _evaluate, EvaluateGan, ProfilingOfRun, leave_out=("model", "json_file"))
 
 
 def _evaluate(given: dict[str, Any]) -> None:
@@ -69,3 +64,6 @@ def _is_generator(run: Path) -> bool:
 def _is_built_in(run: Path) -> bool:
     """Whether the built-in generator is meant; a run in a folder of that name has precedence."""
     return str(run) in BUILT_IN and not (run / "config.json").is_file()
+
+
+add_to = command("evaluate", Evaluate, _evaluate, EvaluateGan, ProfilingOfRun, leave_out=("model", "json_file"))

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from minidl.cli.options import add_command, taken
+from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
 from minidl.generation.config import Generate
 from minidl.training import device, environment
 from minidl.training.outputs import check_different
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "generate", Generate, _generate, Profiling)
 
 
 def _generate(given: dict[str, Any]) -> None:
@@ -28,3 +21,6 @@ def _generate(given: dict[str, Any]) -> None:
 
     with profiled(profiling, config.out / "trace.json"):
         generate(config)
+
+
+add_to = command("generate", Generate, _generate, Profiling)

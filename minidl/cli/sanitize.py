@@ -9,7 +9,7 @@ import typer
 from pydantic import Field
 
 from minidl.cli.common import check_files
-from minidl.cli.options import add_command
+from minidl.cli.options import command
 from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.settings import REPEATED, Positional, Settings
@@ -40,11 +40,6 @@ class Sanitize(Settings):
     module: Annotated[bool, Field(alias="m", description="SCRIPT is a module, as in python -m.")] = False
     first: Annotated[bool, Field(description="Stop at the first bug.")] = False
     json_file: Annotated[Path | None, Field(alias="json", description="Also write the findings to this file.")] = None
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command; arguments after the script are the script's."""
-    add_command(app, "sanitize", Sanitize, _sanitize, context={"allow_interspersed_args": False})
 
 
 def _sanitize(given: dict[str, Any]) -> None:
@@ -98,3 +93,6 @@ def _as_json(sanitizer: Sanitizer) -> dict[str, object]:
             for finding in sanitizer.findings
         ],
     }  # fmt: skip
+
+
+add_to = command("sanitize", Sanitize, _sanitize, context={"allow_interspersed_args": False})

@@ -11,7 +11,7 @@ import typer
 from pydantic import Field
 
 from minidl.cli.common import check_files, check_plot
-from minidl.cli.options import add_command, check_alone
+from minidl.cli.options import check_alone, command
 from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.fields import Device
@@ -64,11 +64,6 @@ class Tune(Settings):
     )
     plot: Annotated[Path | None, Field(description="Also draw the sweep to this SVG file.")] = None
     device: Device = "auto"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "tune", Tune, _run)
 
 
 def _run(given: dict[str, Any]) -> None:
@@ -196,3 +191,6 @@ def _check_folder(out: Path | None, what: str) -> None:
         raise ConfigError(f"{what} cannot be created: {error.strerror}; give another name") from None
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ConfigError(f"{what} {out} cannot be created in {there}; give another folder with --out")
+
+
+add_to = command("tune", Tune, _run)

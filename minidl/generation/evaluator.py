@@ -7,7 +7,6 @@ channel over the pixels). The file holds the settings, how it was made, and its 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,16 @@ import numpy as np
 import torch
 
 from minidl import models, nn, storage
-from minidl.autograd import no_grad
-from minidl.data.image_batches import ImageBatches
 from minidl.data.parsing import parse_json
 from minidl.data.saved import made
 from minidl.generation import built_in as built_in_weights
 from minidl.generation.output import sha256
-from minidl.tensors import Tensor
 from minidl.training import files, weights
 from minidl.training.errors import ConfigError, DamagedError, damaged
-from minidl.training.pictures import PictureFormat
-from minidl.training.tasks.images import PictureClassifier
+from minidl.training.forward import saved_outputs
+from minidl.training.tasks.images import PictureClassifier, PictureFormat
 
 FORMAT = "minidl evaluator"
-_BATCH_PIXELS = 2**20
 
 
 @dataclass(frozen=True)
@@ -50,15 +45,9 @@ class Evaluator:
         """
         if pixels.shape[1:] != self.format.shape:
             raise ValueError(f"pictures have shape {list(pixels.shape[1:])}, expected {list(self.format.shape)}")
-        size = max(1, min(1024, _BATCH_PIXELS // math.prod(self.format.size)))
-        batches = ImageBatches(self.format.pictures(pixels), np.zeros(len(pixels), dtype=np.int64), size, shuffle=False)
-        features, classes = [], []
-        with no_grad():
-            for x, _ in batches.epoch(0):
-                found = self.model.pool(self.model.features(Tensor(x))).flatten(1)
-                features.append(found.data.cpu().numpy())
-                classes.append(self.model.classifier(found).data.cpu().numpy().argmax(axis=1))
-        return np.concatenate(features), np.concatenate(classes)
+        found = saved_outputs(nn.Sequential(self.model.features, self.model.pool), self.format.pictures(pixels))
+        features = found.reshape(len(pixels), -1)
+        return features, saved_outputs(self.model.classifier, features).argmax(axis=1)
 
 
 def built_in(data: str) -> Path:

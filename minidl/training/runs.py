@@ -145,16 +145,19 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
         checked.out.exists()
     except OSError as error:
         raise ConfigError(cannot_write(checked.out, error)) from None
-    if checked.resume:
-        run = _run_to_resume(kind, checked.out)
-        if run is not None:
-            changed = differences(run.config, own)
-            if changed:
-                raise ConfigError(
-                    f"{checked.out} was started with other settings: {'; '.join(changed)}. "
-                    "Leave these flags out to continue it, or choose another --out"
-                )
-            return _saved_settings(run, session)
+    if checked.resume and not _is_new(checked.out):
+        run = read_run(checked.out)
+        if run.kind != kind:
+            raise ConfigError(
+                f"{run.folder} is {TASKS[run.kind].run}; continue it with: {resume_command(run.kind, run.folder)}"
+            )
+        changed = differences(run.config, own)
+        if changed:
+            raise ConfigError(
+                f"{checked.out} was started with other settings: {'; '.join(changed)}. "
+                "Leave these flags out to continue it, or choose another --out"
+            )
+        return _saved_settings(run, session)
     if "data" not in own:
         raise ConfigError("--data is missing: name a data set or a file")
     config = cls(**own, **session)
@@ -192,7 +195,7 @@ def start(
     moved = False
     try:
         files.make_folder(folder.parent, parents=True)
-        _probe(folder if folder.is_dir() else folder.parent)
+        tempfile.TemporaryFile(dir=folder if folder.is_dir() else folder.parent).close()  # where none can be made
         if config.overwrite and not _is_new(folder):
             moved = _move_aside(folder)
         files.make_folder(folder)
@@ -264,12 +267,6 @@ def finish(folder: Path) -> str | None:
     return f"the replaced run contained other files; they are kept in {aside}" if _holds(aside) else None
 
 
-def check_data(config: Session, data_sha256: str) -> None:
-    """Raises ConfigError when the run to continue was started on other data."""
-    if config.resume and (config.out / "config.json").exists():
-        same_data(read_run(config.out), data_sha256)
-
-
 def same_data(run: SavedRun, data_sha256: str) -> None:
     """Raises ConfigError when a run was started on other data."""
     if run.data_sha256 != data_sha256:
@@ -280,21 +277,16 @@ def same_data(run: SavedRun, data_sha256: str) -> None:
         )
 
 
-def cannot_begin(folder: Path, error: OSError) -> RunError:
-    """The error for a write that failed before the first checkpoint of a run that replaces another."""
-    return RunError(
-        f"{error.filename or folder} cannot be written: {error.strerror or error}; the previous run is back in "
-        f"{folder}. Free some space, then run the command again"
-    )
-
-
-def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
-    """The error for a write that failed during training."""
+def cannot_save(config: Session, kind: str, error: OSError, is_back: bool = False) -> RunError:
+    """The error for a write that failed during training; `is_back` after a run that was to be replaced is put back."""
+    folder = config.out
     saved = (folder / checkpoints.FOLDER / "last.json").exists()
     kept = "the last checkpoint is kept" if saved else "no checkpoint yet"
+    then = f"continue with: {resume_command(kind, folder)}"
+    if is_back:
+        kept, then = f"the previous run is back in {folder}", "run the command again"
     return RunError(
-        f"{error.filename or folder} cannot be written: {error.strerror or error}; {kept}. Free some space, then "
-        f"continue with: {resume_command(kind, folder)}"
+        f"{error.filename or folder} cannot be written: {error.strerror or error}; {kept}. Free some space, then {then}"
     )
 
 
@@ -317,16 +309,6 @@ def _required(path: Path) -> str:
         return files.read_text(path)
     except FileNotFoundError:
         raise missing(path) from None
-
-
-def _run_to_resume(kind: str, folder: Path) -> SavedRun | None:
-    """The run in a folder, None if it was interrupted before anything was saved."""
-    if _is_new(folder):
-        return None
-    run = read_run(folder)
-    if run.kind != kind:
-        raise ConfigError(f"{folder} is {TASKS[run.kind].run}; continue it with: {resume_command(run.kind, folder)}")
-    return run
 
 
 def _is_new(folder: Path) -> bool:
@@ -397,9 +379,3 @@ def _delete_run(folder: Path) -> None:
 def _own_files() -> list[str]:
     """All files that training and evaluation write into runs; config.json first."""
     return list(dict.fromkeys([*_COMMON_FILES, *(name for task in TASKS.values() for name in task.files)]))
-
-
-def _probe(folder: Path) -> None:
-    """Raises OSError when no file can be made in `folder`."""
-    with tempfile.TemporaryFile(dir=folder):
-        pass

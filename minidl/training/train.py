@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -51,10 +50,10 @@ def train(kind: str, config: Any, dataset: Any, checksum: str) -> dict[str, Any]
                 display.note(f"note: {name} was missing or changed and was rewritten from the data")
             return _fit(task, config, experiment, checkpoint, display)
         runs.start(config, kind, checksum, experiment.documents, experiment.model)
-        with replacing(config.out, display):
+        with replacing(config, kind, display):
             return _fit(task, config, experiment, None, display)
     except OSError as error:
-        raise runs.cannot_save(config.out, kind, error) from None
+        raise runs.cannot_save(config, kind, error) from None
     except Exception as error:
         # For work outside of the steps, which `memory.guarded` covers.
         short = memory.read(error)
@@ -64,9 +63,10 @@ def train(kind: str, config: Any, dataset: Any, checksum: str) -> dict[str, Any]
 
 
 @contextmanager
-def replacing(folder: Path, display: Display) -> Iterator[None]:
+def replacing(config: Session, kind: str, display: Display) -> Iterator[None]:
     """Puts the run that a new one is to replace back, if this fails before its first checkpoint is saved or being
     written."""
+    folder = config.out
     try:
         yield
     except BaseException as error:
@@ -75,7 +75,7 @@ def replacing(folder: Path, display: Display) -> Iterator[None]:
         if nothing and runs.abandon(folder):
             display.note(f"the previous run is back in {folder}")
             if isinstance(error, OSError):
-                raise runs.cannot_begin(folder, error) from None
+                raise runs.cannot_save(config, kind, error, is_back=True) from None
         raise
 
 

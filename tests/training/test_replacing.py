@@ -32,7 +32,7 @@ def unfinished(tmp_path):
 
 def replaced(config, fit):
     runs.start(config, "text", "0" * 64, {})
-    with pytest.raises(KeyboardInterrupt), train.replacing(config.out, Display(True)):
+    with pytest.raises(KeyboardInterrupt), train.replacing(config, "text", Display(True)):
         fit(None)
 
 

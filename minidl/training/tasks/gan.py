@@ -122,10 +122,18 @@ class GanExperiment(Experiment):
     """Generator and discriminator for the pictures of a data set."""
 
     def __init__(self, config: TrainGan, dataset: ImageDataset) -> None:
+        from minidl.training import files
+
         self.documents: dict[str, str] = {}
         self.config, self.dataset = config, dataset
         self.model: dict[str, Any] = model_settings(config, dataset)
-        _check_networks(config, self.model)
+        path = config.out / "config.json"
+        saved = files.read_json(path).get("model") if config.resume and path.exists() else self.model
+        if saved != self.model:  # as another version of minidl made them
+            raise ConfigError(
+                f"the networks of {config.out} ({saved}) are not those of this version of minidl ({self.model}): train "
+                "again with --overwrite"
+            )
         self.pixels = training_pixels(dataset)
         assert config.batch_size is not None
         self.batch_size = min(config.batch_size, len(self.pixels))
@@ -224,18 +232,3 @@ def training_pixels(dataset: ImageDataset) -> np.ndarray:
     import numpy as np
 
     return np.concatenate([dataset.train.pixels, dataset.validation.pixels])
-
-
-def _check_networks(config: TrainGan, settings: dict[str, Any]) -> None:
-    """Raises ConfigError when the run to continue has networks of other settings, as another version of minidl made
-    them."""
-    from minidl.training import files
-
-    path = config.out / "config.json"
-    if config.resume and path.exists():
-        saved = files.read_json(path).get("model")
-        if saved != settings:
-            raise ConfigError(
-                f"the networks of {config.out} ({saved}) are not those of this version of minidl ({settings}): train "
-                "again with --overwrite"
-            )

@@ -14,10 +14,10 @@ from pydantic import Field
 from minidl import data
 from minidl.data import Augment, DataError, ImageDataset, Pictures
 from minidl.data.parsing import listed
+from minidl.data.saved import Record
 from minidl.training import fields, inputs
 from minidl.training.config import SPLITS, Evaluate, Predict, Session, Training
 from minidl.training.errors import ConfigError, damaged
-from minidl.training.pictures import PictureFormat
 from minidl.training.settings import flag
 from minidl.training.task import Predictor, Task
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from minidl import nn
     from minidl.training.supervised import Supervised
+
+
+_Side = Annotated[int, Field(ge=1, le=1024)]
 
 
 class TrainImages(Training, Session):
@@ -66,6 +69,41 @@ class TrainImages(Training, Session):
     warmup: fields.Warmup = 0.5
     patience: fields.Patience = 5
     precision: fields.ImagePrecision = "float32"
+
+
+@dataclass(frozen=True)
+class PictureFormat(Record):
+    """Size and channels of a model's input pictures, with each channel's mean and standard deviation."""
+
+    format = "minidl-pictures"
+    height: _Side
+    width: _Side
+    channels: int
+    mean: tuple[Annotated[float, Field(ge=0, le=255)], ...]
+    std: tuple[Annotated[float, Field(ge=1e-9, le=255)], ...]
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3) or not len(self.mean) == len(self.std) == self.channels:
+            raise ValueError("pictures have 1 or 3 channels, each with a mean and a deviation")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.height, self.width
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(height, width, channels)."""
+        return self.height, self.width, self.channels
+
+    @property
+    def colours(self) -> str:
+        """For display."""
+        return "grey" if self.channels == 1 else "colour"
+
+    def pictures(self, pixels: np.ndarray) -> Pictures:
+        """Pixels uint8 [N, H, W, C] with the mean and deviation that they are standardised by."""
+        return Pictures(pixels, self.mean, self.std)
 
 
 class ImagesTask(Task):

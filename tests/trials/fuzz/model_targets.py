@@ -24,9 +24,9 @@ from minidl.training.display import Display
 from minidl.training.errors import ConfigError, DamagedError, RunError
 from minidl.training.gan_loop import GanTrainer
 from minidl.training.loop import Trainer
-from minidl.training.pictures import PictureFormat
 from minidl.training.tasks import TASKS
 from minidl.training.tasks.gan import model_settings, training_pixels
+from minidl.training.tasks.images import PictureFormat
 from minidl.workbench.bench import results
 from minidl.workbench.bench import run as bench_run
 from tests.trials.fuzz import mutate
