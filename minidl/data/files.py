@@ -64,11 +64,13 @@ def read_records(path: str | Path) -> Records:
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"{path} is not a data file that minidl reads: give a file ending in {', '.join(SUFFIXES)}")
+    is_jsonl = path.suffix.lower() == ".jsonl"
     raw = _read_bytes(path)
     text = decode(raw, path)
     if not text.strip():
-        raise DataError(f"{path} is empty: it needs a line per example" + _header_hint(path))
-    columns, rows, lines = _parse_jsonl(text, path) if path.suffix.lower() == ".jsonl" else _parse_csv(text, path)
+        header = "" if is_jsonl else ", after a header line that names the columns"
+        raise DataError(f"{path} is empty: it needs a line per example{header}")
+    columns, rows, lines = _parse_jsonl(text, path) if is_jsonl else _parse_csv(text, path)
     if not rows:
         raise DataError(f"{path} has a header and no rows: add a line per example")
     return Records(path, columns, rows, lines, hashlib.sha256(raw).hexdigest())
@@ -310,7 +312,3 @@ def _check_characters(value: str, where: str) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise DataError(f"{where}: half of a surrogate pair, which is not a character; remove it") from None
-
-
-def _header_hint(path: Path) -> str:
-    return "" if path.suffix.lower() == ".jsonl" else ", after a header line that names the columns"

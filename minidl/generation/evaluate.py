@@ -23,11 +23,9 @@ from minidl.data import ImageDataset, Images
 from minidl.generation import evaluator, latents, output, passes, quality
 from minidl.generation.config import BUILT_IN, EvaluateGan
 from minidl.generation.model import Loaded, load
-from minidl.generation.nearest import nearest
 from minidl.runtime import launch
 from minidl.training import environment, files, runs
 from minidl.training.errors import ConfigError
-from minidl.training.tasks import TASKS
 from minidl.training.tasks.gan import training_pixels
 
 SAMPLES = 10_000
@@ -102,7 +100,7 @@ def reference_of(dataset: ImageDataset, judge: evaluator.Evaluator, count: int) 
     labels = np.concatenate([dataset.train.labels, dataset.validation.labels])
     training = Images(training_pixels(dataset), labels)
     features, _ = judge.read(test.pixels)
-    distances, _ = nearest(test.pixels, training.pixels)
+    distances, _ = quality.nearest(test.pixels, training.pixels)
     return Reference(training, test, features, distances, len(dataset.labels))
 
 
@@ -111,22 +109,22 @@ def scores(
 ) -> tuple[dict[str, Any], tuple[np.ndarray, np.ndarray]]:
     """(scores of pictures, (distances, indices) of the nearest training pictures)."""
     features, classes = judge.read(pixels)
-    found = feature_scores(features, reference)
-    distances, indices = nearest(pixels, reference.training.pixels)
-    found["classes"] = quality.histogram(classes, reference.classes)
+    found = feature_scores(features, classes, reference)
+    distances, indices = quality.nearest(pixels, reference.training.pixels)
     found["memorised"] = quality.memorised(distances, reference.distances)
     found["nearest_percentile"] = quality.median_percentile(distances, reference.distances)
     return found, (distances, indices)
 
 
-def feature_scores(features: np.ndarray, reference: Reference) -> dict[str, Any]:
-    """The scores that need features [N, d] alone."""
+def feature_scores(features: np.ndarray, classes: np.ndarray, reference: Reference) -> dict[str, Any]:
+    """The scores that need features [N, d] and the classes of the pictures alone."""
     precision, recall = quality.precision_recall(reference.features, features)
     return {
         "frechet": quality.frechet_distance(reference.features, features),
         "kernel": quality.kernel_distance(reference.features, features),
         "precision": precision,
         "recall": recall,
+        "classes": quality.histogram(classes, reference.classes),
     }
 
 
@@ -141,23 +139,17 @@ def reference_rows(real: Images, judge: evaluator.Evaluator, reference: Referenc
         for label in np.unique(real.labels).tolist()
         if (real.labels != label).sum() > quality.NEIGHBOURS
     }
-    rows = {
-        "real": {**feature_scores(features, reference), "classes": quality.histogram(predicted, reference.classes)},
-    }
+    rows = {"real": feature_scores(features, predicted, reference)}
     if distances:
         mildest = min(distances, key=lambda label: distances[label])
-        rows["a class missing"] = {
-            **feature_scores(features[real.labels != mildest], reference),
-            "classes": quality.histogram(predicted[real.labels != mildest], reference.classes),
-            "missing": mildest,
-        }
+        kept = real.labels != mildest
+        rows["a class missing"] = {**feature_scores(features[kept], predicted[kept], reference), "missing": mildest}
     for name, pixels in (
         ("blurred", blurred(real.pixels)),
         ("ten images", collapsed(real, len(real))),
         ("noise", noise(real.pixels.shape)),
     ):
-        found, classes = judge.read(pixels)
-        rows[name] = {**feature_scores(found, reference), "classes": quality.histogram(classes, reference.classes)}
+        rows[name] = feature_scores(*judge.read(pixels), reference)
     return rows
 
 
@@ -231,10 +223,7 @@ def _dataset(config: EvaluateGan, name: str) -> ImageDataset:
     folder = Path(config.model)
     if config.data is not None or config.model in BUILT_IN or not folder.is_dir():
         return data.load_images(name)
-    run = runs.read_run(folder)
-    task = TASKS[run.kind]
-    dataset: ImageDataset = task.load(runs.saved_settings(run))
-    runs.same_data(run, task.fingerprint(dataset))
+    dataset: ImageDataset = runs.own_data(runs.read_run(folder))
     return dataset
 
 

@@ -75,7 +75,7 @@ def generate(config: Generate) -> None:
             _clear(config.out)
         for path in config.out.iterdir():
             if _BEGUN.fullmatch(path.name):
-                files.remove(path)
+                path.unlink(missing_ok=True)
         _write(config, loaded, z, names)
     except OSError as error:
         raise RunError(cannot_write(config.out, error)) from None
@@ -204,6 +204,6 @@ def _clear(folder: Path) -> None:
     if not (folder / MANIFEST).exists():
         return
     for name in _written(folder):
-        files.remove(folder / name)
+        (folder / name).unlink(missing_ok=True)
     files.sweep(folder)
-    files.remove(folder / MANIFEST)
+    (folder / MANIFEST).unlink(missing_ok=True)

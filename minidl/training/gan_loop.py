@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from minidl import random
 from minidl.data.image_batches import ImageBatches
 from minidl.data.saved import Count
 from minidl.models import Generator
@@ -24,7 +23,7 @@ from minidl.training import samples, weights
 from minidl.training.adversaries import Adversaries
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.display import Display
-from minidl.training.progress import Place, is_number, restoring
+from minidl.training.progress import Place, is_number
 from minidl.training.trainer import BaseTrainer, Figures, Judged
 
 FIGURES = ("loss_d", "loss_g", "d_real", "d_fake")
@@ -78,15 +77,10 @@ class GanTrainer(BaseTrainer):
         """The moving average, after `run` with its running statistics."""
         return self.networks.average
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        with restoring(checkpoint.path) as parts:
-            progress = GanProgress.from_saved(checkpoint.state["progress"])
-            parts.append("weights")
-            weights.check(self.networks.weights(), checkpoint.weights, checkpoint.tensors)
-            self.networks.restore(checkpoint.weights, checkpoint.optimizer, progress.steps)
-            parts.append("generator")
-            random.set_state(checkpoint.state["generator"])
-        self._go_on(progress, checkpoint)
+    def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
+        parts.append("weights")
+        weights.check(self.networks.weights(), checkpoint.weights, checkpoint.tensors)
+        self.networks.restore(checkpoint.weights, checkpoint.optimizer, steps)
 
     def run(self) -> GanProgress:
         """As `BaseTrainer.run`; then training.gif is written."""
@@ -110,7 +104,7 @@ class GanTrainer(BaseTrainer):
         """The means of the figures, and samples/."""
         progress = self.progress
         pixels = samples.draw(self.networks.statistics(), self.z)
-        samples.write_grid(samples.folder(self.folder) / samples.name(progress.epoch + 1), pixels)
+        samples.write_grid(samples.path(self.folder, progress.epoch + 1), pixels)
         means = progress.means
         progress.sums, progress.count = [0.0] * len(FIGURES), 0
         return Judged(means, shown(means, "  "))

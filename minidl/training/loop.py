@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from minidl import nn, random
+from minidl import nn
 from minidl.captured import capture
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
@@ -32,7 +32,7 @@ from minidl.training import memory, metrics, weights
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.display import Display
 from minidl.training.errors import DivergedError, damaged
-from minidl.training.progress import Progress, restoring
+from minidl.training.progress import Progress
 from minidl.training.settings import changed
 from minidl.training.trainer import BaseTrainer, Figures, Interrupts, Judged
 
@@ -86,22 +86,20 @@ class Trainer(BaseTrainer):
         return self.learner.model
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        state, learner = checkpoint.state, self.learner
-        with restoring(checkpoint.path) as parts:
-            progress = Progress.from_saved(state["progress"])
-            parts.append("optimizer")
-            learner.optimizer.load_state_dict(checkpoint.optimizer)
-            parts.append("schedule")
-            # A schedule has no memory but the number of steps.
-            schedule = {**learner.schedule.state_dict(), "step": progress.steps}
-            if state["schedule"] != schedule:
-                raise ValueError(f"it is {state['schedule']!r}, expected {schedule!r}")
-            learner.schedule.load_state_dict(schedule)
-            parts.append("generator")
-            random.set_state(state["generator"])
-        weights.load(learner.model, checkpoint.weights, checkpoint.tensors)
-        self._go_on(progress, checkpoint)
+        super().restore(checkpoint)
         self._best()
+
+    def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
+        state, learner = checkpoint.state, self.learner
+        weights.load(learner.model, checkpoint.weights, checkpoint.tensors)
+        parts.append("optimizer")
+        learner.optimizer.load_state_dict(checkpoint.optimizer)
+        parts.append("schedule")
+        # A schedule has no memory but the number of steps.
+        schedule = {**learner.schedule.state_dict(), "step": steps}
+        if state["schedule"] != schedule:
+            raise ValueError(f"it is {state['schedule']!r}, expected {schedule!r}")
+        learner.schedule.load_state_dict(schedule)
 
     def run(self) -> Progress:
         """As `BaseTrainer.run`; then the best weights are put into the model.
@@ -118,7 +116,7 @@ class Trainer(BaseTrainer):
         """As `BaseTrainer.attempt`; the weights are useless afterwards."""
         batches = copy.copy(self.learner.batches)
         batches.batch_size = size
-        self._figures.clear()
+        self._figures.pending.clear()
         self.learner.model.train()
         x, y = next(iter(batches.epoch(0)))
         device = default_device()

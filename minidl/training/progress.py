@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from minidl.data.parsing import cut
 from minidl.data.saved import Checked, Count, made
 from minidl.training.errors import damaged
-
-P = TypeVar("P", bound="Place")
 
 
 @dataclass
@@ -36,7 +34,7 @@ class Place(Checked):
         return f"epoch {self.epoch} and {steps}" if self.step else f"epoch {self.epoch}"
 
     @classmethod
-    def from_saved(cls: type[P], saved: object) -> P:
+    def from_saved(cls, saved: object) -> Self:
         """The progress in a checkpoint. Raises ValueError, naming the field, for invalid values."""
         progress = made(cls, saved)
         if len(progress.history) != progress.epoch:
@@ -50,12 +48,6 @@ class Place(Checked):
     def is_record(record: dict[str, Any]) -> bool:
         """Whether this is a valid record of an epoch, leaving its number aside."""
         raise NotImplementedError
-
-    def check_steps(self, path: Path, epochs: int, steps: int) -> None:
-        """Raises DamagedError for a position outside of `epochs` epochs of `steps` steps."""
-        if self.epoch > epochs or self.step >= steps or self.steps != self.epoch * steps + self.step:
-            where = f"epoch {self.epoch}, step {self.step} and {self.steps} steps in all"
-            raise damaged(path, f"{where}; an epoch has {steps} steps, training {epochs}")
 
 
 @dataclass

@@ -253,7 +253,7 @@ def abandon(folder: Path) -> bool:
         aside.rename(folder)
         with contextlib.suppress(OSError):
             files.flush_folder(folder.parent)
-        files.remove(folder / _REPLACED)
+        (folder / _REPLACED).unlink(missing_ok=True)
         return True
     return False
 
@@ -265,6 +265,14 @@ def finish(folder: Path) -> str | None:
         return None
     _delete_run(aside)
     return f"the replaced run contained other files; they are kept in {aside}" if _holds(aside) else None
+
+
+def own_data(run: SavedRun) -> Any:
+    """The data set of a run. Raises ConfigError when it is no longer the same, DataError, DamagedError."""
+    task = TASKS[run.kind]
+    dataset = task.load(saved_settings(run))
+    same_data(run, task.fingerprint(dataset))
+    return dataset
 
 
 def same_data(run: SavedRun, data_sha256: str) -> None:
@@ -370,7 +378,7 @@ def _delete_run(folder: Path) -> None:
     # config.json after the others: until then the folder is known as a run. Last the mark: while it is there, the next
     # process deletes the rest of a run that was replaced.
     for name in (*_TRACES, *reversed(_own_files()), _REPLACED):
-        files.remove(folder / name)
+        (folder / name).unlink(missing_ok=True)
     files.sweep(folder)
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -19,8 +19,8 @@ from minidl import nn, random
 from minidl.training import files
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.display import Display
-from minidl.training.errors import DivergedError, Interrupted
-from minidl.training.progress import Place
+from minidl.training.errors import DivergedError, Interrupted, damaged
+from minidl.training.progress import Place, restoring
 
 MOST_SKIPPED = 20  # consecutive skipped updates: the weights are intact, but nothing is learnt
 _FETCH_SECONDS = 0.5
@@ -58,21 +58,15 @@ class Interrupts:
 class Figures:
     """Losses and other figures of training steps: they stay on the device and are fetched in groups.
 
-    `skipped()` counts updates skipped for a gradient with NaN or infinity; `remedy` names the flags to change."""
+    `pending` are those not fetched yet. `skipped()` counts updates skipped for a gradient with NaN or infinity;
+    `remedy` names the flags to change.
+    """
 
     def __init__(self, skipped: Callable[[], int], remedy: str) -> None:
         self._skipped, self.remedy = skipped, remedy
-        self._pending: list[torch.Tensor] = []
+        self.pending: list[torch.Tensor] = []
         self._fetched = time.monotonic()
         self._skipped_in_a_row = 0
-
-    def add(self, values: torch.Tensor) -> None:
-        """Add the figures of one step, on the device."""
-        self._pending.append(values)
-
-    def clear(self) -> None:
-        """Drop figures that were not fetched."""
-        self._pending.clear()
 
     def fetch(self, progress: Place, always: bool) -> list[list[float]]:
         """The finite figures of each step, in order, in one transfer that also updates `progress.skipped`.
@@ -80,15 +74,15 @@ class Figures:
         Empty within half a second of the last transfer, unless `always`. Raises DivergedError after many consecutive
         steps with gradients that are not finite.
         """
-        late = time.monotonic() - self._fetched > _FETCH_SECONDS or len(self._pending) >= _MOST_PENDING
-        if not (always or late) or not self._pending:
+        late = time.monotonic() - self._fetched > _FETCH_SECONDS or len(self.pending) >= _MOST_PENDING
+        if not (always or late) or not self.pending:
             return []
-        found = torch.stack(self._pending).reshape(len(self._pending), -1).tolist()
+        found = torch.stack(self.pending).reshape(len(self.pending), -1).tolist()
         skipped = self._skipped()
-        every = skipped - progress.skipped >= len(self._pending)
-        self._skipped_in_a_row = self._skipped_in_a_row + len(self._pending) if every else 0
+        every = skipped - progress.skipped >= len(self.pending)
+        self._skipped_in_a_row = self._skipped_in_a_row + len(self.pending) if every else 0
         progress.skipped = skipped
-        self._pending.clear()
+        self.pending.clear()
         self._fetched = time.monotonic()
         if self._skipped_in_a_row >= MOST_SKIPPED:
             raise DivergedError(
@@ -134,9 +128,26 @@ class BaseTrainer(ABC):
     def model(self) -> nn.Module:
         """The network that the run keeps."""
 
-    @abstractmethod
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint. Raises DamagedError when its parts do not fit each other or the networks."""
+        path, state = checkpoint.path, checkpoint.state
+        with restoring(path) as parts:
+            progress = type(self.progress).from_saved(state["progress"])
+            self._load(checkpoint, progress.steps, parts)
+            parts.append("generator")
+            random.set_state(state["generator"])
+        whole = progress.epoch * self.steps + progress.step
+        if progress.epoch > self.epochs or progress.step >= self.steps or progress.steps != whole:
+            where = f"epoch {progress.epoch}, step {progress.step} and {progress.steps} steps in all"
+            raise damaged(path, f"{where}; an epoch has {self.steps} steps, training {self.epochs}")
+        self.progress = progress
+        if progress.history:
+            # The file may be damaged, and a run whose epochs are all done would not rewrite it.
+            files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
+
+    @abstractmethod
+    def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
+        """Load weights and optimizers as they were after so many steps, naming in `parts` what is loaded."""
 
     @abstractmethod
     def attempt(self, size: int) -> None:
@@ -178,14 +189,6 @@ class BaseTrainer(ABC):
     def _parts(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
         """(weights, optimizer, more): the states for a checkpoint; the last are JSON values."""
 
-    def _go_on(self, progress: Place, checkpoint: Checkpoint) -> None:
-        """Take over the progress of a checkpoint. Raises DamagedError for an impossible position."""
-        progress.check_steps(checkpoint.path, self.epochs, self.steps)
-        self.progress = progress
-        if progress.history:
-            # The file may be damaged, and a run whose epochs are all done would not rewrite it.
-            files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
-
     def _train(self, interrupts: Interrupts) -> None:
         """All epochs that are left. Raises Interrupted."""
         while not self.finished:
@@ -200,7 +203,7 @@ class BaseTrainer(ABC):
         started = time.monotonic() - progress.epoch_seconds
         self.display.begin(progress.epoch + 1, self.epochs, progress.step, self.steps)
         for figures in self._steps():
-            self._figures.add(figures)
+            self._figures.pending.append(figures)
             progress.step += 1
             progress.steps += 1
             self.display.step(progress.step, self._fetch(always=False))

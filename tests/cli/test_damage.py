@@ -291,7 +291,7 @@ def test_labels_that_are_no_text_answer_nothing(command, text_run, tmp_path):
     folder = shutil.copytree(text_run[0], tmp_path / "run")
     edited(folder / "config.json", lambda content: content.pop("documents") and None)
     edited(folder / "labels.json", lambda content: content["labels"].__setitem__(0, "\ud800"))
-    refused(command("predict", folder, "oil"), "labels.json is damaged (labels is not a list of at least two names")
+    refused(command("predict", folder, "oil"), "labels.json is damaged (", "surrogates not allowed")
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.complex64, torch.bool])

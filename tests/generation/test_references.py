@@ -3,7 +3,7 @@ import pytest
 
 from minidl.data import Images
 from minidl.generation import evaluate
-from minidl.generation.nearest import nearest
+from minidl.generation.quality import nearest
 
 
 def images(count=12):

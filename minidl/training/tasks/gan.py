@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from pydantic import Field
 
-from minidl import data
 from minidl.data import ImageDataset
 from minidl.training import fields
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError
-from minidl.training.task import Experiment, Task
+from minidl.training.task import Experiment
 from minidl.training.tasks import images
 
 if TYPE_CHECKING:
@@ -63,26 +62,18 @@ class TrainGan(Session):
     plots: Annotated[bool, Field(description="Draw no curves; the grids of pictures are always made.")] = True
 
 
-class GanTask(Task):
+class GanTask(images.PictureTask):
     """Pictures without their classes."""
 
     name = "gan"
     run = "a gan run"
     settings = TrainGan
-    data_sets = data.IMAGE_DATA
     files = ("curves.png", "training.gif", "evaluation.json", "nearest.png")
     updates = 2
-    convolves = True
     generates = True
-
-    def read(self, name: str, **options: Any) -> ImageDataset:
-        return data.load_images(name, **options)
 
     def options(self, config: TrainGan) -> dict[str, Any]:
         return images.options(config.data, config.quiet, config.size)
-
-    def fingerprint(self, dataset: ImageDataset) -> str:
-        return images.ImagesTask().fingerprint(dataset)
 
     def prepare(self, config: TrainGan, dataset: ImageDataset) -> GanExperiment:
         """Raises ConfigError for pictures whose size cannot be halved, and for a run of other networks."""
@@ -200,9 +191,7 @@ class GanExperiment(Experiment):
         plots.gan_curves(self.config.out, trainer.progress.history, plots.shorten(Path(self.config.data).name))
 
     def ending(self) -> str:
-        from minidl.training import samples
-
-        return f"{super().ending()}; its pictures are in {samples.folder(self.config.out)} and training.gif"
+        return f"{super().ending()}; its pictures are in {self.config.out / 'samples'} and training.gif"
 
 
 def model_settings(config: TrainGan, dataset: ImageDataset) -> dict[str, Any]:

@@ -84,7 +84,10 @@ class PictureFormat(Record):
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3) or not len(self.mean) == len(self.std) == self.channels:
-            raise ValueError("pictures have 1 or 3 channels, each with a mean and a deviation")
+            raise ValueError(
+                f"{self.channels} channels with means {list(self.mean)} and deviations {list(self.std)}, expected 1 or "
+                "3 channels with one of each"
+            )
 
     @property
     def size(self) -> tuple[int, int]:
@@ -106,28 +109,33 @@ class PictureFormat(Record):
         return Pictures(pixels, self.mean, self.std)
 
 
-class ImagesTask(Task):
-    """Pictures and their classes."""
+class PictureTask(Task):
+    """Tasks on sets of pictures."""
 
-    name = "images"
-    run = "an image run"
-    settings = TrainImages
     data_sets = data.IMAGE_DATA
-    files = ("labels.json", "pictures.json", "confusion.png", "mistakes.png", "filters.png")
     convolves = True
 
     def read(self, name: str, **options: Any) -> ImageDataset:
         return data.load_images(name, **options)
-
-    def options(self, config: TrainImages) -> dict[str, Any]:
-        found = options(config.data, config.quiet, config.size, **config.model_dump(include=SPLITS))
-        return found if config.data in data.IMAGE_DATA else {**found, **config.splits}
 
     def fingerprint(self, dataset: ImageDataset) -> str:
         digest = hashlib.sha256(json.dumps(dataset.labels).encode())
         for part in (dataset.train, dataset.validation, dataset.test):
             digest.update(f"{part.pixels.shape}\n".encode() + part.pixels.tobytes() + part.labels.tobytes())
         return digest.hexdigest()
+
+
+class ImagesTask(PictureTask):
+    """Pictures and their classes."""
+
+    name = "images"
+    run = "an image run"
+    settings = TrainImages
+    files = ("labels.json", "pictures.json", "confusion.png", "mistakes.png", "filters.png")
+
+    def options(self, config: TrainImages) -> dict[str, Any]:
+        found = options(config.data, config.quiet, config.size, **config.model_dump(include=SPLITS))
+        return found if config.data in data.IMAGE_DATA else {**found, **config.splits}
 
     def prepare(self, config: TrainImages, dataset: ImageDataset) -> Supervised:
         """Raises ConfigError for pictures that the network or the settings do not take."""
