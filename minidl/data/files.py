@@ -17,7 +17,7 @@ from typing import Any
 
 from minidl.data.parsing import CsvRows, decode, in_columns, json_object, kind_of, listed, shorten
 from minidl.data.records import DataError, TextDataset, Texts
-from minidl.data.split import Splitter, check_labels
+from minidl.data.split import Splitter, check_classes, check_labels
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "document")
@@ -157,11 +157,7 @@ def load_text_file(
     """
     splitter = Splitter(validation, test, split_seed)
     whole, labels, source = read_labelled(path, text_column=text_column, label_column=label_column)
-    if len(labels) < 2:
-        raise DataError(
-            f"{path} has one class only ({shorten(labels[0])} in column {source['label_column']!r}): "
-            "a classifier needs rows of at least two classes"
-        )
+    check_classes(path, labels, source["label_column"])
 
     def taken(chosen: list[int]) -> Texts:
         return Texts([whole.texts[i] for i in chosen], [whole.labels[i] for i in chosen])

@@ -117,12 +117,7 @@ class TableSchema(Record):
             if self.missing == "fill":
                 return column.mean
             raise cells.missing(records, row, at)
-        number = cells.to_number(value)
-        if number is None:
-            raise DataError(
-                f"{cells.place(records, row, at)}: {cells.shown(value)} where a finite number is expected; correct it"
-            )
-        return number
+        return cells.number(records, row, at, "a finite number is expected; correct it")
 
     def _category(self, records: Records, row: int, at: int) -> str | None:
         value = records.rows[row][at]

@@ -18,10 +18,10 @@ import numpy as np
 
 from minidl.data import cells
 from minidl.data.files import Records, check_sizes, guesses, label_at, read_records, sort_labels
-from minidl.data.parsing import listed, shorten
+from minidl.data.parsing import listed
 from minidl.data.records import DataError, Rows
 from minidl.data.schema import CLASSIFICATION, MAX_CATEGORIES, REGRESSION, Column, TableDataset, TableSchema
-from minidl.data.split import Splitter, check_labels
+from minidl.data.split import Splitter, check_classes, check_labels
 
 MAX_INTEGER_CLASSES = 20  # an integer target with more values than this is taken for a quantity
 _LARGEST = 1e100  # the square of a number is summed in float64
@@ -95,11 +95,7 @@ def load_table_file(
     if task == CLASSIFICATION:
         names = [label_at(records, row, target_at) for row in range(len(records.rows))]
         labels = sort_labels(set(names))
-        if len(labels) < 2:
-            raise DataError(
-                f"{records.path} has one class only ({shorten(labels[0])} in column {target!r}): "
-                "a classifier needs rows of at least two classes"
-            )
+        check_classes(records.path, labels, target)
         index = {label: i for i, label in enumerate(labels)}
         classes = [index[label] for label in names]
     names_of_inputs = [records.columns[i] for i in inputs]

@@ -59,7 +59,6 @@ def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) 
     )
     dataset = _dataset(config, name)
     _check(loaded, judge, dataset)
-    _check_enough(dataset)
     count = config.samples or (SAMPLES_CPU if launch.INTERPRETED else SAMPLES)
     reference = reference_of(dataset, judge, count)
     real = subset(reference.training, count)
@@ -227,19 +226,9 @@ def _dataset(config: EvaluateGan, name: str) -> ImageDataset:
     return dataset
 
 
-def _check_enough(dataset: ImageDataset) -> None:
-    """Raises ConfigError for fewer pictures than the scores need neighbours of."""
-    training = len(dataset.train) + len(dataset.validation)
-    for count, what in ((len(dataset.test), "test"), (training, "training")):
-        if count <= quality.NEIGHBOURS:
-            raise ConfigError(
-                f"{dataset.name} has {count} {what} pictures, and the scores need {quality.NEIGHBOURS + 1} or more: "
-                "give --data with more pictures"
-            )
-
-
 def _check(loaded: Loaded, judge: evaluator.Evaluator, dataset: ImageDataset) -> None:
-    """Raises ConfigError when generator, evaluator and data have pictures of different shapes."""
+    """Raises ConfigError when generator, evaluator and data have pictures of different shapes, and for fewer pictures
+    than the scores need neighbours of."""
     shapes = {
         "the generator makes": (*loaded.size, loaded.channels),
         f"the evaluator {judge.name} takes": judge.format.shape,
@@ -248,3 +237,10 @@ def _check(loaded: Loaded, judge: evaluator.Evaluator, dataset: ImageDataset) ->
     if len(set(shapes.values())) > 1:
         said = ", ".join(f"{who} {' x '.join(map(str, shape))}" for who, shape in shapes.items())
         raise ConfigError(f"pictures of different shapes: {said}; give another --data or --evaluator")
+    training = len(dataset.train) + len(dataset.validation)
+    for count, what in ((len(dataset.test), "test"), (training, "training")):
+        if count <= quality.NEIGHBOURS:
+            raise ConfigError(
+                f"{dataset.name} has {count} {what} pictures, and the scores need {quality.NEIGHBOURS + 1} or more: "
+                "give --data with more pictures"
+            )

@@ -201,9 +201,8 @@ def _written(folder: Path) -> list[str]:
 
 
 def _clear(folder: Path) -> None:
-    if not (folder / MANIFEST).exists():
-        return
-    for name in _written(folder):
-        (folder / name).unlink(missing_ok=True)
-    files.sweep(folder)
-    (folder / MANIFEST).unlink(missing_ok=True)
+    if (folder / MANIFEST).exists():
+        for name in _written(folder):
+            (folder / name).unlink(missing_ok=True)
+        files.sweep(folder)
+        (folder / MANIFEST).unlink(missing_ok=True)

@@ -26,8 +26,6 @@ from minidl.kernels import gemm
 from minidl.runtime import launch
 from minidl.tensors import default_device
 
-Product = Callable[[np.ndarray], np.ndarray]  # rows [n, d] -> their products with all training pictures
-
 NEIGHBOURS = 3
 _ROWS = 1024  # of a matrix of distances at a time
 _SCALE = 1.0 / 255.0
@@ -68,7 +66,10 @@ def kernel_distance(real: np.ndarray, generated: np.ndarray) -> float:
     x, y = real.astype(np.float64), generated.astype(np.float64)
     if min(len(x), len(y)) < 2:
         raise ValueError(f"{len(x)} and {len(y)} features, expected two or more of each")
-    within = sum((_kernel_sum(z, z) - _diagonal(z)) / (len(z) * (len(z) - 1)) for z in (x, y))
+    within = 0.0
+    for z in (x, y):
+        diagonal = float((((z * z).sum(axis=1) / z.shape[1] + 1.0) ** 3).sum())
+        within += (_kernel_sum(z, z) - diagonal) / (len(z) * (len(z) - 1))
     return float(within - 2.0 * _kernel_sum(x, y) / (len(x) * len(y)))
 
 
@@ -77,10 +78,6 @@ def _kernel_sum(x: np.ndarray, y: np.ndarray) -> float:
     for start in range(0, len(x), _ROWS):
         total += float(((x[start : start + _ROWS] @ y.T / x.shape[1] + 1.0) ** 3).sum())
     return total
-
-
-def _diagonal(x: np.ndarray) -> float:
-    return float((((x * x).sum(axis=1) / x.shape[1] + 1.0) ** 3).sum())
 
 
 def precision_recall(real: np.ndarray, generated: np.ndarray, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
@@ -140,7 +137,8 @@ def _flat(pictures: np.ndarray) -> np.ndarray:
     return pictures.reshape(len(pictures), -1).astype(np.float32) * np.float32(_SCALE)
 
 
-def _product_kernel(y: np.ndarray) -> Product:
+def _product_kernel(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """What multiplies rows [n, d] with all rows of y."""
     on_device = torch.from_numpy(y).to(default_device())
     return lambda x: gemm.gemm(torch.from_numpy(x).to(on_device.device), on_device.t()).cpu().numpy()
 

@@ -37,20 +37,13 @@ class Display:
             self._bar.stop()
             self._bar = None
 
-    def note(self, text: str) -> None:
-        """One line."""
-        if self.quiet:
-            return
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def notes(self, *texts: str | None) -> None:
+    def note(self, *texts: str | None) -> None:
         """A line for each that is not None or empty."""
-        for text in texts:
-            if text:
-                self.note(text)
+        for text in filter(None, () if self.quiet else texts):
+            if self._bar is None:
+                print(text, flush=True)
+            else:
+                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, epoch: int, epochs: int, done: int, steps: int) -> None:
         """An epoch begins, `done` of its steps taken before."""

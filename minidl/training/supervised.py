@@ -66,20 +66,19 @@ class Supervised(Experiment):
             + (f"\nleakage: {leakage}" if leakage else "")
         )
 
-    def batches(self) -> Batches | ImageBatches:
-        """The training split in batches, on the device unless kernels run on the CPU."""
-        if self.make_batches is not None:
-            return self.make_batches()
-        device = default_device()
-        there = None if device.type == "cpu" else device
-        return Batches(*self.train, self.config.batch_size, self.config.seed, device=there)
-
     def learner(self) -> Learner:
         """Model, optimiser, schedule and batches, all decided by the settings and the seed."""
         config = self.config
         random.manual_seed(config.seed)
         model = self.make_model()
-        batches = self.batches()
+        batches: Batches | ImageBatches
+        if self.make_batches is not None:
+            batches = self.make_batches()
+        else:
+            device = default_device()
+            batches = Batches(
+                *self.train, config.batch_size, config.seed, device=None if device.type == "cpu" else device
+            )  # fmt: skip
         optimizer = make_optimizer(config, model)
         return Learner(
             model, optimizer, make_schedule(config, optimizer, len(batches)), batches,

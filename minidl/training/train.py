@@ -110,7 +110,7 @@ def _fit(
         trainer.state.update(again)
         display.note(f"going on after {trainer.progress.place}")
     else:
-        display.notes(experiment.advice(trainer.steps))
+        display.note(experiment.advice(trainer.steps))
     # A graph keeps the memory of its own that its first steps took outside of it.
     share = 0.5 if trainer.captured else 1.0
     smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
@@ -127,7 +127,7 @@ def _fit(
     files.write_text(config.out / "report.txt", text)
     # Last: with it the run is finished, and --resume makes nothing that is missing.
     files.write_json(config.out / "report.json", report)
-    display.notes("\n" + text, plotted, runs.finish(config.out), experiment.ending())
+    display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())
     return report
 
 

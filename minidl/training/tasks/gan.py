@@ -72,9 +72,6 @@ class GanTask(images.PictureTask):
     updates = 2
     generates = True
 
-    def options(self, config: TrainGan) -> dict[str, Any]:
-        return images.options(config.data, config.quiet, config.size)
-
     def prepare(self, config: TrainGan, dataset: ImageDataset) -> GanExperiment:
         """Raises ConfigError for pictures whose size cannot be halved, and for a run of other networks."""
         return GanExperiment(config, dataset)

@@ -118,6 +118,16 @@ class PictureTask(Task):
     def read(self, name: str, **options: Any) -> ImageDataset:
         return data.load_images(name, **options)
 
+    def options(self, config: Any) -> dict[str, Any]:
+        if config.data not in data.IMAGE_DATA:
+            return {"size": config.size, **getattr(config, "splits", {})}
+        for option, value in {"size": config.size, **config.model_dump(include=SPLITS)}.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{flag(option)} is for your own folder: the size and splits of {config.data} are fixed"
+                )
+        return {} if config.data == "digits" else {"progress": not config.quiet}
+
     def fingerprint(self, dataset: ImageDataset) -> str:
         digest = hashlib.sha256(json.dumps(dataset.labels).encode())
         for part in (dataset.train, dataset.validation, dataset.test):
@@ -132,10 +142,6 @@ class ImagesTask(PictureTask):
     run = "an image run"
     settings = TrainImages
     files = ("labels.json", "pictures.json", "confusion.png", "mistakes.png", "filters.png")
-
-    def options(self, config: TrainImages) -> dict[str, Any]:
-        found = options(config.data, config.quiet, config.size, **config.model_dump(include=SPLITS))
-        return found if config.data in data.IMAGE_DATA else {**found, **config.splits}
 
     def prepare(self, config: TrainImages, dataset: ImageDataset) -> Supervised:
         """Raises ConfigError for pictures that the network or the settings do not take."""
@@ -257,16 +263,6 @@ class PictureClassifier(Predictor):
                 f"model of {config.run} takes {' x '.join(map(str, own))} and knows {listed(self.targets.labels)}"
             )
         return self.format.pictures(dataset.test.pixels), dataset.test.labels
-
-
-def options(name: str, quiet: bool, size: tuple[int, int] | None, **splits: float | str | None) -> dict[str, Any]:
-    """Those of `load_images`, without the splits. Raises ConfigError for flags that only a folder takes."""
-    if name not in data.IMAGE_DATA:
-        return {"size": size}
-    for option, value in {"size": size, **splits}.items():
-        if value is not None:
-            raise ConfigError(f"{flag(option)} is for your own folder: the size and splits of {name} are fixed")
-    return {} if name == "digits" else {"progress": not quiet}
 
 
 def model_of(config: TrainImages, described: PictureFormat, classes: int) -> Callable[[torch.dtype], nn.Module]:
