@@ -43,7 +43,7 @@ class Record(Checked):
         return json.dumps({"format": self.format, "version": 1, **asdict(values)}, ensure_ascii=False, indent=1)
 
     @classmethod
-    def from_json(cls, text: str, source: str = "the text") -> Self:
+    def from_json(cls, text: str, source: str = "") -> Self:
         """The record that `to_json` wrote. Raises DataError, naming `source`, for anything else."""
         try:
             data = parse_json(text)
@@ -51,7 +51,7 @@ class Record(Checked):
                 raise ValueError(f"not a {cls.format} file of version 1")
             return made(cls, data)
         except ValueError as error:
-            raise DataError(f"{source} is damaged: {cut(error)}; restore it or train again") from None
+            raise DataError(f"{source or cls.format} is damaged: {cut(error)}; restore it or train again") from None
 
 
 def made(cls: type[R], data: object) -> R:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -42,7 +42,7 @@ def _pattern(text: str) -> str:
     return text
 
 
-_Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class TfidfOptions(Checked):
     """
 
     ngram_max: Annotated[int, Field(ge=1, le=5)] = 1
-    min_df: _Positive = 2
-    max_features: _Positive | None = 20_000
+    min_df: Positive = 2
+    max_features: Positive | None = 20_000
     sublinear_tf: bool = True
     lowercase: bool = True
-    stop_words: Literal["english"] | None = None
+    stop_words: Annotated[str, Field(pattern="^english$")] | None = None
     token_pattern: Annotated[str, AfterValidator(_pattern)] = r"(?u)[^\W\d_][^\W_]+"
 
     def __post_init__(self) -> None:

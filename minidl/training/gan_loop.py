@@ -24,7 +24,7 @@ from minidl.training.adversaries import Adversaries
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.display import Display
 from minidl.training.progress import Place, is_number
-from minidl.training.trainer import BaseTrainer, Figures, Judged
+from minidl.training.trainer import BaseTrainer, Figures, Outcome
 
 FIGURES = ("loss_d", "loss_g", "d_real", "d_fake")
 TITLES = {"loss_d": "loss D", "loss_g": "loss G", "d_real": "D(x)", "d_fake": "D(G(z))"}
@@ -100,14 +100,14 @@ class GanTrainer(BaseTrainer):
         for x, _ in itertools.islice(self.batches.epoch(self.progress.epoch, self.progress.step), left):
             yield torch.cat(self.networks.step(Tensor(x)))
 
-    def _judge(self) -> Judged:
+    def _judge(self) -> Outcome:
         """The means of the figures, and samples/."""
         progress = self.progress
         pixels = samples.draw(self.networks.statistics(), self.z)
         samples.write_grid(samples.path(self.folder, progress.epoch + 1), pixels)
         means = progress.means
         progress.sums, progress.count = [0.0] * len(FIGURES), 0
-        return Judged(means, shown(means, "  "))
+        return Outcome(means, shown(means, "  "))
 
     def _fetch(self, always: bool) -> str | None:
         progress = self.progress

@@ -34,7 +34,7 @@ from minidl.training.display import Display
 from minidl.training.errors import DivergedError, damaged
 from minidl.training.progress import Progress
 from minidl.training.settings import changed
-from minidl.training.trainer import BaseTrainer, Figures, Interrupts, Judged
+from minidl.training.trainer import BaseTrainer, Figures, Interrupts, Outcome
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,6 @@ class Trainer(BaseTrainer):
 
     def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
         state, learner = checkpoint.state, self.learner
-        weights.load(learner.model, checkpoint.weights, checkpoint.tensors)
         parts.append("optimizer")
         learner.optimizer.load_state_dict(checkpoint.optimizer)
         parts.append("schedule")
@@ -100,6 +99,7 @@ class Trainer(BaseTrainer):
         if state["schedule"] != schedule:
             raise ValueError(f"it is {state['schedule']!r}, expected {schedule!r}")
         learner.schedule.load_state_dict(schedule)
+        weights.load(learner.model, checkpoint.weights, checkpoint.tensors)
 
     def run(self) -> Progress:
         """As `BaseTrainer.run`; then the best weights are put into the model.
@@ -179,7 +179,7 @@ class Trainer(BaseTrainer):
             learner.schedule.step()
             yield loss
 
-    def _judge(self) -> Judged:
+    def _judge(self) -> Outcome:
         """Loss and validation. Raises DivergedError when the validation is not finite."""
         progress, learner = self.progress, self.learner
         learner.model.eval()
@@ -203,7 +203,7 @@ class Trainer(BaseTrainer):
         scores = (
             f"{metrics.TITLES.get(name, name)} {metrics.shown(name, value)}" for name, value in judged.scores.items()
         )
-        return Judged(
+        return Outcome(
             {"loss": loss, "validation": judged.scores, "lr": learner.schedule.lr(progress.steps - 1)},
             f"loss {loss:.4f}  validation: {'  '.join(scores)}",
             best,

@@ -94,8 +94,8 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An epoch: its entries in metrics.jsonl, the same for people, whether to keep it, and a star for a record."""
+class Outcome:
+    """How an epoch went: its entries in metrics.jsonl, the same for people, whether to keep it, a star for a record."""
 
     record: dict[str, Any]
     text: str
@@ -178,7 +178,7 @@ class BaseTrainer(ABC):
         """Takes the steps left of an epoch; the figures of each, on the device."""
 
     @abstractmethod
-    def _judge(self) -> Judged:
+    def _judge(self) -> Outcome:
         """The end of an epoch: how it went. Raises DivergedError."""
 
     @abstractmethod
@@ -214,17 +214,17 @@ class BaseTrainer(ABC):
                 raise self._interruption()
         if self._fetch(always=True) is None:
             raise DivergedError(f"no loss in epoch {progress.epoch + 1} is finite", self._figures.remedy)
-        judged = self._judge()
+        outcome = self._judge()
         seconds = round(time.monotonic() - started, 3)
         progress.epoch += 1
         progress.step = 0
         progress.epoch_seconds = 0.0
         progress.history.append(
-            {"epoch": progress.epoch, "steps": progress.steps, **judged.record, "seconds": seconds}
+            {"epoch": progress.epoch, "steps": progress.steps, **outcome.record, "seconds": seconds}
         )  # fmt: skip
         files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
-        self.display.epoch(progress.epoch, self.epochs, judged.text, seconds, judged.star)
-        return judged.best
+        self.display.epoch(progress.epoch, self.epochs, outcome.text, seconds, outcome.star)
+        return outcome.best
 
     def _save(self, best: bool = False) -> None:
         self.progress.seconds = time.monotonic() - self._started

@@ -309,5 +309,5 @@ def test_a_damaged_schema_is_refused(change):
 def test_a_truncated_schema_is_refused():
     text = load_table("diabetes").schema.to_json()
     for length in (0, 1, 50, len(text) - 1):
-        with pytest.raises(DataError, match=r"the text is damaged: .*; restore it or train again"):
+        with pytest.raises(DataError, match=r"minidl-table-schema is damaged: .*; restore it or train again"):
             TableSchema.from_json(text[:length])
