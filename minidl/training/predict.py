@@ -74,7 +74,7 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
     else:
         dataset = runs.own_data(run) if config.data is None else task.read(config.data)
         features, truth = predictor.test(dataset, config)
-        source = {"name": config.data or predictor.config.data, "part": "test split"}
+        source = {"name": config.data or run.config["data"], "part": "test split"}
     source = {**source, "examples": len(truth)}
     targets = predictor.targets
     scores = targets.evaluation(truth, saved_outputs(predictor.model, features))
