@@ -162,7 +162,7 @@ def classifier(folder: Path) -> Target:
         path = Path("input.safetensors")
         path.write_bytes(content)
         found = evaluator.load(path)
-        return found.read(np.zeros((1, *found.size, found.channels), np.uint8))
+        return found.read(np.zeros((1, *found.format.shape), np.uint8))
 
     return Target(
         run, [(OLD / "evaluator.safetensors").read_bytes()], (DamagedError,), change=mutate.change_safetensors
