@@ -9,7 +9,7 @@ import typer
 from pydantic import Field
 
 from minidl.cli.common import check_files, check_plot
-from minidl.cli.options import add_command, check_alone
+from minidl.cli.options import check_alone, command
 from minidl.cli.profiling import Profiling, profiled
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
@@ -53,11 +53,6 @@ class Bench(Profiling):
     peers: Annotated[bool, Field(description="Also measure attorch, FlagGems and Liger, if installed.")] = False
     list_: Annotated[bool, Field(alias="list", description="Only list the rows with their goals.")] = False
     trace: Annotated[Path | None, Field(description="With --profile: file of the trace. Default: none.")] = None
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "bench", Bench, _bench)
 
 
 def _bench(given: dict[str, Any]) -> None:
@@ -155,3 +150,6 @@ def _results(json: Path | None) -> Results:
             f"--json {json} has results of a {before.machine['device']}; this is a {here['device']}; give another"
         )
     return results.Results(here, before.rows)
+
+
+add_to = command("bench", Bench, _bench)

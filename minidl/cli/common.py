@@ -70,20 +70,6 @@ def check_plot(path: Path | None) -> None:
         raise ConfigError(plots.MISSING)
 
 
-def choose_device(device: str) -> None:
-    """Raises ConfigError, see `training.device`."""
-    from minidl.training.device import choose
-
-    choose(device)
-
-
-def fix_threads() -> None:
-    """Fix the number of BLAS threads, on which the last bits of a product depend."""
-    from minidl.training import environment
-
-    environment.fix_threads(environment.wanted_threads())
-
-
 @contextmanager
 def errors() -> Iterator[None]:
     """Turns errors into one sentence on standard error and an exit code; SIGTERM acts as Ctrl-C."""

@@ -9,7 +9,7 @@ import typer
 from pydantic import Field
 
 from minidl.cli.common import check_files
-from minidl.cli.options import add_command
+from minidl.cli.options import command
 from minidl.training.errors import ConfigError
 from minidl.training.fields import is_number
 from minidl.training.settings import Settings, flag
@@ -41,11 +41,6 @@ class Doctor(Settings):
     ] = None
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "doctor", Doctor, _doctor)
-
-
 def _doctor(given: dict[str, Any]) -> None:
     config = Doctor(**given)
     from minidl.workbench import doctor as work
@@ -72,3 +67,6 @@ def _architectures(name: str, given: str) -> list[int]:
     if not all(map(is_number, parts)):
         raise ConfigError(f"{flag(name)} is {given}, expected compute capabilities without the point, such as 80,90")
     return [int(part) for part in parts]
+
+
+add_to = command("doctor", Doctor, _doctor)

@@ -8,20 +8,14 @@ from typing import Any
 
 import typer
 
-from minidl.cli.common import choose_device, fix_threads
-from minidl.cli.options import add_command, taken
+from minidl.cli.options import command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
 from minidl.generation.config import BUILT_IN, EvaluateGan
-from minidl.training import files, runs
+from minidl.training import device, environment, files, runs
 from minidl.training.config import Evaluate
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "evaluate", Evaluate, _evaluate, EvaluateGan, ProfilingOfRun, leave_out=("model", "json_file"))
 
 
 def _evaluate(given: dict[str, Any]) -> None:
@@ -39,7 +33,7 @@ def _evaluate(given: dict[str, Any]) -> None:
     for name in generator:
         raise ConfigError(f"--{name} is for generators; {config.run} is not one")
     task = TASKS[runs.finished_run(config.run).kind]
-    choose_device(config.device)
+    device.choose(config.device)
     from minidl.training import predict as work
 
     with around:
@@ -51,8 +45,8 @@ def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: Abstrac
         raise ConfigError("--text-column and --label-column are for text runs")
     model = str(config.run) if _is_built_in(config.run) else str(config.run.absolute())
     wanted = EvaluateGan(model=model, data=config.data, json_file=config.json_file, **given)
-    choose_device(config.device)
-    fix_threads()
+    device.choose(config.device)
+    environment.fix_threads(environment.wanted_threads())
     from minidl.generation import evaluate as work
 
     with around:
@@ -70,3 +64,6 @@ def _is_generator(run: Path) -> bool:
 def _is_built_in(run: Path) -> bool:
     """Whether the built-in generator is meant; a run in a folder of that name has precedence."""
     return str(run) in BUILT_IN and not (run / "config.json").is_file()
+
+
+add_to = command("evaluate", Evaluate, _evaluate, EvaluateGan, ProfilingOfRun, leave_out=("model", "json_file"))

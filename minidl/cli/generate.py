@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from minidl.cli.common import choose_device, fix_threads
-from minidl.cli.options import add_command, taken
+from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
 from minidl.generation.config import Generate
+from minidl.training import device, environment
 from minidl.training.outputs import check_different
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "generate", Generate, _generate, Profiling)
 
 
 def _generate(given: dict[str, Any]) -> None:
     profiling = taken(given, Profiling)
     config = Generate(**given)
     check_different(latents=config.latents, trace=profiling.trace)
-    choose_device(config.device)
-    fix_threads()
+    device.choose(config.device)
+    environment.fix_threads(environment.wanted_threads())
     from minidl.generation.generate import generate
 
     with profiled(profiling, config.out / "trace.json"):
         generate(config)
+
+
+add_to = command("generate", Generate, _generate, Profiling)

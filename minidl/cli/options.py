@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 _Settings = TypeVar("_Settings", bound=Settings)
 
 
-def add_command(
-    app: typer.Typer,
+def command(
     name: str,
     settings: type[Settings],
     run: Callable[[dict[str, Any]], None],
     *more: type[Settings],
     leave_out: Sequence[str] = (),
     context: dict[str, Any] | None = None,
-) -> None:
-    """Add the command `name`, whose help and options are those of `settings`, then of `more` but for `leave_out`.
+) -> Callable[[typer.Typer], object]:
+    """What adds the command `name`, whose help and options are those of `settings`, then of `more` but for `leave_out`.
 
     `run` gets only the settings that were given, by name. `context` are settings of typer's context.
     """
@@ -42,7 +41,9 @@ def add_command(
 
     def call(**values: Any) -> None:
         with errors():
-            run({name: _value(fields[name], given) for name, given in values.items() if given not in (None, [], ())})
+            given = {name: value for name, value in values.items() if value not in (None, [], ())}
+            written = {name: note(fields[name], Written) for name in given}
+            run({name: how.parse(given[name]) if how else given[name] for name, how in written.items()})
 
     parameters = [_parameter(name, info, name in required) for name, info in fields.items()]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -50,7 +51,7 @@ def add_command(
     call.settings, call.fields = settings, fields  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     text, epilog = inspect.getdoc(settings), examples(*settings.examples)
-    app.command(name, cls=Command, context_settings=context, help=text, epilog=epilog)(call)
+    return lambda app: app.command(name, cls=Command, context_settings=context, help=text, epilog=epilog)(call)
 
 
 def taken(given: dict[str, Any], settings: type[_Settings]) -> _Settings:
@@ -93,8 +94,3 @@ def _parameter(name: str, info: FieldInfo, required: bool) -> inspect.Parameter:
         default=inspect.Parameter.empty if required else None,
         annotation=Annotated[kind if required else kind | None, declared],
     )
-
-
-def _value(info: FieldInfo, given: Any) -> Any:
-    written = note(info, Written)
-    return given if written is None else written.parse(given)

@@ -5,19 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import typer
-
-from minidl.cli.common import choose_device
-from minidl.cli.options import add_command, taken
+from minidl.cli.options import command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
-from minidl.training import runs
+from minidl.training import device, runs
 from minidl.training.config import Predict
 from minidl.training.outputs import check_different
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "predict", Predict, _predict, ProfilingOfRun)
 
 
 def _predict(given: dict[str, Any]) -> None:
@@ -25,8 +17,11 @@ def _predict(given: dict[str, Any]) -> None:
     check_different(file=given.get("file"), trace=profiling.trace)
     config = Predict(**given)
     runs.finished_run(config.run)
-    choose_device(config.device)
+    device.choose(config.device)
     from minidl.training import predict as work
 
     with profiled(profiling, config.run / "trace-predict.json"):
         work.predict(config, sys.stdout)
+
+
+add_to = command("predict", Predict, _predict, ProfilingOfRun)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from minidl.cli import COMMANDS, Deferred
-from minidl.training.settings import Positional, Settings, description, expected, note, value_type
+from minidl.training.settings import Positional, description, expected, note, value_type
 
 
 def page() -> str:
@@ -29,14 +29,9 @@ def _sections(path: str, command: Any) -> Iterator[str]:
     for name, each in getattr(command, "commands", {}).items():
         yield from _sections(f"{path} {name}", each)
     if not hasattr(command, "commands"):
-        examples = "\n".join(_settings(command).examples)
+        examples = "\n".join(inspect.unwrap(command.callback).settings.examples)
         table = "\n".join(["| option | value | meaning |", "| --- | --- | --- |", *_rows(command)])
         yield f"## {path}\n\n{command.help}\n\n```\n{examples}\n```\n\n{table}"
-
-
-def _settings(command: Any) -> type[Settings]:
-    found: type[Settings] = inspect.unwrap(command.callback).settings
-    return found
 
 
 def _rows(command: Any) -> Iterator[str]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
-from minidl.cli.common import check_files, choose_device
-from minidl.cli.options import add_command
+from minidl.cli.common import check_files
+from minidl.cli.options import command
+from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.settings import REPEATED, Positional, Settings
 
@@ -41,18 +42,13 @@ class Sanitize(Settings):
     json_file: Annotated[Path | None, Field(alias="json", description="Also write the findings to this file.")] = None
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command; arguments after the script are the script's."""
-    add_command(app, "sanitize", Sanitize, _sanitize, context={"allow_interspersed_args": False})
-
-
 def _sanitize(given: dict[str, Any]) -> None:
     config = Sanitize(**given)
     script, json = config.script, config.json_file
     check_files(json=json)
     if json is not None:
         json = json.absolute()  # the script may change the working directory
-    choose_device("cpu")
+    device.choose("cpu")
     from minidl.testing.sanitizer import script as work
     from minidl.training import files
 
@@ -97,3 +93,6 @@ def _as_json(sanitizer: Sanitizer) -> dict[str, object]:
             for finding in sanitizer.findings
         ],
     }  # fmt: skip
+
+
+add_to = command("sanitize", Sanitize, _sanitize, context={"allow_interspersed_args": False})

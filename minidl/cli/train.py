@@ -7,10 +7,10 @@ from typing import Any
 
 import typer
 
-from minidl.cli.common import Group, choose_device, examples
-from minidl.cli.options import add_command, taken
+from minidl.cli.common import Group, examples
+from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
-from minidl.training import runs
+from minidl.training import device, runs
 from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
@@ -27,7 +27,7 @@ def add_to(app: typer.Typer) -> None:
         ),
     )
     for kind, task in TASKS.items():
-        add_command(group, kind, task.settings, functools.partial(_train, kind), Profiling)
+        command(kind, task.settings, functools.partial(_train, kind), Profiling)(group)
     app.add_typer(group, name="train")
 
 
@@ -43,8 +43,9 @@ def _train(kind: str, given: dict[str, Any]) -> None:
     task = TASKS[kind]
     dataset = task.load(config)
     checksum = task.fingerprint(dataset)
-    runs.check_data(config, checksum)
-    choose_device(config.device)
+    if config.resume and (config.out / "config.json").exists():
+        runs.same_data(runs.read_run(config.out), checksum)
+    device.choose(config.device)
     with profiled(profiling, config.out / "trace.json", task.updates):
         from minidl.training.train import train
 

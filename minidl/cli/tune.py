@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
-from minidl.cli.common import check_files, check_plot, choose_device
-from minidl.cli.options import add_command, check_alone
+from minidl.cli.common import check_files, check_plot
+from minidl.cli.options import check_alone, command
+from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.fields import Device
 from minidl.training.outputs import check_different
@@ -65,11 +66,6 @@ class Tune(Settings):
     device: Device = "auto"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, "tune", Tune, _run)
-
-
 def _run(given: dict[str, Any]) -> None:
     config = Tune(**given)
     out, write, json, plot = config.out, config.write, config.json_file, config.plot
@@ -78,7 +74,7 @@ def _run(given: dict[str, Any]) -> None:
     check_files(json=json, plot=plot)
     check_different(json=json, plot=plot)
     _check_folder(out, "--out")
-    choose_device(config.device)
+    device.choose(config.device)
     wanted = _classes(list(config.names), list(config.only))
     from minidl.workbench.tuning import space
 
@@ -195,3 +191,6 @@ def _check_folder(out: Path | None, what: str) -> None:
         raise ConfigError(f"{what} cannot be created: {error.strerror}; give another name") from None
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ConfigError(f"{what} {out} cannot be created in {there}; give another folder with --out")
+
+
+add_to = command("tune", Tune, _run)

@@ -5,10 +5,12 @@ Importing this package is cheap: scikit-learn, scipy and torch are loaded by wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from minidl.data.parsing import shorten
 from minidl.data.records import (
     Augment,
     DataError,
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from minidl.data.schema import TableDataset, TableSchema
     from minidl.data.tables import read_features, read_rows
     from minidl.data.vectorizer import Tfidf, TfidfOptions
-
-_Set = TypeVar("_Set")
 
 __all__ = [
     "IMAGE_DATA",
@@ -77,22 +77,17 @@ IMAGE_DATA = {
     "fashion-mnist": "clothes of 28x28 pixels, 60,000 + 10,000 in 10 classes; downloaded or from MINIDL_DATA",
 }
 
-_LAZY = {
-    "Batches": "batches",
-    "csr_from_scipy": "batches",
-    "epoch_order": "batches",
-    "read_labelled": "files",
-    "read_texts": "files",
-    "ImageBatches": "image_batches",
-    "read_labelled_pictures": "images",
-    "read_pictures": "pictures",
-    "TableDataset": "schema",
-    "TableSchema": "schema",
-    "read_features": "tables",
-    "read_rows": "tables",
-    "Tfidf": "vectorizer",
-    "TfidfOptions": "vectorizer",
+_MODULES = {
+    "batches": "Batches csr_from_scipy epoch_order",
+    "files": "read_labelled read_texts",
+    "image_batches": "ImageBatches",
+    "images": "read_labelled_pictures",
+    "pictures": "read_pictures",
+    "schema": "TableDataset TableSchema",
+    "tables": "read_features read_rows",
+    "vectorizer": "Tfidf TfidfOptions",
 }
+_LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def load_text(name_or_path: str | Path, **options: Any) -> TextDataset:
@@ -105,17 +100,11 @@ def load_text(name_or_path: str | Path, **options: Any) -> TextDataset:
     """
     name = str(name_or_path)
     if name == "docstrings":
-        from minidl.data.docstrings import load_docstrings
-
-        return _call(load_docstrings, name, (), options)
+        return _call("docstrings", "load_docstrings", name, options)
     if name in TEXT_DATA:
-        from minidl.data.reuters import load_reuters
-
-        return _call(load_reuters, name, (name,), options)
+        return _call("reuters", "load_reuters", name, options, name)
     _check_path(name_or_path, TEXT_DATA, "text data")
-    from minidl.data.files import load_text_file
-
-    return _call(load_text_file, name, (name_or_path,), options)
+    return _call("files", "load_text_file", name, options, name_or_path)
 
 
 def load_table(name_or_path: str | Path, **options: Any) -> TableDataset:
@@ -128,13 +117,9 @@ def load_table(name_or_path: str | Path, **options: Any) -> TableDataset:
     """
     name = str(name_or_path)
     if name in TABLE_DATA:
-        from minidl.data.tables import load_diabetes
-
-        return _call(load_diabetes, name, (), options)
+        return _call("tables", "load_diabetes", name, options)
     _check_path(name_or_path, TABLE_DATA, "table")
-    from minidl.data.tables import load_table_file
-
-    return _call(load_table_file, name, (name_or_path,), options)
+    return _call("tables", "load_table_file", name, options, name_or_path)
 
 
 def load_images(name_or_path: str | Path, **options: Any) -> ImageDataset:
@@ -145,29 +130,26 @@ def load_images(name_or_path: str | Path, **options: Any) -> ImageDataset:
 
     Raises DataError for an unknown name, an option that the data does not take, and data that cannot be used.
     """
-    from minidl.data import images
-
     name = str(name_or_path)
     if name == "digits":
-        return _call(images.load_digits, name, (), options)
+        return _call("images", "load_digits", name, options)
     if name in IMAGE_DATA:
-        return _call(images.load_mnist, name, (name,), options)
+        return _call("images", "load_mnist", name, options, name)
     _check_path(name_or_path, IMAGE_DATA, "image data", "a folder that exists", "of a folder of class folders")
     if not Path(name_or_path).is_dir():
         raise DataError(f"{name_or_path} is a file; expected a folder with a folder of pictures per class")
-    return _call(images.load_folder, name, (name_or_path,), options)
+    return _call("images", "load_folder", name, options, name_or_path)
 
 
-def _call(loader: Callable[..., _Set], name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Set:
-    """Call `loader` with the options that are not None: a command passes all its flags."""
-    import inspect
-
+def _call(module: str, loader: str, name: str, options: dict[str, Any], *arguments: str | Path) -> Any:
+    """Call the loader of a module with the options that are not None: a command passes all its flags."""
+    function = getattr(importlib.import_module(f"minidl.data.{module}"), loader)
     given = {key: value for key, value in options.items() if value is not None}
-    taken = [p.name for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    taken = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for key in given:
         if key not in taken:
             raise DataError(f"{name} takes no option {key!r}; it takes: {', '.join(taken) or 'none'}")
-    return loader(*arguments, **given)
+    return function(*arguments, **given)
 
 
 def _check_path(
@@ -182,8 +164,6 @@ def _check_path(
     except OSError:  # an impossible file name, or a folder that may not be read
         there = False
     if not there:
-        from minidl.data.parsing import shorten
-
         raise DataError(
             f"unknown {what} {shorten(str(name_or_path))}: neither one of {', '.join(known)} nor {expected}; "
             f"give a name or the path {path}"
@@ -192,7 +172,5 @@ def _check_path(
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        import importlib
-
         return getattr(importlib.import_module(f"minidl.data.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -59,16 +59,19 @@ def is_missing_number(value: Any) -> bool:
     return is_missing(value) or (isinstance(value, str) and value.strip().lower() in _MISSING_NUMBER)
 
 
+def number(records: Records, row: int, at: int, expected: str) -> float:
+    """The number in a cell. Raises DataError, which says what is `expected` and what to do, unless it is finite."""
+    value = records.rows[row][at]
+    found = to_number(value)
+    if found is None:
+        raise DataError(f"{place(records, row, at)}: {shown(value)} where {expected}")
+    return found
+
+
 def target_number(records: Records, row: int, at: int) -> float:
     """The target of a regression in a row. Raises DataError unless it is a finite number."""
-    value = records.rows[row][at]
-    number = to_number(value)
-    if number is None:
-        raise DataError(
-            f"{place(records, row, at)}: {shown(value)} where the target of a regression must be a finite number; "
-            "correct it, delete the row, or choose the task classification"
-        )
-    return number
+    expected = "the target of a regression must be a finite number; correct it, delete the row, or choose the task"
+    return number(records, row, at, f"{expected} classification")
 
 
 def not_a_number(records: Records, row: int, at: int, more: str = "") -> DataError:

@@ -80,7 +80,14 @@ def fetch(
         except (OSError, http.client.HTTPException, ValueError) as error:  # DataError is a ValueError
             answers.append(f"  {address}: {error}")
             continue
-        _store(stored, raw)
+        try:
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            storage.write_bytes(stored, raw)
+        except OSError as error:
+            raise DataError(
+                f"the download cannot be stored as {stored}: {error.strerror or error}; make the folder writable, or "
+                "set XDG_CACHE_HOME to another one"
+            ) from None
         return parts, address
     missing = f"MINIDL_DATA is set to {given}, which has no {resource.path}" if given else "MINIDL_DATA is not set"
     raise DataError(
@@ -155,14 +162,3 @@ def _get(address: str, max_bytes: int, progress: bool) -> bytes:
     if total is not None and received != total:
         raise ValueError(f"sent {received} of {total} bytes")
     return b"".join(chunks)
-
-
-def _store(path: Path, raw: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        storage.write_bytes(path, raw)
-    except OSError as error:
-        raise DataError(
-            f"the download cannot be stored as {path}: {error.strerror or error}; make the folder writable, or set "
-            "XDG_CACHE_HOME to another one"
-        ) from None

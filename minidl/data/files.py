@@ -17,7 +17,7 @@ from typing import Any
 
 from minidl.data.parsing import CsvRows, decode, in_columns, json_object, kind_of, listed, shorten
 from minidl.data.records import DataError, TextDataset, Texts
-from minidl.data.split import Splitter, check_labels
+from minidl.data.split import Splitter, check_classes, check_labels
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "document")
@@ -64,11 +64,13 @@ def read_records(path: str | Path) -> Records:
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"{path} is not a data file that minidl reads: give a file ending in {', '.join(SUFFIXES)}")
+    is_jsonl = path.suffix.lower() == ".jsonl"
     raw = _read_bytes(path)
     text = decode(raw, path)
     if not text.strip():
-        raise DataError(f"{path} is empty: it needs a line per example" + _header_hint(path))
-    columns, rows, lines = _parse_jsonl(text, path) if path.suffix.lower() == ".jsonl" else _parse_csv(text, path)
+        header = "" if is_jsonl else ", after a header line that names the columns"
+        raise DataError(f"{path} is empty: it needs a line per example{header}")
+    columns, rows, lines = _parse_jsonl(text, path) if is_jsonl else _parse_csv(text, path)
     if not rows:
         raise DataError(f"{path} has a header and no rows: add a line per example")
     return Records(path, columns, rows, lines, hashlib.sha256(raw).hexdigest())
@@ -155,11 +157,7 @@ def load_text_file(
     """
     splitter = Splitter(validation, test, split_seed)
     whole, labels, source = read_labelled(path, text_column=text_column, label_column=label_column)
-    if len(labels) < 2:
-        raise DataError(
-            f"{path} has one class only ({shorten(labels[0])} in column {source['label_column']!r}): "
-            "a classifier needs rows of at least two classes"
-        )
+    check_classes(path, labels, source["label_column"])
 
     def taken(chosen: list[int]) -> Texts:
         return Texts([whole.texts[i] for i in chosen], [whole.labels[i] for i in chosen])
@@ -310,7 +308,3 @@ def _check_characters(value: str, where: str) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise DataError(f"{where}: half of a surrogate pair, which is not a character; remove it") from None
-
-
-def _header_hint(path: Path) -> str:
-    return "" if path.suffix.lower() == ".jsonl" else ", after a header line that names the columns"

@@ -7,6 +7,8 @@ MNIST: LeCun, Bottou, Bengio and Haffner, Proc. IEEE 86(11), 1998. Fashion-MNIST
 from __future__ import annotations
 
 import hashlib
+import math
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ import numpy as np
 
 from minidl.data import pictures
 from minidl.data.download import Resource, fetch, gunzip
-from minidl.data.idx import parse_idx
 from minidl.data.records import Augment, DataError, ImageDataset, Images
 from minidl.data.split import TEST, TRAIN, VALIDATION, Splitter, check_labels, stratified_split
 
@@ -26,6 +27,7 @@ CLOTHES = [
 VALIDATION_SHARE = 1 / 12  # of MNIST's training half: about 5,000 pictures
 _USES = {VALIDATION: "validate", TEST: "test"}
 _MAX_FILE = 64 * 2**20
+_UNSIGNED_BYTES = 8  # in an IDX file
 _COUNTS = {"train": 60_000, "t10k": 10_000}
 
 MNIST_MIRRORS = (
@@ -202,6 +204,41 @@ def read_labelled_pictures(
     paths = [path for _, files in found for path in files]
     targets = np.array([index[name] for name, files in found for _ in files], dtype=np.int64)
     return Images(pictures.read_pictures(paths, size, channels), targets), {"name": str(folder)}
+
+
+def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:
+    """uint8 array of the given number of dimensions, from the IDX format of MNIST.
+
+        bytes 0 and 1   0
+        byte 2          type of the values: 8 for unsigned bytes, the only one that is read here
+        byte 3          number of dimensions D
+        4 D bytes       sizes, big-endian; then the values
+
+    Source: LeCun, Cortes and Burges, The MNIST database of handwritten digits, "File formats".
+
+    Raises DataError, naming `source`, for anything else.
+    """
+    head = 4 + 4 * dimensions
+    if len(content) < head:
+        raise DataError(f"{source} is truncated: it has {len(content)} bytes, an IDX header has {head}")
+    zero, kind, rank = struct.unpack(">HBB", content[:4])
+    if zero != 0 or kind != _UNSIGNED_BYTES or rank != dimensions:
+        raise DataError(
+            f"{source} is not an IDX file of unsigned bytes in {dimensions} dimensions: its magic number is "
+            f"{content[:4].hex()}, expected {_UNSIGNED_BYTES << 8 | dimensions:08x}"
+        )
+    shape = struct.unpack(f">{dimensions}I", content[4:head])
+    expected = head + math.prod(shape)
+    if len(content) != expected:
+        what = "is truncated" if len(content) < expected else "has more than its values"
+        raise DataError(
+            f"{source} {what}: {' x '.join(map(str, shape))} bytes with the header are {expected}, it has "
+            f"{len(content)}"
+        )
+    try:
+        return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape)
+    except ValueError:  # a size of 0 beside others that numpy cannot multiply
+        raise DataError(f"{source} has sizes that no array can have: {' x '.join(map(str, shape))}") from None
 
 
 def _half(arrays: Mapping[str, np.ndarray], half: str) -> Images:

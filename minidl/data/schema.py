@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from minidl.data import cells
 from minidl.data.files import Records, label_at
-from minidl.data.parsing import cut, is_utf8, listed, parse_json, shorten
+from minidl.data.parsing import listed, shorten
 from minidl.data.records import DataError, Rows
+from minidl.data.saved import Checked, Names, Record, Scale
 
 REGRESSION, CLASSIFICATION = "regression", "classification"
 MAX_CATEGORIES = 100  # of a column
-_FORMAT = "minidl-table-schema"
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(Checked):
     """One input column: a number with the training split's mean and scale, or a category with its known values."""
 
     name: str
     mean: float = 0.0
-    scale: float = 1.0
-    categories: list[str] | None = None
+    scale: Scale = 1.0
+    categories: Annotated[Names, Field(min_length=1, max_length=MAX_CATEGORIES)] | None = None
 
     @property
     def features(self) -> list[str]:
@@ -36,20 +34,21 @@ class Column:
 
 
 @dataclass(frozen=True)
-class TableSchema:
+class TableSchema(Record):
     """Everything needed to turn rows into model inputs, and model outputs into answers.
 
     `missing` is "error" (a missing value raises) or "fill" (a missing number becomes the mean, a missing category
     zeros). `labels` is empty in a regression; `target_mean` and `target_scale` are 0 and 1 in a classification.
     """
 
-    columns: list[Column]
+    format = "minidl-table-schema"
+    columns: Annotated[list[Column], Field(min_length=1)]
     target: str
-    task: str
-    labels: list[str] = field(default_factory=list)
+    task: Annotated[str, Field(pattern=f"^({REGRESSION}|{CLASSIFICATION})$")]
+    labels: Names = field(default_factory=list)
     target_mean: float = 0.0
-    target_scale: float = 1.0
-    missing: str = "error"
+    target_scale: Scale = 1.0
+    missing: Annotated[str, Field(pattern="^(error|fill)$")] = "error"
 
     @property
     def feature_names(self) -> list[str]:
@@ -108,46 +107,9 @@ class TableSchema:
             indices.append(index[label])
         return np.array(indices, dtype=np.int64)
 
-    def to_json(self) -> str:
-        """The schema as JSON text."""
-        return json.dumps({"format": _FORMAT, "version": 1, **asdict(self)}, ensure_ascii=False, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str, source: str = "the table schema") -> TableSchema:
-        """The schema that `to_json` wrote. Raises DataError, naming `source`, for anything else."""
-        try:
-            data = parse_json(text)
-            if data.pop("format") != _FORMAT or data.pop("version") != 1:
-                raise ValueError("another format or version")
-            _require_fields(data, cls, "the schema")
-            for column in data["columns"]:
-                _require_fields(column, Column, "a column")
-            data["columns"] = [Column(**column) for column in data["columns"]]
-            schema = cls(**data)
-            schema._validate()
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise DataError(
-                f"{source} is damaged ({type(error).__name__}: {cut(error)}); restore it or train again"
-            ) from None
-        return schema
-
-    def _validate(self) -> None:
-        if not self.columns:
-            raise ValueError("no columns")
-        for column in self.columns:
-            if not (_are_strings([column.name]) and _are_numbers((column.mean, column.scale)) and column.scale > 0):
-                raise ValueError(f"bad column {column.name!r}")
-            known = column.categories
-            if known is not None and not (_are_strings(known) and 1 <= len(known) <= MAX_CATEGORIES):
-                raise ValueError(f"bad categories of column {column.name!r}")
-        if not _are_strings([self.target]) or self.task not in (REGRESSION, CLASSIFICATION):
-            raise ValueError("bad target or task")
-        if self.missing not in ("error", "fill") or not _are_strings(self.labels):
-            raise ValueError("bad labels or option")
-        if not _are_numbers((self.target_mean, self.target_scale)) or self.target_scale <= 0:
-            raise ValueError("bad target statistics")
+    def __post_init__(self) -> None:
         if self.task == CLASSIFICATION and len(self.labels) < 2:
-            raise ValueError("fewer than two labels")
+            raise ValueError("a classification has two labels or more")
 
     def _number(self, records: Records, row: int, at: int, column: Column) -> float:
         value = records.rows[row][at]
@@ -155,12 +117,7 @@ class TableSchema:
             if self.missing == "fill":
                 return column.mean
             raise cells.missing(records, row, at)
-        number = cells.to_number(value)
-        if number is None:
-            raise DataError(
-                f"{cells.place(records, row, at)}: {cells.shown(value)} where a finite number is expected; correct it"
-            )
-        return number
+        return cells.number(records, row, at, "a finite number is expected; correct it")
 
     def _category(self, records: Records, row: int, at: int) -> str | None:
         value = records.rows[row][at]
@@ -186,21 +143,3 @@ class TableDataset:
     validation: Rows
     test: Rows
     source: dict[str, Any] = field(default_factory=dict)
-
-
-def _require_fields(data: dict[str, Any], cls: type, what: str) -> None:
-    """Raises ValueError unless a saved object has exactly the fields of `cls`, those with defaults included."""
-    names = {entry.name for entry in fields(cls)}
-    if names != data.keys():
-        missing, unknown = ", ".join(sorted(names - data.keys())), ", ".join(sorted(data.keys() - names))
-        raise ValueError(f"{what} lacks {missing or 'nothing'} and has unknown {unknown or 'nothing'}")
-
-
-def _are_strings(values: object) -> bool:
-    """Whether this is a list of distinct strings in UTF-8."""
-    strings = isinstance(values, list) and all(isinstance(value, str) and is_utf8(value) for value in values)
-    return strings and len(set(values)) == len(values)  # type: ignore[call-overload, arg-type]
-
-
-def _are_numbers(values: Iterable[object]) -> bool:
-    return all(type(value) in (int, float) and math.isfinite(value) for value in values)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minidl.data.parsing import listed
+from minidl.data.parsing import listed, shorten
 from minidl.data.records import DataError
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -94,6 +94,15 @@ def check_labels(file: Path, found: Iterable[str], labels: Sequence[str], path: 
         raise DataError(
             f"{file} has labels that {path} lacks, so that no model can learn them: {listed(unknown)}; add examples of "
             f"them to {path}, or remove them from {file}"
+        )
+
+
+def check_classes(path: str | Path, labels: Sequence[str], column: str) -> None:
+    """Raises DataError when there is nothing to tell apart."""
+    if len(labels) < 2:
+        raise DataError(
+            f"{path} has one class only ({shorten(labels[0])} in column {column!r}): "
+            "a classifier needs rows of at least two classes"
         )
 
 

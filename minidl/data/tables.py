@@ -11,49 +11,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from minidl.data import cells
 from minidl.data.files import Records, check_sizes, guesses, label_at, read_records, sort_labels
-from minidl.data.parsing import listed, shorten
+from minidl.data.parsing import listed
 from minidl.data.records import DataError, Rows
 from minidl.data.schema import CLASSIFICATION, MAX_CATEGORIES, REGRESSION, Column, TableDataset, TableSchema
-from minidl.data.split import Splitter, check_labels
+from minidl.data.split import Splitter, check_classes, check_labels
 
 MAX_INTEGER_CLASSES = 20  # an integer target with more values than this is taken for a quantity
 _LARGEST = 1e100  # the square of a number is summed in float64
-
-
-def load_table_file(
-    path: str | Path,
-    *,
-    target: str | None = None,
-    task: str | None = None,
-    ignore: Sequence[str] = (),
-    missing: str = "error",
-    validation: float | str | Path = 0.1,
-    test: float | str | Path = 0.2,
-    split_seed: int = 0,
-) -> TableDataset:
-    """A CSV, TSV or JSONL file as a table task.
-
-    `target` is the column to predict (default: a column named "target"); `task` is "regression" or "classification"
-    (default: classification when the target is text or has at most 20 different whole numbers); `ignore` names
-    columns to leave out; `missing` is "error" or "fill", see `TableSchema`. `validation` and `test` are shares of the
-    file, or other files with the same columns.
-
-    Raises DataError as `read_records`, and for a missing column or value, a target of one value only, a column of more
-    than 100 different texts, and labels in another file that this one lacks.
-    """
-    records = read_records(path)
-    source = {"name": str(path), "sha256": records.sha256, "rows": len(records.rows)}
-    return table_dataset(
-        records, Path(path).stem, source, target=target, task=task, ignore=ignore, missing=missing,
-        validation=validation, test=test, split_seed=split_seed,
-    )  # fmt: skip
 
 
 def load_diabetes(*, validation: float = 0.1, test: float = 0.2, split_seed: int = 0) -> TableDataset:
@@ -65,17 +36,16 @@ def load_diabetes(*, validation: float = 0.1, test: float = 0.2, split_seed: int
     records = Records(
         Path("diabetes"), [*bunch.feature_names, "progression"], rows, list(range(1, len(rows) + 1)), sha256=""
     )
-    source = {"name": "diabetes", "about": "scikit-learn's diabetes table, unscaled", "rows": len(rows)}
-    return table_dataset(
-        records, "diabetes", source, target="progression", task=REGRESSION,
-        validation=validation, test=test, split_seed=split_seed,
-    )  # fmt: skip
+    dataset = load_table_file(
+        records, target="progression", task=REGRESSION, validation=validation, test=test, split_seed=split_seed
+    )
+    source = {"name": "diabetes", "about": "scikit-learn's diabetes table, unscaled", **dataset.source}
+    del source["sha256"]
+    return replace(dataset, source=source)
 
 
-def table_dataset(
-    records: Records,
-    name: str,
-    source: dict[str, Any],
+def load_table_file(
+    path: str | Path | Records,
     *,
     target: str | None = None,
     task: str | None = None,
@@ -85,15 +55,23 @@ def table_dataset(
     test: float | str | Path = 0.2,
     split_seed: int = 0,
 ) -> TableDataset:
-    """Splits the rows by a hash of their inputs, measures the training split, and encodes all three.
+    """A CSV, TSV or JSONL file, or its rows, as a table task: split by a hash of the inputs, measured on the
+    training split.
 
-    Raises DataError as `load_table_file`.
+    `target` is the column to predict (default: a column named "target"); `task` is "regression" or "classification"
+    (default: classification when the target is text or has at most 20 different whole numbers); `ignore` names
+    columns to leave out; `missing` is "error" or "fill", see `TableSchema`. `validation` and `test` are shares of the
+    file, or other files with the same columns.
+
+    Raises DataError as `read_records`, and for a missing column or value, a target of one value only, a column of more
+    than 100 different texts, and labels in another file that this one lacks.
     """
     if task not in (None, REGRESSION, CLASSIFICATION):
         raise DataError(f"unknown task {task!r}: expected {REGRESSION!r} or {CLASSIFICATION!r}")
     if missing not in ("error", "fill"):
         raise DataError(f"unknown treatment of missing values {missing!r}: expected 'error' or 'fill'")
     splitter = Splitter(validation, test, split_seed)
+    records = path if isinstance(path, Records) else read_records(path)
     guessed = guesses(target=target, task=task)
     if target is None:
         if "target" not in records.columns:
@@ -117,11 +95,7 @@ def table_dataset(
     if task == CLASSIFICATION:
         names = [label_at(records, row, target_at) for row in range(len(records.rows))]
         labels = sort_labels(set(names))
-        if len(labels) < 2:
-            raise DataError(
-                f"{records.path} has one class only ({shorten(labels[0])} in column {target!r}): "
-                "a classifier needs rows of at least two classes"
-            )
+        check_classes(records.path, labels, target)
         index = {label: i for i, label in enumerate(labels)}
         classes = [index[label] for label in names]
     names_of_inputs = [records.columns[i] for i in inputs]
@@ -152,14 +126,16 @@ def table_dataset(
     schema = TableSchema(columns, target, task, labels, mean, scale, missing)
     train_rows, validation_rows, test_rows = (Rows(schema.features(part), schema.targets(part)) for part in parts)
     source = {
-        **source,
+        "name": str(records.path),
+        "sha256": records.sha256,
+        "rows": len(records.rows),
         "target": target,
         "task": task,
         "guessed": guessed,
         "inputs": names_of_inputs,
         **split,
     }
-    return TableDataset(name, schema, train_rows, validation_rows, test_rows, source)
+    return TableDataset(records.path.stem, schema, train_rows, validation_rows, test_rows, source)
 
 
 def read_rows(path: str | Path, schema: TableSchema) -> Rows:

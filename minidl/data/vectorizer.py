@@ -17,12 +17,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import numpy as np
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from minidl.data.parsing import cut, parse_json
 from minidl.data.records import DataError
+from minidl.data.saved import Checked, Names, made
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -30,8 +32,21 @@ if TYPE_CHECKING:
 _FORMAT = "minidl-tfidf"
 
 
+def _pattern(text: str) -> str:
+    try:
+        groups = re.compile(text).groups
+    except (re.error, RecursionError, OverflowError):
+        groups = 2
+    if groups > 1:
+        raise ValueError("not a regular expression with at most one group")
+    return text
+
+
+Positive = Annotated[int, Field(ge=1)]
+
+
 @dataclass(frozen=True)
-class TfidfOptions:
+class TfidfOptions(Checked):
     """How texts become terms and weights; scikit-learn's names.
 
     `ngram_max` 1 takes words, 2 also pairs of neighbours. A term must occur in `min_df` texts; of these the
@@ -43,40 +58,31 @@ class TfidfOptions:
     10,000 features) and not long ones (R8: 0.974 to 0.972), at twice the non-zeros.
     """
 
-    ngram_max: int = 1
-    min_df: int = 2
-    max_features: int | None = 20_000
+    ngram_max: Annotated[int, Field(ge=1, le=5)] = 1
+    min_df: Positive = 2
+    max_features: Positive | None = 20_000
     sublinear_tf: bool = True
     lowercase: bool = True
-    stop_words: str | None = None
-    token_pattern: str = r"(?u)[^\W\d_][^\W_]+"
+    stop_words: Annotated[str, Field(pattern="^english$")] | None = None
+    token_pattern: Annotated[str, AfterValidator(_pattern)] = r"(?u)[^\W\d_][^\W_]+"
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value of the wrong type or range."""
-        wrong = [
-            name
-            for name, good in {
-                "ngram_max": _is_count(self.ngram_max) and self.ngram_max <= 5,
-                "min_df": _is_count(self.min_df),
-                "max_features": self.max_features is None or _is_count(self.max_features),
-                "sublinear_tf": type(self.sublinear_tf) is bool,
-                "lowercase": type(self.lowercase) is bool,
-                "stop_words": self.stop_words in (None, "english"),
-                "token_pattern": _compiles(self.token_pattern),
-            }.items()
-            if not good
-        ]
-        if wrong:
-            raise ValueError(f"bad TF-IDF option {wrong[0]}: {getattr(self, wrong[0])!r}")
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            try:
+                TypeAdapter(kind).validate_python(value, strict=True)
+            except ValidationError:
+                raise ValueError(f"bad TF-IDF option {name}: {value!r}") from None
 
 
 @dataclass(frozen=True)
-class Tfidf:
+class Tfidf(Checked):
     """A fitted TF-IDF vectorizer: `terms[i]` is the term of column i and `idf[i]` its weight."""
 
     options: TfidfOptions
-    terms: list[str]
-    idf: list[float]
+    terms: Annotated[Names, Field(min_length=1)]
+    idf: list[Annotated[float, Field(gt=0, lt=1000)]]  # 1 + ln(1 + N) of N texts at most
 
     @classmethod
     def fit(cls, texts: Sequence[str], options: TfidfOptions | None = None) -> Tfidf:
@@ -117,18 +123,16 @@ class Tfidf:
         """The vectorizer that `to_json` wrote. Raises DataError, naming `source`, for anything else."""
         try:
             data = parse_json(text)
-            if not isinstance(data, dict) or data.get("format") != _FORMAT or data.get("version") != 1:
+            if not isinstance(data, dict) or data.pop("format", None) != _FORMAT or data.pop("version", None) != 1:
                 raise ValueError(f"not a {_FORMAT} file of version 1")
-            content = {key: data[key] for key in ("options", "terms", "idf")}
-            if _checksum(content) != data["sha256"]:
+            if data.pop("sha256", None) != _checksum(data):
                 raise ValueError("its content does not match its checksum")
-            _check_vocabulary(content["terms"], content["idf"])
-            options = TfidfOptions(**content["options"])
-        except KeyError as error:
-            raise DataError(f"{source} is damaged: {error} is missing; restore it or train again") from None
-        except (ValueError, TypeError) as error:
+            found = made(cls, data)
+            if len(found.terms) != len(found.idf):
+                raise ValueError("terms and idf are not two lists of one length")
+        except ValueError as error:
             raise DataError(f"{source} is damaged: {cut(error)}; restore it or train again") from None
-        return cls(options, content["terms"], content["idf"])
+        return found
 
     @cached_property
     def _vectorizer(self) -> Any:
@@ -153,26 +157,5 @@ def _sklearn_vectorizer(options: TfidfOptions, vocabulary: dict[str, int] | None
     )
 
 
-def _check_vocabulary(terms: object, idf: object) -> None:
-    if not isinstance(terms, list) or not isinstance(idf, list) or not terms or len(terms) != len(idf):
-        raise ValueError("terms and idf are not two lists of one length")
-    if not all(isinstance(term, str) for term in terms) or len(set(terms)) != len(terms):
-        raise ValueError("its terms are not distinct strings")
-    # 1 + ln(1 + N) of N texts at most.
-    if not all(type(weight) is float and 0 < weight < 1000 for weight in idf):
-        raise ValueError("its weights are not numbers between 0 and 1000")
-
-
 def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _compiles(pattern: object) -> bool:
-    try:
-        return isinstance(pattern, str) and re.compile(pattern).groups <= 1
-    except (re.error, RecursionError, OverflowError):
-        return False

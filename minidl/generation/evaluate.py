@@ -1,4 +1,11 @@
-"""`minidl evaluate` of a generator: the scores of its pictures beside those of sets with known faults."""
+"""`minidl evaluate` of a generator: the scores of its pictures beside those of sets with known faults.
+
+real               training pictures: the best possible
+a class missing    training pictures without one class, the one whose absence changes the Frechet distance least
+blurred            training pictures under a Gaussian blur of one pixel
+ten images         ten training pictures, one of each class, over and over
+noise              every pixel drawn from the uniform distribution
+"""
 
 from __future__ import annotations
 
@@ -9,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import ndimage
 
 from minidl import data
 from minidl.data import ImageDataset, Images
-from minidl.generation import evaluator, latents, output, passes, quality, references
+from minidl.generation import evaluator, latents, output, passes, quality
 from minidl.generation.config import BUILT_IN, EvaluateGan
 from minidl.generation.model import Loaded, load
-from minidl.generation.nearest import nearest
 from minidl.runtime import launch
 from minidl.training import environment, files, runs
 from minidl.training.errors import ConfigError
-from minidl.training.tasks import TASKS
 from minidl.training.tasks.gan import training_pixels
 
 SAMPLES = 10_000
@@ -53,10 +59,9 @@ def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) 
     )
     dataset = _dataset(config, name)
     _check(loaded, judge, dataset)
-    _check_enough(dataset)
     count = config.samples or (SAMPLES_CPU if launch.INTERPRETED else SAMPLES)
     reference = reference_of(dataset, judge, count)
-    real = references.sample(reference.training, count)
+    real = subset(reference.training, count)
     note(f"{len(real):,} pictures of each kind, features of {judge.name}")
     pixels = samples(loaded, count)
     generated, near = scores(pixels, judge, reference)
@@ -90,11 +95,11 @@ def samples(loaded: Loaded, count: int) -> np.ndarray:
 
 def reference_of(dataset: ImageDataset, judge: evaluator.Evaluator, count: int) -> Reference:
     """`count` test pictures (or all) as what generated ones are compared with."""
-    test = references.sample(dataset.test, count)
+    test = subset(dataset.test, count)
     labels = np.concatenate([dataset.train.labels, dataset.validation.labels])
     training = Images(training_pixels(dataset), labels)
     features, _ = judge.read(test.pixels)
-    distances, _ = nearest(test.pixels, training.pixels)
+    distances, _ = quality.nearest(test.pixels, training.pixels)
     return Reference(training, test, features, distances, len(dataset.labels))
 
 
@@ -103,22 +108,22 @@ def scores(
 ) -> tuple[dict[str, Any], tuple[np.ndarray, np.ndarray]]:
     """(scores of pictures, (distances, indices) of the nearest training pictures)."""
     features, classes = judge.read(pixels)
-    found = feature_scores(features, reference)
-    distances, indices = nearest(pixels, reference.training.pixels)
-    found["classes"] = quality.histogram(classes, reference.classes)
+    found = feature_scores(features, classes, reference)
+    distances, indices = quality.nearest(pixels, reference.training.pixels)
     found["memorised"] = quality.memorised(distances, reference.distances)
     found["nearest_percentile"] = quality.median_percentile(distances, reference.distances)
     return found, (distances, indices)
 
 
-def feature_scores(features: np.ndarray, reference: Reference) -> dict[str, Any]:
-    """The scores that need features [N, d] alone."""
+def feature_scores(features: np.ndarray, classes: np.ndarray, reference: Reference) -> dict[str, Any]:
+    """The scores that need features [N, d] and the classes of the pictures alone."""
     precision, recall = quality.precision_recall(reference.features, features)
     return {
         "frechet": quality.frechet_distance(reference.features, features),
         "kernel": quality.kernel_distance(reference.features, features),
         "precision": precision,
         "recall": recall,
+        "classes": quality.histogram(classes, reference.classes),
     }
 
 
@@ -133,24 +138,41 @@ def reference_rows(real: Images, judge: evaluator.Evaluator, reference: Referenc
         for label in np.unique(real.labels).tolist()
         if (real.labels != label).sum() > quality.NEIGHBOURS
     }
-    rows = {
-        "real": {**feature_scores(features, reference), "classes": quality.histogram(predicted, reference.classes)},
-    }
+    rows = {"real": feature_scores(features, predicted, reference)}
     if distances:
         mildest = min(distances, key=lambda label: distances[label])
-        rows["a class missing"] = {
-            **feature_scores(features[real.labels != mildest], reference),
-            "classes": quality.histogram(predicted[real.labels != mildest], reference.classes),
-            "missing": mildest,
-        }
+        kept = real.labels != mildest
+        rows["a class missing"] = {**feature_scores(features[kept], predicted[kept], reference), "missing": mildest}
     for name, pixels in (
-        ("blurred", references.blurred(real.pixels)),
-        ("ten images", references.collapsed(real, len(real))),
-        ("noise", references.noise(real.pixels.shape)),
+        ("blurred", blurred(real.pixels)),
+        ("ten images", collapsed(real, len(real))),
+        ("noise", noise(real.pixels.shape)),
     ):
-        found, classes = judge.read(pixels)
-        rows[name] = {**feature_scores(found, reference), "classes": quality.histogram(classes, reference.classes)}
+        rows[name] = feature_scores(*judge.read(pixels), reference)
     return rows
+
+
+def blurred(pixels: np.ndarray) -> np.ndarray:
+    """uint8 [N, H, W, C] under a Gaussian blur with a standard deviation of one pixel."""
+    smooth = ndimage.gaussian_filter(pixels.astype(np.float32), (0, 1, 1, 0))
+    return np.clip(np.rint(smooth), 0, 255).astype(np.uint8)
+
+
+def collapsed(images: Images, count: int) -> np.ndarray:
+    """`count` pictures: the first of each class, over and over."""
+    firsts = [int(np.flatnonzero(images.labels == label)[0]) for label in np.unique(images.labels)]
+    return images.pixels[np.resize(firsts, count)]
+
+
+def noise(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Pixels uint8 of a shape, drawn from the uniform distribution on 0 to 255."""
+    return np.random.Generator(np.random.Philox(seed)).integers(0, 256, shape, dtype=np.uint8)
+
+
+def subset(images: Images, count: int, seed: int = 0) -> Images:
+    """`count` different pictures in a random order given by the seed; all of them if there are fewer."""
+    order = np.random.Generator(np.random.Philox(seed)).permutation(len(images))[:count]
+    return Images(images.pixels[order], images.labels[order])
 
 
 def write_nearest(path: Path, pixels: np.ndarray, near: tuple[np.ndarray, np.ndarray], training: Images) -> None:
@@ -200,15 +222,21 @@ def _dataset(config: EvaluateGan, name: str) -> ImageDataset:
     folder = Path(config.model)
     if config.data is not None or config.model in BUILT_IN or not folder.is_dir():
         return data.load_images(name)
-    run = runs.read_run(folder)
-    task = TASKS[run.kind]
-    dataset: ImageDataset = task.load(runs.saved_settings(run))
-    runs.same_data(run, task.fingerprint(dataset))
+    dataset: ImageDataset = runs.own_data(runs.read_run(folder))
     return dataset
 
 
-def _check_enough(dataset: ImageDataset) -> None:
-    """Raises ConfigError for fewer pictures than the scores need neighbours of."""
+def _check(loaded: Loaded, judge: evaluator.Evaluator, dataset: ImageDataset) -> None:
+    """Raises ConfigError when generator, evaluator and data have pictures of different shapes, and for fewer pictures
+    than the scores need neighbours of."""
+    shapes = {
+        "the generator makes": (*loaded.size, loaded.channels),
+        f"the evaluator {judge.name} takes": judge.format.shape,
+        f"{dataset.name} has": dataset.test.pixels.shape[1:],
+    }
+    if len(set(shapes.values())) > 1:
+        said = ", ".join(f"{who} {' x '.join(map(str, shape))}" for who, shape in shapes.items())
+        raise ConfigError(f"pictures of different shapes: {said}; give another --data or --evaluator")
     training = len(dataset.train) + len(dataset.validation)
     for count, what in ((len(dataset.test), "test"), (training, "training")):
         if count <= quality.NEIGHBOURS:
@@ -216,15 +244,3 @@ def _check_enough(dataset: ImageDataset) -> None:
                 f"{dataset.name} has {count} {what} pictures, and the scores need {quality.NEIGHBOURS + 1} or more: "
                 "give --data with more pictures"
             )
-
-
-def _check(loaded: Loaded, judge: evaluator.Evaluator, dataset: ImageDataset) -> None:
-    """Raises ConfigError when generator, evaluator and data have pictures of different shapes."""
-    shapes = {
-        "the generator makes": (*loaded.size, loaded.channels),
-        f"the evaluator {judge.name} takes": (*judge.size, judge.channels),
-        f"{dataset.name} has": dataset.test.pixels.shape[1:],
-    }
-    if len(set(shapes.values())) > 1:
-        said = ", ".join(f"{who} {' x '.join(map(str, shape))}" for who, shape in shapes.items())
-        raise ConfigError(f"pictures of different shapes: {said}; give another --data or --evaluator")

@@ -7,7 +7,6 @@ channel over the pixels). The file holds the settings, how it was made, and its 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,16 @@ import numpy as np
 import torch
 
 from minidl import models, nn, storage
-from minidl.autograd import no_grad
-from minidl.data import Pictures
-from minidl.data.image_batches import ImageBatches
 from minidl.data.parsing import parse_json
+from minidl.data.saved import made
 from minidl.generation import built_in as built_in_weights
 from minidl.generation.output import sha256
-from minidl.tensors import Tensor
 from minidl.training import files, weights
 from minidl.training.errors import ConfigError, DamagedError, damaged
-from minidl.training.pictures import PictureFormat
-from minidl.training.tasks.images import PictureClassifier
+from minidl.training.forward import saved_outputs
+from minidl.training.tasks.images import PictureClassifier, PictureFormat
 
 FORMAT = "minidl evaluator"
-_BATCH_PIXELS = 2**20
 
 
 @dataclass(frozen=True)
@@ -38,10 +33,7 @@ class Evaluator:
 
     model: models.SmallCNN
     labels: list[str]
-    size: tuple[int, int]
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    format: PictureFormat
     name: str
     sha256: str
     about: dict[str, str]
@@ -51,18 +43,11 @@ class Evaluator:
 
         Raises ValueError for pictures of another shape.
         """
-        if pixels.shape[1:] != (*self.size, self.channels):
-            raise ValueError(f"pictures have shape {list(pixels.shape[1:])}, expected {[*self.size, self.channels]}")
-        size = max(1, min(1024, _BATCH_PIXELS // math.prod(self.size)))
-        pictures = Pictures(pixels, self.mean, self.std)
-        batches = ImageBatches(pictures, np.zeros(len(pixels), dtype=np.int64), size, shuffle=False)
-        features, classes = [], []
-        with no_grad():
-            for x, _ in batches.epoch(0):
-                found = self.model.pool(self.model.features(Tensor(x))).flatten(1)
-                features.append(found.data.cpu().numpy())
-                classes.append(self.model.classifier(found).data.cpu().numpy().argmax(axis=1))
-        return np.concatenate(features), np.concatenate(classes)
+        if pixels.shape[1:] != self.format.shape:
+            raise ValueError(f"pictures have shape {list(pixels.shape[1:])}, expected {list(self.format.shape)}")
+        found = saved_outputs(nn.Sequential(self.model.features, self.model.pool), self.format.pictures(pixels))
+        features = found.reshape(len(pixels), -1)
+        return features, saved_outputs(self.model.classifier, features).argmax(axis=1)
 
 
 def built_in(data: str) -> Path:
@@ -89,30 +74,23 @@ def load(path: Path) -> Evaluator:
             raise ValueError(f"its format is not {FORMAT!r}")
         settings = parse_json(about.pop("settings"))
         labels, (height, width) = settings.pop("labels"), settings.pop("size")
-        described = PictureFormat.from_values({**settings, "height": height, "width": width})
+        described = made(PictureFormat, {**settings, "height": height, "width": width})
         if not isinstance(labels, list) or len(labels) < 2 or not all(isinstance(label, str) for label in labels):
             raise ValueError("its labels are not a list of two names or more")
-        size = (height, width)
-        model = models.SmallCNN(described.channels, size, len(labels))
+        model = models.SmallCNN(described.channels, described.size, len(labels))
         weights.load(model, tensors, path)
-        made = Evaluator(
-            model, labels, size, described.channels, described.mean, described.std, path.stem, digest, about
-        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(path, error) from None
     nn.fold_batch_norms(model.eval().requires_grad_(False))
-    return made
+    return Evaluator(model, labels, described, path.stem, digest, about)
 
 
 def from_run(folder: Path) -> Evaluator:
     """An evaluator from a run of `minidl train images`. Raises ConfigError for another run, DamagedError."""
     found, model = _small(folder, f"--evaluator {folder}")
     nn.fold_batch_norms(model.to(dtype=torch.float32).eval().requires_grad_(False))
-    described = found.format
-    return Evaluator(
-        model, found.targets.labels, found.size, described.channels, described.mean, described.std, folder.name,
-        sha256(folder / "model.safetensors"), {},
-    )  # fmt: skip
+    digest = sha256(folder / "model.safetensors")
+    return Evaluator(model, found.targets.labels, found.format, folder.name, digest, {})
 
 
 def save(run: Path, path: Path, about: dict[str, str]) -> None:
@@ -124,7 +102,7 @@ def save(run: Path, path: Path, about: dict[str, str]) -> None:
     report = files.read_json(run / "report.json")
     described = found.format
     settings: dict[str, Any] = {
-        "channels": described.channels, "size": list(found.size), "labels": found.targets.labels,
+        "channels": described.channels, "size": list(described.size), "labels": found.targets.labels,
         "mean": list(described.mean), "std": list(described.std),
     }  # fmt: skip
     if not isinstance(report.get("accuracy"), float):

@@ -7,13 +7,16 @@ in a walk or a file of latents: the same picture has the same name whichever oth
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from minidl import storage
 from minidl.generation import latents, output, passes
@@ -21,6 +24,7 @@ from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
 from minidl.training import environment, files
 from minidl.training.errors import ConfigError, DamagedError, RunError
+from minidl.training.outputs import cannot_write
 from minidl.version import __version__
 
 MANIFEST = "images.json"
@@ -39,7 +43,7 @@ def check_out(config: Generate) -> None:
         if not folder.exists() or all(map(_BEGUN.fullmatch, (path.name for path in folder.iterdir()))):
             return
     except OSError as error:
-        raise ConfigError(_cannot_write(folder, error)) from None
+        raise ConfigError(cannot_write(folder, error)) from None
     if not config.overwrite:
         raise ConfigError(
             f"--out {folder} exists and is not empty: choose another folder, or replace the pictures in it with "
@@ -71,10 +75,10 @@ def generate(config: Generate) -> None:
             _clear(config.out)
         for path in config.out.iterdir():
             if _BEGUN.fullmatch(path.name):
-                files.remove(path)
+                path.unlink(missing_ok=True)
         _write(config, loaded, z, names)
     except OSError as error:
-        raise RunError(_cannot_write(config.out, error)) from None
+        raise RunError(cannot_write(config.out, error)) from None
 
 
 def _write(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[Any]) -> None:
@@ -94,33 +98,37 @@ def _write(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[Any]
     # First: what a stopped command leaves can be told from a folder of the user's.
     files.write_json(config.out / MANIFEST, manifest)
     kept: list[np.ndarray] = []
-    with Progress(len(z), config.quiet) as progress:
-        found = passes.images(loaded.generator, z, loaded.channels, loaded.size, config.batch_size)
-        if config.format == "npy":
-            shape = (len(z), loaded.channels, *loaded.size)
-            with output.ArrayFile(config.out / "images.npy", shape, np.dtype(loaded.dtype_name)) as array:
-                for part in found:
-                    passes.check_finite(part, progress.done)
-                    array.write(part)
-                    progress.add(len(part))
-        else:
-            for part in found:
-                passes.check_finite(part, progress.done)
+    done, started = 0, time.perf_counter()
+    columns = TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    hidden = config.quiet or not sys.stdout.isatty()
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(Progress(*columns, transient=True, disable=hidden))
+        task = bar.add_task("", total=len(z))
+        shape, dtype = (len(z), loaded.channels, *loaded.size), np.dtype(loaded.dtype_name)
+        array = output.array_file(config.out / "images.npy", shape, dtype)
+        write = stack.enter_context(array) if config.format == "npy" else None
+        for part in passes.images(loaded.generator, z, loaded.channels, loaded.size, config.batch_size):
+            passes.check_finite(part, done)
+            if write is not None:
+                write(part)
+            else:
                 pictures = output.pixels(part)
-                for picture, entry in zip(pictures, made[progress.done :], strict=False):
-                    text = {"Software": f"minidl {__version__}", **_texts(facts), **_texts(_without(entry, "file"))}
-                    output.write_picture(config.out / entry["file"], picture, text)
+                for picture, entry in zip(pictures, made[done:], strict=False):
+                    output.write_picture(config.out / entry["file"], picture, _texts({**facts, **entry}))
                 if config.grid is not None:
                     kept.append(pictures)
-                progress.add(len(part))
+            done += len(part)
+            bar.advance(task, len(part))
+    seconds = time.perf_counter() - started
     if config.grid is not None:
         sheet = output.grid(np.concatenate(kept), *config.grid)
-        text = {"Software": f"minidl {__version__}", **_texts(facts), "seeds": _ranges(config, names)}
+        text = _texts({**facts, "seeds": _ranges(config, names)})
         output.write_picture(config.out / f"grid.{config.format}", sheet, text)
     if not config.quiet:
         what = "1 image" if len(z) == 1 else f"{len(z):,} images"
         size = f"{loaded.size[0]}x{loaded.size[1]}{'' if loaded.channels == 1 else 'x' + str(loaded.channels)}"
-        print(f"{what} of {size} in {config.out} by model {loaded.name} ({loaded.sha256[:12]}): {progress.summary()}")
+        speed = f"{seconds:.1f} s, {done / max(seconds, 1e-9):,.1f} images/s"
+        print(f"{what} of {size} in {config.out} by model {loaded.name} ({loaded.sha256[:12]}): {speed}")
 
 
 def _facts(config: Generate, loaded: Loaded) -> dict[str, Any]:
@@ -167,15 +175,13 @@ def _ranges(config: Generate, names: Sequence[Any]) -> str:
 
 
 def _texts(facts: dict[str, Any]) -> dict[str, str]:
-    return {
+    """The metadata of a picture."""
+    texts = {
         name: " ".join(map(str, value)) if isinstance(value, list) else str(value)
         for name, value in facts.items()
-        if name != "minidl"
+        if name not in ("minidl", "file")
     }
-
-
-def _without(entry: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key != name}
+    return {"Software": f"minidl {__version__}", **texts}
 
 
 def _written(folder: Path) -> list[str]:
@@ -195,53 +201,8 @@ def _written(folder: Path) -> list[str]:
 
 
 def _clear(folder: Path) -> None:
-    if not (folder / MANIFEST).exists():
-        return
-    for name in _written(folder):
-        files.remove(folder / name)
-    files.sweep(folder)
-    files.remove(folder / MANIFEST)
-
-
-def _cannot_write(folder: Path, error: OSError) -> str:
-    return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or free some space"
-
-
-class Progress:
-    """A bar in a terminal, nothing elsewhere; counts the pictures and the seconds."""
-
-    def __init__(self, total: int, quiet: bool) -> None:
-        self.total, self.done = total, 0
-        self._bar: Any = None
-        self._quiet = quiet
-
-    def __enter__(self) -> Progress:
-        import time
-
-        self._clock = time.perf_counter
-        self._began = self._clock()
-        if not self._quiet and sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(
-                TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self.total)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds = self._clock() - self._began
-        if self._bar is not None:
-            self._bar.stop()
-
-    def add(self, count: int) -> None:
-        """So many more pictures are written."""
-        self.done += count
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self.done)
-
-    def summary(self) -> str:
-        """ "3.1 s, 20.6 images/s" """
-        return f"{self.seconds:.1f} s, {self.done / max(self.seconds, 1e-9):,.1f} images/s"
+    if (folder / MANIFEST).exists():
+        for name in _written(folder):
+            (folder / name).unlink(missing_ok=True)
+        files.sweep(folder)
+        (folder / MANIFEST).unlink(missing_ok=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -49,32 +48,16 @@ def write_picture(path: Path, picture: np.ndarray, text: Mapping[str, str]) -> N
     files.write_bytes(path, content.getvalue())
 
 
-class ArrayFile:
-    """A .npy file of float arrays [N, ...] written part by part; it appears under its name when it is whole.
+@contextmanager
+def array_file(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[Callable[[np.ndarray], object]]:
+    """Writes the next rows of a .npy file of float arrays [N, ...]; it appears under its name when it is whole.
 
     Raises OSError naming it.
     """
-
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.path = path
-        self._header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> ArrayFile:
-        with contextlib.ExitStack() as stack:
-            self._file = stack.enter_context(storage.whole(self.path))
-            np.lib.format.write_array_header_1_0(self._file, self._header)
-            self._stack = stack.pop_all()
-        return self
-
-    def write(self, part: np.ndarray) -> None:
-        """The next rows."""
-        self._file.write(np.ascontiguousarray(part).tobytes())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    with storage.whole(path) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        yield lambda part: file.write(np.ascontiguousarray(part).tobytes())
 
 
 def sha256(path: Path) -> str:

@@ -11,17 +11,24 @@
     nearest            the distance of each picture to the nearest training picture; `memorised` is the share nearer
                        than the 1st percentile of those of real pictures that were not trained on
 
-The features come from minidl's kernels; NumPy computes the statistics, which are not part of the framework.
+The features, and on a GPU the products of pictures, come from minidl's kernels; NumPy computes the statistics, which
+are not part of the framework.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import torch
+
+from minidl.kernels import gemm
+from minidl.runtime import launch
+from minidl.tensors import default_device
 
 NEIGHBOURS = 3
 _ROWS = 1024  # of a matrix of distances at a time
+_SCALE = 1.0 / 255.0
 
 
 def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +66,10 @@ def kernel_distance(real: np.ndarray, generated: np.ndarray) -> float:
     x, y = real.astype(np.float64), generated.astype(np.float64)
     if min(len(x), len(y)) < 2:
         raise ValueError(f"{len(x)} and {len(y)} features, expected two or more of each")
-    within = sum((_kernel_sum(z, z) - _diagonal(z)) / (len(z) * (len(z) - 1)) for z in (x, y))
+    within = 0.0
+    for z in (x, y):
+        diagonal = float((((z * z).sum(axis=1) / z.shape[1] + 1.0) ** 3).sum())
+        within += (_kernel_sum(z, z) - diagonal) / (len(z) * (len(z) - 1))
     return float(within - 2.0 * _kernel_sum(x, y) / (len(x) * len(y)))
 
 
@@ -68,10 +78,6 @@ def _kernel_sum(x: np.ndarray, y: np.ndarray) -> float:
     for start in range(0, len(x), _ROWS):
         total += float(((x[start : start + _ROWS] @ y.T / x.shape[1] + 1.0) ** 3).sum())
     return total
-
-
-def _diagonal(x: np.ndarray) -> float:
-    return float((((x * x).sum(axis=1) / x.shape[1] + 1.0) ** 3).sum())
 
 
 def precision_recall(real: np.ndarray, generated: np.ndarray, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
@@ -104,6 +110,37 @@ def _squares(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         part = x[start : start + _ROWS]
         squares = (part * part).sum(axis=1)[:, None] + lengths - 2.0 * (part @ y.T)
         yield start, np.maximum(squares, 0.0)
+
+
+def nearest(pictures: np.ndarray, training: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(distances float64 [N], indices [N]) of the nearest of `training` for uint8 pictures [N, H, W, C].
+
+    A distance is the root of the mean squared difference of pixels from 0 to 1. With |a - b|^2 = |a|^2 + |b|^2 - 2 a b
+    the products of all pairs are matrix products. They select the neighbour; its distance is then computed from the
+    pixels. Raises ValueError for pictures of
+    different shapes and an empty training set.
+    """
+    if pictures.shape[1:] != training.shape[1:] or not len(training):
+        raise ValueError(f"pictures have shape {list(pictures.shape)}, the training pictures {list(training.shape)}")
+    x, y = _flat(pictures), _flat(training)
+    half = np.square(y, dtype=np.float32).sum(axis=1) / 2
+    product = (lambda rows: rows @ y.T) if launch.INTERPRETED else _product_kernel(y)
+    indices = np.concatenate(
+        [(half - product(x[start : start + _ROWS])).argmin(axis=1) for start in range(0, len(x), _ROWS)]
+        or [np.zeros(0, dtype=np.int64)]
+    )
+    differences = (pictures.astype(np.float64) - training[indices]) * _SCALE
+    return np.sqrt(np.square(differences).reshape(len(x), -1).mean(axis=1)), indices
+
+
+def _flat(pictures: np.ndarray) -> np.ndarray:
+    return pictures.reshape(len(pictures), -1).astype(np.float32) * np.float32(_SCALE)
+
+
+def _product_kernel(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """What multiplies rows [n, d] with all rows of y."""
+    on_device = torch.from_numpy(y).to(default_device())
+    return lambda x: gemm.gemm(torch.from_numpy(x).to(on_device.device), on_device.t()).cpu().numpy()
 
 
 def histogram(classes: np.ndarray, count: int) -> list[float]:

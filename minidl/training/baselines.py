@@ -16,7 +16,7 @@ from minidl.training import metrics
 
 LINEAR = "LinearSVC(C=1), same features and training split"
 LINEAR_ALL = "LinearSVC(C=1), same features, training and validation split"
-PIXELS = "logistic regression on the pixels{shrunk}, {data}"
+PIXELS = "logistic regression on the pixels{}, {}"
 _MOST_PIXELS = 1024  # values of a picture that the logistic regression gets
 
 Split = tuple[Any, np.ndarray]  # features (scipy CSR, array [N, F] or Pictures) and targets [N]
@@ -24,18 +24,24 @@ Split = tuple[Any, np.ndarray]  # features (scipy CSR, array [N, F] or Pictures)
 
 def classification(train: Split, validation: Split, test: Split, classes: int) -> dict[str, Any]:
     """{"majority", "linear", "linear_all"}: always the largest class; a linear support vector machine, C = 1; the same
-    with the validation split as further training examples."""
+    with the validation split as further training examples. On pictures the machine is a logistic regression."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.svm import LinearSVC
+
+    machine, methods = LinearSVC(C=1.0, random_state=0), [LINEAR, LINEAR_ALL]
     if isinstance(train[0], Pictures):
-        return _pictures(train, validation, test, classes)
-    test_x, test_y = test
-    return {
-        "majority": majority(train[1], test_y, classes),
-        "linear": {"method": LINEAR, **metrics.classification(test_y, _svm(*train, test_x), classes)},
-        "linear_all": {
-            "method": LINEAR_ALL,
-            **metrics.classification(test_y, _svm(*_joined(train, validation), test_x), classes),
-        },
-    }
+        # A support vector machine takes minutes on 60,000 pictures.
+        step = _step(train[0].shape)
+        shrunk = f", means of {step} x {step}" if step > 1 else ""
+        machine = LogisticRegression(C=1.0, max_iter=100)
+        methods = [PIXELS.format(shrunk, data) for data in ("training split", "training and validation split")]
+        train, validation, test = ((_flat(x, step), y) for x, y in (train, validation, test))
+    scores: dict[str, Any] = {"majority": majority(train[1], test[1], classes)}
+    parts = train, _joined(train, validation)
+    for name, method, part in zip(("linear", "linear_all"), methods, parts, strict=True):
+        predicted = _fitted(machine, *part).predict(test[0])
+        scores[name] = {"method": method, **metrics.classification(test[1], predicted, classes)}
+    return scores
 
 
 def majority(train_y: np.ndarray, test_y: np.ndarray, classes: int) -> dict[str, float]:
@@ -48,16 +54,13 @@ def regression(
     train_x: np.ndarray, train_y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray, mean: float, scale: float
 ) -> dict[str, Any]:
     """{"mean", "ridge", "mlp"}; y are standardised with `mean` and `scale`, scores are in the target's units."""
-    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import RidgeCV
     from sklearn.neural_network import MLPRegressor
 
     ridge = RidgeCV(alphas=np.logspace(-3, 3, 25)).fit(train_x, train_y)
     enough = len(train_y) >= 20  # it takes a tenth of the rows as its own validation split
     mlp = MLPRegressor(hidden_layer_sizes=(64, 64), early_stopping=enough, max_iter=500, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        mlp.fit(train_x, train_y)
+    mlp = _fitted(mlp, train_x, train_y)
     truth = test_y.astype(np.float64) * scale + mean
 
     def scores(predicted: np.ndarray) -> dict[str, float]:
@@ -68,20 +71,6 @@ def regression(
         "ridge": {"method": f"RidgeCV, alpha {ridge.alpha_:.3g}", **scores(ridge.predict(test_x))},
         "mlp": {"method": "MLPRegressor(64, 64), early stopping", **scores(mlp.predict(test_x))},
     }
-
-
-def _pictures(train: Split, validation: Split, test: Split, classes: int) -> dict[str, Any]:
-    """As `classification`, with a logistic regression: a support vector machine takes minutes on 60,000 pictures."""
-    step = _step(train[0].shape)
-    shrunk = f", means of {step} x {step}" if step > 1 else ""
-    parts = {"linear": ("training split", train), "linear_all": ("training and validation split", None)}
-    scores: dict[str, Any] = {"majority": majority(train[1], test[1], classes)}
-    flat = [(_flat(x, step), y) for x, y in (train, validation, test)]
-    for name, (text, own) in parts.items():
-        x, y = flat[0] if own is not None else _joined(flat[0], flat[1])
-        method = PIXELS.format(shrunk=shrunk, data=text)
-        scores[name] = {"method": method, **metrics.classification(test[1], _logistic(x, y, flat[2][0]), classes)}
-    return scores
 
 
 def _step(shape: tuple[int, ...]) -> int:
@@ -104,15 +93,6 @@ def _flat(pictures: Pictures, step: int) -> np.ndarray:
     return shrunk.reshape(len(shrunk), -1) / np.float32(255)
 
 
-def _logistic(train_x: np.ndarray, train_y: np.ndarray, test_x: np.ndarray) -> np.ndarray:
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return LogisticRegression(C=1.0, max_iter=100).fit(train_x, train_y).predict(test_x)
-
-
 def _joined(first: Split, second: Split) -> Split:
     from scipy import sparse
 
@@ -120,10 +100,10 @@ def _joined(first: Split, second: Split) -> Split:
     return stack([first[0], second[0]]), np.concatenate([first[1], second[1]])
 
 
-def _svm(train_x: Any, train_y: np.ndarray, test_x: Any) -> np.ndarray:
+def _fitted(machine: Any, x: Any, y: np.ndarray) -> Any:
+    """The machine after it has learnt, also if it stopped before it converged."""
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.svm import LinearSVC
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return LinearSVC(C=1.0, random_state=0).fit(train_x, train_y).predict(test_x)
+        return machine.fit(x, y)

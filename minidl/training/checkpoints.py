@@ -105,7 +105,11 @@ class Checkpoints:
         """
         self.wait()
         last, best = (self._content(name) for name in JSON_FILES)
-        if best is not None and (last is None or _step(best) > _step(last)):
+
+        def step(content: dict[str, Any]) -> int:
+            return int(content["tensors"].removeprefix("step-").removesuffix(".safetensors"))
+
+        if best is not None and (last is None or step(best) > step(last)):
             # Check that it is complete before the other is replaced.
             self._read("best.json")
             files.write_bytes(self.folder / "last.json", files.read_bytes(self.folder / "best.json"))
@@ -124,7 +128,7 @@ class Checkpoints:
                 named.add(files.read_json(self.folder / name).get("tensors"))
         for path in self.folder.glob("step-*.safetensors"):
             if _NAME.fullmatch(path.name) and path.name not in named:
-                files.remove(path)
+                path.unlink(missing_ok=True)
 
     def _started(self) -> bool:
         """Start the thread; False if the system cannot start one, so that the caller writes the state."""
@@ -212,11 +216,6 @@ def _writer_of(folder: Path) -> str:
 def delete(folder: Path) -> None:
     """Delete what `save` wrote, and the folder if it is empty then."""
     files.remove_folder(folder, lambda name: name in JSON_FILES or _NAME.fullmatch(name) is not None)
-
-
-def _step(content: dict[str, Any]) -> int:
-    """The step of a state, from the name of its tensor file."""
-    return int(content["tensors"].removeprefix("step-").removesuffix(".safetensors"))
 
 
 def _take_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:

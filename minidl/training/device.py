@@ -16,7 +16,16 @@ def choose(device: str) -> None:
     Raises ConfigError when a CUDA device is needed and missing, when the user's TRITON_INTERPRET contradicts it, and
     when MINIDL_TILES names invalid tile tables.
     """
-    _choose(device)
+    given = os.environ.get(_VARIABLE)
+    interpret = given is not None and given.lower() in ("1", "true", "on", "yes", "y")
+    if device == "cpu":
+        if given is not None and not interpret:
+            raise ConfigError(f"--device cpu interprets kernels, but {_VARIABLE}={given} is set: unset it")
+        os.environ[_VARIABLE] = "1"
+    elif device == "cuda" and interpret:
+        raise ConfigError(f"--device cuda compiles kernels, but {_VARIABLE}={given} is set: unset it")
+    elif device == "cuda" or (given is not None and not interpret):
+        _require_cuda("--device cuda" if device == "cuda" else f"{_VARIABLE}={given}")
     if os.environ.get(_TILES):
         from minidl.runtime import tables
 
@@ -24,20 +33,6 @@ def choose(device: str) -> None:
             tables.check()
         except tables.TableError as error:
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
-
-
-def _choose(device: str) -> None:
-    given = os.environ.get(_VARIABLE)
-    interpret = given is not None and given.lower() in ("1", "true", "on", "yes", "y")
-    if device == "cpu":
-        if given is not None and not interpret:
-            raise ConfigError(f"--device cpu interprets kernels, but {_VARIABLE}={given} is set: unset it")
-        os.environ[_VARIABLE] = "1"
-        return
-    if device == "cuda" and interpret:
-        raise ConfigError(f"--device cuda compiles kernels, but {_VARIABLE}={given} is set: unset it")
-    if device == "cuda" or (given is not None and not interpret):
-        _require_cuda("--device cuda" if device == "cuda" else f"{_VARIABLE}={given}")
 
 
 def _require_cuda(what: str) -> None:

@@ -6,8 +6,6 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from minidl.training import metrics
-
 
 class Display:
     """Entered while training runs. `note` and `epoch` write lines; `step` moves the bar of the epoch under way."""
@@ -39,20 +37,13 @@ class Display:
             self._bar.stop()
             self._bar = None
 
-    def note(self, text: str) -> None:
-        """One line."""
-        if self.quiet:
-            return
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def notes(self, *texts: str | None) -> None:
+    def note(self, *texts: str | None) -> None:
         """A line for each that is not None or empty."""
-        for text in texts:
-            if text:
-                self.note(text)
+        for text in filter(None, () if self.quiet else texts):
+            if self._bar is None:
+                print(text, flush=True)
+            else:
+                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, epoch: int, epochs: int, done: int, steps: int) -> None:
         """An epoch begins, `done` of its steps taken before."""
@@ -72,13 +63,6 @@ class Display:
         else:
             self._bar.update(self._task, completed=done, figures=figures)
 
-    def epoch(self, epoch: int, epochs: int, record: dict[str, Any], best: bool) -> None:
+    def epoch(self, epoch: int, epochs: int, figures: str, seconds: float, star: bool = False) -> None:
         """One line for a finished epoch; a star marks a validation score above all before."""
-        scores = "  ".join(
-            f"{metrics.TITLES.get(name, name)} {metrics.shown(name, value)}"
-            for name, value in record["validation"].items()
-        )
-        self.note(
-            f"epoch {epoch:>{len(str(epochs))}}/{epochs}  loss {record['loss']:.4f}  validation: {scores}  "
-            f"{record['seconds']:.1f} s{'  *' if best else ''}"
-        )
+        self.note(f"epoch {epoch:>{len(str(epochs))}}/{epochs}  {figures}  {seconds:.1f} s{'  *' if star else ''}")

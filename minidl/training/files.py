@@ -138,13 +138,7 @@ def _check_shapes(header: dict[str, Any]) -> None:
 def sweep(folder: Path) -> None:
     """Delete the unfinished files of a killed process."""
     for path in folder.glob(".*" + storage.PART):
-        remove(path)
-
-
-def remove(path: Path) -> None:
-    """Delete a file if it exists."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def remove_folder(folder: Path, own: Callable[[str], bool]) -> None:
@@ -153,7 +147,7 @@ def remove_folder(folder: Path, own: Callable[[str], bool]) -> None:
         return
     for path in folder.iterdir():
         if own(path.name):
-            remove(path)
+            path.unlink(missing_ok=True)
     sweep(folder)
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -29,7 +29,9 @@ def outputs(model: nn.Module, features: Any) -> np.ndarray:
 
     Raises DivergedError when one is not finite, and RunError, with a batch size that fits, when memory runs out.
     """
-    size = _size(features)
+    size = BATCH
+    if isinstance(features, Pictures):
+        size = min(BATCH, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
     whole = memory.guarded(
         lambda: _apply(model, features, size), min(size, features.shape[0]), lambda n: _apply(model, features, n, 1),
         smaller="at most {} inputs at a time, or --device cpu",
@@ -59,12 +61,6 @@ def _apply(model: nn.Module, features: Any, size: int, most: int | None = None) 
             y = model(x.to(device) if isinstance(x, CSR) else Tensor(x.to(device)))
             parts.append(y.data.to(torch.float32).cpu().numpy())
     return np.concatenate(parts) if parts else np.zeros((0, 1), dtype=np.float32)
-
-
-def _size(features: Any) -> int:
-    if not isinstance(features, Pictures):
-        return BATCH
-    return min(BATCH, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
 
 
 def _batches(model: nn.Module, features: Any, size: int) -> Batches | ImageBatches:

@@ -6,26 +6,25 @@ epoch is kept. No step waits for the device: figures stay there and are fetched 
 
 from __future__ import annotations
 
-import time
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
-from minidl import random
 from minidl.data.image_batches import ImageBatches
+from minidl.data.saved import Count
 from minidl.models import Generator
 from minidl.tensors import Tensor, default_device
 from minidl.training import samples, weights
 from minidl.training.adversaries import Adversaries
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.display import Display
-from minidl.training.errors import DivergedError
-from minidl.training.figures import Figures
-from minidl.training.interrupts import Interrupts
-from minidl.training.progress import Place, is_number, require, restoring
-from minidl.training.trainer import BaseTrainer
+from minidl.training.progress import Place, is_number
+from minidl.training.trainer import BaseTrainer, Figures, Outcome
 
 FIGURES = ("loss_d", "loss_g", "d_real", "d_fake")
 TITLES = {"loss_d": "loss D", "loss_g": "loss G", "d_real": "D(x)", "d_fake": "D(G(z))"}
@@ -36,19 +35,13 @@ REMEDY = "a smaller --lr"
 class GanProgress(Place):
     """Where training stands; plain JSON values. `sums` are those of FIGURES in the epoch under way."""
 
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(FIGURES))
-    count: int = 0
+    sums: Annotated[list[float], Field(min_length=4, max_length=4)] = field(default_factory=lambda: [0.0] * 4)
+    count: Count = 0
 
     @property
     def means(self) -> dict[str, float]:
         """The means of FIGURES over what was fetched of the epoch under way."""
         return {name: total / self.count for name, total in zip(FIGURES, self.sums, strict=True)}
-
-    def check(self) -> None:
-        """See `Place`."""
-        sums: object = self.sums
-        numbers = isinstance(sums, list) and len(sums) == len(FIGURES) and all(map(is_number, sums))
-        require("sums", sums, numbers, f"{len(FIGURES)} numbers")
 
     @staticmethod
     def is_record(record: dict[str, Any]) -> bool:
@@ -84,15 +77,10 @@ class GanTrainer(BaseTrainer):
         """The moving average, after `run` with its running statistics."""
         return self.networks.average
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        with restoring(checkpoint.path) as parts:
-            progress = GanProgress.from_saved(checkpoint.state["progress"])
-            parts.append("weights")
-            weights.check(self.networks.weights(), checkpoint.weights, checkpoint.tensors)
-            self.networks.restore(checkpoint.weights, checkpoint.optimizer, progress.steps)
-            parts.append("generator")
-            random.set_state(checkpoint.state["generator"])
-        self._go_on(progress, checkpoint)
+    def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
+        parts.append("weights")
+        weights.check(self.networks.weights(), checkpoint.weights, checkpoint.tensors)
+        self.networks.restore(checkpoint.weights, checkpoint.optimizer, steps)
 
     def run(self) -> GanProgress:
         """As `BaseTrainer.run`; then training.gif is written."""
@@ -106,39 +94,20 @@ class GanTrainer(BaseTrainer):
         generator = others.generator
         others.step(Tensor(torch.zeros(size, generator.channels, *generator.size, device=default_device())))
 
-    def _train(self, interrupts: Interrupts) -> None:
-        while self.progress.epoch < self.epochs:
-            self._epoch(interrupts)
-            self._save()
-            if interrupts.requested:
-                raise self._interruption()
+    def _steps(self) -> Iterator[torch.Tensor]:
+        left = self.steps - self.progress.step
+        # The remaining pictures fill no batch; they take part in other epochs.
+        for x, _ in itertools.islice(self.batches.epoch(self.progress.epoch, self.progress.step), left):
+            yield torch.cat(self.networks.step(Tensor(x)))
 
-    def _epoch(self, interrupts: Interrupts) -> None:
+    def _judge(self) -> Outcome:
+        """The means of the figures, and samples/."""
         progress = self.progress
-        started = time.monotonic() - progress.epoch_seconds
-        self.display.begin(progress.epoch + 1, self.epochs, progress.step, self.steps)
-        for x, _ in self.batches.epoch(progress.epoch, progress.step):
-            if progress.step == self.steps:
-                break  # the remaining pictures fill no batch; they take part in other epochs
-            self._figures.add(torch.cat(self.networks.step(Tensor(x))))
-            self._stepped(started, interrupts)
-        self._fetch(always=True)
-        if not progress.count:
-            raise DivergedError(f"no loss in epoch {progress.epoch + 1} is finite", REMEDY)
-        generator = self.networks.statistics()
-        pixels = samples.draw(generator, self.z)
-        samples.write_grid(samples.folder(self.folder) / samples.name(progress.epoch + 1), pixels)
-        seconds = time.monotonic() - started
-        record = {
-            "epoch": progress.epoch + 1,
-            "steps": progress.steps,
-            **progress.means,
-            "seconds": round(seconds, 3),
-        }
+        pixels = samples.draw(self.networks.statistics(), self.z)
+        samples.write_grid(samples.path(self.folder, progress.epoch + 1), pixels)
+        means = progress.means
         progress.sums, progress.count = [0.0] * len(FIGURES), 0
-        self._ended(record)
-        number = f"{progress.epoch:>{len(str(self.epochs))}}/{self.epochs}"
-        self.display.note(f"epoch {number}  {shown(record, '  ')}  {seconds:.1f} s")
+        return Outcome(means, shown(means, "  "))
 
     def _fetch(self, always: bool) -> str | None:
         progress = self.progress

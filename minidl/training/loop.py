@@ -14,30 +14,27 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minidl import nn, random
+from minidl import nn
 from minidl.captured import capture
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.optim import Optimizer, Schedule
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
-from minidl.training import memory, weights
+from minidl.training import memory, metrics, weights
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.display import Display
 from minidl.training.errors import DivergedError, damaged
-from minidl.training.figures import Figures
-from minidl.training.interrupts import Interrupts
-from minidl.training.progress import Progress, restoring
+from minidl.training.progress import Progress
 from minidl.training.settings import changed
-from minidl.training.trainer import BaseTrainer
+from minidl.training.trainer import BaseTrainer, Figures, Interrupts, Outcome
 
 
 @dataclass(frozen=True)
@@ -89,22 +86,20 @@ class Trainer(BaseTrainer):
         return self.learner.model
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        state, learner = checkpoint.state, self.learner
-        with restoring(checkpoint.path) as parts:
-            progress = Progress.from_saved(state["progress"])
-            parts.append("optimizer")
-            learner.optimizer.load_state_dict(checkpoint.optimizer)
-            parts.append("schedule")
-            # A schedule has no memory but the number of steps.
-            schedule = {**learner.schedule.state_dict(), "step": progress.steps}
-            if state["schedule"] != schedule:
-                raise ValueError(f"it is {state['schedule']!r}, expected {schedule!r}")
-            learner.schedule.load_state_dict(schedule)
-            parts.append("generator")
-            random.set_state(state["generator"])
-        weights.load(learner.model, checkpoint.weights, checkpoint.tensors)
-        self._go_on(progress, checkpoint)
+        super().restore(checkpoint)
         self._best()
+
+    def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
+        state, learner = checkpoint.state, self.learner
+        parts.append("optimizer")
+        learner.optimizer.load_state_dict(checkpoint.optimizer)
+        parts.append("schedule")
+        # A schedule has no memory but the number of steps.
+        schedule = {**learner.schedule.state_dict(), "step": steps}
+        if state["schedule"] != schedule:
+            raise ValueError(f"it is {state['schedule']!r}, expected {schedule!r}")
+        learner.schedule.load_state_dict(schedule)
+        weights.load(learner.model, checkpoint.weights, checkpoint.tensors)
 
     def run(self) -> Progress:
         """As `BaseTrainer.run`; then the best weights are put into the model.
@@ -121,7 +116,7 @@ class Trainer(BaseTrainer):
         """As `BaseTrainer.attempt`; the weights are useless afterwards."""
         batches = copy.copy(self.learner.batches)
         batches.batch_size = size
-        self._figures.clear()
+        self._figures.pending.clear()
         self.learner.model.train()
         x, y = next(iter(batches.epoch(0)))
         device = default_device()
@@ -143,23 +138,28 @@ class Trainer(BaseTrainer):
             raise damaged(best.path, f"it is of epoch {epoch}, or of other settings; the best is epoch {of}")
         return best
 
+    @property
+    def finished(self) -> bool:
+        return self.progress.finished
+
     def _train(self, interrupts: Interrupts) -> None:
-        progress = self.progress
-        # Local to this call, so that the memory of the graphs is freed with it.
-        step = capture(self._step, shapes=2) if self.captured else self._step
-        while not progress.finished:
-            self._epoch(step, interrupts)
-            if progress.epoch == self.epochs:
-                progress.finished = True
-            elif self.patience and progress.epoch - progress.best_epoch >= self.patience:
-                progress.finished = True
-                self.display.note(
-                    f"{self.patience} epochs in a row more than one standard error below the best validation score: "
-                    "stopping early"
-                )
-            self._save(best=progress.best_epoch == progress.epoch)
-            if interrupts.requested:
-                raise self._interruption()
+        self._taken = capture(self._step, shapes=2) if self.captured else self._step
+        try:
+            super()._train(interrupts)
+        finally:
+            del self._taken  # and the memory of the graphs with it
+
+    def _epoch(self, interrupts: Interrupts) -> bool:
+        best, progress = super()._epoch(interrupts), self.progress
+        if progress.epoch == self.epochs:
+            progress.finished = True
+        elif self.patience and progress.epoch - progress.best_epoch >= self.patience:
+            progress.finished = True
+            self.display.note(
+                f"{self.patience} epochs in a row more than one standard error below the best validation score: "
+                "stopping early"
+            )
+        return best
 
     def _step(self, x: CSR | Tensor, y: Tensor) -> torch.Tensor:
         """Train on a batch; the loss."""
@@ -170,51 +170,45 @@ class Trainer(BaseTrainer):
         learner.optimizer.step()
         return loss.data
 
-    def _epoch(self, step: Callable[[CSR | Tensor, Tensor], torch.Tensor], interrupts: Interrupts) -> None:
-        progress, learner = self.progress, self.learner
-        device = default_device()
-        started = time.monotonic() - progress.epoch_seconds
-        self.display.begin(progress.epoch + 1, self.epochs, progress.step, self.steps)
+    def _steps(self) -> Iterator[torch.Tensor]:
+        progress, learner, device = self.progress, self.learner, default_device()
         learner.model.train()
         for x, y in learner.batches.epoch(progress.epoch, progress.step):
             features = x.to(device) if isinstance(x, CSR) else Tensor(x.to(device))
-            self._figures.add(step(features, Tensor(y.to(device))))
+            loss = self._taken(features, Tensor(y.to(device)))
             learner.schedule.step()
-            self._stepped(started, interrupts)
-        self._fetch(always=True)
-        learner.model.eval()
-        judged = self._judge()
-        record = {
-            "epoch": progress.epoch + 1,
-            "steps": progress.steps,
-            "loss": progress.loss_sum / progress.loss_count,
-            "validation": judged.scores,
-            "lr": learner.schedule.lr(progress.steps - 1),
-            "seconds": round(time.monotonic() - started, 3),
-        }
-        progress.loss_sum, progress.loss_count = 0.0, 0
-        # The last of epochs that do not differ: the learning rate has fallen and the weights have settled.
-        before = progress.best_score
-        progress.best_score = judged.score if before is None else max(before, judged.score)
-        if judged.score >= progress.best_score - judged.margin:
-            progress.best_epoch = progress.epoch + 1
-        self._ended(record)
-        self.display.epoch(progress.epoch, self.epochs, record, before is None or judged.score > before)
+            yield loss
 
-    def _judge(self) -> Judgement:
-        """Validation after an epoch. Raises DivergedError when it, or every loss of the epoch, is not finite."""
-        epoch = self.progress.epoch + 1
-        if not self.progress.loss_count:
-            raise DivergedError(f"no loss in epoch {epoch} is finite")
+    def _judge(self) -> Outcome:
+        """Loss and validation. Raises DivergedError when the validation is not finite."""
+        progress, learner = self.progress, self.learner
+        learner.model.eval()
+        epoch = progress.epoch + 1
         try:
             # Its memory does not depend on the batch size.
-            judged = memory.guarded(self.learner.validate, 1, None)
+            judged = memory.guarded(learner.validate, 1, None)
         except DivergedError:
             raise DivergedError(f"the model's outputs after epoch {epoch} are not finite") from None
         for name, value in (*judged.scores.items(), ("score", judged.score), ("margin", judged.margin)):
             if not math.isfinite(value):
                 raise DivergedError(f"the validation {name} after epoch {epoch} is {value}")
-        return judged
+        loss = progress.loss_sum / progress.loss_count
+        progress.loss_sum, progress.loss_count = 0.0, 0
+        # The last of epochs that do not differ: the learning rate has fallen and the weights have settled.
+        before = progress.best_score
+        progress.best_score = judged.score if before is None else max(before, judged.score)
+        best = judged.score >= progress.best_score - judged.margin
+        if best:
+            progress.best_epoch = epoch
+        scores = (
+            f"{metrics.TITLES.get(name, name)} {metrics.shown(name, value)}" for name, value in judged.scores.items()
+        )
+        return Outcome(
+            {"loss": loss, "validation": judged.scores, "lr": learner.schedule.lr(progress.steps - 1)},
+            f"loss {loss:.4f}  validation: {'  '.join(scores)}",
+            best,
+            star=before is None or judged.score > before,
+        )
 
     def _fetch(self, always: bool) -> str | None:
         # One by one, so that the time of the transfer changes nothing.

@@ -130,14 +130,14 @@ def largest(attempt: Callable[[int], object], batch: int, share: float = 1.0) ->
 def fits(attempt: Callable[[int], object], batch: int, share: float = 1.0) -> bool:
     """Whether `attempt` succeeds within this share of the free memory."""
     _release()
-    before, free = _allocated(), _of_device()[0]
+    before, free = torch.cuda.memory_allocated(), _of_device()[0]
     try:
         attempt(batch)
     except Exception as error:
         if read(error) is None:
             raise
         return False
-    return free is None or _peak() - before <= share * free
+    return free is None or torch.cuda.max_memory_allocated() - before <= share * free
 
 
 def _release() -> None:
@@ -147,14 +147,6 @@ def _release() -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def _allocated() -> int:
-    return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-
-
-def _peak() -> int:
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
 def _of_device() -> tuple[int | None, int | None]:

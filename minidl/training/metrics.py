@@ -56,9 +56,9 @@ def per_class(confusion: np.ndarray, labels: Sequence[str]) -> list[dict[str, An
     return [
         {
             "label": label,
-            "precision": _ratio(hits[i], predicted[i]),
-            "recall": _ratio(hits[i], support[i]),
-            "f1": _ratio(2 * hits[i], predicted[i] + support[i]),
+            "precision": float(hits[i] / max(1, predicted[i])),
+            "recall": float(hits[i] / max(1, support[i])),
+            "f1": float(2 * hits[i] / max(1, predicted[i] + support[i])),
             "support": int(support[i]),
         }
         for i, label in enumerate(labels)
@@ -81,7 +81,3 @@ def regression(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
         "mae": float(np.abs(error).mean()),
         "r2": 1.0 - square / spread if spread > 0 else 0.0,
     }
-
-
-def _ratio(part: np.integer[Any], whole: np.integer[Any]) -> float:
-    return float(part / whole) if whole else 0.0

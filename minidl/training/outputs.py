@@ -32,6 +32,11 @@ def check_output(name: str, path: Path) -> None:
         raise ConfigError(f"{name} {path}: {path.parent} cannot be written; give a file in another folder")
 
 
+def cannot_write(folder: Path, error: OSError) -> str:
+    """What to say when the folder named by --out cannot be written."""
+    return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or free some space"
+
+
 def check_different(**paths: Path | str | None) -> None:
     """Raises ConfigError when two flags, given without their dashes, name the same file."""
     names: dict[str, str] = {}

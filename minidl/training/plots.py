@@ -35,36 +35,34 @@ def curves(
     *first, last = only_in_training or [""]
     what = f"{', '.join(first)} and {last}" if first else last
     training, validation = (f"training, with {what}", "validation, without") if what else ("training", "validation")
-    _over_epochs(
-        folder / "loss.png", history, kept, title, loss,
-        {training: [record["loss"] for record in history],
-         validation: [record["validation"]["loss"] for record in history]},
-    )  # fmt: skip
+    losses = {
+        training: [record["loss"] for record in history],
+        validation: [record["validation"]["loss"] for record in history],
+    }
     scores = {
         metrics.TITLES[name]: [record["validation"][name] for record in history]
         for name in ("accuracy", "macro_f1", "r2")
         if name in history[0]["validation"]
     }
-    _over_epochs(folder / "scores.png", history, kept, title, "validation score", scores)
+    for name, y, lines in (("loss.png", loss, losses), ("scores.png", "validation score", scores)):
+        figure, axes = _figure(6, 4.5)
+        _over_epochs(axes, lines)
+        axes.axvline(kept, color="grey", linestyle=":", label=f"kept: epoch {kept}")
+        _finish(folder / name, figure, axes, title, "epoch", y)
 
 
 def gan_curves(folder: Path, history: Sequence[dict[str, Any]], title: str) -> None:
     """curves.png: both losses, and the probabilities of being real that the discriminator gives, over the epochs."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     figure.suptitle(_plain(f"GAN of {title}"), fontsize=11)
-    epochs = [record["epoch"] for record in history]
     columns = {
         "loss": {"loss_d": "discriminator", "loss_g": "generator"},
         "mean probability of being real": {"d_real": "D(x), real", "d_fake": "D(G(z)), made"},
     }
     for axes, (y, lines) in zip(figure.subplots(1, len(columns)), columns.items(), strict=True):
-        for name, label in lines.items():
-            axes.plot(epochs, [record[name] for record in history], label=label, marker=".")
-        axes.set_xlim(0.5, len(history) + 0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        _over_epochs(axes, {label: [record[name] for record in history] for name, label in lines.items()})
         axes.set_xlabel("epoch")
         axes.set_ylabel(y)
         axes.legend()
@@ -174,33 +172,20 @@ def shorten(name: str) -> str:
     return line if len(line) <= 24 else line[:23] + "…"
 
 
-def _over_epochs(
-    path: Path,
-    history: Sequence[dict[str, Any]],
-    kept: int,
-    title: str,
-    y: str,
-    lines: dict[str, list[float | None]],
-) -> None:
+def _over_epochs(axes: Any, lines: dict[str, list[float | None]]) -> None:
+    """A line of values from epoch 1 on for each name; None leaves a gap."""
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = _figure(6, 4.5)
-    epochs = [record["epoch"] for record in history]
     for name, values in lines.items():
-        axes.plot(epochs, _column(values), label=name, marker=".")
-    axes.axvline(kept, color="grey", linestyle=":", label=f"kept: epoch {kept}")
-    axes.set_xlim(0.5, len(history) + 0.5)
+        known = [float("nan") if value is None else value for value in values]
+        axes.plot(range(1, len(known) + 1), known, label=name, marker=".")
+        axes.set_xlim(0.5, len(known) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    _finish(path, figure, axes, title, "epoch", y)
 
 
 def _plain(text: str) -> str:
     """Text with dollar signs escaped, which would begin a formula."""
     return text.replace("$", r"\$")
-
-
-def _column(values: Sequence[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in values]
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:

@@ -68,17 +68,13 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
     predictor = load(config.run)
     predictor.check_columns(config)
     run = runs.read_run(config.run)
-    task, settings = TASKS[run.kind], runs.saved_settings(run)
+    task = TASKS[run.kind]
     if config.data is not None and config.data not in task.data_sets:
         features, truth, source = predictor.labelled(config)
     else:
-        if config.data is None:
-            dataset = task.load(settings)
-            runs.same_data(run, task.fingerprint(dataset))
-        else:
-            dataset = task.read(config.data)
+        dataset = runs.own_data(run) if config.data is None else task.read(config.data)
         features, truth = predictor.test(dataset, config)
-        source = {"name": config.data or settings.test or settings.data, "part": "test split"}
+        source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
     source = {**source, "examples": len(truth)}
     targets = predictor.targets
     scores = targets.evaluation(truth, saved_outputs(predictor.model, features))

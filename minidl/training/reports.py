@@ -145,18 +145,13 @@ def _scores(report: dict[str, Any]) -> list[str]:
 def _classes(classes: Sequence[dict[str, Any]]) -> list[str]:
     rows = [
         [
-            _printable(entry["label"]),
+            entry["label"] if entry["label"].isprintable() else ascii(entry["label"])[1:-1],
             *(f"{entry[name]:.3f}" for name in ("precision", "recall", "f1")),
             str(entry["support"]),
         ]
         for entry in classes
     ]
     return _table(["class", "precision", "recall", "F1", "examples"], rows)
-
-
-def _printable(label: str) -> str:
-    """A label with line ends and control codes escaped."""
-    return label if label.isprintable() else ascii(label)[1:-1]
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

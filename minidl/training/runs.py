@@ -26,6 +26,7 @@ from minidl.data.parsing import cut
 from minidl.training import checkpoints, files
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError, DamagedError, RunError, damaged, missing
+from minidl.training.outputs import cannot_write
 from minidl.training.settings import differences
 from minidl.training.tasks import TASKS
 from minidl.version import __version__
@@ -143,17 +144,20 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
     try:
         checked.out.exists()
     except OSError as error:
-        raise ConfigError(_cannot_write(checked.out, error)) from None
-    if checked.resume:
-        run = _run_to_resume(kind, checked.out)
-        if run is not None:
-            changed = differences(run.config, own)
-            if changed:
-                raise ConfigError(
-                    f"{checked.out} was started with other settings: {'; '.join(changed)}. "
-                    "Leave these flags out to continue it, or choose another --out"
-                )
-            return _saved_settings(run, session)
+        raise ConfigError(cannot_write(checked.out, error)) from None
+    if checked.resume and not _is_new(checked.out):
+        run = read_run(checked.out)
+        if run.kind != kind:
+            raise ConfigError(
+                f"{run.folder} is {TASKS[run.kind].run}; continue it with: {resume_command(run.kind, run.folder)}"
+            )
+        changed = differences(run.config, own)
+        if changed:
+            raise ConfigError(
+                f"{checked.out} was started with other settings: {'; '.join(changed)}. "
+                "Leave these flags out to continue it, or choose another --out"
+            )
+        return _saved_settings(run, session)
     if "data" not in own:
         raise ConfigError("--data is missing: name a data set or a file")
     config = cls(**own, **session)
@@ -191,7 +195,7 @@ def start(
     moved = False
     try:
         files.make_folder(folder.parent, parents=True)
-        _probe(folder if folder.is_dir() else folder.parent)
+        tempfile.TemporaryFile(dir=folder if folder.is_dir() else folder.parent).close()  # where none can be made
         if config.overwrite and not _is_new(folder):
             moved = _move_aside(folder)
         files.make_folder(folder)
@@ -213,7 +217,7 @@ def start(
     except OSError as error:
         if moved:
             abandon(folder)
-        raise RunError(_cannot_write(folder, error)) from None
+        raise RunError(cannot_write(folder, error)) from None
 
 
 def sweep(folder: Path) -> None:
@@ -249,7 +253,7 @@ def abandon(folder: Path) -> bool:
         aside.rename(folder)
         with contextlib.suppress(OSError):
             files.flush_folder(folder.parent)
-        files.remove(folder / _REPLACED)
+        (folder / _REPLACED).unlink(missing_ok=True)
         return True
     return False
 
@@ -263,10 +267,12 @@ def finish(folder: Path) -> str | None:
     return f"the replaced run contained other files; they are kept in {aside}" if _holds(aside) else None
 
 
-def check_data(config: Session, data_sha256: str) -> None:
-    """Raises ConfigError when the run to continue was started on other data."""
-    if config.resume and (config.out / "config.json").exists():
-        same_data(read_run(config.out), data_sha256)
+def own_data(run: SavedRun) -> Any:
+    """The data set of a run. Raises ConfigError when it is no longer the same, DataError, DamagedError."""
+    task = TASKS[run.kind]
+    dataset = task.load(saved_settings(run))
+    same_data(run, task.fingerprint(dataset))
+    return dataset
 
 
 def same_data(run: SavedRun, data_sha256: str) -> None:
@@ -279,21 +285,16 @@ def same_data(run: SavedRun, data_sha256: str) -> None:
         )
 
 
-def cannot_begin(folder: Path, error: OSError) -> RunError:
-    """The error for a write that failed before the first checkpoint of a run that replaces another."""
-    return RunError(
-        f"{error.filename or folder} cannot be written: {error.strerror or error}; the previous run is back in "
-        f"{folder}. Free some space, then run the command again"
-    )
-
-
-def cannot_save(folder: Path, kind: str, error: OSError) -> RunError:
-    """The error for a write that failed during training."""
+def cannot_save(config: Session, kind: str, error: OSError, is_back: bool = False) -> RunError:
+    """The error for a write that failed during training; `is_back` after a run that was to be replaced is put back."""
+    folder = config.out
     saved = any((folder / checkpoints.FOLDER / name).exists() for name in checkpoints.JSON_FILES)
     kept = "the last checkpoint is kept" if saved else "no checkpoint yet"
+    then = f"continue with: {resume_command(kind, folder)}"
+    if is_back:
+        kept, then = f"the previous run is back in {folder}", "run the command again"
     return RunError(
-        f"{error.filename or folder} cannot be written: {error.strerror or error}; {kept}. Free some space, then "
-        f"continue with: {resume_command(kind, folder)}"
+        f"{error.filename or folder} cannot be written: {error.strerror or error}; {kept}. Free some space, then {then}"
     )
 
 
@@ -316,16 +317,6 @@ def _required(path: Path) -> str:
         return files.read_text(path)
     except FileNotFoundError:
         raise missing(path) from None
-
-
-def _run_to_resume(kind: str, folder: Path) -> SavedRun | None:
-    """The run in a folder, None if it was interrupted before anything was saved."""
-    if _is_new(folder):
-        return None
-    run = read_run(folder)
-    if run.kind != kind:
-        raise ConfigError(f"{folder} is {TASKS[run.kind].run}; continue it with: {resume_command(run.kind, folder)}")
-    return run
 
 
 def _is_new(folder: Path) -> bool:
@@ -387,7 +378,7 @@ def _delete_run(folder: Path) -> None:
     # config.json after the others: until then the folder is known as a run. Last the mark: while it is there, the next
     # process deletes the rest of a run that was replaced.
     for name in (*_TRACES, *reversed(_own_files()), _REPLACED):
-        files.remove(folder / name)
+        (folder / name).unlink(missing_ok=True)
     files.sweep(folder)
     with contextlib.suppress(OSError):
         folder.rmdir()
@@ -396,13 +387,3 @@ def _delete_run(folder: Path) -> None:
 def _own_files() -> list[str]:
     """All files that training and evaluation write into runs; config.json first."""
     return list(dict.fromkeys([*_COMMON_FILES, *(name for task in TASKS.values() for name in task.files)]))
-
-
-def _probe(folder: Path) -> None:
-    """Raises OSError when no file can be made in `folder`."""
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-
-
-def _cannot_write(folder: Path, error: OSError) -> str:
-    return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or free some space"

@@ -18,14 +18,9 @@ _WANTED = 480  # pixels of the grid's side, at least about
 _FRAME_MS, _LAST_MS = 150, 2000
 
 
-def folder(run: Path) -> Path:
-    """The folder of a run's grids."""
-    return run / "samples"
-
-
-def name(epoch: int) -> str:
-    """The file name of an epoch's grid."""
-    return f"epoch-{epoch:03d}.png"
+def path(run: Path, epoch: int) -> Path:
+    """The file of an epoch's grid."""
+    return run / "samples" / f"epoch-{epoch:03d}.png"
 
 
 def draw(model: Generator, z: Tensor) -> np.ndarray:
@@ -66,7 +61,7 @@ def write_film(run: Path, epochs: int) -> None:
     frames = []
     for epoch in range(1, epochs + 1):
         # A missing or damaged grid must not fail the run; Pillow raises SyntaxError for a broken PNG.
-        with contextlib.suppress(OSError, SyntaxError), Image.open(folder(run) / name(epoch)) as opened:
+        with contextlib.suppress(OSError, SyntaxError), Image.open(path(run, epoch)) as opened:
             frames.append(opened.convert("P" if opened.mode == "L" else "RGB"))
     if not frames:
         return

@@ -19,13 +19,14 @@ from minidl.training.display import Display
 from minidl.training.forward import outputs
 from minidl.training.loop import Learner, Trainer
 from minidl.training.targets import Classification, Regression, Split
+from minidl.training.task import Experiment
 
 FEW_STEPS = 100  # fewer seldom learn much
 LOSS_SCALE = 2.0**16  # of float16, to begin with
 
 
 @dataclass
-class Supervised:
+class Supervised(Experiment):
     """An `Experiment` with a training and a validation split as arrays; `test` makes the test split when it is called,
     once, at the end.
 
@@ -47,12 +48,14 @@ class Supervised:
     more_steps: str = ""
     make_batches: Callable[[], ImageBatches] | None = None
     draw: Callable[[nn.Module, Any, np.ndarray, np.ndarray, str], None] | None = None
-    model: None = field(default=None, init=False)
+    batch_size: int = field(init=False)
     _tested: tuple[Any, np.ndarray, np.ndarray] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.batch_size = self.config.batch_size
 
     @property
     def introduction(self) -> str:
-        """What is learnt from, for people."""
         sizes, labels = self.source["sizes"], self.targets.labels
         classes = f", {len(labels)} classes" if labels else ""
         columns, leakage = reports.columns(self.source), reports.leakage(self.source.get("leakage", []))
@@ -63,26 +66,19 @@ class Supervised:
             + (f"\nleakage: {leakage}" if leakage else "")
         )
 
-    @property
-    def batch_size(self) -> int:
-        """Examples of a whole batch."""
-        size: int = self.config.batch_size
-        return size
-
-    def batches(self) -> Batches | ImageBatches:
-        """The training split in batches, on the device unless kernels run on the CPU."""
-        if self.make_batches is not None:
-            return self.make_batches()
-        device = default_device()
-        there = None if device.type == "cpu" else device
-        return Batches(*self.train, self.config.batch_size, self.config.seed, device=there)
-
     def learner(self) -> Learner:
         """Model, optimiser, schedule and batches, all decided by the settings and the seed."""
         config = self.config
         random.manual_seed(config.seed)
         model = self.make_model()
-        batches = self.batches()
+        batches: Batches | ImageBatches
+        if self.make_batches is not None:
+            batches = self.make_batches()
+        else:
+            device = default_device()
+            batches = Batches(
+                *self.train, config.batch_size, config.seed, device=None if device.type == "cpu" else device
+            )  # fmt: skip
         optimizer = make_optimizer(config, model)
         return Learner(
             model, optimizer, make_schedule(config, optimizer, len(batches)), batches,
@@ -99,7 +95,6 @@ class Supervised:
         )  # fmt: skip
 
     def advice(self, steps: int) -> str | None:
-        """What to tell before a training of few steps."""
         whole = self.config.epochs * steps
         if whole >= FEW_STEPS:
             return None
@@ -108,7 +103,6 @@ class Supervised:
         )
 
     def report(self, trainer: Trainer, device: str) -> dict[str, Any]:
-        """The content of report.json."""
         progress, model = trainer.progress, trainer.model
         trainer.display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
         trainer.display.note("training is done; testing, and fitting the baselines")
@@ -150,10 +144,6 @@ class Supervised:
             features, truth = self.test()
             self._tested = features, truth, outputs(model, features)
         return self._tested
-
-    def ending(self) -> str:
-        """Where the results are."""
-        return f"the run is in {self.config.out}"
 
 
 def make_optimizer(config: Any, model: nn.Module) -> optim.Optimizer:

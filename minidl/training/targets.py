@@ -7,14 +7,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from minidl import nn, ops
 from minidl.autograd import no_grad
-from minidl.data.parsing import is_utf8
+from minidl.data.saved import Checked, Names, made
 from minidl.tensors import Tensor, default_device
 from minidl.training import baselines, files, metrics, plots, reports
 from minidl.training.config import Training
@@ -26,10 +27,10 @@ Split = tuple[Any, np.ndarray]  # features (scipy CSR, float32 array [N, F] or P
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(Checked):
     """One of `labels`: targets are class indices int64 [N], outputs logits [N, classes]."""
 
-    labels: list[str]
+    labels: Annotated[Names, Field(min_length=2)]
     task: ClassVar[str] = "classification"
     score: ClassVar[str] = "accuracy"
     loss_name: ClassVar[str] = "cross-entropy"
@@ -39,12 +40,10 @@ class Classification:
         """The classification of a finished run, with its labels. Raises DamagedError."""
         document("labels.json")
         path = folder / "labels.json"
-        labels = files.read_json(path).get("labels")
-        if not isinstance(labels, list) or len(labels) < 2 or not all(map(_is_name, labels)):
-            raise damaged(path, "labels is not a list of at least two names")
-        if len(set(labels)) != len(labels):
-            raise damaged(path, "two labels are equal")
-        return cls(labels)
+        try:
+            return made(cls, files.read_json(path))
+        except ValueError as error:
+            raise damaged(path, error) from None
 
     @property
     def outputs(self) -> int:
@@ -186,10 +185,6 @@ def class_weights(targets: np.ndarray, classes: int, balance: float) -> Tensor |
 def probabilities(logits: np.ndarray) -> np.ndarray:
     """Softmax of logits [N, classes]."""
     return ops.softmax(_tensor(logits), -1).data.cpu().numpy()
-
-
-def _is_name(label: Any) -> bool:
-    return isinstance(label, str) and is_utf8(label)
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -1,4 +1,4 @@
-"""The protocol of tasks, the kinds of runs: each is one file in `training/tasks`.
+"""The base of tasks, the kinds of runs: each is one file in `training/tasks`.
 
 A `Task` makes an `Experiment` from settings and a data set, and a `Predictor` from a finished run. Training, runs,
 prediction and the command line use these three and know no task. Importing a task imports neither torch nor numpy, so
@@ -7,8 +7,10 @@ that the help of its command is shown quickly.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from minidl.training.errors import ConfigError
 from minidl.training.settings import flag
@@ -19,11 +21,10 @@ if TYPE_CHECKING:
     from minidl import nn
     from minidl.training.config import Evaluate, Predict
     from minidl.training.display import Display
-    from minidl.training.targets import Classification, Regression
     from minidl.training.trainer import BaseTrainer
 
 
-class Task(Protocol):
+class Task(ABC):
     """A kind of run.
 
     `name` is used for the command and in config.json, `run` in messages. `data_sets` are the names that `--data`
@@ -39,31 +40,31 @@ class Task(Protocol):
     convolves: bool = False
     generates: bool = False
 
+    @abstractmethod
     def read(self, name: str, **options: Any) -> Any:
         """The data set of a name or from the user's files, without torch: bad data is told at once. Raises DataError.
 
         It has the splits `train`, `validation` and `test`.
         """
-        ...
 
+    @abstractmethod
     def options(self, config: Any) -> dict[str, Any]:
         """Those of `read` by the settings. Raises ConfigError for flags that the data does not take."""
-        ...
 
+    @abstractmethod
     def fingerprint(self, dataset: Any) -> str:
         """SHA-256 of every example with its target and split: a run is continued on the same data only."""
-        ...
 
+    @abstractmethod
     def prepare(self, config: Any, dataset: Any) -> Experiment:
         """Raises DataError when no feature is left, ConfigError for flags that do not fit the data."""
-        ...
 
+    @abstractmethod
     def predictor(self, config: Any, document: Callable[[str], str]) -> Predictor:
         """The model of the finished run in `config.out`; `document` reads one of the run's documents by its name.
 
         Raises ConfigError for runs that make no predictions, DamagedError for a missing or invalid file.
         """
-        ...
 
     def load(self, config: Any) -> Any:
         """The data set that the settings name. Raises DataError, ConfigError."""
@@ -76,87 +77,80 @@ class Task(Protocol):
         return reports.as_text(report)
 
 
-class Experiment(Protocol):
-    """One training: what a task made of its settings and a data set."""
+class Experiment(ABC):
+    """One training: what a task made of its settings and a data set.
+
+    `documents` are the JSON files needed to use the model, by name; `model` are the settings of its networks, None if
+    they follow from those of the run. `batch_size` counts the examples in a full batch.
+    """
+
+    config: Any
+    documents: dict[str, str]
+    model: dict[str, Any] | None = None
+    batch_size: int
 
     @property
+    @abstractmethod
     def introduction(self) -> str:
         """A description of the data, for display."""
-        ...
 
-    @property
-    def documents(self) -> dict[str, str]:
-        """The JSON files needed to use the model, by name."""
-        ...
-
-    @property
-    def model(self) -> dict[str, Any] | None:
-        """The settings of its networks, None if they follow from those of the run."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Examples in a full batch."""
-        ...
-
+    @abstractmethod
     def trainer(self, display: Display, state: dict[str, Any], hint: str) -> BaseTrainer:
         """Networks, optimizers and batches, all determined by the settings and the seed.
 
         `state` is stored with every checkpoint; `hint` is the command that continues the run.
         """
-        ...
 
     def advice(self, steps: int) -> str | None:
         """Advice before a training with this many steps per epoch, None if there is none."""
-        ...
+        return None
 
+    @abstractmethod
     def report(self, trainer: Any, device: str) -> dict[str, Any]:
         """The content of report.json, once `trainer` has run. Only this reads the test split."""
-        ...
 
+    @abstractmethod
     def plot(self, trainer: Any, report: dict[str, Any]) -> None:
         """Draw the plots of the run; matplotlib is installed."""
-        ...
 
     def ending(self) -> str:
         """The last line shown: where the results are."""
-        ...
+        return f"the run is in {self.config.out}"
 
 
-class Predictor(Protocol):
-    """The model of a finished run, its features of inputs and its answers."""
+@dataclass(frozen=True)
+class Predictor(ABC):
+    """The model of a finished run, its features of inputs and its answers; `targets` is the meaning of its outputs."""
 
-    @property
-    def model(self) -> nn.Module: ...
+    config: Any
+    targets: Any
+    model: nn.Module
+    fixed: ClassVar[str] = ""  # why an evaluation chooses no columns
 
-    @property
-    def targets(self) -> Classification | Regression:
-        """The meaning of the outputs."""
-        ...
-
+    @abstractmethod
     def chunks(self, config: Predict) -> Iterable[Any]:
         """The inputs of a command, a few at a time. Raises ConfigError for flags that the run does not support."""
-        ...
 
+    @abstractmethod
     def answers(self, chunk: Any, top: int) -> list[dict[str, Any]]:
         """One answer per input, with the `top` best labels. Raises DataError for an invalid input."""
-        ...
 
     def before_fault(self, chunk: Any) -> Iterable[Any]:
         """The parts of a chunk before its invalid input."""
-        ...
+        return ()
 
     def check_columns(self, config: Evaluate) -> None:
         """Raises ConfigError when an evaluation names columns of data without a choice of columns."""
-        ...
+        if config.text_column or config.label_column:
+            raise ConfigError(f"--text-column and --label-column are for text runs; {self.fixed}")
 
+    @abstractmethod
     def labelled(self, config: Evaluate) -> tuple[Any, np.ndarray, dict[str, Any]]:
         """(features, targets, source) of the user's own data, `config.data`. Raises DataError."""
-        ...
 
+    @abstractmethod
     def test(self, dataset: Any, config: Evaluate) -> tuple[Any, np.ndarray]:
         """(features, targets) of a data set's test split. Raises DataError when it does not fit the model."""
-        ...
 
 
 def only_for_files(name: str, options: Mapping[str, Any], why: str) -> None:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from minidl.training import files, memory, plots, runs, session
-from minidl.training.checkpoints import Checkpoint
+from pydantic import Field
+
+from minidl.data.saved import Checked, made
+from minidl.runtime import launch
+from minidl.training import environment, files, memory, plots, runs
+from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
+from minidl.training.config import Session
 from minidl.training.display import Display
+from minidl.training.errors import ConfigError, RunError, damaged
+from minidl.training.settings import changed
 from minidl.training.task import Experiment, Task
 from minidl.training.tasks import TASKS
+
+
+@dataclass
+class Resumption(Checked):
+    """Where a run was continued in another environment: `changes` are what each entry was and is."""
+
+    after: str
+    changes: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]]
 
 
 def train(kind: str, config: Any, dataset: Any, checksum: str) -> dict[str, Any]:
@@ -19,36 +37,86 @@ def train(kind: str, config: Any, dataset: Any, checksum: str) -> dict[str, Any]
     Raises DataError, ConfigError, RunError, Interrupted.
     """
     task, display = TASKS[kind], Display(config.quiet)
-    with session.failures(config, kind, config.batch_size):
-        session.check_precision(config.precision)
+    try:
+        if config.precision == "bfloat16" and launch.INTERPRETED:
+            raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
         experiment = task.prepare(config, dataset)
         display.note(experiment.introduction)
-        return session.in_run(
-            config, kind, checksum, experiment.documents, display,
-            lambda checkpoint: _fit(task, config, experiment, checkpoint, display), experiment.model,
-        )  # fmt: skip
+        if config.resume and (config.out / "config.json").exists():
+            runs.sweep(config.out)
+            checkpoint = last_checkpoint(config)
+            Checkpoints(config.out / FOLDER).drop_unnamed()
+            for name in runs.restore_documents(config.out, experiment.documents):
+                display.note(f"note: {name} was missing or changed and was rewritten from the data")
+            return _fit(task, config, experiment, checkpoint, display)
+        runs.start(config, kind, checksum, experiment.documents, experiment.model)
+        with replacing(config, kind, display):
+            return _fit(task, config, experiment, None, display)
+    except OSError as error:
+        raise runs.cannot_save(config, kind, error) from None
+    except Exception as error:
+        # For work outside of the steps, which `memory.guarded` covers.
+        short = memory.read(error)
+        if short is None:
+            raise
+        raise RunError(f"{short}; {memory.advice(short, config.batch_size)}") from None
+
+
+@contextmanager
+def replacing(config: Session, kind: str, display: Display) -> Iterator[None]:
+    """Puts the run that a new one is to replace back, if this fails before its first checkpoint is saved or being
+    written."""
+    folder = config.out
+    try:
+        yield
+    except BaseException as error:
+        # A checkpoint still being written must not end up in the run that is put back.
+        nothing = not is_writing(folder / FOLDER) and not (folder / FOLDER / "last.json").exists()
+        if nothing and runs.abandon(folder):
+            display.note(f"the previous run is back in {folder}")
+            if isinstance(error, OSError):
+                raise runs.cannot_save(config, kind, error, is_back=True) from None
+        raise
+
+
+def last_checkpoint(config: Session) -> Checkpoint | None:
+    """The last checkpoint of a run, None before the first. Raises DamagedError, also for one with other settings."""
+    checkpoint = Checkpoints(config.out / FOLDER).last()
+    if checkpoint is None:
+        return None
+    saved, identity = checkpoint.state.get("config"), config.identity()
+    if not isinstance(saved, dict):
+        raise damaged(checkpoint.path, "it has no settings")
+    others = changed(saved, identity)
+    if others:
+        raise damaged(config.out / "config.json", f"{', '.join(others)} differ from those in {checkpoint.path}")
+    described = checkpoint.state.get("environment")
+    threads = described.get("threads") if isinstance(described, dict) else None
+    if type(threads) is not int or not 1 <= threads <= environment.MOST_THREADS:
+        raise damaged(checkpoint.path, f"environment.threads is {threads!r}, expected a number of threads")
+    return checkpoint
 
 
 def _fit(
     task: Task, config: Any, experiment: Experiment, checkpoint: Checkpoint | None, display: Display
 ) -> dict[str, Any]:
-    described = session.prepare(config, config.precision, checkpoint, task.convolves)
+    described = _prepare(config, checkpoint, task.convolves)
     state = {"config": config.identity(), "environment": described}
     trainer = experiment.trainer(display, state, runs.resume_command(task.name, config.out))
-    resumed: dict[str, Any] = {}
+    again: dict[str, Any] = {}
     if checkpoint is not None:
         trainer.restore(checkpoint)
-        resumed = session.resumed(checkpoint, described, trainer.progress.place, display)
-        trainer.state.update(resumed)
+        again = resumed(checkpoint, described, trainer.progress.place, display)
+        trainer.state.update(again)
         display.note(f"going on after {trainer.progress.place}")
     else:
-        display.notes(experiment.advice(trainer.steps))
+        display.note(experiment.advice(trainer.steps))
     # A graph keeps the memory of its own that its first steps took outside of it.
     share = 0.5 if trainer.captured else 1.0
     smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
     memory.guarded(trainer.run, experiment.batch_size, trainer.attempt, share, smaller)
 
-    report = {**experiment.report(trainer, described["device"]), **resumed}
+    report = {**experiment.report(trainer, described["device"]), **again}
     files.write_tensors(config.out / "model.safetensors", trainer.model.state_dict())
     plotted = None
     if config.plots and plots.available():
@@ -59,5 +127,46 @@ def _fit(
     files.write_text(config.out / "report.txt", text)
     # Last: with it the run is finished, and --resume makes nothing that is missing.
     files.write_json(config.out / "report.json", report)
-    display.notes("\n" + text, plotted, runs.finish(config.out), experiment.ending())
+    display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())
     return report
+
+
+def _prepare(config: Any, checkpoint: Checkpoint | None, convolves: bool) -> dict[str, Any]:
+    """Set threads, as in the checkpoint, and precision; writes environment.json and returns its content."""
+    if checkpoint is not None:
+        threads = checkpoint.state["environment"]["threads"]
+    elif convolves and launch.INTERPRETED:
+        # Interpreted convolutions are many small products: they gain nothing from a second thread, which waits where
+        # other processes run (measured: 1.0 s a step instead of 0.36 s).
+        threads = environment.wanted_threads(1)
+    else:
+        threads = environment.wanted_threads()
+    environment.fix_threads(threads)
+    launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")
+    described = environment.describe(threads)
+    files.write_json(config.out / "environment.json", described)
+    return described
+
+
+def resumed(checkpoint: Checkpoint, described: dict[str, Any], after: str, display: Display) -> dict[str, Any]:
+    """{"resumed": [{"after", "changes"}, ...]}: where the run was continued in another environment; {} if nowhere.
+
+    It becomes part of later checkpoints and of the report. If the environment `described` differs from that of the
+    checkpoint, a warning is shown. Raises DamagedError.
+    """
+    entries = checkpoint.state.get("resumed", [])
+    try:
+        made(list[Resumption], entries)
+    except ValueError as error:
+        raise damaged(checkpoint.path, f"resumed: {error}") from None
+    changes = environment.changes(checkpoint.state["environment"], described)
+    if changes:
+        entries = [*entries, {"after": after, "changes": changes}]
+        lines = [
+            f"  {name}: {environment.shown(was)} then, {environment.shown(now)} now"
+            for name, (was, now) in changes.items()
+        ]
+        warning = [f"warning: {checkpoint.path} was written in another environment:", *lines]
+        advice = "Training goes on, but its results may differ in their last bits from those of an uninterrupted run."
+        display.note("\n".join([*warning, advice]))
+    return {"resumed": entries} if entries else {}

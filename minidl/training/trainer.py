@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import signal
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -15,10 +19,88 @@ from minidl import nn, random
 from minidl.training import files
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.display import Display
-from minidl.training.errors import Interrupted
-from minidl.training.figures import Figures
-from minidl.training.interrupts import Interrupts
-from minidl.training.progress import Place
+from minidl.training.errors import DivergedError, Interrupted, damaged
+from minidl.training.progress import Place, restoring
+
+MOST_SKIPPED = 20  # consecutive skipped updates: the weights are intact, but nothing is learnt
+_FETCH_SECONDS = 0.5
+_MOST_PENDING = 1000
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM: while entered, the first signal sets `requested`; the second raises KeyboardInterrupt.
+
+    Outside the main thread, where Python delivers no signals, it changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+class Figures:
+    """Losses and other figures of training steps: they stay on the device and are fetched in groups.
+
+    `pending` are those not fetched yet. `skipped()` counts updates skipped for a gradient with NaN or infinity;
+    `remedy` names the flags to change.
+    """
+
+    def __init__(self, skipped: Callable[[], int], remedy: str) -> None:
+        self._skipped, self.remedy = skipped, remedy
+        self.pending: list[torch.Tensor] = []
+        self._fetched = time.monotonic()
+        self._skipped_in_a_row = 0
+
+    def fetch(self, progress: Place, always: bool) -> list[list[float]]:
+        """The finite figures of each step, in order, in one transfer that also updates `progress.skipped`.
+
+        Empty within half a second of the last transfer, unless `always`. Raises DivergedError after many consecutive
+        steps with gradients that are not finite.
+        """
+        late = time.monotonic() - self._fetched > _FETCH_SECONDS or len(self.pending) >= _MOST_PENDING
+        if not (always or late) or not self.pending:
+            return []
+        found = torch.stack(self.pending).reshape(len(self.pending), -1).tolist()
+        skipped = self._skipped()
+        every = skipped - progress.skipped >= len(self.pending)
+        self._skipped_in_a_row = self._skipped_in_a_row + len(self.pending) if every else 0
+        progress.skipped = skipped
+        self.pending.clear()
+        self._fetched = time.monotonic()
+        if self._skipped_in_a_row >= MOST_SKIPPED:
+            raise DivergedError(
+                f"the gradient was not finite in {self._skipped_in_a_row} steps in a row (epoch {progress.epoch + 1}, "
+                f"step {progress.step})",
+                self.remedy,
+            )
+        return [values for values in found if all(map(math.isfinite, values))]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an epoch went: its entries in metrics.jsonl, the same for people, whether to keep it, a star for a record."""
+
+    record: dict[str, Any]
+    text: str
+    best: bool = False
+    star: bool = False
 
 
 class BaseTrainer(ABC):
@@ -46,9 +128,26 @@ class BaseTrainer(ABC):
     def model(self) -> nn.Module:
         """The network that the run keeps."""
 
-    @abstractmethod
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint. Raises DamagedError when its parts do not fit each other or the networks."""
+        path, state = checkpoint.path, checkpoint.state
+        with restoring(path) as parts:
+            progress = type(self.progress).from_saved(state["progress"])
+            self._load(checkpoint, progress.steps, parts)
+            parts.append("generator")
+            random.set_state(state["generator"])
+        whole = progress.epoch * self.steps + progress.step
+        if progress.epoch > self.epochs or progress.step >= self.steps or progress.steps != whole:
+            where = f"epoch {progress.epoch}, step {progress.step} and {progress.steps} steps in all"
+            raise damaged(path, f"{where}; an epoch has {self.steps} steps, training {self.epochs}")
+        self.progress = progress
+        if progress.history:
+            # The file may be damaged, and a run whose epochs are all done would not rewrite it.
+            files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
+
+    @abstractmethod
+    def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
+        """Load weights and optimizers as they were after so many steps, naming in `parts` what is loaded."""
 
     @abstractmethod
     def attempt(self, size: int) -> None:
@@ -69,9 +168,18 @@ class BaseTrainer(ABC):
         progress: Place = self.progress
         return progress
 
+    @property
+    def finished(self) -> bool:
+        """Whether no epoch is left."""
+        return bool(self.progress.epoch == self.epochs)
+
     @abstractmethod
-    def _train(self, interrupts: Interrupts) -> None:
-        """All epochs that are left."""
+    def _steps(self) -> Iterator[torch.Tensor]:
+        """Takes the steps left of an epoch; the figures of each, on the device."""
+
+    @abstractmethod
+    def _judge(self) -> Outcome:
+        """The end of an epoch: how it went. Raises DivergedError."""
 
     @abstractmethod
     def _fetch(self, always: bool) -> str | None:
@@ -81,34 +189,42 @@ class BaseTrainer(ABC):
     def _parts(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
         """(weights, optimizer, more): the states for a checkpoint; the last are JSON values."""
 
-    def _go_on(self, progress: Place, checkpoint: Checkpoint) -> None:
-        """Take over the progress of a checkpoint. Raises DamagedError for an impossible position."""
-        progress.check_steps(checkpoint.path, self.epochs, self.steps)
-        self.progress = progress
-        if progress.history:
-            # The file may be damaged, and a run whose epochs are all done would not rewrite it.
-            files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
+    def _train(self, interrupts: Interrupts) -> None:
+        """All epochs that are left. Raises Interrupted."""
+        while not self.finished:
+            best = self._epoch(interrupts)
+            self._save(best)
+            if interrupts.requested:
+                raise self._interruption()
 
-    def _stepped(self, started: float, interrupts: Interrupts) -> None:
-        """After a step of the epoch that `started` then. Raises Interrupted."""
+    def _epoch(self, interrupts: Interrupts) -> bool:
+        """The steps left of an epoch, and its line in metrics.jsonl; whether it is the best so far."""
         progress = self.progress
-        progress.step += 1
-        progress.steps += 1
-        self.display.step(progress.step, self._fetch(always=False))
-        if interrupts.requested and progress.step < self.steps:
-            self._fetch(always=True)
-            progress.epoch_seconds = time.monotonic() - started
-            self._save()
-            raise self._interruption()
-
-    def _ended(self, record: dict[str, Any]) -> None:
-        """After an epoch, with its record for metrics.jsonl."""
-        progress = self.progress
+        started = time.monotonic() - progress.epoch_seconds
+        self.display.begin(progress.epoch + 1, self.epochs, progress.step, self.steps)
+        for figures in self._steps():
+            self._figures.pending.append(figures)
+            progress.step += 1
+            progress.steps += 1
+            self.display.step(progress.step, self._fetch(always=False))
+            if interrupts.requested and progress.step < self.steps:
+                self._fetch(always=True)
+                progress.epoch_seconds = time.monotonic() - started
+                self._save()
+                raise self._interruption()
+        if self._fetch(always=True) is None:
+            raise DivergedError(f"no loss in epoch {progress.epoch + 1} is finite", self._figures.remedy)
+        outcome = self._judge()
+        seconds = round(time.monotonic() - started, 3)
         progress.epoch += 1
         progress.step = 0
         progress.epoch_seconds = 0.0
-        progress.history.append(record)
+        progress.history.append(
+            {"epoch": progress.epoch, "steps": progress.steps, **outcome.record, "seconds": seconds}
+        )  # fmt: skip
         files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
+        self.display.epoch(progress.epoch, self.epochs, outcome.text, seconds, outcome.star)
+        return outcome.best
 
     def _save(self, best: bool = False) -> None:
         self.progress.seconds = time.monotonic() - self._started

@@ -176,10 +176,10 @@ def test_a_gan_that_diverges_is_told(minidl, stripes, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"step": -1}, "step is -1, expected a whole number of at least 0"),
-        ({"sums": [0.0]}, "sums is [0.0], expected 4 numbers"),
+        ({"step": -1}, "step is -1: Input should be greater than or equal to 0"),
+        ({"sums": [0.0]}, "sums is [0.0]: List should have at least 4 items"),
         ({"history": []}, "expected a list of 2 epochs"),
-        ({"more": 1}, "is no object of"),
+        ({"more": 1}, "more is 1: Unexpected keyword argument"),
         ({"epoch": 9, "history": [{}] * 9}, "expected the record of epoch 1"),
     ],
 )

@@ -261,12 +261,12 @@ def test_a_batch_of_one_pixel_is_told_before_the_work(command, photos, tmp_path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"channels": 2}, "with 2 channels are not valid pictures"),
-        ({"height": 0}, "(0, 7) pixels"),
-        ({"std": [0.0]}, "std is [0.0], expected numbers"),
-        ({"mean": [1.0, 2.0]}, "mean is [1.0, 2.0]"),
+        ({"channels": 2}, "2 channels with means ["),
+        ({"height": 0}, "height is 0: Input should be greater than or equal to 1"),
+        ({"std": [0.0]}, "std.0 is 0.0: Input should be greater than or equal to"),
+        ({"mean": [1.0, 2.0]}, "1 channels with means [1.0, 2.0]"),
         ({"format": "other"}, "not a minidl-pictures file of version 1"),
-        ({"more": 1}, "it has ["),
+        ({"more": 1}, "more is 1: Unexpected keyword argument"),
     ],
 )
 def test_a_damaged_description_is_told(image_run, tmp_path, change, message):

@@ -8,7 +8,7 @@ import typer
 from pydantic import Field
 from typer.testing import CliRunner
 
-from minidl.cli.options import add_command
+from minidl.cli.options import command
 from minidl.training.config import Session
 from minidl.training.fields import Size
 from minidl.training.settings import REPEATED, Positional, Settings
@@ -43,7 +43,7 @@ def run(settings, *arguments):
     given = []
     app = typer.Typer()
     app.callback()(lambda: None)
-    add_command(app, "it", settings, lambda values: given.append((values, settings(**values))))
+    command("it", settings, lambda values: given.append((values, settings(**values))))(app)
     done = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, ["it", *arguments])
     return given[0] if given else None, done
 

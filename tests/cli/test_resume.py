@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from minidl.runtime import launch, tables
-from minidl.training import environment, files, session
+from minidl.training import environment, files, train
 from minidl.training.checkpoints import Checkpoint, Checkpoints
 from minidl.training.display import Display
 from minidl.training.errors import DamagedError
@@ -189,16 +189,16 @@ def test_other_tile_tables_are_told(minidl, text_run, tmp_path, monkeypatch):
 def test_each_change_of_environment_stays_in_the_checkpoints_to_come(tmp_path):
     now = environment.describe(1)
     first = Checkpoint(tmp_path / "last.json", tmp_path, {}, {}, {"environment": {**now, "torch": "2.0.0"}})
-    one = session.resumed(first, now, "epoch 1", Display(quiet=True))
+    one = train.resumed(first, now, "epoch 1", Display(quiet=True))
     second = replace(first, state={"environment": {**now, "numpy": "1.0"}, **one})
-    two = session.resumed(second, now, "epoch 2", Display(quiet=True))
+    two = train.resumed(second, now, "epoch 2", Display(quiet=True))
     assert [(entry["after"], list(entry["changes"])) for entry in two["resumed"]] == [
         ("epoch 1", ["torch"]),
         ("epoch 2", ["numpy"]),
     ]
     third = replace(first, state={"environment": now, **two})
-    assert session.resumed(third, now, "epoch 3", Display(quiet=True)) == two
-    assert session.resumed(replace(first, state={"environment": now}), now, "epoch 1", Display(quiet=True)) == {}
+    assert train.resumed(third, now, "epoch 3", Display(quiet=True)) == two
+    assert train.resumed(replace(first, state={"environment": now}), now, "epoch 1", Display(quiet=True)) == {}
 
 
 @pytest.mark.parametrize(
@@ -207,5 +207,5 @@ def test_each_change_of_environment_stays_in_the_checkpoints_to_come(tmp_path):
 def test_changes_that_were_altered_are_damage(tmp_path, junk):
     now = environment.describe(1)
     bad = Checkpoint(tmp_path / "last.json", tmp_path, {}, {}, {"environment": now, "resumed": junk})
-    with pytest.raises(DamagedError, match=r"last\.json is damaged \(resumed is "):
-        session.resumed(bad, now, "epoch 1", Display(quiet=True))
+    with pytest.raises(DamagedError, match=r"last\.json is damaged \(resumed: "):
+        train.resumed(bad, now, "epoch 1", Display(quiet=True))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minidl.data import DataError
 from minidl.data.download import gunzip
-from minidl.data.idx import parse_idx
+from minidl.data.images import parse_idx
 
 
 def idx(array, magic=None):

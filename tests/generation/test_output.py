@@ -50,12 +50,12 @@ def test_pictures_come_back(tmp_path, channels, suffix):
 def test_an_array_appears_when_it_is_whole(tmp_path):
     path = tmp_path / "images.npy"
     whole = np.random.default_rng(0).normal(size=(5, 1, 2, 3)).astype(np.float32)
-    with output.ArrayFile(path, whole.shape, whole.dtype) as array:
-        array.write(whole[:3].transpose(0, 1, 2, 3))
+    with output.array_file(path, whole.shape, whole.dtype) as write:
+        write(whole[:3].transpose(0, 1, 2, 3))
         assert not path.exists()
-        array.write(np.asfortranarray(whole[3:]))
+        write(np.asfortranarray(whole[3:]))
     assert (np.load(path) == whole).all()
-    with pytest.raises(KeyError), output.ArrayFile(tmp_path / "b.npy", (2, 1), np.dtype("f4")):
+    with pytest.raises(KeyError), output.array_file(tmp_path / "b.npy", (2, 1), np.dtype("f4")):
         raise KeyError
     assert [file.name for file in tmp_path.iterdir()] == ["images.npy"]
 
@@ -65,6 +65,6 @@ def test_an_array_that_the_disk_does_not_hold_leaves_nothing(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"), output.ArrayFile(tmp_path / "a.npy", (1,), np.dtype("f4")) as array:
-        array.write(np.zeros(1, dtype=np.float32))
+    with pytest.raises(OSError, match="No space"), output.array_file(tmp_path / "a.npy", (1,), np.dtype("f4")) as write:
+        write(np.zeros(1, dtype=np.float32))
     assert not list(tmp_path.iterdir())

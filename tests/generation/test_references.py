@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from minidl.data import Images
-from minidl.generation import references
-from minidl.generation.nearest import nearest
+from minidl.generation import evaluate
+from minidl.generation.quality import nearest
 
 
 def images(count=12):
@@ -14,23 +14,23 @@ def images(count=12):
 def test_a_blur_keeps_the_mean_and_smooths():
     point = np.zeros((1, 15, 15, 1), dtype=np.uint8)
     point[0, 7, 7, 0] = 255
-    found = references.blurred(point)
+    found = evaluate.blurred(point)
     assert abs(int(found.sum()) - 255) < 10
     assert found.max() == round(255 / (2 * np.pi)) == found[0, 7, 7, 0]
     assert found[0, 6, 7, 0] == found[0, 7, 8, 0] > found[0, 6, 6, 0]
 
 
 def test_ten_images_over_and_over():
-    found = references.collapsed(images(), 7)
+    found = evaluate.collapsed(images(), 7)
     assert (found == images().pixels[[0, 1, 2, 0, 1, 2, 0]]).all()
 
 
 def test_samples_are_different_pictures():
-    found = references.sample(images(), 5)
+    found = evaluate.subset(images(), 5)
     assert len({picture.tobytes() for picture in found.pixels}) == 5
-    assert len(references.sample(images(), 100)) == 12
-    assert (references.sample(images(), 5).pixels == found.pixels).all()
-    assert references.noise((2, 6, 5, 1)).shape == (2, 6, 5, 1)
+    assert len(evaluate.subset(images(), 100)) == 12
+    assert (evaluate.subset(images(), 5).pixels == found.pixels).all()
+    assert evaluate.noise((2, 6, 5, 1)).shape == (2, 6, 5, 1)
 
 
 def test_the_nearest_picture_and_its_distance():

@@ -16,7 +16,8 @@ from minidl.data import schema, vectorizer
 from minidl.generation import evaluator
 from minidl.generation import generate as generation
 from minidl.models import dcgan
-from minidl.training import checkpoints, pictures, runs
+from minidl.training import checkpoints, runs
+from minidl.training.tasks.images import PictureFormat
 from tests.old.make import ASKED, KINDS, answers, command, features, minidl
 from tests.old.make import pictures as generated
 
@@ -72,7 +73,7 @@ def test_every_version_of_a_format_has_its_folder():
     texts = {
         "vocabulary": vectorizer.Tfidf(vectorizer.TfidfOptions(), ["a"], [1.0]).to_json(),
         "schema": schema.TableSchema([schema.Column("a")], "b", "regression").to_json(),
-        "pictures": pictures.PictureFormat(1, 1, 1, (0.0,), (1.0,)).to_json(),
+        "pictures": PictureFormat(1, 1, 1, (0.0,), (1.0,)).to_json(),
     }
     written |= {name: (json.loads(text)["format"], json.loads(text)["version"]) for name, text in texts.items()}
     assert found == written

@@ -1,13 +1,13 @@
 from minidl.training.display import Display
 
-RECORD = {"loss": 0.5, "validation": {"loss": 0.4, "accuracy": 0.9, "macro_f1": None}, "seconds": 1.23}
+FIGURES = "loss 0.5000  validation: loss 0.4000  accuracy 0.9000  macro-F1 not finite"
 
 
 def test_an_epoch_is_one_plain_line_where_there_is_no_terminal(capsys):
     with Display() as display:
         display.begin(2, 10, 0, 7)
         display.step(1, "loss 0.6")
-        display.epoch(2, 10, RECORD, best=True)
+        display.epoch(2, 10, FIGURES, 1.23, star=True)
     assert capsys.readouterr().out == (
         "epoch  2/10  loss 0.5000  validation: loss 0.4000  accuracy 0.9000  macro-F1 not finite  1.2 s  *\n"
     )
@@ -16,7 +16,7 @@ def test_an_epoch_is_one_plain_line_where_there_is_no_terminal(capsys):
 def test_quiet_shows_nothing(capsys):
     with Display(quiet=True) as display:
         display.note("text")
-        display.epoch(2, 10, RECORD, best=True)
+        display.epoch(2, 10, FIGURES, 1.23, star=True)
     assert capsys.readouterr().out == ""
 
 
@@ -27,7 +27,7 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
             display.begin(epoch, 2, 0, 3)
             display.step(1, None)
             display.step(2, "loss 0.25")
-            display.epoch(epoch, 2, RECORD, best=False)
+            display.epoch(epoch, 2, FIGURES, 1.23)
     shown = capsys.readouterr().out
     assert "epoch 2/2" in shown
     assert "loss 0.25" in shown

@@ -94,7 +94,7 @@ def test_a_share_of_the_free_memory_is_left(monkeypatch, small_gpu):
         nonlocal used
         used = size * GB // 10
 
-    monkeypatch.setattr(memory, "_peak", lambda: used)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: used)
     assert memory.largest(attempt, 64) == 16
     assert memory.largest(attempt, 64, 0.5) == 8
 

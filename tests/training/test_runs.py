@@ -105,7 +105,7 @@ def test_the_replaced_run_stays_until_the_new_one_is_finished(tmp_path):
 def test_a_deletion_that_was_stopped_goes_on(tmp_path, monkeypatch):
     """Wherever that was, and by the command for a finished run as well."""
     folder, aside = tmp_path / "run", tmp_path / "run.previous"
-    remove = files.remove
+    unlink = Path.unlink
     for last in itertools.count():
         finished(folder, epochs=1)
         started(folder, epochs=2, overwrite=True)
@@ -113,13 +113,13 @@ def test_a_deletion_that_was_stopped_goes_on(tmp_path, monkeypatch):
         (folder / "report.txt").write_text("")
         left = iter(range(last))
 
-        def stopped(path, left=left):
+        def stopped(path, missing_ok=False, left=left):
             if path.exists() and next(left, None) is None:
                 raise KeyboardInterrupt
-            remove(path)
+            unlink(path, missing_ok)
 
         with monkeypatch.context() as patch:
-            patch.setattr(files, "remove", stopped)
+            patch.setattr(Path, "unlink", stopped)
             with contextlib.suppress(KeyboardInterrupt):
                 runs.finish(folder)
                 break

@@ -21,7 +21,7 @@ def test_a_grid_has_its_pictures_in_order(tmp_path, channels, mode):
     assert np.array_equal(small[1:6, 1:8], pixels[0])
     assert np.array_equal(small[7:12, 9:16], pixels[9])
     assert (small[0] == 96).all()
-    path = tmp_path / "samples" / samples.name(3)
+    path = samples.path(tmp_path, 3)
     samples.write_grid(path, pixels)
     assert path.name == "epoch-003.png"
     with Image.open(path) as opened:
@@ -39,7 +39,7 @@ def test_the_film_shows_the_epochs_that_are_there(tmp_path, channels):
     assert not (tmp_path / "training.gif").exists()
     for epoch in (1, 3):
         pixels = np.full((64, 8, 8, channels), 60 * epoch, dtype=np.uint8)
-        samples.write_grid(samples.folder(tmp_path) / samples.name(epoch), pixels)
+        samples.write_grid(samples.path(tmp_path, epoch), pixels)
     samples.write_film(tmp_path, 3)
     with Image.open(tmp_path / "training.gif") as film:
         assert film.n_frames == 2
@@ -50,8 +50,8 @@ def test_the_film_shows_the_epochs_that_are_there(tmp_path, channels):
 @pytest.mark.parametrize("length", [0, 20, 60, -20])
 def test_a_grid_that_is_cut_off_is_left_out_of_the_film(tmp_path, length):
     for epoch in (1, 2):
-        samples.write_grid(samples.folder(tmp_path) / samples.name(epoch), np.zeros((64, 8, 8, 1), dtype=np.uint8))
-    path = samples.folder(tmp_path) / samples.name(1)
+        samples.write_grid(samples.path(tmp_path, epoch), np.zeros((64, 8, 8, 1), dtype=np.uint8))
+    path = samples.path(tmp_path, 1)
     path.write_bytes(path.read_bytes()[:length])
     samples.write_film(tmp_path, 2)
     with Image.open(tmp_path / "training.gif") as film:

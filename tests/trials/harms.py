@@ -15,7 +15,7 @@ from PIL import Image
 from minidl.cli.common import errors
 from minidl.data import download, files, pictures
 from minidl.data.download import gunzip
-from minidl.data.idx import parse_idx
+from minidl.data.images import parse_idx
 from minidl.generation import built_in, evaluator, latents
 from minidl.generation import model as models
 from minidl.runtime import tables

@@ -68,9 +68,9 @@ def picture(folder, version):
 
 
 def array(folder, version):
-    with output.ArrayFile(folder / "images.npy", (3, 1, 4, 4), np.dtype(np.float32)) as file:
+    with output.array_file(folder / "images.npy", (3, 1, 4, 4), np.dtype(np.float32)) as write:
         for _ in range(3):
-            file.write(np.full((1, 1, 4, 4), version, np.float32))
+            write(np.full((1, 1, 4, 4), version, np.float32))
 
 
 def generator(folder, version):

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from pydantic import Field
 
-from minidl import data
 from minidl.data import ImageDataset
 from minidl.training import fields
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError
-from minidl.training.task import Task
+from minidl.training.task import Experiment
 from minidl.training.tasks import images
 
 if TYPE_CHECKING:
@@ -63,26 +62,15 @@ class TrainGan(Session):
     plots: Annotated[bool, Field(description="Draw no curves; the grids of pictures are always made.")] = True
 
 
-class GanTask(Task):
+class GanTask(images.PictureTask):
     """Pictures without their classes."""
 
     name = "gan"
     run = "a gan run"
     settings = TrainGan
-    data_sets = data.IMAGE_DATA
     files = ("curves.png", "training.gif", "evaluation.json", "nearest.png")
     updates = 2
-    convolves = True
     generates = True
-
-    def read(self, name: str, **options: Any) -> ImageDataset:
-        return data.load_images(name, **options)
-
-    def options(self, config: TrainGan) -> dict[str, Any]:
-        return images.options(config.data, config.quiet, config.size)
-
-    def fingerprint(self, dataset: ImageDataset) -> str:
-        return images.ImagesTask().fingerprint(dataset)
 
     def prepare(self, config: TrainGan, dataset: ImageDataset) -> GanExperiment:
         """Raises ConfigError for pictures whose size cannot be halved, and for a run of other networks."""
@@ -95,7 +83,6 @@ class GanTask(Task):
         )
 
     def as_text(self, report: dict[str, Any]) -> str:
-        """The report of training."""
         from minidl.training import reports
         from minidl.training.adversaries import PENALTY
         from minidl.training.gan_loop import shown
@@ -119,21 +106,28 @@ class GanTask(Task):
         return "\n".join([f"generator of {report['data']}", "", *reports.pairs(pairs)]) + "\n"
 
 
-class GanExperiment:
+class GanExperiment(Experiment):
     """Generator and discriminator for the pictures of a data set."""
 
     def __init__(self, config: TrainGan, dataset: ImageDataset) -> None:
+        from minidl.training import files
+
         self.documents: dict[str, str] = {}
         self.config, self.dataset = config, dataset
-        self.model = model_settings(config, dataset)
-        _check_networks(config, self.model)
+        self.model: dict[str, Any] = model_settings(config, dataset)
+        path = config.out / "config.json"
+        saved = files.read_json(path).get("model") if config.resume and path.exists() else self.model
+        if saved != self.model:  # as another version of minidl made them
+            raise ConfigError(
+                f"the networks of {config.out} ({saved}) are not those of this version of minidl ({self.model}): train "
+                "again with --overwrite"
+            )
         self.pixels = training_pixels(dataset)
         assert config.batch_size is not None
         self.batch_size = min(config.batch_size, len(self.pixels))
 
     @property
     def introduction(self) -> str:
-        """What is learnt from, for people."""
         count, height, width, channels = self.pixels.shape
         colours = "grey" if channels == 1 else "colour"
         return f"{self.config.data}: {count:,} {colours} pictures of {height} x {width} pixels"
@@ -160,11 +154,7 @@ class GanExperiment:
             networks, batches, count // self.batch_size, config.epochs, z, config.out, display, state, hint
         )  # fmt: skip
 
-    def advice(self, steps: int) -> None:
-        """None: the pictures show whether more is needed."""
-
     def report(self, trainer: GanTrainer, device: str) -> dict[str, Any]:
-        """The content of report.json."""
         from minidl.training.gan_loop import FIGURES
 
         config, progress, networks = self.config, trainer.progress, trainer.networks
@@ -198,11 +188,7 @@ class GanExperiment:
         plots.gan_curves(self.config.out, trainer.progress.history, plots.shorten(Path(self.config.data).name))
 
     def ending(self) -> str:
-        """Where the results are."""
-        from minidl.training import samples
-
-        out = self.config.out
-        return f"the run is in {out}; its pictures are in {samples.folder(out)} and training.gif"
+        return f"{super().ending()}; its pictures are in {self.config.out / 'samples'} and training.gif"
 
 
 def model_settings(config: TrainGan, dataset: ImageDataset) -> dict[str, Any]:
@@ -232,18 +218,3 @@ def training_pixels(dataset: ImageDataset) -> np.ndarray:
     import numpy as np
 
     return np.concatenate([dataset.train.pixels, dataset.validation.pixels])
-
-
-def _check_networks(config: TrainGan, settings: dict[str, Any]) -> None:
-    """Raises ConfigError when the run to continue has networks of other settings, as another version of minidl made
-    them."""
-    from minidl.training import files
-
-    path = config.out / "config.json"
-    if config.resume and path.exists():
-        saved = files.read_json(path).get("model")
-        if saved != settings:
-            raise ConfigError(
-                f"the networks of {config.out} ({saved}) are not those of this version of minidl ({settings}): train "
-                "again with --overwrite"
-            )

@@ -14,12 +14,12 @@ from pydantic import Field
 from minidl import data
 from minidl.data import Augment, DataError, ImageDataset, Pictures
 from minidl.data.parsing import listed
+from minidl.data.saved import Record
 from minidl.training import fields, inputs
 from minidl.training.config import SPLITS, Evaluate, Predict, Session, Training
 from minidl.training.errors import ConfigError, damaged
-from minidl.training.pictures import PictureFormat
 from minidl.training.settings import flag
-from minidl.training.task import Task
+from minidl.training.task import Predictor, Task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
     from minidl import nn
     from minidl.training.supervised import Supervised
-    from minidl.training.targets import Classification
+
+
+_Side = Annotated[int, Field(ge=1, le=1024)]
 
 
 class TrainImages(Training, Session):
@@ -69,28 +71,77 @@ class TrainImages(Training, Session):
     precision: fields.ImagePrecision = "float32"
 
 
-class ImagesTask(Task):
-    """Pictures and their classes."""
+@dataclass(frozen=True)
+class PictureFormat(Record):
+    """Size and channels of a model's input pictures, with each channel's mean and standard deviation."""
 
-    name = "images"
-    run = "an image run"
-    settings = TrainImages
+    format = "minidl-pictures"
+    height: _Side
+    width: _Side
+    channels: int
+    mean: tuple[Annotated[float, Field(ge=0, le=255)], ...]
+    std: tuple[Annotated[float, Field(ge=1e-9, le=255)], ...]
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3) or not len(self.mean) == len(self.std) == self.channels:
+            raise ValueError(
+                f"{self.channels} channels with means {list(self.mean)} and deviations {list(self.std)}, expected 1 or "
+                "3 channels with one of each"
+            )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.height, self.width
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(height, width, channels)."""
+        return self.height, self.width, self.channels
+
+    @property
+    def colours(self) -> str:
+        """For display."""
+        return "grey" if self.channels == 1 else "colour"
+
+    def pictures(self, pixels: np.ndarray) -> Pictures:
+        """Pixels uint8 [N, H, W, C] with the mean and deviation that they are standardised by."""
+        return Pictures(pixels, self.mean, self.std)
+
+
+class PictureTask(Task):
+    """Tasks on sets of pictures."""
+
     data_sets = data.IMAGE_DATA
-    files = ("labels.json", "pictures.json", "confusion.png", "mistakes.png", "filters.png")
     convolves = True
 
     def read(self, name: str, **options: Any) -> ImageDataset:
         return data.load_images(name, **options)
 
-    def options(self, config: TrainImages) -> dict[str, Any]:
-        found = options(config.data, config.quiet, config.size, **config.model_dump(include=SPLITS))
-        return found if config.data in data.IMAGE_DATA else {**found, **config.splits}
+    def options(self, config: Any) -> dict[str, Any]:
+        if config.data not in data.IMAGE_DATA:
+            return {"size": config.size, **getattr(config, "splits", {})}
+        for option, value in {"size": config.size, **config.model_dump(include=SPLITS)}.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{flag(option)} is for your own folder: the size and splits of {config.data} are fixed"
+                )
+        return {} if config.data == "digits" else {"progress": not config.quiet}
 
     def fingerprint(self, dataset: ImageDataset) -> str:
         digest = hashlib.sha256(json.dumps(dataset.labels).encode())
         for part in (dataset.train, dataset.validation, dataset.test):
             digest.update(f"{part.pixels.shape}\n".encode() + part.pixels.tobytes() + part.labels.tobytes())
         return digest.hexdigest()
+
+
+class ImagesTask(PictureTask):
+    """Pictures and their classes."""
+
+    name = "images"
+    run = "an image run"
+    settings = TrainImages
+    files = ("labels.json", "pictures.json", "confusion.png", "mistakes.png", "filters.png")
 
     def prepare(self, config: TrainImages, dataset: ImageDataset) -> Supervised:
         """Raises ConfigError for pictures that the network or the settings do not take."""
@@ -157,22 +208,15 @@ class ImagesTask(Task):
             raise damaged(config.out / "config.json", error) from None
         path = config.out / "model.safetensors"
         weights.load(model, files.read_tensors(path), path)
-        return PictureClassifier(config, targets, described, model)
+        return PictureClassifier(config, targets, model, described)
 
 
 @dataclass(frozen=True)
-class PictureClassifier:
+class PictureClassifier(Predictor):
     """The model of an image run with what turns a picture file into its input."""
 
-    config: TrainImages
-    targets: Classification
     format: PictureFormat
-    model: nn.Module
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width)."""
-        return self.format.height, self.format.width
+    fixed = "a folder names its classes"
 
     def chunks(self, config: Predict) -> Iterable[Any]:
         if config.file is not None or config.text_column is not None:
@@ -191,17 +235,13 @@ class PictureClassifier:
         """One answer per file: its path, label, probability and the `top` best labels."""
         from minidl.training.forward import saved_outputs
 
-        pixels = data.read_pictures(paths, self.size, self.format.channels)
+        pixels = data.read_pictures(paths, self.format.size, self.format.channels)
         ranked = self.targets.answers(saved_outputs(self.model, self.format.pictures(pixels)), top)
         return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]
 
     def before_fault(self, paths: list[Path]) -> Iterable[list[Path]]:
         """See `Predictor`: one by one, up to the file that cannot be read."""
         return ([path] for path in paths)
-
-    def check_columns(self, config: Evaluate) -> None:
-        if config.text_column or config.label_column:
-            raise ConfigError("--text-column and --label-column are for text runs; a folder names its classes")
 
     def labelled(self, config: Evaluate) -> tuple[Pictures, np.ndarray, dict[str, Any]]:
         assert config.data is not None
@@ -211,12 +251,12 @@ class PictureClassifier:
                 "pictures"
             )
         images, source = data.read_labelled_pictures(
-            config.data, self.targets.labels, self.size, self.format.channels
+            config.data, self.targets.labels, self.format.size, self.format.channels
         )  # fmt: skip
         return self.format.pictures(images.pixels), images.labels, source
 
     def test(self, dataset: ImageDataset, config: Evaluate) -> tuple[Pictures, np.ndarray]:
-        shape, own = dataset.test.pixels.shape[1:], (*self.size, self.format.channels)
+        shape, own = dataset.test.pixels.shape[1:], self.format.shape
         if dataset.labels != self.targets.labels or shape != own:
             raise DataError(
                 f"{dataset.name} has pictures of {' x '.join(map(str, shape))} in {len(dataset.labels)} classes; the "
@@ -225,27 +265,18 @@ class PictureClassifier:
         return self.format.pictures(dataset.test.pixels), dataset.test.labels
 
 
-def options(name: str, quiet: bool, size: tuple[int, int] | None, **splits: float | str | None) -> dict[str, Any]:
-    """Those of `load_images`, without the splits. Raises ConfigError for flags that only a folder takes."""
-    if name not in data.IMAGE_DATA:
-        return {"size": size}
-    for option, value in {"size": size, **splits}.items():
-        if value is not None:
-            raise ConfigError(f"{flag(option)} is for your own folder: the size and splits of {name} are fixed")
-    return {} if name == "digits" else {"progress": not quiet}
-
-
 def model_of(config: TrainImages, described: PictureFormat, classes: int) -> Callable[[torch.dtype], nn.Module]:
     """What makes the model of the settings in a dtype. Raises ConfigError when it does not take the pictures."""
     from minidl import models
 
-    size, channels = (described.height, described.width), described.channels
     if config.model == "small":
-        return lambda dtype: models.SmallCNN(channels, size, classes, config.dropout, dtype=dtype)
-    if (*size, channels) != (28, 28, 1):
+        return lambda dtype: models.SmallCNN(
+            described.channels, described.size, classes, config.dropout, dtype=dtype
+        )  # fmt: skip
+    if described.shape != (28, 28, 1):
         raise ConfigError(
             f"--model ece408 takes grey pictures of 28 x 28 pixels, {config.data} has {described.colours} ones of "
-            f"{size[0]} x {size[1]}; use --model small"
+            f"{described.height} x {described.width}; use --model small"
         )
     if config.dropout:
         raise ConfigError("--dropout is for --model small; ece408 has none")

@@ -17,12 +17,11 @@ from minidl.training import fields, inputs
 from minidl.training.config import Evaluate, Perceptron, Predict, Session
 from minidl.training.errors import ConfigError
 from minidl.training.settings import REPEATED, Expected
-from minidl.training.task import Task, only_for_files
+from minidl.training.task import Predictor, Task, only_for_files
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from minidl import nn
     from minidl.data.files import Records
     from minidl.data.schema import TableDataset, TableSchema
     from minidl.training.supervised import Supervised
@@ -131,22 +130,21 @@ class TableTask(Task):
         schema = TableSchema.from_json(document("schema.json"), str(config.out / "schema.json"))
         targets = _targets(schema)
         model = saved_perceptron(config, models.TableMLP, len(schema.feature_names), targets.outputs)
-        return TablePredictor(schema, targets, model)
+        return TablePredictor(config, targets, model, schema)
 
 
 @dataclass(frozen=True)
-class TablePredictor:
+class TablePredictor(Predictor):
     """The model of a table run with what turns a row into its input."""
 
     schema: TableSchema
-    targets: Classification | Regression
-    model: nn.Module
+    fixed = "a table run knows its columns"
 
     def chunks(self, config: Predict) -> Iterable[Records]:
         from minidl.data.files import read_records
 
         if config.text_column is not None:
-            raise ConfigError("--text-column is for text runs; a table run knows its columns")
+            raise ConfigError(f"--text-column is for text runs; {self.fixed}")
         # Where missing values are filled, so is a column that no line of a chunk names.
         expected = [column.name for column in self.schema.columns] if self.schema.missing == "fill" else []
         if config.inputs:
@@ -178,10 +176,6 @@ class TablePredictor:
 
         readable = bisect.bisect_left(range(1, len(records.rows) + 1), True, key=fails)
         return [records.taken(range(readable))] if readable else []
-
-    def check_columns(self, config: Evaluate) -> None:
-        if config.text_column or config.label_column:
-            raise ConfigError("--text-column and --label-column are for text runs; a table run knows its columns")
 
     def labelled(self, config: Evaluate) -> tuple[Any, np.ndarray, dict[str, Any]]:
         assert config.data is not None

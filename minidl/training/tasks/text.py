@@ -16,16 +16,14 @@ from minidl.data.parsing import listed
 from minidl.training import fields, inputs
 from minidl.training.config import SPLITS, Evaluate, Perceptron, Predict, Session
 from minidl.training.errors import ConfigError
-from minidl.training.task import Task, only_for_files
+from minidl.training.task import Predictor, Task, only_for_files
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from minidl import nn
     from minidl.data import Texts
     from minidl.data.vectorizer import Tfidf
     from minidl.training.supervised import Supervised
-    from minidl.training.targets import Classification
 
 
 class TrainText(Perceptron, Session):
@@ -125,17 +123,14 @@ class TextTask(Task):
         targets = Classification.of_run(config.out, document)
         vocabulary = Tfidf.from_json(document("vocabulary.json"), str(config.out / "vocabulary.json"))
         model = saved_perceptron(config, models.TextMLP, len(vocabulary), targets.outputs)
-        return TextClassifier(config, targets, vocabulary, model)
+        return TextClassifier(config, targets, model, vocabulary)
 
 
 @dataclass(frozen=True)
-class TextClassifier:
+class TextClassifier(Predictor):
     """The model of a text run with what turns a text into its input."""
 
-    config: TrainText
-    targets: Classification
     vocabulary: Tfidf
-    model: nn.Module
 
     def chunks(self, config: Predict) -> Iterable[list[str]]:
         if config.inputs:
@@ -155,10 +150,6 @@ class TextClassifier:
         known = np.diff(features.indptr).tolist()
         ranked = self.targets.answers(saved_outputs(self.model, features), top)
         return [{**answer, "known_terms": count} for answer, count in zip(ranked, known, strict=True)]
-
-    def before_fault(self, texts: list[str]) -> Iterable[list[str]]:
-        """See `Predictor`: every text can be read."""
-        return ()
 
     def check_columns(self, config: Evaluate) -> None:
         name = self.config.data if config.data is None else config.data

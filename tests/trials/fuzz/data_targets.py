@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from minidl.data import DataError, load_table, load_text, read_labelled, read_texts
 from minidl.data.download import gunzip
-from minidl.data.idx import parse_idx
+from minidl.data.images import parse_idx
 from minidl.data.pictures import picture_size, read_picture
 from minidl.data.reuters import parse_sgml, single_topic_dataset, unpack
 from minidl.data.vectorizer import Tfidf

@@ -24,9 +24,9 @@ from minidl.training.display import Display
 from minidl.training.errors import ConfigError, DamagedError, RunError
 from minidl.training.gan_loop import GanTrainer
 from minidl.training.loop import Trainer
-from minidl.training.pictures import PictureFormat
 from minidl.training.tasks import TASKS
 from minidl.training.tasks.gan import model_settings, training_pixels
+from minidl.training.tasks.images import PictureFormat
 from minidl.workbench.bench import results
 from minidl.workbench.bench import run as bench_run
 from tests.trials.fuzz import mutate
@@ -162,7 +162,7 @@ def classifier(folder: Path) -> Target:
         path = Path("input.safetensors")
         path.write_bytes(content)
         found = evaluator.load(path)
-        return found.read(np.zeros((1, *found.size, found.channels), np.uint8))
+        return found.read(np.zeros((1, *found.format.shape), np.uint8))
 
     return Target(
         run, [(OLD / "evaluator.safetensors").read_bytes()], (DamagedError,), change=mutate.change_safetensors

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from minidl.training import files, runs, session
+from minidl.training import files, runs, train
 from minidl.training.checkpoints import FOLDER, Checkpoints
 from minidl.training.display import Display
 from minidl.training.tasks.text import TrainText
@@ -31,8 +31,9 @@ def unfinished(tmp_path):
 
 
 def replaced(config, fit):
-    with pytest.raises(KeyboardInterrupt):
-        session.in_run(config, "text", "0" * 64, {}, Display(True), fit)
+    runs.start(config, "text", "0" * 64, {})
+    with pytest.raises(KeyboardInterrupt), train.replacing(config, "text", Display(True)):
+        fit(None)
 
 
 def test_a_run_that_was_to_be_replaced_comes_back(unfinished):
