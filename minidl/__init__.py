@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from minidl.workbench.profiling import profile as profile
 
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
+_MORE = ("kernels", "random", "sparse", "testing")  # not for `from minidl import *`: random is Python's, too
 
 _HOMES = {
     "Tensor": "minidl.tensors",
@@ -83,7 +84,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _SUBMODULES:
+    if name in (*_SUBMODULES, *_MORE):
         return importlib.import_module(f"minidl.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'minidl' has no attribute {name!r}")

@@ -9,11 +9,11 @@ each operation and type how many values have the same bits, and the largest diff
 
 import datetime as dt
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import torch
-import triton
 import typer
 from rich.console import Console
 from rich.progress import track
@@ -112,7 +112,7 @@ def compare(
     show(rows)
     if json_ is not None:
         about = {
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": version("triton"),
             "date": dt.date.today().isoformat(),
         }  # fmt: skip
         json_.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")

@@ -102,6 +102,19 @@ def test_the_sanitizer_prints_what_the_page_says(tmp_path):
     assert output.strip() in done.stderr
 
 
+MODULES = sorted(
+    {name for page in PAGES for name in re.findall(r"python -m ((?:tests|benchmarks)[\w.]+)", page.read_text())}
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_that_pages_name_start(name):
+    """Those of a GPU say that there is none."""
+    command = [sys.executable, "-c", f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('{name}')"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def anchors(page):
     """The names of a page's headings, as links have them."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)

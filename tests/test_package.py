@@ -39,6 +39,19 @@ def test_every_public_name_resolves(name):
     assert name in dir(minidl)
 
 
+@pytest.mark.parametrize(
+    "name", ["minidl.kernels.gemm.gemm", "minidl.kernels.conv.explain", "minidl.testing.sanitize", "minidl.nn.Linear"]
+)
+def test_a_dotted_name_needs_only_the_import_of_minidl(name):
+    done = subprocess.run([sys.executable, "-c", f"import minidl; {name}"], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_chapter_that_there_is_not():
+    with pytest.raises(AttributeError, match=r"module 'minidl\.kernels' has no attribute 'nothing'"):
+        minidl.kernels.nothing  # noqa: B018
+
+
 def test_names_agree():
     """A static tool sees the names of the TYPE_CHECKING block, a program the tables, a star import `__all__`."""
     names = set(minidl.__all__) - {"__version__"}

@@ -58,6 +58,9 @@ class _Folded(Module):
     def __call__(self, x: Tensor) -> Tensor:
         return x
 
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
 
 _FOLDED = {Conv2d: FoldedConv2d, ConvTranspose2d: FoldedConvTranspose2d, Linear: FoldedLinear, SparseLinear: None}
 
@@ -120,9 +123,10 @@ def _is_sequential(module: Module | None) -> bool:
 
 
 def _own_kind(module: Module, *kinds: type[Module]) -> type[Module] | None:
-    """The one of `kinds` whose `forward` the module has, None if it overrides it."""
+    """The one of `kinds` whose `forward` and call the module has, None if it overrides them."""
     for kind in kinds:
-        if isinstance(module, kind) and type(module).forward is kind.forward and "forward" not in module.__dict__:
+        own = isinstance(module, kind) and "forward" not in module.__dict__
+        if own and (type(module).forward, type(module).__call__) == (kind.forward, kind.__call__):
             return kind
     return None
 
@@ -176,13 +180,13 @@ def _leave_out(model: Module, norm: Module, callers: dict[Module, list[Module | 
     norm._buffers.clear()
     object.__setattr__(norm, "__class__", _Folded)
     for parent in list(model.modules()):
-        for name in [name for name, child in parent._modules.items() if child is norm]:
-            if not isinstance(parent, Sequential):
+        names = [name for name, child in parent._modules.items() if child is norm]
+        if not isinstance(parent, Sequential):
+            for name in names:
                 del parent._modules[name]
                 parent.__dict__[name] = norm
-            # A Sequential whose layers other modules call by index keeps their numbers.
-            elif all(_is_sequential(caller) for child in parent for caller in callers.get(child, ())):
-                del parent._modules[name]
-                layers = list(parent._modules.values())
-                parent._modules.clear()
-                parent._modules.update((str(index), layer) for index, layer in enumerate(layers))
+        # A Sequential whose layers other modules call by index keeps their numbers.
+        elif names and all(_is_sequential(caller) for child in parent for caller in callers.get(child, ())):
+            layers = [child for child in parent._modules.values() if child is not norm]
+            parent._modules.clear()
+            parent._modules.update((str(index), layer) for index, layer in enumerate(layers))

@@ -151,6 +151,9 @@ def cached(function: Callable[..., Any]) -> Any:
     return found
 
 
+TARGETS = ("interpreted", "sm_80", "sm_90")  # the tile tables that there are
+
+
 def target() -> str:
     """The tile table in use: "interpreted", or the newest table that the device's architecture can run."""
     if _state.target is not None:

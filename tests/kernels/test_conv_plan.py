@@ -173,6 +173,22 @@ def test_explain_tells_of_parts():
     assert "box: boxed                         unable: a pool" in pooled
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"direction": "backward"}, "got 'backward' of .*, expected one of forward, transposed, grad_weight, walk"),
+        ({"dtype": torch.int64}, "torch.int64 .* expected .* a floating-point dtype"),
+        ({"target": "sm_70"}, "'sm_70', expected .* one of interpreted, sm_80, sm_90"),
+        ({"N": -1}, "must be at least 1"),
+        ({"C": 0}, "must be at least 1"),
+        ({"processors": 0}, "must be at least 1"),
+    ],
+)
+def test_explain_refuses_what_is_no_problem(change, message):
+    with pytest.raises(ValueError, match=f"explain: .*{message}"):
+        conv.explain(layer(128, 64, 64, 56, 3, 1)._replace(**change))
+
+
 @pytest.mark.parametrize("wanted", ["1", None])
 def test_the_log_has_each_problem_once(wanted, monkeypatch, caplog):
     if wanted is None:

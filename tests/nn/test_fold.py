@@ -382,3 +382,30 @@ def test_layers_in_a_module_that_cannot_be_traced_need_an_example(kind):
 
 def test_a_model_without_batch_norms_needs_no_example():
     assert folded(drawn(OfAnyShape(conv())), Tensor(images(2, 3, 6, 6))) == []
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("example", [False, True])
+def test_layers_that_a_sequential_has_twice(relu, example):
+    layers = [conv(), norm(), *([nn.ReLU()] if relu else [])]
+    model = drawn(nn.Sequential(*layers, *layers))
+    assert folded(model, Tensor(images(2, 3, 6, 6)), example=example) == []
+    assert [type(layer).__name__ for layer in model] == ["FoldedConv2d", *(["ReLU"] if relu else [])] * 2
+    assert list(model._modules) == [str(i) for i in range(len(model._modules))]
+
+
+def test_layers_whose_forward_is_called():
+    model = block(
+        lambda self, x: self.layers[1].forward(self.layers[0].forward(x)), layers=nn.Sequential(conv(), norm())
+    )
+    folded(model, Tensor(images(2, 3, 6, 6)), example=True)
+    folded(model, Tensor(images(2, 3, 6, 6)))
+
+
+def test_a_norm_whose_call_does_more_is_left_alone():
+    class Doubled(nn.BatchNorm2d):
+        def __call__(self, x):
+            return super().__call__(x) * 2
+
+    model = drawn(nn.Sequential(conv(), Doubled(3, **KIT)))
+    assert folded(model, Tensor(images(2, 3, 6, 6))) == ["1"]

@@ -43,7 +43,7 @@ from minidl.kernels.conv import (
     two_rows,
 )
 from minidl.kernels.conv.prepared import Weights
-from minidl.kernels.conv.problem import GRAD_WEIGHT, TRANSPOSED, WALK, Problem, Tensors, walks_back
+from minidl.kernels.conv.problem import GRAD_WEIGHT, SAID, TRANSPOSED, WALK, Problem, Tensors, walks_back
 from minidl.runtime import launch
 
 FORMS: tuple[Any, ...] = (
@@ -139,7 +139,17 @@ def plan(problem: Problem) -> Plan:
 
 
 def explain(problem: Problem) -> str:
-    """Which forms there are for a problem: what each is estimated at, or why it is not able, and which is taken."""
+    """Which forms there are for a problem: what each is estimated at, or why it is not able, and which is taken.
+
+    Raises ValueError for what is no problem of a convolution.
+    """
+    if problem.direction not in SAID or not problem.dtype.is_floating_point or problem.target not in launch.TARGETS:
+        raise ValueError(
+            f"explain: got {problem.direction!r} of {problem.dtype} on {problem.target!r}, expected one of "
+            f"{', '.join(SAID)} of a floating-point dtype on one of {', '.join(launch.TARGETS)}"
+        )
+    if min(problem.N, problem.C, problem.M, problem.processors) < 1:
+        raise ValueError(f"explain: N, C, M and processors must be at least 1, got {problem}")
     candidates = _candidates(problem)
     best = min((made for made, _ in candidates if made is not None), key=_microseconds, default=None)
     lines = [str(problem)]

@@ -34,7 +34,7 @@ class No(str):
         return False
 
 
-NO_BOXES = No("x or w does not suit tensor descriptors")
+NO_BOXES = No("no tensor descriptors for x and w here, or for this device")
 
 
 class Walks(NamedTuple):
