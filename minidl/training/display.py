@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from minidl.training import metrics
+from minidl.training.outputs import discard_output
 
 
 class Display:
@@ -44,7 +45,14 @@ class Display:
         if self.quiet:
             return
         if self._bar is None:
-            print(text, flush=True)
+            try:
+                print(text, flush=True)
+            except OSError as error:
+                # The run matters more than what is shown of it.
+                self.quiet = True
+                discard_output()
+                if not isinstance(error, BrokenPipeError):
+                    print(f"note: standard output cannot be written ({error.strerror}); going on", file=sys.stderr)
         else:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -1,8 +1,10 @@
-"""Checks of output files, before the work begins."""
+"""Output files, checked before the work begins, and standard output."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from pathlib import Path
 
 from minidl.data.parsing import shorten
@@ -44,3 +46,9 @@ def check_different(**paths: Path | str | None) -> None:
             before = names.setdefault(real, name)
             if before != name:
                 raise ConfigError(f"--{before} and --{name} name the same file, {path}: give two names")
+
+
+def discard_output() -> None:
+    """Send standard output nowhere, with what it has not yet written: Python would try again as it exits."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
