@@ -22,6 +22,7 @@ from pathlib import Path
 
 from minidl.training.errors import ConfigError
 
+INSIDE = ".lock"  # the name of a lock file in the folder itself
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # of file systems without locks
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -79,13 +80,13 @@ def _opened(folder: Path) -> tuple[Path, int] | None:
 
 def _open(folder: Path) -> tuple[Path, int]:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    path = folder.with_name(f".{folder.name}.lock") if folder.name else folder / ".lock"
+    path = folder.with_name(f".{folder.name}.lock") if folder.name else folder / INSIDE
     try:
         return path, os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno not in _NOT_WRITABLE or not folder.is_dir():
             raise
-    path = folder / ".lock"
+    path = folder / INSIDE
     return path, os.open(path, flags, 0o666)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
 
+LONGEST = 240  # bytes of the name of a run's folder: those of its lock and of a run that it replaces are longer
+
 
 def check_output(name: str, path: Path) -> None:
     """Raises ConfigError when the file that a flag names cannot be written, before the work and not after it.
@@ -32,6 +34,20 @@ def check_output(name: str, path: Path) -> None:
         raise ConfigError(f"{name} {path}: {path.parent} is not a folder; create it, or give a file in another folder")
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{name} {path}: {path.parent} cannot be written; give a file in another folder")
+
+
+def run_folder(path: Path) -> Path:
+    """The folder of a run; of a link, the folder that it names.
+
+    Raises ConfigError for one without a name of its own, and for a name that is too long.
+    """
+    if path.name in ("", ".."):
+        raise ConfigError(f"--out is {str(path)!r}, expected the name of a folder, such as runs/first")
+    if len(os.fsencode(path.name)) > LONGEST:
+        raise ConfigError(
+            f"--out is a name of {len(os.fsencode(path.name))} bytes, expected at most {LONGEST}; give a shorter one"
+        )
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def check_different(**paths: Path | str | None) -> None:

@@ -23,10 +23,11 @@ def train(kind: str, config: Any, dataset: Any, checksum: str) -> dict[str, Any]
         session.check_precision(config.precision)
         experiment = task.prepare(config, dataset)
         display.note(experiment.introduction)
-        return session.in_run(
-            config, kind, checksum, experiment.documents, display,
-            lambda checkpoint: _fit(task, config, experiment, checkpoint, display), experiment.model,
-        )  # fmt: skip
+        with runs.writing(config):
+            return session.in_run(
+                config, kind, checksum, experiment.documents, display,
+                lambda checkpoint: _fit(task, config, experiment, checkpoint, display), experiment.model,
+            )  # fmt: skip
 
 
 def _fit(
