@@ -35,7 +35,7 @@ def test_two_trainings(command, texts, text_run, tmp_path, how):
             assert f"error: {folder} is being written by process {first.pid} on " in second.err
             assert "train text --data" in second.err
         first.terminate()
-        assert "To continue" in first.communicate(timeout=100)[1]
+        assert "interrupted" in first.communicate(timeout=100)[1]
     finally:
         first.kill()
         first.communicate()
