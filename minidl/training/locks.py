@@ -40,9 +40,11 @@ def held(folder: Path) -> Iterator[None]:
     finally:
         if opened is not None:
             path, handle = opened
-            with contextlib.suppress(OSError):
-                path.unlink()  # before the lock ends: later it may be another's
-            os.close(handle)
+            try:
+                with contextlib.suppress(OSError):
+                    path.unlink()  # before the lock ends: later it may be another's
+            finally:
+                os.close(handle)
 
 
 def check_free(folder: Path) -> None:
