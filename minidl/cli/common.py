@@ -87,16 +87,16 @@ def fix_threads() -> None:
 
 
 def prepare_streams() -> None:
-    """Make standard streams that can be used: closed ones discard, characters without an encoding are escaped."""
+    """Make output streams that can be used: closed ones discard, characters without an encoding are escaped."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         # Else the next file that is opened would be standard output.
         os.set_inheritable(opened, True)
     os.close(opened)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper) and number:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
