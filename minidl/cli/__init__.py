@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minidl.cli.common import Command, Group, examples, terminated
+from minidl.cli.common import Command, Group, examples, prepare_streams, terminated
 from minidl.version import __version__
 
 # One line of help each, the same as that of the command itself (tested).
@@ -68,6 +68,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the command `minidl`."""
+    prepare_streams()
     try:
         with terminated():
             app()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import errno
+import io
 import os
 import signal
 import sys
@@ -18,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
-from minidl.training.outputs import check_output
+from minidl.training.outputs import check_output, discard_output
 
 _SOON = 0.01  # seconds
 
@@ -70,6 +72,20 @@ def check_plot(path: Path | None) -> None:
         raise ConfigError(plots.MISSING)
 
 
+def prepare_streams() -> None:
+    """Make output streams that can be used: closed ones discard, characters without an encoding are escaped."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        # Else the next file that is opened would be standard output.
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 @contextmanager
 def errors() -> Iterator[None]:
     """Turns errors into one sentence on standard error and an exit code; SIGTERM acts as Ctrl-C."""
@@ -87,11 +103,13 @@ def errors() -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except BrokenPipeError:
-        # The reader of standard output has exited; Python would report it again on closing standard output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         raise typer.Exit(141) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
+        if not where and error.errno == errno.ENOSPC:
+            where = "standard output: "
+            discard_output()
         _fail(f"error: {where}{error.strerror or error}", 1)
     except Exception as error:
         message = _memory(error)

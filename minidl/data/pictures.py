@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
 MAX_PIXELS = 2**26  # of one file: 8192 x 8192; a small file can promise far more
+MAX_LENGTH = 2**16  # of a side of one file: resizing takes 32 bytes for each pixel of it, in either direction
 MAX_SIDE = 1024  # of the pictures a network gets
 MAX_BYTES = 2**32  # of all pictures in memory
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
@@ -38,8 +39,8 @@ def read_pictures(paths: Sequence[Path], size: tuple[int, int] | None, channels:
 
     `size` is (height, width); None takes the most common one, or the largest of equally common ones. `channels` None
     means 1 if every pixel of every picture is grey, else 3. Raises DataError, naming the file, for a file that is not a
-    picture, is truncated or has more than MAX_PIXELS pixels, for a size above MAX_SIDE, and for more than MAX_BYTES in
-    all.
+    picture, is truncated or has more than MAX_PIXELS pixels or MAX_LENGTH in a row or column, for a size above
+    MAX_SIDE, and for more than MAX_BYTES in all.
     """
     if size is None:
         counted = Counter(picture_size(path) for path in paths)
@@ -176,11 +177,18 @@ def _opened(path: Path, use: Callable[[Image.Image], _Result]) -> _Result:
                         f"{path} has {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS:,}; "
                         "shrink it or leave it out"
                     )
+                if max(image.size) > MAX_LENGTH:
+                    raise DataError(
+                        f"{path} has {image.width} x {image.height} pixels, and a side may have {MAX_LENGTH:,}; "
+                        "shrink it or leave it out"
+                    )
                 return use(image)
     except DataError:
         raise
     except UnidentifiedImageError:
         raise DataError(f"{path} is not a picture of a known format ({', '.join(_FORMATS)}); leave it out") from None
+    except MemoryError:
+        raise DataError(f"{path} does not fit in the memory that is free; shrink it or leave it out") from None
     except Image.DecompressionBombError:
         raise DataError(f"{path} has more than the limit of {MAX_PIXELS:,} pixels; shrink it or leave it out") from None
     except FileNotFoundError:

@@ -22,12 +22,13 @@ from minidl import storage
 from minidl.generation import latents, output, passes
 from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
-from minidl.training import environment, files
+from minidl.training import environment, files, locks
 from minidl.training.errors import ConfigError, DamagedError, RunError
 from minidl.training.outputs import cannot_write
 from minidl.version import __version__
 
 MANIFEST = "images.json"
+_STAGED = ".new-pictures"  # in the folder, until all of them are made
 _DIGITS = 6  # of the number in a name, at least
 FORMAT, VERSION = "minidl-images", 1
 _BEGUN = re.compile(rf"\.{re.escape(MANIFEST)}\..*{re.escape(storage.PART)}")  # what a killed process left at its start
@@ -40,7 +41,7 @@ def check_out(config: Generate) -> None:
     try:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--out {folder} is a file: give the name of a folder")
-        if not folder.exists() or all(map(_BEGUN.fullmatch, (path.name for path in folder.iterdir()))):
+        if not folder.exists() or all(map(_is_begun, folder.iterdir())):
             return
     except OSError as error:
         raise ConfigError(cannot_write(folder, error)) from None
@@ -71,23 +72,69 @@ def generate(config: Generate) -> None:
         z = latents.from_seeds(names, loaded.latent, config.truncation)
     try:
         files.make_folder(config.out, parents=True)
-        if config.overwrite:
-            _clear(config.out)
-        for path in config.out.iterdir():
-            if _BEGUN.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-        _write(config, loaded, z, names)
+        with locks.held(config.out):
+            check_out(config)
+            for path in config.out.iterdir():
+                if _BEGUN.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
+            if config.overwrite and (config.out / MANIFEST).exists():
+                _replace(config, loaded, z, names)
+            else:
+                _write(config, config.out, loaded, z, names)
     except OSError as error:
         raise RunError(cannot_write(config.out, error)) from None
 
 
-def _write(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[Any]) -> None:
-    facts = _facts(config, loaded)
+def _is_begun(path: Path) -> bool:
+    """Whether a process that only began has left this file, or one that is at work holds it."""
+    return path.name == locks.INSIDE or _BEGUN.fullmatch(path.name) is not None
+
+
+def _replace(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[Any]) -> None:
+    """Make the pictures in a folder inside `out`, and put them in the place of the old ones once all are made.
+
+    Raises ConfigError where a new one has the name of a file that an earlier command did not make.
+    """
+    folder, staged = config.out, config.out / _STAGED
+    old = _written(folder)
+    for name in [entry["file"] for entry in _listed(_manifest(config, loaded, names))]:
+        if name not in old and (folder / name).exists():
+            raise ConfigError(
+                f"--out {folder} has a {name} that {MANIFEST} does not list: move it, or give another folder"
+            )
+    _unstage(staged)
+    try:
+        files.make_folder(staged)
+        _write(config, staged, loaded, z, names)
+        manifest = files.read_json(staged / MANIFEST)
+        new = [entry["file"] for entry in _listed(manifest)]
+        gone = [name for name in old if name not in new]
+        # All are listed while they change places, so that a stopped command leaves nothing that the next cannot clear.
+        files.write_json(
+            folder / MANIFEST, {**manifest, "files": [*manifest["files"], *({"file": name} for name in gone)]}
+        )
+        for name in new:
+            (staged / name).replace(folder / name)
+        for name in gone:
+            (folder / name).unlink(missing_ok=True)
+        files.sweep(folder)
+        (staged / MANIFEST).replace(folder / MANIFEST)
+        files.flush_folder(folder)
+    finally:
+        _unstage(staged)
+
+
+def _unstage(staged: Path) -> None:
+    files.remove_folder(staged, lambda name: name == MANIFEST or _NAME.fullmatch(name) is not None)
+
+
+def _manifest(config: Generate, loaded: Loaded, names: Sequence[Any]) -> dict[str, Any]:
+    """The content of images.json."""
     made = _file_names(config, names)
     manifest = {
         "format": FORMAT,
         "version": VERSION,
-        **facts,
+        **_facts(config, loaded),
         "device": environment.device_name(),
         "shape": [loaded.channels, *loaded.size],
         "files": made if config.format != "npy" else [{"file": "images.npy"}, *made],
@@ -95,8 +142,13 @@ def _write(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[Any]
     }
     if config.grid is not None:
         manifest["grid"] = {"file": f"grid.{config.format}", "rows": config.grid[0], "columns": config.grid[1]}
+    return manifest
+
+
+def _write(config: Generate, folder: Path, loaded: Loaded, z: np.ndarray, names: Sequence[Any]) -> None:
+    facts, made = _facts(config, loaded), _file_names(config, names)
     # First: what a stopped command leaves can be told from a folder of the user's.
-    files.write_json(config.out / MANIFEST, manifest)
+    files.write_json(folder / MANIFEST, _manifest(config, loaded, names))
     kept: list[np.ndarray] = []
     done, started = 0, time.perf_counter()
     columns = TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -105,7 +157,7 @@ def _write(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[Any]
         bar = stack.enter_context(Progress(*columns, transient=True, disable=hidden))
         task = bar.add_task("", total=len(z))
         shape, dtype = (len(z), loaded.channels, *loaded.size), np.dtype(loaded.dtype_name)
-        array = output.array_file(config.out / "images.npy", shape, dtype)
+        array = output.array_file(folder / "images.npy", shape, dtype)
         write = stack.enter_context(array) if config.format == "npy" else None
         for part in passes.images(loaded.generator, z, loaded.channels, loaded.size, config.batch_size):
             passes.check_finite(part, done)
@@ -114,7 +166,7 @@ def _write(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[Any]
             else:
                 pictures = output.pixels(part)
                 for picture, entry in zip(pictures, made[done:], strict=False):
-                    output.write_picture(config.out / entry["file"], picture, _texts({**facts, **entry}))
+                    output.write_picture(folder / entry["file"], picture, _texts({**facts, **entry}))
                 if config.grid is not None:
                     kept.append(pictures)
             done += len(part)
@@ -123,7 +175,7 @@ def _write(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[Any]
     if config.grid is not None:
         sheet = output.grid(np.concatenate(kept), *config.grid)
         text = _texts({**facts, "seeds": _ranges(config, names)})
-        output.write_picture(config.out / f"grid.{config.format}", sheet, text)
+        output.write_picture(folder / f"grid.{config.format}", sheet, text)
     if not config.quiet:
         what = "1 image" if len(z) == 1 else f"{len(z):,} images"
         size = f"{loaded.size[0]}x{loaded.size[1]}{'' if loaded.channels == 1 else 'x' + str(loaded.channels)}"
@@ -191,18 +243,13 @@ def _written(folder: Path) -> list[str]:
         manifest = files.read_json(folder / MANIFEST)
     except (OSError, DamagedError):
         raise refused from None
-    entries, sheet = manifest.get("files"), manifest.get("grid")
-    if manifest.get("format") != FORMAT or not isinstance(entries, list):
+    if manifest.get("format") != FORMAT or not isinstance(manifest.get("files"), list):
         raise refused
-    entries = [*entries, sheet]
-    names = [entry["file"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("file"), str)]
     # No others, whatever the manifest says: nothing outside the folder, and nothing of the user's.
-    return [name for name in names if _NAME.fullmatch(name)]
+    return [entry["file"] for entry in _listed(manifest) if _NAME.fullmatch(entry["file"])]
 
 
-def _clear(folder: Path) -> None:
-    if (folder / MANIFEST).exists():
-        for name in _written(folder):
-            (folder / name).unlink(missing_ok=True)
-        files.sweep(folder)
-        (folder / MANIFEST).unlink(missing_ok=True)
+def _listed(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entries of images.json that name a file."""
+    entries = [*manifest["files"], manifest.get("grid")]
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("file"), str)]

@@ -9,18 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from minidl.data.parsing import is_utf8
 from minidl.training import fields
 from minidl.training.errors import ConfigError
+from minidl.training.outputs import run_folder
 from minidl.training.settings import REPEATED, Positional, Settings, flag, shown
 
 
 class Session(Settings):
     """How one process trains: output folder, device and display. These settings do not change the result."""
 
-    out: Annotated[Path, Field(description="Folder of the run; created if it is missing.")]
+    out: Annotated[Path, AfterValidator(run_folder), Field(description="Folder of the run; created if it is missing.")]
     device: fields.Device = "auto"
     resume: Annotated[bool, Field(description="Continue the run in --out with its settings.")] = False
     overwrite: Annotated[bool, Field(description="Replace the run in --out once this one is finished.")] = False

@@ -6,6 +6,8 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from minidl.training.outputs import discard_output
+
 
 class Display:
     """Entered while training runs. `note` and `epoch` write lines; `step` moves the bar of the epoch under way."""
@@ -41,9 +43,19 @@ class Display:
         """A line for each that is not None or empty."""
         for text in filter(None, () if self.quiet else texts):
             if self._bar is None:
-                print(text, flush=True)
+                self._print(text)
             else:
                 self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _print(self, text: str) -> None:
+        try:
+            print(text, flush=True)
+        except OSError as error:
+            # The run matters more than what is shown of it.
+            self.quiet = True
+            discard_output()
+            if not isinstance(error, BrokenPipeError):
+                print(f"note: standard output cannot be written ({error.strerror}); going on", file=sys.stderr)
 
     def begin(self, epoch: int, epochs: int, done: int, steps: int) -> None:
         """An epoch begins, `done` of its steps taken before."""

@@ -29,7 +29,8 @@ _SEAL = "checksum"  # of a JSON object: the SHA-256 of everything else in it
 
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` of UTF-8 text."""
-    write_bytes(path, text.encode())
+    # A file name that is no UTF-8 has half surrogates: escaped, as JSON has them.
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any, sealed: bool = False) -> None:

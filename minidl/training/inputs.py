@@ -5,6 +5,7 @@ Inputs before an invalid one are handed on first; then its error is raised.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from minidl.data.files import Records
-from minidl.data.parsing import CsvRows, decode, in_columns, json_object
+from minidl.data.parsing import CsvRows, decode, in_columns, json_object, parse_json
 from minidl.data.records import DataError
 
 STANDARD_INPUT = Path("standard input")
@@ -78,7 +79,7 @@ def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
 
 
 def rows_as_they_come(stream: io.BufferedIOBase, expected: Sequence[str]) -> Iterator[Records]:
-    """Table rows from JSON lines, if the first line begins with {, or from CSV with a header line."""
+    """Table rows from JSON lines, if the first line is JSON, or from CSV with a header line."""
     reader: CsvRows | None = None
     is_json: bool | None = None
     for lines in lines_as_they_come(stream):
@@ -87,12 +88,21 @@ def rows_as_they_come(stream: io.BufferedIOBase, expected: Sequence[str]) -> Ite
             chunk = list(itertools.dropwhile(lambda line: not line[1].strip(), lines))
             if not chunk:
                 continue
-            is_json = chunk[0][1].lstrip().startswith("{")
+            is_json = _is_json(chunk[0][1].strip())
         if is_json:
             yield from json_rows([line for line in chunk if line[1].strip()], STANDARD_INPUT, expected)
             continue
         reader = reader or CsvRows(STANDARD_INPUT, chunk[0][1], "each row must be on one line")
         yield from _csv_rows(chunk, reader)
+
+
+def _is_json(line: str) -> bool:
+    """Whether a line is an object, or would be another JSON value: the name of a column may begin with a bracket."""
+    if line.startswith("["):
+        with contextlib.suppress(ValueError):
+            parse_json(line)
+            return True
+    return line.startswith("{")
 
 
 def json_rows(lines: Sequence[Line], where: Path, expected: Sequence[str] = ()) -> Iterator[Records]:

@@ -1,12 +1,16 @@
-"""Checks of output files, before the work begins."""
+"""Output files, checked before the work begins, and standard output."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from pathlib import Path
 
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
+
+LONGEST = 240  # bytes of the name of a run's folder: those of its lock and of a run that it replaces are longer
 
 
 def check_output(name: str, path: Path) -> None:
@@ -37,6 +41,20 @@ def cannot_write(folder: Path, error: OSError) -> str:
     return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or free some space"
 
 
+def run_folder(path: Path) -> Path:
+    """The folder of a run; of a link, the folder that it names.
+
+    Raises ConfigError for one without a name of its own, and for a name that is too long.
+    """
+    if path.name in ("", ".."):
+        raise ConfigError(f"--out is {str(path)!r}, expected the name of a folder, such as runs/first")
+    if len(os.fsencode(path.name)) > LONGEST:
+        raise ConfigError(
+            f"--out is a name of {len(os.fsencode(path.name))} bytes, expected at most {LONGEST}; give a shorter one"
+        )
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def check_different(**paths: Path | str | None) -> None:
     """Raises ConfigError when two flags, given without their dashes, name the same file."""
     names: dict[str, str] = {}
@@ -49,3 +67,9 @@ def check_different(**paths: Path | str | None) -> None:
             before = names.setdefault(real, name)
             if before != name:
                 raise ConfigError(f"--{before} and --{name} name the same file, {path}: give two names")
+
+
+def discard_output() -> None:
+    """Send standard output nowhere, with what it has not yet written: Python would try again as it exits."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,10 @@ They need the plots extra.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import sys
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -21,7 +24,17 @@ MISSING = "no plots: matplotlib is not installed; install it with pip install 'm
 
 def available() -> bool:
     """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
+    if find_spec("matplotlib") is None:
+        return False
+    if "MPLBACKEND" in os.environ and "matplotlib" not in sys.modules:
+        # matplotlib cannot be imported with a backend that it does not know; pictures need none.
+        backend = os.environ.pop("MPLBACKEND")
+        import matplotlib as mpl
+
+        with contextlib.suppress(ValueError):
+            mpl.rcParams["backend"] = backend
+        os.environ["MPLBACKEND"] = backend
+    return True
 
 
 def curves(

@@ -9,21 +9,24 @@
     model.safetensors, report.json, report.txt, *.png, *.gif   when finished; report.json is written last
 
 `--overwrite` renames the old run to NAME.previous and deletes it once the new one is finished, so a complete run exists
-at every moment.
+at every moment. One process at a time writes to a run, see `locks`; nothing outside of its folder is written or
+deleted, whatever is linked there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from minidl.data.parsing import cut
-from minidl.training import checkpoints, files
+from minidl.training import checkpoints, files, locks
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError, DamagedError, RunError, damaged, missing
 from minidl.training.outputs import cannot_write
@@ -32,7 +35,7 @@ from minidl.training.tasks import TASKS
 from minidl.version import __version__
 
 FORMAT, VERSION = "minidl-run", 1
-# A file in a run that is being replaced; a folder without it is never deleted.
+# A file in a run that is being replaced, which says of which folder and by what name; only such a run is deleted.
 _REPLACED = "replaced"
 _COMMON_FILES = (
     "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "loss.png",
@@ -121,8 +124,11 @@ def finished_report(config: Session) -> str | None:
         return None
     text = _required(config.out / "report.txt")
     # A process that was killed at its very end may have left files.
-    sweep(config.out)
-    kept = finish(config.out)
+    kept = None
+    with contextlib.suppress(OSError), locks.held(config.out):
+        check_links(config.out)
+        sweep(config.out)
+        kept = finish(config.out)
     return f"{config.out} is already finished:\n\n{text}" + (f"{kept}\n" if kept else "")
 
 
@@ -145,6 +151,7 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
         checked.out.exists()
     except OSError as error:
         raise ConfigError(cannot_write(checked.out, error)) from None
+    locks.check_free(checked.out)
     if checked.resume and not _is_new(checked.out):
         run = read_run(checked.out)
         if run.kind != kind:
@@ -220,6 +227,36 @@ def start(
         raise RunError(cannot_write(folder, error)) from None
 
 
+@contextlib.contextmanager
+def writing(config: Session) -> Iterator[None]:
+    """Hold the lock of a run's folder, and make the one above it.
+
+    Raises ConfigError when another process writes there or has made a run in the meantime, or when a folder of the run
+    is a link; RunError when nothing can be written.
+    """
+    try:
+        files.make_folder(config.out.parent, parents=True)
+        lock = locks.held(config.out)
+        lock.__enter__()
+    except OSError as error:
+        raise RunError(cannot_write(config.out, error)) from None
+    with contextlib.ExitStack() as stack:
+        stack.push(lock)
+        check_out(config)
+        check_links(config.out)
+        yield
+
+
+def check_links(folder: Path) -> None:
+    """Raises ConfigError when a folder of a run is a link: what it names is not the run's to write or delete."""
+    for part in (folder / checkpoints.FOLDER, folder / "samples"):
+        if part.is_symlink():
+            raise ConfigError(
+                f"{part} is a link to {os.path.realpath(part)}, and minidl writes only inside {folder}: "
+                "put the folder itself in its place"
+            )
+
+
 def sweep(folder: Path) -> None:
     """Delete the unfinished files of a killed process, before its run continues."""
     for part in (folder, folder / checkpoints.FOLDER, folder / "samples"):
@@ -246,7 +283,7 @@ def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
 def abandon(folder: Path) -> bool:
     """Undo `start` before a first checkpoint: put the run that was moved aside back. Returns whether there was one."""
     aside = _previous(folder)
-    if not (aside / _REPLACED).exists():
+    if not _is_replaced(aside):
         return False
     with contextlib.suppress(OSError):
         _delete_run(folder)
@@ -261,7 +298,7 @@ def abandon(folder: Path) -> bool:
 def finish(folder: Path) -> str | None:
     """Delete the run that `start` moved aside. Returns a note if it contains files that minidl did not write."""
     aside = _previous(folder)
-    if not (aside / _REPLACED).exists():
+    if not _is_replaced(aside):
         return None
     _delete_run(aside)
     return f"the replaced run contained other files; they are kept in {aside}" if _holds(aside) else None
@@ -320,10 +357,11 @@ def _required(path: Path) -> str:
 
 
 def _is_new(folder: Path) -> bool:
-    """Whether the folder is missing or empty, apart from an unfinished config.json of a killed process."""
+    """Whether the folder is missing or empty, apart from a lock and an unfinished config.json of a killed process."""
     if not folder.exists():
         return True
-    return folder.is_dir() and all(fnmatch(path.name, ".config.json.*.part") for path in folder.iterdir())
+    own = (locks.INSIDE, ".config.json.*.part")
+    return folder.is_dir() and all(any(fnmatch(path.name, name) for name in own) for path in folder.iterdir())
 
 
 def _report(folder: Path) -> dict[str, Any] | None:
@@ -336,6 +374,21 @@ def _report(folder: Path) -> dict[str, Any] | None:
 
 def _checksums(documents: dict[str, str]) -> dict[str, str]:
     return {name: files.text_checksum(text) for name, text in documents.items()}
+
+
+def mark(folder: Path, name: str) -> dict[str, Any]:
+    """What tells a replaced run from a copy of one, or from one that was given another name."""
+    return {"folder": folder.stat().st_ino, "name": name}
+
+
+def _is_replaced(aside: Path) -> bool:
+    """Whether `_move_aside` gave a folder its name."""
+    if aside.is_symlink():
+        return False
+    try:
+        return files.read_json(aside / _REPLACED) == mark(aside, aside.name)
+    except (FileNotFoundError, NotADirectoryError, DamagedError):
+        return False
 
 
 def _previous(folder: Path) -> Path:
@@ -353,15 +406,19 @@ def _move_aside(folder: Path) -> bool:
     An interrupted replacement may have left a FOLDER.previous: of the two, the finished run is kept.
     """
     aside = _previous(folder)
-    if (aside / _REPLACED).exists():
+    if _is_replaced(aside):
         if _report(folder) is None:
             _delete_run(folder)
             return True
         _delete_run(aside)
     if _holds(aside):
         raise RunError(f"{aside} exists: move or delete it, then try again")
-    files.write_text(folder / _REPLACED, "")
-    folder.rename(aside)
+    files.write_json(folder / _REPLACED, mark(folder, aside.name))
+    try:
+        folder.rename(aside)
+    except OSError:
+        (folder / _REPLACED).unlink(missing_ok=True)
+        raise
     try:
         # Before the new run: a power cut must not leave it in the folder of the old one.
         files.flush_folder(folder.parent)

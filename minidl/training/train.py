@@ -42,16 +42,17 @@ def train(kind: str, config: Any, dataset: Any, checksum: str) -> dict[str, Any]
             raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
         experiment = task.prepare(config, dataset)
         display.note(experiment.introduction)
-        if config.resume and (config.out / "config.json").exists():
-            runs.sweep(config.out)
-            checkpoint = last_checkpoint(config)
-            Checkpoints(config.out / FOLDER).drop_unnamed()
-            for name in runs.restore_documents(config.out, experiment.documents):
-                display.note(f"note: {name} was missing or changed and was rewritten from the data")
-            return _fit(task, config, experiment, checkpoint, display)
-        runs.start(config, kind, checksum, experiment.documents, experiment.model)
-        with replacing(config, kind, display):
-            return _fit(task, config, experiment, None, display)
+        with runs.writing(config):
+            if config.resume and (config.out / "config.json").exists():
+                runs.sweep(config.out)
+                checkpoint = last_checkpoint(config)
+                Checkpoints(config.out / FOLDER).drop_unnamed()
+                for name in runs.restore_documents(config.out, experiment.documents):
+                    display.note(f"note: {name} was missing or changed and was rewritten from the data")
+                return _fit(task, config, experiment, checkpoint, display)
+            runs.start(config, kind, checksum, experiment.documents, experiment.model)
+            with replacing(config, kind, display):
+                return _fit(task, config, experiment, None, display)
     except OSError as error:
         raise runs.cannot_save(config, kind, error) from None
     except Exception as error:

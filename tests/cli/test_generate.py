@@ -1,19 +1,25 @@
 """`generate`, and `evaluate` of a generator: tiny networks whose pictures show nothing."""
 
+import errno
+import itertools
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import minidl
+from minidl import storage
 from minidl.data import Images
 from minidl.generation import evaluator, export, latents
 from minidl.generation.built_in import FOLDER
 from minidl.generation.evaluate import Reference, as_text, reference_rows
 from minidl.generation.model import load
 from minidl.models import dcgan
+from minidl.training import locks
 from tests.cli.test_images import stripes
 
 
@@ -356,3 +362,77 @@ def test_a_folder_in_which_a_killed_process_only_began_is_new(command, tmp_path)
     result = command("generate", "--count", "1", "--out", tmp_path / "mine", "--overwrite")
     assert result.code == 2
     assert (tmp_path / "mine" / ".notes.part").read_text() == "of the user"
+
+
+@pytest.fixture
+def pictures_before(command, model, tmp_path):
+    """A folder with three pictures and a file of the user's, and the command that replaces them by two others."""
+    out = tmp_path / "out"
+    flags = ("generate", "--model", model, "--format", "bmp", "--quiet", "--out", out)
+    assert command(*flags, "--count", 3).code == 0
+    (out / "mine.txt").write_text("mine")
+    return out, (*flags, "--seeds", "2-3", "--overwrite")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictures_before, monkeypatch):
+    """Each write in turn finds a full disk: the old pictures are there as they were, or the new ones."""
+    out, again = pictures_before
+    before, whole = contents(out), storage.whole
+    for last in itertools.count():
+        left = iter(range(last))
+
+        def full(path, left=left):
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            return whole(path)
+
+        monkeypatch.setattr(storage, "whole", full)
+        result = command(*again)
+        if result.code == 0:
+            break
+        refused(result, "No space left on device", 1)
+        assert contents(out) == before
+    assert last == 4
+    assert {*contents(out)} == {"images.json", "mine.txt", "seed-000002.bmp", "seed-000003.bmp"}
+
+
+def test_a_replacement_that_is_killed_at_any_change_is_made_good_by_the_next(command, pictures_before, monkeypatch):
+    out, again = pictures_before
+    for name in ("replace", "unlink"):
+        for last in range(4):
+            left, real = iter(range(last)), getattr(Path, name)
+
+            def killed(path, *rest, left=left, real=real, **named):
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                return real(path, *rest, **named)
+
+            with monkeypatch.context() as context:
+                context.setattr(Path, name, killed)
+                command(*again)
+            listed = {entry["file"] for entry in json.loads((out / "images.json").read_text())["files"]}
+            assert {*contents(out)} - {"images.json", "mine.txt"} <= listed
+            assert command(*again).code == 0
+            assert {*contents(out)} == {"images.json", "mine.txt", "seed-000002.bmp", "seed-000003.bmp"}
+            assert not (out / ".new-pictures").exists()
+            assert command(*again[:-3], "--count", 3, "--overwrite").code == 0
+
+
+def test_a_picture_of_the_users_is_not_replaced(command, pictures_before):
+    out, again = pictures_before
+    (out / "seed-000003.bmp").write_text("mine")
+    before = contents(out)
+    refused(command(*again), "has a seed-000003.bmp that images.json does not list")
+    assert contents(out) == before
+
+
+def test_two_commands_write_into_one_folder_one_after_the_other(command, pictures_before):
+    out, again = pictures_before
+    before = contents(out)
+    with locks.held(out):
+        refused(command(*again), f"{out} is being written by process {os.getpid()} on")
+    assert contents(out) == before

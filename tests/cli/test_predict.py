@@ -113,6 +113,12 @@ def test_nothing_in_is_nothing_out(answers, text_run, table_run):
     assert answers(table_run[0], stdin="\n\n") == []
 
 
+def test_a_list_is_no_row(command, table_run):
+    result = command("predict", table_run[0], stdin="[1,2]\n")
+    assert result.code == 2
+    assert "error: standard input, line 1: a list where an object is expected" in result.err
+
+
 def test_a_reader_that_leaves_is_no_error(text_run, tmp_path):
     command = f"{sys.executable} -m minidl predict {text_run[0]} | head -n 1"
     many = "oil and more oil\n" * 5000

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from minidl.runtime import launch, tables
-from minidl.training import environment, files, train
+from minidl.training import environment, files, runs, train
 from minidl.training.checkpoints import Checkpoint, Checkpoints
 from minidl.training.display import Display
 from minidl.training.errors import DamagedError
@@ -124,7 +124,7 @@ def test_a_finished_run_that_was_killed_before_the_one_it_replaced_was_gone(comm
     run, aside = tmp_path / "run", tmp_path / "run.previous"
     for folder in (run, aside):
         shutil.copytree(text_run[0], folder)
-    (aside / "replaced").write_text("")
+    files.write_json(aside / "replaced", runs.mark(aside, aside.name))
     (aside / "notes.txt").write_text("mine")
     done = command("train", "text", "--out", run, "--resume")
     assert done.code == 0, done.err

@@ -135,6 +135,22 @@ def test_a_bomb_is_refused_by_its_header(tmp_path, width, height):
         picture_size(path)
 
 
+@pytest.mark.parametrize("size", [(2**17, 1), (1, 2**26)])
+def test_a_side_that_resizing_has_no_memory_for(tmp_path, size):
+    """It would take 32 bytes for each pixel of the side, 2 GB for a file of 8 KB."""
+    path = saved(tmp_path / "long.png", Image.new("L", size))
+    with pytest.raises(DataError, match=rf"long\.png has {size[0]} x {size[1]} pixels, and a side may have 65,536"):
+        read_picture(path, (8, 8), 1)
+    assert read_picture(saved(tmp_path / "longest.png", Image.new("L", (2**16, 1), 9)), (8, 8), 1).max() == 9
+
+
+def test_a_picture_for_which_there_is_no_memory_is_named(tmp_path, monkeypatch):
+    path = saved(tmp_path / "a.png", Image.new("L", (4, 4)))
+    monkeypatch.setattr(Image.Image, "resize", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(DataError, match=r"a\.png does not fit in the memory that is free"):
+        read_picture(path, (8, 8), 1)
+
+
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".gif", ".tif", ".webp"])
 def test_a_file_that_is_cut_off(tmp_path, suffix):
     whole = saved(tmp_path / f"a{suffix}", grey(64, 64)).read_bytes()

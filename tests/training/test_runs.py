@@ -306,3 +306,108 @@ def test_a_neighbour_with_the_name_of_a_replaced_run_is_left_alone(tmp_path):
     with pytest.raises(RunError, match=r"run\.previous exists: move or delete it"):
         started(folder, epochs=2, overwrite=True)
     assert (epochs(mine), epochs(folder)) == (7, 1)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_replaced_run_that_was_copied_or_renamed_is_the_users(tmp_path, copied):
+    folder, mine = tmp_path / "run", tmp_path / "keep.previous"
+    finished(folder, epochs=1)
+    started(folder, epochs=2, overwrite=True)
+    if copied:
+        shutil.copytree(tmp_path / "run.previous", mine)
+    else:
+        (tmp_path / "run.previous").rename(mine)
+    keep = tmp_path / "keep"
+    finished(keep, epochs=3)
+    assert runs.finish(keep) is None
+    assert not runs.abandon(keep)
+    with pytest.raises(RunError, match=r"keep\.previous exists: move or delete it"):
+        started(keep, epochs=4, overwrite=True)
+    assert (epochs(mine), epochs(keep)) == (1, 3)
+    assert not (keep / "replaced").exists()
+
+
+def test_a_link_with_the_name_of_a_replaced_run_is_not_followed(tmp_path):
+    finished(tmp_path / "run", epochs=1)
+    started(tmp_path / "run", epochs=2, overwrite=True)
+    (tmp_path / "run.previous").rename(tmp_path / "elsewhere")
+    (tmp_path / "run.previous").symlink_to("elsewhere")
+    assert not runs.abandon(tmp_path / "run")
+    assert runs.finish(tmp_path / "run") is None
+    assert epochs(tmp_path / "elsewhere") == 1
+
+
+def test_a_run_that_cannot_be_moved_aside_keeps_no_mark(tmp_path, monkeypatch):
+    """As that of a mount point."""
+    folder = tmp_path / "run"
+    finished(folder, epochs=1)
+    monkeypatch.setattr(Path, "rename", mock.Mock(side_effect=OSError(16, "Device or resource busy")))
+    with pytest.raises(RunError, match="Device or resource busy"):
+        started(folder, epochs=2, overwrite=True)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "labels.json", "report.json"}
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "samples"])
+@pytest.mark.parametrize("change", [{"resume": True}, {"overwrite": True}])
+def test_a_folder_of_a_run_that_is_a_link_is_refused(tmp_path, name, change):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for mine in ("step-000001.safetensors", "epoch-0001.png", ".foo.part", "last.json"):
+        (outside / mine).write_text("mine")
+    folder = tmp_path / "run"
+    config = started(folder)
+    (folder / name).symlink_to(outside)
+    (folder / "report.json").write_text('{"epochs": 1}')
+    (folder / "report.txt").write_text("")
+    wanted = config.model_copy(update=change)
+    message = rf"run/{name} is a link to .*outside, and minidl writes only inside .*run"
+    with pytest.raises(ConfigError, match=message), runs.writing(wanted):
+        pytest.fail("nothing may be written")
+    if "resume" in change:
+        with pytest.raises(ConfigError, match="is a link"):
+            runs.finished_report(wanted)
+    assert {path.read_text() for path in outside.iterdir()} == {"mine"}
+    assert len(list(outside.iterdir())) == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "outside"}
+
+
+def test_a_run_whose_folder_is_a_link_is_that_of_the_folder(tmp_path):
+    finished(tmp_path / "real", epochs=1)
+    (tmp_path / "link").symlink_to("real")
+    config = started(tmp_path / "link", epochs=2, overwrite=True)
+    assert config.out == tmp_path / "real"
+    assert epochs(tmp_path / "real.previous") == 1
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".", r"--out is '\.', expected the name of a folder, such as runs/first"),
+        ("", r"--out is '\.', expected the name of a folder"),
+        ("..", r"--out is '\.\.', expected the name of a folder"),
+        ("/", "--out is '/', expected the name of a folder"),
+        ("\u00e9" * 121, "--out is a name of 242 bytes, expected at most 240"),
+    ],
+)
+def test_a_folder_without_a_name_that_can_be_used(name, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainText(data="docstrings", out=Path(name))
+
+
+def test_the_longest_name(tmp_path):
+    folder = tmp_path / ("n" * 240)
+    finished(folder, epochs=1)
+    with runs.writing(started(folder, epochs=2, overwrite=True).model_copy(update={"resume": True})):
+        (folder / "report.json").write_text('{"epochs": 2}')
+        runs.finish(folder)
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name}
+
+
+def test_a_run_that_was_made_in_the_meantime_is_not_overwritten(tmp_path):
+    config = TrainText(data="docstrings", out=tmp_path / "run")
+    runs.check_out(config)
+    finished(tmp_path / "run", epochs=7)
+    with pytest.raises(ConfigError, match="exists and is not empty"), runs.writing(config):
+        pytest.fail("nothing may be written")
+    assert epochs(tmp_path / "run") == 7

@@ -1,0 +1,121 @@
+"""One writer at a time in a folder: a lock of the operating system, which ends with the process that holds it.
+
+The lock is on the file `.NAME.lock` beside the folder NAME, as a run that is replaced is renamed; on `.lock` in the
+folder where nothing can be made beside it. The file says who holds the lock and is deleted with it; one that a killed
+process left is not locked, and the next writer takes it. Readers need no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from minidl.training.errors import ConfigError
+
+INSIDE = ".lock"  # the name of a lock file in the folder itself
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # of file systems without locks
+_NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which need not exist if the one above it does.
+
+    Raises ConfigError when another process, or another thread of this one, holds it; OSError when no file can be made.
+    Without effect on a file system that has no locks.
+    """
+    opened = _opened(folder)
+    try:
+        yield
+    finally:
+        if opened is not None:
+            path, handle = opened
+            try:
+                with contextlib.suppress(OSError):
+                    path.unlink()  # before the lock ends: later it may be another's
+            finally:
+                os.close(handle)
+
+
+def check_free(folder: Path) -> None:
+    """Raises ConfigError when another process writes to a folder: told before the work."""
+    with contextlib.suppress(OSError), held(folder):
+        pass
+
+
+def _opened(folder: Path) -> tuple[Path, int] | None:
+    """The lock file and its handle, locked; None where there are no locks."""
+    while True:
+        path, handle = _open(Path(os.path.realpath(folder)))
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The process that held it before may have deleted it in between; then this lock keeps nobody out.
+            if not _is_at(path, handle):
+                os.close(handle)
+                continue
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, _about_this().encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(handle, 4096, 0)
+            os.close(handle)
+            raise ConfigError(
+                f"{folder} is being written by {_described(holder)}; wait until it has ended, or choose another folder"
+            ) from None
+        except OSError as error:
+            os.close(handle)
+            if error.errno not in _NO_LOCKS:
+                raise
+            path.unlink(missing_ok=True)
+            return None
+        return path, handle
+
+
+def _open(folder: Path) -> tuple[Path, int]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    path = folder.with_name(f".{folder.name}.lock") if folder.name else folder / INSIDE
+    try:
+        return path, os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE or not folder.is_dir():
+            raise
+    path = folder / INSIDE
+    return path, os.open(path, flags, 0o666)
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    try:
+        found = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    opened = os.fstat(handle)
+    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+def _about_this() -> str:
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return json.dumps(
+        {
+            "process": os.getpid(),
+            "host": socket.gethostname(),
+            "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "command": command if len(command) <= 200 else command[:200] + "...",
+        }
+    )
+
+
+def _described(holder: bytes) -> str:
+    try:
+        about = json.loads(holder)
+        return f"process {about['process']} on {about['host']} since {about['since']} ({about['command']})"
+    except (ValueError, KeyError, TypeError):  # not yet written
+        return "another process"

@@ -1,0 +1,79 @@
+"""Standard output that is closed, full, cut off or of another encoding; run names and settings that are odd."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import SMALL, environment
+
+MINIDL = f"{sys.executable} -W error -m minidl"
+TRAIN = f"{MINIDL} train text --out run {' '.join(SMALL[:-1])}"
+
+
+@pytest.fixture
+def shell(tmp_path, texts):
+    """Runs a line of bash with `minidl` in it."""
+
+    def run(line, **variables):
+        line = line.replace("minidl", MINIDL).replace("TRAIN", f"{TRAIN} --data {texts}")
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {line}"], cwd=tmp_path, env={**environment(), **variables},
+            capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (">&-", ""),
+        (">&- 2>&- <&-", ""),
+        ("| head -1", ""),
+        ("> /dev/full", "note: standard output cannot be written (No space left on device); going on\n"),
+    ],
+)
+def test_a_run_is_finished_without_its_output(shell, tmp_path, text_run, ending, said):
+    done = shell(f"TRAIN --no-plots {ending}")
+    assert (done.returncode, done.stderr) == (0, said)
+    for name in ("model.safetensors", "labels.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (text_run[0] / name).read_bytes()
+    assert (tmp_path / "run" / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        (">&-", 0, ""),
+        ("| head -c 1", 141, ""),
+        ("> /dev/full", 1, "error: standard output: No space left on device\n"),
+    ],
+)
+def test_answers_that_cannot_be_written(shell, text_run, ending, code, said):
+    done = shell(f"printf 'oil\\n%.0s' {{1..3000}} | minidl predict {text_run[0]} {ending}")
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_characters_that_the_terminal_has_not(shell, tmp_path):
+    done = shell("TRAIN --no-plots && mv run r\u00e9 && minidl evaluate r\u00e9", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    done = shell("minidl predict r\u00e9/nothing oil", PYTHONIOENCODING="ascii")
+    assert done.returncode == 2
+    assert "/nothing is not a minidl run" in done.stderr
+
+
+def test_a_run_name_that_is_no_text(shell, tmp_path):
+    done = shell("r=$'r\\xff'; TRAIN --no-plots && mv run $r && minidl evaluate $r && minidl predict $r oil")
+    assert done.returncode == 0, done.stderr
+    assert '"label": "crude"' in done.stdout
+    done = shell("minidl evaluate $'r\\xff' --json scores.json")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_backend_that_matplotlib_does_not_know(shell, tmp_path):
+    done = shell("TRAIN", MPLBACKEND="junk")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "loss.png").exists()

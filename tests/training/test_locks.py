@@ -1,0 +1,167 @@
+"""One writer at a time in a folder."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from minidl.training import locks
+from minidl.training.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def taken(folder):
+    """Whether the lock is held by another."""
+    try:
+        locks.check_free(folder)
+    except ConfigError:
+        return True
+    return False
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A process that holds the lock of `run`."""
+    code = (
+        "import sys; from pathlib import Path; from minidl.training import locks\n"
+        "with locks.held(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    started = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run")], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert started.stdout.readline() == b"held\n"
+    yield started
+    started.kill()
+    started.communicate()
+
+
+def test_the_second_is_told_who_holds_it(tmp_path, other):
+    expected = rf"run is being written by process {other.pid} on .* since .* \(-c .*run\); wait until it has ended"
+    with pytest.raises(ConfigError, match=expected), locks.held(tmp_path / "run"):
+        pass
+    other.communicate()
+    assert not taken(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path, other):
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert [path.name for path in tmp_path.iterdir()] == [".run.lock"]
+    with locks.held(tmp_path / "run"):
+        assert taken(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_has_one_lock_whatever_its_name(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    monkeypatch.chdir(tmp_path / "run")
+    with locks.held(tmp_path / "run"):
+        assert taken(tmp_path / "link")
+        assert taken(Path())
+        assert not taken(tmp_path / "other")
+    with locks.held(Path()):
+        assert taken(tmp_path / "run")
+
+
+def test_a_folder_that_is_renamed_stays_locked_under_its_name(tmp_path):
+    (tmp_path / "run").mkdir()
+    with locks.held(tmp_path / "run"):
+        (tmp_path / "run").rename(tmp_path / "run.previous")
+        assert taken(tmp_path / "run")
+        (tmp_path / "run").mkdir()
+        assert taken(tmp_path / "run")
+
+
+def test_many_threads_one_at_a_time(tmp_path):
+    inside, most, held = [], [], []
+
+    def work():
+        for _ in range(50):
+            try:
+                with locks.held(tmp_path / "run"):
+                    inside.append(1)
+                    most.append(len(inside))
+                    held.append(1)
+                    inside.pop()
+            except ConfigError:
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert held
+    assert max(most) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_file_that_is_deleted_in_between_is_not_taken(tmp_path, monkeypatch):
+    real, found = fcntl.flock, []
+
+    def flock(handle, how):
+        if not found:
+            found.append(handle)
+            (tmp_path / ".run.lock").unlink()
+        real(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locks.held(tmp_path / "run"):
+        assert (tmp_path / ".run.lock").exists()
+        assert taken(tmp_path / "run")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_nothing_can_be_made_beside(tmp_path):
+    folder = tmp_path / "above" / "run"
+    folder.mkdir(parents=True)
+    folder.parent.chmod(0o500)
+    try:
+        with locks.held(folder):
+            assert (folder / ".lock").exists()
+            assert taken(folder)
+        assert list(folder.iterdir()) == []
+    finally:
+        folder.parent.chmod(0o700)
+
+
+def test_nothing_beside_a_read_only_mount(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    real = os.open
+
+    def refuse(path, flags, *rest):
+        if Path(path) == tmp_path / ".run.lock":
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with locks.held(tmp_path / "run"):
+        assert (tmp_path / "run" / ".lock").exists()
+        assert taken(tmp_path / "run")
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locks.held(tmp_path / "run"), locks.held(tmp_path / "run"):
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_at_the_name_of_the_lock_is_not_followed(tmp_path):
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / ".run.lock").symlink_to("mine")
+    with pytest.raises(OSError, match="levels of symbolic links"), locks.held(tmp_path / "run"):
+        pass
+    assert (tmp_path / "mine").read_text() == "kept"
