@@ -25,7 +25,10 @@ def _evaluate(given: dict[str, Any]) -> None:
     if "json" in given:
         runs.check_not_own("--json", given["json"])
     config = Evaluate(**given)
-    usual = config.run / "trace-evaluate.json" if (config.run / "config.json").is_file() else None
+    usual = None
+    if (config.run / "config.json").is_file():
+        usual = config.run / "trace-evaluate.json"
+        runs.check_not_data(runs.read_run(config.run).config, json=config.json_file, trace=profiling.trace)
     around = profiled(profiling, usual)
     if _is_generator(config.run):
         _evaluate_generator(config, generator, around)

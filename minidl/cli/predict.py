@@ -16,7 +16,7 @@ def _predict(given: dict[str, Any]) -> None:
     profiling = taken(given, ProfilingOfRun)
     check_different(file=given.get("file"), trace=profiling.trace)
     config = Predict(**given)
-    runs.finished_run(config.run)
+    runs.check_not_data(runs.finished_run(config.run).config, trace=profiling.trace)
     device.choose(config.device)
     from minidl.training import predict as work
 

@@ -35,6 +35,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
     profiling = taken(given, Profiling)
     check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
     config = runs.settings(kind, given)
+    runs.check_not_data(vars(config), trace=profiling.trace)
     done = runs.finished_report(config)
     if done is not None:
         if not config.quiet:

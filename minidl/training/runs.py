@@ -19,7 +19,7 @@ import contextlib
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -37,6 +37,7 @@ from minidl.version import __version__
 FORMAT, VERSION = "minidl-run", 1
 # A file in a run that is being replaced, which says of which folder and by what name; only such a run is deleted.
 _REPLACED = "replaced"
+_DATA = ("data", "validation", "test")  # the settings that name files of the user's
 _COMMON_FILES = (
     "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "loss.png",
     "scores.png",
@@ -164,12 +165,34 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
                 f"{checked.out} was started with other settings: {'; '.join(changed)}. "
                 "Leave these flags out to continue it, or choose another --out"
             )
-        return _saved_settings(run, session)
+        config = _saved_settings(run, session)
+        _check_outside(config, TASKS[kind].data_sets)
+        return config
     if "data" not in own:
         raise ConfigError("--data is missing: name a data set or a file")
     config = cls(**own, **session)
+    _check_outside(config, TASKS[kind].data_sets)
     check_out(config)
     return config
+
+
+def _check_outside(config: Any, data_sets: Container[str]) -> None:
+    """Raises ConfigError for a run inside a folder of its data, of which it would be a class."""
+    out = Path(os.path.realpath(config.out))
+    for name in _DATA:
+        folder = getattr(config, name, None)
+        if folder is None or folder in data_sets or not files.is_folder(Path(folder)):
+            continue
+        if out.is_relative_to(os.path.realpath(folder)):
+            raise ConfigError(f"--out {config.out} is inside of --{name} {folder}: give a folder outside of it")
+
+
+def check_not_data(config: Mapping[str, Any], **outputs: Path | None) -> None:
+    """Raises ConfigError when a flag, given without its dashes, names a file that a run with these settings reads."""
+    for name in _DATA:
+        for output, path in outputs.items():
+            if path is not None and config.get(name) and os.path.realpath(path) == os.path.realpath(config[name]):
+                raise ConfigError(f"--{output} {path} is the file that the run reads as --{name}: give another name")
 
 
 def check_out(config: Session) -> None:
