@@ -88,6 +88,7 @@ def test_python_blocks_run(name, tmp_path):
     text = "\n".join(block.text for block in blocks(ROOT / "docs" / f"{name}.md", "python"))
     script = tmp_path / "page.py"
     script.write_text(text)
+    (tmp_path / "runs").mkdir()
     run([sys.executable, script.name], tmp_path)
 
 

@@ -77,7 +77,7 @@ def done(tmp_path_factory):
 
 def test_the_readme_is_a_front_page():
     assert len(README.read_text().splitlines()) <= MOST_LINES
-    assert {words[0] for words, _ in commands(README)} == {"make", "minidl"}
+    assert {words[0] for words, _ in commands(README)} == {"make", "minidl", "."}
 
 
 @pytest.mark.slow
@@ -91,19 +91,22 @@ def test_commands_print_what_the_page_says(done):
 @pytest.mark.slow
 def test_commands_make_the_files_that_the_page_names(done):
     folder, _ = done
-    assert all((folder / "runs/demo" / name).exists() for name in ("model.safetensors", "report.txt", "metrics.jsonl"))
-    assert len(list((folder / "pictures").glob("seed-*.png"))) == 64
-    assert (folder / "pictures" / "grid.png").exists()
-    files = json.loads((folder / "pictures" / "images.json").read_text())["files"]
+    assert all((folder / "runs/first" / name).exists() for name in ("model.safetensors", "report.txt", "metrics.jsonl"))
+    assert len(list((folder / "runs/pictures").glob("seed-*.png"))) == 64
+    assert (folder / "runs/pictures" / "grid.png").exists()
+    files = json.loads((folder / "runs/pictures" / "images.json").read_text())["files"]
     assert sorted(file["seed"] for file in files if "seed" in file) == list(range(64))
 
 
 @pytest.mark.slow
 def test_make_demo_runs_these_commands(done):
+    """Into a folder of its own, so that the README's commands can follow it."""
     folder, _ = done
     train, predict, generate = recipe(["make", "demo"])
     shown = [shlex.join(words) for words, _ in of_readme("minidl")]
-    assert shlex.join(["minidl", *train[1:]]).removesuffix(" --overwrite") in shown
+    assert train[-3:] == ["--out", "runs/demo", "--overwrite"]
+    assert shlex.join(["minidl", *train[1:-3], "--out", "runs/first"]) in shown
+    predict[predict.index("runs/demo")] = "runs/first"
     answers = [json.loads(line) for line in minidl(predict, folder).splitlines()]
     assert [answer["label"] for answer in answers] == ["numbers", "networking", "concurrency"]
     minidl(generate, folder)
@@ -133,9 +136,10 @@ def test_the_property_tests_are_run():
 
 def test_the_python_example_runs(tmp_path):
     (block,) = blocks(README, "python")
+    (tmp_path / "runs").mkdir()  # as `make demo` does
     printed = run([sys.executable, "-c", block.text], tmp_path)
     assert 0 < float(printed) < 0.1
-    assert (tmp_path / "graph.svg").read_text().startswith(("<svg", "<?xml"))
+    assert (tmp_path / "runs" / "graph.svg").read_text().startswith(("<svg", "<?xml"))
 
 
 def test_the_layout_is_that_of_the_package():

@@ -27,7 +27,7 @@ class Bench(Profiling):
     Results are first compared with float64, and wrong ones are not timed. With --peers, Triton kernels of other
     projects are measured as well; those that fail or are wrong are named and left out.
 
-    A row meets its goal if it is at most 0.01 below it, the noise of a run.
+    A row meets its goal if its ratio is at least the goal minus 0.01, the noise of one run.
 
     The exit code is 1 if a row is wrong or cannot be measured.
     """

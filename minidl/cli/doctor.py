@@ -33,7 +33,10 @@ class Doctor(Settings):
     only: Annotated[str, Field(description="With --compile: only kernels whose name contains this.")] = ""
     brief: Annotated[
         str | None,
-        Field(description="With --compile: those of --arch for which not all combinations of flags are compiled."),
+        Field(
+            description="With --compile: capabilities for which only some combinations of flags are compiled, to save "
+            "time."
+        ),
     ] = None
     details: Annotated[bool, Field(description="With --compile: show a row for each tile.")] = False
     json_file: Annotated[

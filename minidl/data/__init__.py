@@ -10,7 +10,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidl.data.parsing import shorten
+from minidl.data.parsing import one_of, shorten
 from minidl.data.records import (
     Augment,
     DataError,
@@ -165,7 +165,7 @@ def _check_path(
         there = False
     if not there:
         raise DataError(
-            f"unknown {what} {shorten(str(name_or_path))}: neither one of {', '.join(known)} nor {expected}; "
+            f"unknown {what} {shorten(str(name_or_path))}: neither {one_of(known)} nor {expected}; "
             f"give a name or the path {path}"
         )
 

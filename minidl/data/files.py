@@ -266,7 +266,7 @@ def _guess(
         if len(rest) == 1:
             return rest[0]
     raise DataError(
-        f"{records.path}: which column is the {role}? Name it with {role}_column (--{role}-column); "
+        f"{records.path}: which column is the {role}? Name it with --{role}-column ({role}_column in Python); "
         f"the columns are: {listed(records.columns)}"
     )
 

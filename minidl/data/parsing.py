@@ -149,6 +149,12 @@ def kind_of(value: object) -> str:
     return names.get(type(value), "an object")
 
 
+def one_of(names: Iterable[str]) -> str:
+    """ "one of a, b", or the name alone where there is one."""
+    listed = ", ".join(names)
+    return f"one of {listed}" if ", " in listed else listed
+
+
 def shorten(value: str) -> str:
     """A quoted, printable form of a value for a message."""
     shown = value if len(value) <= 60 else value[:57] + "..."

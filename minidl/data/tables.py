@@ -76,7 +76,7 @@ def load_table_file(
     if target is None:
         if "target" not in records.columns:
             raise DataError(
-                f"{records.path}: which column is to be predicted? Name it with target (--target); "
+                f"{records.path}: which column is to be predicted? Name it with --target (target in Python); "
                 f"the columns are: {listed(records.columns)}"
             )
         target = "target"

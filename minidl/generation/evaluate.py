@@ -187,15 +187,15 @@ def as_text(report: dict[str, Any]) -> str:
     """The report as a table in plain text."""
     judge, model = report["evaluator"]["name"], f"{report['model']} ({report['model_sha256'][:12]})"
     lines = [f"{report['samples']:,} pictures by {model} beside {report['data']}, evaluator {judge}", ""]
-    heads = f"{'':16}{'Frechet':>10}{'kernel':>11}{'precision':>11}{'recall':>9}{'memorised':>11}"
+    heads = f"{'':16}{'Frechet':>10}{'kernel':>11}{'precision':>11}{'recall':>9}{'near copies':>13}"
     lines.append(f"{heads}  classes, least to most")
     for name, row in report["scores"].items():
         shares = sorted(row["classes"])
-        copied = f"{row['memorised']:>11.2%}" if "memorised" in row else f"{'':>11}"
+        copied = f"{row['memorised']:>13.2%}" if "memorised" in row else f"{'':>13}"
         figures = f"{row['frechet']:>10.4g}{row['kernel']:>11.3g}{row['precision']:>11.3f}{row['recall']:>9.3f}"
         lines.append(f"{name:16}{figures}{copied}  {shares[0]:.1%} to {shares[-1]:.1%}")
     nearer = report["scores"]["generated"]["nearest_percentile"]
-    lines.append("\nmemorised: the share of pictures nearer to a training picture than 99% of test pictures are")
+    lines.append("\nnear copies: the share of pictures nearer to a training picture than 99% of test pictures are")
     lines.append(
         f"the median distance to the nearest training picture is percentile {nearer:.0f} of that of test pictures"
     )

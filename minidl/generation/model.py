@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from minidl import nn
+from minidl.data.parsing import one_of
 from minidl.generation import built_in
 from minidl.generation.config import BUILT_IN
 from minidl.generation.output import sha256
@@ -52,8 +53,7 @@ def weights_file(model: str) -> Path:
     if path.suffix == ".safetensors":
         return path
     raise ConfigError(
-        f"--model {model[:200]} is neither one of {', '.join(BUILT_IN)} nor a run of `minidl train gan` nor a "
-        ".safetensors file"
+        f"--model {model[:200]} is neither {one_of(BUILT_IN)} nor a run of `minidl train gan` nor a .safetensors file"
     )
 
 

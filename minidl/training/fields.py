@@ -92,8 +92,8 @@ Patience = Annotated[
     Field(
         ge=0,
         le=10**6,
-        description="Stop after this many epochs in a row more than one standard error below the best validation "
-        "score; 0: never. The last epoch within that range is kept.",
+        description="Stop after so many epochs in a row whose validation score is clearly below the best, by more than "
+        "one standard error; 0: never.",
     ),
 ]
 Seed = Annotated[

@@ -98,9 +98,8 @@ class Supervised(Experiment):
         whole = self.config.epochs * steps
         if whole >= FEW_STEPS:
             return None
-        return (
-            f"{whole} steps in all; try --epochs {math.ceil(FEW_STEPS / steps)}{self.more_steps} if the scores are low"
-        )
+        counted = "1 step" if whole == 1 else f"{whole} steps"
+        return f"{counted} in all; try --epochs {math.ceil(FEW_STEPS / steps)}{self.more_steps} if the scores are low"
 
     def report(self, trainer: Trainer, device: str) -> dict[str, Any]:
         progress, model = trainer.progress, trainer.model

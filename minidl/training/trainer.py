@@ -138,7 +138,7 @@ class BaseTrainer(ABC):
             random.set_state(state["generator"])
         whole = progress.epoch * self.steps + progress.step
         if progress.epoch > self.epochs or progress.step >= self.steps or progress.steps != whole:
-            where = f"epoch {progress.epoch}, step {progress.step} and {progress.steps} steps in all"
+            where = f"epoch {progress.epoch}, step {progress.step} and {progress.steps} in all"
             raise damaged(path, f"{where}; an epoch has {self.steps} steps, training {self.epochs}")
         self.progress = progress
         if progress.history:

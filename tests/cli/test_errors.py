@@ -34,7 +34,7 @@ def refused(result, message, code=2):
         ("empty.csv", b"", "empty.csv is empty: it needs a line per example"),
         ("header.csv", b"text,label\n", "header.csv has a header and no rows"),
         ("one.csv", b"text,label\n" + b"a b c,x\n" * 20, "has one class only ('x' in column 'label')"),
-        ("columns.csv", b"body,folder,date\na,b,c\n", "which column is the label? Name it with label_column"),
+        ("columns.csv", b"body,folder,date\na,b,c\n", "which column is the label? Name it with --label-column"),
         ("junk.csv", bytes(range(256)) * 8, "a zero byte, so this is not a text file"),
         ("latin.csv", b"text,label\ncaf\xe9,x\n", "byte 0xe9 is not UTF-8 text"),
         ("picture.png", b"\x89PNG", "is not a data file that minidl reads"),

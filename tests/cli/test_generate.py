@@ -203,7 +203,7 @@ def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
         (("--seeds", "x"), "'x' is no seed"),
         (("--grid", "8"), "expected rows and columns"),
         (("--latents", "none.txt"), "none.txt cannot be read: No such file"),
-        (("--model", "fashion"), "--model fashion is neither one of mnist nor a run"),
+        (("--model", "fashion"), "--model fashion is neither mnist nor a run"),
         (("--model", "none.safetensors"), "none.safetensors is gone"),
         (("--truncation", "0"), "--truncation is 0"),
         (("--format", "gif"), "expected one of png, bmp, npy"),
@@ -276,6 +276,7 @@ def test_a_run_generates_and_is_evaluated(command, gan_run, judge_run, tmp_path)
     report = json.loads((gan_run / "evaluation.json").read_text())
     assert report == json.loads((tmp_path / "scores.json").read_text())
     assert as_text(report) == result.out
+    assert "recall  near copies  classes" in result.out
     assert list(report["scores"]) == ["generated", "real", "a class missing", "blurred", "ten images", "noise"]
     assert report["scores"]["real"]["frechet"] < report["scores"]["noise"]["frechet"]
     assert report["scores"]["a class missing"]["missing"] in (0, 1)

@@ -86,7 +86,7 @@ def test_help_says_what_is_guessed(command):
     assert "Default: the column named text, sentence, content, body, message, review or document" in text
     assert "Default: the column named label, class, category, target or topic" in text
     assert "a guess, classification where the target is text or has at most 20 different whole numbers" in table
-    assert "more than one standard error below the best validation score" in table
+    assert "clearly below the best, by more than one standard error" in table
     for line in ("--task classification", "--ignore", "--missing fill"):
         assert line in table.partition("Examples:")[2]
     shown = command("predict", "--help").out.partition("Examples:")[2]

@@ -15,7 +15,7 @@ def test_an_unknown_name_lists_the_names():
     message = str(caught.value)
     assert all(name in message for name in TEXT_DATA)
     assert "nor a file that exists" in message
-    with pytest.raises(DataError, match=r"unknown table 'iris\.csv': neither one of diabetes nor a file"):
+    with pytest.raises(DataError, match=r"unknown table 'iris\.csv': neither diabetes nor a file"):
         load_table("iris.csv")
 
 

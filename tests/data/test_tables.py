@@ -169,7 +169,7 @@ def test_missing_values(tmp_path):
     ("change", "message"),
     [
         ({"target": "price"}, "has no target column 'price'; its columns are: 'n', 'ratio', 'colour', 'goal'"),
-        ({}, r"which column is to be predicted\? Name it with target \(--target\)"),
+        ({}, r"which column is to be predicted\? Name it with --target \(target in Python\)"),
         (
             {"target": "goal", "ignore": ["n", "goal"]},
             r"column 'goal' is the target \(--target\) and cannot be ignored",

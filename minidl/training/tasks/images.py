@@ -13,7 +13,7 @@ from pydantic import Field
 
 from minidl import data
 from minidl.data import Augment, DataError, ImageDataset, Pictures
-from minidl.data.parsing import listed
+from minidl.data.parsing import listed, one_of
 from minidl.data.saved import Record
 from minidl.training import fields, inputs
 from minidl.training.config import SPLITS, Evaluate, Predict, Session, Training
@@ -247,8 +247,7 @@ class PictureClassifier(Predictor):
         assert config.data is not None
         if not Path(config.data).is_dir():
             raise DataError(
-                f"{config.data} is neither one of {', '.join(data.IMAGE_DATA)} nor a folder of class folders with "
-                "pictures"
+                f"{config.data} is neither {one_of(data.IMAGE_DATA)} nor a folder of class folders with pictures"
             )
         images, source = data.read_labelled_pictures(
             config.data, self.targets.labels, self.format.size, self.format.channels
