@@ -52,7 +52,7 @@ def run_folder(path: Path) -> Path:
         raise ConfigError(
             f"--out is a name of {len(os.fsencode(path.name))} bytes, expected at most {LONGEST}; give a shorter one"
         )
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114 (raises nothing)
 
 
 def check_different(**paths: Path | str | None) -> None:

@@ -67,6 +67,8 @@ def test_names_that_no_file_can_have(command, text_run, tmp_path):
     refused(command("predict", name, "oil"), "is not a minidl run: it is not a folder")
     for more in ((), ("--resume",), ("--overwrite",)):
         result = command("train", "text", "--data", "docstrings", "--out", name, *more)
+        refused(result, "--out is a name of 5000 bytes, expected at most 240; give a shorter one")
+        result = command("train", "text", "--data", "docstrings", "--out", f"{name}/run", *more)
         refused(result, "File name too long; choose another folder")
 
 
