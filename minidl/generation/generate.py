@@ -106,22 +106,25 @@ def _replace(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[An
     try:
         files.make_folder(staged)
         _write(config, staged, loaded, z, names)
-        manifest = files.read_json(staged / MANIFEST)
-        new = [entry["file"] for entry in _listed(manifest)]
-        gone = [name for name in old if name not in new]
-        # All are listed while they change places, so that a stopped command leaves nothing that the next cannot clear.
-        files.write_json(
-            folder / MANIFEST, {**manifest, "files": [*manifest["files"], *({"file": name} for name in gone)]}
-        )
-        for name in new:
-            (staged / name).replace(folder / name)
-        for name in gone:
-            (folder / name).unlink(missing_ok=True)
-        files.sweep(folder)
-        (staged / MANIFEST).replace(folder / MANIFEST)
-        files.flush_folder(folder)
+        _change_places(folder, staged, old)
     finally:
         _unstage(staged)
+
+
+def _change_places(folder: Path, staged: Path, old: list[str]) -> None:
+    """Put the pictures in `staged`, and its images.json, in the place of the `old` ones in `folder`."""
+    manifest = files.read_json(staged / MANIFEST)
+    new = [entry["file"] for entry in _listed(manifest)]
+    gone = [name for name in old if name not in new]
+    # All are listed while they change places, so that a stopped command leaves nothing that the next cannot clear.
+    files.write_json(folder / MANIFEST, {**manifest, "files": [*manifest["files"], *({"file": name} for name in gone)]})
+    for name in new:
+        (staged / name).replace(folder / name)
+    for name in gone:
+        (folder / name).unlink(missing_ok=True)
+    files.sweep(folder)
+    (staged / MANIFEST).replace(folder / MANIFEST)
+    files.flush_folder(folder)
 
 
 def _unstage(staged: Path) -> None:

@@ -319,8 +319,12 @@ def images(folder: Path) -> Target:
         for name in ("mine.txt", "seed-1.txt", "epoch-1.png"):
             (own / name).write_text("mine")
         (own / "images.json").write_bytes(content)
+        staged = own / generate._STAGED
+        staged.mkdir(exist_ok=True)
+        (staged / "seed-000009.png").write_text("new")
+        (staged / "images.json").write_text('{"files": [{"file": "seed-000009.png", "seed": 9}], "grid": null}')
         try:
-            return generate._clear(own)
+            return generate._change_places(own, staged, generate._written(own))
         finally:
             left = {path.name for path in own.iterdir()}
             if not left >= {"mine.txt", "seed-1.txt", "epoch-1.png"}:
