@@ -1,4 +1,4 @@
-"""TF-IDF: texts to sparse rows, by scikit-learn; the vocabulary is saved as JSON, never pickled.
+"""TF-IDF: texts to sparse rows; the vocabulary is saved as JSON, never pickled.
 
 For a text d and a term t with count c(d, t) > 0 (Salton and Buckley 1988):
 
@@ -6,7 +6,9 @@ For a text d and a term t with count c(d, t) > 0 (Salton and Buckley 1988):
     idf(t)  = ln((1 + N) / (1 + n(t))) + 1   N texts, n(t) of them with the term
     x(d, t) = v(d, t) / ||v(d, .)||_2
 
-A fitted and a reloaded vectorizer run the same code on the same numbers: their matrices are equal bit for bit.
+Terms, weights and their bits are those of scikit-learn's TfidfVectorizer (tested), on all processors and without
+importing it. A fitted and a reloaded vectorizer run the same code on the same numbers: their matrices are equal bit for
+bit.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from minidl.data import terms
 from minidl.data.parsing import cut, parse_json
 from minidl.data.records import DataError
 from minidl.data.saved import Checked, Names, made
+from minidl.data.terms import Counted
+from minidl.data.workers import Workers
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -66,6 +71,11 @@ class TfidfOptions(Checked):
     stop_words: Annotated[str, Field(pattern="^english$")] | None = None
     token_pattern: Annotated[str, AfterValidator(_pattern)] = r"(?u)[^\W\d_][^\W_]+"
 
+    @property
+    def analyzer(self) -> terms.Analyzer:
+        """What finds the terms of a text."""
+        return terms.Analyzer(self.token_pattern, self.lowercase, self.stop_words, self.ngram_max)
+
     def __post_init__(self) -> None:
         """Raises ValueError for a value of the wrong type or range."""
         for name, kind in get_type_hints(type(self), include_extras=True).items():
@@ -88,28 +98,64 @@ class Tfidf(Checked):
     def fit(cls, texts: Sequence[str], options: TfidfOptions | None = None) -> Tfidf:
         """Vocabulary and weights of the texts. Raises DataError when no term is left."""
         options = options or TfidfOptions()
-        vectorizer = _sklearn_vectorizer(options, min_df=min(options.min_df, max(1, len(texts))))
-        try:
-            vectorizer.fit(texts)
-        except ValueError as error:
+        return cls.of_counts(terms.count_texts(texts, options.analyzer), options)
+
+    @classmethod
+    def of_counts(cls, counted: Counted, options: TfidfOptions, rows: np.ndarray | None = None) -> Tfidf:
+        """Vocabulary and weights of texts whose terms were counted by `options.analyzer`, of all or of some rows.
+
+        Raises DataError when no term is left.
+        """
+        taken = counted if rows is None else counted.taken(rows)
+        texts, names = len(taken), counted.terms
+        found = np.bincount(taken.ids, minlength=len(names))
+        kept = np.flatnonzero(found >= min(options.min_df, max(1, texts)))
+        if not len(kept):
             raise DataError(
-                f"the {len(texts)} training texts contain no term that occurs in {options.min_df} of them ({error}); "
-                "give more or longer texts"
-            ) from None
-        terms = [str(term) for term in vectorizer.get_feature_names_out()]
-        return cls(options, terms, [float(weight) for weight in vectorizer.idf_])
+                f"the {texts} training texts contain no term that occurs in {options.min_df} of them; give more or "
+                "longer texts"
+            )
+        kept = np.array(sorted(kept.tolist(), key=names.__getitem__))
+        if options.max_features is not None and len(kept) > options.max_features:
+            # As scikit-learn: by sums in float32, and where they are equal by the order that numpy's sort leaves.
+            sums = np.bincount(taken.ids, taken.counts, len(names)).astype(np.float32)[kept]
+            kept = kept[np.sort((-sums).argsort()[: options.max_features])]
+        idf = np.full(len(kept), texts + 1, dtype=np.float32) / (found[kept].astype(np.float32) + np.float32(1))
+        return cls(options, [names[i] for i in kept], (np.log(idf) + np.float32(1)).astype(np.float64).tolist())
 
     def __len__(self) -> int:
         return len(self.terms)
 
-    def transform(self, texts: Sequence[str]) -> csr_matrix:
+    def transform(self, texts: Sequence[str], workers: Workers | None = None) -> csr_matrix:
         """float32 CSR [len(texts), len(self)], columns ascending in each row; unknown words are ignored."""
+        return self.weighted(terms.count_texts(texts, self.options.analyzer, self._columns, workers))
+
+    def weighted(self, counted: Counted) -> csr_matrix:
+        """`transform` of texts whose terms were counted by `options.analyzer`."""
         from scipy.sparse import csr_matrix
 
-        if not texts:
-            return csr_matrix((0, len(self)), dtype=np.float32)
-        matrix = csr_matrix(self._vectorizer.transform(texts), dtype=np.float32)
+        columns, sizes, data = counted.ids, counted.sizes, counted.counts
+        if counted.terms != self.terms:
+            numbers = np.fromiter((self._columns.get(term, -1) for term in counted.terms), np.int32, len(counted.terms))
+            columns = numbers[columns] if len(numbers) else columns
+            known = columns >= 0
+            before = np.concatenate([[0], np.cumsum(known)])
+            ends = np.cumsum(sizes)
+            sizes = before[ends] - before[ends - sizes]
+            columns, data = columns[known], data[known]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        matrix = csr_matrix((data.astype(np.float32), columns, starts), shape=(len(sizes), len(self)))
         matrix.sort_indices()
+        values = matrix.data
+        if self.options.sublinear_tf:
+            np.log(values, out=values)
+            values += np.float32(1)
+        values *= np.array(self.idf, dtype=np.float32)[matrix.indices]
+        # Sums in float64, one value after another: a product with ones does so, numpy's sums do not.
+        squares = csr_matrix(((values * values).astype(np.float64), matrix.indices, starts), shape=matrix.shape)
+        norms = np.sqrt(squares @ np.ones(len(self)))
+        norms[norms == 0] = 1.0
+        values /= np.repeat(norms, sizes)
         return matrix
 
     def to_json(self) -> str:
@@ -135,26 +181,8 @@ class Tfidf(Checked):
         return found
 
     @cached_property
-    def _vectorizer(self) -> Any:
-        vectorizer = _sklearn_vectorizer(self.options, vocabulary={term: i for i, term in enumerate(self.terms)})
-        vectorizer.idf_ = np.array(self.idf, dtype=np.float64)
-        return vectorizer
-
-
-def _sklearn_vectorizer(options: TfidfOptions, vocabulary: dict[str, int] | None = None, min_df: int = 1) -> Any:
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    return TfidfVectorizer(
-        lowercase=options.lowercase,
-        stop_words=options.stop_words,
-        token_pattern=options.token_pattern,
-        ngram_range=(1, options.ngram_max),
-        min_df=min_df,
-        max_features=options.max_features if vocabulary is None else None,
-        sublinear_tf=options.sublinear_tf,
-        vocabulary=vocabulary,
-        dtype=np.float32,
-    )
+    def _columns(self) -> dict[str, int]:
+        return {term: column for column, term in enumerate(self.terms)}
 
 
 def _checksum(content: dict[str, Any]) -> str:

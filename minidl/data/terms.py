@@ -1,0 +1,167 @@
+"""Terms of texts, and how often each text has them, counted in chunks that workers share.
+
+The terms are those of scikit-learn's CountVectorizer (tested): words that a pattern finds in the text in lower case,
+without stop words, and runs of up to `ngram_max` neighbours joined by spaces.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from minidl.data.workers import Message, Workers
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_CHUNK = 2**21  # characters of texts that a worker gets at a time
+
+
+@dataclass(frozen=True)
+class Analyzer:
+    """What finds the terms of a text; the names are those of `TfidfOptions`."""
+
+    token_pattern: str
+    lowercase: bool
+    stop_words: str | None
+    ngram_max: int
+
+    def function(self) -> Callable[[str], list[str]]:
+        """From a text to its terms, one for each occurrence."""
+        find, lower, most = re.compile(self.token_pattern).findall, self.lowercase, self.ngram_max
+        stops: frozenset[str] = frozenset()
+        if self.stop_words is not None:
+            from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+            stops = ENGLISH_STOP_WORDS
+
+        def words(text: str) -> list[str]:
+            return find(text.lower() if lower else text)
+
+        def runs(text: str) -> list[str]:
+            found = [word for word in words(text) if word not in stops]
+            terms = list(found)
+            for size in range(2, min(most, len(found)) + 1):
+                terms += [" ".join(found[start : start + size]) for start in range(len(found) - size + 1)]
+            return terms
+
+        return runs if stops or most > 1 else words
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Counts of terms: text i has `sizes[i]` different terms, and with those of the texts before it they are `ids` into
+    `terms`, which occur `counts` times. The terms of a text are in no order."""
+
+    terms: list[str]
+    sizes: np.ndarray  # int32 [texts]
+    ids: np.ndarray  # int32 [entries]
+    counts: np.ndarray  # int32 [entries]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def taken(self, rows: np.ndarray) -> Counted:
+        """The texts of these indices."""
+        import numpy as np
+        from scipy.sparse import csr_matrix
+
+        starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+        whole = csr_matrix((self.counts, self.ids, starts), shape=(len(self), max(1, len(self.terms))), copy=False)
+        part = whole[rows]
+        return Counted(self.terms, np.diff(part.indptr).astype(np.int32), part.indices, part.data)
+
+
+class TermCounter:
+    """Counts texts one after another. Terms get the next number when they first occur; with a `vocabulary` they have
+    its numbers, and others are left out."""
+
+    def __init__(self, analyzer: Analyzer, vocabulary: dict[str, int] | None = None) -> None:
+        self._terms_of, self._fixed = analyzer.function(), vocabulary
+        self._numbers: Any = defaultdict()
+        self._numbers.default_factory = self._numbers.__len__
+        self._sizes, self._ids, self._counts = array("i"), array("i"), array("i")
+
+    def add(self, text: str) -> None:
+        """Count the terms of one more text."""
+        if self._fixed is None:
+            found = Counter(map(self._numbers.__getitem__, self._terms_of(text)))
+        else:
+            found = Counter(map(self._fixed.get, self._terms_of(text)))
+            del found[None]
+        self._sizes.append(len(found))
+        self._ids.extend(found.keys())
+        self._counts.extend(found.values())
+
+    def message(self, **values: Any) -> Message:
+        """The counts with their terms, and other values."""
+        return Message({**values, "terms": list(self._numbers)}, [self._sizes, self._ids, self._counts])
+
+
+def count_texts(
+    texts: Sequence[str],
+    analyzer: Analyzer,
+    vocabulary: dict[str, int] | None = None,
+    workers: Workers | None = None,
+) -> Counted:
+    """The terms of texts, of a vocabulary if there is one, counted by the workers where there are enough texts."""
+    if workers is None or sum(map(len, texts)) < _CHUNK:
+        counter = TermCounter(analyzer, vocabulary)
+        for text in texts:
+            counter.add(text)
+        return merged([counter.message()], vocabulary)
+    values = {"analyzer": asdict(analyzer), "vocabulary": None if vocabulary is None else list(vocabulary)}
+    return merged(workers.map(count, (_packed(chunk, values) for chunk in _chunks(texts))), vocabulary)
+
+
+def count(asked: Message) -> Message:
+    """A worker's job: the counts of the texts in a message of `count_texts`."""
+    sizes, raw = array("q", bytes(asked.buffers[0])), memoryview(asked.buffers[1])
+    names = asked.values["vocabulary"]
+    vocabulary = None if names is None else {term: number for number, term in enumerate(names)}
+    counter = TermCounter(Analyzer(**asked.values["analyzer"]), vocabulary)
+    start = 0
+    for size in sizes:
+        counter.add(str(raw[start : start + size], "utf-8", "surrogatepass"))
+        start += size
+    return counter.message()
+
+
+def merged(messages: Iterable[Message], vocabulary: dict[str, int] | None = None) -> Counted:
+    """The counts in the messages of `TermCounter`, one after another, with one numbering of all terms."""
+    import numpy as np
+
+    numbers: Any = defaultdict()
+    numbers.default_factory = numbers.__len__
+    parts: list[list[np.ndarray]] = []
+    for message in messages:
+        sizes, ids, counts = (np.frombuffer(part, dtype=np.int32) for part in message.buffers)
+        if vocabulary is None:
+            own = message.values["terms"]
+            ids = np.fromiter(map(numbers.__getitem__, own), np.int32, len(own))[ids]
+        parts.append([sizes, ids, counts])
+    none = np.zeros(0, dtype=np.int32)
+    sizes, ids, counts = (np.concatenate([none, *column]) for column in zip(*parts, strict=True)) if parts else [none] * 3
+    return Counted(list(numbers if vocabulary is None else vocabulary), sizes, ids, counts)
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The texts in runs of about _CHUNK characters."""
+    start = total = 0
+    for place, text in enumerate(texts):
+        total += len(text)
+        if total >= _CHUNK:
+            yield texts[start : place + 1]
+            start, total = place + 1, 0
+    if start < len(texts):
+        yield texts[start:]
+
+
+def _packed(texts: Sequence[str], values: dict[str, Any]) -> Message:
+    """The message with texts for `count`; Python's texts may have halves of surrogate pairs."""
+    raw = [text.encode("utf-8", "surrogatepass") for text in texts]
+    return Message(values, [array("q", map(len, raw)), b"".join(raw)])

@@ -1,0 +1,200 @@
+"""Work in processes of their own, with the same results as in this one and in the same order.
+
+A worker is a Python process that this one starts and talks to over pipes: JSON and bytes, nothing is pickled. It ends
+when its pipe is closed, so none outlives the command that started it, however that ended; Ctrl-C is left to the command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO, NamedTuple, Self
+
+from minidl.data.records import DataError
+
+_HEAD = struct.Struct("<Q")
+_AHEAD = 2  # items for each worker that are taken before their results are asked for
+_ERRORS: dict[str, type[Exception]] = {"DataError": DataError, "MemoryError": MemoryError}
+_START = "import sys; sys.path[:] = {path!r}; from minidl.data.workers import main; main()"
+
+
+class Message(NamedTuple):
+    """What goes to a job and comes back: JSON values, and buffers: bytes and contiguous arrays, which arrive as
+    bytes."""
+
+    values: dict[str, Any]
+    buffers: Sequence[Buffer] = ()
+
+
+Job = Callable[[Message], Message]
+
+
+class WorkerError(RuntimeError):
+    """A worker process ended before its work was done."""
+
+
+def available() -> int:
+    """The number of processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Workers:
+    """`count` processes that run jobs, which are functions of modules; one is this process itself.
+
+    Used as a context manager: at its end the processes are ended, too.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        self._processes: list[_Process] = []
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        if self._threads is not None:
+            # Their reads have ended with the processes.
+            self._threads.shutdown(cancel_futures=True)
+
+    def start(self) -> None:
+        """Start the processes now, so that they are ready when `map` needs them."""
+        if self.count > 1 and self._threads is None:
+            self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
+            for _ in range(self.count):
+                process = _Process()
+                self._processes.append(process)
+                self._idle.put(process)
+
+    def map(self, job: Job, items: Iterable[Message]) -> Iterator[Message]:
+        """The results of a job for each item, in order.
+
+        Raises what the job raised: DataError and MemoryError as such, others as RuntimeError with their traceback;
+        WorkerError when a process was ended.
+        """
+        self.start()
+        if self._threads is None:
+            yield from map(job, items)
+            return
+        waiting: deque[Future[Message]] = deque()
+        try:
+            for item in items:
+                waiting.append(self._threads.submit(self._call, job, item))
+                if len(waiting) > _AHEAD * self.count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _call(self, job: Job, item: Message) -> Message:
+        process = self._idle.get()
+        try:
+            return process.call(job, item)
+        finally:
+            self._idle.put(process)
+
+
+class _Process:
+    """One worker."""
+
+    def __init__(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", _START.format(path=sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def call(self, job: Job, item: Message) -> Message:
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        try:
+            name = f"{job.__module__}:{job.__qualname__}"
+            _send(self._popen.stdin, Message({"job": name, "values": item.values}, item.buffers))
+            answer = _receive(self._popen.stdout)
+        except (BrokenPipeError, EOFError, ValueError):  # ValueError: the pipe was closed
+            raise WorkerError(self._ending()) from None
+        failed = answer.values.get("failed")
+        if failed is None:
+            return Message(answer.values["values"], answer.buffers)
+        raise _ERRORS.get(failed["kind"], RuntimeError)(failed["text"])
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except OSError:  # what was not yet sent
+                pass
+
+    def _ending(self) -> str:
+        code = self._popen.wait()
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return (
+            f"a worker process was ended {how}, as by the system where memory runs out; run the command again, with "
+            "fewer --workers if it happens again"
+        )
+
+
+def main() -> None:
+    """A worker: answers until its input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    source = os.fdopen(os.dup(0), "rb")
+    target = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    try:
+        while True:
+            asked = _receive(source)
+            _send(target, _answer(asked))
+    except (EOFError, BrokenPipeError):
+        # The command has ended, and with it whoever could read anything.
+        os._exit(0)
+
+
+def _answer(asked: Message) -> Message:
+    module, _, name = asked.values["job"].partition(":")
+    try:
+        job: Job = getattr(importlib.import_module(module), name)
+        values, buffers = job(Message(asked.values["values"], asked.buffers))
+        return Message({"values": values}, buffers)
+    except (DataError, MemoryError) as error:
+        failed = {"kind": type(error).__name__, "text": str(error)}
+    except Exception:  # noqa: BLE001 (raised in the process that asked)
+        failed = {"kind": "RuntimeError", "text": traceback.format_exc()}
+    return Message({"failed": failed})
+
+
+def _send(pipe: BinaryIO, message: Message) -> None:
+    parts = [memoryview(part) for part in message.buffers]
+    head = json.dumps({"values": message.values, "sizes": [part.nbytes for part in parts]}).encode()
+    pipe.write(_HEAD.pack(len(head)) + head)
+    for part in parts:
+        pipe.write(part)
+    pipe.flush()
+
+
+def _receive(pipe: BinaryIO) -> Message:
+    head = json.loads(_exactly(pipe, _HEAD.unpack(_exactly(pipe, _HEAD.size))[0]))
+    return Message(head["values"], [_exactly(pipe, size) for size in head["sizes"]])
+
+
+def _exactly(pipe: BinaryIO, size: int) -> bytes:
+    """Raises EOFError where the other end has closed the pipe."""
+    found = pipe.read(size)
+    if len(found) < size:
+        raise EOFError
+    return found
