@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minidl.data.chapters import chapter_of
+from minidl.data.digests import content_hash
 from minidl.data.parsing import is_utf8
 from minidl.data.records import DataError, TextDataset, Texts
-from minidl.data.split import TEST, TRAIN, VALIDATION, content_hash, split_by_hash
+from minidl.data.split import TEST, TRAIN, VALIDATION, split_by_hash
 
 MIN_WORDS = 5  # shorter ones ("Return the value.") say nothing of their chapter
 MIN_CLASS = 60  # a chapter with fewer texts has too few in the test split to be measured

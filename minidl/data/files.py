@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minidl.data.parsing import CsvRows, decode, in_columns, json_object, kind_of, listed, shorten
 from minidl.data.records import DataError, TextDataset, Texts
-from minidl.data.split import Splitter, check_classes, check_labels
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "document")
@@ -65,7 +67,7 @@ def read_records(path: str | Path) -> Records:
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"{path} is not a data file that minidl reads: give a file ending in {', '.join(SUFFIXES)}")
     is_jsonl = path.suffix.lower() == ".jsonl"
-    raw = _read_bytes(path)
+    raw = read_bytes(path)
     text = decode(raw, path)
     if not text.strip():
         header = "" if is_jsonl else ", after a header line that names the columns"
@@ -94,7 +96,7 @@ def read_texts(path: str | Path, text_column: str | None = None, usual: str | No
             text_column = _guess(records, TEXT_NAMES, None, "text")
         at = records.position(text_column, "text")
         return [text_at(records, i, at) for i in range(len(records.rows))]
-    lines = decode(_read_bytes(path), path).split("\n")
+    lines = decode(read_bytes(path), path).split("\n")
     if lines and not lines[-1]:
         lines.pop()
     return [line.removesuffix("\r") for line in lines]
@@ -155,21 +157,27 @@ def load_text_file(
     with the same columns. Raises DataError as `read_labelled`, when there is only one class, when there are too few
     rows for the splits, and for labels in another file that this one lacks.
     """
+    import numpy as np
+
+    from minidl.data.split import Splitter, check_classes, check_labels, digests
+
     splitter = Splitter(validation, test, split_seed)
     whole, labels, source = read_labelled(path, text_column=text_column, label_column=label_column)
     check_classes(path, labels, source["label_column"])
 
-    def taken(chosen: list[int]) -> Texts:
-        return Texts([whole.texts[i] for i in chosen], [whole.labels[i] for i in chosen])
+    def taken(chosen: np.ndarray) -> Texts:
+        rows = chosen.tolist()
+        return Texts([whole.texts[i] for i in rows], [whole.labels[i] for i in rows])
 
-    def read(file: Path) -> tuple[Texts, list[str]]:
+    def read(file: Path) -> tuple[Texts, np.ndarray]:
         columns = {name: source[name] for name in ("text_column", "label_column")}
         texts, found, _ = read_labelled(file, **columns)
         check_labels(file, found, labels, path)
         index = [labels.index(name) for name in found]
-        return Texts(texts.texts, [index[label] for label in texts.labels]), texts.texts
+        return Texts(texts.texts, [index[label] for label in texts.labels]), digests(texts.texts, split_seed)
 
-    parts, split = splitter.split(path, "text", whole.texts, whole.labels, taken, read)
+    own = digests(whole.texts, split_seed), np.array(whole.labels, dtype=np.int64)
+    parts, split = splitter.split(path, "text", *own, taken, read)
     advice = "give at least three different texts of some class"
     names = [labels[label] for label in whole.labels]
     check_sizes(path, [len(part) for part in parts], whole.texts, names, source["label_column"], advice)
@@ -177,7 +185,7 @@ def load_text_file(
 
 
 def check_sizes(
-    path: str | Path, sizes: Sequence[int], keys: Sequence[str], names: Sequence[str], column: str, advice: str
+    path: str | Path, sizes: Sequence[int], keys: Sequence[Any], names: Sequence[str], column: str, advice: str
 ) -> None:
     """Raises DataError if training, validation or test has no rows, as when nearly every row has a class of its own.
 
@@ -221,7 +229,8 @@ def sort_labels(names: set[str]) -> list[str]:
     return sorted(names)
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises DataError."""
     try:
         return path.read_bytes()
     except IsADirectoryError:
@@ -288,16 +297,22 @@ def label_at(records: Records, row: int, at: int) -> str:
     """
     value = records.rows[row][at]
     where = f"{records.path}, line {records.lines[row]}"
+    label = as_label(value)
+    if label is not None:
+        _check_characters(label, where)
+        return label
+    if value is None or isinstance(value, str | float):
+        raise DataError(f"{where}: no label in column {records.columns[at]!r}; fill it in or delete the row")
+    raise DataError(f"{where}: {kind_of(value)} in label column {records.columns[at]!r} where one label is expected")
+
+
+def as_label(value: object) -> str | None:
+    """A cell as a label, None for one that is empty or no label."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return repr(value)
-    if isinstance(value, str) and value.strip():
-        _check_characters(value, where)
-        return value.strip()
-    if value is None or isinstance(value, str | float):
-        raise DataError(f"{where}: no label in column {records.columns[at]!r}; fill it in or delete the row")
-    raise DataError(f"{where}: {kind_of(value)} in label column {records.columns[at]!r} where one label is expected")
+    return value.strip() or None if isinstance(value, str) else None
 
 
 def _check_characters(value: str, where: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from minidl.data import pictures
 from minidl.data.download import Resource, fetch, gunzip
 from minidl.data.records import Augment, DataError, ImageDataset, Images
-from minidl.data.split import TEST, TRAIN, VALIDATION, Splitter, check_labels, stratified_split
+from minidl.data.split import TEST, TRAIN, VALIDATION, Splitter, check_labels, digests, sides_of
 
 DIGITS = [str(digit) for digit in range(10)]
 CLOTHES = [
@@ -168,18 +168,17 @@ def load_folder(
     _check_classes(root, labels, keys, targets, ["learn from", *(_USES[side] for side in splitter.shares)])
     height, width, channels = whole.pixels.shape[1:]
 
-    def taken(chosen: list[int]) -> Images:
-        at = np.array(chosen, dtype=np.int64)
-        return Images(whole.pixels[at], targets[at])
+    def taken(chosen: np.ndarray) -> Images:
+        return Images(whole.pixels[chosen], targets[chosen])
 
-    def read(other: Path) -> tuple[Images, list[str]]:
+    def read(other: Path) -> tuple[Images, np.ndarray]:
         if not other.is_dir():
             raise DataError(f"{other} is no folder; expected one with a folder of pictures per class")
         check_labels(other, (name for name, _ in pictures.class_folders(other)), labels, root)
         images, _ = read_labelled_pictures(other, labels, (height, width), channels)
-        return images, _keys(images.pixels)
+        return images, digests(_keys(images.pixels), split_seed)
 
-    parts, split = splitter.split(folder, "pixels", keys, targets.tolist(), taken, read)
+    parts, split = splitter.split(folder, "pixels", digests(keys, split_seed), targets, taken, read)
     source = {"name": str(folder), "about": f"{len(whole):,} pictures of {root}", **split}
     augment = Augment(shift=min(height, width) // 16, replicate=True)
     return _dataset(str(folder), labels, parts, augment, source)
@@ -265,7 +264,7 @@ def _check_classes(
 
 def _split(whole: Images, validation: float, test: float, seed: int) -> tuple[Images, Images, Images]:
     """(training, validation, test)."""
-    sides = np.array(stratified_split(_keys(whole.pixels), whole.labels.tolist(), validation, test, seed))
+    sides = sides_of(digests(_keys(whole.pixels), seed), whole.labels, validation, test)
     masks = (sides == TRAIN, sides == VALIDATION, sides == TEST)
     parts = [Images(whole.pixels[mask], whole.labels[mask]) for mask in masks]
     return parts[0], parts[1], parts[2]

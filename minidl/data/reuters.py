@@ -19,7 +19,6 @@ from pathlib import Path
 from minidl.data.download import Resource, fetch, gunzip
 from minidl.data.parsing import cut
 from minidl.data.records import DataError, TextDataset, Texts
-from minidl.data.split import TRAIN, VALIDATION, stratified_split
 
 R8_TOPICS = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
 COUNTS = {"reuters-r8": (5485, 2189), "reuters-r52": (6532, 2568)}
@@ -127,6 +126,8 @@ def single_topic_dataset(name: str, documents: Sequence[Document], origin: str) 
     if name == "reuters-r8":
         labels = [label for label in labels if label in R8_TOPICS]
     index = {label: i for i, label in enumerate(labels)}
+
+    from minidl.data.split import TRAIN, VALIDATION, stratified_split
 
     def part(chosen: Sequence[Document]) -> Texts:
         return Texts([document.text for document in chosen], [index[document.topics[0]] for document in chosen])

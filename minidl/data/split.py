@@ -5,12 +5,14 @@ Rows with the same key (the same text) are always in the same part, so no traini
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from minidl.data.digests import SIZE, content_digest, content_hash
 from minidl.data.parsing import listed, shorten
 from minidl.data.records import DataError
 
@@ -54,23 +56,23 @@ class Splitter:
         self,
         path: str | Path,
         by: str,
-        keys: Sequence[str],
-        classes: Sequence[int],
-        taken: Callable[[list[int]], _Part],
-        read: Callable[[Path], tuple[_Part, Sequence[str]]],
+        digests: np.ndarray,
+        classes: np.ndarray,
+        taken: Callable[[np.ndarray], _Part],
+        read: Callable[[Path], tuple[_Part, np.ndarray]],
     ) -> tuple[list[_Part], dict[str, Any]]:
         """Training, validation and test split, and for the report how they were made and their leakage.
 
-        `path` has the examples with these `keys`, what `by` names, and `classes`. `taken` makes a split of the examples
-        with some indices, `read` one of a file, with its keys.
+        `path` has the examples with these `digests` of what `by` names, and `classes`. `taken` makes a split of the
+        examples with some indices, `read` one of a file, with its digests.
         """
         shares = self.shares
-        sides = stratified_split(keys, classes, shares.get(VALIDATION, 0.0), shares.get(TEST, 0.0), self.seed)
-        parts = [taken([i for i, its in enumerate(sides) if its == side]) for side in (TRAIN, VALIDATION, TEST)]
-        every = [(str(path), keys)]
+        sides = sides_of(digests, classes, shares.get(VALIDATION, 0.0), shares.get(TEST, 0.0))
+        parts = [taken(np.flatnonzero(sides == side)) for side in (TRAIN, VALIDATION, TEST)]
+        every = [(str(path), digests)]
         for side, file in self.files.items():
-            parts[side], its_keys = read(file)
-            every.append((str(file), its_keys))
+            parts[side], its_own = read(file)
+            every.append((str(file), its_own))
         about = [f"{_NAMES[side]} from {file}" for side, file in self.files.items()]
         if shares:
             taken_shares = ", ".join(f"{share:.0%} {_NAMES[side]}" for side, share in shares.items())
@@ -78,13 +80,18 @@ class Splitter:
         return parts, {"split": "; ".join(about), **({"leakage": leakage(every)} if self.files else {})}
 
 
-def leakage(files: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, Any]]:
-    """How many of a file's examples are also in another, for each pair of (name, keys of the examples)."""
+def leakage(files: Sequence[tuple[str, np.ndarray]]) -> list[dict[str, Any]]:
+    """How many of a file's examples are also in another, for each pair of (name, digests of the examples)."""
     return [
-        {"file": file, "also_in": other, "examples": sum(map(set(others).__contains__, keys)), "of": len(keys)}
-        for place, (file, keys) in enumerate(files)
+        {"file": file, "also_in": other, "examples": int(np.isin(_whole(own), _whole(others)).sum()), "of": len(own)}
+        for place, (file, own) in enumerate(files)
         for other, others in files[:place]
     ]
+
+
+def _whole(digests: np.ndarray) -> np.ndarray:
+    """Each digest as one value."""
+    return np.ascontiguousarray(digests).view(np.dtype((np.void, SIZE))).reshape(-1)
 
 
 def check_labels(file: Path, found: Iterable[str], labels: Sequence[str], path: str | Path) -> None:
@@ -106,11 +113,6 @@ def check_classes(path: str | Path, labels: Sequence[str], column: str) -> None:
         )
 
 
-def content_hash(key: str, seed: int = 0) -> int:
-    """The first 64 bits of the SHA-256 of the seed and the key."""
-    return int.from_bytes(hashlib.sha256(f"{seed}\n{key}".encode()).digest()[:8], "big")
-
-
 def split_by_hash(keys: Sequence[str], validation: float, test: float) -> list[int]:
     """TRAIN, VALIDATION or TEST for each key by its hash alone: adding or removing others does not move it."""
     sides = []
@@ -129,25 +131,38 @@ def stratified_split(
     wanted part gets at least one, and training always does. A key with several classes counts as the class of the
     smallest index.
     """
-    class_of: dict[str, int] = {}
-    for key, cls in zip(keys, classes, strict=True):
-        class_of[key] = min(cls, class_of.get(key, cls))
-    members: dict[int, list[str]] = {}
-    for key, cls in class_of.items():
-        members.setdefault(cls, []).append(key)
-    side_of: dict[str, int] = {}
-    for group in members.values():
-        group.sort(key=lambda key: (content_hash(key, seed), key))
-        count_test = max(1, round(len(group) * test)) if test > 0 and len(group) >= 2 else 0
+    return sides_of(digests(keys, seed), np.asarray(classes, dtype=np.int64), validation, test).tolist()
+
+
+def digests(keys: Iterable[str], seed: int = 0) -> np.ndarray:
+    """uint8 [keys, SIZE]: the digest of each."""
+    return np.frombuffer(b"".join(content_digest(key, seed) for key in keys), dtype=np.uint8).reshape(-1, SIZE)
+
+
+def sides_of(digests: np.ndarray, classes: np.ndarray, validation: float, test: float) -> np.ndarray:
+    """int8 [rows]: `stratified_split` of keys with these digests."""
+    # Words of 64 bits, so that rows are ordered as their bytes are.
+    words = np.ascontiguousarray(digests).view(">u8").astype(np.uint64)
+    order = np.argsort(words[:, 0], kind="stable")
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = words[order[1:], 0] != words[order[:-1], 0]
+    again = np.flatnonzero(~is_first)
+    if (words[order[again]] != words[order[again - 1]]).any():
+        # Two digests of the same first 64 bits: all bits decide.
+        order = np.lexsort(words.T[::-1])
+        is_first[1:] = (words[order[1:]] != words[order[:-1]]).any(axis=1)
+    key_of = np.empty(len(order), dtype=np.int64)
+    key_of[order] = np.cumsum(is_first) - 1
+    class_of = np.minimum.reduceat(classes[order], np.flatnonzero(is_first)) if len(order) else classes
+    sides = np.full(len(class_of), TRAIN, dtype=np.int8)
+    for cls in np.unique(class_of):
+        group = np.flatnonzero(class_of == cls)  # in the order of the digests
+        count = len(group)
         least = 3 if test > 0 else 2
-        count_validation = max(1, round(len(group) * validation)) if validation > 0 and len(group) >= least else 0
-        count_test = min(count_test, len(group) - 2 if validation > 0 and len(group) >= least else len(group) - 1)
-        count_validation = min(count_validation, len(group) - 1 - count_test)
-        for position, key in enumerate(group):
-            if position < count_test:
-                side_of[key] = TEST
-            elif position < count_test + count_validation:
-                side_of[key] = VALIDATION
-            else:
-                side_of[key] = TRAIN
-    return [side_of[key] for key in keys]
+        count_test = max(1, round(count * test)) if test > 0 and count >= 2 else 0
+        count_validation = max(1, round(count * validation)) if validation > 0 and count >= least else 0
+        count_test = min(count_test, count - 2 if validation > 0 and count >= least else count - 1)
+        count_validation = min(count_validation, count - 1 - count_test)
+        sides[group[:count_test]] = TEST
+        sides[group[count_test : count_test + count_validation]] = VALIDATION
+    return sides[key_of]

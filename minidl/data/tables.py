@@ -21,7 +21,7 @@ from minidl.data.files import Records, check_sizes, guesses, label_at, read_reco
 from minidl.data.parsing import listed
 from minidl.data.records import DataError, Rows
 from minidl.data.schema import CLASSIFICATION, MAX_CATEGORIES, REGRESSION, Column, TableDataset, TableSchema
-from minidl.data.split import Splitter, check_classes, check_labels
+from minidl.data.split import Splitter, check_classes, check_labels, digests
 
 MAX_INTEGER_CLASSES = 20  # an integer target with more values than this is taken for a quantity
 _LARGEST = 1e100  # the square of a number is summed in float64
@@ -100,15 +100,16 @@ def load_table_file(
         classes = [index[label] for label in names]
     names_of_inputs = [records.columns[i] for i in inputs]
 
-    def read(file: Path) -> tuple[Records, list[str]]:
+    def read(file: Path) -> tuple[Records, np.ndarray]:
         found = read_records(file)
         at = found.position(target, "target")
         if labels:
             check_labels(file, (label_at(found, row, at) for row in range(len(found.rows))), labels, records.path)
-        return found, _keys(found, names_of_inputs)
+        return found, digests(_keys(found, names_of_inputs), split_seed)
 
     keys = _keys(records, names_of_inputs)
-    parts, split = splitter.split(records.path, "inputs", keys, classes, records.taken, read)
+    own = digests(keys, split_seed), np.array(classes, dtype=np.int64)
+    parts, split = splitter.split(records.path, "inputs", *own, records.taken, read)
     numbers = bool(labels) and all(cells.to_number(label) is not None for label in labels)
     advice = "give at least three different rows of some class" if labels else "give at least three different rows"
     advice += ", or predict the numbers as such (--task regression)" if numbers else ""

@@ -145,7 +145,9 @@ def merged(messages: Iterable[Message], vocabulary: dict[str, int] | None = None
             ids = np.fromiter(map(numbers.__getitem__, own), np.int32, len(own))[ids]
         parts.append([sizes, ids, counts])
     none = np.zeros(0, dtype=np.int32)
-    sizes, ids, counts = (np.concatenate([none, *column]) for column in zip(*parts, strict=True)) if parts else [none] * 3
+    sizes, ids, counts = (
+        (np.concatenate([none, *column]) for column in zip(*parts, strict=True)) if parts else [none] * 3
+    )
     return Counted(list(numbers if vocabulary is None else vocabulary), sizes, ids, counts)
 
 

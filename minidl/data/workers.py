@@ -1,11 +1,13 @@
 """Work in processes of their own, with the same results as in this one and in the same order.
 
 A worker is a Python process that this one starts and talks to over pipes: JSON and bytes, nothing is pickled. It ends
-when its pipe is closed, so none outlives the command that started it, however that ended; Ctrl-C is left to the command.
+when its pipe is closed, so none outlives the command that started it, however that ended.
+Ctrl-C is left to the command.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -33,7 +35,7 @@ class Message(NamedTuple):
     bytes."""
 
     values: dict[str, Any]
-    buffers: Sequence[Buffer] = ()
+    buffers: Sequence[Any] = ()
 
 
 Job = Callable[[Message], Message]
@@ -136,10 +138,8 @@ class _Process:
         self._popen.wait()
         for pipe in (self._popen.stdin, self._popen.stdout):
             assert pipe is not None
-            try:
+            with contextlib.suppress(OSError):  # for what was not yet sent
                 pipe.close()
-            except OSError:  # what was not yet sent
-                pass
 
     def _ending(self) -> str:
         code = self._popen.wait()
@@ -182,8 +182,7 @@ def _send(pipe: BinaryIO, message: Message) -> None:
     parts = [memoryview(part) for part in message.buffers]
     head = json.dumps({"values": message.values, "sizes": [part.nbytes for part in parts]}).encode()
     pipe.write(_HEAD.pack(len(head)) + head)
-    for part in parts:
-        pipe.write(part)
+    pipe.writelines(parts)
     pipe.flush()
 
 

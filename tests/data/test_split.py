@@ -5,7 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl.data.split import TEST, TRAIN, VALIDATION, content_hash, split_by_hash, stratified_split
+from minidl.data.digests import content_hash
+from minidl.data.split import TEST, TRAIN, VALIDATION, split_by_hash, stratified_split
 
 rows = st.lists(st.tuples(st.text(max_size=4), st.integers(0, 3)), min_size=1, max_size=60)
 

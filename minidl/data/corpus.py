@@ -1,0 +1,179 @@
+"""A file of labelled texts, read and counted by all processors: the texts themselves stay with the workers.
+
+Each worker gets a part of the file that begins and ends between two records, and runs the strict reader of `files` on
+it. Where that finds anything wrong, or the parts do not agree, the whole file is read again by the strict reader in one
+process, whose error names the line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl.data import files, terms
+from minidl.data.files import Records
+from minidl.data.parts import PART, Doubt, Form, ranges, read_part
+from minidl.data.records import DataError, Texts
+from minidl.data.split import Splitter, check_classes, check_labels, digests
+from minidl.data.terms import Analyzer, Counted
+from minidl.data.workers import Message, Workers
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts, counted: `classes[i]` is the class of text i, and `digests[i]` the SHA-256 of the split seed and the text.
+
+    `source` says where they come from, for the report.
+    """
+
+    labels: list[str]
+    classes: np.ndarray  # int64 [texts]
+    digests: np.ndarray  # uint8 [texts, 32]
+    counted: Counted
+    source: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def taken(self, rows: np.ndarray) -> Corpus:
+        """The texts of these indices."""
+        return replace(self, classes=self.classes[rows], digests=self.digests[rows], counted=self.counted.taken(rows))
+
+
+@dataclass(frozen=True)
+class CorpusDataset:
+    """A text classification task: `TextDataset` with counted texts."""
+
+    name: str
+    labels: list[str]
+    train: Corpus
+    validation: Corpus
+    test: Corpus
+    source: dict[str, Any]
+
+
+def read_corpus(
+    path: str | Path,
+    analyzer: Analyzer,
+    labels: Sequence[str] | None = None,
+    *,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    seed: int = 0,
+    workers: Workers | None = None,
+) -> Corpus:
+    """All texts of a CSV, TSV or JSONL file, counted, with their labels, as `files.read_labelled` reads them.
+
+    Raises DataError as `files.read_labelled`.
+    """
+    columns = {"text_column": text_column, "label_column": label_column}
+    try:
+        return _by_workers(Path(path), analyzer, labels, columns, seed, workers)
+    except (DataError, Doubt):
+        texts, names, source = files.read_labelled(path, labels, **columns)
+        return of_texts(texts, names, source, analyzer, seed, workers)
+
+
+def of_texts(
+    texts: Texts, labels: Sequence[str], source: dict[str, Any], analyzer: Analyzer, seed: int = 0,
+    workers: Workers | None = None,
+) -> Corpus:  # fmt: skip
+    """The corpus of texts in memory."""
+    return Corpus(
+        list(labels),
+        np.asarray(texts.labels, dtype=np.int64),
+        digests(texts.texts, seed),
+        terms.count_texts(texts.texts, analyzer, workers=workers),
+        source,
+    )
+
+
+def load_corpus(
+    path: str | Path,
+    analyzer: Analyzer,
+    *,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    validation: float | str | Path = 0.1,
+    test: float | str | Path = 0.2,
+    split_seed: int = 0,
+    workers: Workers | None = None,
+) -> CorpusDataset:
+    """The user's file as a text classification task: `files.load_text_file`, with counted texts.
+
+    Raises DataError as that.
+    """
+    splitter = Splitter(validation, test, split_seed)
+    columns: Any = {"text_column": text_column, "label_column": label_column}
+    whole = read_corpus(path, analyzer, **columns, seed=split_seed, workers=workers)
+    check_classes(path, whole.labels, whole.source["label_column"])
+
+    def read(file: Path) -> tuple[Corpus, np.ndarray]:
+        columns = {name: whole.source[name] for name in ("text_column", "label_column")}
+        other = read_corpus(file, analyzer, **columns, seed=split_seed, workers=workers)
+        check_labels(file, other.labels, whole.labels, path)
+        index = np.array([whole.labels.index(name) for name in other.labels], dtype=np.int64)
+        return replace(other, labels=whole.labels, classes=index[other.classes]), other.digests
+
+    parts, split = splitter.split(path, "text", whole.digests, whole.classes, whole.taken, read)
+    if not all(map(len, parts)):
+        names = [whole.labels[label] for label in whole.classes]
+        keys = [digest.tobytes() for digest in whole.digests]
+        advice = "give at least three different texts of some class"
+        files.check_sizes(path, [len(part) for part in parts], keys, names, whole.source["label_column"], advice)
+    return CorpusDataset(Path(path).stem, whole.labels, *parts, source={**whole.source, **split})
+
+
+def _by_workers(
+    path: Path, analyzer: Analyzer, labels: Sequence[str] | None, columns: dict[str, str | None], seed: int,
+    workers: Workers | None,
+) -> Corpus:  # fmt: skip
+    if path.suffix.lower() not in files.SUFFIXES:
+        raise Doubt
+    raw = files.read_bytes(path)
+    form = Form.of(path, raw)
+    records = Records(path, form.columns, [], [], hashlib.sha256(raw).hexdigest())
+    text, label = files.choose_columns(records, columns["text_column"], columns["label_column"])
+    at = {"text": records.position(text, "text"), "label": records.position(label, "label")}
+    values = {"analyzer": asdict(analyzer), "form": asdict(form), **at, "seed": seed}
+    start = 3 if raw.startswith(b"\xef\xbb\xbf") else 0
+    view = memoryview(raw)
+    asked = (
+        Message({**values, "first": first == start}, [view[first:last]]) for first, last in ranges(raw, start, form)
+    )
+    if workers is None or len(raw) < 2 * PART:
+        workers = Workers(1)
+    names: dict[str, int] = {}
+    classes, sums = [], []
+
+    def gathered() -> Iterator[Message]:
+        for found in workers.map(read_part, asked):
+            if "labels" not in found.values:
+                raise Doubt
+            own = [names.setdefault(name, len(names)) for name in found.values["labels"]]
+            classes.append(np.array(own, dtype=np.int64)[np.frombuffer(found.buffers[3], dtype=np.int32)])
+            sums.append(np.frombuffer(found.buffers[4], dtype=np.uint8))
+            yield Message(found.values, found.buffers[:3])
+
+    counted = terms.merged(gathered())
+    if not len(counted):
+        raise Doubt
+    known = files.sort_labels(set(names)) if labels is None else list(labels)
+    index = {name: i for i, name in enumerate(known)}
+    if not names.keys() <= index.keys():
+        raise Doubt
+    order = np.array([index[name] for name in names], dtype=np.int64)
+    source = {
+        "name": str(path),
+        "sha256": records.sha256,
+        "rows": len(counted),
+        "text_column": text,
+        "label_column": label,
+        "guessed": files.guesses(**columns),
+    }
+    return Corpus(known, order[np.concatenate(classes)], np.concatenate(sums).reshape(-1, 32), counted, source)
