@@ -8,7 +8,6 @@ a compiled division is off by 4 u, a logarithm by 8 u, an exponential of -a by 8
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,9 +17,9 @@ import torch.nn.functional as F
 
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, bools, integers, of, records, refuses, tensors
+from minidl.testing.specs.base import Bad, Case, between, bools, integers, of, records, refuses, tensors
 from minidl.testing.specs.make import Make
-from minidl.testing.specs.softmax import chain, row_errors, row_tile
+from minidl.testing.specs.softmax import row_errors, row_tile
 
 _OPTIONS = {"weight": None, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0, "pos_weight": None}
 
@@ -40,16 +39,16 @@ def _reduced(
     loss: torch.Tensor, error: torch.Tensor, reduction: str, divisor: float, extra: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """The bound of a loss from the errors of its terms; `extra` more additions than those of `_sum_chain`."""
-    u, acc = bounds.acc_unit(dtype), launch.acc_torch(dtype)
+    u = bounds.acc_unit(dtype)
     if reduction == "none":
         return bounds.rounded(loss, error, dtype)
     total = (loss.abs() + error).sum()
     d = _sum_chain(max(loss.numel(), 1), dtype) + extra
-    off = error.sum() + bounds.gamma(d, u) * total + loss.numel() * bounds.TINY[acc]
+    off = error.sum() + bounds.gamma(d, u) * total + loss.numel() * bounds.TINY[launch.acc_torch(dtype)]
     result = loss.sum() / divisor
     # Dividing costs 4 u, and the divisor may itself be a sum of as many terms.
     off = off / divisor + (bounds.gamma(d + 4, u) * (result.abs() + off / divisor) if reduction == "mean" else 0.0)
-    return torch.where(total > torch.finfo(acc).max / 2, math.inf, bounds.rounded(result, off, dtype))
+    return bounds.known(bounds.rounded(result, off, dtype), total, dtype)
 
 
 def _weights(case: Case, N: int) -> torch.Tensor:
@@ -90,13 +89,11 @@ def _cross_entropy_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -
     u = bounds.acc_unit(dtype)
     q, axis, kept = _shares(case)
     row = row_errors(x, axis, "cross_entropy", dtype)
-    rows, N = x.numel() // x.shape[axis], x.shape[axis]
-    d, _ = chain("cross_entropy", rows, N, dtype)
-    a = q.abs()
+    rows, N, a = x.numel() // x.shape[axis], x.shape[axis], q.abs()
     share, log = a.sum(axis, keepdim=True), row.s.log()
     times = torch.where(a == 0, 0.0, a * row.z.abs()).sum(axis, keepdim=True)
     loss = torch.where(kept, share * log + times, 0.0)
-    error = share * (row.s_error + 8 * u * log) + bounds.gamma(d + 20, u) * (share * log + times)
+    error = share * (row.s_error + 8 * u * log) + bounds.gamma(row.d + 20, u) * (share * log + times)
     error = torch.where(kept, error, 0.0)
     tile = row_tile("cross_entropy", rows, N, dtype)
     reduction = _options(case)["reduction"]
@@ -117,21 +114,17 @@ def _cross_entropy_grad_bound(
     u, reduction, divisor = bounds.acc_unit(dtype), _options(case)["reduction"], _divisor(case)
     q, axis, kept = _shares(case)
     row = row_errors(x, axis, "cross_entropy", dtype)
-    rows, N = x.numel() // x.shape[axis], x.shape[axis]
-    d, _ = chain("cross_entropy", rows, N, dtype)
-    a = q.abs()
+    rows, a = x.numel() // x.shape[axis], q.abs()
     p = a.sum(axis, keepdim=True) * row.e / row.s
-    error = p * ((1 + row.e_error) * (1 + row.s_error) * (1 + bounds.gamma(d + 16, u)) - 1) + 8 * u * a
+    error = p * ((1 + row.e_error) * (1 + row.s_error) * (1 + bounds.gamma(row.d + 16, u)) - 1) + 8 * u * a
     dividing = bounds.gamma(_sum_chain(rows, dtype) + 8, u) if reduction == "mean" else 0.0
     later = reduction == "mean" and dtype == torch.float16
     first, second = (1.0, divisor) if later else (divisor, 1.0)
     waiting = (p + a) / abs(first)
-    error = error / abs(first) + (4 * u + dividing) * waiting
-    error = error + bounds.TINY[launch.acc_torch(dtype)]
+    error = error / abs(first) + (4 * u + dividing) * waiting + bounds.TINY[launch.acc_torch(dtype)]
     factor = (dy.unsqueeze(axis) if reduction == "none" and x.dim() > 1 else dy).abs() / abs(second)
     error = factor * (bounds.rounded(waiting, error, dtype) + (4 * u + dividing) * waiting)
-    error = torch.where(kept, error, 0.0)
-    return (bounds.rounded(dx, error, dtype),)
+    return (bounds.rounded(dx, torch.where(kept, error, 0.0), dtype),)
 
 
 def _of_elements(case: Case, loss: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -205,11 +198,7 @@ def _binary_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     return tuple(bounds.rounded(g, error, dtype) for g, error in zip(grads, errors, strict=True))
 
 
-def _between(low: float, high: float, *shape: int) -> Callable[[Make], torch.Tensor]:
-    return lambda make: make.tensor(*shape, low=low, high=high)
-
-
-_positive = partial(_between, 0.125, 3.0)
+_positive = partial(between, 0.125, 3.0)
 
 
 def _reduction(make: Make) -> str:
@@ -234,7 +223,7 @@ def _classes(*shape: int, **options: Any) -> Callable[[Make], Case]:
 
 
 def _pair(*shape: int, **options: Any) -> Callable[[Make], Case]:
-    return tensors(shape, _between(0.0, 1.0, *shape), **options)
+    return tensors(shape, between(0.0, 1.0, *shape), **options)
 
 
 def _elements_inputs(make: Make) -> Case:

@@ -9,7 +9,6 @@ its value for |x| and its gradient for |dy| where it is a mean.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -78,8 +77,7 @@ def _adaptive_windows(case: Case) -> pool.Windows:
 def _linear(result: torch.Tensor, total: torch.Tensor, units: float, dtype: torch.dtype) -> torch.Tensor:
     """The bound of a sum whose absolute terms add up to `total`, off by so many units; infinite where it overflows."""
     error = bounds.gamma(units, bounds.acc_unit(dtype)) * total + units * bounds.TINY[launch.acc_torch(dtype)]
-    error = torch.where(total > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
-    return where_finite(result, bounds.rounded(result, error, dtype))
+    return where_finite(result, bounds.rounded(result, bounds.known(error, total, dtype), dtype))
 
 
 def _of_sizes(case: Case, dy: torch.Tensor, reference: Reference) -> torch.Tensor:
@@ -106,8 +104,7 @@ def _mean_bounds(reference: Reference, windows: Callable[[Case], pool.Windows]) 
         chain = reduce.depth(max(x.shape[0] * x.shape[1], 1), taps, dtype) if at.output == (1, 1) else taps
         bound = _linear(result, total, max(chain, 1) + 4, dtype)
         # The sum itself, so much more than the mean of absolute values, must not overflow.
-        limit = torch.finfo(launch.acc_torch(dtype)).max / 2 / max(1, taps)
-        return torch.where((total > limit) & result.isfinite(), math.inf, bound)
+        return where_finite(result, bounds.known(bound, total * taps, dtype))
 
     def grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         near = windows(case).near

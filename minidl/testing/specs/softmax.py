@@ -48,8 +48,9 @@ def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]
 
 
 class RowErrors(NamedTuple):
-    """Of rows along `dim`: z, exp(z), s and the relative errors of the last two."""
+    """Of rows along `dim`: d, z, exp(z), s and the relative errors of the last two."""
 
+    d: int
     z: torch.Tensor
     e: torch.Tensor
     s: torch.Tensor
@@ -69,7 +70,7 @@ def row_errors(x: torch.Tensor, dim: int, family: str, dtype: torch.dtype) -> Ro
     e_error = torch.expm1(3 * u * z.abs().clamp(max=1000) + 8 * u)
     walked = e_error + 9 * u * (blocks - 1)
     s_error = (1 + bounds.gamma(d, u)) * (1 + (e / s * walked).sum(dim, keepdim=True)) - 1
-    return RowErrors(z, e, s, e_error, s_error / (1 - s_error))
+    return RowErrors(d, z, e, s, e_error, s_error / (1 - s_error))
 
 
 def _softmax_error(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -88,7 +89,7 @@ def _log_softmax_error(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.T
 
 def _arguments(case: Case) -> tuple[torch.Tensor, int]:
     x, dim = case.arguments(ops.softmax)
-    return (x.reshape(1) if x.dim() == 0 else x), dim
+    return torch.atleast_1d(x), dim
 
 
 def _bound(error: Callable[[torch.Tensor, int, torch.dtype], torch.Tensor]) -> Callable[..., torch.Tensor]:

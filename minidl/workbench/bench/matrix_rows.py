@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from minidl import nn, ops, optim
 from minidl.kernels import bias_act, cross_entropy, gemm, softmax
+from minidl.runtime import launch
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor
-from minidl.testing.specs.bounds import dot_unit, gamma, holds
-from minidl.workbench.bench import peers
+from minidl.testing.specs.bounds import gamma, holds
+from minidl.workbench.bench import peers, sides
 from minidl.workbench.bench.measure import Row, Work, floor_ms, input_sets
-from minidl.workbench.bench.sides import eager_and_compiled, torch_gradients, training_step
 
 DEVICE = "cuda"
 
@@ -60,14 +60,13 @@ def _gemm(M: int, N: int, K: int, dtype: torch.dtype, precision: str | None = No
 
     def judge(c: torch.Tensor, against: Callable[..., torch.Tensor] | None = None) -> bool:
         a, b = pairs[0]
-        exact = a.double() @ b.double()
         # float32 accuracy is the claim: not above cuBLAS's own float32 error.
-        if against is not None and not (c.double() - exact).norm() <= (against(a, b).double() - exact).norm():
-            return False
-        unit = 2.0**-10 if tf32 else 0.0
-        # The tile decides the summation depth; K is above that of every tile and split.
-        bound = (gamma(64 + K // 16, dot_unit(dtype)) + 2 * unit + unit**2) * (a.double().abs() @ b.double().abs())
-        return holds(c, exact, bound)
+        if against is not None:
+            exact = a.double() @ b.double()
+            if not (c.double() - exact).norm() <= (against(a, b).double() - exact).norm():
+                return False
+        with launch.in_precision(precision or launch.float32_precision()):
+            return sides.right("matmul", c, a, b)
 
     return Work(
         f"gemm {kind} {M}x{N}x{K}" + (f" {precision}" if precision else ""), str(dtype).removeprefix("torch."),
@@ -83,18 +82,10 @@ def _gemm(M: int, N: int, K: int, dtype: torch.dtype, precision: str | None = No
 def _linear_gelu() -> Work:
     n, dtype = 8192, torch.bfloat16
     x, w, b = _randn(n, n, dtype=dtype), _randn(n, n, dtype=dtype) / n**0.5, _randn(n, dtype=dtype)
-
-    def judge(y: torch.Tensor) -> bool:
-        z = x.double() @ w.double().t() + b.double()
-        bound = gamma(64 + n // 64, dot_unit(dtype)) * (x.double().abs() @ w.double().abs().t() + b.double().abs())
-        exact = F.gelu(z)
-        # |gelu'| is below 1.13 everywhere; erf and the products add a few units of |z|.
-        bound = 1.13 * bound + 8 * 2.0**-24 * z.abs()
-        return holds(y, exact, bound)
-
     return Work(
         "linear bias gelu 8192x8192x8192", "bfloat16", [lambda: gemm.gemm(x, w.t(), b, "gelu")],
-        eager_and_compiled(lambda: F.gelu(F.linear(x, w, b))), floor_ms(2.0 * 3 * n * n, 2.0 * n**3), judge,
+        sides.eager_and_compiled(lambda: F.gelu(F.linear(x, w, b))), floor_ms(2.0 * 3 * n * n, 2.0 * n**3),
+        lambda y: sides.right("linear", y, x, w, b, "gelu"),
     )  # fmt: skip
 
 
@@ -102,32 +93,21 @@ def _bias_act(act: str) -> Work:
     M, N, dtype = 16384, 8192, torch.float16
     x, b = _randn(M, N, dtype=dtype), _randn(N, dtype=dtype)
     function = {"relu": F.relu, "gelu": F.gelu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}[act]
-
-    def judge(y: torch.Tensor) -> bool:
-        z = x[:1024].double() + b.double()
-        exact = function(z)
-        error = 1.13 * 2.0**-24 * z.abs() + 16 * 2.0**-24 * (exact.abs() + 1)
-        return holds(y[:1024], exact, error)
-
     return Work(
         f"bias {act} {M}x{N}", "float16", [lambda: bias_act.bias_act(x, b, act)],
-        eager_and_compiled(lambda: function(x + b)), floor_ms(2.0 * 2 * M * N), judge,
+        sides.eager_and_compiled(lambda: function(x + b)), floor_ms(2.0 * 2 * M * N),
+        lambda y: sides.right("bias_act", y[:1024], x[:1024], b, act),
     )  # fmt: skip
 
 
 def _softmax(M: int, N: int) -> Work:
     dtype = torch.float16
     xs = [_randn(M, N, dtype=dtype) for _ in range(input_sets(2 * 2 * M * N))]
-
-    def judge(y: torch.Tensor) -> bool:
-        exact = torch.softmax(xs[0][:512].double(), -1)
-        # exp of a difference d is off by |d| u plus a few units; the sum adds its depth.
-        return holds(y[:512], exact, gamma(40 + N // 1024, 2.0**-22) * exact)
-
     return Work(
         f"softmax {M}x{N}", "float16", [partial(softmax.softmax, x) for x in xs],
-        eager_and_compiled(lambda x: torch.softmax(x, -1), [(x,) for x in xs]),
-        floor_ms(2.0 * 2 * M * N), judge, others=lambda: peers.softmax(xs),
+        sides.eager_and_compiled(lambda x: torch.softmax(x, -1), [(x,) for x in xs]),
+        floor_ms(2.0 * 2 * M * N), lambda y: sides.right("softmax", y[:512], xs[0][:512]),
+        others=lambda: peers.softmax(xs),
     )  # fmt: skip
 
 
@@ -143,7 +123,7 @@ def _cross_entropy() -> Work:
     def judge(result: tuple[torch.Tensor, torch.Tensor]) -> bool:
         value, grad = result
         z = x.double().requires_grad_()
-        exact, exact_grad = torch_gradients(loss, [z])
+        exact, exact_grad = sides.torch_gradients(loss, [z])
         error = gamma(80, 2.0**-22) * (exact_grad.abs() + torch.softmax(z.detach(), -1) / M)
         wanted = float(exact.detach())
         return holds(grad, exact_grad, error) and abs(float(value) - wanted) <= 2.0**-8 * wanted
@@ -151,7 +131,7 @@ def _cross_entropy() -> Work:
     return Work(
         f"cross-entropy forward+backward {M}x{N}", "bfloat16",
         [partial(cross_entropy.cross_entropy, x, target, with_grad=True)],
-        eager_and_compiled(loss, call=lambda function: torch_gradients(function, [leaf])),
+        sides.eager_and_compiled(loss, call=lambda function: sides.torch_gradients(function, [leaf])),
         floor_ms(2.0 * 2 * M * N), judge, others=lambda: peers.cross_entropy(x, target),
     )  # fmt: skip
 
@@ -173,7 +153,7 @@ def _text_step() -> Work:
     model = nn.MLP(columns, [hidden], classes, sparse=True)
     adam = optim.Adam(model.parameters(), lr=1e-3)
 
-    ours = training_step(adam, lambda: ops.cross_entropy(model(x), y))
+    ours = sides.training_step(adam, lambda: ops.cross_entropy(model(x), y))
 
     class Peer(torch.nn.Module):
         def __init__(self) -> None:
@@ -189,7 +169,7 @@ def _text_step() -> Work:
     col, crow = x.col.long(), x.crow.long()
     peer = Peer().to(DEVICE)
     fused = torch.optim.Adam(peer.parameters(), lr=1e-3, fused=True, capturable=True)
-    theirs = training_step(fused, peer)
+    theirs = sides.training_step(fused, peer)
 
     keys = ["embed.weight", "bias", "out.weight", "out.bias"]
     peer.load_state_dict(dict(zip(keys, model.state_dict().values(), strict=True)))
