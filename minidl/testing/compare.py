@@ -126,9 +126,9 @@ def assert_within(
     Returns the largest error as a fraction of its bound.
     """
     got = actual.data if isinstance(actual, Tensor) else actual.detach()
-    where = f"{what}: " if what else ""
+    where, again = f"{what}: " if what else "", f"\n  repeat: {repeat}" if repeat else ""
     if got.shape != reference.shape:
-        raise AssertionError(f"{where}shape {list(got.shape)}, expected {list(reference.shape)}{_repeat(repeat)}")
+        raise AssertionError(f"{where}shape {list(got.shape)}, expected {list(reference.shape)}{again}")
     if got.numel() == 0:
         return 0.0
     a, r = got.to("cpu", torch.float64), reference.detach().to("cpu", torch.float64)
@@ -137,7 +137,7 @@ def assert_within(
     if got.dtype == torch.float64:
         b = 2 * b
     if (b.isnan() & r.isfinite()).any() or (b < 0).any():
-        raise AssertionError(f"{where}the bound is NaN or negative where the reference is finite{_repeat(repeat)}")
+        raise AssertionError(f"{where}the bound is NaN or negative where the reference is finite{again}")
     error = (a - r).abs()
     largest = torch.finfo(got.dtype).max if floating else math.inf
     unknown = (b > largest) | (b == math.inf)
@@ -154,17 +154,13 @@ def assert_within(
         f"{list(r.shape)} are outside their bound\n"
         f"  worst at {index}: got {x!r}, expected {y!r}\n"
         f"  error {off:.4g}, bound {allowed:.4g}, error/bound {off / allowed if allowed else math.inf:.4g}"
-        f"{_ulps(off, y, got.dtype)}{_repeat(repeat)}"
+        f"{_ulps(off, y, got.dtype)}{again}"
     )
 
 
 def index_at(position: int, shape: torch.Size) -> list[int]:
     """The index of an element by its position in a flattened tensor of this shape."""
     return [int(i) for i in torch.unravel_index(torch.tensor(position), shape)]
-
-
-def _repeat(command: str) -> str:
-    return f"\n  repeat: {command}" if command else ""
 
 
 def _ulps(error: float, expected: float, dtype: torch.dtype) -> str:

@@ -36,12 +36,16 @@ def _sum_chain(terms: int, dtype: torch.dtype) -> int:
 
 
 def _reduced(
-    loss: torch.Tensor, error: torch.Tensor, reduction: str, divisor: float, extra: int, dtype: torch.dtype
+    case: Case, loss: torch.Tensor, error: torch.Tensor, divisor: float, dtype: torch.dtype, extra: int = 0
 ) -> torch.Tensor:
-    """The bound of a loss from the errors of its terms; `extra` more additions than those of `_sum_chain`."""
-    u = bounds.acc_unit(dtype)
+    """The bound of a loss from the errors of its terms; `extra` more additions than those of `_sum_chain`.
+
+    A mean is divided by `divisor`.
+    """
+    u, reduction = bounds.acc_unit(dtype), _options(case)["reduction"]
     if reduction == "none":
         return bounds.rounded(loss, error, dtype)
+    divisor = divisor if reduction == "mean" else 1.0
     total = (loss.abs() + error).sum()
     d = _sum_chain(max(loss.numel(), 1), dtype) + extra
     off = error.sum() + bounds.gamma(d, u) * total + loss.numel() * bounds.TINY[launch.acc_torch(dtype)]
@@ -74,9 +78,7 @@ def _shares(case: Case) -> tuple[torch.Tensor, int, torch.Tensor]:
 
 def _divisor(case: Case) -> float:
     x, target = case.args
-    given, (_, axis, kept) = _options(case), _shares(case)
-    if given["reduction"] != "mean":
-        return 1.0
+    _, axis, kept = _shares(case)
     if target.dtype.is_floating_point:
         return x.numel() / x.shape[axis]
     return float(_weights(case, x.shape[axis])[target[kept.squeeze(axis)]].sum())
@@ -96,8 +98,7 @@ def _cross_entropy_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -
     error = share * (row.s_error + 8 * u * log) + bounds.gamma(row.d + 20, u) * (share * log + times)
     error = torch.where(kept, error, 0.0)
     tile = row_tile("cross_entropy", rows, N, dtype)
-    reduction = _options(case)["reduction"]
-    return _reduced(loss.squeeze(axis), error.squeeze(axis), reduction, _divisor(case), tile["BLOCK_M"], dtype)
+    return _reduced(case, loss.squeeze(axis), error.squeeze(axis), _divisor(case), dtype, tile["BLOCK_M"])
 
 
 def _cross_entropy_grad_bound(
@@ -111,7 +112,8 @@ def _cross_entropy_grad_bound(
     x, _ = case.args
     if x.numel() == 0:
         return (torch.zeros_like(dx),)
-    u, reduction, divisor = bounds.acc_unit(dtype), _options(case)["reduction"], _divisor(case)
+    u, reduction = bounds.acc_unit(dtype), _options(case)["reduction"]
+    divisor = _divisor(case) if reduction == "mean" else 1.0
     q, axis, kept = _shares(case)
     row = row_errors(x, axis, "cross_entropy", dtype)
     rows, a = x.numel() // x.shape[axis], q.abs()
@@ -127,16 +129,11 @@ def _cross_entropy_grad_bound(
     return (bounds.rounded(dx, torch.where(kept, error, 0.0), dtype),)
 
 
-def _of_elements(case: Case, loss: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    reduction = _options(case)["reduction"]
-    return _reduced(loss, error, reduction, loss.numel() if reduction == "mean" else 1.0, 0, dtype)
-
-
 def _mse_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     x, target = case.args
     loss = (x - target) ** 2
     error = bounds.gamma(4, bounds.acc_unit(dtype)) * loss + bounds.TINY[launch.acc_torch(dtype)]
-    return _of_elements(case, loss, error, dtype)
+    return _reduced(case, loss, error, loss.numel(), dtype)
 
 
 def _mse_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -176,7 +173,7 @@ def _binary_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch
     curve = (1 + (v - 1).abs() * t) * torch.log1p(torch.exp(-size))
     loss = w * (line + curve)
     error = w * u * (8 * line + (32 + 3 * size.clamp(max=1000)) * curve)
-    return _of_elements(case, loss, error + (1 + w) * bounds.TINY[launch.acc_torch(dtype)], dtype)
+    return _reduced(case, loss, error + (1 + w) * bounds.TINY[launch.acc_torch(dtype)], loss.numel(), dtype)
 
 
 def _binary_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:

@@ -106,7 +106,6 @@ _EXAMPLES: dict[str, Callable[[Make], Case]] = {
 _OUTSIDE = refuses(IndexError, "dim 2 is out of range for a tensor of 2 dimensions", (2, 3), extra=(2,))
 _TWICE = refuses(ValueError, r"dims \[1, -1\] name a dimension twice", (2, 3), extra=((1, -1),))
 _NOTHING = refuses(ValueError, r"no maximum along dims \[0\] of a tensor of shape \[0, 3\]", (0, 3), extra=(0,))
-FAMILIES = ("reduce_columns", "reduce_rows")
 
 
 def _reference(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -125,7 +124,11 @@ def _one_dim(make: Make) -> Case:
 
 
 _floating = records(
-    inputs=_reduced, differentiable=(0,), families=FAMILIES, examples=_EXAMPLES, bad=(_OUTSIDE, _TWICE, WANTS_FLOATING)
+    inputs=_reduced,
+    differentiable=(0,),
+    families=("reduce_columns", "reduce_rows"),
+    examples=_EXAMPLES,
+    bad=(_OUTSIDE, _TWICE, WANTS_FLOATING),
 )
 _maximum = partial(
     _floating, reference=_reference(torch.amax), inputs=_not_empty, bound=no_error, grad_bound=few_grad_units(1),

@@ -60,7 +60,6 @@ class Layer:
     """Inputs of one convolution in float16, channels-last; `sets` of them, to exceed the L2 cache."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
         N, C, M, size, kernel, padding, *_ = LAYERS[name]
         self.padding = [padding, padding]
         self.geometry = Geometry.of((size, size), (kernel, kernel), (1, 1), ((padding, padding),) * 2, (1, 1))
@@ -84,6 +83,12 @@ class Layer:
         return torch.ops.aten.convolution_backward(dy, x, w, None, *how, wanted)[of == "weight"]
 
 
+def _within(got: torch.Tensor, exact: torch.Tensor, total: torch.Tensor, terms: int) -> bool:
+    # A block; the blocks (16 terms or more) of a sum or of one of a hundred shares of it; the shares and folded bands.
+    steps = terms / 16 if terms < 2**16 else terms / 1600 + 6000
+    return holds(got, exact, gamma(192 + 2 * steps, dot_unit(got.dtype)) * total)
+
+
 def _forward(name: str) -> Work:
     layer = Layer(name)
     relu = name in RELU_INCLUDED
@@ -92,16 +97,21 @@ def _forward(name: str) -> Work:
     def ours(x: torch.Tensor) -> torch.Tensor:
         return conv.forward(x, layer.w, layer.geometry, *included)[0]
 
-    def judge(y: torch.Tensor, bias: torch.Tensor | None = None, act: str | None = None) -> bool:
-        how = layer.w, bias, 1, layer.padding, 1, 1, act
-        chunks = (slice(i, i + 500) for i in range(0, len(y), 500))
-        return all(sides.right("conv2d", y[chunk], layer.x[0][chunk], *how) for chunk in chunks)
+    def judge(y: torch.Tensor, relu: bool = False) -> bool:
+        w, b = layer.w.double(), layer.bias.double() * relu
+        right = True
+        for i in range(0, len(y), 500):
+            x = layer.x[0][i : i + 500].double()
+            exact = F.conv2d(x, w, b, padding=layer.padding)
+            total = F.conv2d(x.abs(), w.abs(), b.abs(), padding=layer.padding)
+            right = right and _within(y[i : i + 500], exact.relu() if relu else exact, total, layer.terms)
+        return right
 
     return Work(
         f"conv {name}" + (", bias and ReLU included in ours" if relu else ""), "float16",
         [partial(ours, x) for x in layer.x],
         sides.in_both_orders(partial(F.conv2d, padding=layer.padding), layer.x, layer.w),
-        layer.floor(), lambda y: judge(y, *included),
+        layer.floor(), partial(judge, relu=relu),
         others=lambda: peers.conv2d(layer.x, layer.w, layer.padding), judge_others=judge,
     )  # fmt: skip
 
@@ -126,9 +136,7 @@ def _gradient(name: str, of: str) -> Work:
             part = x[i : i + 500].double(), dy[i : i + 500].double()
             exact += layer.backward(of, *part, w)
             total += layer.backward(of, *(t.abs() for t in part), w.abs())
-        # A block; the blocks (16 terms or more) of a sum or of one of a hundred shares of it; shares and folded bands.
-        steps = terms / 16 if terms < 2**16 else terms / 1600 + 6000
-        return holds(got, exact, gamma(192 + 2 * steps, dot_unit(got.dtype)) * total)
+        return _within(got, exact, total, terms)
 
     return Work(
         f"conv {name} gradient of the {of}", "float16", [partial(ours, x, dy) for x, dy in pairs],

@@ -21,9 +21,8 @@ def doctor() -> int:
     from minidl.workbench.doctor import machine
 
     colours = {machine.GOOD: "green", machine.NOTE: "yellow", machine.BAD: "red"}
-    console = Console()
+    console, found = Console(), []
     with console.status("looking") as status:
-        found = []
         for check in machine.checks():
             found.append(check)
             status.update(f"looking: {check.name}")
@@ -74,8 +73,7 @@ def doctor_compile(
         known = ", ".join(name.removesuffix("_kernel") for name in kernels)
         raise ValueError(f"no kernel has {only!r} in its name; the kernels are: {known}")
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    console = console if console.is_terminal else Console(width=160)
     try:
         with report.Stages(console) as stages:
             verdict = compile.run(arch, only=only, work=work, progress=stages.tell, **options)

@@ -94,15 +94,15 @@ def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
     chosen = {}
     for group in groups.values():
         like = known.get((group[0].kernel, group[0].dtype, group[0].precision), [])
-        guesses = [(job, _most_like(_traits(job, plan), like)) for job in group]
+        guesses = []
+        for job in group:
+            traits = _traits(job, plan)
+            near = max(like, key=lambda pair: len(traits & pair[0]) - len(traits ^ pair[0]), default=(set(), Figures()))
+            guesses.append((job, near[1]))
         longest = max(guesses, key=lambda pair: pair[1].lines)[0]
         largest = max(guesses, key=lambda pair: pair[1].shared)[0]
         chosen.update({job.key: job for job in (longest, largest)})
     return [job for key, job in chosen.items() if key not in figures]
-
-
-def _most_like(traits: set[str], known: list[tuple[set[str], Figures]]) -> Figures:
-    return max(known, key=lambda pair: len(traits & pair[0]) - len(traits ^ pair[0]), default=(set(), Figures()))[1]
 
 
 def _traits(job: Job, plan: Plan) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,25 +26,17 @@ def rows(verdict: Verdict, fields: Sequence[str] = _FIELDS) -> list[dict[str, An
     """
     groups: dict[tuple[Any, ...], list[tuple[Job, Figures]]] = {}
     for job, figures in verdict.figures.values():
-        groups.setdefault(tuple(_field(job, name) for name in fields), []).append((job, figures))
+        group = tuple(job.name if name == "kernel" else getattr(job, name) for name in fields)
+        groups.setdefault(group, []).append((job, figures))
     return [dict(zip(fields, group, strict=True)) | _summary(groups[group]) for group in sorted(groups)]
-
-
-def _field(job: Job, name: str) -> Any:
-    return getattr(job, "name" if name == "kernel" else name)
 
 
 def _summary(found: list[tuple[Job, Figures]]) -> dict[str, Any]:
     names = ("registers", "spill", "stack", "shared", "wgmma", "mma", "tcgen05", "tma")
     largest = {name: max(getattr(figures, name) for _, figures in found) for name in names}
     wrong = dict.fromkeys(line for job, figures in found for line in problems(job, figures))
-    reasons = dict.fromkeys(
-        entry.reason
-        for job, figures in found
-        if figures.spill
-        for entry in accepted_spills()
-        if entry.covers(job, figures)
-    )
+    spilled = itertools.product([each for each in found if each[1].spill], accepted_spills())
+    reasons = dict.fromkeys(entry.reason for each, entry in spilled if entry.covers(*each))
     tiles = len({job.tile for job, _ in found})
     return {"launches": len(found), "tiles": tiles, **largest, "problems": list(wrong), "accepted": list(reasons)}
 
@@ -64,11 +57,10 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
     """Print a table of kernels (of tiles with `every_tile`), all problems, and a summary line."""
     table = Table(title="Kernels compiled offline: the largest figures of their launches", title_justify="left")
-    for name in ("kernel", "sm", "dtype", "precision", "tile" if every_tile else "tiles"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "tiles" else "left")
-    for name in ("launches", "registers", "spilled", "shared", "matrix", "TMA"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    left = ("kernel", "sm", "dtype", "precision", "tile", "")
+    figures = ("launches", "registers", "spilled", "shared", "matrix", "TMA")
+    for name in (*left[:4], "tile" if every_tile else "tiles", *figures, ""):
+        table.add_column(name, no_wrap=True, justify="left" if name in left else "right")
     before = None
     for row in rows(verdict, _FIELDS if every_tile else _FIELDS[:-1]):
         if before is not None and row["kernel"] != before:

@@ -191,19 +191,15 @@ class Profile:
         files.write_text(Path(path), json.dumps(trace, separators=(",", ":")))
 
     def _host_events(self) -> list[dict[str, Any]]:
-        first = self.events[0].start if self.events else 0.0
         place = {"pid": os.getpid(), "tid": 0}
-        named = {"name": "process_name", "ph": "M", "args": {"name": "Triton's interpreter"}, **place}
-        return [
-            named,
-            *(
-                {
-                    "name": event.kernel, "cat": "kernel", "ph": "X", "ts": event.start - first, "dur": event.duration,
-                    "args": event.kinds[0][0]._asdict(), **place,
-                }
-                for event in self.events
-            ),
-        ]  # fmt: skip
+        found: list[dict[str, Any]] = [
+            {"name": "process_name", "ph": "M", "args": {"name": "Triton's interpreter"}, **place}
+        ]
+        for event in self.events:
+            times = {"ts": event.start - self.events[0].start, "dur": event.duration}
+            args = event.kinds[0][0]._asdict()
+            found.append({"name": event.kernel, "cat": "kernel", "ph": "X", **times, "args": args, **place})
+        return found
 
 
 def profile(trace: str | os.PathLike[str] | None = None, *, updates: int = 1) -> Profile:
