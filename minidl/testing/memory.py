@@ -175,18 +175,14 @@ _WRITTEN = {
 
 def is_fresh(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> bool:
     """Whether `result` is a strided tensor that this call of `func` allocated."""
-    if func not in UNWRITTEN and func not in _WRITTEN:
+    if (func not in UNWRITTEN and func not in _WRITTEN) or "out" in (kwargs or {}):
         return False
-    if not isinstance(result, torch.Tensor) or result.requires_grad or "out" in (kwargs or {}):
+    if not isinstance(result, torch.Tensor) or result.requires_grad or result.dtype.is_complex:
         return False
-    if result.layout != torch.strided or result.device.type == "meta" or result.dtype.is_complex:
+    if result.layout != torch.strided or result.device.type == "meta":
         return False
-    source = args[0] if args else None
-    return not (
-        isinstance(source, torch.Tensor)
-        and result.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-        and result.numel() > 0
-    )
+    source = args[0] if args and isinstance(args[0], torch.Tensor) and result.numel() else None
+    return source is None or result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
 
 
 def span(tensor: torch.Tensor) -> int:

@@ -26,13 +26,11 @@ from minidl.testing.specs import bounds
 from minidl.testing.specs.base import Case, integers, records, refuses, tensors
 from minidl.testing.specs.make import Make
 
-LOOPS = {"softmax": "softmax_loop", "softmax_grad": "softmax_grad_loop", "cross_entropy": "cross_entropy_loop"}
-
 
 def row_tile(family: str, rows: int, N: int, dtype: torch.dtype) -> launch.Tile:
     """The tile for rows of N elements: of the kernel for whole rows where they fit it, else of the walk."""
     tile = launch.tile(family, dtype, M=rows, N=N)
-    return tile if tile["BLOCK_N"] >= N else loop_tile(LOOPS[family], dtype, rows, N, N)
+    return tile if tile["BLOCK_N"] >= N else loop_tile(f"{family}_loop", dtype, rows, N, N)
 
 
 def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]:

@@ -65,6 +65,7 @@ def doctor_compile(
     cannot be written.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from minidl.workbench.doctor import compile, jobs, report
 
@@ -78,8 +79,7 @@ def doctor_compile(
         with report.Stages(console) as stages:
             verdict = compile.run(arch, only=only, work=work, progress=stages.tell, **options)
     except compile.WorkerError as error:
-        console.print("[red]failed[/] ", end="")
-        console.print(str(error), markup=False, highlight=False)
+        console.print(f"[red]failed[/] {escape(str(error))}", highlight=False)
         return 1
     if not verdict.figures and not verdict.failures:
         console.print(f"no operation with {work!r} in its name launches such a kernel", markup=False, highlight=False)

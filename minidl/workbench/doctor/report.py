@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -77,13 +78,11 @@ def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
     for row in summary:
         what = f"{row['kernel']} \\[{row['tile']}] {row['dtype']} {row['precision']} sm_{row['arch']}"
         for line in row["problems"]:
-            console.print(f"[red]wrong[/] {what}: ", end="", highlight=False)
-            console.print(line, markup=False, highlight=False)
+            console.print(f"[red]wrong[/] {what}: {escape(line)}", highlight=False)
         for line in row["accepted"]:
             console.print(f"[yellow]accepted[/] {what}: {row['spill']} bytes spilled: {line}", highlight=False)
     for name, error in verdict.failures.items():
-        console.print("[red]failed[/] ", end="")
-        console.print(f"{name}: {error}", markup=False, highlight=False)
+        console.print(f"[red]failed[/] {escape(f'{name}: {error}')}", highlight=False)
     kernels = len({row["kernel"] for row in summary})
     bad = sum(bool(row["problems"]) for row in summary) + len(verdict.failures)
     console.print(
