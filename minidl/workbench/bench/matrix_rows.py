@@ -149,20 +149,16 @@ def _cross_entropy() -> Work:
     )  # fmt: skip
 
 
-def synthetic_documents(count: int, nonzeros: int = 65, columns: int = 32754, classes: int = 4) -> tuple[CSR, Tensor]:
-    """`count` documents of unit norm, and their classes."""
+def _text_step() -> Work:
+    count, nonzeros, columns, hidden, classes = 1024, 65, 32754, 128, 4
+    # Documents of unit norm.
     generator = torch.Generator().manual_seed(0)
     col = torch.stack([torch.randperm(columns, generator=generator)[:nonzeros].sort().values for _ in range(count)])
     val = torch.rand(count, nonzeros, generator=generator)
     val = val / val.norm(dim=1, keepdim=True)
     crow = torch.arange(count + 1, dtype=torch.int32) * nonzeros
-    x = CSR.from_torch(crow, col.reshape(-1).to(torch.int32), val.reshape(-1), (count, columns))
-    return x.to(DEVICE), Tensor(torch.randint(classes, (count,), generator=generator).to(DEVICE))
-
-
-def _text_step() -> Work:
-    columns, hidden, classes = 32754, 128, 4
-    x, y = synthetic_documents(1024)
+    x = CSR.from_torch(crow, col.reshape(-1).to(torch.int32), val.reshape(-1), (count, columns)).to(DEVICE)
+    y = Tensor(torch.randint(classes, (count,), generator=generator).to(DEVICE))
     model = nn.MLP(columns, [hidden], classes, sparse=True)
     adam = optim.Adam(model.parameters(), lr=1e-3)
 
@@ -193,7 +189,7 @@ def _text_step() -> Work:
 
     weights = columns * hidden
     # The dense moments and weights are read and written once, the gathered rows read twice.
-    moved = 6 * 4.0 * weights + 2 * 4.0 * 1024 * 65 * hidden
+    moved = 6 * 4.0 * weights + 2 * 4.0 * count * nonzeros * hidden
     return Work(
         "text training step 1024x65 of 32754, 128 hidden", "float32", [ours],
         {"torch EmbeddingBag, fused Adam": [theirs]}, floor_ms(moved), judge, whole_step=True,
