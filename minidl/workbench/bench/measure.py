@@ -74,10 +74,8 @@ def measure(work: Work, others: bool = False, make_clock: MakeClock | None = Non
     make_clock = make_clock or Replay
     row: dict[str, object] = {"name": work.name, "dtype": work.dtype}
     if not work.judge(work.ours[0]()):
-        return {
-            **row, "ours_ms": None, "peer": None, "peer_ms": None, "ratio": None, "floor_ms": work.floor_ms,
-            "error_ok": False,
-        }  # fmt: skip
+        unknown = dict.fromkeys(("ours_ms", "peer", "peer_ms", "ratio"))
+        return {**row, **unknown, "floor_ms": work.floor_ms, "error_ok": False}
     clocks: dict[str, Clock] = {"ours": make_clock(work.ours, work.whole_step)}
     clocks |= {name: make_clock(calls, work.whole_step) for name, calls in work.peers.items()}
     left_out: dict[str, str] = {}
