@@ -103,8 +103,13 @@ def load_text(name_or_path: str | Path, **options: Any) -> TextDataset:
         return _call("docstrings", "load_docstrings", name, options)
     if name in TEXT_DATA:
         return _call("reuters", "load_reuters", name, options, name)
-    _check_path(name_or_path, TEXT_DATA, "text data")
+    check_text_file(name_or_path)
     return _call("files", "load_text_file", name, options, name_or_path)
+
+
+def check_text_file(name_or_path: str | Path) -> None:
+    """Raises DataError for what is neither a file nor the name of a data set."""
+    _check_path(name_or_path, TEXT_DATA, "text data")
 
 
 def load_table(name_or_path: str | Path, **options: Any) -> TableDataset:

@@ -8,7 +8,7 @@ process, whose error names the line.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from minidl.data import files, terms
 from minidl.data.files import Records
 from minidl.data.parts import PART, Doubt, Form, ranges, read_part
-from minidl.data.records import DataError, Texts
+from minidl.data.records import DataError, TextDataset, Texts
 from minidl.data.split import Splitter, check_classes, check_labels, digests
 from minidl.data.terms import Analyzer, Counted
 from minidl.data.workers import Message, Workers
@@ -47,7 +47,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class CorpusDataset:
-    """A text classification task: `TextDataset` with counted texts."""
+    """A text classification task: a `TextDataset` with counted texts. `texts` makes that, with the texts themselves."""
 
     name: str
     labels: list[str]
@@ -55,6 +55,16 @@ class CorpusDataset:
     validation: Corpus
     test: Corpus
     source: dict[str, Any]
+    texts: Callable[[], TextDataset]
+
+
+def counted(dataset: TextDataset, analyzer: Analyzer, workers: Workers) -> CorpusDataset:
+    """The task of texts in memory."""
+    train, validation, test = (
+        of_texts(part, dataset.labels, dataset.source, analyzer, workers=workers)
+        for part in (dataset.train, dataset.validation, dataset.test)
+    )
+    return CorpusDataset(dataset.name, dataset.labels, train, validation, test, dataset.source, lambda: dataset)
 
 
 def read_corpus(
@@ -111,6 +121,7 @@ def load_corpus(
     splitter = Splitter(validation, test, split_seed)
     columns: Any = {"text_column": text_column, "label_column": label_column}
     whole = read_corpus(path, analyzer, **columns, seed=split_seed, workers=workers)
+    shares: Any = {"validation": validation, "test": test, "split_seed": split_seed}
     check_classes(path, whole.labels, whole.source["label_column"])
 
     def read(file: Path) -> tuple[Corpus, np.ndarray]:
@@ -126,7 +137,10 @@ def load_corpus(
         keys = [digest.tobytes() for digest in whole.digests]
         advice = "give at least three different texts of some class"
         files.check_sizes(path, [len(part) for part in parts], keys, names, whole.source["label_column"], advice)
-    return CorpusDataset(Path(path).stem, whole.labels, *parts, source={**whole.source, **split})
+    return CorpusDataset(
+        Path(path).stem, whole.labels, parts[0], parts[1], parts[2], {**whole.source, **split},
+        lambda: files.load_text_file(path, **columns, **shares),
+    )  # fmt: skip
 
 
 def _by_workers(

@@ -20,7 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 from minidl.data.records import DataError
 
@@ -178,7 +178,7 @@ def _answer(asked: Message) -> Message:
     return Message({"failed": failed})
 
 
-def _send(pipe: BinaryIO, message: Message) -> None:
+def _send(pipe: IO[bytes], message: Message) -> None:
     parts = [memoryview(part) for part in message.buffers]
     head = json.dumps({"values": message.values, "sizes": [part.nbytes for part in parts]}).encode()
     pipe.write(_HEAD.pack(len(head)) + head)
@@ -186,12 +186,12 @@ def _send(pipe: BinaryIO, message: Message) -> None:
     pipe.flush()
 
 
-def _receive(pipe: BinaryIO) -> Message:
+def _receive(pipe: IO[bytes]) -> Message:
     head = json.loads(_exactly(pipe, _HEAD.unpack(_exactly(pipe, _HEAD.size))[0]))
     return Message(head["values"], [_exactly(pipe, size) for size in head["sizes"]])
 
 
-def _exactly(pipe: BinaryIO, size: int) -> bytes:
+def _exactly(pipe: IO[bytes], size: int) -> bytes:
     """Raises EOFError where the other end has closed the pipe."""
     found = pipe.read(size)
     if len(found) < size:

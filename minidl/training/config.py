@@ -26,6 +26,7 @@ class Session(Settings):
     resume: Annotated[bool, Field(description="Continue the run in --out with its settings.")] = False
     overwrite: Annotated[bool, Field(description="Replace the run in --out once this one is finished.")] = False
     quiet: fields.Quiet = False
+    workers: fields.Workers = None
     plots: Annotated[bool, Field(description="Draw no plots.")] = True
     capture: Annotated[
         bool,

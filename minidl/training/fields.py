@@ -71,6 +71,14 @@ Part = Annotated[str | None, Field(min_length=1), UTF8, Expected("a file or a fo
 Share = Annotated[float | None, Field(gt=0, lt=1), Expected("a share between 0 and 1")]
 Device = Annotated[Literal["auto", "cuda", "cpu"], Field(description="auto, cuda or cpu (Triton's interpreter).")]
 Quiet = Annotated[bool, Field(description="Show errors only.")]
+Workers = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        le=1024,
+        description="Processes that prepare data; 1: this one alone. Default: one per processor.",
+    ),
+]
 JsonFile = Annotated[Path | None, AfterValidator(_json_file)]
 
 Epochs = Annotated[int, Field(ge=1, le=10**6, description="Passes over the training split.")]

@@ -8,7 +8,7 @@ that the help of its command is shown quickly.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,7 +53,7 @@ class Task(ABC):
         """Those of `read` by the settings. Raises ConfigError for flags that the data does not take."""
 
     @abstractmethod
-    def fingerprints(self, dataset: Any) -> tuple[str, ...]:
+    def fingerprints(self, dataset: Any) -> Iterator[str]:
         """SHA-256 of every example with its target and split, and of the names of columns and classes: a run is
         continued on the same data only. After it those that earlier versions took, for their runs."""
 

@@ -50,7 +50,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
                 for name in runs.restore_documents(config.out, experiment.documents):
                     display.note(f"note: {name} was missing or changed and was rewritten from the data")
                 return _fit(task, config, experiment, run.identity, checkpoint, display)
-            data_sha256, *_ = task.fingerprints(dataset)
+            data_sha256 = next(task.fingerprints(dataset))
             identity = runs.start(config, kind, data_sha256, experiment.documents, experiment.model)
             with replacing(config, kind, display):
                 return _fit(task, config, experiment, identity, None, display)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -129,11 +129,11 @@ class PictureTask(Task):
                 )
         return {} if config.data == "digits" else {"progress": not config.quiet}
 
-    def fingerprints(self, dataset: ImageDataset) -> tuple[str, ...]:
+    def fingerprints(self, dataset: ImageDataset) -> Iterator[str]:
         digest = hashlib.sha256(json.dumps(dataset.labels).encode())
         for part in (dataset.train, dataset.validation, dataset.test):
             digest.update(f"{part.pixels.shape}\n".encode() + part.pixels.tobytes() + part.labels.tobytes())
-        return (digest.hexdigest(),)
+        yield digest.hexdigest()
 
 
 class ImagesTask(PictureTask):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -91,13 +91,14 @@ class TableTask(Task):
         only_for_files(config.data, files, "--val-split and --test-split split it")
         return config.splits
 
-    def fingerprints(self, dataset: TableDataset) -> tuple[str, ...]:
+    def fingerprints(self, dataset: TableDataset) -> Iterator[str]:
         """The first is of the schema and the values, the other of the values alone."""
         digest = hashlib.sha256()
         for part in (dataset.train, dataset.validation, dataset.test):
             digest.update(f"{part.x.shape} {part.y.dtype}\n".encode() + part.x.tobytes() + part.y.tobytes())
         values = digest.hexdigest()
-        return hashlib.sha256(f"{dataset.schema.to_json()}\n{values}".encode()).hexdigest(), values
+        yield hashlib.sha256(f"{dataset.schema.to_json()}\n{values}".encode()).hexdigest()
+        yield values
 
     def prepare(self, config: TrainTable, dataset: TableDataset) -> Supervised:
         """Raises ConfigError for flags of a classification where it is a regression."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from pydantic import Field
 from minidl import data
 from minidl.data import DataError, TextDataset
 from minidl.data.parsing import listed
+from minidl.data.workers import Workers, available
 from minidl.training import fields, inputs
 from minidl.training.config import SPLITS, Evaluate, Perceptron, Predict, Session
 from minidl.training.errors import ConfigError
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from minidl.data import Texts
-    from minidl.data.vectorizer import Tfidf
+    from minidl.data.corpus import Corpus, CorpusDataset
+    from minidl.data.vectorizer import Tfidf, TfidfOptions
     from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
 
@@ -82,24 +84,41 @@ class TextTask(Task):
         )
         return {} if config.data == "docstrings" else {"progress": not config.quiet}
 
-    def fingerprints(self, dataset: TextDataset) -> tuple[str, ...]:
+    def load(self, config: TrainText) -> CorpusDataset:
+        """As `Task.load`, with counted texts: those of the user's own file are counted while they are read."""
+        from minidl.data.corpus import counted, load_corpus
+
+        analyzer, options = _tfidf(config).analyzer, self.options(config)
+        with Workers(config.workers or available()) as workers:
+            if config.data in data.TEXT_DATA:
+                return counted(self.read(config.data, **options), analyzer, workers)
+            data.check_text_file(config.data)
+            given = {name: value for name, value in options.items() if value is not None}
+            return load_corpus(config.data, analyzer, **given, workers=workers)
+
+    def fingerprints(self, dataset: CorpusDataset) -> Iterator[str]:
+        """The first is of the digests of the texts, the other of the texts."""
         digest = hashlib.sha256(json.dumps(dataset.labels).encode())
         for part in (dataset.train, dataset.validation, dataset.test):
-            digest.update(f"{len(part)}\n".encode())
-            for text, label in zip(part.texts, part.labels, strict=True):
+            digest.update(f"{len(part)}\n".encode() + part.classes.tobytes() + part.digests.tobytes())
+        yield digest.hexdigest()
+        digest = hashlib.sha256(json.dumps(dataset.labels).encode())
+        whole = dataset.texts()
+        for texts in (whole.train, whole.validation, whole.test):
+            digest.update(f"{len(texts)}\n".encode())
+            for text, label in zip(texts.texts, texts.labels, strict=True):
                 raw = text.encode()
                 digest.update(f"{label} {len(raw)}\n".encode() + raw)
-        return (digest.hexdigest(),)
+        yield digest.hexdigest()
 
-    def prepare(self, config: TrainText, dataset: TextDataset) -> Supervised:
+    def prepare(self, config: TrainText, dataset: CorpusDataset) -> Supervised:
         """The vocabulary is that of the training split. Raises DataError when no feature is left."""
         from minidl import models
-        from minidl.data.vectorizer import Tfidf, TfidfOptions
+        from minidl.data.vectorizer import Tfidf
         from minidl.training.supervised import Supervised, sizes
         from minidl.training.targets import Classification
 
-        options = TfidfOptions(ngram_max=config.ngrams, min_df=config.min_df, max_features=config.max_features)
-        vocabulary = Tfidf.fit(dataset.train.texts, options)
+        vocabulary = Tfidf.of_counts(dataset.train.counted, _tfidf(config))
         count, classes = len(vocabulary), len(dataset.labels)
         targets = Classification(dataset.labels)
         return Supervised(
@@ -158,14 +177,19 @@ class TextClassifier(Predictor):
             raise ConfigError(f"--text-column and --label-column are for a file given by --data, not for {name}")
 
     def labelled(self, config: Evaluate) -> tuple[Any, np.ndarray, dict[str, Any]]:
+        from minidl.data.corpus import read_corpus
+
         assert config.data is not None
-        texts, _, source = data.read_labelled(
-            config.data, self.targets.labels, text_column=config.text_column or self.config.text_column,
+        corpus = read_corpus(
+            config.data, self.vocabulary.options.analyzer, self.targets.labels,
+            text_column=config.text_column or self.config.text_column,
             label_column=config.label_column or self.config.label_column,
         )  # fmt: skip
-        return *_examples(self.vocabulary, texts), source
+        return *_examples(self.vocabulary, corpus), corpus.source
 
-    def test(self, dataset: TextDataset, config: Evaluate) -> tuple[Any, np.ndarray]:
+    def test(self, dataset: TextDataset | CorpusDataset, config: Evaluate) -> tuple[Any, np.ndarray]:
+        import numpy as np
+
         labels = self.targets.labels
         index = {label: i for i, label in enumerate(labels)}
         unknown = [label for label in dataset.labels if label not in index]
@@ -174,12 +198,20 @@ class TextClassifier(Predictor):
                 f"{dataset.name} has labels that the model does not know: {listed(unknown)}; its labels are: "
                 f"{listed(labels)}"
             )
-        known = [index[dataset.labels[label]] for label in dataset.test.labels]
-        return _examples(self.vocabulary, data.Texts(dataset.test.texts, known))
+        features, classes = _examples(self.vocabulary, dataset.test)
+        return features, np.array([index[label] for label in dataset.labels], dtype=np.int64)[classes]
 
 
-def _examples(vocabulary: Tfidf, texts: Texts) -> tuple[Any, np.ndarray]:
+def _tfidf(config: TrainText) -> TfidfOptions:
+    from minidl.data.vectorizer import TfidfOptions
+
+    return TfidfOptions(ngram_max=config.ngrams, min_df=config.min_df, max_features=config.max_features)
+
+
+def _examples(vocabulary: Tfidf, part: Texts | Corpus) -> tuple[Any, np.ndarray]:
     """(scipy CSR, class indices int64 [N])."""
     import numpy as np
 
-    return vocabulary.transform(texts.texts), np.asarray(texts.labels, dtype=np.int64)
+    if isinstance(part, data.Texts):
+        return vocabulary.transform(part.texts), np.asarray(part.labels, dtype=np.int64)
+    return vocabulary.weighted(part.counted), part.classes
