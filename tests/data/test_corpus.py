@@ -1,0 +1,194 @@
+"""A file that workers read is the file that the strict reader reads, and every error is the strict reader's."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minidl.data import DataError, TfidfOptions, load_text, parts, read_labelled, terms
+from minidl.data.corpus import counted, load_corpus, read_corpus
+from minidl.data.split import digests
+from minidl.data.workers import Workers
+from tests.data.test_files import labels, texts, write_csv
+
+ANALYZER = TfidfOptions().analyzer
+keep_files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+rows = st.lists(st.tuples(texts | st.just('"'), labels), min_size=1, max_size=8)
+
+
+def strict(path, known=None):
+    """What the strict reader makes of a file, or its complaint."""
+    try:
+        found, names, source = read_labelled(path, known)
+    except DataError as error:
+        return str(error)
+    return found.texts, found.labels, names, source
+
+
+def quick(path, known=None, workers=None):
+    """The same by the quick reader; texts by their digests and counts."""
+    try:
+        corpus = read_corpus(path, ANALYZER, known, workers=workers)
+    except DataError as error:
+        return str(error)
+    return corpus
+
+
+def agree(path, known=None, workers=None):
+    expected, found = strict(path, known), quick(path, known, workers)
+    if isinstance(expected, str):
+        assert found == expected
+        return
+    assert (found.labels, found.classes.tolist(), found.source) == (expected[2], expected[1], expected[3])
+    assert (found.digests == digests(expected[0])).all()
+    assert entries(found.counted) == entries(terms.count_texts(expected[0], ANALYZER))
+
+
+def entries(counts):
+    """The counts of each text by term."""
+    ends = np.cumsum(counts.sizes)
+    return [
+        {counts.terms[counts.ids[i]]: int(counts.counts[i]) for i in range(end - size, end)}
+        for end, size in zip(ends, counts.sizes, strict=True)
+    ]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Parts of a few bytes."""
+    monkeypatch.setattr(parts, "PART", 16)
+
+
+@pytest.mark.usefixtures("small")
+@keep_files
+@given(rows, st.sampled_from([".csv", ".tsv"]), st.booleans(), st.booleans())
+def test_csv_in_small_parts(tmp_path, rows, suffix, mark, quoted):
+    path = write_csv(
+        tmp_path / f"data{suffix}", ["text", "label"], rows, "\t" if suffix == ".tsv" else ",", quoting=int(quoted)
+    )
+    if mark:
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    agree(path)
+
+
+@pytest.mark.usefixtures("small")
+@keep_files
+@given(
+    st.lists(
+        st.sampled_from([b'"', b",", b"\n", b"\r", b"a", b'""', b"x,y\n", b'"q\n"', b"\xff", b"\0", b";"]), max_size=24
+    )
+)
+def test_any_bytes_are_read_as_strictly(tmp_path, pieces):
+    path = tmp_path / "data.csv"
+    path.write_bytes(b"text,label\n" + b"".join(pieces))
+    agree(path)
+    path.write_bytes(b"text;label\n" + b"".join(pieces).replace(b",", b";"))
+    agree(path)
+
+
+values = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just([1]) | st.just({"a": 1})
+)
+
+
+@pytest.mark.usefixtures("small")
+@keep_files
+@given(
+    st.lists(
+        st.fixed_dictionaries({"text": texts | values, "label": labels | values}, optional={"x": values}),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_any_objects_are_read_as_strictly(tmp_path, objects):
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, objects)) + "\n")
+    agree(path)
+
+
+def test_known_labels(tmp_path):
+    path = write_csv(tmp_path / "d.csv", ["text", "label"], [("one two", "a"), ("three", "b")])
+    agree(path, ["b", "a", "c"])
+    agree(path, ["a"])
+
+
+@pytest.mark.parametrize("name", ["missing.csv", "folder.csv", "data.txt"])
+def test_what_cannot_be_read_is_told_by_the_strict_reader(tmp_path, name):
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "data.txt").write_text("text,label\na,b\n")
+    agree(tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A file of 6 MB with quoted line ends."""
+    draw = np.random.default_rng(0)
+    rows = [
+        (" ".join(f"w{n}" for n in draw.zipf(1.3, 30).clip(max=3000)) + ('\n"so"' if i % 3 == 0 else ""), f"c{i % 5}")
+        for i in range(40_000)
+    ]
+    return write_csv(tmp_path_factory.mktemp("large") / "data.csv", ["text", "label"], rows)
+
+
+@pytest.mark.slow
+def test_processes_read_a_large_file_as_one_does(large):
+    with Workers(3) as pool:
+        shared = read_corpus(large, ANALYZER, workers=pool)
+    alone = read_corpus(large, ANALYZER)
+    texts, names, source = read_labelled(large)
+    assert shared.source == alone.source == source
+    assert shared.labels == alone.labels == names
+    for corpus in (shared, alone):
+        assert corpus.classes.tolist() == texts.labels
+        assert (corpus.digests == digests(texts.texts)).all()
+    assert shared.counted.terms == alone.counted.terms
+    for name in ("sizes", "ids", "counts"):
+        assert (getattr(shared.counted, name) == getattr(alone.counted, name)).all()
+
+
+@pytest.mark.slow
+def test_a_fault_late_in_a_large_file_is_told_with_its_line(large, tmp_path):
+    raw = large.read_bytes()
+    path = tmp_path / "bad.csv"
+    path.write_bytes(raw + b"one field\n")
+    with Workers(2) as pool:
+        message = quick(path, workers=pool)
+    assert message == strict(path)
+    assert f"line {raw.count(bytes([10])) + 1}: 1 fields where the header has 2" in message
+
+
+def test_the_splits_are_those_of_the_texts(tmp_path):
+    rows = [(f"text number {i % 50} of {i % 7}", "abc"[i % 3]) for i in range(200)]
+    path = write_csv(tmp_path / "d.csv", ["text", "label"], rows)
+    other = write_csv(tmp_path / "o.csv", ["text", "label"], rows[:9])
+    for shares in ({}, {"validation": 0.2, "test": 0.3, "split_seed": 3}, {"test": other}):
+        expected = load_text(path, **shares)
+        with Workers(1) as pool:
+            found = load_corpus(path, ANALYZER, **shares, workers=pool)
+            in_memory = counted(expected, ANALYZER, pool)
+        assert (found.labels, found.name, found.source) == (expected.labels, expected.name, expected.source)
+        for name in ("train", "validation", "test"):
+            part, texts = getattr(found, name), getattr(expected, name)
+            assert part.classes.tolist() == texts.labels
+            assert (part.digests == digests(texts.texts, shares.get("split_seed", 0))).all()
+            assert entries(part.counted) == entries(getattr(in_memory, name).counted)
+        assert found.texts() == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("text,label\n" + "a b,x\n" * 9, "has one class only"),
+        ("text,label\n" + "".join(f"t{i} u,c{i}\n" for i in range(9)), "has too few rows to split"),
+    ],
+)
+def test_a_file_that_makes_no_task_is_told_as_before(tmp_path, content, message):
+    path = tmp_path / "d.csv"
+    path.write_text(content)
+    with pytest.raises(DataError, match=message) as expected:
+        load_text(path)
+    with pytest.raises(DataError) as found:
+        load_corpus(path, ANALYZER)
+    assert str(found.value) == str(expected.value)
