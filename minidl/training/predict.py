@@ -77,7 +77,8 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
         source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
     source = {**source, "examples": len(truth)}
     targets = predictor.targets
-    scores = targets.evaluation(truth, saved_outputs(predictor.model, features))
+    found = targets.found(saved_outputs(predictor.model, features, targets.outputs))
+    scores = targets.evaluation(truth, found)
     report = {"task": targets.task, "data": source["name"], "run": str(config.run), "source": source, **scores}
     if config.json_file is not None:
         files.write_json(config.json_file, report)

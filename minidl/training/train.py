@@ -40,8 +40,10 @@ def train(kind: str, config: Any, dataset: Any, checksum: str) -> dict[str, Any]
     try:
         if config.precision == "bfloat16" and launch.INTERPRETED:
             raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
-        experiment = task.prepare(config, dataset)
+        with memory.used_for("the features", "less data"):
+            experiment = task.prepare(config, dataset)
         display.note(experiment.introduction)
+        memory.check_networks(experiment.networks, config, experiment.scaled_by)
         with runs.writing(config):
             if config.resume and (config.out / "config.json").exists():
                 runs.sweep(config.out)
@@ -60,7 +62,7 @@ def train(kind: str, config: Any, dataset: Any, checksum: str) -> dict[str, Any]
         short = memory.read(error)
         if short is None:
             raise
-        raise RunError(f"{short}; {memory.advice(short, config.batch_size)}") from None
+        raise RunError(f"{short}; {memory.advice(short)}") from None
 
 
 @contextmanager
@@ -103,7 +105,8 @@ def _fit(
 ) -> dict[str, Any]:
     described = _prepare(config, checkpoint, task.convolves)
     state = {"config": config.identity(), "environment": described}
-    trainer = experiment.trainer(display, state, runs.resume_command(task.name, config.out))
+    with memory.used_for("the networks and their optimizers", "a smaller model"):
+        trainer = experiment.trainer(display, state, runs.resume_command(task.name, config.out))
     again: dict[str, Any] = {}
     if checkpoint is not None:
         trainer.restore(checkpoint)
@@ -121,7 +124,8 @@ def _fit(
     files.write_tensors(config.out / "model.safetensors", trainer.model.state_dict())
     plotted = None
     if config.plots and plots.available():
-        experiment.plot(trainer, report)
+        with memory.used_for("the plots", "--no-plots"):
+            experiment.plot(trainer, report)
     elif config.plots:
         plotted = plots.MISSING
     text = task.as_text(report)
