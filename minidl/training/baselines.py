@@ -130,4 +130,5 @@ def _fitted(machine: Any, x: Any, y: np.ndarray) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.filterwarnings("ignore", message="The number of unique classes")  # many, for so few examples
         return machine.fit(x, y)

@@ -157,7 +157,7 @@ def check_networks(networks: Callable[[Any], Networks], config: Any, scaled_by: 
         sizes = {name: _halved(value, most) for name, value in sizes.items()}
         fitting = _training(networks(config.model_copy(update=sizes)), on_gpu)[1]
     flags = " ".join(f"--{name} {str(value).strip('(,)').replace(' ', '')}" for name, value in sizes.items())
-    fits = f"{flags}, which needs {size(fitting)}" if fitting <= free else "fewer features or classes"
+    fits = f"{flags} ({size(fitting)})" if fitting <= free else "fewer features or classes"
     raise RunError(
         f"the model has {parameters:,} parameters, and their training needs {size(need)}, but this "
         f"{'GPU' if on_gpu else 'machine'} has {size(free)} free; end other programs, or take {fits}"

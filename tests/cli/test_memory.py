@@ -135,7 +135,7 @@ def test_a_model_that_cannot_fit_is_refused_with_one_that_does(command, texts, t
     assert result.code == 1
     found = re.search(
         r"error: the model has 4,29\d,\d+,\d+ parameters, and their training needs \d+\.\d+ GiB, but this \w+ has "
-        r"200\.00 MiB free; end other programs, or take --hidden ([\d,]+), which needs (\d+)\.\d+ MiB\n",
+        r"200\.00 MiB free; end other programs, or take --hidden ([\d,]+) \((\d+)\.\d+ MiB\)\n",
         result.err,
     )
     assert found, result.err
@@ -155,7 +155,7 @@ def test_a_generator_that_cannot_fit_is_refused(command, tmp_path, monkeypatch):
     free(monkeypatch, 2**30)
     result = command("train", "gan", "--data", "digits", "--out", tmp_path / "run", "--width", "1024")
     assert result.code == 1
-    assert re.search(r"take --width \d+ --latent \d+, which needs \d+\.\d+ MiB\n", result.err), result.err
+    assert re.search(r"take --width \d+ --latent \d+ \(\d+\.\d+ MiB\)\n", result.err), result.err
 
 
 def test_a_checkpoint_without_memory_is_no_matter_of_the_batch(command, texts, tmp_path, monkeypatch):
