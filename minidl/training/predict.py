@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minidl.data import DataError
-from minidl.training import files, runs
+from minidl.training import files, memory, runs
 from minidl.training.config import Evaluate, Predict
 from minidl.training.errors import DamagedError, missing
 from minidl.training.forward import saved_outputs
@@ -21,7 +21,8 @@ def load(folder: Path) -> Predictor:
     """The model of a finished run. Raises ConfigError if there is none, DamagedError for a missing or invalid file."""
     run = runs.finished_run(folder)
     try:
-        return TASKS[run.kind].predictor(runs.saved_settings(run), functools.partial(runs.document, run))
+        with memory.used_for("the model", "a smaller model"):
+            return TASKS[run.kind].predictor(runs.saved_settings(run), functools.partial(runs.document, run))
     except DataError as error:
         raise DamagedError(str(error)) from None
     except FileNotFoundError as error:
@@ -69,12 +70,13 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
     predictor.check_columns(config)
     run = runs.read_run(config.run)
     task = TASKS[run.kind]
-    if config.data is not None and config.data not in task.data_sets:
-        features, truth, source = predictor.labelled(config)
-    else:
-        dataset = runs.own_data(run) if config.data is None else task.read(config.data)
-        features, truth = predictor.test(dataset, config)
-        source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
+    with memory.used_for("the data", "less data"):
+        if config.data is not None and config.data not in task.data_sets:
+            features, truth, source = predictor.labelled(config)
+        else:
+            dataset = runs.own_data(run) if config.data is None else task.read(config.data)
+            features, truth = predictor.test(dataset, config)
+            source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
     source = {**source, "examples": len(truth)}
     targets = predictor.targets
     found = targets.found(saved_outputs(predictor.model, features, targets.outputs))

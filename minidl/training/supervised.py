@@ -150,7 +150,8 @@ class Supervised(Experiment):
         if self._tested is None:
             with memory.used_for("the test split", "less data"):
                 features, truth = self.test()
-                self._tested = features, truth, self.targets.found(outputs(model, features, self.targets.outputs))
+                parts = outputs(model, features, self.targets.outputs)
+                self._tested = features, truth, self.targets.found(parts, sure=self.draw is not None)
         return self._tested
 
 

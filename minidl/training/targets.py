@@ -84,14 +84,14 @@ class Classification(Checked):
         accuracy = scores["accuracy"]
         return Judgement({"loss": loss, **scores}, accuracy, math.sqrt(accuracy * (1 - accuracy) / len(truth)))
 
-    def found(self, parts: Iterable[np.ndarray]) -> Found:
-        """What the outputs of a split mean: the most probable class of each example, and its probability."""
-        values, sure = [], []
+    def found(self, parts: Iterable[np.ndarray], sure: bool = False) -> Found:
+        """What the outputs of a split mean: the most probable class of each example, and if asked its probability."""
+        values, its = [], []
         for part in parts:
             values.append(part.argmax(1))
-            if len(part):
-                sure.append(probabilities(part)[np.arange(len(part)), values[-1]])
-        return Found(np.concatenate(values), np.concatenate([np.zeros(0, np.float32), *sure]))
+            if sure:
+                its.append(probabilities(part)[np.arange(len(part)), values[-1]])
+        return Found(np.concatenate(values), np.concatenate(its) if sure else None)
 
     def report(self, train: Split, validation: Split, test: Split, found: Found) -> dict[str, Any]:
         """Scores of what was found for the test split, with those of the baselines."""
@@ -151,7 +151,7 @@ class Regression:
         scores = metrics.regression(self.in_units(truth), self.in_units(raw))
         return Judgement({"loss": loss, **scores}, -loss, float(squares.std() / math.sqrt(len(truth))))
 
-    def found(self, parts: Iterable[np.ndarray]) -> Found:
+    def found(self, parts: Iterable[np.ndarray], sure: bool = False) -> Found:
         """The outputs of a split."""
         return Found(np.concatenate(list(parts)).reshape(-1), None)
 

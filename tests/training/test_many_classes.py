@@ -80,12 +80,12 @@ def split():
 def test_outputs_in_parts_are_those_of_the_whole(split, monkeypatch):
     targets, model, features, truth = split
     (whole,) = forward.outputs(model, features, 40)
-    before, found = targets.judge(model, features, truth), targets.found([whole])
+    before, found = targets.judge(model, features, truth), targets.found([whole], sure=True)
     monkeypatch.setattr(forward, "_PART_VALUES", 50_000)
     parts = list(forward.outputs(model, features, 40))
     assert [len(part) for part in parts] == [2048, 952]
     assert np.array_equal(np.concatenate(parts), whole)
-    again = targets.found(parts)
+    again = targets.found(parts, sure=True)
     assert np.array_equal(again.values, found.values)
     assert np.array_equal(again.sure, found.sure)
     assert targets.answers(parts, 3) == targets.answers([whole], 3)
