@@ -26,6 +26,11 @@ def free(root: Path = Path("/")) -> int | None:
     return min((max(0, left) for left in (*_machine(root), *_groups(root), *_limits(root))), default=None)
 
 
+def in_groups(root: Path = Path("/")) -> int | None:
+    """Bytes that the process's control groups leave it, None where they have no limit."""
+    return min((max(0, left) for left in _groups(root)), default=None)
+
+
 def data(root: Path = Path("/")) -> int:
     """Bytes of private memory that this process has mapped, as RLIMIT_DATA counts them."""
     return next(_kilobytes(root / "proc/self/status", "VmData"), 0)

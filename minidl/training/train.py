@@ -11,7 +11,7 @@ from pydantic import Field
 
 from minidl.data.saved import Checked, made
 from minidl.runtime import launch
-from minidl.training import environment, files, manifest, memory, plots, runs
+from minidl.training import environment, files, machine, manifest, memory, plots, runs
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.config import Session
 from minidl.training.display import Display
@@ -43,7 +43,8 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
             experiment = task.prepare(config, dataset)
         display.note(experiment.introduction)
         memory.check_networks(experiment.networks, config, experiment.scaled_by)
-        with runs.writing(config):
+        # Linux kills a process that takes more than its control group may; compiled kernels have the GPU's memory.
+        with runs.writing(config), memory.within(machine.in_groups() if launch.INTERPRETED else None):
             if config.resume and (config.out / "config.json").exists():
                 runs.sweep(config.out)
                 run = read_run(config.out)
@@ -121,7 +122,8 @@ def _fit(
     # A graph keeps the memory of its own that its first steps took outside of it.
     share = 0.5 if trainer.captured else 1.0
     smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
-    memory.guarded(trainer.run, experiment.batch_size, trainer.attempt, share, smaller)
+    run = memory.used_for(f"a step of {experiment.batch_size:,} examples")(trainer.run)
+    memory.guarded(run, experiment.batch_size, trainer.attempt, share, smaller)
 
     report = {**experiment.report(trainer, described["device"]), **again}
     files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})

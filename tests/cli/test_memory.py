@@ -14,8 +14,9 @@ from PIL import Image
 from minidl import models
 from minidl.generation import passes
 from minidl.ops import loss as losses
+from minidl.runtime import launch
 from minidl.training import files, forward, loop, machine, memory
-from tests.cli.conftest import SMALL
+from tests.cli.conftest import SMALL, write_csv
 
 GB = 2**30
 
@@ -47,8 +48,8 @@ def test_training_names_a_batch_that_fits(command, texts, tmp_path, monkeypatch,
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert result.err == (
-        "error: the GPU is out of memory: 20.50 GiB were requested, 3.00 GiB of 80.00 GiB were free; take a "
-        "--batch-size of 8: a trial with 8 fitted\n"
+        "error: the GPU is out of memory: 20.50 GiB were requested for a step of 32 examples, 3.00 GiB of 80.00 GiB "
+        "were free; take a --batch-size of 8: a trial with 8 fitted\n"
     )
     assert not (tmp_path / "run" / "report.json").exists()
 
@@ -158,6 +159,25 @@ def test_a_generator_that_cannot_fit_is_refused(command, tmp_path, monkeypatch):
     assert re.search(r"take --width \d+ --latent \d+ \(\d+\.\d+ MiB\)\n", result.err), result.err
 
 
+@pytest.mark.skipif(not launch.INTERPRETED, reason="steps take the GPU's memory")
+def test_a_step_beyond_a_control_group_is_told_with_a_batch_that_fits(command, tmp_path, monkeypatch):
+    """Linux would kill the process without a word."""
+    rows = [(f"{i % 89}", f"{i % 97}", "ab"[i % 2]) for i in range(20_000)]
+    write_csv(tmp_path / "tall.csv", rows, ("x", "y", "label"))
+    start = ("train", "table", "--data", tmp_path / "tall.csv", "--target", "label", "--out", tmp_path / "run")
+    small = ("--epochs", "1", "--hidden", "2048", "--no-plots", "--device", "cpu")
+    monkeypatch.setattr(machine, "in_groups", lambda: 120 * 2**20)
+    monkeypatch.setattr(machine, "free", lambda: 120 * 2**20)
+    result = command(*start, *small, "--batch-size", "14000")
+    assert result.code == 1
+    found = re.search(
+        r"MiB were requested for a step of 14,000 examples, .* take a --batch-size of (\d+): a", result.err
+    )
+    assert found, result.err
+    result = command(*start, *small, "--batch-size", found[1], "--overwrite")
+    assert result.code == 0, result.err
+
+
 def test_a_checkpoint_without_memory_is_no_matter_of_the_batch(command, texts, tmp_path, monkeypatch):
     def raised(*_, **__):
         raise MemoryError
@@ -212,7 +232,7 @@ def test_a_gpu_that_is_really_full_names_a_batch_that_fits(command, tmp_path):
         result = command("train", "images", *flags, "--batch-size", "400", "--out", tmp_path / "run")
         assert result.code == 1, result.out
         found = re.search(
-            r"(\S+ \wiB) were requested, (\S+ \wiB) of (\S+ \wiB) were free; .*"
+            r"(\S+ \wiB) were requested for a step of 400 examples, (\S+ \wiB) of (\S+ \wiB) were free; .*"
             r"take a --batch-size of (\d+)\n",
             result.err,
         )

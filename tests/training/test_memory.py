@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import InterpreterError, OutOfResources
 
 from minidl import models, optim
 from minidl.generation import passes
@@ -58,6 +58,13 @@ def test_the_machine_s_memory(monkeypatch):
     assert str(memory.read(MemoryError())) == (
         "this machine is out of memory: an allocation failed, 2.00 GiB were free"
     )
+
+
+def test_memory_that_runs_out_inside_an_interpreted_kernel():
+    error = InterpreterError("MemoryError((1024, 1024), dtype('float32'))")
+    error.__cause__ = MemoryError("Unable to allocate 4.00 MiB for an array with shape (1024, 1024)")
+    assert memory.read(error).asked == 2**22
+    assert memory.read(InterpreterError("something else")) is None
 
 
 def test_a_kernel_that_is_too_large_is_no_matter_of_batches():
@@ -140,7 +147,7 @@ def test_a_trial_on_a_machine_stays_within_what_is_free(monkeypatch):
         torch.zeros(size * 2**20)
 
     assert memory.largest(attempt, 400, where="machine") == 50
-    assert tried == [200, 100, 50]
+    assert tried == [200, 100, 50, 50, 50, 50]
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
