@@ -80,11 +80,11 @@ def test_csv_in_small_parts(tmp_path, rows, suffix, mark, quoted):
         st.sampled_from([b'"', b",", b"\n", b"\r", b"a", b'""', b"x,y\n", b'"q\n"', b"\xff", b"\0", b";"]), max_size=24
     )
 )
-def test_any_bytes_are_read_as_strictly(tmp_path, pieces):
+def test_any_bytes_are_read_as_strictly(tmp_path, found):
     path = tmp_path / "data.csv"
-    path.write_bytes(b"text,label\n" + b"".join(pieces))
+    path.write_bytes(b"text,label\n" + b"".join(found))
     agree(path)
-    path.write_bytes(b"text;label\n" + b"".join(pieces).replace(b",", b";"))
+    path.write_bytes(b"text;label\n" + b"".join(found).replace(b",", b";"))
     agree(path)
 
 
@@ -102,9 +102,9 @@ values = (
         max_size=6,
     )
 )
-def test_any_objects_are_read_as_strictly(tmp_path, objects):
+def test_any_objects_are_read_as_strictly(tmp_path, found):
     path = tmp_path / "data.jsonl"
-    path.write_text("\n".join(map(json.dumps, objects)) + "\n")
+    path.write_text("\n".join(map(json.dumps, found)) + "\n")
     agree(path)
 
 

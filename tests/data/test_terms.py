@@ -70,7 +70,7 @@ def zipf(count, seed=0):
 
 @pytest.mark.slow
 def test_as_many_processes_as_there_are_give_the_same_bits():
-    some = zipf(20_000)
+    some = zipf(30_000)
     assert sum(map(len, some)) > 2 * terms._CHUNK
     chosen = TfidfOptions(max_features=1000)
     alone = terms.count_texts(some, chosen.analyzer)
@@ -89,8 +89,9 @@ def test_rows_of_counts():
     counted = terms.count_texts(some, Analyzer(r"\w+", True, None, 1))
     part = counted.taken(np.array([3, 1, 0]))
     assert part.sizes.tolist() == [3, 0, 2]
-    assert [sorted((part.terms[i], int(n)) for i, n in zip(part.ids[s], part.counts[s], strict=True)) for s in
-            (slice(0, 3), slice(3, 3), slice(3, 5))] == [[("b", 1), ("c", 1), ("d", 1)], [], [("a", 2), ("b", 1)]]  # fmt: skip
+    pairs = [(part.terms[i], int(n)) for i, n in zip(part.ids, part.counts, strict=True)]
+    assert sorted(pairs[:3]) == [("b", 1), ("c", 1), ("d", 1)]
+    assert sorted(pairs[3:]) == [("a", 2), ("b", 1)]
 
 
 def test_no_texts_have_no_terms():

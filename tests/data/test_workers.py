@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from array import array
+from pathlib import Path
 
 import pytest
 
@@ -92,8 +93,7 @@ def children(pid):
 
 def alive(pid):
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -104,9 +104,7 @@ def test_no_worker_outlives_its_command(number):
         "import time\nfrom minidl.data.workers import Workers\n"
         "with Workers(2) as pool:\n    pool.start()\n    print('on', flush=True)\n    time.sleep(60)\n"
     )
-    command = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=os.getcwd()
-    )
+    command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert command.stdout.readline() == b"on\n"
     working = children(command.pid)
     assert len(working) == 2
