@@ -13,6 +13,8 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+from minidl.runtime.interpret_memory import note_sum
+
 np = interpreter.np
 
 _FLOATS = frozenset(("fp16", "fp32", "fp64"))
@@ -131,6 +133,8 @@ def _shorten(name, ufunc, types, use, turned=False):
         left, right = (other, self) if turned else (self, other)
         x, y = left.handle, right.handle
         data = ufunc(x.data, y.data)
+        if ufunc is np.add and dtype in _INTS:
+            note_sum(data, x.data, y.data)
         kind, other_kind = left.type, right.type
         if kind is not other_kind:
             kind = _joined(kind, other_kind, data.shape)

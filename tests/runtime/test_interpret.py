@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.runtime import interpret_operators, launch
+from minidl.runtime import interpret_memory, interpret_operators, launch
 from tests.kernels import operands
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="kernels are compiled here, nothing is interpreted")
@@ -128,3 +128,40 @@ def test_blocks_of_any_addresses(shape, kind, masked):
             if active:
                 expected[at] = value
         assert np.array_equal(z, expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (np.arange(40, dtype=np.int32)[:, None] * 7, np.arange(5, dtype=np.int32)[None, :] + 3),
+        (np.broadcast_to(np.arange(9, dtype=np.int64)[:, None], (9, 16)), np.arange(16, dtype=np.int64)[None, :]),
+        (np.array([[2**31 - 9], [5]], dtype=np.int32), np.arange(64, dtype=np.int32)[None, :]),
+        (np.array([[-(2**31)], [5]], dtype=np.int32), np.arange(64, dtype=np.int32)[None, :] - 1),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_parts_of_a_sum_are_those_of_its_values(rows, columns, turned):
+    with np.errstate(over="ignore"):
+        data = columns + rows if turned else rows + columns
+    before = interpret_memory._sum_of_parts(data.copy())
+    interpret_memory.note_sum(data, *((columns, rows) if turned else (rows, columns)))
+    found = interpret_memory._sum_of_parts(data)
+    assert (found is None) == (before is None)
+    if found is not None:
+        for part, expected in zip(found, before, strict=True):
+            assert part.dtype == expected.dtype
+            assert part.tolist() == expected.tolist()
+
+
+@triton.jit
+def choose_kernel(p_x, p_y, p_out, limit, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(p_out + o, tl.where(limit > 0.5, tl.load(p_x + o), tl.load(p_y + o)))
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_one_condition_for_a_block_takes_one_side(limit):
+    x, y = torch.randn(128), torch.randn(128)
+    out = torch.empty(128)
+    choose_kernel[(1,)](x, y, out, limit, N=128)
+    assert torch.equal(out, x if limit else y)
