@@ -63,8 +63,9 @@ def _opened(folder: Path) -> tuple[Path, int] | None:
             if not _is_at(path, handle):
                 os.close(handle)
                 continue
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, _about_this().encode(), 0)
+            with contextlib.suppress(OSError):  # on a full disk it is not said who holds it
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, _about_this().encode(), 0)
         except BlockingIOError:
             holder = os.pread(handle, 4096, 0)
             os.close(handle)

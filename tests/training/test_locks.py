@@ -159,6 +159,16 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
+    def pwrite(handle, content, place):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with locks.held(tmp_path / "run"), pytest.raises(ConfigError, match="is being written by another process;"):
+        locks.check_free(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_at_the_name_of_the_lock_is_not_followed(tmp_path):
     (tmp_path / "mine").write_text("kept")
     (tmp_path / ".run.lock").symlink_to("mine")
