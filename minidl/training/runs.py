@@ -181,9 +181,11 @@ def start(
         files.write_json(folder / "config.json", saved, sealed=True)
         for name, text in documents.items():
             files.write_text(folder / name, text)
-    except OSError as error:
+    except BaseException as error:  # a Ctrl-C, too
         if moved:
             abandon(folder)
+        if not isinstance(error, OSError):
+            raise
         raise RunError(cannot_write(folder, error)) from None
     return identity
 
@@ -242,9 +244,10 @@ def check_links(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete the unfinished files of a killed process, before its run continues."""
+    """Delete the unfinished files of a killed process, before its run continues, and its mark on a run that stayed."""
     for part in (folder, *(folder / name for name in _FOLDERS)):
         files.sweep(part)
+    (folder / _REPLACED).unlink(missing_ok=True)
 
 
 def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
@@ -363,17 +366,16 @@ def _move_aside(folder: Path) -> bool:
         _delete_run(aside)
     if _holds(aside):
         raise RunError(f"{aside} exists: move or delete it, then try again")
-    files.write_json(folder / _REPLACED, mark(folder, aside.name))
     try:
+        files.write_json(folder / _REPLACED, mark(folder, aside.name))
         folder.rename(aside)
-    except OSError:
-        (folder / _REPLACED).unlink(missing_ok=True)
-        raise
-    try:
         # Before the new run: a power cut must not leave it in the folder of the old one.
         files.flush_folder(folder.parent)
-    except OSError:
-        aside.rename(folder)
+    except BaseException:  # a Ctrl-C, too
+        with contextlib.suppress(OSError):
+            if not folder.exists() and _is_replaced(aside):
+                aside.rename(folder)
+            (folder / _REPLACED).unlink(missing_ok=True)
         raise
     return True
 
