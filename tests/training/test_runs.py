@@ -179,6 +179,19 @@ def test_files_of_the_user_among_the_checkpoints_are_kept(tmp_path):
     assert kept == {"notes.txt", "mine.json"}
 
 
+def test_files_of_the_user_are_not_in_the_manifest(tmp_path):
+    folder = tmp_path / "run"
+    started(folder)
+    names = {"checkpoints": ["last.json", "mine.json"], "samples": ["epoch-001.png", "mine.png"]}
+    for part, inside in names.items():
+        (folder / part).mkdir()
+        for name in inside:
+            (folder / part / name).write_text("{}")
+    complete(folder, 1)
+    listed = files.read_json(folder / "manifest.json")["files"]
+    assert {name for name in listed if "/" in name} == {"checkpoints/last.json", "samples/epoch-001.png"}
+
+
 def test_checkpoints_that_lie_elsewhere_are_kept(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "last.json").write_text("{}")
