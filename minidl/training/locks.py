@@ -34,7 +34,13 @@ def held(folder: Path) -> Iterator[None]:
     Raises ConfigError when another process, or another thread of this one, holds it; OSError when no file can be made.
     Without effect on a file system that has no locks.
     """
-    opened = _opened(folder)
+    try:
+        opened = _opened(folder)
+    except KeyboardInterrupt:
+        # The file may have been made.
+        with contextlib.suppress(OSError, ConfigError), held(folder):
+            pass
+        raise
     try:
         yield
     finally:
@@ -78,6 +84,9 @@ def _opened(folder: Path) -> tuple[Path, int] | None:
                 raise
             path.unlink(missing_ok=True)
             return None
+        except KeyboardInterrupt:
+            os.close(handle)
+            raise
         return path, handle
 
 
