@@ -152,6 +152,7 @@ def start(argv, log, root, home, hurt=None, usual=None, stop_at=None):
 
     def run():
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.chdir(home)
         tempfile.tempdir = None
         if hurt.kind == "clock":

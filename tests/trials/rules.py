@@ -13,9 +13,12 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
+from pathlib import Path
 
 from hypothesis import strategies as st
+from hypothesis.errors import HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.trials import child, harms, hurts, world
@@ -26,11 +29,6 @@ KEYS = ("text", "table", "text-1", "table-1", "images", "gan-1", "gan")
 OWN = "its own"  # the key of the run that is there
 _REPLACED = 40  # operations on files that replacing a run adds
 _OPEN = ("report.json", "report.txt", "manifest.json", "model.safetensors")  # what a run gets when it is finished
-_SWAPPED = (
-    "model.safetensors", "config.json", "labels.json", "vocabulary.json", "schema.json", "checkpoints/last.json",
-    "checkpoints/best.json", "report.json", "metrics.jsonl", "environment.json", "pictures.json", "report.txt",
-    "manifest.json", "checkpoints",
-)  # fmt: skip
 _SUFFIXES = (".json", ".jsonl", ".txt", ".safetensors")
 _LINKED = ("checkpoints", "samples", "model.safetensors", "metrics.jsonl", "config.json", "report.json")
 _OWN_PLACES = ("mine.txt", "checkpoints/mine.bin", "samples/mine.png", "model.bin", ".hidden")
@@ -139,26 +137,29 @@ class Machine(RuleBasedStateMachine):
                 self.world.folders.pop(number, None)
                 shutil.rmtree(place)
 
-    @rule(name=names, other=names, file=st.sampled_from(_SWAPPED))
-    def swap(self, name, other, file):
+    @rule(name=names, other=names, number=st.integers(0, 99))
+    def swap(self, name, other, number):
         w = self.world
         place, source = w.place(name), w.place(other)
-        seen, from_there = w.look(place), w.look(source)
-        fit = seen.key and from_there.key and not from_there.known.touched and not self._links(place)
-        # The files of a run of another kind would stay beside those of the kind that config.json then has.
-        alike = seen.finished or (
-            seen.key != "gan" and w.references[seen.key].kind == w.references[from_there.key].kind
-        )
-        if fit and (file != "config.json" or alike):
-            inside = [source / file] if file != "checkpoints" else sorted((source / file).glob("*"))
-            pairs = [(path, place / path.relative_to(source)) for path in inside if path.suffix in _SUFFIXES]
-            pairs = [(path, to) for path, to in pairs if path.is_file() and (to.is_file() or file == "checkpoints")]
-            pairs = [(path, to) for path, to in pairs if not to.is_file() or path.read_bytes() != to.read_bytes()]
-            if pairs and all(to.parent.is_dir() for _, to in pairs):
-                self.deed("swap", f"{file} of {other} takes the place of that of {name}")
-                for path, to in pairs:
-                    shutil.copyfile(path, to)
-                    self._touch(name, seen.known, str(to.relative_to(place)))
+        seen, there = w.look(place), w.look(source)
+        if seen.key and there.key and not there.known.touched and not self._links(place) and not self._links(source):
+            both = sorted(world.tree(place).keys() & world.tree(source).keys())
+            both = [file for file in both if Path(file).suffix in _SUFFIXES and file in w.references[seen.key].files]
+            # The files of a run of another kind would stay beside those of the kind that config.json then has.
+            alike = w.references[seen.key].kind == w.references[there.key].kind and seen.key != "gan"
+            file = both[number % len(both)] if both else "config.json"
+            files = [file]
+            if file.startswith("checkpoints/") and number % 2:
+                files = [str(path.relative_to(source)) for path in (source / "checkpoints").glob("[!.]*")]
+            files = [each for each in files if Path(each).suffix in _SUFFIXES]
+            if (seen.finished or alike or file != "config.json") and not all(
+                (place / each).is_file() and (place / each).read_bytes() == (source / each).read_bytes()
+                for each in files
+            ):
+                self.deed("swap", f"{' and '.join(files)} of {other} in place of that of {name}")
+                for each in files:
+                    shutil.copyfile(source / each, place / each)
+                    self._touch(name, seen.known, each)
         self.check()
 
     @rule(name=names, number=st.integers(0, 99), how=st.sampled_from((*harms.HARMS, "gone")), seed=st.integers(0, 9))
@@ -478,6 +479,7 @@ class Machine(RuleBasedStateMachine):
         kind, name, what, how, hurt = task.command
         ended = task.life.ended
         told = ended.err.strip().splitlines()[-1:] or [""]
+        self.session.count("exit statuses", str(ended.code))
         words = {
             "train": f"train {what} in {name}, {how}",
             "ask": f"{what} {name}",
@@ -593,8 +595,11 @@ class Machine(RuleBasedStateMachine):
         self.fail(self.world.wrongs())
 
     def teardown(self):
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, ViolationError | HypothesisException):
+            self.session.failed(self.steps, traceback.format_exception(error)[-3:], self.world.root)
         try:
-            if sys.exc_info()[0] is None:
+            if error is None:
                 # What was begun can be finished, and what was finished answers.
                 for name in NAMES:
                     if self.world.look(self.world.place(name)).key is not None:

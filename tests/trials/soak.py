@@ -171,7 +171,14 @@ def begin(session_of, seed):
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one that shows the counts
-        work(session_of(), seed)
+        session = session_of()
+
+        def stop(number, frame):
+            session.until = 0.0
+            raise rules.TimeIsUp
+
+        signal.signal(signal.SIGTERM, stop)
+        work(session, seed)
         code = 0
     except BaseException:  # noqa: BLE001 (nothing may go on into the parent's code)
         traceback.print_exc()
@@ -200,10 +207,11 @@ def main(argv=None):
         workers[begin(session, f"{options.seed} {number}")] = folder
     folders, failed = list(workers.values()), False
     try:
-        failed = _watch(workers, until)
+        failed = _watch(workers)
     except KeyboardInterrupt:
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
+        for pid in list(workers):
+            os.kill(pid, signal.SIGTERM)
+        _watch(workers)
     _show(folders)
     violations = [json.loads(line) for folder in folders for line in _lines(folder / "violations.jsonl")]
     for found in violations:
@@ -216,7 +224,7 @@ def main(argv=None):
     sys.exit(1 if violations or failed else 0)
 
 
-def _watch(workers, until):
+def _watch(workers):
     """Show the counts until all processes have ended; whether one has failed."""
     started = looked = time.monotonic()
     failed, folders = False, list(workers.values())
@@ -254,7 +262,7 @@ def _lines(path):
 
 def _show(folders):
     count = _counts(folders)
-    for group in ("commands", "faults", "deeds"):
+    for group in ("commands", "faults", "exit statuses", "deeds"):
         kinds = {kind: number for (of, kind), number in count.items() if of == group}
         print(f"\n{sum(kinds.values())} {group}")
         for kind in sorted(kinds):

@@ -64,7 +64,7 @@ manifest.RunFiles.weights = lambda self: files.read_tensors(self.model)
 """,
         """
 m.begin((("text", True), ("text-1", True), ("", True)))
-m.swap("alpha", "beta", "model.safetensors")
+m.swap("alpha", "beta", 8)  # model.safetensors
 m.ask(("ask", "alpha", "predict", "", Hurt()))
 """,
         "another answer of alpha",
