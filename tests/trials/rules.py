@@ -433,6 +433,8 @@ class Machine(RuleBasedStateMachine):
             if w.links(place):
                 return 2
             held = aside.exists() and not w.is_marked(aside) and not (aside.is_dir() and not world.names_in(aside))
+            if w.is_marked(aside) and seen.finished:  # it is deleted, but for what the user has put there
+                held = any(own.folder == aside.stat().st_ino for own in w.own)
             if aside.is_symlink():
                 return "unsure" if not held else 1
             return 1 if held else "trains"
@@ -565,7 +567,7 @@ class Machine(RuleBasedStateMachine):
         found += self._wrong_end(task, wanted, False)
         if life.ended.code in DEATHS or life.hurt.leaves_parts:
             w.spoiled.add(album)
-        if wanted == "unsure" and life.ended.code == 0:
+        if wanted == "unsure":
             # By a model that the user has changed: these pictures are not looked at.
             self._forget(w.albums / album)
             w.pictures[album] = []

@@ -315,15 +315,14 @@ class World:
         known = self.known(place)
         reference = self.references[key]
         found = []
-        for wrong in differences(place, reference.folder):
+        leave_out = {*known.touched, "manifest.json"}
+        if "report.json" in leave_out:
+            leave_out.add("report.txt")
+        for wrong in differences(place, reference.folder, leave_out):
             rel = wrong.partition(" is in ")[0].partition(":")[0]
-            if rel == "manifest.json" or (rel == "report.txt" and "report.json" in known.touched):
-                continue
             if (place / rel).parent.is_symlink():
                 continue  # what is linked was looked at when it was put there
-            if rel not in known.touched and (
-                rel in reference.files or rel in self._strangers(place, reference.files, slot)
-            ):
+            if rel in reference.files or rel in self._strangers(place, reference.files, slot):
                 found.append(wrong)
         return found + self._wrong_manifest(place, known, reference) + self._wrong_evaluation(place, known)
 
