@@ -81,8 +81,8 @@ class Hurt:
 
     @property
     def leaves_parts(self):
-        """Whether a command that lives on cannot delete its unfinished files, or is to end at once."""
-        return self.kind in ("revoked", "two signals") or (self.lasting and not self.detail.startswith("ENOSPC"))
+        """Whether a command that lives on may be kept from deleting its unfinished files, or is to end at once."""
+        return self.kind in ("revoked", "two signals") or (self.kind == "fault" and "ENOSPC" not in self.detail)
 
 
 @dataclass

@@ -523,6 +523,8 @@ class Machine(RuleBasedStateMachine):
         seen = w.look(place)
         if seen.finished and not self._unsure(known) and wanted in ("trains", "unsure"):
             slot.whole = seen.key
+        if code == 130 and seen.finished and w.is_marked(w.previous(name)):
+            slot.parts = True  # the next command deletes the rest of the run that was replaced
         if code == 0 and wanted == "trains" and not mixed and not (seen.finished and seen.key == key):
             found.append(f"{name}: the command has ended well, and the run is not finished")
         if not w.lock(name).exists():
