@@ -24,7 +24,7 @@ from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
 from minidl.training import environment, files, locks
 from minidl.training.errors import ConfigError, DamagedError, RunError
-from minidl.training.outputs import cannot_write
+from minidl.training.outputs import cannot_write, check_length
 from minidl.version import __version__
 
 MANIFEST = "images.json"
@@ -38,6 +38,7 @@ _NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|bmp)|images\.npy")
 def check_out(config: Generate) -> None:
     """Raises ConfigError when pictures must not be written to `out`: told before the work."""
     folder = config.out
+    check_length(folder)
     try:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--out {folder} is a file: give the name of a folder")

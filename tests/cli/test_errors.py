@@ -70,6 +70,9 @@ def test_names_that_no_file_can_have(command, text_run, tmp_path):
         refused(result, "--out is a name of 5000 bytes, expected at most 240; give a shorter one")
         result = command("train", "text", "--data", "docstrings", "--out", f"{name}/run", *more)
         refused(result, "File name too long; choose another folder")
+    result = command("generate", "--count", "1", "--out", tmp_path / name[:241])
+    refused(result, "--out is a name of 241 bytes, expected at most 240; give a shorter one")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_tile_table_is_told_before_the_work(minidl, table, tmp_path, monkeypatch):
