@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import secrets
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,7 +94,14 @@ def tensor_bytes(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] |
 
     on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     found = checksum(on_cpu, about)
-    return save(on_cpu, metadata={**(about or {}), CHECKSUM: found}), found
+    metadata = {**(about or {}), CHECKSUM: found}
+    raw = memoryview(save(on_cpu, metadata=metadata))
+    # safetensors orders the metadata anew in each process: a file of the same content is to have the same bytes.
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = {**json.loads(bytes(raw[8 : 8 + length])), "__metadata__": dict(sorted(metadata.items()))}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([struct.pack("<Q", len(text)), text, raw[8 + length :]]), found
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

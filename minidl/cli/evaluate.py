@@ -11,7 +11,7 @@ import typer
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
 from minidl.generation.config import BUILT_IN, EvaluateGan
-from minidl.training import device, environment, files, runs
+from minidl.training import device, environment, files, runs, saved_run
 from minidl.training.config import Evaluate
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
@@ -28,14 +28,14 @@ def _evaluate(given: dict[str, Any]) -> None:
     usual = None
     if (config.run / "config.json").is_file():
         usual = config.run / "trace-evaluate.json"
-        runs.check_not_data(runs.read_run(config.run).config, json=config.json_file, trace=profiling.trace)
+        runs.check_not_data(saved_run.read_run(config.run).config, json=config.json_file, trace=profiling.trace)
     around = profiled(profiling, usual)
     if _is_generator(config.run):
         _evaluate_generator(config, generator, around)
         return
     for name in generator:
         raise ConfigError(f"--{name} is for generators; {config.run} is not one")
-    task = TASKS[runs.finished_run(config.run).kind]
+    task = TASKS[saved_run.finished_run(config.run).kind]
     device.choose(config.device)
     from minidl.training import predict as work
 
@@ -60,7 +60,7 @@ def _is_generator(run: Path) -> bool:
     if _is_built_in(run):
         return True
     if files.is_folder(run):
-        return TASKS[runs.finished_run(run).kind].generates
+        return TASKS[saved_run.finished_run(run).kind].generates
     return run.suffix == ".safetensors"
 
 

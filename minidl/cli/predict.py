@@ -7,7 +7,7 @@ from typing import Any
 
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
-from minidl.training import device, runs
+from minidl.training import device, runs, saved_run
 from minidl.training.config import Predict
 from minidl.training.outputs import check_different
 
@@ -16,7 +16,7 @@ def _predict(given: dict[str, Any]) -> None:
     profiling = taken(given, ProfilingOfRun)
     check_different(file=given.get("file"), trace=profiling.trace)
     config = Predict(**given)
-    runs.check_not_data(runs.finished_run(config.run).config, trace=profiling.trace)
+    runs.check_not_data(saved_run.finished_run(config.run).config, trace=profiling.trace)
     device.choose(config.device)
     from minidl.training import predict as work
 

@@ -85,5 +85,6 @@ def _show(recorder: Profile, path: Path | None) -> None:
     if path is None:
         typer.echo("no trace was written; name a file with --trace", err=True)
     elif path.parent.is_dir():
-        recorder.save(path)
+        with runs.adding(path.parent, path.name) if path.name in runs.TRACES else contextlib.nullcontext():
+            recorder.save(path)
         typer.echo(f"trace: {path} (open it in ui.perfetto.dev or chrome://tracing)", err=True)

@@ -10,7 +10,7 @@ import typer
 from minidl.cli.common import Group, examples
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
-from minidl.training import device, runs
+from minidl.training import device, runs, saved_run
 from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
@@ -43,11 +43,10 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         return
     task = TASKS[kind]
     dataset = task.load(config)
-    checksum = task.fingerprint(dataset)
     if config.resume and (config.out / "config.json").exists():
-        runs.same_data(runs.read_run(config.out), checksum)
+        saved_run.check_data(saved_run.read_run(config.out), dataset)
     device.choose(config.device)
     with profiled(profiling, config.out / "trace.json", task.updates):
         from minidl.training.train import train
 
-        train(kind, config, dataset, checksum)
+        train(kind, config, dataset)

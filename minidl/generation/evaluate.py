@@ -10,7 +10,6 @@ noise              every pixel drawn from the uniform distribution
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from minidl.generation import evaluator, latents, output, passes, quality
 from minidl.generation.config import BUILT_IN, EvaluateGan
 from minidl.generation.model import Loaded, load
 from minidl.runtime import launch
-from minidl.training import environment, files, runs
+from minidl.training import environment, files, runs, saved_run
 from minidl.training.errors import ConfigError
 from minidl.training.tasks.gan import training_pixels
 
@@ -45,7 +44,7 @@ class Reference:
     classes: int
 
 
-def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def evaluate(config: EvaluateGan) -> dict[str, Any]:
     """The report of a generator: its scores, those of the references, and what they were taken with. A run's folder
     gets it as evaluation.json, with nearest.png, the pictures nearest to training pictures beside these.
 
@@ -53,6 +52,7 @@ def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) 
     """
     started = time.perf_counter()
     loaded = load(config.model)
+    saved_run.tell(loaded.notes)
     name = _data(config)
     judge = (
         evaluator.load(evaluator.built_in(name)) if config.evaluator is None else evaluator.from_run(config.evaluator)
@@ -62,7 +62,6 @@ def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) 
     count = config.samples or (SAMPLES_CPU if launch.INTERPRETED else SAMPLES)
     reference = reference_of(dataset, judge, count)
     real = subset(reference.training, count)
-    note(f"{len(real):,} pictures of each kind, features of {judge.name}")
     pixels = samples(loaded, count)
     generated, near = scores(pixels, judge, reference)
     rows = {"generated": generated, **reference_rows(real, judge, reference)}
@@ -80,8 +79,9 @@ def evaluate(config: EvaluateGan, note: Callable[[str], None] = lambda _: None) 
     }
     folder = Path(config.model)
     if config.model not in BUILT_IN and folder.is_dir():
-        files.write_json(folder / "evaluation.json", report)
-        write_nearest(folder / "nearest.png", pixels, near, reference.training)
+        with runs.adding(folder, "evaluation.json", "nearest.png"):
+            files.write_json(folder / "evaluation.json", report)
+            write_nearest(folder / "nearest.png", pixels, near, reference.training)
     if config.json_file is not None:
         files.write_json(config.json_file, report)
     return report
@@ -213,7 +213,7 @@ def _data(config: EvaluateGan) -> str:
         return config.model
     folder = Path(config.model)
     if folder.is_dir():
-        return str(runs.read_run(folder).config.get("data"))
+        return str(saved_run.read_run(folder).config.get("data"))
     raise ConfigError(f"{config.model} does not say what it was trained on: give --data")
 
 
@@ -222,7 +222,7 @@ def _dataset(config: EvaluateGan, name: str) -> ImageDataset:
     folder = Path(config.model)
     if config.data is not None or config.model in BUILT_IN or not folder.is_dir():
         return data.load_images(name)
-    dataset: ImageDataset = runs.own_data(runs.read_run(folder))
+    dataset: ImageDataset = saved_run.own_data(saved_run.read_run(folder))
     return dataset
 
 

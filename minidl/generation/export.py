@@ -12,10 +12,10 @@ from pathlib import Path
 
 from minidl.generation import evaluator
 from minidl.models import dcgan
-from minidl.training import runs
+from minidl.training import saved_run
 
 
-def command(run: runs.SavedRun) -> str:
+def command(run: saved_run.SavedRun) -> str:
     """The command that makes a run, with every setting that is one of its flags."""
     words = ["minidl", "train", run.kind]
     for name, value in run.config.items():
@@ -40,7 +40,7 @@ def commit() -> str:
 
 def export(kind: str, folder: Path, path: Path, about_commit: str | None = None) -> None:
     """Write the model of a finished run. Raises ConfigError, DamagedError or ValueError for a run of another kind."""
-    run = runs.finished_run(folder)
+    run = saved_run.finished_run(folder)
     made_by = command(run)
     found = commit() if about_commit is None else about_commit
     seed = run.config.get("seed", 0)

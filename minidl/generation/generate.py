@@ -22,7 +22,7 @@ from minidl import storage
 from minidl.generation import latents, output, passes
 from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
-from minidl.training import environment, files, locks
+from minidl.training import environment, files, locks, saved_run
 from minidl.training.errors import ConfigError, DamagedError, RunError
 from minidl.training.outputs import cannot_write, check_length
 from minidl.version import __version__
@@ -59,6 +59,8 @@ def generate(config: Generate) -> None:
     be read and a folder that cannot be written."""
     check_out(config)
     loaded = load(config.model, config.precision)
+    if not config.quiet:
+        saved_run.tell(loaded.notes)
     if config.latents is not None:
         z = latents.read(config.latents, loaded.latent)
         names: Sequence[Any] = range(len(z))

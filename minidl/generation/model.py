@@ -14,14 +14,17 @@ from minidl.generation.config import BUILT_IN
 from minidl.generation.output import sha256
 from minidl.models import dcgan
 from minidl.runtime import launch
-from minidl.training import files, runs
+from minidl.training import files, saved_run
 from minidl.training.errors import ConfigError, DamagedError
 from minidl.training.tasks import TASKS
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A generator in evaluation mode, its batch norms folded; `sha256` is that of its file of weights."""
+    """A generator in evaluation mode, its batch norms folded.
+
+    `sha256` is that of its file of weights; `notes` are those of its run.
+    """
 
     generator: nn.Module
     name: str
@@ -30,31 +33,7 @@ class Loaded:
     channels: int
     size: tuple[int, int]
     dtype_name: str
-
-
-def weights_file(model: str) -> Path:
-    """The file of a built-in name, a run's folder or a file. Raises ConfigError when there is none."""
-    if model in BUILT_IN:
-        path = built_in.FOLDER / f"{model}.safetensors"
-        if not path.exists():
-            raise ConfigError(
-                f"this installation has no {path}: install minidl again, or train a model with "
-                f"`minidl train gan --data {model} --out RUN` and give --model RUN"
-            )
-        return path
-    path = Path(model)
-    if files.is_folder(path):
-        run = runs.finished_run(path)
-        if not TASKS[run.kind].generates:
-            raise ConfigError(
-                f"--model {model} is {TASKS[run.kind].run}, which generates nothing; give a run of `minidl train gan`"
-            )
-        return path / "model.safetensors"
-    if path.suffix == ".safetensors":
-        return path
-    raise ConfigError(
-        f"--model {model[:200]} is neither {one_of(BUILT_IN)} nor a run of `minidl train gan` nor a .safetensors file"
-    )
+    notes: tuple[str, ...]
 
 
 def load(model: str, precision: str = "float32") -> Loaded:
@@ -62,13 +41,31 @@ def load(model: str, precision: str = "float32") -> Loaded:
 
     Raises ConfigError when there is no such model, DamagedError for a file that is not what minidl wrote.
     """
-    path = weights_file(model)
-    source = path.parent if files.is_folder(Path(model)) else path
+    path = source = Path(model)
+    notes: tuple[str, ...] = ()
+    if model in BUILT_IN:
+        path = source = built_in.FOLDER / f"{model}.safetensors"
+        if not path.exists():
+            raise ConfigError(
+                f"this installation has no {path}: install minidl again, or train a model with "
+                f"`minidl train gan --data {model} --out RUN` and give --model RUN"
+            )
+    elif files.is_folder(source):
+        run = saved_run.finished_run(source)
+        if not TASKS[run.kind].generates:
+            raise ConfigError(
+                f"--model {model} is {TASKS[run.kind].run}, which generates nothing; give a run of `minidl train gan`"
+            )
+        path, notes = run.files.model, run.notes
+        run.files.weights()
+    elif path.suffix != ".safetensors":
+        raise ConfigError(
+            f"--model {model[:200]} is neither {one_of(BUILT_IN)} nor a run of `minidl train gan` nor a .safetensors "
+            "file"
+        )
     try:
         digest = sha256(path)
         built_in.check(path, digest)
-        if source != path:
-            files.read_tensors(path)  # of a run, and so with a checksum
         read = dcgan.load_generator(source)
     except FileNotFoundError as error:
         raise ConfigError(f"--model {model}: {error.filename or path} is gone; restore it or train again") from None
@@ -86,7 +83,7 @@ def load(model: str, precision: str = "float32") -> Loaded:
     generator = prepared(read, torch.float16 if precision == "float16" else torch.float32)
     dtype = "float16" if precision == "float16" else "float32"
     name = model if model in BUILT_IN else Path(model).name
-    return Loaded(generator, name, digest, read.latent, read.channels, read.size, dtype)
+    return Loaded(generator, name, digest, read.latent, read.channels, read.size, dtype, notes)
 
 
 def prepared(generator: dcgan.Generator, dtype: torch.dtype = torch.float32) -> dcgan.Generator:

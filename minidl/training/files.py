@@ -29,8 +29,7 @@ _SEAL = "checksum"  # of a JSON object: the SHA-256 of everything else in it
 
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` of UTF-8 text."""
-    # A file name that is no UTF-8 has half surrogates: escaped, as JSON has them.
-    write_bytes(path, text.encode(errors="backslashreplace"))
+    write_bytes(path, _bytes(text))
 
 
 def write_json(path: Path, value: Any, sealed: bool = False) -> None:
@@ -39,8 +38,13 @@ def write_json(path: Path, value: Any, sealed: bool = False) -> None:
     Raises ValueError for NaN and infinity, which JSON does not support.
     """
     if sealed:
-        value = {**value, _SEAL: _seal(value)}
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        value = {**value, _SEAL: json_checksum(value)}
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """What `write_json` writes."""
+    return _bytes(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_json_lines(path: Path, values: list[dict[str, Any]]) -> None:
@@ -71,8 +75,13 @@ def read_bytes(path: Path) -> bytes:
 
 def read_text(path: Path) -> str:
     """`read_bytes` of UTF-8 text. Also raises DamagedError for other content."""
+    return as_text(read_bytes(path), path)
+
+
+def as_text(raw: bytes, path: Path) -> str:
+    """What `read_text` makes of the content of a file."""
     try:
-        return read_bytes(path).decode()
+        return raw.decode()
     except UnicodeDecodeError as error:
         raise damaged(path, error) from None
 
@@ -82,7 +91,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises as `read_bytes`, and DamagedError for other content or a seal that does not match.
     """
-    raw = read_bytes(path)
+    return as_json(read_bytes(path), path)
+
+
+def as_json(raw: bytes, path: Path) -> dict[str, Any]:
+    """What `read_json` makes of the content of a file."""
     try:
         value = parse_json(raw, parse_float=_finite, parse_constant=_finite)
     except ValueError as error:
@@ -90,14 +103,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise damaged(path, "not a JSON object")
     # Older files have no seal.
-    if _SEAL in value and value.pop(_SEAL) != _seal(value):
+    if _SEAL in value and value.pop(_SEAL) != json_checksum(value):
         raise damaged(path, "its content does not match its checksum")
     return value
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """`write_bytes` of tensors as safetensors, with a checksum of their values; returns the checksum."""
-    content, checksum = storage.tensor_bytes(tensors)
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> str:
+    """`write_bytes` of tensors as safetensors with the metadata `about` and a checksum of all, which it returns."""
+    content, checksum = storage.tensor_bytes(tensors, about)
     write_bytes(path, content)
     return checksum
 
@@ -107,25 +120,29 @@ def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Ten
 
     Raises FileNotFoundError, and DamagedError for any other content.
     """
+    return as_tensors(read_bytes(path), path, checksum)[0]
+
+
+def as_tensors(raw: bytes, path: Path, checksum: str | None = None) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """What `read_tensors` makes of the content of a file, and its metadata."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    raw = read_bytes(path)
     try:
         (length,) = struct.unpack("<Q", raw[:8])
         header = parse_json(raw[8 : 8 + length])
         _check_shapes(header)
         tensors = load(raw)
         # It may be null.
-        about = header.get("__metadata__") or {}
-    except (SafetensorError, ValueError, KeyError, AttributeError, struct.error) as error:
+        about = dict(header.get("__metadata__") or {})
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise damaged(path, error) from None
-    written = about.get(storage.CHECKSUM)
-    if written != storage.checksum(tensors):
+    written = about.pop(storage.CHECKSUM, None)
+    if written != storage.checksum(tensors, about):
         raise damaged(path, "its values do not match their checksum")
     if checksum is not None and written != checksum:
         raise damaged(path, "its values are intact, but are not those saved under this name")
-    return tensors
+    return tensors, about
 
 
 def _check_shapes(header: dict[str, Any]) -> None:
@@ -159,6 +176,11 @@ def text_checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _bytes(text: str) -> bytes:
+    # A file name that is no UTF-8 has half surrogates: escaped, as JSON has them.
+    return text.encode(errors="backslashreplace")
+
+
 def _finite(text: str) -> float:
     """A finite number of a JSON text; Python would also accept NaN, Infinity and 1e999."""
     number = float(text)
@@ -167,7 +189,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _seal(value: Mapping[str, Any]) -> str:
-    """The checksum of a JSON object as it is read back, with string keys and lists for tuples."""
+def json_checksum(value: Mapping[str, Any]) -> str:
+    """The SHA-256 of a JSON object as it is read back, with string keys and lists for tuples."""
     plain = json.loads(json.dumps(value, allow_nan=False))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

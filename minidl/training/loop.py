@@ -32,6 +32,7 @@ from minidl.training import memory, metrics, weights
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.display import Display
 from minidl.training.errors import DivergedError, damaged
+from minidl.training.manifest import OF_RUN
 from minidl.training.progress import Progress
 from minidl.training.settings import changed
 from minidl.training.trainer import BaseTrainer, Figures, Interrupts, Outcome
@@ -134,8 +135,9 @@ class Trainer(BaseTrainer):
             epoch = Progress.from_saved(best.state.get("progress")).epoch
         except ValueError as error:
             raise damaged(best.path, error) from None
-        if epoch != of or changed(best.state.get("config"), self.state["config"]):
-            raise damaged(best.path, f"it is of epoch {epoch}, or of other settings; the best is epoch {of}")
+        own = self.state.get(OF_RUN)
+        if epoch != of or best.state.get(OF_RUN, own) != own or changed(best.state.get("config"), self.state["config"]):
+            raise damaged(best.path, f"it is of epoch {epoch}, or of another run; the best is epoch {of}")
         return best
 
     @property

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from minidl.data import DataError
-from minidl.training import files, runs
+from minidl.training import files
 from minidl.training.config import Evaluate, Predict
-from minidl.training.errors import DamagedError, missing
+from minidl.training.errors import DamagedError
 from minidl.training.forward import saved_outputs
+from minidl.training.saved_run import finished_run, own_data, read_run, saved_settings, tell
 from minidl.training.task import Predictor
 from minidl.training.tasks import TASKS
 
 
 def load(folder: Path) -> Predictor:
     """The model of a finished run. Raises ConfigError if there is none, DamagedError for a missing or invalid file."""
-    run = runs.finished_run(folder)
+    run = finished_run(folder)
+    tell(run.notes)
     try:
-        return TASKS[run.kind].predictor(runs.saved_settings(run), functools.partial(runs.document, run))
+        return TASKS[run.kind].predictor(saved_settings(run), run.files)
     except DataError as error:
         raise DamagedError(str(error)) from None
-    except FileNotFoundError as error:
-        raise missing(error.filename) from None
 
 
 def predict(config: Predict, write: IO[str]) -> None:
@@ -67,12 +66,12 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
     """
     predictor = load(config.run)
     predictor.check_columns(config)
-    run = runs.read_run(config.run)
+    run = read_run(config.run)
     task = TASKS[run.kind]
     if config.data is not None and config.data not in task.data_sets:
         features, truth, source = predictor.labelled(config)
     else:
-        dataset = runs.own_data(run) if config.data is None else task.read(config.data)
+        dataset = own_data(run) if config.data is None else task.read(config.data)
         features, truth = predictor.test(dataset, config)
         source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
     source = {**source, "examples": len(truth)}

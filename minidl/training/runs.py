@@ -1,4 +1,4 @@
-"""Run folders: creating, replacing, continuing and reading them.
+"""Run folders: creating, replacing and continuing them; `saved_run` reads them.
 
     config.json       command, settings, checksums of the data and of the documents; written first
     environment.json  what else the result depends on: versions, device, BLAS and its threads, precision, tile tables
@@ -6,7 +6,9 @@
     metrics.jsonl     a line per epoch
     checkpoints/      while and after training: last and best state
     samples/          of a GAN: a grid of pictures per epoch
-    model.safetensors, report.json, report.txt, *.png, *.gif   when finished; report.json is written last
+    model.safetensors, report.txt, *.png, *.gif   when finished
+    manifest.json     the SHA-256 of all of them, and of the last one:
+    report.json       with it the run is finished
 
 `--overwrite` renames the old run to NAME.previous and deletes it once the new one is finished, so a complete run exists
 at every moment. One process at a time writes to a run, see `locks`; nothing outside of its folder is written or
@@ -17,125 +19,58 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import tempfile
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from minidl.data.parsing import cut
-from minidl.training import checkpoints, files, locks
+from minidl.training import checkpoints, files, locks, manifest
 from minidl.training.config import Session
-from minidl.training.errors import ConfigError, DamagedError, RunError, damaged, missing
+from minidl.training.errors import ConfigError, DamagedError, RunError
 from minidl.training.outputs import cannot_write
+from minidl.training.saved_run import (
+    CONFIG,
+    DATA,
+    FORMAT,
+    REPORT,
+    VERSION,
+    is_finished,
+    read_config,
+    read_run,
+    resume_command,
+    saved_settings,
+)
 from minidl.training.settings import differences
 from minidl.training.tasks import TASKS
 from minidl.version import __version__
 
-FORMAT, VERSION = "minidl-run", 1
 # A file in a run that is being replaced, which says of which folder and by what name; only such a run is deleted.
 _REPLACED = "replaced"
-_DATA = ("data", "validation", "test")  # the settings that name files of the user's
 _COMMON_FILES = (
-    "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "loss.png",
+    CONFIG, "environment.json", "metrics.jsonl", manifest.MODEL, manifest.FILE, REPORT, "report.txt", "loss.png",
     "scores.png",
 )  # fmt: skip
+_FOLDERS = (checkpoints.FOLDER, "samples")
 # Written by --profile; nothing depends on them.
-_TRACES = ("trace.json", "trace-evaluate.json", "trace-predict.json")
-
-
-@dataclass(frozen=True)
-class SavedRun:
-    """The parts of config.json of a run that exists; `documents` are checksums by file name (older runs have none)."""
-
-    folder: Path
-    kind: str
-    config: dict[str, Any]
-    data_sha256: str
-    documents: dict[str, str]
-    finished: bool
-
-
-def read_run(folder: Path) -> SavedRun:
-    """The run in `folder`. Raises ConfigError when there is none, DamagedError for an invalid config.json."""
-    path = folder / "config.json"
-    what = None
-    if not files.is_folder(folder):
-        what = "it is not a folder"
-    elif files.is_folder(path):
-        what = "its config.json is a folder"
-    elif not path.exists():
-        what = "it has no config.json"
-    if what is not None:
-        raise ConfigError(f"{folder} is not a minidl run: {what}; give a folder that `minidl train` made")
-    saved = files.read_json(path)
-    if saved.get("format") != FORMAT:
-        raise ConfigError(f"{folder} is not a minidl run: another program wrote its config.json")
-    if saved.get("version") != VERSION:
-        raise ConfigError(
-            f"{path} has version {cut(saved.get('version'), 60)}, this minidl reads {VERSION}; update minidl"
-        )
-    kind, config, checksum = saved.get("kind"), saved.get("config"), saved.get("data_sha256")
-    documents = saved.get("documents", {})
-    if not isinstance(kind, str) or kind not in TASKS:
-        raise damaged(path, f"kind is {kind!r}, expected {' or '.join(TASKS)}")
-    if not isinstance(config, dict):
-        raise damaged(path, f"config is {config!r}, expected the settings")
-    if not isinstance(checksum, str):
-        raise damaged(path, f"data_sha256 is {checksum!r}, expected the checksum of the data")
-    if not isinstance(documents, dict):
-        raise damaged(path, f"documents is {documents!r}, expected checksums by file name")
-    return SavedRun(folder, kind, config, checksum, documents, _report(folder) is not None)
-
-
-def finished_run(folder: Path) -> SavedRun:
-    """`read_run` of a finished run. Raises ConfigError for an unfinished one, with the command that continues it."""
-    run = read_run(folder)
-    if not run.finished:
-        raise ConfigError(f"{folder} is not finished; continue it with: {resume_command(run.kind, folder)}")
-    return run
-
-
-def saved_settings(run: SavedRun) -> Any:
-    """The settings of a run. Raises DamagedError."""
-    return _saved_settings(run, {"out": run.folder})
-
-
-def _saved_settings(run: SavedRun, session: dict[str, Any]) -> Any:
-    try:
-        return TASKS[run.kind].settings(**{**run.config, **session})
-    except ConfigError as error:
-        raise damaged(run.folder / "config.json", error) from None
-
-
-def document(run: SavedRun, name: str) -> str:
-    """The text of a document of a run. Raises DamagedError when it is missing or was changed."""
-    path = run.folder / name
-    text = _required(path)
-    if name in run.documents and run.documents[name] != files.text_checksum(text):
-        raise damaged(path, "its content does not match its checksum in config.json")
-    return text
+TRACES = ("trace.json", "trace-evaluate.json", "trace-predict.json")
 
 
 def finished_report(config: Session) -> str | None:
     """The text report if the run to continue is finished, else None. Raises DamagedError when the report is missing."""
-    if not config.resume or _report(config.out) is None:
+    if not config.resume or not is_finished(config.out):
         return None
-    text = _required(config.out / "report.txt")
+    run = read_run(config.out)
+    raw = run.files.read("report.txt")
     # A process that was killed at its very end may have left files.
     kept = None
     with contextlib.suppress(OSError), locks.held(config.out):
         check_links(config.out)
         sweep(config.out)
         kept = finish(config.out)
-    return f"{config.out} is already finished:\n\n{text}" + (f"{kept}\n" if kept else "")
-
-
-def resume_command(kind: str, folder: Path) -> str:
-    """The command that continues a run, which has all other settings."""
-    return shlex.join(["minidl", "train", kind, "--out", str(folder), "--resume"])
+    text = files.as_text(raw, config.out / "report.txt")
+    notes = "".join(f"note: {note}\n" for note in run.notes)
+    return f"{notes}{config.out} is already finished:\n\n{text}" + (f"{kept}\n" if kept else "")
 
 
 def settings(kind: str, given: dict[str, Any]) -> Any:
@@ -165,7 +100,7 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
                 f"{checked.out} was started with other settings: {'; '.join(changed)}. "
                 "Leave these flags out to continue it, or choose another --out"
             )
-        config = _saved_settings(run, session)
+        config = saved_settings(run, session)
         _check_outside(config, TASKS[kind].data_sets)
         return config
     if "data" not in own:
@@ -179,7 +114,7 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
 def _check_outside(config: Any, data_sets: Container[str]) -> None:
     """Raises ConfigError for a run inside a folder of its data, of which it would be a class."""
     out = Path(os.path.realpath(config.out))
-    for name in _DATA:
+    for name in DATA:
         folder = getattr(config, name, None)
         if folder is None or folder in data_sets or not files.is_folder(Path(folder)):
             continue
@@ -189,7 +124,7 @@ def _check_outside(config: Any, data_sets: Container[str]) -> None:
 
 def check_not_data(config: Mapping[str, Any], **outputs: Path | None) -> None:
     """Raises ConfigError when a flag, given without its dashes, names a file that a run with these settings reads."""
-    for name in _DATA:
+    for name in DATA:
         for output, path in outputs.items():
             if path is not None and config.get(name) and os.path.realpath(path) == os.path.realpath(config[name]):
                 raise ConfigError(f"--{output} {path} is the file that the run reads as --{name}: give another name")
@@ -208,20 +143,21 @@ def check_out(config: Session) -> None:
             "or replace it with --overwrite"
         )
     try:
-        read_run(folder)
+        read_config(folder)
     except (ConfigError, DamagedError) as error:
         raise ConfigError(f"--overwrite replaces runs only; {error}") from None
 
 
 def start(
     config: Session, kind: str, data_sha256: str, documents: dict[str, str], model: dict[str, Any] | None = None
-) -> None:
-    """Create the folder of a new run with its config.json and the JSON texts in `documents`.
+) -> str:
+    """Create the folder of a new run with its config.json and the JSON texts in `documents`; returns its identity.
 
     `model` are the settings of its model, where they differ from those of the run. An existing run is moved aside, see
     `finish`. Raises RunError when the folder cannot be written.
     """
-    folder = config.out
+    folder, settings = config.out, config.identity()
+    identity = manifest.identity(kind, settings, data_sha256)
     moved = False
     try:
         files.make_folder(folder.parent, parents=True)
@@ -235,8 +171,9 @@ def start(
             "version": VERSION,
             "minidl": __version__,
             "kind": kind,
-            "config": config.identity(),
+            "config": settings,
             "data_sha256": data_sha256,
+            manifest.OF_RUN: identity,
             "documents": _checksums(documents),
             **({} if model is None else {"model": model}),
         }
@@ -248,6 +185,30 @@ def start(
         if moved:
             abandon(folder)
         raise RunError(cannot_write(folder, error)) from None
+    return identity
+
+
+def complete(folder: Path, identity: str, report: dict[str, Any], text: str) -> None:
+    """Write the report, as JSON and as text, and the manifest of all files: the run is finished."""
+    files.write_text(folder / "report.txt", text)
+    content = files.json_bytes(report)
+    names = [name for name in _own_files() if name not in (manifest.FILE, REPORT)]
+    names += [f"{part}/{path.name}" for part in _FOLDERS for path in (folder / part).glob("*")]
+    there = [name for name in names if (folder / name).is_file()]
+    manifest.write(folder, identity, there, {REPORT: content})
+    # Last: with it the run is finished, and --resume makes nothing that is missing.
+    files.write_bytes(folder / REPORT, content)
+
+
+@contextlib.contextmanager
+def adding(folder: Path, *names: str) -> Iterator[None]:
+    """Hold the lock of a run's folder while a command writes these files into it, and put them into its manifest.
+
+    Raises ConfigError when another process writes there.
+    """
+    with locks.held(folder):
+        yield
+        manifest.add(folder, names)
 
 
 @contextlib.contextmanager
@@ -272,7 +233,7 @@ def writing(config: Session) -> Iterator[None]:
 
 def check_links(folder: Path) -> None:
     """Raises ConfigError when a folder of a run is a link: what it names is not the run's to write or delete."""
-    for part in (folder / checkpoints.FOLDER, folder / "samples"):
+    for part in (folder / name for name in _FOLDERS):
         if part.is_symlink():
             raise ConfigError(
                 f"{part} is a link to {os.path.realpath(part)}, and minidl writes only inside {folder}: "
@@ -282,7 +243,7 @@ def check_links(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Delete the unfinished files of a killed process, before its run continues."""
-    for part in (folder, folder / checkpoints.FOLDER, folder / "samples"):
+    for part in (folder, *(folder / name for name in _FOLDERS)):
         files.sweep(part)
 
 
@@ -327,24 +288,6 @@ def finish(folder: Path) -> str | None:
     return f"the replaced run contained other files; they are kept in {aside}" if _holds(aside) else None
 
 
-def own_data(run: SavedRun) -> Any:
-    """The data set of a run. Raises ConfigError when it is no longer the same, DataError, DamagedError."""
-    task = TASKS[run.kind]
-    dataset = task.load(saved_settings(run))
-    same_data(run, task.fingerprint(dataset))
-    return dataset
-
-
-def same_data(run: SavedRun, data_sha256: str) -> None:
-    """Raises ConfigError when a run was started on other data."""
-    if run.data_sha256 != data_sha256:
-        names = [str(run.config[name]) for name in ("data", "validation", "test") if run.config.get(name)]
-        raise ConfigError(
-            f"the data of {run.folder} ({', '.join(names)}) is not what the run was started on; "
-            "restore the data, or train again with --overwrite"
-        )
-
-
 def cannot_save(config: Session, kind: str, error: OSError, is_back: bool = False) -> RunError:
     """The error for a write that failed during training; `is_back` after a run that was to be replaced is put back."""
     folder = config.out
@@ -364,19 +307,11 @@ def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
         return
     if not in_run:
         try:
-            read_run(path.parent)
+            read_config(path.parent)
         except (ConfigError, DamagedError):
             return
     what = "the folder of checkpoints" if path.name == checkpoints.FOLDER else "a file"
     raise ConfigError(f"{name} {path} is {what} of the run in {path.parent}: give another name")
-
-
-def _required(path: Path) -> str:
-    """The text of a file of a run. Raises DamagedError when it is missing."""
-    try:
-        return files.read_text(path)
-    except FileNotFoundError:
-        raise missing(path) from None
 
 
 def _is_new(folder: Path) -> bool:
@@ -385,14 +320,6 @@ def _is_new(folder: Path) -> bool:
         return True
     own = (locks.INSIDE, ".config.json.*.part")
     return folder.is_dir() and all(any(fnmatch(path.name, name) for name in own) for path in folder.iterdir())
-
-
-def _report(folder: Path) -> dict[str, Any] | None:
-    """The content of report.json; None if it is missing, empty or invalid, as the run is unfinished then."""
-    try:
-        return files.read_json(folder / "report.json") or None
-    except (FileNotFoundError, NotADirectoryError, DamagedError):
-        return None
 
 
 def _checksums(documents: dict[str, str]) -> dict[str, str]:
@@ -430,7 +357,7 @@ def _move_aside(folder: Path) -> bool:
     """
     aside = _previous(folder)
     if _is_replaced(aside):
-        if _report(folder) is None:
+        if not is_finished(folder):
             _delete_run(folder)
             return True
         _delete_run(aside)
@@ -457,7 +384,7 @@ def _delete_run(folder: Path) -> None:
     files.remove_folder(folder / "samples", lambda name: fnmatch(name, "epoch-*.png"))
     # config.json after the others: until then the folder is known as a run. Last the mark: while it is there, the next
     # process deletes the rest of a run that was replaced.
-    for name in (*_TRACES, *reversed(_own_files()), _REPLACED):
+    for name in (*TRACES, *reversed(_own_files()), _REPLACED):
         (folder / name).unlink(missing_ok=True)
     files.sweep(folder)
     with contextlib.suppress(OSError):

@@ -14,10 +14,11 @@ from minidl import nn, optim, random
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.tensors import default_device
-from minidl.training import files, metrics, plots, reports, weights
+from minidl.training import metrics, plots, reports, weights
 from minidl.training.display import Display
 from minidl.training.forward import outputs
 from minidl.training.loop import Learner, Trainer
+from minidl.training.manifest import RunFiles
 from minidl.training.targets import Classification, Regression, Split
 from minidl.training.task import Experiment
 
@@ -176,12 +177,11 @@ def sizes(dataset: Any) -> dict[str, int]:
 
 
 def saved_perceptron(
-    config: Any, make: Callable[..., nn.Module], inputs: int, outputs: int
+    own: RunFiles, config: Any, make: Callable[..., nn.Module], inputs: int, outputs: int
 ) -> nn.Module:  # fmt: skip
     """The perceptron of a finished run with its weights. Raises DamagedError for weights of another one."""
-    path = config.out / "model.safetensors"
-    found = files.read_tensors(path)
-    weights.check_layers((inputs, *config.hidden, outputs), found, path)
+    found = own.weights()
+    weights.check_layers((inputs, *config.hidden, outputs), found, own.model)
     model = make(inputs, outputs, config.hidden, config.dropout)
-    weights.load(model, found, path)
+    weights.load(model, found, own.model)
     return model

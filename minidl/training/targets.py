@@ -22,6 +22,7 @@ from minidl.training.config import Training
 from minidl.training.errors import DamagedError, damaged
 from minidl.training.forward import outputs
 from minidl.training.loop import Judgement
+from minidl.training.manifest import RunFiles
 
 Split = tuple[Any, np.ndarray]  # features (scipy CSR, float32 array [N, F] or Pictures) and targets [N]
 
@@ -36,12 +37,11 @@ class Classification(Checked):
     loss_name: ClassVar[str] = "cross-entropy"
 
     @classmethod
-    def of_run(cls, folder: Path, document: Callable[[str], str]) -> Classification:
+    def of_run(cls, own: RunFiles) -> Classification:
         """The classification of a finished run, with its labels. Raises DamagedError."""
-        document("labels.json")
-        path = folder / "labels.json"
+        path = own.folder / "labels.json"
         try:
-            return made(cls, files.read_json(path))
+            return made(cls, files.as_json(own.text(path.name).encode(), path))
         except ValueError as error:
             raise damaged(path, error) from None
 

@@ -8,7 +8,7 @@ that the help of its command is shown quickly.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from minidl import nn
     from minidl.training.config import Evaluate, Predict
     from minidl.training.display import Display
+    from minidl.training.manifest import RunFiles
     from minidl.training.trainer import BaseTrainer
 
 
@@ -52,16 +53,17 @@ class Task(ABC):
         """Those of `read` by the settings. Raises ConfigError for flags that the data does not take."""
 
     @abstractmethod
-    def fingerprint(self, dataset: Any) -> str:
-        """SHA-256 of every example with its target and split: a run is continued on the same data only."""
+    def fingerprints(self, dataset: Any) -> tuple[str, ...]:
+        """SHA-256 of every example with its target and split, and of the names of columns and classes: a run is
+        continued on the same data only. After it those that earlier versions took, for their runs."""
 
     @abstractmethod
     def prepare(self, config: Any, dataset: Any) -> Experiment:
         """Raises DataError when no feature is left, ConfigError for flags that do not fit the data."""
 
     @abstractmethod
-    def predictor(self, config: Any, document: Callable[[str], str]) -> Predictor:
-        """The model of the finished run in `config.out`; `document` reads one of the run's documents by its name.
+    def predictor(self, config: Any, own: RunFiles) -> Predictor:
+        """The model of the finished run in `config.out` from its own files.
 
         Raises ConfigError for runs that make no predictions, DamagedError for a missing or invalid file.
         """

@@ -11,11 +11,12 @@ from pydantic import Field
 
 from minidl.data.saved import Checked, made
 from minidl.runtime import launch
-from minidl.training import environment, files, memory, plots, runs
+from minidl.training import environment, files, manifest, memory, plots, runs
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.config import Session
 from minidl.training.display import Display
 from minidl.training.errors import ConfigError, RunError, damaged
+from minidl.training.saved_run import read_run, resume_command
 from minidl.training.settings import changed
 from minidl.training.task import Experiment, Task
 from minidl.training.tasks import TASKS
@@ -29,10 +30,8 @@ class Resumption(Checked):
     changes: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]]
 
 
-def train(kind: str, config: Any, dataset: Any, checksum: str) -> dict[str, Any]:
+def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
     """Train, test and report: the run in `config.out` is finished afterwards. Returns the content of report.json.
-
-    `checksum` is the data's fingerprint, kept in the run.
 
     Raises DataError, ConfigError, RunError, Interrupted.
     """
@@ -45,14 +44,16 @@ def train(kind: str, config: Any, dataset: Any, checksum: str) -> dict[str, Any]
         with runs.writing(config):
             if config.resume and (config.out / "config.json").exists():
                 runs.sweep(config.out)
-                checkpoint = last_checkpoint(config)
+                run = read_run(config.out)
+                checkpoint = last_checkpoint(config, run.identity)
                 Checkpoints(config.out / FOLDER).drop_unnamed()
                 for name in runs.restore_documents(config.out, experiment.documents):
                     display.note(f"note: {name} was missing or changed and was rewritten from the data")
-                return _fit(task, config, experiment, checkpoint, display)
-            runs.start(config, kind, checksum, experiment.documents, experiment.model)
+                return _fit(task, config, experiment, run.identity, checkpoint, display)
+            data_sha256, *_ = task.fingerprints(dataset)
+            identity = runs.start(config, kind, data_sha256, experiment.documents, experiment.model)
             with replacing(config, kind, display):
-                return _fit(task, config, experiment, None, display)
+                return _fit(task, config, experiment, identity, None, display)
     except OSError as error:
         raise runs.cannot_save(config, kind, error) from None
     except Exception as error:
@@ -80,17 +81,19 @@ def replacing(config: Session, kind: str, display: Display) -> Iterator[None]:
         raise
 
 
-def last_checkpoint(config: Session) -> Checkpoint | None:
-    """The last checkpoint of a run, None before the first. Raises DamagedError, also for one with other settings."""
+def last_checkpoint(config: Session, identity: str) -> Checkpoint | None:
+    """The last checkpoint of a run, None before the first. Raises DamagedError, also for one of another run."""
     checkpoint = Checkpoints(config.out / FOLDER).last()
     if checkpoint is None:
         return None
-    saved, identity = checkpoint.state.get("config"), config.identity()
+    saved, settings = checkpoint.state.get("config"), config.identity()
     if not isinstance(saved, dict):
         raise damaged(checkpoint.path, "it has no settings")
-    others = changed(saved, identity)
+    others = changed(saved, settings)
     if others:
         raise damaged(config.out / "config.json", f"{', '.join(others)} differ from those in {checkpoint.path}")
+    if checkpoint.state.get(manifest.OF_RUN, identity) != identity:
+        raise damaged(checkpoint.path, "it is of another run, on other data")
     described = checkpoint.state.get("environment")
     threads = described.get("threads") if isinstance(described, dict) else None
     if type(threads) is not int or not 1 <= threads <= environment.MOST_THREADS:
@@ -99,11 +102,11 @@ def last_checkpoint(config: Session) -> Checkpoint | None:
 
 
 def _fit(
-    task: Task, config: Any, experiment: Experiment, checkpoint: Checkpoint | None, display: Display
+    task: Task, config: Any, experiment: Experiment, identity: str, checkpoint: Checkpoint | None, display: Display
 ) -> dict[str, Any]:
     described = _prepare(config, checkpoint, task.convolves)
-    state = {"config": config.identity(), "environment": described}
-    trainer = experiment.trainer(display, state, runs.resume_command(task.name, config.out))
+    state = {manifest.OF_RUN: identity, "config": config.identity(), "environment": described}
+    trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
     again: dict[str, Any] = {}
     if checkpoint is not None:
         trainer.restore(checkpoint)
@@ -118,16 +121,14 @@ def _fit(
     memory.guarded(trainer.run, experiment.batch_size, trainer.attempt, share, smaller)
 
     report = {**experiment.report(trainer, described["device"]), **again}
-    files.write_tensors(config.out / "model.safetensors", trainer.model.state_dict())
+    files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
     plotted = None
     if config.plots and plots.available():
         experiment.plot(trainer, report)
     elif config.plots:
         plotted = plots.MISSING
     text = task.as_text(report)
-    files.write_text(config.out / "report.txt", text)
-    # Last: with it the run is finished, and --resume makes nothing that is missing.
-    files.write_json(config.out / "report.json", report)
+    runs.complete(config.out, identity, report, text)
     display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())
     return report
 

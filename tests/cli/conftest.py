@@ -16,6 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from minidl.cli import app
+from minidl.training import files
 
 ROOT = Path(__file__).parents[2]
 WORDS = {
@@ -138,8 +139,19 @@ def table_run(command, table):
 def unfinished(run, folder):
     """A copy of a run as it is when training is done and the report is not yet written."""
     shutil.copytree(run, folder)
-    for name in ("report.json", "report.txt", "model.safetensors"):
-        (folder / name).unlink()
+    for name in ("report.json", "report.txt", "manifest.json", "model.safetensors"):
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+def older(run, folder):
+    """A copy of a run as an earlier version wrote it: no manifest, no identity in its settings and model."""
+    shutil.copytree(run, folder)
+    files.write_tensors(folder / "model.safetensors", files.read_tensors(folder / "model.safetensors"))
+    (folder / "manifest.json").unlink()
+    config = files.read_json(folder / "config.json")
+    del config["run"]
+    files.write_json(folder / "config.json", config, sealed=True)
     return folder
 
 

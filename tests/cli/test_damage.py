@@ -2,21 +2,21 @@
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from minidl.training import files
-from tests.cli.conftest import edited, report, unfinished
+from tests.cli.conftest import edited, older, report, unfinished
 
 
 def refused(result, *words):
     assert result.code == 2, result.err
-    assert result.err.startswith("error: ")
+    notes, _, error = result.err.rpartition("error: ")
+    assert all(line.startswith("note: ") for line in notes.splitlines())
     for word in words:
-        assert word in result.err
+        assert word in error
 
 
 def resumed(command, folder, kind="table"):
@@ -110,7 +110,7 @@ def test_tensors_that_the_checkpoint_does_not_name_are_refused(command, table_ru
 def test_settings_that_were_edited_are_refused(command, table_run, tmp_path, name, value):
     folder = unfinished(table_run[0], tmp_path / "run")
     before = (folder / "checkpoints" / "last.json").read_bytes()
-    edited(folder / "config.json", lambda content: content["config"].update({name: value}))
+    edited(folder / "config.json", lambda content: content.pop("run") and content["config"].update({name: value}))
     result = resumed(command, folder)
     assert result.code == 2
     assert name == "ignore" or f"config.json is damaged ({name} differ from those in" in result.err
@@ -178,7 +178,10 @@ def test_a_checkpoint_that_was_altered(command, table_run, tmp_path, change, mes
     ],
 )
 def test_settings_of_other_types(command, table_run, tmp_path, change, message):
-    for folder in (shutil.copytree(table_run[0], tmp_path / "run"), unfinished(table_run[0], tmp_path / "open")):
+    for folder in (
+        older(table_run[0], tmp_path / "run"),
+        unfinished(older(table_run[0], tmp_path / "old"), tmp_path / "open"),
+    ):
         edited(folder / "config.json", change)
         refused(resumed(command, folder), "config.json is damaged", message)
 
@@ -195,7 +198,7 @@ def test_settings_of_other_types(command, table_run, tmp_path, change, message):
     ],
 )
 def test_a_schema_that_lacks_something_has_no_defaults(command, table_run, tmp_path, change, message):
-    folder = shutil.copytree(table_run[0], tmp_path / "run")
+    folder = older(table_run[0], tmp_path / "run")
     edited(folder / "schema.json", change)
     row = '{"size": 100, "age": 10, "kind": "house"}'
     refused(command("predict", folder, row), "schema.json is damaged (its content does not match its checksum")
@@ -206,14 +209,14 @@ def test_a_schema_that_lacks_something_has_no_defaults(command, table_run, tmp_p
 
 @pytest.mark.parametrize("name", ["labels.json", "vocabulary.json"])
 def test_a_document_that_was_altered(command, text_run, tmp_path, name):
-    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    folder = older(text_run[0], tmp_path / "run")
     path = folder / name
     path.write_text(path.read_text().replace("crude", "crudes"))
     refused(command("predict", folder, "oil"), f"{name} is damaged (its content does not match its checksum")
 
 
 def test_a_run_without_checksums_of_its_documents_is_read(command, text_run, tmp_path):
-    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    folder = older(text_run[0], tmp_path / "run")
     edited(folder / "config.json", lambda content: content.pop("documents") and None)
     assert json.loads(command("predict", folder, "crude oil barrel").out)["label"] == "crude"
 
@@ -230,7 +233,7 @@ def test_a_report_that_is_none_does_not_finish_a_run(command, text_run, tmp_path
 
 @pytest.mark.parametrize("content", [b"caf\xe9", None])
 def test_the_report_as_text_is_told_when_it_is_lost(command, text_run, tmp_path, content):
-    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    folder = older(text_run[0], tmp_path / "run")
     (folder / "report.txt").unlink()
     if content is not None:
         (folder / "report.txt").write_bytes(content)
@@ -240,7 +243,7 @@ def test_the_report_as_text_is_told_when_it_is_lost(command, text_run, tmp_path,
 @pytest.mark.parametrize("name", ["labels.json", "vocabulary.json", "model.safetensors"])
 @pytest.mark.parametrize("harm", ["folder", "loop"])
 def test_a_folder_or_a_loop_in_place_of_a_file(command, text_run, tmp_path, name, harm):
-    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    folder = older(text_run[0], tmp_path / "run")
     (folder / name).unlink()
     if harm == "folder":
         (folder / name).mkdir()
@@ -250,7 +253,7 @@ def test_a_folder_or_a_loop_in_place_of_a_file(command, text_run, tmp_path, name
 
 
 def test_weights_that_do_not_fit_get_advice_that_a_user_can_follow(command, text_run, tmp_path):
-    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    folder = older(text_run[0], tmp_path / "run")
     weights = load_file(folder / "model.safetensors")
     weights.pop("0.bias")
     files.write_tensors(folder / "model.safetensors", weights)
@@ -260,7 +263,7 @@ def test_weights_that_do_not_fit_get_advice_that_a_user_can_follow(command, text
 
 
 def test_weights_that_are_not_finite_answer_nothing(command, text_run, tmp_path):
-    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    folder = older(text_run[0], tmp_path / "run")
     weights = load_file(folder / "model.safetensors")
     files.write_tensors(folder / "model.safetensors", {name: tensor * math.nan for name, tensor in weights.items()})
     for result in (command("predict", folder, "oil"), command("evaluate", folder)):
@@ -269,7 +272,7 @@ def test_weights_that_are_not_finite_answer_nothing(command, text_run, tmp_path)
 
 
 def test_outputs_that_are_not_finite_answer_nothing(command, text_run, tmp_path):
-    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    folder = older(text_run[0], tmp_path / "run")
     weights = load_file(folder / "model.safetensors")
     files.write_tensors(folder / "model.safetensors", {name: tensor * 1e30 for name, tensor in weights.items()})
     for result in (command("predict", folder, "crude oil barrel"), command("evaluate", folder)):
@@ -282,13 +285,13 @@ def test_settings_far_larger_than_their_weights_take_no_memory(command, text_run
     for number, (run, asked) in enumerate(
         ((text_run[0], "oil"), (table_run[0], '{"size": 1, "age": 1, "kind": "flat"}'))
     ):
-        folder = shutil.copytree(run, tmp_path / str(number))
+        folder = older(run, tmp_path / str(number))
         edited(folder / "config.json", put("config.hidden", [65536, 65536]))
         refused(command("predict", folder, asked), "model.safetensors is damaged (no weight is ", "65536")
 
 
 def test_labels_that_are_no_text_answer_nothing(command, text_run, tmp_path):
-    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    folder = older(text_run[0], tmp_path / "run")
     edited(folder / "config.json", lambda content: content.pop("documents") and None)
     edited(folder / "labels.json", lambda content: content["labels"].__setitem__(0, "\ud800"))
     refused(command("predict", folder, "oil"), "labels.json is damaged (", "surrogates not allowed")
@@ -296,7 +299,7 @@ def test_labels_that_are_no_text_answer_nothing(command, text_run, tmp_path):
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.complex64, torch.bool])
 def test_weights_of_a_type_that_minidl_never_writes(command, text_run, tmp_path, kind):
-    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    folder = older(text_run[0], tmp_path / "run")
     weights = load_file(folder / "model.safetensors")
     name = min(weights)
     files.write_tensors(folder / "model.safetensors", {**weights, name: weights[name].to(kind)})
@@ -312,7 +315,7 @@ def test_weights_of_a_type_that_minidl_never_writes(command, text_run, tmp_path,
     ],
 )
 def test_categories_that_training_never_makes(command, table_run, tmp_path, categories, message):
-    folder = shutil.copytree(table_run[0], tmp_path / "run")
+    folder = older(table_run[0], tmp_path / "run")
     edited(folder / "config.json", lambda content: content.pop("documents") and None)
     edited(folder / "schema.json", lambda content: content["columns"][2].update(categories=categories))
     refused(command("predict", folder, '{"size": 1, "age": 1, "kind": "flat"}'), "schema.json is damaged", message)

@@ -15,7 +15,7 @@ from minidl.data import DataError
 from minidl.training import predict, trainer
 from minidl.training.config import Evaluate, Predict
 from minidl.training.errors import ConfigError, DamagedError
-from tests.cli.conftest import edited, report
+from tests.cli.conftest import edited, older, report
 
 SMALL = ("--epochs", "4", "--batch-size", "16", "--no-plots")
 
@@ -75,8 +75,8 @@ def answers(monkeypatch):
 def test_an_image_run_has_its_files(image_run):
     folder, _ = image_run
     expected = {
-        "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "report.json", "report.txt",
-        "checkpoints", "labels.json", "pictures.json",
+        "config.json", "environment.json", "manifest.json", "metrics.jsonl", "model.safetensors", "report.json",
+        "report.txt", "checkpoints", "labels.json", "pictures.json",
     }  # fmt: skip
     if find_spec("matplotlib") is not None:
         expected |= {"loss.png", "scores.png", "confusion.png", "mistakes.png", "filters.png"}
@@ -271,7 +271,7 @@ def test_a_batch_of_one_pixel_is_told_before_the_work(command, photos, tmp_path)
 )
 def test_a_damaged_description_is_told(image_run, tmp_path, change, message):
     folder = tmp_path / "run"
-    shutil.copytree(image_run[0], folder)
+    older(image_run[0], folder)
     edited(folder / "pictures.json", lambda content: {**content, **change})
     edited(folder / "config.json", lambda content: {**content, "documents": {}})
     with pytest.raises(DamagedError) as caught:

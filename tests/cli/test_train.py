@@ -16,6 +16,7 @@ COMMON = {
     "optimizer", "precision", "source", "validation", "baseline",
 }  # fmt: skip
 ALWAYS = {
+    "manifest.json",
     "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "checkpoints",
 }  # fmt: skip
 

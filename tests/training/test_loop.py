@@ -117,7 +117,7 @@ def test_a_fault_at_any_rename_is_survived_where_the_epoch_is_then_no_longer_the
     assert met == {1, 2, 3}
 
 
-@pytest.mark.parametrize("harm", ["gone", "other epoch", "other settings"])
+@pytest.mark.parametrize("harm", ["gone", "other epoch", "other settings", "other run"])
 def test_a_best_state_that_is_not_the_best_is_refused(tmp_path, harm):
     first, second = one_and_two_epochs(tmp_path)
     best = second / "best.json"
@@ -128,8 +128,11 @@ def test_a_best_state_that_is_not_the_best_is_refused(tmp_path, harm):
             if path.name != "last.json":
                 shutil.copy(path, second)
     else:
-        files.write_json(best, {**files.read_json(best), "config": {"seed": 1}}, sealed=True)
+        change = {"config": {"seed": 1}} if harm == "other settings" else {"run": "other"}
+        files.write_json(best, {**files.read_json(best), **change}, sealed=True)
     again = trainer(tmp_path / "2")
+    if harm == "other run":
+        again.state["run"] = "this"
     with pytest.raises(DamagedError, match=r"best\.json is damaged \(it is"):
         again.restore(again.checkpoints.last())
 

@@ -70,8 +70,8 @@ class MajorityTask(Task):
     def options(self, config):
         return {}
 
-    def fingerprint(self, dataset):
-        return hashlib.sha256(" ".join(dataset.train).encode()).hexdigest()
+    def fingerprints(self, dataset):
+        return (hashlib.sha256(" ".join(dataset.train).encode()).hexdigest(),)
 
     def prepare(self, config, dataset):
         targets = Classification(["zeros", "ones"])
@@ -88,12 +88,12 @@ class MajorityTask(Task):
             documents=targets.documents,
         )
 
-    def predictor(self, config, document):
-        from minidl.training import files, weights
+    def predictor(self, config, own):
+        from minidl.training import weights
 
-        model, path = nn.Linear(BITS, 2), config.out / "model.safetensors"
-        weights.load(model, files.read_tensors(path), path)
-        return Majority(Classification.of_run(config.out, document), model)
+        model = nn.Linear(BITS, 2)
+        weights.load(model, own.weights(), own.model)
+        return Majority(Classification.of_run(own), model)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from minidl import random
 from minidl.autograd import Function
 from minidl.captured import capture
 from minidl.tensors import Tensor, default_device
-from minidl.training import runs
+from minidl.training import saved_run
 from minidl.training.adversaries import Adversaries
 from minidl.training.display import Display
 from minidl.training.loop import Trainer
@@ -57,7 +57,7 @@ TRACED_STEPS = 30
 def steps(kind: str, captured: bool = False) -> Iterator[None]:
     """One step of training at every `next`, for ever: batches of all epochs one after the other."""
     with contextlib.chdir(OLD):
-        config = runs.saved_settings(runs.read_run(Path(f"{kind}-stopped")))
+        config = saved_run.saved_settings(saved_run.read_run(Path(f"{kind}-stopped")))
         dataset = TASKS[kind].load(config)
     step: Callable[..., object]
     if kind == "gan":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from minidl.training.display import Display
     from minidl.training.gan_loop import GanTrainer
+    from minidl.training.manifest import RunFiles
 
 MIDDLE = 127.5  # of the pixels: pictures reach from -1 to 1, as tanh does
 
@@ -76,7 +76,7 @@ class GanTask(images.PictureTask):
         """Raises ConfigError for pictures whose size cannot be halved, and for a run of other networks."""
         return GanExperiment(config, dataset)
 
-    def predictor(self, config: TrainGan, document: Callable[[str], str]) -> NoReturn:
+    def predictor(self, config: TrainGan, own: RunFiles) -> NoReturn:
         """Raises ConfigError."""
         raise ConfigError(
             f"{config.out} is {self.run}, which makes pictures and answers nothing; see {config.out}/samples"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from minidl import nn
+    from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
 
 
@@ -128,11 +129,11 @@ class PictureTask(Task):
                 )
         return {} if config.data == "digits" else {"progress": not config.quiet}
 
-    def fingerprint(self, dataset: ImageDataset) -> str:
+    def fingerprints(self, dataset: ImageDataset) -> tuple[str, ...]:
         digest = hashlib.sha256(json.dumps(dataset.labels).encode())
         for part in (dataset.train, dataset.validation, dataset.test):
             digest.update(f"{part.pixels.shape}\n".encode() + part.pixels.tobytes() + part.labels.tobytes())
-        return digest.hexdigest()
+        return (digest.hexdigest(),)
 
 
 class ImagesTask(PictureTask):
@@ -190,15 +191,15 @@ class ImagesTask(PictureTask):
             draw=lambda *tested: _draw(config.out, dataset.labels, *tested),
         )
 
-    def predictor(self, config: TrainImages, document: Callable[[str], str]) -> PictureClassifier:
+    def predictor(self, config: TrainImages, own: RunFiles) -> PictureClassifier:
         import torch
 
         from minidl.runtime import launch
-        from minidl.training import files, weights
+        from minidl.training import weights
         from minidl.training.targets import Classification
 
-        targets = Classification.of_run(config.out, document)
-        described = PictureFormat.from_json(document("pictures.json"), str(config.out / "pictures.json"))
+        targets = Classification.of_run(own)
+        described = PictureFormat.from_json(own.text("pictures.json"), str(config.out / "pictures.json"))
         dtype = _dtype(config)
         if launch.INTERPRETED and dtype == torch.bfloat16:
             dtype = torch.float32  # which holds every bfloat16
@@ -206,8 +207,7 @@ class ImagesTask(PictureTask):
             model = model_of(config, described, targets.outputs)(dtype)
         except ConfigError as error:
             raise damaged(config.out / "config.json", error) from None
-        path = config.out / "model.safetensors"
-        weights.load(model, files.read_tensors(path), path)
+        weights.load(model, own.weights(), own.model)
         return PictureClassifier(config, targets, model, described)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from minidl.data.files import Records
     from minidl.data.schema import TableDataset, TableSchema
+    from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
     from minidl.training.targets import Classification, Regression
 
@@ -90,11 +91,13 @@ class TableTask(Task):
         only_for_files(config.data, files, "--val-split and --test-split split it")
         return config.splits
 
-    def fingerprint(self, dataset: TableDataset) -> str:
+    def fingerprints(self, dataset: TableDataset) -> tuple[str, ...]:
+        """The first is of the schema and the values, the other of the values alone."""
         digest = hashlib.sha256()
         for part in (dataset.train, dataset.validation, dataset.test):
             digest.update(f"{part.x.shape} {part.y.dtype}\n".encode() + part.x.tobytes() + part.y.tobytes())
-        return digest.hexdigest()
+        values = digest.hexdigest()
+        return hashlib.sha256(f"{dataset.schema.to_json()}\n{values}".encode()).hexdigest(), values
 
     def prepare(self, config: TrainTable, dataset: TableDataset) -> Supervised:
         """Raises ConfigError for flags of a classification where it is a regression."""
@@ -122,14 +125,14 @@ class TableTask(Task):
             documents={"schema.json": schema.to_json(), **targets.documents},
         )
 
-    def predictor(self, config: TrainTable, document: Callable[[str], str]) -> TablePredictor:
+    def predictor(self, config: TrainTable, own: RunFiles) -> TablePredictor:
         from minidl import models
         from minidl.data.schema import TableSchema
         from minidl.training.supervised import saved_perceptron
 
-        schema = TableSchema.from_json(document("schema.json"), str(config.out / "schema.json"))
+        schema = TableSchema.from_json(own.text("schema.json"), str(config.out / "schema.json"))
         targets = _targets(schema)
-        model = saved_perceptron(config, models.TableMLP, len(schema.feature_names), targets.outputs)
+        model = saved_perceptron(own, config, models.TableMLP, len(schema.feature_names), targets.outputs)
         return TablePredictor(config, targets, model, schema)
 
 

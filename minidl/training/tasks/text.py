@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from minidl.data import Texts
     from minidl.data.vectorizer import Tfidf
+    from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
 
 
@@ -81,14 +82,14 @@ class TextTask(Task):
         )
         return {} if config.data == "docstrings" else {"progress": not config.quiet}
 
-    def fingerprint(self, dataset: TextDataset) -> str:
+    def fingerprints(self, dataset: TextDataset) -> tuple[str, ...]:
         digest = hashlib.sha256(json.dumps(dataset.labels).encode())
         for part in (dataset.train, dataset.validation, dataset.test):
             digest.update(f"{len(part)}\n".encode())
             for text, label in zip(part.texts, part.labels, strict=True):
                 raw = text.encode()
                 digest.update(f"{label} {len(raw)}\n".encode() + raw)
-        return digest.hexdigest()
+        return (digest.hexdigest(),)
 
     def prepare(self, config: TrainText, dataset: TextDataset) -> Supervised:
         """The vocabulary is that of the training split. Raises DataError when no feature is left."""
@@ -114,15 +115,15 @@ class TextTask(Task):
             documents={**targets.documents, "vocabulary.json": vocabulary.to_json()},
         )
 
-    def predictor(self, config: TrainText, document: Callable[[str], str]) -> TextClassifier:
+    def predictor(self, config: TrainText, own: RunFiles) -> TextClassifier:
         from minidl import models
         from minidl.data.vectorizer import Tfidf
         from minidl.training.supervised import saved_perceptron
         from minidl.training.targets import Classification
 
-        targets = Classification.of_run(config.out, document)
-        vocabulary = Tfidf.from_json(document("vocabulary.json"), str(config.out / "vocabulary.json"))
-        model = saved_perceptron(config, models.TextMLP, len(vocabulary), targets.outputs)
+        targets = Classification.of_run(own)
+        vocabulary = Tfidf.from_json(own.text("vocabulary.json"), str(config.out / "vocabulary.json"))
+        model = saved_perceptron(own, config, models.TextMLP, len(vocabulary), targets.outputs)
         return TextClassifier(config, targets, model, vocabulary)
 
 

@@ -17,7 +17,7 @@ from minidl.data.vectorizer import Tfidf, _checksum
 from minidl.generation import evaluator, generate, model, passes
 from minidl.models import dcgan
 from minidl.runtime import launch, tables
-from minidl.training import files, predict, runs
+from minidl.training import files, predict, saved_run
 from minidl.training.adversaries import Adversaries
 from minidl.training.checkpoints import Checkpoints
 from minidl.training.display import Display
@@ -230,7 +230,7 @@ def checkpoint(folder: Path) -> Target:
     trainers = {}
     with contextlib.chdir(OLD):
         for kind in ("text", "table", "gan"):
-            config = runs.saved_settings(runs.read_run(Path(f"{kind}-stopped")))
+            config = saved_run.saved_settings(saved_run.read_run(Path(f"{kind}-stopped")))
             dataset = TASKS[kind].load(config)
             shutil.copytree(f"{kind}-stopped", folder / kind)
             state = {"config": config.identity(), "environment": {}}
