@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,27 +12,70 @@ from minidl.tensors import Tensor
 from minidl.testing.specs import Case, OpSpec, all_specs
 
 
-def wrap(value: Any, requires_grad: bool = False) -> Any:
-    """Tensors in place of the torch tensors in `value` (a tensor, a sequence of them, or anything else)."""
-    if isinstance(value, torch.Tensor):
-        return Tensor(value, requires_grad and value.dtype.is_floating_point)
+def _changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """`value` (of a kind, a sequence, or anything else) with each thing of the kind in it changed."""
     if isinstance(value, list | tuple):
-        return type(value)(wrap(item, requires_grad) for item in value)
-    return value
+        return type(value)(_changed(item, kind, change) for item in value)
+    return change(value) if isinstance(value, kind) else value
+
+
+def wrap(value: Any, requires_grad: bool = False) -> Any:
+    """Tensors in place of the torch tensors in `value`."""
+    return _changed(value, torch.Tensor, lambda t: Tensor(t, requires_grad and t.dtype.is_floating_point))
 
 
 def unwrap(value: Any) -> Any:
     """torch tensors in place of the Tensors in `value`."""
-    if isinstance(value, Tensor):
-        return value.data
-    if isinstance(value, list | tuple):
-        return type(value)(unwrap(item) for item in value)
-    return value
+    return _changed(value, Tensor, lambda t: t.data)
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """The outputs of an operation as a tuple, whether it has one or several."""
     return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+class Expected:
+    """What a record says of a call on torch tensors: the exact results in float64, and how far they may be off.
+
+    With `wrt`, of the gradients by the arguments at these positions, where the first result has the gradient that `dy`
+    makes for its shape.
+    """
+
+    def __init__(
+        self, spec: OpSpec, case: Case, dtype: torch.dtype, wrt: Sequence[int] = (), dy: Any = torch.zeros
+    ) -> None:
+        self.spec, self.dtype, self.wrt = spec, dtype, [p for p in spec.differentiable if p in wrt]
+        case = case.double()
+        args = [arg.requires_grad_() if position in wrt else arg for position, arg in enumerate(case.args)]
+        with torch.set_grad_enabled(bool(wrt)):
+            self.exact = as_tuple(spec.reference(*args, **case.kwargs))
+        if wrt:
+            self.dy = dy(*self.exact[0].shape).double()
+            self.exact = torch.autograd.grad(self.exact[0], [args[position] for position in self.wrt], self.dy)
+        self.case = case.map(lambda t: t.detach())
+
+    @torch.no_grad()
+    def bounds(self) -> tuple[torch.Tensor, ...]:
+        """The largest error of each element; it depends on the tiles in use, which decide how a sum is split."""
+        if self.wrt and self.spec.grad_bound is not None:
+            exact = dict(zip(self.wrt, self.exact, strict=True))
+            every = tuple(map(exact.get, self.spec.differentiable))
+            found = self.spec.grad_bound(self.case, self.dy, every, self.dtype)
+            found = tuple(bound for bound, grad in zip(found, every, strict=True) if grad is not None)
+        else:
+            found = as_tuple(
+                self.spec.bound(self.case, self.exact if len(self.exact) > 1 else self.exact[0], self.dtype)
+            )
+        shaped = zip(found, self.exact, strict=True)
+        return tuple(torch.as_tensor(b, dtype=torch.float64, device=e.device).expand(e.shape) for b, e in shaped)
+
+    def holds(self, *got: torch.Tensor) -> bool:
+        """Whether results are within their bounds, or in float64, the reference's own type, within twice these."""
+        compared = zip(got, self.exact, self.bounds(), strict=True)
+        return all(
+            bool(((g.double() - exact).abs() <= bound * (1 + (g.dtype == torch.float64))).all())
+            for g, exact, bound in compared
+        )
 
 
 def error_bound(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
@@ -50,15 +93,8 @@ def error_bound(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
             f"error_bound: no argument of {spec.name} is a floating tensor, so there is no rounding to bound"
         )
-    exact = case.double()
-    with torch.no_grad():
-        result = spec.reference(*exact.args, **exact.kwargs)
-        bound = spec.bound(exact, result, dtypes[0])
-    shaped = tuple(
-        torch.as_tensor(b, dtype=torch.float64, device=r.device).expand(r.shape)
-        for b, r in zip(as_tuple(bound), as_tuple(result), strict=True)
-    )
-    return shaped if isinstance(result, list | tuple) else shaped[0]
+    bounds = Expected(spec, case, dtypes[0]).bounds()
+    return bounds if len(bounds) > 1 else bounds[0]
 
 
 def find_spec(op: Callable[..., Any] | str) -> OpSpec:
@@ -90,9 +126,9 @@ def assert_within(
     Returns the largest error as a fraction of its bound.
     """
     got = actual.data if isinstance(actual, Tensor) else actual.detach()
-    where = f"{what}: " if what else ""
+    where, again = f"{what}: " if what else "", f"\n  repeat: {repeat}" if repeat else ""
     if got.shape != reference.shape:
-        raise AssertionError(f"{where}shape {list(got.shape)}, expected {list(reference.shape)}{_repeat(repeat)}")
+        raise AssertionError(f"{where}shape {list(got.shape)}, expected {list(reference.shape)}{again}")
     if got.numel() == 0:
         return 0.0
     a, r = got.to("cpu", torch.float64), reference.detach().to("cpu", torch.float64)
@@ -101,7 +137,7 @@ def assert_within(
     if got.dtype == torch.float64:
         b = 2 * b
     if (b.isnan() & r.isfinite()).any() or (b < 0).any():
-        raise AssertionError(f"{where}the bound is NaN or negative where the reference is finite{_repeat(repeat)}")
+        raise AssertionError(f"{where}the bound is NaN or negative where the reference is finite{again}")
     error = (a - r).abs()
     largest = torch.finfo(got.dtype).max if floating else math.inf
     unknown = (b > largest) | (b == math.inf)
@@ -118,17 +154,13 @@ def assert_within(
         f"{list(r.shape)} are outside their bound\n"
         f"  worst at {index}: got {x!r}, expected {y!r}\n"
         f"  error {off:.4g}, bound {allowed:.4g}, error/bound {off / allowed if allowed else math.inf:.4g}"
-        f"{_ulps(off, y, got.dtype)}{_repeat(repeat)}"
+        f"{_ulps(off, y, got.dtype)}{again}"
     )
 
 
 def index_at(position: int, shape: torch.Size) -> list[int]:
     """The index of an element by its position in a flattened tensor of this shape."""
     return [int(i) for i in torch.unravel_index(torch.tensor(position), shape)]
-
-
-def _repeat(command: str) -> str:
-    return f"\n  repeat: {command}" if command else ""
 
 
 def _ulps(error: float, expected: float, dtype: torch.dtype) -> str:

@@ -69,8 +69,8 @@ def check_grads(
         run.check_repeatable()
         generator = torch.Generator().manual_seed(seed)
         if mode == "slow":
-            for entry in checked:
-                run.compare_elements(entry)
+            for position in range(len(checked)):
+                run.compare_elements(position)
         else:
             for _ in range(projections):
                 run.compare_directions(generator)
@@ -160,91 +160,85 @@ class _Run:
         return found
 
     def difference(self, entry: _Checked, step: torch.Tensor) -> tuple[list[torch.Tensor], float]:
-        """(f(x + step) - f(x - step)) for each output, and the largest |f|."""
+        """The difference quotient (f(x + step) - f(x - step)) / (2 eps) of each output, and the largest |f|."""
         shifted = []
         for sign in (1, -1):
             entry.tensor.data = entry.value + sign * step
             shifted.append(self.values())
         entry.tensor.data = entry.value
         largest = max((float(v.abs().max()) for v in shifted[0] if v.numel()), default=0.0)
-        return [plus - minus for plus, minus in zip(*shifted, strict=True)], largest
+        return [(plus - minus) / (2 * self.eps) for plus, minus in zip(*shifted, strict=True)], largest
 
-    def noise(self, largest: float, terms: int) -> float:
-        """Rounding error of a difference quotient of values up to `largest`, weighted and added over `terms`."""
-        return _DEPTH * _UNIT * largest * math.sqrt(max(terms, 1)) / self.eps
+    def differences(
+        self, entry: _Checked, tried: int, seen: Callable[[list[torch.Tensor]], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `seen` makes of the difference quotients by each of the first elements, and each largest |f|."""
+        columns, largest = [], []
+        for i in range(tried):
+            step = torch.zeros_like(entry.value, memory_format=torch.contiguous_format)
+            step.view(-1)[i] = self.eps
+            change, size = self.difference(entry, step)
+            columns.append(seen(change).cpu())
+            largest.append(size)
+        return torch.stack(columns, -1), torch.tensor(largest, dtype=torch.float64)
+
+    def allowed(self, analytic: Any, largest: Any, terms: int) -> Any:
+        """The allowed error of a derivative: atol, rtol, and the rounding error of a difference quotient.
+
+        The latter is of values up to `largest`, weighted and added over `terms`.
+        """
+        return self.atol + self.rtol * abs(analytic) + _DEPTH * _UNIT * largest * math.sqrt(max(terms, 1)) / self.eps
 
     def compare_directions(self, generator: torch.Generator) -> None:
         cotangents = [_direction(v, generator) for v in self.values()]
         gradients = self.gradients(cotangents)
         terms = sum(c.numel() for c in cotangents)
+
+        def weighted(change: list[torch.Tensor]) -> torch.Tensor:
+            return torch.stack([(c * d).sum() for c, d in zip(cotangents, change, strict=True)]).sum()
+
         for entry, gradient in zip(self.checked, gradients, strict=True):
             if entry.value.numel() == 0:
                 continue
             direction = _direction(entry.value, generator)
-            direction = direction / math.sqrt(max(direction.numel(), 1))
+            direction = direction / math.sqrt(direction.numel())
             change, largest = self.difference(entry, self.eps * direction)
-            numeric = sum(float((c * d).sum()) for c, d in zip(cotangents, change, strict=True)) / (2 * self.eps)
-            analytic = float((gradient * direction).sum())
-            allowed = self.atol + self.rtol * float(gradient.norm()) + self.noise(largest, terms)
-            if not abs(numeric - analytic) <= allowed:
-                self.report(entry, cotangents, gradient, numeric, analytic, allowed)
+            numeric, analytic = float(weighted(change)), float((gradient * direction).sum())
+            allowed = self.allowed(float(gradient.norm()), largest, terms)
+            if abs(numeric - analytic) <= allowed:
+                continue
+            # Find the element with the largest error (of the first 4096).
+            flat = gradient.reshape(-1)[:4096].cpu()
+            each, sizes = self.differences(entry, len(flat), weighted)
+            off = (each - flat).abs()
+            wrong = int((~(off <= self.allowed(flat, sizes, terms))).sum())
+            worst = int(off.nan_to_num(nan=math.inf).argmax())
+            raise GradientError(
+                f"check_grads: the gradient of {entry.name} (shape {list(gradient.shape)}) is wrong: along a random "
+                f"direction numeric {numeric:.8g}, analytic {analytic:.8g}, allowed difference {allowed:.2g}\n"
+                f"  {wrong} of {len(flat)} elements are off; worst at {index_at(worst, gradient.shape)}: "
+                f"numeric {float(each[worst]):.8g}, analytic {float(flat[worst]):.8g}\n"
+                "  (derivatives of the outputs weighted at random; mode='slow' compares each output by itself)"
+            )
 
-    def report(
-        self,
-        entry: _Checked,
-        cotangents: Sequence[torch.Tensor],
-        gradient: torch.Tensor,
-        numeric: float,
-        analytic: float,
-        allowed: float,
-    ) -> None:
-        """Find the element with the largest error (of the first 4096) and raise."""
-        worst, at, quotient = -1.0, 0, 0.0
-        wrong = 0
-        tried = min(gradient.numel(), 4096)
-        for i in range(tried):
-            step = torch.zeros_like(entry.value, memory_format=torch.contiguous_format)
-            step.view(-1)[i] = self.eps
-            change, largest = self.difference(entry, step)
-            value = sum(float((c * d).sum()) for c, d in zip(cotangents, change, strict=True)) / (2 * self.eps)
-            expected = float(gradient.reshape(-1)[i])
-            off = abs(value - expected)
-            limit = self.atol + self.rtol * abs(expected) + self.noise(largest, sum(c.numel() for c in cotangents))
-            wrong += not off <= limit
-            if not off <= worst:
-                worst, at, quotient = off, i, value
-        index = index_at(at, gradient.shape)
-        raise GradientError(
-            f"check_grads: the gradient of {entry.name} (shape {list(gradient.shape)}) is wrong: along a random "
-            f"direction numeric {numeric:.8g}, analytic {analytic:.8g}, allowed difference {allowed:.2g}\n"
-            f"  {wrong} of {tried} elements are off; worst at {index}: numeric {quotient:.8g}, "
-            f"analytic {float(gradient.reshape(-1)[at]):.8g}\n"
-            "  (derivatives of the outputs weighted at random; mode='slow' compares each output by itself)"
-        )
-
-    def compare_elements(self, entry: _Checked) -> None:
+    def compare_elements(self, position: int) -> None:
         """Compare every element of the Jacobian of one tensor."""
-        values = self.values()
-        numeric = [torch.zeros(v.numel(), entry.value.numel(), dtype=torch.float64) for v in values]
-        largest = 0.0
-        for i in range(entry.value.numel()):
-            step = torch.zeros_like(entry.value, memory_format=torch.contiguous_format)
-            step.view(-1)[i] = self.eps
-            change, size = self.difference(entry, step)
-            largest = max(largest, size)
-            for jacobian, d in zip(numeric, change, strict=True):
-                jacobian[:, i] = d.reshape(-1).cpu() / (2 * self.eps)
-        position = next(i for i, c in enumerate(self.checked) if c is entry)
-        for k, value in enumerate(values):
-            analytic = torch.zeros_like(numeric[k])
+        entry, values = self.checked[position], self.values()
+        if entry.value.numel() == 0:
+            return
+        jacobian, sizes = self.differences(
+            entry, entry.value.numel(), lambda change: torch.cat([d.reshape(-1) for d in change])
+        )
+        for k, (value, numeric) in enumerate(zip(values, jacobian.split([v.numel() for v in values]), strict=True)):
+            analytic = torch.zeros_like(numeric)
             for j in range(value.numel()):
                 cotangents = [torch.zeros_like(v, memory_format=torch.contiguous_format) for v in values]
                 cotangents[k].view(-1)[j] = 1.0
                 analytic[j] = self.gradients(cotangents)[position].reshape(-1).cpu()
-            off = (numeric[k] - analytic).abs()
-            allowed = self.atol + self.rtol * analytic.abs() + self.noise(largest, 1)
-            if not (off <= allowed).all():
-                wrong = ~(off <= allowed)
+            off = (numeric - analytic).abs()
+            allowed = self.allowed(analytic, sizes.max(), 1)
+            wrong = ~(off <= allowed)
+            if wrong.any():
                 at = int(torch.where(wrong, off.nan_to_num(nan=math.inf), -1.0).argmax())
                 row, column = divmod(at, analytic.shape[1])
                 out, index = index_at(row, value.shape), index_at(column, entry.value.shape)
@@ -252,7 +246,7 @@ class _Run:
                     f"check_grads: the gradient of {entry.name} (shape {list(entry.value.shape)}) is wrong in "
                     f"{int(wrong.sum())} of {wrong.numel()} places\n"
                     f"  worst: d output {k} {out} / d {entry.name} {index}: "
-                    f"numeric {float(numeric[k][row, column]):.8g}, analytic {float(analytic[row, column]):.8g}, "
+                    f"numeric {float(numeric[row, column]):.8g}, analytic {float(analytic[row, column]):.8g}, "
                     f"allowed difference {float(allowed[row, column]):.2g}"
                 )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -42,8 +42,7 @@ class _Guard:
     """A buffer around a tensor: which elements belong to the tensor, and the expected content."""
 
     buffer: torch.Tensor
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    tensor: torch.Tensor
     where: str
     inside: torch.Tensor
     first: int
@@ -51,7 +50,9 @@ class _Guard:
     content: torch.Tensor | None = None
 
     def check(self) -> None:
-        expected = _pattern(len(self.buffer), self.dtype, self.buffer.device) if self.content is None else self.content
+        expected = self.content
+        if expected is None:
+            expected = _pattern(len(self.buffer), self.tensor.dtype, self.buffer.device)
         changed = self.buffer != expected
         written = changed & ~self.inside
         if written.any():
@@ -63,7 +64,8 @@ class _Guard:
             raise MemoryGuardError(f"{int(changed.sum())} elements of the input {self._name()} were changed")
 
     def _name(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} tensor of shape {list(self.shape)} ({self.where})"
+        dtype = str(self.tensor.dtype).removeprefix("torch.")
+        return f"{dtype} tensor of shape {list(self.tensor.shape)} ({self.where})"
 
     def _place(self, at: int) -> str:
         if at < self.first:
@@ -119,14 +121,14 @@ class GuardedAllocations(TorchFunctionMode):
 
     def _place(self, like: torch.Tensor, offset: int) -> torch.Tensor:
         """A tensor of the same shape, strides and dtype in a guarded buffer, `offset` elements past its band."""
-        shape, stride, dtype = tuple(like.shape), like.stride(), like.dtype
         first = _BAND + offset
         last = first + span(like) - 1
-        buffer = _pattern(last + 1 + _BAND, dtype, like.device)
+        buffer = _pattern(last + 1 + _BAND, like.dtype, like.device)
         inside = torch.zeros(len(buffer), dtype=torch.bool, device=like.device)
-        inside.as_strided(without_repeats(like), stride, first).fill_(True)
-        self._guards.append(_Guard(buffer, shape, dtype, _caller(), inside, first, last))
-        return buffer.view(dtype).as_strided(shape, stride, first)
+        inside.as_strided(without_repeats(like), like.stride(), first).fill_(True)
+        placed = buffer.view(like.dtype).as_strided(like.shape, like.stride(), first)
+        self._guards.append(_Guard(buffer, placed, _caller(), inside, first, last))
+        return placed
 
 
 def guarded(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
@@ -173,18 +175,14 @@ _WRITTEN = {
 
 def is_fresh(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> bool:
     """Whether `result` is a strided tensor that this call of `func` allocated."""
-    if func not in UNWRITTEN and func not in _WRITTEN:
+    if (func not in UNWRITTEN and func not in _WRITTEN) or "out" in (kwargs or {}):
         return False
-    if not isinstance(result, torch.Tensor) or result.requires_grad or "out" in (kwargs or {}):
+    if not isinstance(result, torch.Tensor) or result.requires_grad or result.dtype.is_complex:
         return False
-    if result.layout != torch.strided or result.device.type == "meta" or result.dtype.is_complex:
+    if result.layout != torch.strided or result.device.type == "meta":
         return False
-    source = args[0] if args else None
-    return not (
-        isinstance(source, torch.Tensor)
-        and result.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-        and result.numel() > 0
-    )
+    source = args[0] if args and isinstance(args[0], torch.Tensor) and result.numel() else None
+    return source is None or result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
 
 
 def span(tensor: torch.Tensor) -> int:
@@ -201,10 +199,8 @@ def without_repeats(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _caller() -> str:
     """File and line of the nearest frame outside torch and this file."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         name = frame.f_code.co_filename
         if name != __file__ and "/torch/" not in name:
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{name}:{line}"
     return "unknown place"

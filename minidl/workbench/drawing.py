@@ -78,12 +78,12 @@ class Drawing:
         for a, b in self.arrows:
             above[b].append(a)
             below[a].append(b)
-        row = [0] * len(self.boxes)
-        for index, sources in enumerate(above):
-            row[index] = max((row[s] + 1 for s in sources), default=0)
-        for index in reversed(range(len(self.boxes))):
-            if not above[index] and below[index]:
-                row[index] = min(row[b] for b in below[index]) - 1
+        row: list[int] = []
+        for sources in above:
+            row.append(max((row[s] + 1 for s in sources), default=0))
+        for index, results in enumerate(below):
+            if results and not above[index]:
+                row[index] = min(row[b] for b in results) - 1
         widths = [max(len(box.title), len(box.note)) * _CHARACTER + 20 for box in self.boxes]
         rows: list[list[int]] = [[] for _ in range(max(row, default=0) + 1)]
         for index, r in enumerate(row):
@@ -119,19 +119,14 @@ def draw(result: Tensor, names: Module | Mapping[str, Tensor] | None = None) -> 
     """
     if result._node is None:
         raise RuntimeError("draw: nothing was recorded for this tensor; set requires_grad=True on its inputs")
-    if names is None:
-        labels: dict[int, str] = {}
-    elif isinstance(names, Mapping):
-        labels = {id(tensor): name for name, tensor in names.items()}
-    else:
-        labels = {id(tensor): name for name, tensor in names.named_parameters()}
-
-    nodes: dict[Node, None] = {}
+    named = () if names is None else names.items() if isinstance(names, Mapping) else names.named_parameters()
+    labels = {id(tensor): name for name, tensor in named}
+    nodes: set[Node] = set()
     stack = [result._node]
     while stack:
         node = stack.pop()
         if node not in nodes:
-            nodes[node] = None
+            nodes.add(node)
             stack.extend(edge[0] for edge in node.edges if edge is not None and isinstance(edge[0], Node))
     boxes: list[_Box] = []
     arrows: list[tuple[int, int]] = []
@@ -139,10 +134,7 @@ def draw(result: Tensor, names: Module | Mapping[str, Tensor] | None = None) -> 
     # A node always comes after its inputs.
     for node in sorted(nodes, key=lambda n: n.sequence):
         sources = []
-        for edge in node.edges:
-            if edge is None:
-                continue
-            source = edge[0]
+        for source in (edge[0] for edge in node.edges if edge is not None):
             if not isinstance(source, Node) and id(source) not in number:
                 number[id(source)] = len(boxes)
                 boxes.append(_Box(labels.get(id(source), source.name or "leaf"), _shape(source.data.shape), "leaf"))

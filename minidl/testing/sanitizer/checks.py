@@ -7,10 +7,10 @@ attributed to the intended tensor, however far out of bounds it is.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -132,8 +132,11 @@ class Sanitizer:
                 first = int(offsets[~inside][0])
                 self._outside(kind, int((~inside).sum()), region.position(first), region.name)
                 chosen, offsets = chosen[inside], offsets[inside]
-            self._check_alignment(region, offsets, size)
-            safe[chosen] = True
+            wrong = (offsets + (region.address % size)) % size != 0
+            if wrong.any():
+                at = int(offsets[wrong][0])
+                what = f"{region.position(at)}: its address is no multiple of {size} bytes"
+                self.report(findings.MISALIGNED, region.name, what, int(wrong.sum()), region.index(at))
             if len(chosen):
                 safe[chosen] = self._check_uses(region, offsets, size, kind)
         return addresses, safe.reshape(pointers.shape)
@@ -162,13 +165,6 @@ class Sanitizer:
     def _outside(self, kind: str, count: int, position: str, tensor: str) -> None:
         found = findings.OUT_OF_BOUNDS_READ if kind == "load" else findings.OUT_OF_BOUNDS_WRITE
         self.report(found, tensor, f"{kind} of {position}", count)
-
-    def _check_alignment(self, region: Region, offsets: np.ndarray, size: int) -> None:
-        wrong = (offsets + (region.address % size)) % size != 0
-        if wrong.any():
-            at = int(offsets[wrong][0])
-            what = f"{region.position(at)}: its address is no multiple of {size} bytes"
-            self.report(findings.MISALIGNED, region.name, what, int(wrong.sum()), region.index(at))
 
     def _check_uses(self, region: Region, offsets: np.ndarray, size: int, kind: str) -> np.ndarray:
         """Record the accesses; returns the lanes whose memory is written (or is being written)."""
@@ -229,7 +225,8 @@ class Sanitizer:
         foreign &= ~launch.sees(program, others)
         if foreign.any():
             at, other = int(offsets[foreign][0]), int(others[foreign][0])
-            who = "several programs" if other == SEVERAL else f"program {self._program(other)}"
+            place = np.unravel_index(max(other, 1) - 1, self.grid[1][::-1])[::-1]
+            who = "several programs" if other == SEVERAL else f"program {tuple(map(int, place))}"
             what = f"{region.position(at)}, which {who} {did}"
             self.report(kind, region.name, what, int(foreign.sum()), region.index(at))
 
@@ -286,25 +283,15 @@ class Sanitizer:
 
     def place(self) -> Place:
         """The current line of the kernel."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            file = frame.f_code.co_filename
-            ours = file.startswith(_OURS)
-            if not ours and not file.startswith("<"):
-                return Place(file, frame.f_lineno)
-            frame = frame.f_back
+        for frame, line in traceback.walk_stack(sys._getframe(1)):
+            if not frame.f_code.co_filename.startswith((*_OURS, "<")):
+                return Place(frame.f_code.co_filename, line)
         return Place("unknown file", 0)
 
     @property
     def program_number(self) -> int:
         (x, y, z), (nx, ny, _) = self.grid
         return 1 + x + nx * (y + ny * z)
-
-    def _program(self, number: int) -> tuple[int, int, int]:
-        _, (nx, ny, _) = self.grid
-        rest, x = divmod(number - 1, nx)
-        z, y = divmod(rest, ny)
-        return x, y, z
 
 
 def _from(region: Region | None, addresses: np.ndarray) -> np.ndarray:

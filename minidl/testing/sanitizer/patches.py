@@ -63,9 +63,9 @@ def _install() -> None:
         (_BUILDER, "create_atomic_rmw"): _atomic_rmw,
         (_BUILDER, "create_atomic_cas"): _atomic_cas,
         (_BUILDER, "create_ptr_to_int"): _pointer_to_int,
-        (interpreter.ReduceOps, "apply_impl"): _reduce,
-        (_BUILDER, "create_dot"): _carrying("create_dot", carry_through_product),
-        **{(_BUILDER, name): _carrying(name) for name in _CARRYING if hasattr(_BUILDER, name)},
+        (interpreter.ReduceOps, "apply_impl"): _carrying(interpreter.ReduceOps, "apply_impl", carry_through_reduction),
+        (_BUILDER, "create_dot"): _carrying(_BUILDER, "create_dot", carry_through_product),
+        **{(_BUILDER, name): _carrying(_BUILDER, name) for name in _CARRYING if hasattr(_BUILDER, name)},
     }
     for (owner, name), replacement in replacements.items():
         _originals[owner, name] = getattr(owner, name)
@@ -145,21 +145,14 @@ def _load_with_other(semantic: Any, ptr: Any, mask: Any, other: Any, *rest: Any)
         _active[-1].other_given = False
 
 
-def _carrying(name: str, carry: Callable[..., Any] = carry_through) -> Callable[..., Any]:
-    def through(builder: Any, *arguments: Any) -> Any:
-        launch, original = _active[-1].launch, _originals[_BUILDER, name]
+def _carrying(owner: Any, name: str, carry: Callable[..., Any] = carry_through) -> Callable[..., Any]:
+    def through(*arguments: Any) -> Any:
+        launch, original = _active[-1].launch, _originals[owner, name]
         if launch is None or not launch.lanes.masked:
-            return original(builder, *arguments)
-        return carry(original, launch.lanes, builder, *arguments)
+            return original(*arguments)
+        return carry(original, launch.lanes, *arguments)
 
     return through
-
-
-def _reduce(operation: Any, inputs: Any) -> Any:
-    launch, original = _active[-1].launch, _originals[interpreter.ReduceOps, "apply_impl"]
-    if launch is None or not launch.lanes.masked:
-        return original(operation, inputs)
-    return carry_through_reduction(original, launch.lanes, operation, inputs)
 
 
 def _pointer_to_int(builder: Any, pointers: Any, kind: Any) -> Any:

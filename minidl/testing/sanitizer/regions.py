@@ -95,16 +95,6 @@ class Region:
         return f"an element in a gap between rows of {self}"
 
 
-class Memory(Region):
-    """A whole live storage, reached by an address that a kernel read from memory."""
-
-    def __init__(self, tensor: torch.Tensor, storage: Storage) -> None:
-        self.name, self.storage = "memory that no argument names", storage
-        self.address, self.elements, self.item = storage.address, storage.size, 1
-        self.shape, self.strides, self.dtype = (storage.size,), (1,), "uint8"
-        self._taken = None
-
-
 class Regions:
     """The arguments of one launch, by the number in their pointers (from 1), and all other live tensors."""
 
@@ -147,7 +137,9 @@ class Regions:
         return self._others
 
     def _whole(self, tensor: torch.Tensor) -> Region:
-        return Memory(tensor, self._storage(tensor))
+        """The whole storage of a tensor, reached by an address that a kernel read from memory."""
+        memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        return Region("memory that no argument names", memory, self._storage(tensor))
 
 
 def _is_plain(value: Any) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from minidl.testing.sanitizer import Sanitizer, SanitizerError, sanitize
 
@@ -64,7 +63,10 @@ def _execute(script: str, module: bool) -> int:
     except SanitizerError:
         raise
     except SystemExit as end:
-        return _exit_code(end.code)
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        sys.stderr.write(f"{end.code}\n")
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
@@ -75,16 +77,6 @@ def _execute(script: str, module: bool) -> int:
         traceback.print_exception(error.with_traceback(own))
         return 1
     return 0
-
-
-def _exit_code(code: Any) -> int:
-    """The exit code of a process after `sys.exit(code)`; a text is printed."""
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    sys.stderr.write(f"{code}\n")
-    return 1
 
 
 @contextmanager

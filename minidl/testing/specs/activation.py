@@ -21,7 +21,7 @@ from minidl.kernels.activation import Activation
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
 from minidl.testing.specs.base import WANTS_FLOATING, Case, OpSpec, integers, of, one, records, refuses, tensors
-from minidl.testing.specs.elementwise import kept, times, where_finite
+from minidl.testing.specs.elementwise import kept, times
 from minidl.testing.specs.make import Make
 
 # The largest |act'|.
@@ -104,32 +104,31 @@ def gradient_error(
     return times(dy, 2 * y.abs() * off + off * off + 3 * u)
 
 
-def _leaky_reference(x: torch.Tensor, negative_slope: float = activation.NEGATIVE_SLOPE) -> torch.Tensor:
-    return F.leaky_relu(x, negative_slope)
+_activation = records(
+    inputs=one(),
+    differentiable=(0,),
+    families=("elementwise",),
+    examples={"one run": tensors((3, 700)), "every second": lambda make: Case((make.tensor(37, 66)[:, ::2],))},
+    bad=(WANTS_FLOATING,),
+)
 
 
-def _gelu_reference(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    return apply(x, "gelu_tanh" if approximate == "tanh" else "gelu")
+def _record(name: str, act: Callable[..., Activation] | None = None, **fields: Any) -> OpSpec:
+    """The record of an activation, which `act` makes from the arguments after x where there are any."""
 
-
-def _record(name: str, act: Callable[[Case], Activation], **fields: Any) -> OpSpec:
-    """The record of an activation; `act` reads it off the arguments."""
-
-    def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return where_finite(result, bounds.rounded(result, output_error(case.args[0], 0.0, act(case), dtype), dtype))
+    def given(case: Case) -> Activation:
+        return act(*case.args[1:], **case.kwargs) if act else name
 
     def grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        error = gradient_error(dy, case.args[0], 0.0, act(case), dtype)
-        return (bounds.rounded(grads[0], error, dtype),)
+        return (bounds.rounded(grads[0], gradient_error(dy, case.args[0], 0.0, given(case), dtype), dtype),)
 
-    shared = records(
-        inputs=one(),
-        differentiable=(0,),
-        families=("elementwise",),
-        examples={"one run": tensors((3, 700)), "every second": lambda make: Case((make.tensor(37, 66)[:, ::2],))},
-        bad=(WANTS_FLOATING,),
+    return _activation(
+        name,
+        reference=lambda *args, **named: apply(args[0], given(Case(args, named))),
+        bound=bounds.off_by(lambda case, _, dtype: output_error(case.args[0], 0.0, given(case), dtype)),
+        grad_bound=grad_bound,
+        **fields,
     )
-    return shared(name, bound=bound, grad_bound=grad_bound, **fields)
 
 
 def _with_argument(*choices: tuple[Any, ...]) -> Callable[[Make], Case]:
@@ -152,22 +151,15 @@ def _z(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return z, torch.zeros_like(z) if b is None else bounds.acc_unit(dtype) * z.abs()
 
 
-def _bias_act_reference(x: torch.Tensor, b: torch.Tensor | None, act: Activation = "relu") -> torch.Tensor:
-    return apply(x if b is None else x + b, act)
-
-
-def _bias_act_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _bias_act_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     z, z_error = _z(case, dtype)
-    error = output_error(z, z_error, case.arguments(ops.bias_act)[2], dtype)
     # Where x + b overflows, so may what follows from it.
-    error = torch.where(z.abs() > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
-    return where_finite(result, bounds.rounded(result, error, dtype))
+    return bounds.known(output_error(z, z_error, case.arguments(ops.bias_act)[2], dtype), z.abs(), dtype)
 
 
 def _bias_act_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     z, z_error = _z(case, dtype)
-    each = gradient_error(dy, z, z_error, case.arguments(ops.bias_act)[2], dtype)
-    each = torch.where(z.abs() > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, each)
+    each = bounds.known(gradient_error(dy, z, z_error, case.arguments(ops.bias_act)[2], dtype), z.abs(), dtype)
     dx, db = grads
     for_x = bounds.rounded(dx, each, dtype)
     if db is None:
@@ -178,26 +170,21 @@ def _bias_act_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: 
     total = (dx.abs() + each).reshape(rows, N).sum(0)
     chain = max(bias_act.depth(rows, N, dtype), 1)
     error = each.reshape(rows, N).sum(0) + bounds.gamma(chain, bounds.acc_unit(dtype)) * total
-    error = torch.where(total > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
-    return for_x, bounds.rounded(db, error, dtype)
+    return for_x, bounds.rounded(db, bounds.known(error, total, dtype), dtype)
 
 
 SPECS = [
-    _record("relu", lambda case: "relu", exact=True),
-    _record("sigmoid", lambda case: "sigmoid"),
-    _record("tanh", lambda case: "tanh"),
-    _record("silu", lambda case: "silu", reference=F.silu),
+    _record("relu", exact=True),
+    *map(_record, ("sigmoid", "tanh", "silu")),
     _record(
         "leaky_relu",
-        lambda case: ("leaky_relu", case.args[1]) if len(case.args) > 1 else "leaky_relu",
-        reference=_leaky_reference,
+        lambda negative_slope=activation.NEGATIVE_SLOPE: ("leaky_relu", negative_slope),
         inputs=_with_argument((), (0.25,), (1e-3,), (2.0,)),
         bad=(WANTS_FLOATING, refuses(ValueError, "needs a slope above 0, got 0.0", (3,), extra=(0.0,))),
     ),
     _record(
         "gelu",
-        lambda case: "gelu_tanh" if case.args[1:] == ("tanh",) else "gelu",
-        reference=_gelu_reference,
+        lambda approximate="none": "gelu_tanh" if approximate == "tanh" else "gelu",
         inputs=_with_argument((), ("none",), ("tanh",)),
         examples={"exact": tensors((3, 700)), "by tanh": tensors((3, 700), extra=("tanh",))},
         bad=(
@@ -205,12 +192,11 @@ SPECS = [
             refuses(ValueError, 'approximate is \'erf\', expected "none" or "tanh"', (3,), extra=("erf",)),
         ),
     ),
-    OpSpec(
-        name="bias_act",
-        op=ops.bias_act,
-        reference=_bias_act_reference,
+    records()(
+        "bias_act",
+        reference=lambda x, b, act="relu": apply(x if b is None else x + b, act),
         inputs=_bias_act_inputs,
-        bound=_bias_act_bound,
+        bound=bounds.off_by(_bias_act_error),
         grad_bound=_bias_act_grad,
         differentiable=(0, 1),
         families=("bias_act", "bias_act_grad"),

@@ -51,12 +51,7 @@ class Case:
     def tensors(self) -> list[torch.Tensor]:
         """Every torch tensor in the case."""
         found: list[torch.Tensor] = []
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            found.append(tensor)
-            return tensor
-
-        self.map(keep)
+        self.map(found.append)
         return found
 
 
@@ -88,6 +83,11 @@ def bools(*shape: int) -> Callable[[Make], torch.Tensor]:
 def of(dtype: torch.dtype, *shape: int) -> Callable[[Make], torch.Tensor]:
     """A tensor of another dtype as an argument."""
     return lambda make: make.tensor(*shape).to(dtype)
+
+
+def between(low: float | None, high: float | None, *shape: int) -> Callable[[Make], torch.Tensor]:
+    """A tensor with values from `low` to `high` as an argument."""
+    return lambda make: make.tensor(*shape, low=low, high=high)
 
 
 def one(low: float | None = None) -> Callable[[Make], Case]:

@@ -7,6 +7,10 @@ and 4). Rounding the result to its type adds u_out |result| and half a subnormal
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from minidl.runtime import launch
@@ -38,6 +42,23 @@ def gamma(d: float, u: float) -> float:
 def holds(got: torch.Tensor, exact: torch.Tensor, error: torch.Tensor) -> bool:
     """Whether every element is `exact` (float64) up to `error` and the rounding to its type."""
     return bool(((got.double() - exact).abs() <= rounded(exact, error, got.dtype)).all())
+
+
+def known(error: torch.Tensor, total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The error of a sum, infinite where it may overflow the accumulate type, its magnitudes adding up to `total`."""
+    return torch.where(total > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
+
+
+def off_by(error: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The bound of a result off by error(case, result, dtype) before it is rounded; 0 where it must be equal.
+
+    That is where it is infinite or NaN.
+    """
+
+    def bound(case: Any, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return torch.where(result.isfinite(), rounded(result, error(case, result, dtype), dtype), 0.0)
+
+    return bound
 
 
 def rounded(result: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from minidl.kernels import reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Case, bools, integers, of, one, records, refuses, tensors
+from minidl.testing.specs.base import Case, OpSpec, between, bools, integers, of, one, records, refuses, tensors
 from minidl.testing.specs.make import Make
 
 # Units in the last place of exp and log.
@@ -39,14 +40,9 @@ def where_finite(result: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
     return torch.where(result.isfinite(), bound, 0.0)
 
 
-def few_units(units: float) -> Callable[[Case, torch.Tensor, torch.dtype], torch.Tensor]:
+def few_units(units: float) -> Callable[..., torch.Tensor]:
     """A bound of some units of the accumulate type, and one rounding to the dtype."""
-
-    def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        error = units * bounds.acc_unit(dtype) * result.abs()
-        return where_finite(result, bounds.rounded(result, error, dtype))
-
-    return bound
+    return bounds.off_by(lambda case, result, dtype: units * bounds.acc_unit(dtype) * result.abs())
 
 
 def few_grad_units(units: float) -> Callable[..., tuple[Any, ...]]:
@@ -86,8 +82,8 @@ def summed(sizes: torch.Tensor, result: torch.Tensor, count: int, dtype: torch.d
     total = sizes.sum_to_size(result.shape)
     chain = reduce.depth(result.numel(), count, dtype)
     lost = (sizes > torch.finfo(dtype).max).double().sum_to_size(result.shape) > 0
-    lost = lost | (total > torch.finfo(launch.acc_torch(dtype)).max / 2)
-    return torch.where(lost, math.inf, bounds.gamma(chain, bounds.acc_unit(dtype)) * total)
+    error = torch.where(lost, math.inf, bounds.gamma(chain, bounds.acc_unit(dtype)) * total)
+    return bounds.known(error, total, dtype)
 
 
 # One operand.
@@ -95,8 +91,8 @@ def summed(sizes: torch.Tensor, result: torch.Tensor, count: int, dtype: torch.d
 
 def _unary_examples(low: float | None = None) -> dict[str, Callable[[Make], Case]]:
     return {
-        "one run": lambda make: Case((make.tensor(3, 700, low=low),)),
-        "scalar": lambda make: Case((make.tensor(low=low),)),
+        "one run": tensors(between(low, None, 3, 700)),
+        "scalar": tensors(between(low, None)),
         "every second": lambda make: Case((make.tensor(37, 66, low=low)[:, ::2],)),
     }
 
@@ -107,15 +103,9 @@ _BOOL = refuses(TypeError, "got dtype torch.bool, expected a floating or", bools
 _unary = records(
     inputs=one(), differentiable=(0,), families=("elementwise",), examples=_unary_examples(), bad=(_INTEGERS,)
 )
-_exact = records(
-    inputs=one(), bound=no_error, grad_bound=no_grad_error, differentiable=(0,), families=("elementwise",),
-    examples=_unary_examples(), bad=(_BOOL,), exact=True,
-)  # fmt: skip
+_exact = partial(_unary, bound=no_error, grad_bound=no_grad_error, bad=(_BOOL,), exact=True)
 # From values above 0.
-_positive = records(
-    inputs=one(low=0.0), differentiable=(0,), families=("elementwise",), examples=_unary_examples(low=0.0625),
-    bad=(_INTEGERS,),
-)  # fmt: skip
+_positive = partial(_unary, inputs=one(low=0.0), examples=_unary_examples(low=0.0625))
 
 
 def _exp_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -166,7 +156,7 @@ def _tensors(make: Make) -> Case:
 
 def _binary_examples(low: float | None = None) -> dict[str, Callable[[Make], Case]]:
     def pair(left: tuple[int, ...], right: tuple[int, ...]) -> Callable[[Make], Case]:
-        return lambda make: Case((make.tensor(*left, low=low), make.tensor(*right, low=low)))
+        return tensors(between(low, None, *left), between(low, None, *right))
 
     return {
         "one run": pair((3, 700), (3, 700)),
@@ -234,19 +224,9 @@ def _power_error(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(exponent > 700, math.inf, 8 * (1 + exponent) * bounds.UNIT[torch.float64])
 
 
-def _pow_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    relative = _power_error(*case.args) + bounds.acc_unit(dtype)
-    error = (relative * result.abs()).nan_to_num(nan=math.inf)
-    return where_finite(result, bounds.rounded(result, error, dtype))
-
-
-def _pow_errors(shift: int) -> TermErrors:
-    """For terms with a power of `shift` less."""
-
-    def errors(terms: torch.Tensor, dy: Any, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return ((_power_error(a, b - shift) + 2 * bounds.acc_unit(dtype)) * terms.abs()).nan_to_num(nan=math.inf)
-
-    return errors
+def _pow_errors(result: torch.Tensor, roundings: int, dtype: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """For a result that is a^b times something, with as many roundings after the power."""
+    return ((_power_error(a, b) + roundings * bounds.acc_unit(dtype)) * result.abs()).nan_to_num(nan=math.inf)
 
 
 def _pow_inputs(make: Make) -> Case:
@@ -260,22 +240,26 @@ _binary = records(
     examples=_binary_examples(), bad=BINARY_BAD,
 )  # fmt: skip
 
+
+def _arithmetic(name: str, *errors: TermErrors, **fields: Any) -> OpSpec:
+    return _binary(name, grad_bound=_broadcast_grads(getattr(torch, name), *errors), **fields)
+
+
 BINARY = [
-    _binary(
-        "add", grad_bound=_broadcast_grads(torch.add, _no_errors, _no_errors), exact=True, bad=(*BINARY_BAD, _FRACTION)
-    ),
-    _binary("sub", grad_bound=_broadcast_grads(torch.sub, _no_errors, _no_errors), exact=True),
-    _binary("mul", grad_bound=_broadcast_grads(torch.mul, _unit_errors, _unit_errors), exact=True),
-    _binary("div", grad_bound=_broadcast_grads(torch.div, _unit_errors, _divisor_errors)),
-    _binary(
+    _arithmetic("add", _no_errors, _no_errors, exact=True, bad=(*BINARY_BAD, _FRACTION)),
+    _arithmetic("sub", _no_errors, _no_errors, exact=True),
+    _arithmetic("mul", _unit_errors, _unit_errors, exact=True),
+    _arithmetic("div", _unit_errors, _divisor_errors),
+    _arithmetic(
         "pow",
+        lambda terms, dy, a, b, dtype: _pow_errors(terms, 2, dtype, a, b - 1),
+        lambda terms, dy, a, b, dtype: _pow_errors(terms, 2, dtype, a, b),
         inputs=_pow_inputs,
-        bound=_pow_bound,
-        grad_bound=_broadcast_grads(torch.pow, _pow_errors(1), _pow_errors(0)),
+        bound=bounds.off_by(lambda case, y, dtype: _pow_errors(y, 1, dtype, *case.args)),
         examples=_binary_examples(low=0.0625),
     ),
-    _binary("maximum", bound=no_error, grad_bound=_broadcast_grads(torch.maximum, _no_errors, _no_errors), exact=True),
-    _binary("minimum", bound=no_error, grad_bound=_broadcast_grads(torch.minimum, _no_errors, _no_errors), exact=True),
+    _arithmetic("maximum", _no_errors, _no_errors, bound=no_error, exact=True),
+    _arithmetic("minimum", _no_errors, _no_errors, bound=no_error, exact=True),
 ]
 
 
@@ -289,16 +273,16 @@ def _compared(make: Make) -> Case:
     return make.choice([case, Case((a, a.clone())), Case((a, 2)), Case((a, -0.5))])
 
 
-_comparison = records(
+_comparison = partial(
+    _binary,
     inputs=_compared,
     bound=no_error,
-    families=("elementwise", "elementwise_tile"),
+    differentiable=(),
     examples={
         "one run": tensors((3, 700), (3, 700)),
         "integers": tensors(integers(70, high=3), integers(70, high=3)),
         "column": tensors((37, 65), (37, 1)),
     },
-    bad=BINARY_BAD,
     exact=True,
 )
 COMPARISONS = [*map(_comparison, ("eq", "ne", "lt", "le", "gt", "ge"))]

@@ -14,14 +14,11 @@ import torch
 import torch.nn.functional as F
 
 from minidl import ops
-from minidl.kernels.activation import Activation
 from minidl.runtime import launch
 from minidl.testing.specs import bounds, products
 from minidl.testing.specs.activation import apply
 from minidl.testing.specs.base import Bad, Case, of, records, refuses, tensors
 from minidl.testing.specs.make import Make
-
-FAMILIES = ("gemm", "gemm_pointer", "gemm_sum")
 
 
 def chain(M: int, N: int, K: int, dtype: torch.dtype) -> int:
@@ -58,15 +55,14 @@ def _matmul_inputs(make: Make) -> Case:
 
 
 def _matmul_sizes(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
-    return (a.shape[-2] if a.dim() > 1 else 1), (b.shape[-1] if b.dim() > 1 else 1), a.shape[-1]
+    """M, N and K of each product; a matrix on the right is multiplied by all rows at once."""
+    rows = a.shape[:-1] if b.dim() == 2 else a.shape[-2:-1]
+    return math.prod(rows), (b.shape[-1] if b.dim() > 1 else 1), a.shape[-1]
 
 
 def _matmul_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     a, b = case.args
-    rows, N, K = _matmul_sizes(a, b)
-    if b.dim() == 2:
-        rows = math.prod(a.shape[:-1])
-    return bounds.rounded(result, product_error(torch.matmul(a.abs(), b.abs()), rows, N, K, dtype), dtype)
+    return bounds.rounded(result, product_error(a.abs() @ b.abs(), *_matmul_sizes(a, b), dtype), dtype)
 
 
 def _matmul_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -74,9 +70,7 @@ def _matmul_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     totals = torch.autograd.grad(torch.matmul(a, b), (a, b), dy.abs())
     rows, N, K = _matmul_sizes(a, b)
     # Batches that share an operand are multiplied one by one, rounded, and then added.
-    batch = math.prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
-    if b.dim() == 2:
-        rows, batch = math.prod(a.shape[:-1]), 1
+    batch = 1 if b.dim() == 2 else math.prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     out = []
     for grad, total, (m, n, k) in zip(grads, totals, ((rows, K, N), (K, N, rows)), strict=True):
         error = product_error(total, m, n, k, dtype)
@@ -86,10 +80,6 @@ def _matmul_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
             error = torch.where(total > torch.finfo(dtype).max / 2, math.inf, error)
         out.append(bounds.rounded(grad, error, dtype))
     return tuple(out)
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, act: Activation = None) -> Any:
-    return apply(F.linear(x, weight, bias), act)
 
 
 def _linear_inputs(make: Make) -> Case:
@@ -119,7 +109,7 @@ def _linear_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     return products.gradient_bounds(grads, found, dtype)
 
 
-_product = records(families=FAMILIES)
+_product = records(families=("gemm", "gemm_pointer", "gemm_sum"))
 MATMUL = _product(
     "matmul",
     inputs=_matmul_inputs,
@@ -148,7 +138,7 @@ MATMUL = _product(
 
 LINEAR = _product(
     "linear",
-    reference=_linear,
+    reference=lambda x, weight, bias=None, act=None: apply(F.linear(x, weight, bias), act),
     inputs=_linear_inputs,
     bound=products.output_bound(ops.linear, _preactivation),
     grad_bound=_linear_grad_bound,

@@ -8,7 +8,6 @@ a compiled division is off by 4 u, a logarithm by 8 u, an exponential of -a by 8
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,9 +17,9 @@ import torch.nn.functional as F
 
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, bools, integers, of, records, refuses, tensors
+from minidl.testing.specs.base import Bad, Case, between, bools, integers, of, records, refuses, tensors
 from minidl.testing.specs.make import Make
-from minidl.testing.specs.softmax import chain, row_errors, row_tile
+from minidl.testing.specs.softmax import row_errors, row_tile
 
 _OPTIONS = {"weight": None, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0, "pos_weight": None}
 
@@ -37,19 +36,23 @@ def _sum_chain(terms: int, dtype: torch.dtype) -> int:
 
 
 def _reduced(
-    loss: torch.Tensor, error: torch.Tensor, reduction: str, divisor: float, extra: int, dtype: torch.dtype
+    case: Case, loss: torch.Tensor, error: torch.Tensor, divisor: float, dtype: torch.dtype, extra: int = 0
 ) -> torch.Tensor:
-    """The bound of a loss from the errors of its terms; `extra` more additions than those of `_sum_chain`."""
-    u, acc = bounds.acc_unit(dtype), launch.acc_torch(dtype)
+    """The bound of a loss from the errors of its terms; `extra` more additions than those of `_sum_chain`.
+
+    A mean is divided by `divisor`.
+    """
+    u, reduction = bounds.acc_unit(dtype), _options(case)["reduction"]
     if reduction == "none":
         return bounds.rounded(loss, error, dtype)
+    divisor = divisor if reduction == "mean" else 1.0
     total = (loss.abs() + error).sum()
     d = _sum_chain(max(loss.numel(), 1), dtype) + extra
-    off = error.sum() + bounds.gamma(d, u) * total + loss.numel() * bounds.TINY[acc]
+    off = error.sum() + bounds.gamma(d, u) * total + loss.numel() * bounds.TINY[launch.acc_torch(dtype)]
     result = loss.sum() / divisor
     # Dividing costs 4 u, and the divisor may itself be a sum of as many terms.
     off = off / divisor + (bounds.gamma(d + 4, u) * (result.abs() + off / divisor) if reduction == "mean" else 0.0)
-    return torch.where(total > torch.finfo(acc).max / 2, math.inf, bounds.rounded(result, off, dtype))
+    return bounds.known(bounds.rounded(result, off, dtype), total, dtype)
 
 
 def _weights(case: Case, N: int) -> torch.Tensor:
@@ -75,9 +78,7 @@ def _shares(case: Case) -> tuple[torch.Tensor, int, torch.Tensor]:
 
 def _divisor(case: Case) -> float:
     x, target = case.args
-    given, (_, axis, kept) = _options(case), _shares(case)
-    if given["reduction"] != "mean":
-        return 1.0
+    _, axis, kept = _shares(case)
     if target.dtype.is_floating_point:
         return x.numel() / x.shape[axis]
     return float(_weights(case, x.shape[axis])[target[kept.squeeze(axis)]].sum())
@@ -90,17 +91,14 @@ def _cross_entropy_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -
     u = bounds.acc_unit(dtype)
     q, axis, kept = _shares(case)
     row = row_errors(x, axis, "cross_entropy", dtype)
-    rows, N = x.numel() // x.shape[axis], x.shape[axis]
-    d, _ = chain("cross_entropy", rows, N, dtype)
-    a = q.abs()
+    rows, N, a = x.numel() // x.shape[axis], x.shape[axis], q.abs()
     share, log = a.sum(axis, keepdim=True), row.s.log()
     times = torch.where(a == 0, 0.0, a * row.z.abs()).sum(axis, keepdim=True)
     loss = torch.where(kept, share * log + times, 0.0)
-    error = share * (row.s_error + 8 * u * log) + bounds.gamma(d + 20, u) * (share * log + times)
+    error = share * (row.s_error + 8 * u * log) + bounds.gamma(row.d + 20, u) * (share * log + times)
     error = torch.where(kept, error, 0.0)
     tile = row_tile("cross_entropy", rows, N, dtype)
-    reduction = _options(case)["reduction"]
-    return _reduced(loss.squeeze(axis), error.squeeze(axis), reduction, _divisor(case), tile["BLOCK_M"], dtype)
+    return _reduced(case, loss.squeeze(axis), error.squeeze(axis), _divisor(case), dtype, tile["BLOCK_M"])
 
 
 def _cross_entropy_grad_bound(
@@ -114,36 +112,28 @@ def _cross_entropy_grad_bound(
     x, _ = case.args
     if x.numel() == 0:
         return (torch.zeros_like(dx),)
-    u, reduction, divisor = bounds.acc_unit(dtype), _options(case)["reduction"], _divisor(case)
+    u, reduction = bounds.acc_unit(dtype), _options(case)["reduction"]
+    divisor = _divisor(case) if reduction == "mean" else 1.0
     q, axis, kept = _shares(case)
     row = row_errors(x, axis, "cross_entropy", dtype)
-    rows, N = x.numel() // x.shape[axis], x.shape[axis]
-    d, _ = chain("cross_entropy", rows, N, dtype)
-    a = q.abs()
+    rows, a = x.numel() // x.shape[axis], q.abs()
     p = a.sum(axis, keepdim=True) * row.e / row.s
-    error = p * ((1 + row.e_error) * (1 + row.s_error) * (1 + bounds.gamma(d + 16, u)) - 1) + 8 * u * a
+    error = p * ((1 + row.e_error) * (1 + row.s_error) * (1 + bounds.gamma(row.d + 16, u)) - 1) + 8 * u * a
     dividing = bounds.gamma(_sum_chain(rows, dtype) + 8, u) if reduction == "mean" else 0.0
     later = reduction == "mean" and dtype == torch.float16
     first, second = (1.0, divisor) if later else (divisor, 1.0)
     waiting = (p + a) / abs(first)
-    error = error / abs(first) + (4 * u + dividing) * waiting
-    error = error + bounds.TINY[launch.acc_torch(dtype)]
+    error = error / abs(first) + (4 * u + dividing) * waiting + bounds.TINY[launch.acc_torch(dtype)]
     factor = (dy.unsqueeze(axis) if reduction == "none" and x.dim() > 1 else dy).abs() / abs(second)
     error = factor * (bounds.rounded(waiting, error, dtype) + (4 * u + dividing) * waiting)
-    error = torch.where(kept, error, 0.0)
-    return (bounds.rounded(dx, error, dtype),)
-
-
-def _of_elements(case: Case, loss: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    reduction = _options(case)["reduction"]
-    return _reduced(loss, error, reduction, loss.numel() if reduction == "mean" else 1.0, 0, dtype)
+    return (bounds.rounded(dx, torch.where(kept, error, 0.0), dtype),)
 
 
 def _mse_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     x, target = case.args
     loss = (x - target) ** 2
     error = bounds.gamma(4, bounds.acc_unit(dtype)) * loss + bounds.TINY[launch.acc_torch(dtype)]
-    return _of_elements(case, loss, error, dtype)
+    return _reduced(case, loss, error, loss.numel(), dtype)
 
 
 def _mse_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -183,7 +173,7 @@ def _binary_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch
     curve = (1 + (v - 1).abs() * t) * torch.log1p(torch.exp(-size))
     loss = w * (line + curve)
     error = w * u * (8 * line + (32 + 3 * size.clamp(max=1000)) * curve)
-    return _of_elements(case, loss, error + (1 + w) * bounds.TINY[launch.acc_torch(dtype)], dtype)
+    return _reduced(case, loss, error + (1 + w) * bounds.TINY[launch.acc_torch(dtype)], loss.numel(), dtype)
 
 
 def _binary_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -205,11 +195,7 @@ def _binary_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     return tuple(bounds.rounded(g, error, dtype) for g, error in zip(grads, errors, strict=True))
 
 
-def _between(low: float, high: float, *shape: int) -> Callable[[Make], torch.Tensor]:
-    return lambda make: make.tensor(*shape, low=low, high=high)
-
-
-_positive = partial(_between, 0.125, 3.0)
+_positive = partial(between, 0.125, 3.0)
 
 
 def _reduction(make: Make) -> str:
@@ -234,7 +220,7 @@ def _classes(*shape: int, **options: Any) -> Callable[[Make], Case]:
 
 
 def _pair(*shape: int, **options: Any) -> Callable[[Make], Case]:
-    return tensors(shape, _between(0.0, 1.0, *shape), **options)
+    return tensors(shape, between(0.0, 1.0, *shape), **options)
 
 
 def _elements_inputs(make: Make) -> Case:

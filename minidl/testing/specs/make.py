@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -154,6 +154,8 @@ def values(
     kind.
     """
     shape = tuple(shape)
+    if kind not in (*KINDS, SPECIAL):
+        raise ValueError(f"unknown kind {kind!r}; known: {', '.join((*KINDS, SPECIAL))}")
     if low is None and high is None:
         made = _free(kind, shape, dtype, generator)
     else:
@@ -162,8 +164,7 @@ def values(
     made = made.clamp(-largest, largest).to(dtype)
     if kind == SPECIAL:
         choices = [math.nan, *([math.inf] if high is None else []), *([-math.inf] if low is None else [])]
-        if low is None and high is None:
-            choices += [0.0, -0.0]
+        choices += [0.0, -0.0] if low is None and high is None else []
         pick = torch.tensor(choices, dtype=dtype)[torch.randint(len(choices), shape, generator=generator)]
         made = torch.where(torch.rand(shape, generator=generator) < 0.125, pick, made)
     return made
@@ -180,33 +181,24 @@ def _free(kind: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
         return torch.exp2(uniform(a, b)) * (1 - 2 * torch.randint(2, shape, generator=generator))
 
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-    if kind == "integers":
-        return torch.randint(-3, 4, shape, generator=generator).double()
-    if kind in ("normal", SPECIAL):
-        return normal
-    if kind == "positive":
-        return 1 - uniform(0, 1)
-    if kind == "constant":
-        return torch.randn((), generator=generator, dtype=torch.float64).expand(shape).clone()
-    if kind == "cancelling":
-        return _alternate(shape, 1000.0, -1000.0) + normal
-    if kind == "mixed":
-        spread = min(20.0, emax / 2.5)
-        return powers(-spread, spread)
-    if kind == "tiny":
-        return powers(emin + math.log2(info.eps), emin + 3)
-    if kind == "huge":
+    spread = min(20.0, emax / 2.5)
+    kinds: dict[str, Callable[[], torch.Tensor]] = {
+        "integers": lambda: torch.randint(-3, 4, shape, generator=generator).double(),
+        "positive": lambda: 1 - uniform(0, 1),
+        "constant": lambda: torch.randn((), generator=generator, dtype=torch.float64).expand(shape).clone(),
+        "cancelling": lambda: _alternate(shape, 1000.0, -1000.0) + normal,
+        "mixed": lambda: powers(-spread, spread),
+        "tiny": lambda: powers(emin + math.log2(info.eps), emin + 3),
         # In float64 the reference overflows as well, so there products of three still fit.
-        return powers(100, 300) if dtype == torch.float64 else powers(0.4 * emax, 0.95 * emax)
-    raise ValueError(f"unknown kind {kind!r}; known: {', '.join((*KINDS, SPECIAL))}")
+        "huge": lambda: powers(100, 300) if dtype == torch.float64 else powers(0.4 * emax, 0.95 * emax),
+    }
+    return kinds.get(kind, lambda: normal)()
 
 
 def _between(
     kind: str, shape: tuple[int, ...], generator: torch.Generator, low: float | None, high: float | None
 ) -> torch.Tensor:
-    if low is None:
-        assert high is not None
-        low = high - 4.0
+    low = (high or 0.0) - 4.0 if low is None else low
     high = low + 4.0 if high is None else high
     share = torch.rand(shape, generator=generator, dtype=torch.float64)
     smallest, largest = math.ceil(low), math.floor(high)
@@ -220,8 +212,6 @@ def _between(
         share = torch.exp2(-20 * share)
     elif kind == "huge":
         share = 1 - torch.exp2(-20 * share)
-    elif kind not in (*KINDS, SPECIAL):
-        raise ValueError(f"unknown kind {kind!r}; known: {', '.join((*KINDS, SPECIAL))}")
     return low + (high - low) * share
 
 

@@ -37,6 +37,7 @@ from minidl.testing.specs import bounds
 from minidl.testing.specs.activation import DERIVATIVE_UNITS, apply, derivative, output_error
 from minidl.testing.specs.base import Case, OpSpec, distinct, integers, refuses
 from minidl.testing.specs.make import Make
+from minidl.testing.specs.products import gradient_bounds
 
 # Units of 1 that the derivatives of bounded activations are off, computed from z.
 BOUNDED_UNITS = 24
@@ -53,17 +54,10 @@ def _given(*args: Any) -> Any:
     return given
 
 
-def _batch_norm(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any, **named: Any) -> Tensor:
-    """ops.batch_norm on copies of the running statistics."""
+def _called(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any, **named: Any) -> tuple[Any, ...]:
+    """The result of ops.batch_norm, and copies of the running statistics after it."""
     mean, var = (None if statistic is None else Tensor(statistic.data.clone()) for statistic in (mean, var))
-    return ops.batch_norm(x, mean, var, *rest, **named)
-
-
-def _running(x: Tensor, mean: Tensor, var: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """Copies of the running statistics after ops.batch_norm in training."""
-    mean, var = Tensor(mean.data.clone()), Tensor(var.data.clone())
-    ops.batch_norm(x, mean, var, *rest, **named)
-    return mean, var
+    return ops.batch_norm(x, mean, var, *rest, **named), mean, var
 
 
 def _reference(*args: Any) -> torch.Tensor:
@@ -86,24 +80,21 @@ def _running_reference(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, var
 
 
-class Errors(NamedTuple):
-    """Rows [M, C] of x - mean and of z with their errors; rstd and what x - mean is multiplied by, [C], with theirs.
+Known = tuple[torch.Tensor, torch.Tensor]
 
-    mean, var and their errors are those of the batch in training.
+
+class Errors(NamedTuple):
+    """Rows [M, C] of x - mean and of z; rstd and what x - mean is multiplied by, [C]: each with its error.
+
+    mean and var are those of the batch in training.
     """
 
-    d: torch.Tensor
-    d_error: torch.Tensor
-    z: torch.Tensor
-    z_error: torch.Tensor
-    rstd: torch.Tensor
-    rstd_error: torch.Tensor
-    scale: torch.Tensor
-    scale_error: torch.Tensor
-    mean: torch.Tensor
-    mean_error: torch.Tensor
-    var: torch.Tensor
-    var_error: torch.Tensor
+    d: Known
+    z: Known
+    rstd: Known
+    scale: Known
+    mean: Known
+    var: Known
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -152,44 +143,43 @@ def _errors(given: Any, dtype: torch.dtype) -> Errors:
     size = (d.abs() + d_error) * (scale + scale_error)
     z_error = d.abs() * scale_error + d_error * (scale + scale_error) + 2 * u * (size + bias.abs()) + tiny
     z_error = _known(z_error, size, size + bias.abs(), x.abs() + mean.abs(), dtype=dtype)
-    z = d * rstd * weight + bias
-    return Errors(d, d_error, z, z_error, rstd, rstd_error, scale, scale_error, mean, mean_error, var, var_error)
+    z = d * rstd * weight + bias, z_error
+    return Errors((d, d_error), z, (rstd, rstd_error), (scale, scale_error), (mean, mean_error), (var, var_error))
 
 
 def _bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     given = _given(*case.args)
     if given.x.numel() == 0:
         return torch.zeros_like(given.x)
-    off = _errors(given, dtype)
-    error = _known(output_error(off.z, off.z_error, given.act, dtype), off.z.abs() + off.z_error, dtype=dtype)
+    z, z_error = _errors(given, dtype).z
+    error = _known(output_error(z, z_error, given.act, dtype), z.abs() + z_error, dtype=dtype)
     return bounds.rounded(result, _unrows(error, result), dtype)
 
 
 def _running_bound(case: Case, result: tuple[torch.Tensor, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     given = _given(*case.args)
-    off, u = _errors(given, dtype), DOUBLE
-    mean, var = result
+    *_, (mean, mean_error), (var, var_error) = _errors(given, dtype)
     M = given.x.numel() // given.x.shape[1]
     share, back = given.momentum, M / (M - 1)
     old_mean, old_var = given.running
-    mean_error = share * off.mean_error + u * ((1 - share) * old_mean.abs() + share * off.mean.abs())
-    var_error = share * back * off.var_error + u * ((1 - share) * old_var.abs() + share * back * off.var)
+    mean_error = share * mean_error + DOUBLE * ((1 - share) * old_mean.abs() + share * mean.abs())
+    var_error = share * back * var_error + DOUBLE * ((1 - share) * old_var.abs() + share * back * var)
     return (
-        bounds.rounded(mean, _known(mean_error, 4 * off.mean.abs(), dtype=dtype), dtype),
-        bounds.rounded(var, _known(var_error, dtype=dtype), dtype),
+        bounds.rounded(result[0], _known(mean_error, 4 * mean.abs(), dtype=dtype), dtype),
+        bounds.rounded(result[1], _known(var_error, dtype=dtype), dtype),
     )
 
 
-def _derivative(off: Errors, act: Activation, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _derivative(z: torch.Tensor, z_error: torch.Tensor, act: Activation, dtype: torch.dtype) -> Known:
     """act'(z) and its error."""
     name, slope = activation.parse(act)
-    p, u = derivative(off.z, act), bounds.acc_unit(dtype)
+    p, u = derivative(z, act), bounds.acc_unit(dtype)
     if name is None:
         return p, torch.zeros_like(p)
     if name in ("relu", "leaky_relu"):
         low = slope if name == "leaky_relu" else 0.0
-        return p, torch.where(off.z.abs() <= off.z_error, abs(1 - low), 0.0) + 2 * u * low
-    return p, off.z_error + u * DERIVATIVE_UNITS.get(name, BOUNDED_UNITS)
+        return p, torch.where(z.abs() <= z_error, abs(1 - low), 0.0) + 2 * u * low
+    return p, z_error + u * DERIVATIVE_UNITS.get(name, BOUNDED_UNITS)
 
 
 def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -197,40 +187,37 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     if given.x.numel() == 0:
         return tuple(None if g is None else torch.zeros_like(g) for g in grads)
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
-    off, dy = _errors(given, dtype), _rows(dy)
+    (d, d_error), (z, z_error), (rstd, rstd_error), (scale, scale_error), *_ = _errors(given, dtype)
+    dy, r = _rows(dy), rstd + rstd_error
     M, C = dy.shape
-    p, p_error = _derivative(off, given.act, dtype)
+    p, p_error = _derivative(z, z_error, given.act, dtype)
     dz = dy * p
     dz_error = dy.abs() * p_error + u * dy.abs() * (p.abs() + p_error) + tiny
     dz_error = torch.where(dy == 0, 0.0, dz_error)
-    d, d_error, r = off.d, off.d_error, off.rstd + off.rstd_error
     chain = norm.depth(M, C, dtype, "norm_sums") + reduce.depth(2 * C, norm.bands(M, C, dtype, "norm_sums"), dtype)
     db_size = (dz.abs() + dz_error).sum(0)
     db_error = dz_error.sum(0) + bounds.gamma(chain, u) * db_size
     sizes = (dz.abs() + dz_error) * (d.abs() + d_error)
     t_error = (dz_error * (d.abs() + d_error) + dz.abs() * d_error).sum(0) + M * tiny
     t_error = t_error + bounds.gamma(chain + 3, u) * sizes.sum(0)
-    dw_error = t_error * r + sizes.sum(0) * (off.rstd_error + 2 * u * r) + tiny
+    dw_error = t_error * r + sizes.sum(0) * (rstd_error + 2 * u * r) + tiny
     dw_size = sizes.sum(0) * r
     g, g_error = dz.abs(), dz_error
     if given.training:
-        db, dw = dz.sum(0).abs(), (dz * d).sum(0).abs() * off.rstd
+        db, dw = dz.sum(0).abs(), (dz * d).sum(0).abs() * rstd
         along = (d.abs() + d_error) * r
-        g = g + (db + dw * d.abs() * off.rstd) / M
+        g = g + (db + dw * d.abs() * rstd) / M
         g_error = g_error + (db_error + 6 * u * db) / M + tiny
-        g_error = g_error + (along * (dw_error + 6 * u * dw) + dw * (d_error * r + d.abs() * off.rstd_error)) / M
+        g_error = g_error + (along * (dw_error + 6 * u * dw) + dw * (d_error * r + d.abs() * rstd_error)) / M
         g_error = g_error + 3 * u * (g + g_error)
-    factor = off.scale + off.scale_error
-    dx_error = g_error * factor + g * off.scale_error + u * (g + g_error) * factor
+    factor = scale + scale_error
+    dx_error = g_error * factor + g * scale_error + u * (g + g_error) * factor
     # What vanishes below the smallest number may be multiplied by rstd up to three times afterwards.
     dx_error = dx_error + 16 * tiny * (1 + r * r) * (1 + d.abs()) * (1 + factor)
-    full = db_size, sizes.sum(0), dw_size, dy.abs(), off.z.abs() + off.z_error
+    full = db_size, sizes.sum(0), dw_size, dy.abs(), z.abs() + z_error
     dx_error = _known(dx_error, *full, (g + g_error) * factor, dtype=dtype)
     affine = [_known(e, *full[:3], full[4].amax(0), dy.abs().amax(0), dtype=dtype) for e in (dw_error, db_error)]
-    return tuple(
-        None if grad is None else bounds.rounded(grad, error, dtype)
-        for grad, error in zip(grads, (_unrows(dx_error, given.x), *affine), strict=True)
-    )
+    return gradient_bounds(grads, (_unrows(dx_error, given.x), *affine), dtype)
 
 
 _ACTS: tuple[Activation, ...] = (None, None, "relu", ("leaky_relu", 0.25), *activation.NAMES)
@@ -297,7 +284,7 @@ def _fold_of(make: Make) -> Case:
 SPECS = [
     OpSpec(
         name="batch_norm",
-        op=_batch_norm,
+        op=lambda *args, **named: _called(*args, **named)[0],
         reference=_reference,
         inputs=_inputs,
         bound=_bound,
@@ -333,7 +320,7 @@ SPECS = [
     ),
     OpSpec(
         name="batch_norm, running statistics",
-        op=_running,
+        op=lambda *args, **named: _called(*args, **named)[1:],
         reference=_running_reference,
         inputs=_running_inputs,
         bound=_running_bound,

@@ -9,8 +9,8 @@ its value for |x| and its gradient for |dy| where it is a mean.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from minidl import ops
 from minidl.kernels import pool, reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, integers, records, refuses, tensors
+from minidl.testing.specs.base import WANTS_FLOATING, Case, OpSpec, distinct, integers, records, refuses, tensors
 from minidl.testing.specs.elementwise import no_error, where_finite
 from minidl.testing.specs.make import Make
 
@@ -60,26 +60,13 @@ def _adaptive_inputs(make: Make) -> Case:
     return Case((x, make.choice([1, 2, 5, (1, 1), (3, None), (13, 4), (7, 1)])))
 
 
-def _max_windows(case: Case) -> pool.Windows:
-    x, *rest = case.arguments(ops.max_pool2d)
-    return pool.windows("max_pool2d", x.shape[2:], *rest)
-
-
-def _avg_windows(case: Case) -> pool.Windows:
-    x, kernel, stride, padding, ceil, padded, divisor = case.arguments(ops.avg_pool2d)
-    return pool.windows("avg_pool2d", x.shape[2:], kernel, stride, padding, 1, ceil, divisor, padded)
-
-
-def _adaptive_windows(case: Case) -> pool.Windows:
-    x, size = case.arguments(ops.adaptive_avg_pool2d)
-    return pool.adaptive_windows("adaptive_avg_pool2d", x.shape[2:], size)
+_record = records(differentiable=(0,), families=("pool", "pool_grad"))
 
 
 def _linear(result: torch.Tensor, total: torch.Tensor, units: float, dtype: torch.dtype) -> torch.Tensor:
     """The bound of a sum whose absolute terms add up to `total`, off by so many units; infinite where it overflows."""
     error = bounds.gamma(units, bounds.acc_unit(dtype)) * total + units * bounds.TINY[launch.acc_torch(dtype)]
-    error = torch.where(total > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
-    return where_finite(result, bounds.rounded(result, error, dtype))
+    return where_finite(result, bounds.rounded(result, bounds.known(error, total, dtype), dtype))
 
 
 def _of_sizes(case: Case, dy: torch.Tensor, reference: Reference) -> torch.Tensor:
@@ -91,29 +78,31 @@ def _of_sizes(case: Case, dy: torch.Tensor, reference: Reference) -> torch.Tenso
 
 
 def _max_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    near = _max_windows(case).near
+    x, *rest = case.arguments(ops.max_pool2d)
+    near = pool.windows("max_pool2d", x.shape[2:], *rest).near
     return (_linear(grads[0], _of_sizes(case, dy, F.max_pool2d), near[0] * near[1] - 1, dtype),)
 
 
-def _mean_bounds(reference: Reference, windows: Callable[[Case], pool.Windows]) -> dict[str, Any]:
-    """`bound` and `grad_bound` of a mean."""
+def _mean(name: str, windows: Callable[..., pool.Windows], **fields: Any) -> OpSpec:
+    """The record of a mean, whose windows follow from its arguments after the size of the image."""
+    op, reference = getattr(ops, name), getattr(F, name)
 
     def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        at = windows(case)
-        x = case.args[0]
+        x, *rest = case.arguments(op)
+        at = windows(x.shape[2:], *rest)
         total = reference(x.abs(), *case.args[1:], **case.kwargs).abs()
         taps = at.kernel[0] * at.kernel[1]
         chain = reduce.depth(max(x.shape[0] * x.shape[1], 1), taps, dtype) if at.output == (1, 1) else taps
         bound = _linear(result, total, max(chain, 1) + 4, dtype)
         # The sum itself, so much more than the mean of absolute values, must not overflow.
-        limit = torch.finfo(launch.acc_torch(dtype)).max / 2 / max(1, taps)
-        return torch.where((total > limit) & result.isfinite(), math.inf, bound)
+        return where_finite(result, bounds.known(bound, total * taps, dtype))
 
     def grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        near = windows(case).near
+        x, *rest = case.arguments(op)
+        near = windows(x.shape[2:], *rest).near
         return (_linear(grads[0], _of_sizes(case, dy, reference).abs(), near[0] * near[1] + 5, dtype),)
 
-    return {"bound": bound, "grad_bound": grad_bound}
+    return _record(name, reference=reference, bound=bound, grad_bound=grad_bound, **fields)
 
 
 _INTEGERS = refuses(TypeError, WANTS_FLOATING.message, integers(1, 2, 4, 4), extra=(2,))
@@ -129,8 +118,6 @@ _WINDOWS = (
     refuses(TypeError, "kernel_size is True, expected a whole number", _ONE, kernel_size=True),
     refuses(ValueError, "stride is .*, expected a whole number from 1 to", _ONE, kernel_size=2, stride=2**40),
 )
-_record = records(differentiable=(0,), families=("pool", "pool_grad"))
-
 SPECS = [
     _record(
         "max_pool2d",
@@ -152,11 +139,12 @@ SPECS = [
         ),
         exact=True,
     ),
-    _record(
+    _mean(
         "avg_pool2d",
-        reference=F.avg_pool2d,
+        lambda size, kernel, stride, padding, ceil, padded, divisor: pool.windows(
+            "avg_pool2d", size, kernel, stride, padding, 1, ceil, divisor, padded
+        ),
         inputs=_avg_inputs,
-        **_mean_bounds(F.avg_pool2d, _avg_windows),
         examples={
             "2x2": tensors((3, 33, 8, 10), kernel_size=2),
             "overlapping": tensors((2, 5, 15, 13), kernel_size=3, stride=2, padding=1, count_include_pad=False),
@@ -169,11 +157,10 @@ SPECS = [
             refuses(TypeError, "divisor_override is 1.5", _ONE, kernel_size=2, divisor_override=1.5),
         ),
     ),
-    _record(
+    _mean(
         "adaptive_avg_pool2d",
-        reference=F.adaptive_avg_pool2d,
+        partial(pool.adaptive_windows, "adaptive_avg_pool2d"),
         inputs=_adaptive_inputs,
-        **_mean_bounds(F.adaptive_avg_pool2d, _adaptive_windows),
         examples={
             "shrinking": tensors((3, 33, 10, 7), output_size=(3, 4)),
             "growing": tensors((2, 5, 3, 4), output_size=7),

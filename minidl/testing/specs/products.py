@@ -34,8 +34,7 @@ def sum_error(total: torch.Tensor, K: int, depth: int, dtype: torch.dtype) -> to
     relative = bounds.gamma(depth, bounds.dot_unit(dtype)) + left_out
     # Products of numbers near the smallest normal one may vanish, as may such numbers themselves.
     flushed = K * bounds.TINY[launch.acc_torch(dtype)] * (1 + 2 * float(total.sqrt().max()) if total.numel() else 1)
-    largest = torch.finfo(launch.acc_torch(dtype)).max
-    return torch.where(total > largest / 2, math.inf, total * relative + flushed)
+    return bounds.known(total * relative + flushed, total, dtype)
 
 
 def with_bias(z: torch.Tensor, error: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:

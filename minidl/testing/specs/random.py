@@ -68,18 +68,6 @@ def normal(n: int, seed: int, dtype: torch.dtype, stream: int = 0) -> torch.Tens
     return ((-2 * unit.log()).sqrt() * direction).t().flatten()[:n]
 
 
-def _rand(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    return uniform(math.prod(shape), seed, dtype).view(shape)
-
-
-def _randn(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    return normal(math.prod(shape), seed, dtype).view(shape)
-
-
-def _randint(low: int, high: int, size: tuple[int, ...], seed: int) -> torch.Tensor:
-    return (low + ((words(math.prod(size), seed) * (high - low)) >> 32)).view(size)
-
-
 def _dropout(x: torch.Tensor, p: float, training: bool, seed: int) -> torch.Tensor:
     if not training or p == 0:
         return x
@@ -133,12 +121,24 @@ def _bad(name: str) -> tuple[Bad, ...]:
 
 
 SPECS: list[OpSpec] = [
-    _drawn("rand", reference=_rand, bound=_rand_bound, bad=_bad("rand")),
-    _drawn("randn", reference=_randn, bound=few_units(16), bad=_bad("randn")),
+    _drawn(
+        "rand",
+        reference=lambda *shape, seed, dtype: uniform(math.prod(shape), seed, dtype).view(shape),
+        bound=_rand_bound,
+        bad=_bad("rand"),
+    ),
+    _drawn(
+        "randn",
+        reference=lambda *shape, seed, dtype: normal(math.prod(shape), seed, dtype).view(shape),
+        bound=few_units(16),
+        bad=_bad("randn"),
+    ),
     _drawn(
         "randint",
         op=randint,
-        reference=_randint,
+        reference=lambda low, high, size, seed: (low + ((words(math.prod(size), seed) * (high - low)) >> 32)).view(
+            size
+        ),
         inputs=_randint_inputs,
         bound=_rand_bound,
         dtypes=(torch.float32,),

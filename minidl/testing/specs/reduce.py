@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from minidl.kernels import reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
 from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, records, refuses, tensors
-from minidl.testing.specs.elementwise import few_grad_units, kept, no_error, no_grad_error, summed, times, where_finite
+from minidl.testing.specs.elementwise import few_grad_units, kept, no_error, no_grad_error, summed, times
 from minidl.testing.specs.make import Make
 
 Dim = int | tuple[int, ...] | None
@@ -42,36 +43,29 @@ def _not_empty(make: Make) -> Case:
     return Case((distinct(x), *rest))
 
 
-def _parts(case: Case) -> tuple[torch.Tensor, tuple[int, ...], bool]:
-    x, dim, keepdim = case.arguments(ops.sum)
-    dims = tuple(range(x.dim())) if dim is None else (dim,) if isinstance(dim, int) else dim
-    return x, tuple(d % max(x.dim(), 1) for d in dims) if x.dim() else (), keepdim
+def _dims(case: Case) -> tuple[int, ...]:
+    """The dimensions that are reduced."""
+    x, dim, _ = case.arguments(ops.sum)
+    dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    return tuple(d % x.dim() for d in dims) if x.dim() else ()
 
 
 def _count(case: Case) -> int:
-    x, dims, _ = _parts(case)
-    return math.prod(x.shape[d] for d in dims)
+    return math.prod(case.args[0].shape[d] for d in _dims(case))
 
 
 def _with_ones(case: Case, value: torch.Tensor) -> torch.Tensor:
     """A result or its gradient with size 1 in place of what was reduced."""
-    return value.reshape(reduce.kept_shape(case.args[0], _parts(case)[1] or None))
+    return value.reshape(reduce.kept_shape(case.args[0], _dims(case) or None))
 
 
 def _sum_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    x, _, _ = _parts(case)
-    flat = _with_ones(case, result)
-    return summed(x.abs(), flat, _count(case), dtype).reshape(result.shape)
+    return summed(case.args[0].abs(), _with_ones(case, result), _count(case), dtype).reshape(result.shape)
 
 
-def _sum_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return bounds.rounded(result, _sum_error(case, result, dtype), dtype)
-
-
-def _mean_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _mean_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     # A compiled division is off by 2 units.
-    error = _sum_error(case, result, dtype) / max(_count(case), 1) + 4 * bounds.acc_unit(dtype) * result.abs()
-    return where_finite(result, bounds.rounded(result, error, dtype))
+    return _sum_error(case, result, dtype) / max(_count(case), 1) + 4 * bounds.acc_unit(dtype) * result.abs()
 
 
 def _norm_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -83,13 +77,9 @@ def _norm_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.T
     return torch.where(result > 2.0**511, math.inf, error) if dtype == torch.float64 else error
 
 
-def _norm_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return where_finite(result, bounds.rounded(result, _norm_error(case, result, dtype), dtype))
-
-
 def _norm_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    x, dims, _ = _parts(case)
-    y = torch.linalg.vector_norm(x, dim=dims or None, keepdim=True)
+    x = case.args[0]
+    y = torch.linalg.vector_norm(x, dim=_dims(case) or None, keepdim=True)
     off = kept(y, _norm_error(case, y, dtype), dtype)
     # dy x / (y + off): up to twice the relative error of y, if that is below a half.
     relative = torch.where(off * 2 < y, 2 * off / y, math.inf)
@@ -116,7 +106,6 @@ _EXAMPLES: dict[str, Callable[[Make], Case]] = {
 _OUTSIDE = refuses(IndexError, "dim 2 is out of range for a tensor of 2 dimensions", (2, 3), extra=(2,))
 _TWICE = refuses(ValueError, r"dims \[1, -1\] name a dimension twice", (2, 3), extra=((1, -1),))
 _NOTHING = refuses(ValueError, r"no maximum along dims \[0\] of a tensor of shape \[0, 3\]", (0, 3), extra=(0,))
-FAMILIES = ("reduce_columns", "reduce_rows")
 
 
 def _reference(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -135,24 +124,30 @@ def _one_dim(make: Make) -> Case:
 
 
 _floating = records(
-    inputs=_reduced, differentiable=(0,), families=FAMILIES, examples=_EXAMPLES, bad=(_OUTSIDE, _TWICE, WANTS_FLOATING)
+    inputs=_reduced,
+    differentiable=(0,),
+    families=("reduce_columns", "reduce_rows"),
+    examples=_EXAMPLES,
+    bad=(_OUTSIDE, _TWICE, WANTS_FLOATING),
 )
-_maximum = records(
-    reference=_reference(torch.amax), inputs=_not_empty, bound=no_error, grad_bound=few_grad_units(1),
-    differentiable=(0,), families=FAMILIES, examples=_EXAMPLES, bad=(_OUTSIDE, _TWICE, _NOTHING), exact=True,
+_maximum = partial(
+    _floating, reference=_reference(torch.amax), inputs=_not_empty, bound=no_error, grad_bound=few_grad_units(1),
+    bad=(_OUTSIDE, _TWICE, _NOTHING), exact=True,
 )  # fmt: skip
 
 SPECS = [
     _floating(
         "sum",
         reference=_reference(torch.sum),
-        bound=_sum_bound,
+        bound=lambda case, y, dtype: bounds.rounded(y, _sum_error(case, y, dtype), dtype),
         grad_bound=no_grad_error,
         bad=(_OUTSIDE, _TWICE),
         exact=True,
     ),
-    _floating("mean", reference=_reference(torch.mean), bound=_mean_bound, grad_bound=few_grad_units(2)),
-    _floating("norm", reference=_reference(torch.linalg.vector_norm), bound=_norm_bound, grad_bound=_norm_grad),
+    _floating("mean", reference=_reference(torch.mean), bound=bounds.off_by(_mean_error), grad_bound=few_grad_units(2)),
+    _floating(
+        "norm", reference=_reference(torch.linalg.vector_norm), bound=bounds.off_by(_norm_error), grad_bound=_norm_grad
+    ),
     _maximum("amax"),
     _maximum("max", examples={"all": _EXAMPLES["all"]}),
     _maximum(

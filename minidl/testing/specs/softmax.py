@@ -26,13 +26,11 @@ from minidl.testing.specs import bounds
 from minidl.testing.specs.base import Case, integers, records, refuses, tensors
 from minidl.testing.specs.make import Make
 
-LOOPS = {"softmax": "softmax_loop", "softmax_grad": "softmax_grad_loop", "cross_entropy": "cross_entropy_loop"}
-
 
 def row_tile(family: str, rows: int, N: int, dtype: torch.dtype) -> launch.Tile:
     """The tile for rows of N elements: of the kernel for whole rows where they fit it, else of the walk."""
     tile = launch.tile(family, dtype, M=rows, N=N)
-    return tile if tile["BLOCK_N"] >= N else loop_tile(LOOPS[family], dtype, rows, N, N)
+    return tile if tile["BLOCK_N"] >= N else loop_tile(f"{family}_loop", dtype, rows, N, N)
 
 
 def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -48,8 +46,9 @@ def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]
 
 
 class RowErrors(NamedTuple):
-    """Of rows along `dim`: z, exp(z), s and the relative errors of the last two."""
+    """Of rows along `dim`: d, z, exp(z), s and the relative errors of the last two."""
 
+    d: int
     z: torch.Tensor
     e: torch.Tensor
     s: torch.Tensor
@@ -69,7 +68,7 @@ def row_errors(x: torch.Tensor, dim: int, family: str, dtype: torch.dtype) -> Ro
     e_error = torch.expm1(3 * u * z.abs().clamp(max=1000) + 8 * u)
     walked = e_error + 9 * u * (blocks - 1)
     s_error = (1 + bounds.gamma(d, u)) * (1 + (e / s * walked).sum(dim, keepdim=True)) - 1
-    return RowErrors(z, e, s, e_error, s_error / (1 - s_error))
+    return RowErrors(d, z, e, s, e_error, s_error / (1 - s_error))
 
 
 def _softmax_error(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -88,7 +87,7 @@ def _log_softmax_error(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.T
 
 def _arguments(case: Case) -> tuple[torch.Tensor, int]:
     x, dim = case.arguments(ops.softmax)
-    return (x.reshape(1) if x.dim() == 0 else x), dim
+    return torch.atleast_1d(x), dim
 
 
 def _bound(error: Callable[[torch.Tensor, int, torch.dtype], torch.Tensor]) -> Callable[..., torch.Tensor]:

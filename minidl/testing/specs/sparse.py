@@ -7,7 +7,6 @@ they are stored: a place that is not stored is not multiplied, so an infinite we
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,10 +15,11 @@ import torch
 
 from minidl import ops
 from minidl.kernels.activation import Activation
+from minidl.runtime import launch
 from minidl.sparse.csr import CSR
 from minidl.testing.specs import bounds
 from minidl.testing.specs.activation import apply
-from minidl.testing.specs.base import Case, OpSpec, of, refuses, tensors
+from minidl.testing.specs.base import Case, of, records, refuses, tensors
 from minidl.testing.specs.make import Make
 from minidl.testing.specs.products import ACTIVATIONS, gradient_bounds, incoming, output_bound, with_bias
 
@@ -43,33 +43,23 @@ def _inputs(make: Make) -> Case:
     return Case((_matrix(counts, V)(make), make.tensor(V, H), bias, make.choice(ACTIVATIONS)))
 
 
-def _rows(x: CSR) -> torch.Tensor:
-    """The row of every entry."""
-    counts = (x.crow[1:] - x.crow[:-1]).long()
-    return torch.repeat_interleave(torch.arange(x.shape[0], device=counts.device), counts)
-
-
-def _sums(x: CSR, dense: torch.Tensor) -> torch.Tensor:
-    products = x.val[:, None] * dense[x.col.long()]
-    return torch.zeros(x.shape[0], dense.shape[1], dtype=dense.dtype).index_add(0, _rows(x), products)
-
-
-def _transposed_sums(x: CSR, dense: torch.Tensor) -> torch.Tensor:
-    products = x.val[:, None] * dense[_rows(x)]
-    return torch.zeros(x.shape[1], dense.shape[1], dtype=dense.dtype).index_add(0, x.col.long(), products)
+def _sums(x: CSR, dense: torch.Tensor, turned: bool = False) -> torch.Tensor:
+    """x or, `turned`, its transpose times a dense matrix, entry by entry."""
+    rows = torch.arange(x.shape[0], device=dense.device).repeat_interleave((x.crow[1:] - x.crow[:-1]).long())
+    of, at = (x.col.long(), rows) if turned else (rows, x.col.long())
+    zeros = dense.new_zeros(x.shape[turned], dense.shape[1])
+    return zeros.index_add(0, of, x.val[:, None] * dense[at])
 
 
 def _reference(x: CSR, weight: torch.Tensor, bias: torch.Tensor | None = None, act: Activation = None) -> torch.Tensor:
-    z = _sums(x, weight)
-    return apply(z if bias is None else z + bias, act)
+    return apply(_sums(x, weight) + (0 if bias is None else bias), act)
 
 
 def _sum_error(total: torch.Tensor, terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The error of sums of `terms` products, of magnitudes adding up to `total`, in the accumulate type."""
-    acc = torch.promote_types(dtype, torch.float32)
     most = int(terms.max()) if len(terms) else 0
-    error = bounds.gamma(most + 1, bounds.acc_unit(dtype)) * total + most * bounds.TINY[acc]
-    return torch.where(total > torch.finfo(acc).max / 2, math.inf, error)
+    error = bounds.gamma(most + 1, bounds.acc_unit(dtype)) * total + most * bounds.TINY[launch.acc_torch(dtype)]
+    return bounds.known(error, total, dtype)
 
 
 def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,15 +76,14 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     absolute = replace(x, val=x.val.abs())
     named = torch.zeros(x.shape[1], dtype=torch.int64)
     named[x.rows.long()] = (x.t_crow[1:] - x.t_crow[:-1]).long()
-    dw = _transposed_sums(absolute, error) + _sum_error(_transposed_sums(absolute, known), named, dtype)
+    dw = _sums(absolute, error, turned=True) + _sum_error(_sums(absolute, known, turned=True), named, dtype)
     db = error.sum(0) + _sum_error(known.sum(0), torch.tensor([len(dy)]), dtype)
     return gradient_bounds(grads, (dw, db), dtype)
 
 
 _SMALL = _matrix([1, 2], 4)
-SPARSE_LINEAR = OpSpec(
-    name="sparse_linear",
-    op=ops.sparse_linear,
+SPARSE_LINEAR = records()(
+    "sparse_linear",
     reference=_reference,
     inputs=_inputs,
     bound=output_bound(ops.sparse_linear, _preactivation),

@@ -15,9 +15,8 @@ from minidl.models import Generator
 from minidl.runtime import launch
 from minidl.tensors import Tensor
 from minidl.testing.specs.bounds import dot_unit, gamma, holds
-from minidl.workbench.bench import peers
+from minidl.workbench.bench import peers, sides
 from minidl.workbench.bench.measure import Row, Work, floor_ms, input_sets
-from minidl.workbench.bench.sides import eager_and_compiled, in_both_orders
 
 DEVICE = "cuda"
 LAST = torch.channels_last
@@ -78,7 +77,7 @@ def _layer(C: int, M: int, size: int) -> Work:
     return Work(
         f"transposed 5x5 stride 2 {C}->{M}@{size}, bias and {act} included in ours", "float16",
         [partial(ours, x) for x in xs],
-        in_both_orders(partial(F.conv_transpose2d, **HOW), xs, w),
+        sides.in_both_orders(partial(F.conv_transpose2d, **HOW), xs, w),
         floor_ms(moved, 2.0 * _products(C, M, size)), partial(judge, bias=bias, act=act),
         others=lambda: peers.conv_transpose2d(xs, w, **HOW), judge_others=judge,
     )  # fmt: skip
@@ -93,32 +92,27 @@ class _TorchGenerator(torch.nn.Module):
         self.norm = torch.nn.BatchNorm2d(FIRST)
         layers: list[torch.nn.Module] = []
         for C, M, _ in LAYERS:
-            last = M == 3
-            layers.append(torch.nn.ConvTranspose2d(C, M, 5, **HOW, bias=last))
-            if not last:
-                layers.append(torch.nn.BatchNorm2d(M))
-        self.upward = torch.nn.Sequential(*layers)
+            layers += [torch.nn.ConvTranspose2d(C, M, 5, **HOW, bias=M == 3), torch.nn.BatchNorm2d(M)]
+        self.upward = torch.nn.Sequential(*layers[:-1])
         self.load_state_dict({name: value.data.cpu() for name, value in ours.state_dict().items()}, strict=False)
         self.eval()
-        pairs = list(zip(self.upward[:-1:2], self.upward[1:-1:2], strict=True))
-        self.layers = torch.nn.ModuleList(
-            [*(fuse_conv_bn_eval(layer, norm, transpose=True) for layer, norm in pairs), self.upward[-1]]
-        )
-        del self.upward
+        pairs = zip(self.upward[:-1:2], self.upward[1::2], strict=True)
+        fused = [fuse_conv_bn_eval(layer, norm, transpose=True) for layer, norm in pairs]
+        self.upward = torch.nn.ModuleList([*fused, self.upward[-1]])
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         x = self.project(z).view(-1, 4, 4, FIRST).permute(0, 3, 1, 2)
         x = self.norm(x).relu()
-        for layer in self.layers[:-1]:
+        for layer in self.upward[:-1]:
             x = layer(x).relu()
-        return self.layers[-1](x).tanh()
+        return self.upward[-1](x).tanh()
 
 
 def _generation(kind: str) -> Work:
     dtype = torch.float16 if kind == "float16" else torch.float32
     ours = Generator(100, 3, (64, 64), 64, 4, 5)
     exact = _TorchGenerator(ours).to(DEVICE, torch.float64)
-    sides = {
+    theirs = {
         "channels last": _TorchGenerator(ours).to(DEVICE, dtype).to(memory_format=LAST),
         "contiguous": _TorchGenerator(ours).to(DEVICE, dtype),
     }
@@ -137,8 +131,8 @@ def _generation(kind: str) -> Work:
 
     peers = {
         f"{way}, {order}": calls
-        for order, model in sides.items()
-        for way, calls in eager_and_compiled(model, call=under_flags, mode="max-autotune-no-cudagraphs").items()
+        for order, model in theirs.items()
+        for way, calls in sides.eager_and_compiled(model, call=under_flags, mode="max-autotune-no-cudagraphs").items()
     }
 
     def judge(got: Tensor) -> bool:

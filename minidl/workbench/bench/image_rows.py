@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_weight
 
 from minidl import models, ops, optim
 from minidl.autograd import no_grad
@@ -17,15 +16,8 @@ from minidl.kernels.conv.geometry import Geometry
 from minidl.runtime import launch
 from minidl.tensors import Tensor
 from minidl.testing.specs.bounds import dot_unit, gamma, holds
-from minidl.workbench.bench import peers
+from minidl.workbench.bench import peers, sides
 from minidl.workbench.bench.measure import Row, Work, floor_ms, input_sets
-from minidl.workbench.bench.sides import (
-    eager_and_compiled,
-    in_both_orders,
-    our_gradients,
-    torch_gradients,
-    training_step,
-)
 
 DEVICE = "cuda"
 LAST = torch.channels_last
@@ -50,9 +42,9 @@ def rows() -> Iterator[Row]:
     for name in LAYERS:
         yield f"conv {name}", LAYERS[name][-2], partial(_forward, name)
     for name in of_3x3:
-        yield f"conv {name} gradient of the input", 1.05, partial(_grad_input, name)
+        yield f"conv {name} gradient of the input", 1.05, partial(_gradient, name, "input")
     for name in dict.fromkeys([*of_3x3, *LAYERS]):
-        yield f"conv {name} gradient of the weight", LAYERS[name][-1], partial(_grad_weight, name)
+        yield f"conv {name} gradient of the weight", LAYERS[name][-1], partial(_gradient, name, "weight")
     for kind in ("max", "average"):
         yield f"{kind} pool 2x2 forward+backward 10000x32x24x24", 1.0, partial(_pool, kind)
     yield "batch norm + relu training forward+backward 1000x64x32x32", 1.2, _batch_norm
@@ -68,7 +60,6 @@ class Layer:
     """Inputs of one convolution in float16, channels-last; `sets` of them, to exceed the L2 cache."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
         N, C, M, size, kernel, padding, *_ = LAYERS[name]
         self.padding = [padding, padding]
         self.geometry = Geometry.of((size, size), (kernel, kernel), (1, 1), ((padding, padding),) * 2, (1, 1))
@@ -85,113 +76,93 @@ class Layer:
     def floor(self) -> float:
         return floor_ms(2.0 * sum(self.elements), self.flop)
 
-    def backward(self, x: torch.Tensor, dy: torch.Tensor, wanted: list[bool]) -> tuple[torch.Tensor, ...]:
-        return torch.ops.aten.convolution_backward(
-            dy, x, self.w, None, [1, 1], self.padding, [1, 1], False, [0, 0], 1, wanted
-        )
-
-    def exact(self, first: int, last: int, relu: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs of some images in float64, and the sums of the magnitudes of their terms."""
-        x, w, b = self.x[0][first:last].double(), self.w.double(), self.bias.double()
-        if not relu:
-            b = torch.zeros_like(b)
-        y = F.conv2d(x, w, b, padding=self.padding)
-        total = F.conv2d(x.abs(), w.abs(), b.abs(), padding=self.padding)
-        return (y.relu() if relu else y), total
+    def backward(self, of: str, x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """The gradient of the "input" or of the "weight" by torch."""
+        wanted = of == "input", of == "weight", False
+        how = [1, 1], self.padding, [1, 1], False, [0, 0], 1
+        return torch.ops.aten.convolution_backward(dy, x, w, None, *how, wanted)[of == "weight"]
 
 
 def _within(got: torch.Tensor, exact: torch.Tensor, total: torch.Tensor, terms: int) -> bool:
     # A block; the blocks (16 terms or more) of a sum or of one of a hundred shares of it; the shares and folded bands.
     steps = terms / 16 if terms < 2**16 else terms / 1600 + 6000
-    error = gamma(192 + 2 * steps, dot_unit(got.dtype)) * total
-    return holds(got, exact, error)
+    return holds(got, exact, gamma(192 + 2 * steps, dot_unit(got.dtype)) * total)
 
 
 def _forward(name: str) -> Work:
     layer = Layer(name)
     relu = name in RELU_INCLUDED
+    included = (layer.bias, "relu") if relu else ()
 
     def ours(x: torch.Tensor) -> torch.Tensor:
-        if relu:
-            return conv.forward(x, layer.w, layer.geometry, layer.bias, "relu")[0]
-        return conv.forward(x, layer.w, layer.geometry)[0]
+        return conv.forward(x, layer.w, layer.geometry, *included)[0]
 
     def judge(y: torch.Tensor, relu: bool = False) -> bool:
-        chunks = range(0, len(y), 500)
-        return all(_within(y[i : i + 500], *layer.exact(i, i + 500, relu), layer.terms) for i in chunks)
+        w, b = layer.w.double(), layer.bias.double() * relu
+        right = True
+        for i in range(0, len(y), 500):
+            x = layer.x[0][i : i + 500].double()
+            exact = F.conv2d(x, w, b, padding=layer.padding)
+            total = F.conv2d(x.abs(), w.abs(), b.abs(), padding=layer.padding)
+            right = right and _within(y[i : i + 500], exact.relu() if relu else exact, total, layer.terms)
+        return right
 
     return Work(
         f"conv {name}" + (", bias and ReLU included in ours" if relu else ""), "float16",
         [partial(ours, x) for x in layer.x],
-        in_both_orders(partial(F.conv2d, padding=layer.padding), layer.x, layer.w),
+        sides.in_both_orders(partial(F.conv2d, padding=layer.padding), layer.x, layer.w),
         layer.floor(), partial(judge, relu=relu),
         others=lambda: peers.conv2d(layer.x, layer.w, layer.padding), judge_others=judge,
     )  # fmt: skip
 
 
-def _grad_input(name: str) -> Work:
+def _gradient(name: str, of: str) -> Work:
     layer = Layer(name)
+    pairs = list(zip(layer.x, layer.dy, strict=True))
 
     def ours(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-        return conv.grad_input(dy, layer.w, layer.geometry)
-
-    def judge(dx: torch.Tensor) -> bool:
-        dy, w = layer.dy[0][:32].double(), layer.w.double()
-        exact = F.conv_transpose2d(dy, w, padding=layer.padding)
-        total = F.conv_transpose2d(dy.abs(), w.abs(), padding=layer.padding)
-        return _within(dx[:32], exact, total, layer.terms * layer.w.shape[0] // layer.w.shape[1])
-
-    return _gradient(layer, "input", ours, [True, False, False], judge)
-
-
-def _grad_weight(name: str) -> Work:
-    layer = Layer(name)
-
-    def ours(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        if of == "input":
+            return conv.grad_input(dy, layer.w, layer.geometry)
         return conv.grad_weight(x, dy, layer.geometry)
 
-    def judge(dw: torch.Tensor) -> bool:
-        x, dy = layer.x[0], layer.dy[0]
-        exact, total = torch.zeros_like(layer.w.double()), torch.zeros_like(layer.w.double())
+    def judge(got: torch.Tensor) -> bool:
+        x, dy, w = layer.x[0], layer.dy[0], layer.w.double()
+        if of == "input":
+            x, dy, got, terms = x[:32], dy[:32], got[:32], layer.terms * w.shape[0] // w.shape[1]
+        else:
+            terms = dy.numel() // dy.shape[1]
+        exact, total = torch.zeros_like(got.double()), torch.zeros_like(got.double())
         for i in range(0, len(x), 500):
             part = x[i : i + 500].double(), dy[i : i + 500].double()
-            exact += conv2d_weight(part[0], layer.w.shape, part[1], padding=layer.padding)
-            total += conv2d_weight(part[0].abs(), layer.w.shape, part[1].abs(), padding=layer.padding)
-        return _within(dw, exact, total, dy.numel() // dy.shape[1])
+            exact += layer.backward(of, *part, w)
+            total += layer.backward(of, *(t.abs() for t in part), w.abs())
+        return _within(got, exact, total, terms)
 
-    return _gradient(layer, "weight", ours, [False, True, False], judge)
-
-
-def _gradient(
-    layer: Layer, of: str, ours: Callable[..., torch.Tensor], wanted: list[bool], judge: Callable[[torch.Tensor], bool]
-) -> Work:
-    pairs = list(zip(layer.x, layer.dy, strict=True))
     return Work(
-        f"conv {layer.name} gradient of the {of}", "float16", [partial(ours, x, dy) for x, dy in pairs],
-        {"cuDNN, channels last": [partial(layer.backward, x, dy, wanted) for x, dy in pairs]}, layer.floor(), judge,
+        f"conv {name} gradient of the {of}", "float16", [partial(ours, x, dy) for x, dy in pairs],
+        {"cuDNN, channels last": [partial(layer.backward, of, x, dy, layer.w) for x, dy in pairs]},
+        layer.floor(), judge,
     )  # fmt: skip
 
 
 def _pool(kind: str) -> Work:
     x, dy = _images(10000, 32, 24, 24), _images(10000, 32, 12, 12)
-    ours_op = {"max": ops.max_pool2d, "average": ops.avg_pool2d}[kind]
-    theirs_op = {"max": F.max_pool2d, "average": F.avg_pool2d}[kind]
+    name = {"max": "max_pool2d", "average": "avg_pool2d"}[kind]
     leaf, torch_leaf = Tensor(x, requires_grad=True), x.clone().requires_grad_()
 
     def ours() -> tuple[torch.Tensor, ...]:
-        return our_gradients(lambda x: ours_op(x, 2), [leaf], dy)
+        return sides.our_gradients(lambda x: getattr(ops, name)(x, 2), [leaf], dy)
 
     def theirs(x: torch.Tensor) -> torch.Tensor:
-        return theirs_op(x, 2)
+        return getattr(F, name)(x, 2)
 
     def judge(results: tuple[torch.Tensor, ...]) -> bool:
-        exact = torch_gradients(theirs, [x.double().requires_grad_()], dy.double())
-        pairs = zip(results, exact, strict=True)
-        return all(bool(((got.double() - e).abs() <= 2.0**-10 * e.abs() + 1e-6).all()) for got, e in pairs)
+        y, dx = results
+        return sides.right(name, y, x, 2) and sides.right(name, dx, x, 2, wrt=(0,), dy=dy)
 
     return Work(
         f"{kind} pool 2x2 forward+backward 10000x32x24x24", "float16", [ours],
-        eager_and_compiled(theirs, call=lambda function: torch_gradients(function, [torch_leaf], dy)),
+        sides.eager_and_compiled(theirs, call=lambda function: sides.torch_gradients(function, [torch_leaf], dy)),
         floor_ms(2.0 * 2 * (x.numel() + dy.numel())), judge,
     )  # fmt: skip
 
@@ -204,7 +175,9 @@ def _batch_norm() -> Work:
     buffers = [Tensor(t.clone()) for t in (mean, var)]
 
     def ours() -> tuple[torch.Tensor, ...]:
-        return our_gradients(lambda x, *wb: ops.batch_norm(x, *buffers, *wb, training=True, act="relu"), leaves, dy)
+        return sides.our_gradients(
+            lambda x, *wb: ops.batch_norm(x, *buffers, *wb, training=True, act="relu"), leaves, dy
+        )
 
     theirs = [t.clone().requires_grad_() for t in (x, weight, bias)]
 
@@ -214,7 +187,7 @@ def _batch_norm() -> Work:
     def judge(results: tuple[torch.Tensor, ...]) -> bool:
         y, *grads = results
         exact = [t.double().requires_grad_() for t in (x, weight, bias)]
-        exact_y, *exact_grads = torch_gradients(
+        exact_y, *exact_grads = sides.torch_gradients(
             lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, training=True)), exact, dy.double()
         )
         # float16 results of order 1 and 30; values within a rounding of relu's corner may fall on either side.
@@ -226,28 +199,19 @@ def _batch_norm() -> Work:
 
     return Work(
         "batch norm + relu training forward+backward 1000x64x32x32", "float16", [ours],
-        eager_and_compiled(forward, call=lambda function: torch_gradients(function, theirs, dy)),
+        sides.eager_and_compiled(forward, call=lambda function: sides.torch_gradients(function, theirs, dy)),
         floor_ms(2.0 * 5 * x.numel()), judge, others=lambda: peers.batch_norm_relu(x, weight, bias, dy),
     )  # fmt: skip
 
 
-class _TorchECE408(torch.nn.Module):
-    """The ECE 408 network in torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = torch.nn.Conv2d(1, 32, 5), torch.nn.Conv2d(32, 64, 5)
-        self.fc1, self.fc2 = torch.nn.Linear(1024, 128), torch.nn.Linear(128, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.avg_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.avg_pool2d(F.relu(self.conv2(x)), 2)
-        return self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))
-
-
-def _ece408(dtype: torch.dtype) -> tuple[models.ECE408, _TorchECE408]:
-    """Both networks with the same weights."""
-    theirs = _TorchECE408().to(DEVICE, dtype).to(memory_format=LAST)
+def _ece408(dtype: torch.dtype) -> tuple[models.ECE408, torch.nn.Module]:
+    """The ECE 408 network of both sides with the same weights."""
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 32, 5), torch.nn.ReLU(), torch.nn.AvgPool2d(2),
+        torch.nn.Conv2d(32, 64, 5), torch.nn.ReLU(), torch.nn.AvgPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(1024, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10),
+    )  # fmt: skip
+    theirs = layers.to(DEVICE, dtype).to(memory_format=LAST)
     ours = models.ECE408().to(DEVICE, dtype)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         mine.data.copy_(other.detach())
@@ -280,7 +244,7 @@ def _cnn_inference() -> Work:
     flop = 2.0 * 10000 * (24 * 24 * 32 * 25 + 8 * 8 * 64 * 800 + 1024 * 128 + 1280)
     return Work(
         "cnn inference 10000 images (ECE 408 network, argmax included)", "float16", [mine],
-        eager_and_compiled(theirs, call=answer, mode="max-autotune-no-cudagraphs"), floor_ms(moved, flop), judge,
+        sides.eager_and_compiled(theirs, call=answer, mode="max-autotune-no-cudagraphs"), floor_ms(moved, flop), judge,
         whole_step=True,
     )  # fmt: skip
 
@@ -294,8 +258,8 @@ def _cnn_training() -> Work:
     adam = optim.Adam(ours.parameters(), lr=1e-3)
     fused = torch.optim.Adam(theirs.parameters(), lr=1e-3, fused=True, capturable=True)
 
-    our_step = training_step(adam, lambda: ops.cross_entropy(ours(Tensor(x)), Tensor(labels)))
-    step = training_step(fused, lambda: F.cross_entropy(theirs(x), labels))
+    our_step = sides.training_step(adam, lambda: ops.cross_entropy(ours(Tensor(x)), Tensor(labels)))
+    step = sides.training_step(fused, lambda: F.cross_entropy(theirs(x), labels))
 
     def mine() -> Tensor:
         with launch.in_precision("tf32"):

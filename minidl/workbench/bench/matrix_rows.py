@@ -13,9 +13,8 @@ from minidl.kernels import bias_act, cross_entropy, gemm, softmax
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor
 from minidl.testing.specs.bounds import dot_unit, gamma, holds
-from minidl.workbench.bench import peers
+from minidl.workbench.bench import peers, sides
 from minidl.workbench.bench.measure import Row, Work, floor_ms, input_sets
-from minidl.workbench.bench.sides import eager_and_compiled, torch_gradients, training_step
 
 DEVICE = "cuda"
 
@@ -94,7 +93,7 @@ def _linear_gelu() -> Work:
 
     return Work(
         "linear bias gelu 8192x8192x8192", "bfloat16", [lambda: gemm.gemm(x, w.t(), b, "gelu")],
-        eager_and_compiled(lambda: F.gelu(F.linear(x, w, b))), floor_ms(2.0 * 3 * n * n, 2.0 * n**3), judge,
+        sides.eager_and_compiled(lambda: F.gelu(F.linear(x, w, b))), floor_ms(2.0 * 3 * n * n, 2.0 * n**3), judge,
     )  # fmt: skip
 
 
@@ -102,16 +101,10 @@ def _bias_act(act: str) -> Work:
     M, N, dtype = 16384, 8192, torch.float16
     x, b = _randn(M, N, dtype=dtype), _randn(N, dtype=dtype)
     function = {"relu": F.relu, "gelu": F.gelu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}[act]
-
-    def judge(y: torch.Tensor) -> bool:
-        z = x[:1024].double() + b.double()
-        exact = function(z)
-        error = 1.13 * 2.0**-24 * z.abs() + 16 * 2.0**-24 * (exact.abs() + 1)
-        return holds(y[:1024], exact, error)
-
     return Work(
         f"bias {act} {M}x{N}", "float16", [lambda: bias_act.bias_act(x, b, act)],
-        eager_and_compiled(lambda: function(x + b)), floor_ms(2.0 * 2 * M * N), judge,
+        sides.eager_and_compiled(lambda: function(x + b)), floor_ms(2.0 * 2 * M * N),
+        lambda y: sides.right("bias_act", y[:1024], x[:1024], b, act),
     )  # fmt: skip
 
 
@@ -126,7 +119,7 @@ def _softmax(M: int, N: int) -> Work:
 
     return Work(
         f"softmax {M}x{N}", "float16", [partial(softmax.softmax, x) for x in xs],
-        eager_and_compiled(lambda x: torch.softmax(x, -1), [(x,) for x in xs]),
+        sides.eager_and_compiled(lambda x: torch.softmax(x, -1), [(x,) for x in xs]),
         floor_ms(2.0 * 2 * M * N), judge, others=lambda: peers.softmax(xs),
     )  # fmt: skip
 
@@ -143,7 +136,7 @@ def _cross_entropy() -> Work:
     def judge(result: tuple[torch.Tensor, torch.Tensor]) -> bool:
         value, grad = result
         z = x.double().requires_grad_()
-        exact, exact_grad = torch_gradients(loss, [z])
+        exact, exact_grad = sides.torch_gradients(loss, [z])
         error = gamma(80, 2.0**-22) * (exact_grad.abs() + torch.softmax(z.detach(), -1) / M)
         wanted = float(exact.detach())
         return holds(grad, exact_grad, error) and abs(float(value) - wanted) <= 2.0**-8 * wanted
@@ -151,29 +144,25 @@ def _cross_entropy() -> Work:
     return Work(
         f"cross-entropy forward+backward {M}x{N}", "bfloat16",
         [partial(cross_entropy.cross_entropy, x, target, with_grad=True)],
-        eager_and_compiled(loss, call=lambda function: torch_gradients(function, [leaf])),
+        sides.eager_and_compiled(loss, call=lambda function: sides.torch_gradients(function, [leaf])),
         floor_ms(2.0 * 2 * M * N), judge, others=lambda: peers.cross_entropy(x, target),
     )  # fmt: skip
 
 
-def synthetic_documents(count: int, nonzeros: int = 65, columns: int = 32754, classes: int = 4) -> tuple[CSR, Tensor]:
-    """`count` documents of unit norm, and their classes."""
+def _text_step() -> Work:
+    count, nonzeros, columns, hidden, classes = 1024, 65, 32754, 128, 4
+    # Documents of unit norm.
     generator = torch.Generator().manual_seed(0)
     col = torch.stack([torch.randperm(columns, generator=generator)[:nonzeros].sort().values for _ in range(count)])
     val = torch.rand(count, nonzeros, generator=generator)
     val = val / val.norm(dim=1, keepdim=True)
     crow = torch.arange(count + 1, dtype=torch.int32) * nonzeros
-    x = CSR.from_torch(crow, col.reshape(-1).to(torch.int32), val.reshape(-1), (count, columns))
-    return x.to(DEVICE), Tensor(torch.randint(classes, (count,), generator=generator).to(DEVICE))
-
-
-def _text_step() -> Work:
-    columns, hidden, classes = 32754, 128, 4
-    x, y = synthetic_documents(1024)
+    x = CSR.from_torch(crow, col.reshape(-1).to(torch.int32), val.reshape(-1), (count, columns)).to(DEVICE)
+    y = Tensor(torch.randint(classes, (count,), generator=generator).to(DEVICE))
     model = nn.MLP(columns, [hidden], classes, sparse=True)
     adam = optim.Adam(model.parameters(), lr=1e-3)
 
-    ours = training_step(adam, lambda: ops.cross_entropy(model(x), y))
+    ours = sides.training_step(adam, lambda: ops.cross_entropy(model(x), y))
 
     class Peer(torch.nn.Module):
         def __init__(self) -> None:
@@ -189,7 +178,7 @@ def _text_step() -> Work:
     col, crow = x.col.long(), x.crow.long()
     peer = Peer().to(DEVICE)
     fused = torch.optim.Adam(peer.parameters(), lr=1e-3, fused=True, capturable=True)
-    theirs = training_step(fused, peer)
+    theirs = sides.training_step(fused, peer)
 
     keys = ["embed.weight", "bias", "out.weight", "out.bias"]
     peer.load_state_dict(dict(zip(keys, model.state_dict().values(), strict=True)))
@@ -200,7 +189,7 @@ def _text_step() -> Work:
 
     weights = columns * hidden
     # The dense moments and weights are read and written once, the gathered rows read twice.
-    moved = 6 * 4.0 * weights + 2 * 4.0 * 1024 * 65 * hidden
+    moved = 6 * 4.0 * weights + 2 * 4.0 * count * nonzeros * hidden
     return Work(
         "text training step 1024x65 of 32754, 128 hidden", "float32", [ours],
         {"torch EmbeddingBag, fused Adam": [theirs]}, floor_ms(moved), judge, whole_step=True,

@@ -8,10 +8,11 @@ real run. Without a GPU, the host's clock is used.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +20,7 @@ from minidl.workbench.bench.peers import PEERS, READ_THE_DEVICE, Others
 from minidl.workbench.bench.sides import Call
 from minidl.workbench.first_line import first_line
 
+K = TypeVar("K")
 L2_BYTES = 60e6
 # What was measured on an H200: bytes read and written by a copy on the device, and operations by dtype or precision.
 COPY_BYTES_PER_MS = 4.30e9
@@ -72,18 +74,21 @@ def measure(work: Work, others: bool = False, make_clock: MakeClock | None = Non
     make_clock = make_clock or Replay
     row: dict[str, object] = {"name": work.name, "dtype": work.dtype}
     if not work.judge(work.ours[0]()):
-        return {
-            **row, "ours_ms": None, "peer": None, "peer_ms": None, "ratio": None, "floor_ms": work.floor_ms,
-            "error_ok": False,
-        }  # fmt: skip
+        unknown = dict.fromkeys(("ours_ms", "peer", "peer_ms", "ratio"))
+        return {**row, **unknown, "floor_ms": work.floor_ms, "error_ok": False}
     clocks: dict[str, Clock] = {"ours": make_clock(work.ours, work.whole_step)}
     clocks |= {name: make_clock(calls, work.whole_step) for name, calls in work.peers.items()}
     left_out: dict[str, str] = {}
     for name, make in work.others() if others and work.others is not None else ():
         try:
-            clocks[name] = _of_another(name, make, work, make_clock)
+            calls = make()
+            if not (work.judge_others or work.judge)(calls[0]()):
+                raise ValueError("its result is wrong")
+            one_by_one = make_clock is Replay and name in READ_THE_DEVICE.get(work.name.split()[0], ())
+            clocks[name] = (Launched if one_by_one else make_clock)(calls, work.whole_step)
         except Exception as error:  # noqa: BLE001 (whatever another project's kernel raises is why it is left out)
-            left_out[name] = _said(error)
+            line = first_line(error)
+            left_out[name] = line.removeprefix("ValueError: ") or line
     times = in_turn(clocks)
     medians = {name: statistics.median(values) for name, values in times.items()}
     peers = [name for name in clocks if name != "ours"]
@@ -104,69 +109,43 @@ def measure(work: Work, others: bool = False, make_clock: MakeClock | None = Non
     }
 
 
-def _of_another(name: str, make: Callable[[], Sequence[Call]], work: Work, make_clock: MakeClock) -> Clock:
-    """A clock for calls whose result on the first inputs is right. Raises ValueError for a wrong one."""
-    calls = make()
-    if not (work.judge_others or work.judge)(calls[0]()):
-        raise ValueError("its result is wrong")
-    if make_clock is Replay and name in READ_THE_DEVICE.get(work.name.split()[0], ()):
-        return Launched(calls, work.whole_step)
-    return make_clock(calls, work.whole_step)
-
-
-def _said(error: Exception) -> str:
-    """The first line of an error's message, after its kind unless that is ValueError."""
-    line = first_line(error)
-    return line.removeprefix("ValueError: ") or line
-
-
-class Clock(Protocol):
-    """One side of a comparison, ready to be timed."""
-
-    def time(self) -> float:
-        """Milliseconds per call."""
-        ...
-
-
-def in_turn(sides: Mapping[str, Clock], rounds: int = ROUNDS) -> dict[str, list[float]]:
+def in_turn(sides: Mapping[K, Clock], rounds: int = ROUNDS) -> dict[K, list[float]]:
     """Milliseconds per call of each side in each round; a round times every side once."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[K, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
             times[name].append(side.time())
     return times
 
 
-MakeClock = Callable[[Sequence[Call], bool], Clock]
-
-
 class HostClock:
     """Calls timed by the host's clock, as many as last TARGET_MS: for interpreted kernels."""
 
+    most = sys.maxsize
+
     def __init__(self, calls: Sequence[Call], whole_step: bool = False) -> None:
-        self.calls = calls
-        self.count = 1
-        self.count = max(1, int(TARGET_MS / max(self.time(), 1e-3)))
+        self.calls, self.count = calls, len(calls)
+        self.count = max(1, min(self.most, int(TARGET_MS / max(self.time(), 1e-3))))
 
     def time(self) -> float:
         """Milliseconds per call."""
+        return self.timed(lambda: [self.calls[i % len(self.calls)]() for i in range(self.count)]) / self.count
+
+    def timed(self, call: Call) -> float:
+        """Milliseconds of one call."""
         started = time.perf_counter()
-        for index in range(self.count):
-            self.calls[index % len(self.calls)]()
-        return (time.perf_counter() - started) * 1e3 / self.count
+        call()
+        return (time.perf_counter() - started) * 1e3
 
 
-class Launched:
+class Launched(HostClock):
     """Calls launched one by one between two events, as many as last TARGET_MS: for calls that no graph can hold."""
 
-    def __init__(self, calls: Sequence[Call], whole_step: bool = False) -> None:
-        self.calls = calls
-        self.count = len(calls)
-        self.count = max(1, min(400, int(TARGET_MS / max(self.time(), 1e-3))))
+    most = 400
 
-    def time(self) -> float:
-        """Milliseconds per call."""
-        return _timed(lambda: [self.calls[i % len(self.calls)]() for i in range(self.count)]) / self.count
+    def timed(self, call: Call) -> float:
+        """Milliseconds of one call on the device."""
+        return _timed(call)
 
 
 class Replay:
@@ -198,6 +177,10 @@ class Replay:
     def _replay(self) -> None:
         for _ in range(self.replays):
             self.graph.replay()
+
+
+Clock = HostClock | Replay
+MakeClock = Callable[[Sequence[Call], bool], Clock]
 
 
 def _timed(call: Call) -> float:

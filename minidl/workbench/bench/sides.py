@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from minidl.tensors import Tensor
+from minidl.testing.compare import Expected, as_tuple
+from minidl.testing.specs import Case, all_specs
 
 Call = Callable[[], Any]
 Calls = dict[str, list[Call]]
@@ -56,6 +58,12 @@ def our_gradients(
     y = function(*leaves)
     y.backward(Tensor(dy))
     return y.data, *(leaf.grad.data for leaf in leaves if leaf.grad is not None)
+
+
+def right(record: str, got: Any, *args: Any, wrt: Sequence[int] = (), dy: torch.Tensor | None = None) -> bool:
+    """Whether a result is as exact as the operation's record promises, or the gradients by the arguments at `wrt`."""
+    expected = Expected(all_specs()[record], Case(args), args[0].dtype, wrt, lambda *shape: dy)
+    return expected.holds(*as_tuple(got))
 
 
 def training_step(optimizer: Any, loss: Callable[[], Any]) -> Callable[[], Any]:

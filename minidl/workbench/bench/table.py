@@ -97,7 +97,6 @@ def fingerprint(results: Results) -> str:
 
 def picture(results: Results) -> bytes:
     """An SVG: every row's ratio with its goal, and its share of the hardware floor. Needs the plots extra."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     rows = [row for row in results.in_order if row["error_ok"]][::-1]
@@ -118,9 +117,16 @@ def picture(results: Results) -> bytes:
     shares.barh(places, [row["share_of_floor"] for row in rows], color="tab:blue", height=0.75)
     shares.set_xlim(0.0, 1.0)
     shares.set_xlabel("share of the hardware floor")
+    return as_svg(figure, Description=fingerprint(results))
+
+
+def as_svg(figure: Any, **metadata: str) -> bytes:
+    """A figure of matplotlib as SVG, the same bytes for the same figure."""
+    from matplotlib import rc_context
+
     drawn = io.BytesIO()
     with rc_context({"svg.hashsalt": "minidl"}):
-        figure.savefig(drawn, format="svg", metadata={"Date": None, "Description": fingerprint(results)})
+        figure.savefig(drawn, format="svg", metadata={"Date": None, **metadata})
     return drawn.getvalue()
 
 

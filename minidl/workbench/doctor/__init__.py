@@ -21,9 +21,8 @@ def doctor() -> int:
     from minidl.workbench.doctor import machine
 
     colours = {machine.GOOD: "green", machine.NOTE: "yellow", machine.BAD: "red"}
-    console = Console()
+    console, found = Console(), []
     with console.status("looking") as status:
-        found = []
         for check in machine.checks():
             found.append(check)
             status.update(f"looking: {check.name}")
@@ -66,6 +65,7 @@ def doctor_compile(
     cannot be written.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from minidl.workbench.doctor import compile, jobs, report
 
@@ -74,14 +74,12 @@ def doctor_compile(
         known = ", ".join(name.removesuffix("_kernel") for name in kernels)
         raise ValueError(f"no kernel has {only!r} in its name; the kernels are: {known}")
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    console = console if console.is_terminal else Console(width=160)
     try:
         with report.Stages(console) as stages:
             verdict = compile.run(arch, only=only, work=work, progress=stages.tell, **options)
     except compile.WorkerError as error:
-        console.print("[red]failed[/] ", end="")
-        console.print(str(error), markup=False, highlight=False)
+        console.print(f"[red]failed[/] {escape(str(error))}", highlight=False)
         return 1
     if not verdict.figures and not verdict.failures:
         console.print(f"no operation with {work!r} in its name launches such a kernel", markup=False, highlight=False)

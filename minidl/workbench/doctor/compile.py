@@ -40,7 +40,7 @@ class Worker:
 
     def __init__(self, python: str = sys.executable) -> None:
         self.python = python
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Any = None
         self._errors: Any = None
         self._answers = 0
 
@@ -49,8 +49,6 @@ class Worker:
         if self._answers >= RENEW:
             self.close()
         process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
@@ -70,7 +68,7 @@ class Worker:
         if self._process is not None:
             self._stop()
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> Any:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
@@ -89,7 +87,6 @@ class Worker:
     def _stop(self) -> str:
         """End the process and return the last line of its standard error."""
         process, self._process = self._process, None
-        assert process is not None
         process.kill()
         process.communicate()
         self._errors.seek(0)

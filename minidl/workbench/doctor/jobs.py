@@ -124,14 +124,11 @@ class Accepted:
 @functools.cache
 def accepted_spills(path: Path = ACCEPTED) -> tuple[Accepted, ...]:
     """The entries of a file of accepted spills: {"bytes", "reason", "kernel"?, "tile"?, "dtype"?, ...}."""
-    return tuple(
-        Accepted(
-            entry["bytes"],
-            entry["reason"],
-            {"name" if k == "kernel" else k: v for k, v in entry.items() if k not in ("bytes", "reason")},
-        )
-        for entry in json.loads(path.read_text())
-    )
+    found = []
+    for entry in json.loads(path.read_text()):
+        where = {"name" if key == "kernel" else key: value for key, value in entry.items()}
+        found.append(Accepted(where.pop("bytes"), where.pop("reason"), where))
+    return tuple(found)
 
 
 def kernels() -> list[str]:

@@ -39,7 +39,8 @@ class Check:
 def checks() -> Iterator[Check]:
     """The results of all checks in turn. A check that raises is "bad" and shows the error."""
     every: dict[str, Callable[[], Check | list[Check]]] = {
-        "python": _python, "torch": partial(_version, "torch"), "triton": _triton, "numpy": partial(_version, "numpy"),
+        "python": lambda: Check("Python", GOOD, f"{platform.python_version()} in {sys.prefix}"),
+        **{name: partial(_version, name) for name in NEEDED},
         "devices": _devices, "kernels": _kernels, "tiles": _tiles, "compiler": _compiler,
         "plots": partial(_extra, "plots", PLOTS, "curves and confusion matrices are not drawn"),
         "notebooks": partial(_extra, "notebooks", NOTEBOOKS, "notebooks cannot be executed"),
@@ -53,11 +54,9 @@ def checks() -> Iterator[Check]:
         yield from found if isinstance(found, list) else [found]
 
 
-def _python() -> Check:
-    return Check("Python", GOOD, f"{platform.python_version()} in {sys.prefix}")
-
-
 def _version(name: str) -> Check:
+    if name == "triton" and sys.platform != "linux":
+        return Check(name, BAD, f"none for {sys.platform}", "Triton is published for Linux: use Linux or WSL 2.")
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -71,12 +70,6 @@ def _version(name: str) -> Check:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
-
-
-def _triton() -> Check:
-    if sys.platform != "linux":
-        return Check("triton", BAD, f"none for {sys.platform}", "Triton is published for Linux: use Linux or WSL 2.")
-    return _version("triton")
 
 
 def _devices() -> Check | list[Check]:
@@ -155,10 +148,10 @@ def _compiler() -> Check:
 
 def _extra(name: str, packages: tuple[str, ...], without: str) -> Check:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        advice = f'pip install -c constraints.txt "minidl[{name}]"'
-        return Check(name, NOTE, f"{', '.join(missing)} missing: {without}", advice)
-    return Check(name, GOOD, "installed")
+    if not missing:
+        return Check(name, GOOD, "installed")
+    advice = f'pip install -c constraints.txt "minidl[{name}]"'
+    return Check(name, NOTE, f"{', '.join(missing)} missing: {without}", advice)
 
 
 def _data() -> list[Check]:
@@ -216,42 +209,29 @@ def _disk() -> list[Check]:
 
 
 def _self_test() -> list[Check]:
-    import torch
-
-    from minidl.runtime import launch
-    from minidl.tensors import default_device
-
-    dtypes = [torch.float32] if launch.INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
-    return [_compare(dtype, default_device()) for dtype in dtypes]
-
-
-def _compare(dtype: object, device: object) -> Check:
-    """Compare a product and its softmax with torch in float64, each within its error bound."""
+    """In each dtype a product and its softmax, compared with torch in float64."""
     import torch
 
     from minidl import ops
-    from minidl.tensors import Tensor
-    from minidl.testing import error_bound
+    from minidl.runtime import launch
+    from minidl.tensors import Tensor, default_device
+    from minidl.testing.compare import Expected
+    from minidl.testing.specs import Case, all_specs
 
-    assert isinstance(dtype, torch.dtype)
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(size, generator=generator).to(dtype).to(str(device)) for size in ((144, 208), (208, 160)))
-    start = time.perf_counter()
-    product = ops.matmul(Tensor(a), Tensor(b))
-    shares = ops.softmax(product, -1)
-    largest = float(shares.data.max())  # waits for the device
-    seconds = time.perf_counter() - start
-    wrong, figures = [], []
-    for op, args, result, exact in (
-        (ops.matmul, (a, b), product, a.double() @ b.double()),
-        (ops.softmax, (product.data, -1), shares, torch.softmax(product.data.double(), -1)),
-    ):
-        error = (result.data.double() - exact).abs()
-        figures.append(f"{op.__name__} off by {float(error.max()):.1e}")
-        if not bool((error <= error_bound(op.__name__, *args).to(error.device)).all()):
-            wrong.append(op.__name__)
-    name = f"self-test {str(dtype).removeprefix('torch.')}"
-    found = f"{', '.join(figures)}; {seconds:.2f} s{'' if str(device) == 'cpu' else ' with compilation'}"
-    if wrong or not 0 < largest <= 1:
-        return Check(name, BAD, found, "Rounding does not explain this error: run the tests before trusting results.")
-    return Check(name, GOOD, found)
+    device, found = default_device(), []
+    for dtype in [torch.float32] if launch.INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]:
+        generator = torch.Generator().manual_seed(0)
+        a, b = (torch.randn(size, generator=generator).to(dtype).to(device) for size in ((144, 208), (208, 160)))
+        start = time.perf_counter()
+        product = ops.matmul(Tensor(a), Tensor(b))
+        shares = ops.softmax(product, -1)
+        right = 0 < float(shares.data.max()) <= 1  # waits for the device
+        seconds, figures = time.perf_counter() - start, []
+        for name, args, result in (("matmul", (a, b), product.data), ("softmax", (product.data, -1), shares.data)):
+            expected = Expected(all_specs()[name], Case(args), dtype)
+            right = right and expected.holds(result)
+            figures.append(f"{name} off by {float((result.double() - expected.exact[0]).abs().max()):.1e}")
+        text = f"{', '.join(figures)}; {seconds:.2f} s{'' if str(device) == 'cpu' else ' with compilation'}"
+        advice = "" if right else "Rounding does not explain this error: run the tests before trusting results."
+        found.append(Check(f"self-test {str(dtype).removeprefix('torch.')}", GOOD if right else BAD, text, advice))
+    return found

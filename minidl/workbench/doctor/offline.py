@@ -39,8 +39,12 @@ from minidl.workbench.first_line import first_line
 
 # wgmma had to be serialised because the registers of the accumulators are touched in between.
 SERIALISED = ("C7510", "C7511", "C7515")
-MATRIX = (r"\bwgmma\.mma_async\b", r"\bmma\.sync\b", r"\btcgen05\.mma\b")
-TMA = r"\bcp\.async\.bulk\.tensor\b"
+INSTRUCTIONS = {
+    "wgmma": r"\bwgmma\.mma_async\b", "mma": r"\bmma\.sync\b", "tcgen05": r"\btcgen05\.mma\b",
+    "tma": r"\bcp\.async\.bulk\.tensor\b",
+}  # fmt: skip
+# In Triton's own code, a product whose left operand or precision tensor cores have.
+WANTS_MATRIX = r" tt\.dot .*(?:inputPrecision = tf32|: tensor<[\dx]+x(?:f16|bf16|f64)> \*)"
 WAIT = "griddepcontrol.wait"
 MEMORY = r"\b(?:ld\.global|st\.global|cp\.async|atom\.global|red\.global)"
 FIGURES_FILE = "minidl_figures_2.json"
@@ -115,7 +119,7 @@ def compile_job(job: Job) -> Figures:
         module, name = job.kernel.split(":")
         source = ASTSource(
             getattr(importlib.import_module(module), name),
-            {parameter: _type(kind) for parameter, kind in job.signature.items()},
+            {parameter: _constant(kind) for parameter, kind in job.signature.items()},
             {tuple(path): _constant(value) for path, value in job.constants},
             {tuple(path): known for path, known in job.attributes},
         )
@@ -134,26 +138,19 @@ def compile_job(job: Job) -> Figures:
     return figures
 
 
-def _type(kind: Any) -> Any:
-    return tuple(_type(item) for item in kind) if isinstance(kind, list) else kind
-
-
 def _read(compiled: Any, said: str, seconds: float) -> Figures:
     ptx = compiled.asm["ptx"]
+    found: dict[str, Any] = {name: len(re.findall(pattern, ptx)) for name, pattern in INSTRUCTIONS.items()}
     spilled = [int(stores) + int(loads) for stores, loads in re.findall(r"(\d+) bytes spill stores, (\d+)", said)]
-    wgmma, mma, tcgen05, tma = (len(re.findall(pattern, ptx)) for pattern in (*MATRIX, TMA))
     return Figures(
         registers=max(map(int, re.findall(r"Used (\d+) registers", said)), default=0),
         spill=max(spilled, default=0),
         stack=max(map(int, re.findall(r"(\d+) bytes stack frame", said)), default=0),
         shared=compiled.metadata.shared,
         warps=compiled.metadata.num_warps,
-        wgmma=wgmma,
-        mma=mma,
-        tcgen05=tcgen05,
-        tma=tma,
+        **found,
         lines=ptx.count("\n"),
-        wants_matrix=_wants_matrix(compiled.asm["ttir"]),
+        wants_matrix=re.search(WANTS_MATRIX, compiled.asm["ttir"]) is not None,
         serialised=any(code in said for code in SERIALISED),
         hasty=_hasty(ptx),
         seconds=seconds,
@@ -169,15 +166,6 @@ def _hasty(ptx: str) -> bool:
     )
 
 
-def _wants_matrix(ttir: str) -> bool:
-    for line in ttir.splitlines():
-        if " tt.dot " in line:
-            left = re.search(r": tensor<[\dx]+x(\w+)>", line)
-            if "inputPrecision = tf32" in line or (left and left[1] in ("f16", "bf16", "f64")):
-                return True
-    return False
-
-
 def _ptxas(ptx: str, job: Job) -> str:
     """The output of ptxas for a kernel whose machine code came from the cache."""
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +173,5 @@ def _ptxas(ptx: str, job: Job) -> str:
         path.write_text(ptx)
         options = [] if job.options.get("enable_fp_fusion", True) else ["--fmad=false"]
         command = [get_ptxas(job.arch).path, "-v", *options, f"--gpu-name={sm_arch_from_capability(job.arch)}"]
-        done = subprocess.run(
-            [*command, str(path), "-o", f"{path}.cubin"], capture_output=True, text=True, check=True
-        )  # fmt: skip
-        return done.stderr
+        command += [str(path), "-o", f"{path}.cubin"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr

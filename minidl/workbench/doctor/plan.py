@@ -66,8 +66,8 @@ def shorten(plan: Plan, brief: bool = False) -> list[Job]:
     """
     chosen: list[Job] = []
     seen: set[tuple[str, ...]] = set()
-    for job in sorted(plan.first.values(), key=lambda job: -_volume(job, plan.tile_names)):
-        flags = _flags(job, plan.tile_names)
+    for job in sorted(plan.first.values(), key=lambda job: -math.prod(_blocks(job, plan))):
+        flags = _flags(job, plan)
         new: set[tuple[str, ...]] = {(job.kernel, job.dtype, job.precision)}
         new |= (
             {(job.kernel, name, str(value)) for name, value in flags.items()} if brief else {(job.kernel, str(flags))}
@@ -90,37 +90,34 @@ def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
             known.setdefault((job.kernel, job.dtype, job.precision), []).append((_traits(job, plan), figures[key]))
     groups: dict[tuple[Any, ...], list[Job]] = {}
     for job in {**plan.forced, **plan.first}.values():
-        groups.setdefault((job.kernel, job.dtype, job.precision, _sizes(job, plan.tile_names)), []).append(job)
+        sizes = {name: value for name, value in job.constant.items() if name in plan.tile_names}
+        groups.setdefault((job.kernel, job.dtype, job.precision, str(sizes | job.options)), []).append(job)
     chosen = {}
     for group in groups.values():
         like = known.get((group[0].kernel, group[0].dtype, group[0].precision), [])
-        guesses = [(job, _most_like(_traits(job, plan), like)) for job in group]
+        guesses = []
+        for job in group:
+            traits = _traits(job, plan)
+            near = max(like, key=lambda pair: len(traits & pair[0]) - len(traits ^ pair[0]), default=(set(), Figures()))
+            guesses.append((job, near[1]))
         longest = max(guesses, key=lambda pair: pair[1].lines)[0]
         largest = max(guesses, key=lambda pair: pair[1].shared)[0]
         chosen.update({job.key: job for job in (longest, largest)})
     return [job for key, job in chosen.items() if key not in figures]
 
 
-def _most_like(traits: set[str], known: list[tuple[set[str], Figures]]) -> Figures:
-    return max(known, key=lambda pair: len(traits & pair[0]) - len(traits ^ pair[0]), default=(set(), Figures()))[1]
-
-
 def _traits(job: Job, plan: Plan) -> set[str]:
     """Everything about a launch except its tile."""
-    flags = {f"{name}={value}" for name, value in _flags(job, plan.tile_names).items()}
+    flags = {f"{name}={value}" for name, value in _flags(job, plan).items()}
     return flags | {f"{n}:{kind}" for n, kind in job.signature.items()} | {str(known) for known in job.attributes}
 
 
-def _flags(job: Job, tile_names: list[str]) -> dict[str, Any]:
-    return {name: value for name, value in job.constant.items() if name not in tile_names}
+def _flags(job: Job, plan: Plan) -> dict[str, Any]:
+    return {name: value for name, value in job.constant.items() if name not in plan.tile_names}
 
 
-def _sizes(job: Job, tile_names: list[str]) -> str:
-    return str({name: value for name, value in job.constant.items() if name in tile_names} | job.options)
-
-
-def _volume(job: Job, tile_names: list[str]) -> int:
-    return math.prod(v for name, v in job.constant.items() if name.startswith("BLOCK") and name in tile_names)
+def _blocks(job: Job, plan: Plan) -> list[int]:
+    return [size for name, size in job.constant.items() if name.startswith("BLOCK") and name in plan.tile_names]
 
 
 def _record(jobs: dict[str, Job], plan: Plan, load: Any, dtype: Any, arch: int) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -25,25 +27,17 @@ def rows(verdict: Verdict, fields: Sequence[str] = _FIELDS) -> list[dict[str, An
     """
     groups: dict[tuple[Any, ...], list[tuple[Job, Figures]]] = {}
     for job, figures in verdict.figures.values():
-        groups.setdefault(tuple(_field(job, name) for name in fields), []).append((job, figures))
+        group = tuple(job.name if name == "kernel" else getattr(job, name) for name in fields)
+        groups.setdefault(group, []).append((job, figures))
     return [dict(zip(fields, group, strict=True)) | _summary(groups[group]) for group in sorted(groups)]
-
-
-def _field(job: Job, name: str) -> Any:
-    return getattr(job, "name" if name == "kernel" else name)
 
 
 def _summary(found: list[tuple[Job, Figures]]) -> dict[str, Any]:
     names = ("registers", "spill", "stack", "shared", "wgmma", "mma", "tcgen05", "tma")
     largest = {name: max(getattr(figures, name) for _, figures in found) for name in names}
     wrong = dict.fromkeys(line for job, figures in found for line in problems(job, figures))
-    reasons = dict.fromkeys(
-        entry.reason
-        for job, figures in found
-        if figures.spill
-        for entry in accepted_spills()
-        if entry.covers(job, figures)
-    )
+    spilled = itertools.product([each for each in found if each[1].spill], accepted_spills())
+    reasons = dict.fromkeys(entry.reason for each, entry in spilled if entry.covers(*each))
     tiles = len({job.tile for job, _ in found})
     return {"launches": len(found), "tiles": tiles, **largest, "problems": list(wrong), "accepted": list(reasons)}
 
@@ -64,11 +58,10 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
     """Print a table of kernels (of tiles with `every_tile`), all problems, and a summary line."""
     table = Table(title="Kernels compiled offline: the largest figures of their launches", title_justify="left")
-    for name in ("kernel", "sm", "dtype", "precision", "tile" if every_tile else "tiles"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "tiles" else "left")
-    for name in ("launches", "registers", "spilled", "shared", "matrix", "TMA"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    left = ("kernel", "sm", "dtype", "precision", "tile", "")
+    figures = ("launches", "registers", "spilled", "shared", "matrix", "TMA")
+    for name in (*left[:4], "tile" if every_tile else "tiles", *figures, ""):
+        table.add_column(name, no_wrap=True, justify="left" if name in left else "right")
     before = None
     for row in rows(verdict, _FIELDS if every_tile else _FIELDS[:-1]):
         if before is not None and row["kernel"] != before:
@@ -85,13 +78,11 @@ def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
     for row in summary:
         what = f"{row['kernel']} \\[{row['tile']}] {row['dtype']} {row['precision']} sm_{row['arch']}"
         for line in row["problems"]:
-            console.print(f"[red]wrong[/] {what}: ", end="", highlight=False)
-            console.print(line, markup=False, highlight=False)
+            console.print(f"[red]wrong[/] {what}: {escape(line)}", highlight=False)
         for line in row["accepted"]:
             console.print(f"[yellow]accepted[/] {what}: {row['spill']} bytes spilled: {line}", highlight=False)
     for name, error in verdict.failures.items():
-        console.print("[red]failed[/] ", end="")
-        console.print(f"{name}: {error}", markup=False, highlight=False)
+        console.print(f"[red]failed[/] {escape(f'{name}: {error}')}", highlight=False)
     kernels = len({row["kernel"] for row in summary})
     bad = sum(bool(row["problems"]) for row in summary) + len(verdict.failures)
     console.print(

@@ -16,14 +16,16 @@ import os
 import platform
 import sys
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
 from minidl.workbench.doctor.jobs import Job
 
 
 def main() -> None:
     """Answer until standard input ends."""
-    answers = _private_output()
+    # Whatever else is printed, also by compilers, goes to standard error.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for line in sys.stdin:
         answers.write(json.dumps(answer(json.loads(line))) + "\n")
         answers.flush()
@@ -45,13 +47,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
         return {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
     raise ValueError(f"unknown request {sorted(request)}")
-
-
-def _private_output() -> TextIO:
-    """Standard output reserved for answers; whatever else is printed, also by compilers, goes to standard error."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return answers
 
 
 if __name__ == "__main__":

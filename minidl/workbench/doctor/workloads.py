@@ -59,17 +59,16 @@ def workloads(name: str = "") -> list[Workload]:
 
 
 def _examples(spec: OpSpec, dtype: torch.dtype) -> Calls:
+    def forward_and_backward(example: Callable[[Make], Case]) -> None:
+        case = example(SeededMake(0, dtype))
+        args = [wrap(value, position in spec.differentiable) for position, value in enumerate(case.args)]
+        outputs = spec.op(*args, **{name: wrap(value) for name, value in case.kwargs.items()})
+        for output in as_tuple(outputs):
+            if output.requires_grad:
+                output.backward(Tensor(torch.zeros_like(output.data)), retain_graph=True)
+
     for name, example in spec.examples.items():
-        yield name, partial(_forward_and_backward, spec, example, dtype)
-
-
-def _forward_and_backward(spec: OpSpec, example: Callable[[Make], Case], dtype: torch.dtype) -> None:
-    case = example(SeededMake(0, dtype))
-    args = [wrap(value, position in spec.differentiable) for position, value in enumerate(case.args)]
-    outputs = spec.op(*args, **{name: wrap(value) for name, value in case.kwargs.items()})
-    for output in as_tuple(outputs):
-        if output.requires_grad:
-            output.backward(Tensor(torch.zeros_like(output.data)), retain_graph=True)
+        yield name, partial(forward_and_backward, example)
 
 
 def _gemm(dtype: torch.dtype) -> Calls:
@@ -171,12 +170,10 @@ def _transposed(dtype: torch.dtype) -> Calls:
             w = plain.contiguous(memory_format=memory)
             call = partial(conv.transposed, x, w, Geometry(axis, axis), bias, act)
             name = f"{C} to {M} at {size}, {memory}"
-            form = "few" if M <= few_outputs.MOST else "batch"
-            yield name, partial(_if_able, partial(call, scale=bias), form)
-            yield f"{name}, before the activation", partial(_if_able, partial(call, preactivation=True), form)
-            if form == "batch":
-                yield f"{name}, merged", partial(_if_able, partial(call, scale=bias), "merge")
-                yield f"{name}, merged, before", partial(_if_able, partial(call, preactivation=True), "merge")
+            for form in ("few",) if M <= few_outputs.MOST else ("batch", "merge"):
+                what = f"{name}, merged" if form == "merge" else name
+                yield what, partial(_if_able, partial(call, scale=bias), form)
+                yield f"{what}, before the activation", partial(_if_able, partial(call, preactivation=True), form)
 
 
 def _if_able(call: Callable[..., Any], form: str) -> None:
@@ -225,14 +222,12 @@ def _step(
 
 def _pictures(dtype: torch.dtype) -> Calls:
     index, moves = torch.zeros(128, dtype=torch.int64), torch.zeros(128, 3, dtype=torch.int32)
-    for height, width, channels in ((8, 8, 1), (28, 28, 1), (64, 48, 3)):
-        x = torch.zeros(1000, height, width, channels, dtype=torch.uint8)
-        mean, std = torch.zeros(channels), torch.ones(channels)
-        what = f"{height} x {width} x {channels}"
-        yield what, partial(images.pick, x, index, None, mean, std, dtype)
-        for replicate in (False, True):
-            edge = ", edges repeated" if replicate else ""
-            yield f"{what}, moved{edge}", partial(images.pick, x, index, moves, mean, std, dtype, replicate)
+    for shape in ((8, 8, 1), (28, 28, 1), (64, 48, 3)):
+        x = torch.zeros(1000, *shape, dtype=torch.uint8)
+        how, what = (torch.zeros(shape[-1]), torch.ones(shape[-1]), dtype), " x ".join(map(str, shape))
+        yield what, partial(images.pick, x, index, None, *how)
+        yield f"{what}, moved", partial(images.pick, x, index, moves, *how)
+        yield f"{what}, moved, edges repeated", partial(images.pick, x, index, moves, *how, replicate=True)
 
 
 def _averages(dtype: torch.dtype) -> Calls:

@@ -31,20 +31,8 @@ UPDATE = "update_kernel"  # of an optimiser: one for each step and dtype
 _running = threading.Lock()
 
 
-def _started() -> Any:
-    """A profile of torch's, by CUPTI, which also sees the kernels that a CUDA graph launches.
-
-    Raises RuntimeError where another profiler of torch's is running.
-    """
-    torch.cuda.synchronize()
-    with warnings.catch_warnings(action="ignore"):
-        begun = torch_profile(activities=[ProfilerActivity.CUDA])
-        begun.start()
-    return begun
-
-
 def _stopped(begun: Any) -> dict[str, Any]:
-    """Its trace in Chrome's format; kernels are events with `cat` "kernel", `ts` and `dur` in microseconds."""
+    """The trace of torch's profile in Chrome's format: kernels have `cat` "kernel", `ts` and `dur` in microseconds."""
     torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         begun.stop()
@@ -87,7 +75,11 @@ class Profile:
             self.events, self._timed, self._at_once = [], [], 0
             self._launched.clear()
             if self.on_gpu:
-                self._cuda = _started()
+                # By CUPTI, which also sees the kernels that a CUDA graph launches.
+                torch.cuda.synchronize()
+                with warnings.catch_warnings(action="ignore"):
+                    self._cuda = torch_profile(activities=[ProfilerActivity.CUDA])
+                    self._cuda.start()
             opened.enter_context(launch.watch(self._on_launch))
             self._open = opened.pop_all()
         return self
@@ -191,19 +183,15 @@ class Profile:
         files.write_text(Path(path), json.dumps(trace, separators=(",", ":")))
 
     def _host_events(self) -> list[dict[str, Any]]:
-        first = self.events[0].start if self.events else 0.0
         place = {"pid": os.getpid(), "tid": 0}
-        named = {"name": "process_name", "ph": "M", "args": {"name": "Triton's interpreter"}, **place}
-        return [
-            named,
-            *(
-                {
-                    "name": event.kernel, "cat": "kernel", "ph": "X", "ts": event.start - first, "dur": event.duration,
-                    "args": event.kinds[0][0]._asdict(), **place,
-                }
-                for event in self.events
-            ),
-        ]  # fmt: skip
+        found: list[dict[str, Any]] = [
+            {"name": "process_name", "ph": "M", "args": {"name": "Triton's interpreter"}, **place}
+        ]
+        for event in self.events:
+            times = {"ts": event.start - self.events[0].start, "dur": event.duration}
+            args = event.kinds[0][0]._asdict()
+            found.append({"name": event.kernel, "cat": "kernel", "ph": "X", **times, "args": args, **place})
+        return found
 
 
 def profile(trace: str | os.PathLike[str] | None = None, *, updates: int = 1) -> Profile:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -35,12 +36,12 @@ class Row:
 
     kernel: str
     tile: str
-    calls: int = 0
-    total_us: float = 0.0
-    share: float = 0.0
-    bytes: float | None = 0.0
-    flop: float | None = 0.0
-    floor_us: float | None = 0.0
+    calls: int
+    total_us: float
+    share: float
+    bytes: float | None
+    flop: float | None
+    floor_us: float | None
 
     @property
     def mean_us(self) -> float:
@@ -82,34 +83,29 @@ def floor_us(work: Work, device: str | None) -> float | None:
 
 def rows_of(events: Iterable[Event], device: str | None) -> list[Row]:
     """The rows of events on a device, the most time first."""
-    found: dict[tuple[str, str], Row] = {}
+    groups: dict[tuple[str, str], list[Event]] = {}
     for event in events:
         tile = " or ".join(sorted({work.tile for work, _ in event.kinds}))
-        row = found.setdefault((event.kernel, tile), Row(event.kernel, tile))
-        row.calls += 1
-        row.total_us += event.duration
-        row.bytes = _plus(row.bytes, _mean((work.bytes, count) for work, count in event.kinds))
-        row.flop = _plus(row.flop, _mean((work.flop, count) for work, count in event.kinds))
-        row.floor_us = _plus(row.floor_us, _mean((floor_us(work, device), count) for work, count in event.kinds))
-    total = sum(row.total_us for row in found.values())
-    for row in found.values():
-        row.share = row.total_us / total if total else 0.0
-    return sorted(found.values(), key=lambda row: (-row.total_us, row.kernel, row.tile))
+        groups.setdefault((event.kernel, tile), []).append(event)
+    times = {key: sum(event.duration for event in runs) for key, runs in groups.items()}
+    total = sum(times.values())
+    rows = []
+    for key, runs in groups.items():
+        figures = (lambda work: work.bytes, lambda work: work.flop, lambda work: floor_us(work, device))
+        share = times[key] / total if total else 0.0
+        rows.append(Row(*key, len(runs), times[key], share, *(_sum(runs, figure) for figure in figures)))
+    return sorted(rows, key=lambda row: (-row.total_us, row.kernel, row.tile))
 
 
-def _plus(total: float | None, more: float | None) -> float | None:
-    return None if total is None or more is None else total + more
-
-
-def _mean(values: Iterable[tuple[float | None, int]]) -> float | None:
-    """The mean weighted by the counts, None where a value is unknown or there is none."""
-    total, counts = 0.0, 0
-    for value, count in values:
-        if value is None:
+def _sum(runs: Iterable[Event], figure: Callable[[Work], float | None]) -> float | None:
+    """The sum of a figure, of each run the mean of what it may come from; None where it is unknown of one of these."""
+    total = 0.0
+    for run in runs:
+        values = [value for work, _ in run.kinds if (value := figure(work)) is not None]
+        if not values or len(values) < len(run.kinds):
             return None
-        total += value * count
-        counts += count
-    return total / counts if counts else None
+        total += statistics.fmean(values, [count for _, count in run.kinds])
+    return total
 
 
 def as_text(rows: list[Row], device: str | None, launches_per_step: float | None, missing: int) -> str:

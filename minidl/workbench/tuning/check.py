@@ -35,17 +35,11 @@ def launches(shapes: ShapeClass, tile: Tile) -> list[Any]:
 
 def signature(launched: list[Any]) -> str:
     """Equal for launches that do the same. (A block larger than the shape is cut to it.)"""
-    return str(
-        [
-            (
-                kernel.__name__,
-                grid,
-                [arg for arg in args if isinstance(arg, int | float)],
-                sorted(map(str, meta.items())),
-            )
-            for kernel, grid, args, meta in launched
-        ]
-    )
+    marks = []
+    for kernel, grid, args, meta in launched:
+        numbers = [arg for arg in args if isinstance(arg, int | float)]
+        marks.append((kernel.__name__, grid, numbers, sorted(map(str, meta.items()))))
+    return str(marks)
 
 
 class Check:
@@ -87,12 +81,8 @@ class Compiles(Check):
             return {}
         jobs = {index: [job_of(self.arch, *each) for each in every] for index, every in launched.items()}
         figures = compile_jobs(self.pool, {job.key: job for every in jobs.values() for job in every}.values())
-        found = {}
-        for index, every in jobs.items():
-            wrong = [text for job in every for text in problems(*figures[job.key])]
-            if wrong:
-                found[index] = wrong[0]
-        return found
+        wrong = {i: [text for job in every for text in problems(*figures[job.key])] for i, every in jobs.items()}
+        return {index: texts[0] for index, texts in wrong.items() if texts}
 
     def close(self) -> None:
         """End the child processes."""
@@ -107,6 +97,5 @@ def for_device() -> Check:
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
     """At most `most` of the items, evenly spaced, including the first."""
-    if len(items) <= most:
-        return list(items)
-    return [items[i * len(items) // most] for i in range(most)]
+    count = min(most, len(items))
+    return [items[i * len(items) // count] for i in range(count)]

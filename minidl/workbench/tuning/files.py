@@ -99,9 +99,5 @@ def _class(found: Found) -> dict[str, Any]:
 
 def _trial(trial: Trial) -> dict[str, Any]:
     timed = {"ms": trial.ms, "ratios": trial.ratios, "ratio": round(trial.ratio, 4)} if trial.outcome == TIMED else {}
-    return {
-        "tile": describe(trial.tile),
-        "outcome": trial.outcome,
-        **({"why": trial.why} if trial.why else {}),
-        **timed,
-    }
+    why = {"why": trial.why} if trial.why else {}
+    return {"tile": describe(trial.tile), "outcome": trial.outcome, **why, **timed}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
+from minidl.workbench.bench.table import as_svg
 from minidl.workbench.tuning.search import TIMED, Found
 from minidl.workbench.tuning.space import describe
 
@@ -13,16 +13,14 @@ SHOWN = 24  # bars of a class: the fastest
 
 def picture(found: Sequence[Found], device: str) -> bytes:
     """An SVG with a panel for each class that was searched. Needs the plots extra."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    panels = [each for each in found if any(trial.outcome == TIMED for trial in each.trials)]
-    bars = [_bars(each) for each in panels]
-    heights = [0.9 + 0.2 * len(rows) for rows in bars]
+    panels = [(each, _bars(each)) for each in found if any(trial.outcome == TIMED for trial in each.trials)]
+    heights = [0.9 + 0.2 * len(rows) for _, rows in panels]
     figure = Figure(figsize=(10, 0.8 + sum(heights)), layout="constrained")
     figure.suptitle(f"tiles on {device}: time as a share of the present tile's", fontsize=11)
     axes = figure.subplots(len(panels) or 1, 1, squeeze=False, height_ratios=heights or [1])[:, 0]
-    for axis, each, rows in zip(axes, panels, bars, strict=False):
+    for axis, (each, rows) in zip(axes, panels, strict=False):
         places = range(len(rows))
         axis.barh(places, [share for _, share, _ in rows], color=[colour for *_, colour in rows], height=0.75)
         axis.axvline(1.0, color="black", linewidth=0.8)
@@ -36,10 +34,7 @@ def picture(found: Sequence[Found], device: str) -> bytes:
     if not panels:
         axes[0].set_axis_off()
         axes[0].text(0.5, 0.5, "nothing was timed", ha="center")
-    drawn = io.BytesIO()
-    with rc_context({"svg.hashsalt": "minidl"}):
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
-    return drawn.getvalue()
+    return as_svg(figure)
 
 
 def _bars(found: Found) -> list[tuple[str, float, str]]:

@@ -12,7 +12,7 @@ import torch
 
 from minidl.autograd import no_grad
 from minidl.runtime import launch
-from minidl.testing.compare import as_tuple, unwrap, wrap
+from minidl.testing.compare import Expected, as_tuple, unwrap, wrap
 from minidl.testing.specs import Case, Make, all_specs
 from minidl.testing.specs.make import SeededMake, T
 
@@ -127,10 +127,12 @@ class Judge:
         self.problem, self.device = problem, device
         self._call: Call | None = None
         if problem.exact or problem.off:
-            self._exact: tuple[torch.Tensor, ...] = tuple(t.clone() for t in self._results())
+            self._present = tuple(t.clone() for t in self._results())
         else:
-            self._spec = all_specs()[problem.record or ""]
-            self._reference()
+            # The inputs that `_results` makes again.
+            make = SeededMake(SEED, problem.dtype, device)
+            spec, case = all_specs()[problem.record or ""], problem.inputs(make)
+            self._expected = Expected(spec, case, problem.dtype, problem.wrt, make.tensor)
         if not self.right():
             raise AssertionError(
                 f"{problem.name}: the present tile's result is wrong, so no tile can be compared with it"
@@ -140,51 +142,16 @@ class Judge:
         """Whether the tiles in use give the right result."""
         got, off = self._results(), self.problem.off
         if off:
-            return all(_near(*pair, off) for pair in zip(got, self._exact, strict=True))
+            return all(_near(*pair, off) for pair in zip(got, self._present, strict=True))
         if self.problem.exact:
-            return all(_same(*pair) for pair in zip(got, self._exact, strict=True))
-        return all(_within(*each) for each in zip(got, self._exact, self._bounds(), strict=True))
+            return all(_same(*pair) for pair in zip(got, self._present, strict=True))
+        with self.problem.set_up():
+            return self._expected.holds(*got)
 
     def _results(self) -> list[torch.Tensor]:
         if self._call is None or self.problem.in_place:
             self._call = self.problem.call(SEED, self.device, "integers" if self.problem.exact else "normal")
         return list(as_tuple(self._call()))
-
-    def _reference(self) -> None:
-        """The exact result in float64, once, from the inputs that `_results` makes again."""
-        problem = self.problem
-        make = SeededMake(SEED, problem.dtype, self.device, kinds=("normal",))
-        self._case = problem.inputs(make).double()
-        args = [
-            arg.requires_grad_() if position in problem.wrt else arg for position, arg in enumerate(self._case.args)
-        ]
-        with torch.set_grad_enabled(bool(problem.wrt)):
-            outs = as_tuple(self._spec.reference(*args, **self._case.kwargs))
-        if problem.wrt:
-            self._dy = make.tensor(*outs[0].shape).double()
-            asked = [args[position] for position in self._spec.differentiable if position in problem.wrt]
-            self._exact = torch.autograd.grad(outs[0], asked, self._dy)
-            self._case = self._case.map(lambda t: t.detach())
-        else:
-            self._exact = outs
-
-    def _bounds(self) -> tuple[torch.Tensor, ...]:
-        """The bounds; they depend on the tile, which decides how a sum is split."""
-        problem, spec = self.problem, self._spec
-        with torch.no_grad(), problem.set_up():
-            if not problem.wrt:
-                outs = self._exact if len(self._exact) > 1 else self._exact[0]
-                return as_tuple(spec.bound(self._case, outs, problem.dtype))
-            assert spec.grad_bound is not None
-            grads = dict(zip([p for p in spec.differentiable if p in problem.wrt], self._exact, strict=True))
-            every = tuple(grads.get(p) for p in spec.differentiable)
-            bounds = spec.grad_bound(self._case, self._dy, every, problem.dtype)
-            return tuple(b for p, b in zip(spec.differentiable, bounds, strict=True) if p in problem.wrt)
-
-
-def _within(got: torch.Tensor, exact: torch.Tensor, bound: Any) -> bool:
-    off = (got.double() - exact).abs()
-    return bool((off <= torch.as_tensor(bound, device=off.device) * (2 if got.dtype == torch.float64 else 1)).all())
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

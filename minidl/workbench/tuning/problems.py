@@ -21,12 +21,12 @@ from minidl.sparse.csr import CSR
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 from minidl.testing.specs import Case, Make
-from minidl.testing.specs.base import tensors
+from minidl.testing.specs.base import between, integers, of, tensors
 from minidl.workbench.bench import generator_rows, image_rows
 from minidl.workbench.tuning.problem import Call, Problem, Start, kernel, operation
 from minidl.workbench.tuning.space import PRODUCTS
 
-Inputs = Callable[..., Case]
+Inputs = Callable[[Make], Case]
 # Elements of a problem of rows: more than a GPU's L2 cache holds, few for the interpreter.
 ELEMENTS, ELEMENTS_INTERPRETED = 2**25, 2**18
 # (N, C, M, size, kernel, stride): the benchmark's layers with fewer images, and small batches.
@@ -84,15 +84,15 @@ class Kind(NamedTuple):
         named = (*sizes, {}, *({name: size} for name, size in largest.items() if size))
         return list(dict.fromkeys(tuple(size.get(name, usual[name]) for name in usual) for size in named))
 
-    def problem(self, what: str, start: Start, inputs: Inputs, *args: Any, **options: Any) -> Problem:
-        """The problem whose inputs are `inputs(make, *args)`."""
+    def problem(self, what: str, start: Start, inputs: Inputs, **options: Any) -> Problem:
+        """The problem of calls that `start` makes from `inputs`."""
         name = f"{what} {str(self.dtype).removeprefix('torch.')}"
         name += f" {self.precision}" if self.precision != "ieee" else ""
-        return Problem(name, self.dtype, lambda make: inputs(make, *args), start, self.precision, **options)
+        return Problem(name, self.dtype, inputs, start, self.precision, **options)
 
-    def recorded(self, what: str, record: str, wrt: tuple[int, ...], inputs: Inputs, *args: Any) -> Problem:
+    def recorded(self, what: str, record: str, wrt: tuple[int, ...], inputs: Inputs) -> Problem:
         """The problem of a record's operation, or of its gradients by the arguments at `wrt`."""
-        return self.problem(what, operation(record, wrt), inputs, *args, record=record, wrt=wrt)
+        return self.problem(what, operation(record, wrt), inputs, record=record, wrt=wrt)
 
 
 def _kinds(family: str, target: str) -> list[Kind]:
@@ -123,12 +123,19 @@ def _gemm(kind: Kind) -> Iterator[Problem]:
     pointer = kind.family == "gemm_pointer"
     gap = int(pointer and kind.target != "sm_80" and kind.dtype != torch.float64)
 
-    def inputs(make: Make, M: int, N: int, K: int) -> Case:
-        operands = make.tensor(M, K + gap)[:, :K], make.tensor(N, K + gap)[:, :K].t()
-        return Case(operands, {"form": "pointer" if pointer else None})
+    for M, N, K in shapes:
+        inputs = tensors(_rows_of(M, K, gap), _rows_of(N, K, gap, turned=True), form="pointer" if pointer else None)
+        yield kind.problem(f"{M}x{N}x{K}", kernel(gemm.gemm), inputs)
 
-    for shape in shapes:
-        yield kind.problem("x".join(map(str, shape)), kernel(gemm.gemm), inputs, *shape)
+
+def _rows_of(rows: int, columns: int, gap: int = 0, turned: bool = False) -> Callable[[Make], torch.Tensor]:
+    """A matrix of rows that are `gap` elements apart, or its transpose."""
+
+    def made(make: Make) -> torch.Tensor:
+        matrix = make.tensor(rows, columns + gap)[:, :columns]
+        return matrix.t() if turned else matrix
+
+    return made
 
 
 def _parts(kind: Kind) -> Iterator[Problem]:
@@ -140,32 +147,26 @@ def _parts(kind: Kind) -> Iterator[Problem]:
 
 def _thin(kind: Kind) -> Iterator[Problem]:
     """Operands of a layer with few outputs and of its gradients: M, N or K is small."""
-
-    def inputs(make: Make, M: int, N: int, K: int) -> Case:
-        least = min(M, N, K)
-        a = make.tensor(K, M).t() if least == M else make.tensor(M, K)
-        b = make.tensor(N, K).t() if least == N else make.tensor(K, N)
-        return Case((a, b), {"form": "thin"})
-
     usual = {"M": 64, "N": 4, "K": 32} if kind.small else {"M": 1024, "N": 128, "K": 1024}
-    for shape in kind.extents(**usual) + ([] if kind.small else [(1024, 16, 128), (16, 1024, 128)]):
-        if min(shape) <= thin.THIN:
-            yield kind.problem("x".join(map(str, shape)), kernel(gemm.gemm), inputs, *shape)
+    for M, N, K in kind.extents(**usual) + ([] if kind.small else [(1024, 16, 128), (16, 1024, 128)]):
+        least = min(M, N, K)
+        if least <= thin.THIN:
+            a = _rows_of(K, M, turned=True) if least == M else (M, K)
+            b = _rows_of(N, K, turned=True) if least == N else (K, N)
+            yield kind.problem(f"{M}x{N}x{K}", kernel(gemm.gemm), tensors(a, b, form="thin"))
 
 
 def _gemm_sum(kind: Kind) -> Iterator[Problem]:
-    def inputs(make: Make, n: int) -> Case:
-        return Case((make.tensor(8, n).to(launch.acc_torch(kind.dtype)), kind.dtype))
-
     for (total,) in kind.extents(total=kind.rest(8)):
-        yield kind.problem(f"8 shares of {total}", kernel(gemm.sum_shares), inputs, total)
+        inputs = tensors(of(launch.acc_torch(kind.dtype), 8, total), extra=(kind.dtype,))
+        yield kind.problem(f"8 shares of {total}", kernel(gemm.sum_shares), inputs)
 
 
 # Operations on rows [M, N], by their records: the inputs.
-ROWS: dict[str, Callable[[int, int], Callable[[Make], Case]]] = {
+ROWS: dict[str, Callable[[int, int], Inputs]] = {
     "add": lambda M, N: tensors((M, N), (N,)),
     "bias_act": lambda M, N: tensors((M, N), (N,), extra=("gelu",)),
-    "cross_entropy": lambda M, N: lambda make: Case((make.tensor(M, N), make.integers(M, low=0, high=N - 1))),
+    "cross_entropy": lambda M, N: tensors((M, N), integers(M, high=N - 1)),
     "softmax": lambda M, N: tensors((M, N)),
 }
 
@@ -219,46 +220,39 @@ def _reduce(kind: Kind, axis: int) -> Iterator[Problem]:
 
 
 def _batch_norm(kind: Kind, *wrt: int) -> Iterator[Problem]:
-    def inputs(make: Make, N: int, C: int) -> Case:
-        running = make.tensor(C), make.tensor(C, low=0.5, high=2.0)
-        affine = make.tensor(C), make.tensor(C)
-        return Case((_images(make, N, C, 8), *running, *affine, True, 0.1, 1e-5, "relu"))
-
     for (C,) in kind.extents(C=64):
         N = max(2, kind.rest(64 * C))
-        yield kind.recorded(f"{N}x{C}x8x8", "batch_norm", wrt, inputs, N, C)
+        vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
+        inputs = tensors(_images(N, C, 8), *vectors, extra=(True, 0.1, 1e-5, "relu"))
+        yield kind.recorded(f"{N}x{C}x8x8", "batch_norm", wrt, inputs)
 
 
 def _fold(kind: Kind) -> Iterator[Problem]:
-    def inputs(make: Make) -> Case:
-        vectors = make.tensor(512), make.tensor(512), make.tensor(512, low=0.5, high=2.0), make.tensor(512)
-        return Case((make.tensor(512, 64, 3, 3), *vectors, make.tensor(512), 1e-5))
-
+    vectors = (512,), (512,), between(0.5, 2.0, 512), (512,), (512,)
+    inputs = tensors((512, 64, 3, 3), *vectors, extra=(1e-5,))
     yield kind.recorded("512 channels", "fold_batch_norm", (), inputs)
 
 
 def _pool(kind: Kind, *wrt: int) -> Iterator[Problem]:
-    def inputs(make: Make, N: int, C: int) -> Case:
-        return Case((_images(make, N, C, 16),), {"kernel_size": 2})
-
     for (C,) in kind.extents(C=64):
         N = kind.rest(256 * C)
         for record in ("max_pool2d", "avg_pool2d"):
-            yield kind.recorded(f"{record.split('_')[0]} {N}x{C}x16x16", record, wrt, inputs, N, C)
+            what = f"{record.split('_')[0]} {N}x{C}x16x16"
+            yield kind.recorded(what, record, wrt, tensors(_images(N, C, 16), kernel_size=2))
 
 
 def _pictures(kind: Kind) -> Iterator[Problem]:
     count = 32 if kind.small else 4096
-
-    def inputs(make: Make, size: int, channels: int) -> Case:
-        x = make.integers(count, size, size, channels, low=0, high=255).to(torch.uint8)
-        moves = make.integers(count, 3, low=0, high=1).to(torch.int32)
-        mean, std = make.tensor(channels).float(), make.tensor(channels, low=0.5, high=2.0).float()
-        return Case((x, make.integers(count, low=0, high=count - 1), moves, mean, std, kind.dtype))
-
     for size, channels in ((8, 1), (28, 1), (64, 3)):
-        what = f"{count} pictures {size}x{size}x{channels}"
-        yield kind.problem(what, kernel(images.pick), inputs, size, channels)
+        shape = count, size, size, channels
+
+        def inputs(make: Make, shape: tuple[int, ...] = shape) -> Case:
+            x = make.integers(*shape, low=0, high=255).to(torch.uint8)
+            moves = make.integers(count, 3, low=0, high=1).to(torch.int32)
+            mean, std = make.tensor(shape[-1]).float(), make.tensor(shape[-1], low=0.5, high=2.0).float()
+            return Case((x, make.integers(count, low=0, high=count - 1), moves, mean, std, kind.dtype))
+
+        yield kind.problem(f"{count} pictures {size}x{size}x{channels}", kernel(images.pick), inputs)
 
 
 def _documents(kind: Kind) -> Iterator[Problem]:
@@ -277,13 +271,13 @@ def _documents(kind: Kind) -> Iterator[Problem]:
 
 def _updates(kind: Kind) -> Iterator[Problem]:
     tables, rows = ((2000,), 200) if kind.small else ((32754, 4096), 4096)
-
-    def inputs(make: Make, C: int) -> Case:
-        values = [make.tensor(count, C) for count in tables]
-        return Case((values, [make.tensor(count, C) for count in tables[1:]], make.tensor(rows, C)))
-
     for (C,) in kind.extents(C=128):
-        yield kind.problem(f"rows of {C}", _adam, inputs, C, in_place=True)
+
+        def inputs(make: Make, C: int = C) -> Case:
+            values, dense = ([make.tensor(count, C) for count in some] for some in (tables, tables[1:]))
+            return Case((values, dense, make.tensor(rows, C)))
+
+        yield kind.problem(f"rows of {C}", _adam, inputs, in_place=True)
 
 
 def _adam(case: Case, make: Make) -> Call:
@@ -303,9 +297,9 @@ def _adam(case: Case, make: Make) -> Call:
     return call
 
 
-def _images(make: Make, N: int, C: int, size: int) -> torch.Tensor:
+def _images(N: int, C: int, size: int) -> Callable[[Make], torch.Tensor]:
     """In channels-last memory."""
-    return make.tensor(N, size, size, C).permute(0, 3, 1, 2)
+    return lambda make: make.tensor(N, size, size, C).permute(0, 3, 1, 2)
 
 
 def _convolution(kind: Kind, form: str, gradient: str = "") -> Iterator[Problem]:
@@ -314,20 +308,16 @@ def _convolution(kind: Kind, form: str, gradient: str = "") -> Iterator[Problem]
     if fft:
         off = {torch.float16: 2.0**-9}.get(kind.dtype, 2.0**-8 if kind.precision == "tf32" else 2.0**-18)
 
-    def inputs(make: Make, N: int, C: int, M: int, size: int, side: int, geometry: Geometry) -> Case:
-        x = _images(make, N, C, size)
-        if gradient == "weight":
-            return Case((x, _images(make, N, M, geometry.h.output), geometry), {"form": form})
-        return Case((x, _images(make, M, C, side), geometry), {"form": form})
-
     launcher = conv.grad_weight if gradient == "weight" else _forward
     layers = LAYERS_INTERPRETED if kind.small else (*LAYERS[:6], LAYERS[13]) if fft else LAYERS
     for N, C, M, size, side, stride in layers:
         N = max(1, N // 8) if kind.dtype == torch.float64 or fft else N
         pad = side // 2 if side == 3 else 0
         geometry = Geometry.of((size, size), (side, side), (stride,) * 2, ((pad, pad),) * 2, (1, 1))
+        other = _images(N, M, geometry.h.output) if gradient == "weight" else _images(M, C, side)
+        inputs = tensors(_images(N, C, size), other, extra=(geometry,), form=form)
         what = f"{C}->{M} {side}x{side} at {size}, {N} images" + (f", stride {stride}" if stride > 1 else "")
-        yield kind.problem(what, kernel(launcher), inputs, N, C, M, size, side, geometry, off=off)
+        yield kind.problem(what, kernel(launcher), inputs, off=off)
 
 
 def _pair_pool(kind: Kind) -> Iterator[Problem]:
@@ -335,10 +325,7 @@ def _pair_pool(kind: Kind) -> Iterator[Problem]:
         return
     N, C, M, size, side = (8, 16, 16, 8, 3) if kind.small else (4096, 32, 64, 12, 5)
     geometry = Geometry.of((size, size), (side, side), (1, 1), ((0, 0), (0, 0)), (1, 1))
-
-    def inputs(make: Make) -> Case:
-        return Case((_images(make, N, C, size), _images(make, M, C, side), geometry), {"form": "pair", "pool": "max"})
-
+    inputs = tensors(_images(N, C, size), _images(M, C, side), extra=(geometry,), form="pair", pool="max")
     yield kind.problem(f"{C}->{M} {side}x{side} at {size}, pooled, {N} images", kernel(_forward), inputs)
 
 
@@ -347,15 +334,13 @@ def _forward(x: torch.Tensor, w: torch.Tensor, geometry: Geometry, form: str, po
 
 
 def _transposed(kind: Kind, form: str) -> Iterator[Problem]:
-    def inputs(make: Make, N: int, C: int, M: int, size: int) -> Case:
-        axis = Axis(2 * size, 5, size, 2, 2, 1)
-        # Weights as torch lays them, which a walk has to turn.
-        return Case((_images(make, N, C, size), make.tensor(C, M, 5, 5), Geometry(axis, axis)), {"form": form})
-
     for N, C, M, size in BACK_INTERPRETED if kind.small else BACK:
         N = max(1, N // 8) if kind.dtype == torch.float64 else N
         what = f"transposed {C}->{M} 5x5 stride 2 at {size}, {N} images"
-        yield kind.problem(what, kernel(conv.grad_input), inputs, N, C, M, size)
+        axis = Axis(2 * size, 5, size, 2, 2, 1)
+        # Weights as torch lays them, which a walk has to turn.
+        inputs = tensors(_images(N, C, size), (C, M, 5, 5), extra=(Geometry(axis, axis),), form=form)
+        yield kind.problem(what, kernel(conv.grad_input), inputs)
 
 
 # Who makes the problems of families, and its arguments after the kind.

@@ -94,8 +94,8 @@ def _search(shapes: ShapeClass, check: Check, deadline: float, told: Callable[[F
     if not shapes.problems:
         return Found(shapes)
     try:
-        searcher = Searcher(shapes, check, default_device())
-        return searcher.search(deadline, told, WIDTH_INTERPRETED if launch.INTERPRETED else WIDTH)
+        width = WIDTH_INTERPRETED if launch.INTERPRETED else WIDTH
+        return Searcher(shapes, check, default_device()).search(deadline, told, width)
     except (AssertionError, RuntimeError) as error:
         # Out of memory, or the present tile is wrong: the other classes can still be tuned.
         return Found(shapes, error=first_line(error))

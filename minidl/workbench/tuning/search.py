@@ -115,52 +115,49 @@ class Searcher:
         launched: dict[int, list[Any]] = {}
         for index, tile in enumerate(tiles):
             try:
-                launched[index] = launches(self.shapes, tile)
+                found = launches(self.shapes, tile)
             except Exception as error:  # noqa: BLE001 (whatever a launcher says of a tile is the finding)
                 trials[index] = Trial(tile, FAILED, first_line(error))
                 continue
-            mark = signature(launched[index])
+            mark = signature(found)
             if mark in self.seen:
                 trials[index] = Trial(tile, SAME)
-                del launched[index]
-            self.seen.add(mark)
-        for index, why in self.check.problems(self.shapes, launched).items():
-            trials[index] = Trial(tiles[index], REFUSED, why)
-        for index in [index for index in launched if index not in trials]:
-            trial = self._judged(tiles[index])
-            if trial is not None:
-                trials[index] = trial
-        rest = [index for index in range(len(tiles)) if index not in trials]
+            else:
+                launched[index] = found
+                self.seen.add(mark)
+        refused = self.check.problems(self.shapes, launched)
+        for index in launched:
+            tile = tiles[index]
+            trials[index] = Trial(tile, REFUSED, refused[index]) if index in refused else self._judged(tile)
+        rest = [index for index in trials if trials[index].outcome == TIMED]
         trials |= dict(zip(rest, self._timed([tiles[index] for index in rest], ROUNDS), strict=True))
         return [trials[index] for index in range(len(tiles))]
 
-    def _judged(self, tile: Tile) -> Trial | None:
-        for judge in self.judges:
-            try:
-                with under(self.shapes, tile):
-                    right = judge.right()
-            except Exception as error:  # noqa: BLE001 (whatever a tile raises is the finding)
-                return Trial(tile, FAILED, first_line(error))
-            if not right:
-                return Trial(tile, WRONG, judge.problem.name)
-        return None
+    def _judged(self, tile: Tile) -> Trial:
+        """The outcome of the checks of the results, TIMED if it may be timed."""
+        try:
+            with under(self.shapes, tile):
+                wrong = next((judge.problem.name for judge in self.judges if not judge.right()), None)
+        except Exception as error:  # noqa: BLE001 (whatever a tile raises is the finding)
+            return Trial(tile, FAILED, first_line(error))
+        return Trial(tile, TIMED) if wrong is None else Trial(tile, WRONG, wrong)
 
     def _timed(self, tiles: Sequence[Tile], rounds: int) -> list[Trial]:
         """Time the tiles beside the present one; a tile that cannot be set up for timing is FAILED."""
         found = [Trial(tile, TIMED) for tile in tiles]
         for problem, calls in self.calls if found else ():
-            present: dict[str, Clock] = {"present": self._clock(calls, self.shapes.tile)}
-            sides: dict[str, Clock] = {}
+            sides: dict[int, Clock] = {-1: self._clock(calls, self.shapes.tile)}
             for i, trial in enumerate(found):
                 if trial.outcome == TIMED:
                     try:
-                        sides[str(i)] = self._clock(calls, trial.tile)
+                        sides[i] = self._clock(calls, trial.tile)
                     except Exception as error:  # noqa: BLE001 (no memory for its graph, say)
                         found[i] = Trial(trial.tile, FAILED, first_line(error))
-            times = in_turn({**present, **sides}, rounds)
-            for i in map(int, sides):
-                ratios = [a / b for a, b in zip(times["present"], times[str(i)], strict=True)]
-                found[i].ms[problem.name] = round(statistics.median(times[str(i)]), 5)
+            times = in_turn(sides, rounds)
+            present = times.pop(-1)
+            for i, own in times.items():
+                ratios = [a / b for a, b in zip(present, own, strict=True)]
+                found[i].ms[problem.name] = round(statistics.median(own), 5)
                 found[i].ratios[problem.name] = round(statistics.median(ratios), 4)
         return found
 
@@ -172,10 +169,10 @@ class Searcher:
 
     def _choose(self, found: Found) -> None:
         """Choose the best tile that is also faster in a second measurement."""
-        ahead = [trial for trial in found.trials if trial.outcome == TIMED and trial.better(noise())]
+        ahead = [trial for trial in found.trials if trial.better(noise())]
         for trial in sorted(ahead, key=lambda trial: -trial.ratio)[:FINALISTS]:
             (again,) = self._timed([trial.tile], CONFIRMING_ROUNDS)
-            if again.outcome == TIMED and again.better(noise()):
+            if again.better(noise()):
                 found.chosen, found.confirmed = trial.tile, again
                 return
 
@@ -183,6 +180,5 @@ class Searcher:
 def _calls(problem: Problem, device: torch.device | str) -> list[Call]:
     """Calls on enough inputs to exceed the L2 cache; one call for the interpreter."""
     case = problem.inputs(Empty(SEED, problem.dtype))
-    bytes_each = sum(t.numel() * t.element_size() for t in case.tensors())
-    sets = 1 if launch.INTERPRETED else input_sets(bytes_each)
+    sets = 1 if launch.INTERPRETED else input_sets(sum(t.nbytes for t in case.tensors()))
     return [problem.call(SEED + i, device) for i in range(sets)]

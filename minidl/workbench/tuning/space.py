@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from minidl.runtime import launch
 from minidl.runtime.launch import Tile
 from minidl.runtime.tables import FLAGS
 
 # Families of matrix products: tl.dot needs blocks of 16 or more, and more than 256 fills the registers.
-PRODUCTS = frozenset(
-    {
-        "gemm", "gemm_parts", "gemm_pointer", "conv", "conv_back", "conv_banded", "conv_banded_grad_weight",
-        "conv_batch", "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_few", "conv_fft_product",
-        "conv_flat", "conv_grad_weight", "conv_held", "conv_pair_pool", "conv_two_rows",
-    }
-)  # fmt: skip
+PRODUCTS = {
+    "gemm", "gemm_parts", "gemm_pointer", "conv", "conv_back", "conv_banded", "conv_banded_grad_weight",
+    "conv_batch", "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_few", "conv_fft_product",
+    "conv_flat", "conv_grad_weight", "conv_held", "conv_pair_pool", "conv_two_rows",
+}  # fmt: skip
 # Families whose block has three axes, where others have blocks of two.
-CUBES = frozenset({"gemm_thin"})
+CUBES = {"gemm_thin"}
 # Sizes that change more than speed: whether a row fits one block, the outputs of a band, the length of a vector.
 FIXED = {
     "softmax": {"BLOCK_N"}, "softmax_grad": {"BLOCK_N"}, "cross_entropy": {"BLOCK_N"},
@@ -41,23 +39,17 @@ def candidates(family: str, target: str, present: Tile) -> list[Tile]:
     interpreter uses only blocks.
     """
     interpreted = target == "interpreted"
-    ranges = {name: tuple(_range(family, name, size, interpreted)) for name, size in present.sizes.items()}
-    warps: tuple[int, ...]
-    stages: tuple[int, ...]
+    ranges = [tuple(_range(family, name, size, interpreted)) for name, size in present.sizes.items()]
+    warps: Sequence[int] = WARPS
+    stages: Sequence[int] = (present.num_stages,)
     if interpreted:
-        warps, stages = (present.num_warps,), (present.num_stages,)
+        warps = (present.num_warps,)
     elif family in PRODUCTS:
         warps, stages = MATRIX_WARPS, STAGES
     elif family in CUBES:
-        warps, stages = WARPS, tuple(sorted({1, *STAGES, present.num_stages}))
-    else:
-        warps, stages = WARPS, (present.num_stages,)
-    found = [
-        Tile(dict(zip(ranges, sizes, strict=True)), w, s)
-        for sizes in itertools.product(*ranges.values())
-        for w in warps
-        for s in stages
-    ]
+        stages = sorted({1, *STAGES, present.num_stages})
+    every = itertools.product(itertools.product(*ranges), warps, stages)
+    found = [Tile(dict(zip(present.sizes, sizes, strict=True)), w, s) for sizes, w, s in every]
     found = [tile for tile in found if tile != present and _fits(family, tile, present, interpreted)]
     return nearest(found, present)
 
@@ -69,12 +61,9 @@ def nearest(tiles: list[Tile], to: Tile) -> list[Tile]:
 
 def distance(a: Tile, b: Tile) -> float:
     """Steps between two tiles: each doubling of a size or of the warps, each stage, each changed flag."""
-    steps = [_steps(a[name], b[name]) if name.startswith("BLOCK") else float(a[name] != b[name]) for name in a.sizes]
-    return sum(steps) + _steps(a.num_warps, b.num_warps) + abs(a.num_stages - b.num_stages)
-
-
-def _steps(a: int, b: int) -> float:
-    return abs(math.log2(a / b))
+    doubled = [(a[name], b[name]) for name in a.sizes if name.startswith("BLOCK")] + [(a.num_warps, b.num_warps)]
+    flags = sum(a[name] != b[name] for name in a.sizes if not name.startswith("BLOCK"))
+    return sum(abs(math.log2(x / y)) for x, y in doubled) + flags + abs(a.num_stages - b.num_stages)
 
 
 def _range(family: str, name: str, present: int, interpreted: bool) -> Iterator[int]:
