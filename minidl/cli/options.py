@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from minidl.cli.common import Command, errors, examples
+from minidl.training import environment
 from minidl.training.errors import ConfigError
 from minidl.training.settings import Positional, Settings, Written, choices, description, flag, note, value_type
 
@@ -41,6 +42,7 @@ def command(
 
     def call(**values: Any) -> None:
         with errors():
+            environment.check_threads()
             given = {name: value for name, value in values.items() if value not in (None, [], ())}
             written = {name: note(fields[name], Written) for name in given}
             run({name: how.parse(given[name]) if how else given[name] for name, how in written.items()})
