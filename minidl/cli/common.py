@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import typer
-from pydantic_core import SchemaError
 from typer.core import TyperCommand, TyperGroup
 
 from minidl.training import memory
@@ -122,11 +121,6 @@ def errors() -> Iterator[None]:
     except RunError as error:
         _fail(f"error: {error}", 1)
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
-    except SchemaError as error:
-        # While pydantic builds a class of settings, it turns a Ctrl-C into an error of its own.
-        if KeyboardInterrupt.__name__ not in str(error):
-            raise
         _fail("interrupted", 130)
     except OSError as error:
         if not error.filename and error.errno in (errno.EPIPE, errno.ENOSPC):

@@ -12,8 +12,6 @@ import weakref
 from pathlib import Path
 
 import pytest
-import typer
-from pydantic_core import SchemaError
 
 from minidl import cli
 from minidl.cli import common
@@ -85,16 +83,6 @@ def test_other_exceptions_that_python_drops_are_told_as_before():
         del thing
     assert kept() is None
     assert common.sys.unraisablehook is hook
-
-
-def test_a_ctrl_c_that_pydantic_makes_an_error_of_its_own_is_told_as_one(capsys):
-    """As it comes while a class of settings is built, at its first use."""
-    with pytest.raises(typer.Exit) as told, common.errors():
-        raise SchemaError('Error building "literal" validator:\n  KeyboardInterrupt: ')
-    assert told.value.exit_code == 130
-    assert capsys.readouterr().err == "interrupted\n"
-    with pytest.raises(SchemaError), common.errors():
-        raise SchemaError("another")
 
 
 def test_nothing_is_left_of_it():
