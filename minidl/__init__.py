@@ -5,7 +5,6 @@ loaded when they are first used.
 """
 
 import importlib
-from typing import TYPE_CHECKING
 
 from minidl.version import __version__
 
@@ -35,6 +34,9 @@ __all__ = [
     "zeros",
 ]
 
+# As in `typing`, which takes longer to import than all of this: a command can be interrupted without a traceback after
+# that (see `__main__`).
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from minidl import data as data
     from minidl import models as models

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minidl.cli.common import Command, Group, examples, prepare_streams, terminated
+from minidl.cli.common import Command, Group, examples, output_lost, prepare_streams, terminated
 from minidl.version import __version__
 
 # One line of help each, the same as that of the command itself (tested).
@@ -70,8 +70,11 @@ def main() -> None:
     """Entry point of the command `minidl`."""
     prepare_streams()
     try:
-        with terminated():
-            app()
+        try:
+            with terminated():
+                app()
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -80,6 +83,8 @@ def main() -> None:
         if isinstance(end.__context__, typer.Exit) and isinstance(end.__context__.__cause__, KeyboardInterrupt):
             print("interrupted", file=sys.stderr)
         raise
+    except OSError as error:  # of the help, or of the last lines
+        sys.exit(output_lost(error))
     finally:
         # All output is written: another Ctrl-C must not print a traceback while Python exits.
         for number in (signal.SIGINT, signal.SIGTERM):

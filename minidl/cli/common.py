@@ -24,7 +24,9 @@ from minidl.training import memory
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 from minidl.training.outputs import check_output, discard_output
 
-_SOON = 0.01  # seconds
+_SOON, _PATIENCE = 0.01, 5.0  # seconds
+# Libraries take an exception in an import of theirs for the absence of what they import; pydantic makes another of it.
+_UNINTERRUPTED = ("<frozen importlib._bootstrap>", f"{os.sep}pydantic{os.sep}")
 
 
 def examples(*commands: str) -> str:
@@ -74,8 +76,21 @@ def check_plot(path: Path | None) -> None:
         raise ConfigError(plots.MISSING)
 
 
+class _Errors(io.FileIO):
+    """Standard error: what cannot be written is dropped, as there is nowhere to say so."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
 def prepare_streams() -> None:
-    """Make output streams that can be used: closed ones discard, characters without an encoding are escaped."""
+    """Make output streams that can be used: closed ones discard, characters without an encoding are escaped.
+
+    Standard error never fails.
+    """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         # Else the next file that is opened would be standard output.
         os.set_inheritable(opened, True)
@@ -86,6 +101,9 @@ def prepare_streams() -> None:
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
+        raw = io.BufferedWriter(_Errors(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
 @contextmanager
@@ -104,14 +122,10 @@ def errors() -> Iterator[None]:
         _fail(f"error: {error}", 1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
-    except BrokenPipeError:
-        discard_output()
-        raise typer.Exit(141) from None
     except OSError as error:
+        if not error.filename and error.errno in (errno.EPIPE, errno.ENOSPC):
+            raise typer.Exit(output_lost(error)) from None
         where = f"{error.filename}: " if error.filename else ""
-        if not where and error.errno == errno.ENOSPC:
-            where = "standard output: "
-            discard_output()
         _fail(f"error: {where}{error.strerror or error}", 1)
     except Exception as error:
         short = memory.read(error)
@@ -122,40 +136,77 @@ def errors() -> Iterator[None]:
         _fail(f"error: {short}; {memory.advice(short)}", 1)
 
 
+def output_lost(error: OSError) -> int:
+    """Tells that standard output cannot be written, unless its reader has left; returns the exit code."""
+    discard_output()
+    if isinstance(error, BrokenPipeError):
+        return 141
+    typer.echo(f"error: standard output: {error.strerror or error}", err=True)
+    return 1
+
+
 @contextmanager
 def terminated() -> Iterator[None]:
-    """While entered, SIGTERM raises KeyboardInterrupt as Ctrl-C does; in the main thread only.
+    """While entered, Ctrl-C and SIGTERM raise KeyboardInterrupt; in the main thread only.
 
-    Python drops exceptions raised within a finaliser or a weak reference's callback; there it is raised again.
+    Python drops exceptions raised within a finaliser or a weak reference's callback, and some libraries take them for
+    others: then it is raised again, or later. A second signal is not put off.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    waits = False  # whether a signal is to be raised again
+
     def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal waits
+        if not waits and _is_uninterrupted(frame):
+            raise_later()
+            return
+        waits = False
         raise KeyboardInterrupt
 
     def dropped(what: sys.UnraisableHookArgs) -> None:
         if issubclass(what.exc_type, KeyboardInterrupt):
-            # In a thread, as here it would be dropped again; not a threading.Thread, which Python joins at exit.
-            _thread.start_new_thread(again, ())
+            raise_later()  # here it would be dropped again
         else:
             hook(what)
 
+    def raise_later() -> None:
+        nonlocal waits
+        waits = True
+        _thread.start_new_thread(again, ())  # not a threading.Thread, which Python joins at exit
+
     def again() -> None:
+        end = time.monotonic() + _PATIENCE
         time.sleep(_SOON)
-        if entered:
+        while waits and entered and _is_uninterrupted(sys._current_frames().get(main)) and time.monotonic() < end:
+            time.sleep(_SOON)
+        if waits and entered:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    entered = [True]
-    before = signal.signal(signal.SIGTERM, interrupt)
+    main, entered = threading.get_ident(), [True]
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what is in the background
+        numbers.remove(signal.SIGINT)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:
         sys.unraisablehook = hook
         entered.clear()
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_uninterrupted(frame: FrameType | None) -> bool:
+    """Whether a frame, or one that called it, is of code that takes exceptions for others."""
+    while frame is not None:
+        if any(part in frame.f_code.co_filename for part in _UNINTERRUPTED):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _fail(message: str, code: int) -> NoReturn:

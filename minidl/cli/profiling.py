@@ -60,6 +60,8 @@ def profiled(profiling: Profiling, usual: Path | None, updates: int = 1) -> Iter
         if not (new and not trace.parent.exists()):
             check_output("--trace", trace)
         runs.check_not_own("--trace", trace, new)
+    elif usual is not None and usual.parent.exists():
+        check_output("--trace", usual)
     from minidl.workbench.profiling import Profile
 
     recorder = Profile(updates=updates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -188,7 +189,8 @@ def _check_folder(out: Path | None, what: str) -> None:
             raise ConfigError(f"{what} {out} is a broken link: give the name of a folder")
         there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
     except OSError as error:
-        raise ConfigError(f"{what} cannot be created: {error.strerror}; give another name") from None
+        named = "" if error.errno == errno.ENAMETOOLONG else f" {out}"
+        raise ConfigError(f"{what}{named} cannot be created: {error.strerror}; give another with --out") from None
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ConfigError(f"{what} {out} cannot be created in {there}; give another folder with --out")
 

@@ -23,6 +23,7 @@ from minidl.data.records import DataError
 
 TIMEOUT_SECONDS = 30
 _CHUNK = 1 << 16
+_OTHER_CACHE = "set XDG_CACHE_HOME to a folder that can be written, or MINIDL_DATA to one that holds the data"
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,13 @@ class Resource:
 
 
 def cache_folder() -> Path:
-    """The folder of downloads: the platform's cache folder for minidl."""
+    """The folder of downloads: the platform's cache folder for minidl. Raises DataError for a user without a home."""
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("minidl", appauthor=False))
+    try:
+        return Path(platformdirs.user_cache_dir("minidl", appauthor=False))
+    except RuntimeError:
+        raise DataError(f"this user has no home folder for downloads: {_OTHER_CACHE}") from None
 
 
 def fetch(
@@ -58,7 +62,7 @@ def fetch(
 
     Looked for in the folder named by the environment variable MINIDL_DATA, then in `cache` (default `cache_folder()`),
     then at each mirror in turn. Raises DataError when a file in MINIDL_DATA has the wrong content, when the cache
-    cannot be written, and when no mirror delivers; the last names every address and what each answered.
+    cannot be read or written, and when no mirror delivers; the last names every address and what each answered.
     """
     given = os.environ.get("MINIDL_DATA")
     if given:
@@ -66,7 +70,11 @@ def fetch(
         if path.exists():
             return _checked(resource, _read(path), str(path)), str(path)
     stored = (cache_folder() if cache is None else Path(cache)) / resource.path
-    if stored.exists():
+    try:
+        is_stored = stored.exists()
+    except OSError as error:
+        raise DataError(f"{stored} cannot be read: {error.strerror}; {_OTHER_CACHE}") from None
+    if is_stored:
         try:
             return _checked(resource, _read(stored), str(stored)), str(stored)
         except DataError:
@@ -85,8 +93,7 @@ def fetch(
             storage.write_bytes(stored, raw)
         except OSError as error:
             raise DataError(
-                f"the download cannot be stored as {stored}: {error.strerror or error}; make the folder writable, or "
-                "set XDG_CACHE_HOME to another one"
+                f"the download cannot be stored as {stored}: {error.strerror or error}; {_OTHER_CACHE}"
             ) from None
         return parts, address
     missing = f"MINIDL_DATA is set to {given}, which has no {resource.path}" if given else "MINIDL_DATA is not set"

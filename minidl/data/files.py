@@ -79,8 +79,13 @@ def read_records(path: str | Path) -> Records:
         raise DataError(f"{path} is empty: it needs a line per example{header}")
     columns, rows, lines = _parse_jsonl(text, path) if is_jsonl else _parse_csv(text, path)
     if not rows:
-        raise DataError(f"{path} has a header and no rows: add a line per example")
+        raise no_rows(path)
     return Records(path, columns, rows, lines, hashlib.sha256(raw).hexdigest())
+
+
+def no_rows(path: Path) -> DataError:
+    """The error for CSV that ends after its first line."""
+    return DataError(f"{path} has a header and no rows: add a line per example")
 
 
 def read_texts(path: str | Path, text_column: str | None = None, usual: str | None = None) -> list[str]:

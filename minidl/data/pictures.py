@@ -169,6 +169,8 @@ def _opened(path: Path, use: Callable[[Image.Image], _Result]) -> _Result:
     from PIL import Image, UnidentifiedImageError
 
     try:
+        if path.exists() and not path.is_file():  # a thread that waits for a pipe cannot be interrupted
+            raise DataError(f"{path} is a folder, a device or a pipe; give the path of a picture")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(path, formats=_FORMATS) as image:

@@ -23,8 +23,9 @@ from minidl.generation import latents, output, passes
 from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
 from minidl.training import environment, files, locks, saved_run
+from minidl.training.display import Display
 from minidl.training.errors import ConfigError, DamagedError, RunError
-from minidl.training.outputs import cannot_write
+from minidl.training.outputs import cannot_write, check_length
 from minidl.version import __version__
 
 MANIFEST = "images.json"
@@ -38,6 +39,7 @@ _NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|bmp)|images\.npy")
 def check_out(config: Generate) -> None:
     """Raises ConfigError when pictures must not be written to `out`: told before the work."""
     folder = config.out
+    check_length(folder)
     try:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--out {folder} is a file: give the name of a folder")
@@ -181,11 +183,11 @@ def _write(config: Generate, folder: Path, loaded: Loaded, z: np.ndarray, names:
         sheet = output.grid(np.concatenate(kept), *config.grid)
         text = _texts({**facts, "seeds": _ranges(config, names)})
         output.write_picture(folder / f"grid.{config.format}", sheet, text)
-    if not config.quiet:
-        what = "1 image" if len(z) == 1 else f"{len(z):,} images"
-        size = f"{loaded.size[0]}x{loaded.size[1]}{'' if loaded.channels == 1 else 'x' + str(loaded.channels)}"
-        speed = f"{seconds:.1f} s, {done / max(seconds, 1e-9):,.1f} images/s"
-        print(f"{what} of {size} in {config.out} by model {loaded.name} ({loaded.sha256[:12]}): {speed}")
+    what = "1 image" if len(z) == 1 else f"{len(z):,} images"
+    size = f"{loaded.size[0]}x{loaded.size[1]}{'' if loaded.channels == 1 else 'x' + str(loaded.channels)}"
+    speed = f"{seconds:.1f} s, {done / max(seconds, 1e-9):,.1f} images/s"
+    display = Display(config.quiet)
+    display.note(f"{what} of {size} in {config.out} by model {loaded.name} ({loaded.sha256[:12]}): {speed}")
 
 
 def _facts(config: Generate, loaded: Loaded) -> dict[str, Any]:

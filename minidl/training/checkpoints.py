@@ -216,9 +216,9 @@ def _writer_of(folder: Path) -> str:
     return f"writer of {folder}"
 
 
-def delete(folder: Path) -> None:
-    """Delete what `save` wrote, and the folder if it is empty then."""
-    files.remove_folder(folder, lambda name: name in JSON_FILES or _NAME.fullmatch(name) is not None)
+def is_own(name: str) -> bool:
+    """Whether `save` writes files of this name."""
+    return name in JSON_FILES or _NAME.fullmatch(name) is not None
 
 
 def _take_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:

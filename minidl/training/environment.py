@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from minidl.data.parsing import shorten
+from minidl.training.errors import ConfigError
 from minidl.version import __version__
 
 _PACKAGES = ("torch", "triton", "numpy", "scipy", "scikit-learn", "safetensors")
@@ -21,7 +23,8 @@ DECIDING = (
     "minidl", "python", *_PACKAGES[:-1], "libc", "device", "kernels", "target", "processor", "blas", "threads",
     "float32_precision", "tile_tables",
 )  # fmt: skip
-MOST_THREADS = 65536
+MOST_THREADS = 1024  # 65,536 take more memory maps than Linux gives a process
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _USUAL_THREADS = 4
 
 
@@ -104,11 +107,23 @@ def tile_hash() -> str:
     return digest.hexdigest()
 
 
+def check_threads() -> None:
+    """Raises ConfigError for numbers of threads that the libraries cannot take: before they are loaded."""
+    for name in _THREADS:
+        given = os.environ.get(name, "").strip()
+        # OpenMP takes one number for each level of nesting.
+        if given and not all(_is_count(part) for part in given.split(",")):
+            raise ConfigError(
+                f"{name} is {shorten(given)}, expected a number of threads from 1 to {MOST_THREADS}; set one, or "
+                "unset it"
+            )
+
+
 def wanted_threads(most: int = _USUAL_THREADS) -> int:
     """OMP_NUM_THREADS if it is set, else the processors this process may use, at most `most`."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdecimal() and int(given) > 0:
-        return min(MOST_THREADS, int(given))
+    given = os.environ.get("OMP_NUM_THREADS", "").strip()
+    if _is_count(given):
+        return int(given)
     return min(most, len(os.sched_getaffinity(0)))
 
 
@@ -122,6 +137,10 @@ def fix_threads(count: int) -> None:
     np.dot(np.ones((2, 2)), np.ones((2, 2)))
     threadpool_limits(count)
     torch.set_num_threads(count)
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MOST_THREADS
 
 
 def _version(package: str) -> str | None:

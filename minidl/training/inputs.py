@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from minidl.data.files import Records
+from minidl.data.files import Records, no_rows
 from minidl.data.parsing import CsvRows, decode, in_columns, json_object, parse_json
 from minidl.data.records import DataError
 
@@ -91,8 +91,9 @@ def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
 
 
 def rows_as_they_come(stream: io.BufferedIOBase, expected: Sequence[str]) -> Iterator[Records]:
-    """Table rows from JSON lines, if the first line is JSON, or from CSV with a header line."""
+    """Table rows from JSON lines, if the first line is JSON, or from CSV with a header line and a row."""
     reader: CsvRows | None = None
+    has_rows = False
     is_json: bool | None = None
     for lines in lines_as_they_come(stream):
         chunk = lines
@@ -105,7 +106,11 @@ def rows_as_they_come(stream: io.BufferedIOBase, expected: Sequence[str]) -> Ite
             yield from json_rows([line for line in chunk if line[1].strip()], STANDARD_INPUT, expected)
             continue
         reader = reader or CsvRows(STANDARD_INPUT, chunk[0][1], "each row must be on one line")
-        yield from _csv_rows(chunk, reader)
+        for rows in _csv_rows(chunk, reader):
+            has_rows = True
+            yield rows
+    if reader is not None and not has_rows:
+        raise no_rows(STANDARD_INPUT)
 
 
 def _is_json(line: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
 
-LONGEST = 240  # bytes of the name of a run's folder: those of its lock and of a run that it replaces are longer
+LONGEST = 240  # bytes of the name of a folder: those of its lock and of a run that it replaces are longer
 
 
 def check_output(name: str, path: Path) -> None:
@@ -48,11 +48,15 @@ def run_folder(path: Path) -> Path:
     """
     if path.name in ("", ".."):
         raise ConfigError(f"--out is {str(path)!r}, expected the name of a folder, such as runs/first")
-    if len(os.fsencode(path.name)) > LONGEST:
-        raise ConfigError(
-            f"--out is a name of {len(os.fsencode(path.name))} bytes, expected at most {LONGEST}; give a shorter one"
-        )
+    check_length(path)
     return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114 (raises nothing)
+
+
+def check_length(path: Path) -> None:
+    """Raises ConfigError for a folder whose name is so long that its lock has none."""
+    length = len(os.fsencode(path.name))
+    if length > LONGEST:
+        raise ConfigError(f"--out is a name of {length} bytes, expected at most {LONGEST}; give a shorter one")
 
 
 def check_different(**paths: Path | str | None) -> None:

@@ -15,7 +15,7 @@ from minidl.training import environment, files, machine, manifest, memory, plots
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.config import Session
 from minidl.training.display import Display
-from minidl.training.errors import ConfigError, RunError, damaged
+from minidl.training.errors import ConfigError, Interrupted, RunError, damaged
 from minidl.training.saved_run import read_run, resume_command
 from minidl.training.settings import changed
 from minidl.training.task import Experiment, Task
@@ -52,10 +52,11 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
                 Checkpoints(config.out / FOLDER).drop_unnamed()
                 for name in runs.restore_documents(config.out, experiment.documents):
                     display.note(f"note: {name} was missing or changed and was rewritten from the data")
-                return _fit(task, config, experiment, run.identity, checkpoint, display)
+                with resumable(config, kind):
+                    return _fit(task, config, experiment, run.identity, checkpoint, display)
             data_sha256 = next(task.fingerprints(dataset))
             identity = runs.start(config, kind, data_sha256, experiment.documents, experiment.model)
-            with replacing(config, kind, display):
+            with replacing(config, kind, display), resumable(config, kind):
                 return _fit(task, config, experiment, identity, None, display)
     except OSError as error:
         raise runs.cannot_save(config, kind, error) from None
@@ -65,6 +66,18 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
         if short is None:
             raise
         raise RunError(f"{short}; {memory.advice(short)}") from None
+
+
+@contextmanager
+def resumable(config: Session, kind: str) -> Iterator[None]:
+    """Says how to go on after a signal that the loop did not take: one while testing or plotting, or a second one."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not (config.out / FOLDER / "last.json").exists():
+            raise
+        then = resume_command(kind, config.out)
+        raise Interrupted(f"interrupted; the last checkpoint is kept. To continue:\n  {then}") from None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -46,6 +47,14 @@ def start(*arguments, folder, **options):
         cwd=folder, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         **options,
     )  # fmt: skip
+
+
+def wait_for(condition, process, seconds=100):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end, "the process did not get there"
+        time.sleep(0.005)
 
 
 @pytest.fixture(scope="session")

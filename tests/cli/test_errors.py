@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -70,6 +71,19 @@ def test_names_that_no_file_can_have(command, text_run, tmp_path):
         refused(result, "--out is a name of 5000 bytes, expected at most 240; give a shorter one")
         result = command("train", "text", "--data", "docstrings", "--out", f"{name}/run", *more)
         refused(result, "File name too long; choose another folder")
+    result = command("generate", "--count", "1", "--out", tmp_path / name[:241])
+    refused(result, "--out is a name of 241 bytes, expected at most 240; give a shorter one")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"])
+@pytest.mark.parametrize("given", ["65536", "1025", "0", "-1", "abc", "4,", "9" * 5000, "\u0664\u0662,x"])
+def test_a_number_of_threads_that_cannot_be_is_told_before_the_work(command, tmp_path, monkeypatch, name, given):
+    monkeypatch.setenv(name, given)
+    result = command("train", "text", "--data", "docstrings", "--out", tmp_path / "run")
+    refused(result, f"error: {name} is ")
+    assert result.err.endswith("expected a number of threads from 1 to 1024; set one, or unset it\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_tile_table_is_told_before_the_work(minidl, table, tmp_path, monkeypatch):
@@ -224,6 +238,23 @@ def test_a_folder_that_cannot_be_written(command, texts, tmp_path):
 def test_a_read_only_folder(minidl, texts, tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     refused(train(minidl, texts, tmp_path / "locked" / "run"), "cannot be written: Permission denied", code=1)
+
+
+@pytest.mark.parametrize(
+    "argv", [("predict", "run", "a"), ("evaluate", "run"), ("train", "text", "--data", "data.csv", "--out", "run")]
+)
+def test_a_folder_that_cannot_be_read(text_run, tmp_path, argv):
+    """Also where root, who may read everything, runs the tests."""
+    shutil.copytree(text_run[0], tmp_path / "run")
+    (tmp_path / "run").chmod(0o000)
+    code = "from tests.trials import hurts; hurts.obey_permissions(); from minidl import cli; cli.main()"
+    started = subprocess.run(
+        [sys.executable, "-c", code, *argv],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    (tmp_path / "run").chmod(0o700)
+    assert started.returncode in (1, 2)
+    assert re.fullmatch(r"error: .*run.*: Permission denied.*\n", started.stderr)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,15 +1,21 @@
 """Signals at any moment: exit status 130, no trace, and none is lost."""
 
+import contextlib
+import importlib
+import os
+import re
 import signal
 import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 
 from minidl import cli
 from minidl.cli import common
+from tests.cli.conftest import start, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +47,30 @@ def test_a_signal_that_python_drops_in_a_callback_is_raised_again(number, capsys
     assert "Exception ignored" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_signal_during_an_import_comes_after_it(tmp_path, monkeypatch, times):
+    """Libraries take an exception for a module that is not there, and go on; a second signal does not wait."""
+    (tmp_path / "half_imported.py").write_text(
+        "import signal, time\n"
+        "try:\n"
+        f"    [signal.raise_signal(signal.SIGTERM) for _ in range({times})]\n"
+        "    time.sleep(0.1)\n"
+        "    found = True\n"
+        "except KeyboardInterrupt:\n"
+        "    found = False\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    reached = []
+    with contextlib.suppress(KeyboardInterrupt), common.terminated():
+        reached.append(importlib.import_module("half_imported").found)
+        end = time.monotonic() + (60 if times == 1 else 0.1)
+        while time.monotonic() < end:
+            time.sleep(0.001)
+        reached.append("no other")
+    del sys.modules["half_imported"]
+    assert reached == ([True] if times == 1 else [False, "no other"])
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_other_exceptions_that_python_drops_are_told_as_before():
     def told(_):
@@ -60,6 +90,50 @@ def test_nothing_is_left_of_it():
     with common.terminated():
         assert signal.getsignal(signal.SIGTERM) is not before[0]
     assert (signal.getsignal(signal.SIGTERM), threading.active_count()) == before
+
+
+def interrupt(process, number):
+    """One signal ends a process as it should."""
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "interrupted\n")
+
+
+def catches_signals(process):
+    """Whether a process catches SIGTERM, as none does before minidl begins."""
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1]
+    return int(caught, 16) >> (signal.SIGTERM - 1) & 1
+
+
+@pytest.mark.parametrize("moment", range(10))
+def test_a_signal_at_any_moment(tmp_path, moment):
+    process = start("train", "text", "--data", "docstrings", "--out", "run", folder=tmp_path)
+    wait_for(lambda: catches_signals(process), process)
+    time.sleep(0.03 * moment)
+    interrupt(process, (signal.SIGINT, signal.SIGTERM)[moment % 2])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_waits_for_input(text_run, tmp_path, number):
+    process = start("predict", text_run[0], folder=tmp_path)
+    process.stdin.write("oil\n")
+    process.stdin.flush()
+    assert "label" in process.stdout.readline()
+    interrupt(process, number)
+
+    pipe, opened = tmp_path / "pipe.csv", []
+    os.mkfifo(pipe)
+    process = start("predict", text_run[0], "--file", pipe, folder=tmp_path)
+
+    def is_read():
+        with contextlib.suppress(OSError):
+            opened.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return opened
+
+    wait_for(is_read, process)
+    time.sleep(0.5)  # until it waits again, for what is written
+    interrupt(process, number)
+    os.close(opened[0])
 
 
 def test_a_signal_while_the_command_line_is_read_is_told(monkeypatch, capsys):

@@ -11,6 +11,9 @@ MINIDL = f"{sys.executable} -W error -m minidl"
 TRAIN = f"{MINIDL} train text --out run {' '.join(SMALL[:-1])}"
 
 
+GOING_ON = "note: standard output cannot be written (No space left on device); going on\n"
+
+
 @pytest.fixture
 def shell(tmp_path, texts):
     """Runs a line of bash with `minidl` in it."""
@@ -33,7 +36,8 @@ def shell(tmp_path, texts):
         (">&-", ""),
         (">&- 2>&- <&-", ""),
         ("| head -1", ""),
-        ("> /dev/full", "note: standard output cannot be written (No space left on device); going on\n"),
+        ("> /dev/full", GOING_ON),
+        ("> /dev/full 2> /dev/full", ""),
     ],
 )
 def test_a_run_is_finished_without_its_output(shell, tmp_path, text_run, ending, said):
@@ -44,12 +48,40 @@ def test_a_run_is_finished_without_its_output(shell, tmp_path, text_run, ending,
     assert (tmp_path / "run" / "report.json").exists()
 
 
+FULL = "error: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("minidl --help > /dev/full", 1, FULL),
+        ("minidl --version > /dev/full", 1, FULL),
+        ("minidl train text --help >&-", 0, ""),
+        ("minidl bench --list > /dev/full", 1, FULL),
+        ("minidl predict nothing oil 2> /dev/full", 2, ""),
+        ("minidl predict nothing oil 2>&-", 2, ""),
+        ("minidl predict nothing oil > /dev/full 2> /dev/full", 2, ""),
+    ],
+)
+def test_lines_that_cannot_be_written(shell, line, code, said):
+    done = shell(line)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
+
+
+@pytest.mark.parametrize(("ending", "said"), [("| true", ""), ("> /dev/full", GOING_ON)])
+def test_pictures_are_made_without_their_output(shell, tmp_path, ending, said):
+    for _ in range(2):
+        done = shell(f"minidl generate --count 1 --out pictures --overwrite {ending}")
+        assert (done.returncode, done.stderr) == (0, said)
+        assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"images.json", "seed-000000.png"}
+
+
 @pytest.mark.parametrize(
     ("ending", "code", "said"),
     [
         (">&-", 0, ""),
         ("| head -c 1", 141, ""),
-        ("> /dev/full", 1, "error: standard output: No space left on device\n"),
+        ("> /dev/full", 1, FULL),
     ],
 )
 def test_answers_that_cannot_be_written(shell, text_run, ending, code, said):

@@ -113,10 +113,23 @@ def test_nothing_in_is_nothing_out(answers, text_run, table_run):
     assert answers(table_run[0], stdin="\n\n") == []
 
 
-def test_a_list_is_no_row(command, table_run):
-    result = command("predict", table_run[0], stdin="[1,2]\n")
-    assert result.code == 2
-    assert "error: standard input, line 1: a list where an object is expected" in result.err
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("[1,2]", ", line 1: a list where an object is expected"),
+        ("[1,2", " has a header and no rows: add a line per example"),
+        ("3", " has a header and no rows"),
+        ("null", " has a header and no rows"),
+        ("3\n4", " has no input column 'size'; its columns are: '3'"),
+    ],
+)
+def test_what_is_no_row_is_told(command, table_run, given, message):
+    result = command("predict", table_run[0], stdin=f"{given}\n")
+    assert (result.code, result.out) == (2, "")
+    assert f"error: standard input{message}" in result.err
+    result = command("predict", table_run[0], given)
+    assert (result.code, result.out) == (2, "")
+    assert "error: argument, line 1: " in result.err
 
 
 def test_a_reader_that_leaves_is_no_error(text_run, tmp_path):

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import random
 
 import pytest
@@ -80,6 +81,16 @@ def test_what_cannot_be_is_told_before_the_work(command, profiled, tmp_path):
     nowhere = command("predict", run, "{}", "--profile", "--trace", tmp_path / "no" / "t.json")
     assert nowhere.code == 2
     assert "is not a folder; create it" in nowhere.err
+
+
+@pytest.mark.parametrize("arguments", [("predict", "{}"), ("evaluate",)])
+def test_a_run_that_cannot_be_written_is_told_before_the_work(command, profiled, monkeypatch, arguments):
+    name, *inputs = arguments
+    run = profiled[0] / "plain"
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path != run)
+    done = command(name, run, *inputs, "--profile")
+    advice = f"{run} cannot be written; give a file in another folder"
+    assert (done.code, done.out, done.err) == (2, "", f"error: --trace {run / f'trace-{name}.json'}: {advice}\n")
 
 
 def test_no_file_of_a_run_is_written_over(command, profiled, tmp_path):

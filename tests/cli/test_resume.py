@@ -16,7 +16,8 @@ from minidl.training import environment, files, runs, train
 from minidl.training.checkpoints import Checkpoint, Checkpoints
 from minidl.training.display import Display
 from minidl.training.errors import DamagedError
-from tests.cli.conftest import edited, report, start, unfinished
+from minidl.training.loop import Trainer
+from tests.cli.conftest import edited, report, start, unfinished, wait_for
 from tests.trials.same import differences
 
 LONGER = ("--epochs", "3", "--batch-size", "16", "--hidden", "8", "--lr", "0.02", "--dropout", "0.3", "--no-plots")
@@ -29,14 +30,6 @@ def whole(command, texts, tmp_path_factory):
         result = command("train", "text", "--data", texts, "--out", folder, *LONGER)
     assert result.code == 0, result.err
     return folder
-
-
-def wait_for(condition, process, seconds=100):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < end, "the process did not get there"
-        time.sleep(0.005)
 
 
 def stop(arguments, folder, run, number, again=False):
@@ -103,6 +96,35 @@ def test_sigterm_saves_and_the_run_is_not_continued_with_other_settings_or_data(
     assert changed.code == 2
     assert "is not what the run was started on" in changed.err
     assert (run / "checkpoints" / "last.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [
+        ("supervised.outputs", signal.SIGTERM),
+        ("baselines.classification", signal.SIGINT),
+        ("plots.curves", signal.SIGTERM),
+        ("runs.complete", signal.SIGINT),
+    ],
+)
+def test_a_signal_after_training_says_how_to_go_on(command, texts, whole, tmp_path, monkeypatch, place, number):
+    run, arguments = tmp_path / "run", LONGER
+    if place == "plots.curves":
+        pytest.importorskip("matplotlib")
+        arguments = LONGER[:-1]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with monkeypatch.context() as patched:
+        patched.setattr(f"minidl.training.{place}", lambda *_: signal.raise_signal(number))
+        done = command("train", "text", "--data", texts, "--out", run, *arguments)
+    signal.signal(signal.SIGINT, before)
+    advice = f"minidl train text --out {run} --resume"
+    assert (done.code, done.err) == (130, f"interrupted; the last checkpoint is kept. To continue:\n  {advice}\n")
+    assert not (run / "report.json").exists()
+    monkeypatch.setattr(Trainer, "_steps", lambda self: pytest.fail("it trains again"))
+    resumed = command(*advice.split()[1:], "--no-plots")
+    assert resumed.code == 0, resumed.err
+    assert differences(run, whole) == []
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")

@@ -213,6 +213,18 @@ def test_a_configuration_that_cannot_be_written_is_told_before_the_work(command,
     assert command("tune", "loss", "--dry-run").code == 0
 
 
+def test_a_user_without_a_home_is_told_to_name_a_folder(command, quick, monkeypatch):
+    def homeless(*_, **__):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr("platformdirs.user_config_dir", homeless)
+    done = command("tune", "loss")
+    assert (done.code, done.err) == (
+        2,
+        "error: this user has no home folder for the tables: give a folder with --out\n",
+    )
+
+
 def test_a_folder_that_cannot_be_written(command, tmp_path):
     if os.geteuid() == 0:
         pytest.skip("root writes everywhere")

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -135,8 +136,26 @@ def test_offline_is_one_error_with_the_addresses(tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_a_clear_error(tmp_path):
     (tmp_path / "mirror.gz").write_bytes(GOOD)
     (tmp_path / "cache").write_bytes(b"a file where the folder should be")
-    with pytest.raises(DataError, match=r"the download cannot be stored as .*make the folder writable"):
+    with pytest.raises(DataError, match=r"the download cannot be stored as .*set XDG_CACHE_HOME to a folder"):
         fetch(resource(), mirrors=[(tmp_path / "mirror.gz").as_uri()], cache=tmp_path / "cache", progress=False)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(tmp_path, monkeypatch):
+    def homeless(*_, **__):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr("platformdirs.user_cache_dir", homeless)
+    with pytest.raises(DataError, match=r"^this user has no home folder for downloads: set XDG_CACHE_HOME to a folder"):
+        fetch(resource())
+
+
+def test_a_cache_that_cannot_be_read_is_told(tmp_path, monkeypatch):
+    def closed(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", closed)
+    with pytest.raises(DataError, match=r"file\.gz cannot be read: Permission denied; set XDG_CACHE_HOME to a folder"):
+        fetch(resource(), cache=tmp_path)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):

@@ -15,13 +15,21 @@ import torch
 from minidl.runtime import launch, tables
 from minidl.runtime.tables import Table
 from minidl.training import files
+from minidl.training.errors import ConfigError
 from minidl.workbench.tuning.search import TIMED, Found, Trial
 from minidl.workbench.tuning.space import describe
 
 
 def usual_folder() -> Path:
-    """The default folder of tables: one for this device in the user's configuration."""
-    return Path(platformdirs.user_config_dir("minidl", appauthor=False)) / "tiles" / slug(device_name())
+    """The default folder of tables: one for this device in the user's configuration.
+
+    Raises ConfigError for a user without a home.
+    """
+    try:
+        folder = platformdirs.user_config_dir("minidl", appauthor=False)
+    except RuntimeError:
+        raise ConfigError("this user has no home folder for the tables: give a folder with --out") from None
+    return Path(folder) / "tiles" / slug(device_name())
 
 
 def slug(name: str) -> str:
