@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from minidl.training import memory
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 from minidl.training.outputs import check_output, discard_output
 
@@ -126,10 +128,12 @@ def errors() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"error: {where}{error.strerror or error}", 1)
     except Exception as error:
-        message = _memory(error)
-        if message is None:
+        short = memory.read(error)
+        if short is None:
             raise
-        _fail(f"error: {message}", 1)
+        # The frames that the error came through hold what has taken the memory.
+        traceback.clear_frames(error.__traceback__)
+        _fail(f"error: {short}; {memory.advice(short)}", 1)
 
 
 def output_lost(error: OSError) -> int:
@@ -139,18 +143,6 @@ def output_lost(error: OSError) -> int:
         return 141
     typer.echo(f"error: standard output: {error.strerror or error}", err=True)
     return 1
-
-
-def _memory(error: Exception) -> str | None:
-    """The message for an out-of-memory error, None for another error."""
-    if isinstance(error, typer.Exit):
-        return None
-    if not isinstance(error, MemoryError) and "torch" not in sys.modules:
-        return None
-    from minidl.training import memory
-
-    short = memory.read(error)
-    return None if short is None else f"{short}; {memory.advice(short, 1)}"
 
 
 @contextmanager

@@ -81,14 +81,15 @@ def _parameter(name: str, info: FieldInfo, required: bool) -> inspect.Parameter:
     written, kind, text = note(info, Written), value_type(info), description(info)
     declared: Any
     if (place := note(info, Positional)) is not None:
-        declared = typer.Argument(help=text, show_default=False, metavar=place.metavar)
+        declared = typer.Argument(help=text, show_default=False, metavar=place.metavar, readable=False)
     elif kind is bool:
         # A flag sets the value that is not the default; if the default depends on the data, there are two flags.
         names = {False: flag(name), True: f" /{flag('no_' + name)}", None: f"{flag(name)}/{flag('no_' + name)}"}
         declared = typer.Option(names[info.default], help=text, metavar="", show_default=False)
     else:
         metavar = None if written is None else written.metavar
-        declared = typer.Option(flag(name), help=text, metavar=metavar, show_default=False)
+        # What cannot be read is told where it is read.
+        declared = typer.Option(flag(name), help=text, metavar=metavar, show_default=False, readable=False)
     kind = str if choices(info) else kind if written is None else written.kind
     return inspect.Parameter(
         name,

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,15 @@ class Records:
 
     def position(self, column: str, role: str) -> int:
         """Index of a column. Raises DataError that lists the columns there are."""
-        if column not in self.columns:
+        if column not in self._places:
             raise DataError(
                 f"{self.path} has no {role} column {shorten(column)}; its columns are: {listed(self.columns)}"
             )
-        return self.columns.index(column)
+        return self._places[column]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {column: i for i, column in enumerate(self.columns)}
 
     def taken(self, rows: Iterable[int]) -> Records:
         """The rows of these indices."""

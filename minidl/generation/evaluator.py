@@ -45,9 +45,9 @@ class Evaluator:
         """
         if pixels.shape[1:] != self.format.shape:
             raise ValueError(f"pictures have shape {list(pixels.shape[1:])}, expected {list(self.format.shape)}")
-        found = saved_outputs(nn.Sequential(self.model.features, self.model.pool), self.format.pictures(pixels))
-        features = found.reshape(len(pixels), -1)
-        return features, saved_outputs(self.model.classifier, features).argmax(axis=1)
+        parts = saved_outputs(nn.Sequential(self.model.features, self.model.pool), self.format.pictures(pixels))
+        features = np.concatenate(list(parts)).reshape(len(pixels), -1)
+        return features, np.concatenate([part.argmax(1) for part in saved_outputs(self.model.classifier, features)])
 
 
 def built_in(data: str) -> Path:

@@ -1,5 +1,7 @@
 """Initial values, filled in place by counter-based random kernels: a seed gives the same weights everywhere.
 
+A tensor on torch's device "meta" has no memory to fill: a module made there shows how much it would take.
+
 Kaiming: He et al., arXiv 1502.01852. Xavier: Glorot and Bengio, AISTATS 2010.
 """
 
@@ -38,13 +40,15 @@ def fans(shape: Sequence[int]) -> tuple[int, int]:
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0, seed: int | None = None) -> Tensor:
     """Fill with values from the uniform distribution on [low, high)."""
-    kernels.uniform_(tensor.data, low, high, *random.key(seed))
+    if not tensor.data.is_meta:
+        kernels.uniform_(tensor.data, low, high, *random.key(seed))
     return tensor
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, seed: int | None = None) -> Tensor:
     """Fill with normally distributed values."""
-    kernels.normal_(tensor.data, mean, std, *random.key(seed))
+    if not tensor.data.is_meta:
+        kernels.normal_(tensor.data, mean, std, *random.key(seed))
     return tensor
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidl.data.parsing import cut
-from minidl.training import files
+from minidl.training import files, memory
 from minidl.training.errors import DamagedError, damaged
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class Checkpoints:
         """
         tensors = {f"weights.{name}": tensor for name, tensor in weights.items()}
         plain = _take_tensors(optimizer, "optimizer", tensors)
-        taken = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        with memory.used_for("a checkpoint", "a smaller model"):
+            taken = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         name = f"step-{step:06d}.safetensors"
         content = {"format": FORMAT, "version": VERSION, "tensors": name, "sha256": "", **state, "optimizer": plain}
         with self._lock:
@@ -164,7 +165,9 @@ class Checkpoints:
 
     def _write(self, saved: _Saved) -> None:
         files.make_folder(self.folder)
-        content = {**saved.content, "sha256": files.write_tensors(self.folder / saved.name, saved.tensors)}
+        with memory.used_for("a checkpoint", "a smaller model"):
+            checksum = files.write_tensors(self.folder / saved.name, saved.tensors)
+        content = {**saved.content, "sha256": checksum}
         if saved.best:
             files.write_json(self.folder / "best.json", content, sealed=True)
         files.write_json(self.folder / "last.json", content, sealed=True)
@@ -213,9 +216,9 @@ def _writer_of(folder: Path) -> str:
     return f"writer of {folder}"
 
 
-def delete(folder: Path) -> None:
-    """Delete what `save` wrote, and the folder if it is empty then."""
-    files.remove_folder(folder, lambda name: name in JSON_FILES or _NAME.fullmatch(name) is not None)
+def is_own(name: str) -> bool:
+    """Whether `save` writes files of this name."""
+    return name in JSON_FILES or _NAME.fullmatch(name) is not None
 
 
 def _take_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -1,9 +1,9 @@
-"""A model applied to a whole split."""
+"""A model applied to a whole split, whose outputs come in parts of bounded size."""
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,46 +21,64 @@ from minidl.training.errors import DamagedError, DivergedError
 
 BATCH = 1024
 _BATCH_PIXELS = 2**20
+# Outputs of a batch and of a part: ordinary splits are one part, and have the batches that they always had.
+_BATCH_VALUES, _PART_VALUES = 2**24, 2**26
+_FEWER = "at most {} inputs at a time, or --device cpu"
 
 
-def outputs(model: nn.Module, features: Any) -> np.ndarray:
-    """The model's outputs, float32 [N, K], in evaluation mode; features are scipy CSR, an array [N, F] or
-    Pictures.
+def outputs(model: nn.Module, features: Any, width: int = 1, smaller: str | None = None) -> Iterator[np.ndarray]:
+    """The model's outputs in evaluation mode, in order: parts float32 [n, width], at least one.
 
-    Raises DivergedError when one is not finite, and RunError, with a batch size that fits, when memory runs out.
+    `features` are scipy CSR, an array [N, F] or Pictures; `smaller` is the phrase that asks for fewer inputs, where
+    there may be fewer.
+
+    Raises DivergedError when an output is not finite, and RunError when memory runs out.
     """
-    size = BATCH
+    size = max(1, min(BATCH, _BATCH_VALUES // width))
     if isinstance(features, Pictures):
-        size = min(BATCH, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
-    whole = memory.guarded(
-        lambda: _apply(model, features, size), min(size, features.shape[0]), lambda n: _apply(model, features, n, 1),
-        smaller="at most {} inputs at a time, or --device cpu",
-    )  # fmt: skip
-    if not np.isfinite(whole).all():
-        raise DivergedError("the model's outputs are not finite")
-    return whole
+        size = min(size, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
+    held: list[np.ndarray] = []
+    batches = _apply(model, features, size)
+    attempt = None if smaller is None else lambda n: next(_apply(model, features, n))
+    most = min(size, features.shape[0])
+
+    def batch() -> np.ndarray | None:
+        with memory.used_for(f"the outputs of {most:,} inputs"):
+            return next(batches, None)
+
+    while True:
+        y = memory.guarded(batch, most, attempt, smaller=smaller or "")
+        if held and (y is None or sum(part.size for part in held) >= _PART_VALUES):
+            whole = np.concatenate(held)
+            held.clear()
+            if not np.isfinite(whole).all():
+                raise DivergedError("the model's outputs are not finite")
+            yield whole
+        if y is None:
+            break
+        held.append(y)
+    if features.shape[0] == 0:
+        yield np.zeros((0, width), dtype=np.float32)
 
 
-def saved_outputs(model: nn.Module, features: Any) -> np.ndarray:
+def saved_outputs(model: nn.Module, features: Any, width: int = 1) -> Iterator[np.ndarray]:
     """`outputs` of a finished run's model. Raises DamagedError when one is not finite."""
     try:
-        return outputs(model, features)
+        yield from outputs(model, features, width, _FEWER)
     except DivergedError as error:
         raise DamagedError(
             f"{error}, or correct the input: a number in it may be too far outside the range of the training split"
         ) from None
 
 
-def _apply(model: nn.Module, features: Any, size: int, most: int | None = None) -> np.ndarray:
-    """The outputs, or those of the first `most` batches."""
+def _apply(model: nn.Module, features: Any, size: int) -> Iterator[np.ndarray]:
+    """The outputs of each batch."""
     device = default_device()
-    parts = []
-    with no_grad():
-        model.eval()
-        for x, _ in itertools.islice(_batches(model, features, size).epoch(0), most):
+    model.eval()
+    for x, _ in _batches(model, features, size).epoch(0):
+        with no_grad():
             y = model(x.to(device) if isinstance(x, CSR) else Tensor(x.to(device)))
-            parts.append(y.data.to(torch.float32).cpu().numpy())
-    return np.concatenate(parts) if parts else np.zeros((0, 1), dtype=np.float32)
+        yield y.data.to(torch.float32).cpu().numpy()
 
 
 def _batches(model: nn.Module, features: Any, size: int) -> Batches | ImageBatches:

@@ -20,6 +20,7 @@ from minidl.data.records import DataError
 STANDARD_INPUT = Path("standard input")
 CHUNK = 256
 _BLOCK = 2**16
+LONGEST = 2**26  # bytes of a line
 _EXAMPLE = '{"column": 1.5}'
 
 Line = tuple[int, str]
@@ -53,12 +54,15 @@ def lines_as_they_come(stream: io.BufferedIOBase) -> Iterator[list[Line]]:
 
 
 def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
-    """The complete lines after each read, without line ends. Raises DataError when reading fails.
+    """The complete lines after each read, without line ends.
+
+    Raises DataError when reading fails, and for a line of more than LONGEST bytes, which is not kept.
 
     `read1` returns as soon as there is any input, so no thread has to read ahead; such a thread would hold the lock of
     standard input when the process ends.
     """
     begun: list[bytes] = []
+    number, length = 1, 0  # of the line that has begun
     while True:
         try:
             block = stream.read1(_BLOCK)
@@ -69,9 +73,17 @@ def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
         if not block:
             break
         end, newline, rest = block.rpartition(b"\n")
+        length += len(block.partition(b"\n")[0])
+        if length > LONGEST:
+            raise DataError(
+                f"{STANDARD_INPUT}, line {number}: more than {LONGEST:,} bytes, expected at most so many in a line; "
+                "make several lines of it, or give a file with --file"
+            )
         if newline:
-            yield b"".join([*begun, end]).split(b"\n")
+            arrived = b"".join([*begun, end]).split(b"\n")
             begun.clear()
+            number, length = number + len(arrived), len(rest)
+            yield arrived
         if rest:
             begun.append(rest)
     if begun:

@@ -34,7 +34,13 @@ def held(folder: Path) -> Iterator[None]:
     Raises ConfigError when another process, or another thread of this one, holds it; OSError when no file can be made.
     Without effect on a file system that has no locks.
     """
-    opened = _opened(folder)
+    try:
+        opened = _opened(folder)
+    except KeyboardInterrupt:
+        # The file may have been made.
+        with contextlib.suppress(OSError, ConfigError), held(folder):
+            pass
+        raise
     try:
         yield
     finally:
@@ -63,8 +69,9 @@ def _opened(folder: Path) -> tuple[Path, int] | None:
             if not _is_at(path, handle):
                 os.close(handle)
                 continue
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, _about_this().encode(), 0)
+            with contextlib.suppress(OSError):  # on a full disk it is not said who holds it
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, _about_this().encode(), 0)
         except BlockingIOError:
             holder = os.pread(handle, 4096, 0)
             os.close(handle)
@@ -77,6 +84,9 @@ def _opened(folder: Path) -> tuple[Path, int] | None:
                 raise
             path.unlink(missing_ok=True)
             return None
+        except KeyboardInterrupt:
+            os.close(handle)
+            raise
         return path, handle
 
 

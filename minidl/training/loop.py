@@ -187,8 +187,8 @@ class Trainer(BaseTrainer):
         learner.model.eval()
         epoch = progress.epoch + 1
         try:
-            # Its memory does not depend on the batch size.
-            judged = memory.guarded(learner.validate, 1, None)
+            with memory.used_for("the validation", "less data or a smaller model"):
+                judged = learner.validate()
         except DivergedError:
             raise DivergedError(f"the model's outputs after epoch {epoch} are not finite") from None
         for name, value in (*judged.scores.items(), ("score", judged.score), ("margin", judged.margin)):

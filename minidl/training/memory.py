@@ -1,28 +1,39 @@
-"""Out-of-memory errors: what was requested, what was free, and which batch size would fit.
+"""Out-of-memory errors: what asked for how much, what was free, and which batch size would fit.
 
-On a GPU smaller batches are tried, once the failed work has freed its memory. On a CPU a trial might get other programs
-killed, so there the batch size is estimated.
+Smaller batches are tried, once the failed work has freed its memory: on a GPU within its own memory, on a CPU within
+what is free, so that no other program is killed. What a model takes is known before it is made, see `check_model`.
+
+Nothing here imports torch, which fails where memory has run out: an error of torch has been raised by a torch that is
+there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
-from collections.abc import Callable
+import resource
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
+from minidl.training import machine
 from minidl.training.errors import RunError
 
+if TYPE_CHECKING:
+    from minidl import nn, optim
+
 T = TypeVar("T")
+Networks = Iterable[tuple["nn.Module", "optim.Optimizer | None"]]
+_CHECKPOINT = 3  # copies of weights and state that are in memory while a checkpoint is written
 BATCH_SIZE = "a --batch-size of {}"
 # A resumed run keeps its batch size.
 NEW_RUN = "a new run (--overwrite) with a --batch-size of {}"
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
 _AMOUNT = r"([\d.]+) (bytes|[KMGTPE]iB|B)\b"
+# What torch, Python and the loader of libraries say of memory; a library that finds none is an ImportError.
+_FULL = re.compile(r"can't allocate memory|can't start new thread|Cannot allocate memory|failed to map segment")
 
 
 @dataclass(frozen=True)
@@ -34,16 +45,31 @@ class Shortage:
     free: int | None = None
     total: int | None = None
     kind: str = ""  # of a kernel's memory
+    what: str = ""  # what asked, and what then helps: see `used_for`
+    remedy: str = ""
 
     def __str__(self) -> str:
         if self.where == "kernel":
             return f"a kernel needs {self.asked:,} of {self.kind}, but this GPU has {self.total:,}"
         full = "the GPU is out of memory" if self.where == "GPU" else "this machine is out of memory"
-        asked = "an allocation failed" if self.asked is None else f"{size(self.asked)} were requested"
+        asked = "an allocation" if self.asked is None else f"{size(self.asked)} were requested"
+        asked += f" for {self.what}" if self.what else ""
+        asked += " failed" if self.asked is None else ""
         if self.free is None:
             return f"{full}: {asked}"
         of = "" if self.total is None else f" of {size(self.total)}"
         return f"{full}: {asked}, {size(self.free)}{of} were free"
+
+
+@contextlib.contextmanager
+def used_for(what: str, remedy: str = "") -> Iterator[None]:
+    """Names what asks for memory in the block, and what to take less of, should it run out there."""
+    try:
+        yield
+    except Exception as error:
+        if not hasattr(error, "used_for"):  # the innermost block knows best
+            error.used_for = what, remedy  # type: ignore[attr-defined]
+        raise
 
 
 def size(count: int) -> str:
@@ -56,18 +82,21 @@ def size(count: int) -> str:
 
 def read(error: BaseException) -> Shortage | None:
     """The shortage that an error reports, None for an error of another kind."""
+    about = getattr(error, "used_for", ("", ""))
+    if type(error).__name__ == "InterpreterError" and error.__cause__ is not None:  # Triton's, of an error in a kernel
+        error = error.__cause__
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError):
-        free, total = _of_device()
-        return Shortage("GPU", _amount("allocate " + _AMOUNT, text), free, total)
+    asked = _amount("allocate " + _AMOUNT, text)
     if type(error).__name__ == "OutOfResources":  # Triton's, which the name tells without importing Triton
         required, limit = getattr(error, "required", None), getattr(error, "limit", None)
         return Shortage("kernel", required, None, limit, str(getattr(error, "name", "memory")))
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in text):
-        return Shortage("machine", _amount("allocate " + _AMOUNT, text), _available())
-    # CUDA's own message, for memory that torch's allocator does not manage.
-    if isinstance(error, RuntimeError) and "CUDA" in text and "out of memory" in text:
-        return Shortage("GPU", None, *_of_device())
+    # torch.OutOfMemoryError, or CUDA's own message for memory that torch's allocator does not manage.
+    is_torchs = type(error).__name__ == "OutOfMemoryError"
+    if is_torchs or (isinstance(error, RuntimeError) and "CUDA" in text and "out of memory" in text):
+        return Shortage("GPU", asked if is_torchs else None, *_of_device(), "", *about)
+    full = isinstance(error, RuntimeError | ImportError) and _FULL.search(text)
+    if full or isinstance(error, MemoryError):
+        return Shortage("machine", asked, machine.free(), None, "", *about)
     return None
 
 
@@ -96,54 +125,126 @@ def guarded(
 
 def advice(
     short: Shortage,
-    batch: int,
+    batch: int = 1,
     attempt: Callable[[int], object] | None = None,
     share: float = 1.0,
     smaller: str = BATCH_SIZE,
 ) -> str:
-    """What to do, as the end of a sentence; arguments as for `guarded`."""
+    """What to do, as the end of a sentence; arguments as for `guarded`. A batch is named only after a trial."""
     if short.where == "kernel":
         return "its tile is too large for this GPU: make tables for it with `minidl tune`, or unset MINIDL_TILES"
-    if batch <= 1:
-        return "end other programs, or take less data or a smaller model"
-    if short.where == "machine" and short.asked and short.free is not None:
-        found = max(1, min(batch // 2, batch * short.free // short.asked))
-        take = smaller.format(found)
-        return f"end other programs, or take {take}, which fits if memory use is proportional to the batch size"
-    if short.where == "machine" or attempt is None:
-        return f"end other programs, or take {smaller.format(max(1, batch // 2))} or less"
-    tried = largest(attempt, batch, share)
+    if short.remedy or attempt is None or batch <= 1:
+        return f"end other programs, or take {short.remedy or 'less data or a smaller model'}"
+    tried = largest(attempt, batch, share, short.where)
     if tried:
         return f"take {smaller.format(tried)}: a trial with {tried} fitted"
-    return "not even a batch of 1 fits: end other programs on the GPU, or take a smaller model or --device cpu"
+    others, cpu = (" on the GPU", " or --device cpu") if short.where == "GPU" else ("", "")
+    return f"not even a batch of 1 fits: end other programs{others}, or take a smaller model{cpu}"
 
 
-def largest(attempt: Callable[[int], object], batch: int, share: float = 1.0) -> int | None:
-    """The largest of batch / 2, batch / 4, ... 1 with which `attempt` succeeds, None if it always fails."""
+def check_networks(networks: Callable[[Any], Networks], config: Any, scaled_by: Sequence[str]) -> None:
+    """Raises RunError when the `networks` of these settings cannot be trained in the memory that is free.
+
+    It says how much they need, and how large they may be: `scaled_by` are the settings that can be halved. `networks`
+    makes them on torch's device "meta", without memory, each with its optimizer where it is trained.
+    """
+    from minidl.tensors import default_device
+
+    on_gpu = default_device().type == "cuda"
+    free = _of_device()[0] if on_gpu else machine.free()
+    parameters, need = _training(networks(config), on_gpu)
+    if free is None or need <= free:
+        return
+    fitting, sizes = need, {name: getattr(config, name) for name in scaled_by}
+    while fitting > free and (most := max(map(_largest, sizes.values()), default=1)) > 1:
+        sizes = {name: _halved(value, most) for name, value in sizes.items()}
+        fitting = _training(networks(config.model_copy(update=sizes)), on_gpu)[1]
+    flags = " ".join(f"--{name} {str(value).strip('(,)').replace(' ', '')}" for name, value in sizes.items())
+    fits = f"{flags} ({size(fitting)})" if fitting <= free else "fewer features or classes"
+    raise RunError(
+        f"the model has {parameters:,} parameters, and their training needs {size(need)}, but this "
+        f"{'GPU' if on_gpu else 'machine'} has {size(free)} free; end other programs, or take {fits}"
+    )
+
+
+def _largest(value: int | tuple[int, ...]) -> int:
+    return max(value) if isinstance(value, tuple) else value
+
+
+def _halved(value: Any, most: int) -> Any:
+    """The number, or numbers, with half of those that are `most`."""
+    if isinstance(value, tuple):
+        return tuple(_halved(number, most) for number in value)
+    return value // 2 if value == most else value
+
+
+def _training(networks: Networks, on_gpu: bool) -> tuple[int, int]:
+    """Parameters, and the bytes of weights, gradients and the optimizer's state; on a CPU with a checkpoint of these,
+    which is a copy and a file that is put together."""
+    parameters = need = 0
+    for model, optimizer in networks:
+        weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+        own = optimizer.state_dict().values() if optimizer is not None else ()
+        states = sum(value.nbytes for value in own if hasattr(value, "nbytes"))
+        parameters += model.num_parameters()
+        need += weights + states + (0 if on_gpu else _CHECKPOINT * (weights + states))
+        need += sum(parameter.data.nbytes for parameter in model.parameters()) if optimizer is not None else 0
+    return parameters, need
+
+
+def _numbers(config: Any, name: str) -> tuple[int, ...]:
+    value = getattr(config, name)
+    return value if isinstance(value, tuple) else (value,)
+
+
+def largest(attempt: Callable[[int], object], batch: int, share: float = 1.0, where: str = "GPU") -> int | None:
+    """The largest of batch / 2, batch / 4, ... 1 with which `attempt` succeeds, None if it always fails; see `fits`."""
     while batch > 1:
         batch //= 2
-        if fits(attempt, batch, share):
+        if fits(attempt, batch, share, where):
             return batch
     return None
 
 
-def fits(attempt: Callable[[int], object], batch: int, share: float = 1.0) -> bool:
-    """Whether `attempt` succeeds within this share of the free memory."""
+def fits(attempt: Callable[[int], object], batch: int, share: float = 1.0, where: str = "GPU") -> bool:
+    """Whether `attempt` succeeds within this share of the free memory of the "GPU" or the "machine"."""
+    import torch
+
     _release()
     before, free = torch.cuda.memory_allocated(), _of_device()[0]
+    left = machine.free() if where == "machine" else None
     try:
-        attempt(batch)
+        # A tenth is left to what else a run needs. On a machine malloc keeps more from step to step: 97, 97, 171, 240
+        # and 240 MiB were seen after the first five.
+        with within(None if left is None else int(min(share, 0.9) * left)):
+            for _ in range(1 if where == "GPU" else 4):
+                attempt(batch)
     except Exception as error:
         if read(error) is None:
             raise
         return False
-    return free is None or torch.cuda.max_memory_allocated() - before <= share * free
+    return where == "machine" or free is None or torch.cuda.max_memory_allocated() - before <= share * free
+
+
+@contextlib.contextmanager
+def within(free: int | None) -> Iterator[None]:
+    """While entered, this process is told by a MemoryError that it would take more than this: it is free, and beyond it
+    Linux kills a process without a word. None: no limit."""
+    before, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if free is not None:
+        left = [limit for limit in (before, most) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_DATA, (min([machine.data() + free, *left]), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 
 
 def _release() -> None:
     """Release unused memory."""
     gc.collect()
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -154,21 +255,13 @@ def _of_device() -> tuple[int | None, int | None]:
 
     A limit set by `torch.cuda.set_per_process_memory_fraction` counts as the size of the GPU.
     """
-    if not torch.cuda.is_available():
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
         return None, None
     free, total = torch.cuda.mem_get_info()
     used, held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     limit = int(torch.cuda.get_per_process_memory_fraction() * total)
     return max(0, min(free + held - used, limit - used)), min(total, limit)
-
-
-def _available() -> int | None:
-    """Bytes that Linux can allocate without swapping."""
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None
 
 
 def _amount(pattern: str, text: str) -> int | None:

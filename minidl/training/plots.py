@@ -19,6 +19,7 @@ import numpy as np
 
 from minidl.training import files, metrics
 
+_MOST_DRAWN = 40  # of the classes in a confusion matrix, where there are too many
 MISSING = "no plots: matplotlib is not installed; install it with pip install 'minidl[plots]'"
 
 
@@ -84,9 +85,22 @@ def gan_curves(folder: Path, history: Sequence[dict[str, Any]], title: str) -> N
     _write(folder / "curves.png", figure)
 
 
-def confusion(folder: Path, matrix: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> None:
-    """confusion.png: the share of each true class (row) by predicted class; numbers are shown up to 25 classes."""
-    counts = np.asarray(matrix)
+def confusion(folder: Path, truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], title: str) -> None:
+    """confusion.png: the share of each true class (row) by predicted class; numbers are shown up to 25 classes.
+
+    Of more than 256 classes it shows those with the most mistakes, as truth or as answer, or without any the most
+    frequent.
+    """
+    if len(labels) > metrics.MOST_CLASSES:
+        found = metrics.counts(truth, predicted, len(labels))
+        wrong = found.support + found.predicted - 2 * found.hits
+        chosen = np.sort(np.lexsort((-found.support, -wrong))[:_MOST_DRAWN])
+        title += f"\nthe {len(chosen)} of {len(labels):,} classes that are most confused, among themselves"
+        place = np.full(len(labels), -1)
+        place[chosen] = np.arange(len(chosen))
+        among = (place[truth] >= 0) & (place[predicted] >= 0)
+        truth, predicted, labels = place[truth[among]], place[predicted[among]], [labels[i] for i in chosen]
+    counts = metrics.confusion_matrix(truth, predicted, len(labels))
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     size = min(16.0, 4.0 + 0.32 * len(labels))
     figure, axes = _figure(size + 1.5, size)
@@ -119,15 +133,21 @@ def predictions(folder: Path, truth: np.ndarray, predicted: np.ndarray, target: 
 
 
 def mistakes(
-    folder: Path, pixels: np.ndarray, truth: np.ndarray, probabilities: np.ndarray, labels: Sequence[str], title: str
+    folder: Path,
+    pixels: np.ndarray,
+    truth: np.ndarray,
+    predicted: np.ndarray,
+    sure: np.ndarray,
+    labels: Sequence[str],
+    title: str,
 ) -> None:
     """mistakes.png: up to 40 wrongly classified pictures of uint8 [N, H, W, C], the most confident first.
 
-    `probabilities` [N, classes] are the model's. Above each picture stand prediction, its probability, and truth.
+    `sure` [N] are the probabilities of the predictions. Above each picture stand prediction, its probability, and
+    truth.
     """
-    predicted = probabilities.argmax(1)
     wrong = np.flatnonzero(predicted != truth)
-    surest = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:40]
+    surest = wrong[np.argsort(-sure[wrong], kind="stable")][:40]
     columns = 8
     rows = max(1, -(-len(surest) // columns))
     figure, grid = _grid(rows, columns, 1.4, 1.8, f"{title}; the most confident of {len(wrong)} mistakes")
@@ -136,7 +156,7 @@ def mistakes(
         _show(axes, pixels[index])
         guess = predicted[index]
         said, true = (_plain(shorten(labels[i])[:14]) for i in (guess, truth[index]))
-        axes.set_title(f"{said} {probabilities[index, guess]:.0%}\ntrue: {true}", fontsize=7)
+        axes.set_title(f"{said} {sure[index]:.0%}\ntrue: {true}", fontsize=7)
     if not len(wrong):
         grid[0][0].text(0.0, 0.5, f"none of {len(truth)} is wrong")
     _write(folder / "mistakes.png", figure)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minidl.data import DataError
-from minidl.training import files
+from minidl.training import files, memory
 from minidl.training.config import Evaluate, Predict
 from minidl.training.errors import DamagedError
 from minidl.training.forward import saved_outputs
@@ -22,7 +22,8 @@ def load(folder: Path) -> Predictor:
     run = finished_run(folder)
     tell(run.notes)
     try:
-        return TASKS[run.kind].predictor(saved_settings(run), run.files)
+        with memory.used_for("the model", "a smaller model"):
+            return TASKS[run.kind].predictor(saved_settings(run), run.files)
     except DataError as error:
         raise DamagedError(str(error)) from None
 
@@ -68,15 +69,17 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
     predictor.check_columns(config)
     run = read_run(config.run)
     task = TASKS[run.kind]
-    if config.data is not None and config.data not in task.data_sets:
-        features, truth, source = predictor.labelled(config)
-    else:
-        dataset = own_data(run) if config.data is None else task.read(config.data)
-        features, truth = predictor.test(dataset, config)
-        source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
+    with memory.used_for("the data", "less data"):
+        if config.data is not None and config.data not in task.data_sets:
+            features, truth, source = predictor.labelled(config)
+        else:
+            dataset = own_data(run) if config.data is None else task.read(config.data)
+            features, truth = predictor.test(dataset, config)
+            source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
     source = {**source, "examples": len(truth)}
     targets = predictor.targets
-    scores = targets.evaluation(truth, saved_outputs(predictor.model, features))
+    found = targets.found(saved_outputs(predictor.model, features, targets.outputs))
+    scores = targets.evaluation(truth, found)
     report = {"task": targets.task, "data": source["name"], "run": str(config.run), "source": source, **scores}
     if config.json_file is not None:
         files.write_json(config.json_file, report)

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from minidl.training import environment, metrics
+from minidl.training.baselines import LEFT_OUT
 from minidl.training.config import Training
 from minidl.training.progress import Progress
 
 _METHODS = {"linear_all": "linear, with validation data"}
+_MOST_CONFUSIONS = 100  # in report.json, where there are too many classes for a matrix
+_MOST_ROWS = 50  # in report.txt, where there are so many
 
 
 def training(config: Training, progress: Progress, device: str, parameters: int) -> dict[str, Any]:
@@ -38,14 +41,21 @@ def training(config: Training, progress: Progress, device: str, parameters: int)
 
 
 def classification(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    """Scores of a classification: accuracy, macro_f1, per_class and the confusion matrix."""
-    confusion = metrics.confusion_matrix(truth, predicted, len(labels))
-    return {
-        "accuracy": metrics.accuracy(confusion),
-        "macro_f1": metrics.macro_f1(confusion),
-        "per_class": metrics.per_class(confusion, labels),
-        "confusion": confusion.tolist(),
+    """Scores of a classification: accuracy, macro_f1, per_class and the confusion matrix.
+
+    Of more than 256 classes there is no matrix but `confusions`, the most frequent ones with their counts.
+    """
+    found = metrics.counts(truth, predicted, len(labels))
+    scores = {
+        "accuracy": metrics.accuracy(found),
+        "macro_f1": metrics.macro_f1(found),
+        "per_class": metrics.per_class(found, labels),
     }
+    if len(labels) <= metrics.MOST_CLASSES:
+        return {**scores, "confusion": metrics.confusion_matrix(truth, predicted, len(labels)).tolist()}
+    wrong = truth != predicted
+    pairs = np.stack(metrics.confusions(truth[wrong], predicted[wrong]), 1)[:_MOST_CONFUSIONS].tolist()
+    return {**scores, "confusions": [{"true": labels[i], "predicted": labels[j], "count": n} for i, j, n in pairs]}
 
 
 def resumptions(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -121,7 +131,8 @@ def as_text(report: dict[str, Any]) -> str:
     lines += [*pairs(about), ""]
     lines += _scores(report)
     if "per_class" in report:
-        lines += ["", *_classes(report["per_class"])]
+        where = "report.json has" if "seconds" in report else "--json FILE writes"
+        lines += ["", *_classes(report["per_class"], where)]
     return "\n".join(lines) + "\n"
 
 
@@ -133,8 +144,11 @@ def _scores(report: dict[str, Any]) -> list[str]:
     for key, scores in baseline.items():
         title = _METHODS.get(key, key)
         method = f"{title}: {scores['method']}" if "method" in scores else title
-        rows.append([method, *(metrics.shown(name, scores[name]) for name in names)])
+        rows.append([method, *("-" if LEFT_OUT in scores else metrics.shown(name, scores[name]) for name in names)])
     lines = _table(["test", *(metrics.TITLES[name] for name in names)], rows)
+    for key, scores in baseline.items():
+        if LEFT_OUT in scores:
+            lines += ["", f"{_METHODS.get(key, key)}: left out, as {scores[LEFT_OUT]}"]
     score, constant = ("accuracy", "majority") if "accuracy" in report else ("r2", "mean")
     if report[score] < baseline[constant][score]:
         what = f"the {constant}{' class' if constant == 'majority' else ''}"
@@ -142,7 +156,12 @@ def _scores(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _classes(classes: Sequence[dict[str, Any]]) -> list[str]:
+def _classes(classes: Sequence[dict[str, Any]], elsewhere: str) -> list[str]:
+    """The table of classes; of many, the most frequent, and where the rest is."""
+    rest = []
+    if len(classes) > metrics.MOST_CLASSES:
+        rest = ["", f"the {_MOST_ROWS} most frequent of {len(classes):,} classes; {elsewhere} all of them"]
+        classes = sorted(classes, key=lambda entry: -entry["support"])[:_MOST_ROWS]
     rows = [
         [
             entry["label"] if entry["label"].isprintable() else ascii(entry["label"])[1:-1],
@@ -151,7 +170,7 @@ def _classes(classes: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for entry in classes
     ]
-    return _table(["class", "precision", "recall", "F1", "examples"], rows)
+    return [*_table(["class", "precision", "recall", "F1", "examples"], rows), *rest]
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,11 @@ _COMMON_FILES = (
     CONFIG, "environment.json", "metrics.jsonl", manifest.MODEL, manifest.FILE, REPORT, "report.txt", "loss.png",
     "scores.png",
 )  # fmt: skip
-_FOLDERS = (checkpoints.FOLDER, "samples")
+# The folders of a run, and which of the names in them are its own.
+_FOLDERS: dict[str, Callable[[str], bool]] = {
+    checkpoints.FOLDER: checkpoints.is_own,
+    "samples": lambda name: fnmatch(name, "epoch-*.png"),
+}
 # Written by --profile; nothing depends on them.
 TRACES = ("trace.json", "trace-evaluate.json", "trace-predict.json")
 
@@ -181,9 +185,11 @@ def start(
         files.write_json(folder / "config.json", saved, sealed=True)
         for name, text in documents.items():
             files.write_text(folder / name, text)
-    except OSError as error:
+    except BaseException as error:  # a Ctrl-C, too
         if moved:
             abandon(folder)
+        if not isinstance(error, OSError):
+            raise
         raise RunError(cannot_write(folder, error)) from None
     return identity
 
@@ -193,7 +199,8 @@ def complete(folder: Path, identity: str, report: dict[str, Any], text: str) -> 
     files.write_text(folder / "report.txt", text)
     content = files.json_bytes(report)
     names = [name for name in _own_files() if name not in (manifest.FILE, REPORT)]
-    names += [f"{part}/{path.name}" for part in _FOLDERS for path in (folder / part).glob("*")]
+    for part, is_own in _FOLDERS.items():
+        names += [f"{part}/{path.name}" for path in (folder / part).glob("*") if is_own(path.name)]
     there = [name for name in names if (folder / name).is_file()]
     manifest.write(folder, identity, there, {REPORT: content})
     # Last: with it the run is finished, and --resume makes nothing that is missing.
@@ -242,9 +249,10 @@ def check_links(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete the unfinished files of a killed process, before its run continues."""
+    """Delete the unfinished files of a killed process, before its run continues, and its mark on a run that stayed."""
     for part in (folder, *(folder / name for name in _FOLDERS)):
         files.sweep(part)
+    (folder / _REPLACED).unlink(missing_ok=True)
 
 
 def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
@@ -363,25 +371,24 @@ def _move_aside(folder: Path) -> bool:
         _delete_run(aside)
     if _holds(aside):
         raise RunError(f"{aside} exists: move or delete it, then try again")
-    files.write_json(folder / _REPLACED, mark(folder, aside.name))
     try:
+        files.write_json(folder / _REPLACED, mark(folder, aside.name))
         folder.rename(aside)
-    except OSError:
-        (folder / _REPLACED).unlink(missing_ok=True)
-        raise
-    try:
         # Before the new run: a power cut must not leave it in the folder of the old one.
         files.flush_folder(folder.parent)
-    except OSError:
-        aside.rename(folder)
+    except BaseException:  # a Ctrl-C, too
+        with contextlib.suppress(OSError):
+            if not folder.exists() and _is_replaced(aside):
+                aside.rename(folder)
+            (folder / _REPLACED).unlink(missing_ok=True)
         raise
     return True
 
 
 def _delete_run(folder: Path) -> None:
     """Delete what training writes, and the folder if nothing else is in it."""
-    checkpoints.delete(folder / checkpoints.FOLDER)
-    files.remove_folder(folder / "samples", lambda name: fnmatch(name, "epoch-*.png"))
+    for part, is_own in _FOLDERS.items():
+        files.remove_folder(folder / part, is_own)
     # config.json after the others: until then the folder is known as a run. Last the mark: while it is there, the next
     # process deletes the rest of a run that was replaced.
     for name in (*TRACES, *reversed(_own_files()), _REPLACED):

@@ -14,12 +14,12 @@ from minidl import nn, optim, random
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.tensors import default_device
-from minidl.training import metrics, plots, reports, weights
+from minidl.training import memory, metrics, plots, reports, weights
 from minidl.training.display import Display
 from minidl.training.forward import outputs
 from minidl.training.loop import Learner, Trainer
 from minidl.training.manifest import RunFiles
-from minidl.training.targets import Classification, Regression, Split
+from minidl.training.targets import Classification, Found, Regression, Split
 from minidl.training.task import Experiment
 
 FEW_STEPS = 100  # fewer seldom learn much
@@ -32,8 +32,9 @@ class Supervised(Experiment):
     once, at the end.
 
     `features` says what an example is, for people, and `more_steps` what besides more epochs makes more steps.
-    `make_model` makes the model that the settings describe, `make_batches` the batches that `Batches` does not make.
-    `draw(model, pictures, targets, outputs, title)` adds to the plots what the test split shows.
+    `make_model` makes the model that settings describe on a device (None: the usual one), `make_batches` the batches
+    that `Batches` does not make.
+    `draw(model, pictures, targets, found, title)` adds to the plots what the test split shows.
     """
 
     name: str
@@ -44,16 +45,17 @@ class Supervised(Experiment):
     train: Split
     validation: Split
     test: Callable[[], Split]
-    make_model: Callable[[], nn.Module]
+    make_model: Callable[[Any, str | None], nn.Module]
     documents: dict[str, str]
     more_steps: str = ""
     make_batches: Callable[[], ImageBatches] | None = None
-    draw: Callable[[nn.Module, Any, np.ndarray, np.ndarray, str], None] | None = None
+    draw: Callable[[nn.Module, Any, np.ndarray, Found, str], None] | None = None
     batch_size: int = field(init=False)
-    _tested: tuple[Any, np.ndarray, np.ndarray] | None = field(default=None, init=False)
+    _tested: tuple[Any, np.ndarray, Found] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.batch_size = self.config.batch_size
+        self.scaled_by = ("hidden",) if hasattr(self.config, "hidden") else ()
 
     @property
     def introduction(self) -> str:
@@ -67,11 +69,15 @@ class Supervised(Experiment):
             + (f"\nleakage: {leakage}" if leakage else "")
         )
 
+    def networks(self, config: Any) -> memory.Networks:
+        model = self.make_model(config, "meta")
+        return [(model, make_optimizer(config, model))]
+
     def learner(self) -> Learner:
         """Model, optimiser, schedule and batches, all decided by the settings and the seed."""
         config = self.config
         random.manual_seed(config.seed)
-        model = self.make_model()
+        model = self.make_model(config, None)
         batches: Batches | ImageBatches
         if self.make_batches is not None:
             batches = self.make_batches()
@@ -106,7 +112,9 @@ class Supervised(Experiment):
         progress, model = trainer.progress, trainer.model
         trainer.display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
         trainer.display.note("training is done; testing, and fitting the baselines")
-        features, truth, raw = self.tested(model)
+        features, truth, found = self.tested(model)
+        with memory.used_for("the baselines", "less data"):
+            tested = self.targets.report(self.train, self.validation, (features, truth), found)
         source = dict(self.source)
         leakage = {"leakage": source.pop("leakage")} if "leakage" in source else {}
         return {
@@ -116,7 +124,7 @@ class Supervised(Experiment):
             "source": source,
             **leakage,
             "validation": progress.history[progress.best_epoch - 1]["validation"],
-            **self.targets.report(self.train, self.validation, (features, truth), raw),
+            **tested,
         }
 
     def plot(self, trainer: Trainer, report: dict[str, Any]) -> None:
@@ -133,16 +141,18 @@ class Supervised(Experiment):
         plots.curves(
             config.out, progress.history, progress.best_epoch, title, targets.loss_name, only_in_training
         )  # fmt: skip
-        features, truth, raw = self.tested(trainer.model)
-        targets.plot(config.out, truth, raw, title)
+        features, truth, found = self.tested(trainer.model)
+        targets.plot(config.out, truth, found, title)
         if self.draw is not None:
-            self.draw(trainer.model, features, truth, raw, title)
+            self.draw(trainer.model, features, truth, found, title)
 
-    def tested(self, model: nn.Module) -> tuple[Any, np.ndarray, np.ndarray]:
-        """(features, targets, the trained model's outputs) of the test split."""
+    def tested(self, model: nn.Module) -> tuple[Any, np.ndarray, Found]:
+        """(features, targets, what the trained model finds) of the test split."""
         if self._tested is None:
-            features, truth = self.test()
-            self._tested = features, truth, outputs(model, features)
+            with memory.used_for("the test split", "less data"):
+                features, truth = self.test()
+                parts = outputs(model, features, self.targets.outputs)
+                self._tested = features, truth, self.targets.found(parts, sure=self.draw is not None)
         return self._tested
 
 

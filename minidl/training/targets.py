@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,13 @@ from minidl.training.loop import Judgement
 from minidl.training.manifest import RunFiles
 
 Split = tuple[Any, np.ndarray]  # features (scipy CSR, float32 array [N, F] or Pictures) and targets [N]
+
+
+class Found(NamedTuple):
+    """What a model says of each example of a split: its class int64 [N] with the probability, or its number."""
+
+    values: np.ndarray
+    sure: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -67,40 +74,49 @@ class Classification(Checked):
 
     def judge(self, model: nn.Module, features: Any, truth: np.ndarray) -> Judgement:
         """The accuracy a of N examples decides; its standard error is sqrt(a (1 - a) / N)."""
-        logits = outputs(model, features)
-        with no_grad():
-            loss = ops.cross_entropy(_tensor(logits), _tensor(truth)).item()
-        scores = metrics.classification(truth, logits.argmax(1), len(self.labels))
+        loss, predicted = 0.0, np.zeros(0, dtype=np.int64)
+        for logits in outputs(model, features, self.outputs):
+            part = truth[len(predicted) :][: len(logits)]
+            with no_grad():
+                loss += len(part) / len(truth) * ops.cross_entropy(_tensor(logits), _tensor(part)).item()
+            predicted = np.concatenate([predicted, logits.argmax(1)])
+        scores = metrics.classification(truth, predicted, len(self.labels))
         accuracy = scores["accuracy"]
-        return Judgement({"loss": float(loss), **scores}, accuracy, math.sqrt(accuracy * (1 - accuracy) / len(truth)))
+        return Judgement({"loss": loss, **scores}, accuracy, math.sqrt(accuracy * (1 - accuracy) / len(truth)))
 
-    def report(self, train: Split, validation: Split, test: Split, raw: np.ndarray) -> dict[str, Any]:
-        """Scores of the outputs for the test split, with those of the baselines."""
+    def found(self, parts: Iterable[np.ndarray], sure: bool = False) -> Found:
+        """What the outputs of a split mean: the most probable class of each example, and if asked its probability."""
+        values, its = [], []
+        for part in parts:
+            values.append(part.argmax(1))
+            if sure:
+                its.append(probabilities(part)[np.arange(len(part)), values[-1]])
+        return Found(np.concatenate(values), np.concatenate(its) if sure else None)
+
+    def report(self, train: Split, validation: Split, test: Split, found: Found) -> dict[str, Any]:
+        """Scores of what was found for the test split, with those of the baselines."""
         return {
-            **reports.classification(test[1], raw.argmax(1), self.labels),
+            **reports.classification(test[1], found.values, self.labels),
             "baseline": baselines.classification(train, validation, test, len(self.labels)),
         }
 
-    def evaluation(self, truth: np.ndarray, raw: np.ndarray) -> dict[str, Any]:
-        """Scores of the outputs for other data, with those of always answering its most frequent label."""
+    def evaluation(self, truth: np.ndarray, found: Found) -> dict[str, Any]:
+        """Scores of what was found for other data, with those of always answering its most frequent label."""
         majority = baselines.majority(truth, truth, len(self.labels))
-        return {**reports.classification(truth, raw.argmax(1), self.labels), "baseline": {"majority": majority}}
+        return {**reports.classification(truth, found.values, self.labels), "baseline": {"majority": majority}}
 
-    def answers(self, raw: np.ndarray, top: int) -> list[dict[str, Any]]:
-        """Label, probability and the `top` best labels of each row."""
-        if not len(raw):
-            return []
+    def answers(self, parts: Iterable[np.ndarray], top: int) -> list[dict[str, Any]]:
+        """Label, probability and the `top` best labels of each row of the outputs."""
         answers = []
-        for row in probabilities(raw):
+        for row in (row for part in parts if len(part) for row in probabilities(part)):
             order = np.argsort(-row, kind="stable")[:top]
             best = [{"label": self.labels[i], "probability": round(float(row[i]), 6)} for i in order]
             answers.append({**best[0], "top": best})
         return answers
 
-    def plot(self, folder: Path, truth: np.ndarray, raw: np.ndarray, title: str) -> None:
+    def plot(self, folder: Path, truth: np.ndarray, found: Found, title: str) -> None:
         """confusion.png."""
-        confusion = metrics.confusion_matrix(truth, raw.argmax(1), len(self.labels))
-        plots.confusion(folder, confusion.tolist(), self.labels, title)
+        plots.confusion(folder, truth, found.values, self.labels, title)
 
 
 @dataclass(frozen=True)
@@ -128,38 +144,42 @@ class Regression:
     def judge(self, model: nn.Module, features: Any, truth: np.ndarray) -> Judgement:
         """The mean square error decides, of standardised values as in training; the scores are in the target's
         units."""
-        raw = outputs(model, features).reshape(-1)
+        raw = self.found(outputs(model, features)).values
         with no_grad():
             loss = float(ops.mse_loss(_tensor(raw), _tensor(truth)).item())
         squares = np.square(raw.astype(np.float64) - truth)
         scores = metrics.regression(self.in_units(truth), self.in_units(raw))
         return Judgement({"loss": loss, **scores}, -loss, float(squares.std() / math.sqrt(len(truth))))
 
-    def report(self, train: Split, validation: Split, test: Split, raw: np.ndarray) -> dict[str, Any]:
+    def found(self, parts: Iterable[np.ndarray], sure: bool = False) -> Found:
+        """The outputs of a split."""
+        return Found(np.concatenate(list(parts)).reshape(-1), None)
+
+    def report(self, train: Split, validation: Split, test: Split, found: Found) -> dict[str, Any]:
         """Scores of the outputs for the test split in the target's units, with those of the baselines."""
         return {
             "target": self.target,
-            **metrics.regression(self.in_units(test[1]), self.in_units(raw)),
+            **metrics.regression(self.in_units(test[1]), self.in_units(found.values)),
             "baseline": baselines.regression(*train, *test, self.mean, self.scale),
         }
 
-    def evaluation(self, truth: np.ndarray, raw: np.ndarray) -> dict[str, Any]:
+    def evaluation(self, truth: np.ndarray, found: Found) -> dict[str, Any]:
         """Scores of the outputs for other data, with those of always answering the mean of the training split.
 
         Raises DamagedError for an answer that is not finite.
         """
         units = self._finite(truth)
         constant = metrics.regression(units, np.full(len(units), self.mean))
-        return {**metrics.regression(units, self._finite(raw)), "baseline": {"mean": constant}}
+        return {**metrics.regression(units, self._finite(found.values)), "baseline": {"mean": constant}}
 
-    def answers(self, raw: np.ndarray, top: int) -> list[dict[str, Any]]:
+    def answers(self, parts: Iterable[np.ndarray], top: int) -> list[dict[str, Any]]:
         """The prediction in the target's units. Raises DamagedError for one that is not finite."""
         # Nine digits identify a float32 number.
-        return [{"prediction": float(f"{value:.9g}")} for value in self._finite(raw)]
+        return [{"prediction": float(f"{value:.9g}")} for value in self._finite(self.found(parts).values)]
 
-    def plot(self, folder: Path, truth: np.ndarray, raw: np.ndarray, title: str) -> None:
+    def plot(self, folder: Path, truth: np.ndarray, found: Found, title: str) -> None:
         """predictions.png."""
-        plots.predictions(folder, self.in_units(truth), self.in_units(raw), self.target, title)
+        plots.predictions(folder, self.in_units(truth), self.in_units(found.values), self.target, title)
 
     def in_units(self, standardised: np.ndarray) -> np.ndarray:
         """Standardised targets or outputs in the target's units, float64 [N]."""

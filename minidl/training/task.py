@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from minidl.training import memory
 from minidl.training.errors import ConfigError
 from minidl.training.settings import flag
 
@@ -70,7 +71,8 @@ class Task(ABC):
 
     def load(self, config: Any) -> Any:
         """The data set that the settings name. Raises DataError, ConfigError."""
-        return self.read(config.data, **self.options(config))
+        with memory.used_for("the data", "less data"):
+            return self.read(config.data, **self.options(config))
 
     def as_text(self, report: dict[str, Any]) -> str:
         """The text of a report of training or of an evaluation."""
@@ -83,18 +85,24 @@ class Experiment(ABC):
     """One training: what a task made of its settings and a data set.
 
     `documents` are the JSON files needed to use the model, by name; `model` are the settings of its networks, None if
-    they follow from those of the run. `batch_size` counts the examples in a full batch.
+    they follow from those of the run. `batch_size` counts the examples in a full batch; `scaled_by` are the settings
+    that make the networks smaller.
     """
 
     config: Any
     documents: dict[str, str]
     model: dict[str, Any] | None = None
     batch_size: int
+    scaled_by: tuple[str, ...] = ()
 
     @property
     @abstractmethod
     def introduction(self) -> str:
         """A description of the data, for display."""
+
+    @abstractmethod
+    def networks(self, config: Any) -> memory.Networks:
+        """The networks of settings on torch's device "meta", without memory, with the optimizers of those trained."""
 
     @abstractmethod
     def trainer(self, display: Display, state: dict[str, Any], hint: str) -> BaseTrainer:

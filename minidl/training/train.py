@@ -11,7 +11,7 @@ from pydantic import Field
 
 from minidl.data.saved import Checked, made
 from minidl.runtime import launch
-from minidl.training import environment, files, manifest, memory, plots, runs
+from minidl.training import environment, files, machine, manifest, memory, plots, runs
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.config import Session
 from minidl.training.display import Display
@@ -39,9 +39,12 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
     try:
         if config.precision == "bfloat16" and launch.INTERPRETED:
             raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
-        experiment = task.prepare(config, dataset)
+        with memory.used_for("the features", "less data"):
+            experiment = task.prepare(config, dataset)
         display.note(experiment.introduction)
-        with runs.writing(config):
+        memory.check_networks(experiment.networks, config, experiment.scaled_by)
+        # Linux kills a process that takes more than its control group may; compiled kernels have the GPU's memory.
+        with runs.writing(config), memory.within(machine.in_groups() if launch.INTERPRETED else None):
             if config.resume and (config.out / "config.json").exists():
                 runs.sweep(config.out)
                 run = read_run(config.out)
@@ -62,7 +65,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
         short = memory.read(error)
         if short is None:
             raise
-        raise RunError(f"{short}; {memory.advice(short, config.batch_size)}") from None
+        raise RunError(f"{short}; {memory.advice(short)}") from None
 
 
 @contextmanager
@@ -119,7 +122,8 @@ def _fit(
 ) -> dict[str, Any]:
     described = _prepare(config, checkpoint, task.convolves)
     state = {manifest.OF_RUN: identity, "config": config.identity(), "environment": described}
-    trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
+    with memory.used_for("the networks and their optimizers", "a smaller model"):
+        trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
     again: dict[str, Any] = {}
     if checkpoint is not None:
         trainer.restore(checkpoint)
@@ -131,13 +135,15 @@ def _fit(
     # A graph keeps the memory of its own that its first steps took outside of it.
     share = 0.5 if trainer.captured else 1.0
     smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
-    memory.guarded(trainer.run, experiment.batch_size, trainer.attempt, share, smaller)
+    run = memory.used_for(f"a step of {experiment.batch_size:,} examples")(trainer.run)
+    memory.guarded(run, experiment.batch_size, trainer.attempt, share, smaller)
 
     report = {**experiment.report(trainer, described["device"]), **again}
     files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
     plotted = None
     if config.plots and plots.available():
-        experiment.plot(trainer, report)
+        with memory.used_for("the plots", "--no-plots"):
+            experiment.plot(trainer, report)
     elif config.plots:
         plotted = plots.MISSING
     text = task.as_text(report)

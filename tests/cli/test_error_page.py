@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from minidl.training import inputs
 from tests.cli.conftest import SMALL, write_csv
 from tests.pages import ROOT
 
@@ -16,6 +17,7 @@ from tests.pages import ROOT
 ELSEWHERE = {
     "training that diverges": "test_errors.py::test_a_loss_that_explodes_stops_with_advice",
     "settings larger than the weights": "test_damage.py::test_settings_far_larger_than_their_weights_take_no_memory",
+    "a model that cannot fit": "test_memory.py::test_a_model_that_cannot_fit_is_refused_with_one_that_does",
     "results of something else": "test_bench.py::test_a_file_of_something_else_is_not_written_over",
     "no GPU with `--device cuda`": "test_errors.py::test_cuda_without_a_gpu",
     "a damaged tile table": "test_errors.py::test_a_damaged_tile_table_is_told_before_the_work",
@@ -101,6 +103,11 @@ def many_threads(command):
         return command("train", "text", "--data", "docstrings", "--out", "run")
 
 
+def endless(command, tmp_path):
+    two_labels(command, tmp_path)
+    return command("predict", "RUN", stdin="a" * (inputs.LONGEST + 1))
+
+
 CASES = {
     "empty file": lambda command, _: texts(command, b""),
     "one class only": lambda command, _: texts(command, b"text,label\n" + b"b c,a\n" * 20),
@@ -109,6 +116,7 @@ CASES = {
     "unknown label at evaluation": zebra,
     "a test file with labels of its own": labels_of_its_own,
     "binary junk": junk,
+    "a line without end at standard input": endless,
     "a row without a column of the model": no_age,
     "validation and test shares that leave nothing": lambda command, _: texts(
         command, b"text,label\nb c,a\nd e,f\n", "--val-split", "0.6", "--test-split", "0.6"

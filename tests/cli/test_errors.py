@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -237,6 +238,23 @@ def test_a_folder_that_cannot_be_written(command, texts, tmp_path):
 def test_a_read_only_folder(minidl, texts, tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     refused(train(minidl, texts, tmp_path / "locked" / "run"), "cannot be written: Permission denied", code=1)
+
+
+@pytest.mark.parametrize(
+    "argv", [("predict", "run", "a"), ("evaluate", "run"), ("train", "text", "--data", "data.csv", "--out", "run")]
+)
+def test_a_folder_that_cannot_be_read(text_run, tmp_path, argv):
+    """Also where root, who may read everything, runs the tests."""
+    shutil.copytree(text_run[0], tmp_path / "run")
+    (tmp_path / "run").chmod(0o000)
+    code = "from tests.trials import hurts; hurts.obey_permissions(); from minidl import cli; cli.main()"
+    started = subprocess.run(
+        [sys.executable, "-c", code, *argv],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    (tmp_path / "run").chmod(0o700)
+    assert started.returncode in (1, 2)
+    assert re.fullmatch(r"error: .*run.*: Permission denied.*\n", started.stderr)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

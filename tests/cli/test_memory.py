@@ -11,10 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+from minidl import models
 from minidl.generation import passes
 from minidl.ops import loss as losses
-from minidl.training import files, forward, loop, memory
-from tests.cli.conftest import SMALL
+from minidl.runtime import launch
+from minidl.training import files, forward, loop, machine, memory
+from tests.cli.conftest import SMALL, write_csv
 
 GB = 2**30
 
@@ -46,8 +48,8 @@ def test_training_names_a_batch_that_fits(command, texts, tmp_path, monkeypatch,
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert result.err == (
-        "error: the GPU is out of memory: 20.50 GiB were requested, 3.00 GiB of 80.00 GiB were free; take a "
-        "--batch-size of 8: a trial with 8 fitted\n"
+        "error: the GPU is out of memory: 20.50 GiB were requested for a step of 32 examples, 3.00 GiB of 80.00 GiB "
+        "were free; take a --batch-size of 8: a trial with 8 fitted\n"
     )
     assert not (tmp_path / "run" / "report.json").exists()
 
@@ -98,28 +100,102 @@ def test_memory_that_is_full_before_the_steps(command, texts, tmp_path, monkeypa
     monkeypatch.setattr(loop.Trainer, "__init__", raised)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
-    assert "out of memory: 7.50 GiB were requested" in result.err
-    assert re.search(r"take a --batch-size of \d+", result.err)
+    assert "out of memory: 7.50 GiB were requested for the networks and their optimizers, " in result.err
+    assert result.err.endswith("were free; end other programs, or take a smaller model\n")
 
 
 def test_reading_data_that_is_too_large(command, texts, tmp_path, monkeypatch):
     def raised(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("minidl.training.tasks.text.TextTask.load", raised)
+    monkeypatch.setattr("minidl.training.tasks.text.TextTask.read", raised)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
-    assert result.err.startswith("error: this machine is out of memory: an allocation failed, ")
+    assert result.err.startswith("error: this machine is out of memory: an allocation for the data failed, ")
+    assert result.err.endswith("were free; end other programs, or take less data\n")
     assert not (tmp_path / "run").exists()
+
+
+def free(monkeypatch, size):
+    """So much is free on the machine, and on the GPU if there is one."""
+    monkeypatch.setattr(machine, "free", lambda: size)
+    monkeypatch.setattr(memory, "_of_device", lambda: (size, 80 * GB))
+
+
+def test_a_model_that_cannot_fit_is_refused_with_one_that_does(command, texts, tmp_path, monkeypatch):
+    def made(*_, **more):
+        assert more["device"] == "meta", "it was made"
+        return real(*_, **more)
+
+    real = models.TextMLP
+    start = ("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL, "--no-plots")
+    with monkeypatch.context() as patched:
+        free(patched, 200 * 2**20)
+        patched.setattr(models, "TextMLP", made)
+        result = command(*start, "--hidden", "65536,65536")
+    assert result.code == 1
+    found = re.search(
+        r"error: the model has 4,29\d,\d+,\d+ parameters, and their training needs \d+\.\d+ GiB, but this \w+ has "
+        r"200\.00 MiB free; end other programs, or take --hidden ([\d,]+) \((\d+)\.\d+ MiB\)\n",
+        result.err,
+    )
+    assert found, result.err
+    assert 40 < int(found[2]) <= 200
+    assert not (tmp_path / "run").exists()
+    assert command(*start, "--hidden", found[1]).code == 0
+
+
+def test_a_model_that_is_too_large_with_any_hidden_size(command, texts, tmp_path, monkeypatch):
+    free(monkeypatch, 1000)
+    result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
+    assert result.code == 1
+    assert result.err.endswith("1,000 bytes free; end other programs, or take fewer features or classes\n")
+
+
+def test_a_generator_that_cannot_fit_is_refused(command, tmp_path, monkeypatch):
+    free(monkeypatch, 2**30)
+    result = command("train", "gan", "--data", "digits", "--out", tmp_path / "run", "--width", "1024")
+    assert result.code == 1
+    assert re.search(r"take --width \d+ --latent \d+ \(\d+\.\d+ MiB\)\n", result.err), result.err
+
+
+@pytest.mark.skipif(not launch.INTERPRETED, reason="steps take the GPU's memory")
+def test_a_step_beyond_a_control_group_is_told_with_a_batch_that_fits(command, tmp_path, monkeypatch):
+    """Linux would kill the process without a word."""
+    rows = [(f"{i % 89}", f"{i % 97}", "ab"[i % 2]) for i in range(20_000)]
+    write_csv(tmp_path / "tall.csv", rows, ("x", "y", "label"))
+    start = ("train", "table", "--data", tmp_path / "tall.csv", "--target", "label", "--out", tmp_path / "run")
+    small = ("--epochs", "1", "--hidden", "2048", "--no-plots", "--device", "cpu")
+    monkeypatch.setattr(machine, "in_groups", lambda: 120 * 2**20)
+    monkeypatch.setattr(machine, "free", lambda: 120 * 2**20)
+    result = command(*start, *small, "--batch-size", "14000")
+    assert result.code == 1
+    found = re.search(
+        r"MiB were requested for a step of 14,000 examples, .* take a --batch-size of (\d+): a", result.err
+    )
+    assert found, result.err
+    result = command(*start, *small, "--batch-size", found[1], "--overwrite")
+    assert result.code == 0, result.err
+
+
+def test_a_checkpoint_without_memory_is_no_matter_of_the_batch(command, texts, tmp_path, monkeypatch):
+    def raised(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(files, "write_tensors", raised)
+    result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
+    assert result.code == 1
+    assert "an allocation for a checkpoint failed, " in result.err
+    assert result.err.endswith("end other programs, or take a smaller model\n")
 
 
 def test_prediction_names_a_batch_that_fits(command, text_run, monkeypatch, small_gpu):
     real = forward._apply
 
-    def apply(model, features, size, most=None):
+    def apply(model, features, size):
         if size > 5:
             full()
-        return real(model, features, size, most)
+        yield from real(model, features, size)
 
     monkeypatch.setattr(forward, "_apply", apply)
     result = command("predict", text_run[0], *["crude oil"] * 18)
@@ -156,7 +232,7 @@ def test_a_gpu_that_is_really_full_names_a_batch_that_fits(command, tmp_path):
         result = command("train", "images", *flags, "--batch-size", "400", "--out", tmp_path / "run")
         assert result.code == 1, result.out
         found = re.search(
-            r"(\S+ \wiB) were requested, (\S+ \wiB) of (\S+ \wiB) were free; .*"
+            r"(\S+ \wiB) were requested for a step of 400 examples, (\S+ \wiB) of (\S+ \wiB) were free; .*"
             r"take a --batch-size of (\d+)\n",
             result.err,
         )

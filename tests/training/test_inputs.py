@@ -144,3 +144,40 @@ def test_no_standard_input_is_told(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(DataError, match="standard input is closed: give the inputs as arguments or by --file"):
         inputs.standard_input()
+
+
+class Endless(io.RawIOBase):
+    """Text, then a line that has no end."""
+
+    def __init__(self, text):
+        self.text, self.read = text, 0
+
+    def readable(self):
+        return True
+
+    def read1(self, size):
+        block, self.text = self.text or b"a" * size, b""
+        self.read += len(block)
+        return block
+
+
+def test_a_line_without_end_is_refused_with_its_number(monkeypatch):
+    monkeypatch.setattr(inputs, "LONGEST", 10**6)
+    stream, found = Endless(b"one\ntwo\nth"), []
+    with pytest.raises(DataError) as caught:
+        found.extend(itertools.chain.from_iterable(inputs.lines_as_they_come(stream)))
+    assert found == [(1, "one"), (2, "two")]
+    assert str(caught.value) == (
+        "standard input, line 3: more than 1,000,000 bytes, expected at most so many in a line; make several lines of "
+        "it, or give a file with --file"
+    )
+    assert stream.read < 1.2e6
+
+
+def test_a_line_of_the_limit_is_read(monkeypatch):
+    monkeypatch.setattr(inputs, "LONGEST", 200_000)
+    longest, longer = b"x" * 200_000, b"y" * 200_001
+    stream, found = io.BytesIO(b"\n".join([longest, longest, b"z", longer, b""])), []
+    with pytest.raises(DataError, match=r"line 4: more than 200,000 bytes"):
+        found.extend(itertools.chain.from_iterable(inputs.lines_as_they_come(stream)))
+    assert found == [(1, longest.decode()), (2, longest.decode()), (3, "z")]

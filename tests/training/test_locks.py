@@ -159,6 +159,32 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
+    def pwrite(handle, content, place):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with locks.held(tmp_path / "run"), pytest.raises(ConfigError, match="is being written by another process;"):
+        locks.check_free(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("owner", "name"), [(os, "open"), (fcntl, "flock"), (os, "ftruncate"), (os, "pwrite")])
+def test_a_ctrl_c_leaves_no_lock(tmp_path, monkeypatch, owner, name):
+    real, calls = getattr(owner, name), []
+
+    def interrupted(*arguments):
+        calls.append(real(*arguments))
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return calls[-1]
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt), locks.held(tmp_path / "run"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_at_the_name_of_the_lock_is_not_followed(tmp_path):
     (tmp_path / "mine").write_text("kept")
     (tmp_path / ".run.lock").symlink_to("mine")

@@ -3,13 +3,18 @@
 torch.OutOfMemoryError is raised by stand-ins.
 """
 
+import resource
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import InterpreterError, OutOfResources
 
+from minidl import models, optim
 from minidl.generation import passes
-from minidl.training import memory
+from minidl.training import machine, memory
 from minidl.training.errors import RunError
 
 TORCH = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 79.10 GiB."
@@ -42,7 +47,7 @@ def test_memory_that_is_taken_past_torch(small_gpu, what):
 
 
 def test_the_machine_s_memory(monkeypatch):
-    monkeypatch.setattr(memory, "_available", lambda: 2 * GB)
+    monkeypatch.setattr(machine, "free", lambda: 2 * GB)
     for allocate in (lambda: torch.empty(10**15), lambda: np.empty(4 * 10**15, dtype=np.uint8)):
         with pytest.raises((MemoryError, RuntimeError)) as caught:
             allocate()
@@ -53,6 +58,13 @@ def test_the_machine_s_memory(monkeypatch):
     assert str(memory.read(MemoryError())) == (
         "this machine is out of memory: an allocation failed, 2.00 GiB were free"
     )
+
+
+def test_memory_that_runs_out_inside_an_interpreted_kernel():
+    error = InterpreterError("MemoryError((1024, 1024), dtype('float32'))")
+    error.__cause__ = MemoryError("Unable to allocate 4.00 MiB for an array with shape (1024, 1024)")
+    assert memory.read(error).asked == 2**22
+    assert memory.read(InterpreterError("something else")) is None
 
 
 def test_a_kernel_that_is_too_large_is_no_matter_of_batches():
@@ -112,12 +124,77 @@ def test_generation_names_a_batch_that_fits(small_gpu):
     assert "GPU" not in passes.too_little(memory.Shortage("machine", 4 * GB, GB), 256, 64, full)
 
 
+def test_a_batch_is_named_only_after_a_trial():
+    """A machine has no memory for more than the work takes, so that nothing else is killed for a trial."""
+    short = memory.Shortage("machine", 64 * GB, 16 * GB)
+
+    def attempt(size):
+        if size > 20:
+            torch.empty(10**15)
+
+    assert memory.advice(short, 100) == "end other programs, or take less data or a smaller model"
+    assert memory.advice(short, 100, attempt) == "take a --batch-size of 12: a trial with 12 fitted"
+    assert memory.advice(short, 100, full) == "not even a batch of 1 fits: end other programs, or take a smaller model"
+
+
+def test_a_trial_on_a_machine_stays_within_what_is_free(monkeypatch):
+    monkeypatch.setattr(machine, "free", lambda: 300 * 2**20)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    tried = []
+
+    def attempt(size):
+        tried.append(size)
+        torch.zeros(size * 2**20)
+
+    assert memory.largest(attempt, 400, where="machine") == 50
+    assert tried == [200, 100, 50, 50, 50, 50]
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_what_asked_for_the_memory_is_told_with_what_helps(monkeypatch):
+    monkeypatch.setattr(machine, "free", lambda: 2 * GB)
+    with pytest.raises(MemoryError) as caught, memory.used_for("the data"), memory.used_for("a plot", "--no-plots"):
+        raise MemoryError
+    short = memory.read(caught.value)
+    assert str(short) == "this machine is out of memory: an allocation for a plot failed, 2.00 GiB were free"
+    assert memory.advice(short, 64, full) == "end other programs, or take --no-plots"
+
+
 @pytest.mark.parametrize(
-    ("asked", "free", "told"), [(64, 16, "a --batch-size of 25"), (64, 60, "of 50"), (64, 0, "of 1,")]
+    "error",
+    [
+        ImportError("scipy/_core.so: failed to map segment from shared object"),
+        ImportError("libtorch.so: cannot open shared object file: Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+    ],
 )
-def test_the_batch_that_a_machine_could_hold_is_computed(asked, free, told):
-    short = memory.Shortage("machine", asked * GB, free * GB)
-    assert f"{told}" in memory.advice(short, 100)
-    assert "which fits if memory use is proportional to the batch size" in memory.advice(short, 100)
-    unknown = memory.Shortage("machine", None, free * GB)
-    assert memory.advice(unknown, 100) == "end other programs, or take a --batch-size of 50 or less"
+def test_libraries_and_threads_that_find_no_memory(error):
+    assert memory.read(error).where == "machine"
+    assert memory.read(type(error)("something else")) is None
+
+
+def test_nothing_is_imported_to_tell_that_memory_is_full():
+    """An import fails where memory has run out."""
+    code = """
+import builtins, typer
+from minidl.cli import common
+def no(name, *more): raise ImportError(f"{name}: failed to map segment from shared object")
+try:
+    with common.errors():
+        builtins.__import__ = no
+        raise MemoryError
+except typer.Exit as end:
+    print(end.exit_code)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert ended.stderr.startswith("error: this machine is out of memory: an allocation failed, ")
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stdout == "1\n"
+
+
+def test_the_memory_of_a_model_is_known_before_it_is_made():
+    made = models.TableMLP(10, 3, (16, 8), device="meta")
+    parameters, need = memory._training([(made, optim.AdamW(made.parameters()))], on_gpu=True)
+    real = models.TableMLP(10, 3, (16, 8))
+    assert parameters == real.num_parameters()
+    assert 16 * parameters <= need < 17 * parameters + 2**12

@@ -21,11 +21,21 @@ def test_scores_are_scikit_learns(case):
     scores = metrics.classification(truth, predicted, classes)
     assert scores["accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-12)
     assert scores["macro_f1"] == pytest.approx(f1_score(truth, predicted, average="macro", zero_division=0), abs=1e-12)
-    table = metrics.per_class(metrics.confusion_matrix(truth, predicted, classes), [str(i) for i in range(classes)])
+    table = metrics.per_class(metrics.counts(truth, predicted, classes), [str(i) for i in range(classes)])
     expected = precision_recall_fscore_support(truth, predicted, labels=range(classes), zero_division=0)
     for i, row in enumerate(table):
         got = (row["precision"], row["recall"], row["f1"], row["support"])
         assert got == pytest.approx(tuple(float(column[i]) for column in expected), abs=1e-12)
+
+
+@given(pairs)
+def test_confusions_are_those_of_the_matrix(case):
+    classes, both = case
+    truth, predicted = np.array(both).T
+    rows = list(zip(*(part.tolist() for part in metrics.confusions(truth, predicted)), strict=True))
+    matrix = metrics.confusion_matrix(truth, predicted, classes)
+    assert {row[:2]: row[2] for row in rows} == {(i, j): n for (i, j), n in np.ndenumerate(matrix) if n}
+    assert rows == sorted(rows, key=lambda row: (-row[2], *row[:2]))
 
 
 def test_regression_scores_are_scikit_learns():
@@ -49,4 +59,4 @@ def test_nothing_scores_nothing_and_does_not_divide_by_zero():
 )
 def test_what_is_no_pair_of_class_vectors_is_refused(truth, predicted, message):
     with pytest.raises(ValueError, match=message):
-        metrics.confusion_matrix(np.array(truth), np.array(predicted), 3)
+        metrics.counts(np.array(truth), np.array(predicted), 3)

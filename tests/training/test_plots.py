@@ -51,15 +51,28 @@ def test_equal_losses_have_plain_names(drawn, tmp_path):
 
 
 def test_a_confusion_matrix_has_a_colour_key_and_plain_names(drawn, tmp_path):
-    plots.confusion(tmp_path, [[3, 1], [0, 2]], ["$a_{b", "$$ two\nlines of a name that is very long"], "a")
+    truth, predicted = np.array([0, 0, 0, 0, 1, 1]), np.array([0, 0, 0, 1, 1, 1])
+    plots.confusion(tmp_path, truth, predicted, ["$a_{b", "$$ two\nlines of a name that is very long"], "a")
     axes = drawn["confusion.png"]
     assert [other.get_ylabel() for other in axes.figure.axes] == ["true", "share of the row"]
     assert [label.get_text() for label in axes.get_yticklabels()] == [r"\$a_{b", r"\$\$ two lines of a name …"]
 
 
+def test_of_many_classes_those_are_drawn_that_are_most_confused(drawn, tmp_path):
+    truth = np.arange(1000)
+    predicted = np.where(truth < 100, truth // 10, truth)
+    plots.confusion(tmp_path, truth, predicted, [f"class {i}" for i in truth], "a")
+    axes = drawn["confusion.png"]
+    assert axes.get_title() == "a\nthe 40 of 1,000 classes that are most confused, among themselves"
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names[:10] == [f"class {i}" for i in range(10)]
+    assert len(names) == 40
+
+
 def test_names_in_any_script_are_drawn_without_a_warning(drawn, tmp_path):
     # Warnings are errors here.
-    plots.confusion(tmp_path, [[2, 1], [0, 3]], ["\N{CJK UNIFIED IDEOGRAPH-732B}", "\x1b[31mred"], "two classes")
+    names = ["\N{CJK UNIFIED IDEOGRAPH-732B}", "\x1b[31mred"]
+    plots.confusion(tmp_path, np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]), names, "two classes")
     assert [label.get_text() for label in drawn["confusion.png"].get_yticklabels()][1] == r"\x1b[31mred"
 
 
@@ -82,7 +95,8 @@ def test_mistakes_are_shown_most_confident_first(tmp_path, monkeypatch, channels
     probabilities = np.tile([1.0, 0.0], (60, 1))
     probabilities[:wrong, 1] = np.linspace(0.6, 0.9, wrong)
     probabilities[:wrong, 0] = 1 - probabilities[:wrong, 1]
-    plots.mistakes(tmp_path, pixels, truth, probabilities, ["a $1", "b" * 90], "digits")
+    names = ["a $1", "b" * 90]
+    plots.mistakes(tmp_path, pixels, truth, probabilities.argmax(1), probabilities.max(1), names, "digits")
     figure = written["mistakes.png"]
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert len(titles) == min(wrong, 40)

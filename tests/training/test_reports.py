@@ -77,8 +77,15 @@ def test_a_place_in_training(epoch, step, text):
     assert Progress(epoch=epoch, step=step).place == text
 
 
+LABELS = ["a\nb", "\x1b[31mred"]
+
+
 def test_a_label_stays_on_its_line():
-    content = evaluation(per_class=metrics.per_class(np.array([[2, 1], [0, 3]]), ["a\nb", "\x1b[31mred"]))
+    content = evaluation(
+        per_class=metrics.per_class(
+            metrics.counts(np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 1]), 2), LABELS
+        )
+    )
     assert "\na\\nb        " in reports.as_text(content)
     assert "\n\\x1b[31mred  " in reports.as_text(content)
 

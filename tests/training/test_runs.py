@@ -1,6 +1,7 @@
 import contextlib
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -178,6 +179,19 @@ def test_files_of_the_user_among_the_checkpoints_are_kept(tmp_path):
     assert kept == {"notes.txt", "mine.json"}
 
 
+def test_files_of_the_user_are_not_in_the_manifest(tmp_path):
+    folder = tmp_path / "run"
+    started(folder)
+    names = {"checkpoints": ["last.json", "mine.json"], "samples": ["epoch-001.png", "mine.png"]}
+    for part, inside in names.items():
+        (folder / part).mkdir()
+        for name in inside:
+            (folder / part / name).write_text("{}")
+    complete(folder, 1)
+    listed = files.read_json(folder / "manifest.json")["files"]
+    assert {name for name in listed if "/" in name} == {"checkpoints/last.json", "samples/epoch-001.png"}
+
+
 def test_checkpoints_that_lie_elsewhere_are_kept(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "last.json").write_text("{}")
@@ -342,6 +356,42 @@ def test_a_run_that_cannot_be_moved_aside_keeps_no_mark(tmp_path, monkeypatch):
     assert {path.name for path in folder.iterdir()} == {
         "config.json", "labels.json", "manifest.json", "report.json", "report.txt",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_a_ctrl_c_while_a_run_is_replaced_puts_it_back(tmp_path, monkeypatch, step):
+    """After each step that changes the folders, up to the new config.json."""
+    folder = tmp_path / "run"
+    finished(folder, epochs=1)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    done = []
+
+    def stopped(owner, name):
+        real = getattr(owner, name)
+
+        def call(*args, **options):
+            real(*args, **options)
+            done.append(name)
+            if len(done) == step + 1:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in ((Path, "rename"), (os, "replace"), (runs.files, "flush_folder"), (runs.files, "make_folder")):
+        stopped(owner, name)
+    with pytest.raises(KeyboardInterrupt):
+        started(folder, epochs=2, overwrite=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_mark_that_a_killed_process_left_goes_when_its_run_goes_on(tmp_path):
+    """Else a run that the user then renames would be deleted."""
+    folder = tmp_path / "run"
+    started(folder, epochs=1)
+    files.write_json(folder / "replaced", runs.mark(folder, "run.previous"))
+    runs.sweep(folder)
+    assert not (folder / "replaced").exists()
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "samples"])

@@ -84,7 +84,7 @@ class MajorityTask(Task):
             train=examples(dataset.train * config.copies),
             validation=examples(dataset.validation),
             test=lambda: examples(dataset.test),
-            make_model=lambda: nn.Linear(BITS, 2),
+            make_model=lambda config, device: nn.Linear(BITS, 2, device=device),
             documents=targets.documents,
         )
 

@@ -54,6 +54,28 @@ def command(argv, log, failpoints=None, send=()):
 
 def call(run, log, failpoints=None, send=()):
     """`run()` in a child; one that returns has code 0."""
+    pid = begin(run, log, failpoints)
+    start = time.monotonic()
+    for after, number in send:
+        while time.monotonic() < start + after:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                return ended(status, log)
+            time.sleep(0.001)
+        os.kill(pid, number)
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return ended(status, log)
+        if time.monotonic() > start + MOST_SECONDS:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return Ended(-signal.SIGALRM, "", f"it hangs: no end after {MOST_SECONDS} s")
+        time.sleep(0.002)
+
+
+def begin(run, log, failpoints=None):
+    """The number of a child that has begun `run()`; it is to be waited for, and `ended` tells how it went."""
     ready, begun = os.pipe()
     pid = os.fork()
     if not pid:
@@ -62,23 +84,7 @@ def call(run, log, failpoints=None, send=()):
     os.close(begun)
     os.read(ready, 1)
     os.close(ready)
-    start = time.monotonic()
-    for after, number in send:
-        while time.monotonic() < start + after:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                return _ended(status, log)
-            time.sleep(0.001)
-        os.kill(pid, number)
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return _ended(status, log)
-        if time.monotonic() > start + MOST_SECONDS:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return Ended(-signal.SIGALRM, "", f"it hangs: no end after {MOST_SECONDS} s")
-        time.sleep(0.002)
+    return pid
 
 
 def _live(run, log, failpoints, begun):
@@ -109,7 +115,8 @@ def _live(run, log, failpoints, begun):
         os._exit(code)
 
 
-def _ended(status, log):
+def ended(status, log):
+    """How a child ended, by the status that waiting for it gave."""
     texts = (Path(f"{log}.{name}").read_text(errors="replace") for name in ("out", "err"))
     return Ended(os.waitstatus_to_exitcode(status), *texts)
 

@@ -1,6 +1,7 @@
 """Whether two run folders hold the same: every file, but for the times in them."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from minidl.training.files import read_json, read_tensors
@@ -16,11 +17,13 @@ TIMES = {
 }
 
 
-def differences(one: Path, other: Path) -> list[str]:
+def differences(one: Path, other: Path, leave_out: Collection[str] = ()) -> list[str]:
     """What is not the same in two run folders, a sentence each: tensors and pictures by their bytes, JSON by its values
-    without TIMES, report.txt by being what report.json says."""
+    without TIMES, report.txt by being what report.json says. Files of the names in `leave_out` are not looked at."""
     found = []
-    names = [{str(path.relative_to(folder)) for path in folder.rglob("*")} for folder in (one, other)]
+    names = [
+        {str(path.relative_to(folder)) for path in folder.rglob("*")}.difference(leave_out) for folder in (one, other)
+    ]
     found += [f"{name} is in {one} alone" for name in sorted(names[0] - names[1])]
     found += [f"{name} is in {other} alone" for name in sorted(names[1] - names[0])]
     for name in sorted(names[0] & names[1]):

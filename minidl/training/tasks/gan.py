@@ -17,6 +17,7 @@ from minidl.training.tasks import images
 if TYPE_CHECKING:
     import numpy as np
 
+    from minidl.training import memory
     from minidl.training.display import Display
     from minidl.training.gan_loop import GanTrainer
     from minidl.training.manifest import RunFiles
@@ -109,6 +110,8 @@ class GanTask(images.PictureTask):
 class GanExperiment(Experiment):
     """Generator and discriminator for the pictures of a data set."""
 
+    scaled_by = ("width", "latent")
+
     def __init__(self, config: TrainGan, dataset: ImageDataset) -> None:
         from minidl.training import files
 
@@ -131,6 +134,20 @@ class GanExperiment(Experiment):
         count, height, width, channels = self.pixels.shape
         colours = "grey" if channels == 1 else "colour"
         return f"{self.config.data}: {count:,} {colours} pictures of {height} x {width} pixels"
+
+    def networks(self, config: TrainGan) -> memory.Networks:
+        from minidl import optim
+        from minidl.models import Discriminator, Generator
+
+        settings = {**self.model, "width": config.width, "latent": config.latent, "device": "meta"}
+        generator = Generator(**settings)
+        del settings["latent"]
+        discriminator = Discriminator(**settings)
+        return [
+            (generator, optim.Adam(generator.parameters())),
+            (discriminator, optim.Adam(discriminator.parameters())),
+            (generator, None),
+        ]
 
     def trainer(self, display: Display, state: dict[str, Any], hint: str) -> GanTrainer:
         import numpy as np

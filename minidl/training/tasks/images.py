@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from minidl import nn
     from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
+    from minidl.training.targets import Found
 
 
 _Side = Annotated[int, Field(ge=1, le=1024)]
@@ -183,7 +184,7 @@ class ImagesTask(PictureTask):
             train=train,
             validation=(described.pictures(dataset.validation.pixels), dataset.validation.labels),
             test=lambda: (described.pictures(dataset.test.pixels), dataset.test.labels),
-            make_model=lambda: make_model(dtype),
+            make_model=lambda config, device: make_model(dtype, device),
             documents={**targets.documents, "pictures.json": described.to_json()},
             # A folder may have fewer pictures than a batch, and a step with fewer of them is quicker.
             more_steps=f" or a smaller --batch-size than {config.batch_size}",
@@ -236,7 +237,8 @@ class PictureClassifier(Predictor):
         from minidl.training.forward import saved_outputs
 
         pixels = data.read_pictures(paths, self.format.size, self.format.channels)
-        ranked = self.targets.answers(saved_outputs(self.model, self.format.pictures(pixels)), top)
+        parts = saved_outputs(self.model, self.format.pictures(pixels), self.targets.outputs)
+        ranked = self.targets.answers(parts, top)
         return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]
 
     def before_fault(self, paths: list[Path]) -> Iterable[list[Path]]:
@@ -264,14 +266,14 @@ class PictureClassifier(Predictor):
         return self.format.pictures(dataset.test.pixels), dataset.test.labels
 
 
-def model_of(config: TrainImages, described: PictureFormat, classes: int) -> Callable[[torch.dtype], nn.Module]:
-    """What makes the model of the settings in a dtype. Raises ConfigError when it does not take the pictures."""
+def model_of(config: TrainImages, described: PictureFormat, classes: int) -> Callable[..., nn.Module]:
+    """What makes the model in a dtype, on a device. Raises ConfigError when it does not take the pictures."""
     from minidl import models
 
     if config.model == "small":
-        return lambda dtype: models.SmallCNN(
-            described.channels, described.size, classes, config.dropout, dtype=dtype
-        )  # fmt: skip
+        return lambda dtype, device=None: models.SmallCNN(
+            described.channels, described.size, classes, config.dropout, dtype=dtype, device=device
+        )
     if described.shape != (28, 28, 1):
         raise ConfigError(
             f"--model ece408 takes grey pictures of 28 x 28 pixels, {config.data} has {described.colours} ones of "
@@ -279,7 +281,7 @@ def model_of(config: TrainImages, described: PictureFormat, classes: int) -> Cal
         )
     if config.dropout:
         raise ConfigError("--dropout is for --model small; ece408 has none")
-    return lambda dtype: models.ECE408(classes, dtype=dtype)
+    return lambda dtype, device=None: models.ECE408(classes, dtype=dtype, device=device)
 
 
 def _dtype(config: TrainImages) -> torch.dtype:
@@ -295,16 +297,16 @@ def _draw(
     model: nn.Module,
     pictures: Pictures,
     truth: np.ndarray,
-    raw: np.ndarray,
+    found: Found,
     title: str,
 ) -> None:
     """mistakes.png and filters.png."""
     import torch
 
     from minidl.training import plots
-    from minidl.training.targets import probabilities
 
-    plots.mistakes(folder, pictures.pixels, truth, probabilities(raw), labels, title)
+    assert found.sure is not None
+    plots.mistakes(folder, pictures.pixels, truth, found.values, found.sure, labels, title)
     first = next(parameter for parameter in model.parameters() if parameter.ndim == 4)
     plots.filters(folder, first.data.to(torch.float32).cpu().numpy(), title)
 

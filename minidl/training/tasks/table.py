@@ -121,7 +121,9 @@ class TableTask(Task):
             train=(dataset.train.x, dataset.train.y),
             validation=(dataset.validation.x, dataset.validation.y),
             test=lambda: (dataset.test.x, dataset.test.y),
-            make_model=lambda: models.TableMLP(count, targets.outputs, config.hidden, config.dropout),
+            make_model=lambda config, device: models.TableMLP(
+                count, targets.outputs, config.hidden, config.dropout, device=device
+            ),
             documents={"schema.json": schema.to_json(), **targets.documents},
         )
 
@@ -163,7 +165,8 @@ class TablePredictor(Predictor):
         """
         from minidl.training.forward import saved_outputs
 
-        found = self.targets.answers(saved_outputs(self.model, self.schema.features(records)), top)
+        parts = saved_outputs(self.model, self.schema.features(records), self.targets.outputs)
+        found = self.targets.answers(parts, top)
         unknown = self.schema.unknown(records)
         return [{**answer, "unknown": names} if names else answer for answer, names in zip(found, unknown, strict=True)]
 

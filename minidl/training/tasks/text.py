@@ -111,7 +111,9 @@ class TextTask(Task):
             train=_examples(vocabulary, dataset.train),
             validation=_examples(vocabulary, dataset.validation),
             test=lambda: _examples(vocabulary, dataset.test),
-            make_model=lambda: models.TextMLP(count, classes, config.hidden, config.dropout),
+            make_model=lambda config, device: models.TextMLP(
+                count, classes, config.hidden, config.dropout, device=device
+            ),
             documents={**targets.documents, "vocabulary.json": vocabulary.to_json()},
         )
 
@@ -123,6 +125,8 @@ class TextTask(Task):
 
         targets = Classification.of_run(own)
         vocabulary = Tfidf.from_json(own.text("vocabulary.json"), str(config.out / "vocabulary.json"))
+        # Before any input: scikit-learn cannot be loaded once the inputs have taken the memory.
+        vocabulary.transform([""])
         model = saved_perceptron(own, config, models.TextMLP, len(vocabulary), targets.outputs)
         return TextClassifier(config, targets, model, vocabulary)
 
@@ -149,7 +153,7 @@ class TextClassifier(Predictor):
 
         features = self.vocabulary.transform(texts)
         known = np.diff(features.indptr).tolist()
-        ranked = self.targets.answers(saved_outputs(self.model, features), top)
+        ranked = self.targets.answers(saved_outputs(self.model, features, self.targets.outputs), top)
         return [{**answer, "known_terms": count} for answer, count in zip(ranked, known, strict=True)]
 
     def check_columns(self, config: Evaluate) -> None:
