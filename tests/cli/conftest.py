@@ -41,9 +41,9 @@ def environment():
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
 
 
-def start(*arguments, folder, **options):
+def start(*arguments, folder, flags=("-W", "error"), **options):
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "minidl", *map(str, arguments)],
+        [sys.executable, *flags, "-m", "minidl", *map(str, arguments)],
         cwd=folder, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         **options,
     )  # fmt: skip

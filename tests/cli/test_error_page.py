@@ -1,7 +1,9 @@
 """docs/errors.md: the messages that it quotes are what the commands print, details aside."""
 
+import os
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -96,6 +98,11 @@ def no_age(command, tmp_path):
     return command("predict", "RUN", stdin='{"area": 1, "rooms": 2, "city": "a"}\n')
 
 
+def many_threads(command):
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="65536"):
+        return command("train", "text", "--data", "docstrings", "--out", "run")
+
+
 def endless(command, tmp_path):
     two_labels(command, tmp_path)
     return command("predict", "RUN", stdin="a" * (inputs.LONGEST + 1))
@@ -121,6 +128,7 @@ CASES = {
     "a folder that cannot be written": lambda command, _: command(
         "train", "text", "--data", "docstrings", "--out", "/proc/x"
     ),
+    "a number of threads that cannot be": lambda command, _: many_threads(command),
     "no kernel of that name": lambda command, _: command("doctor", "--compile", "--only", "zzz"),
     "bfloat16 without a GPU": lambda command, _: command(
         "train", "images", "--data", "digits", "--precision", "bfloat16", "--device", "cpu", "--out", "run"

@@ -93,7 +93,7 @@ def test_nothing_is_left_of_it():
 
 
 def interrupt(process, number):
-    """One signal ends a process as it should."""
+    """One signal ends a process as it should. It has usual warnings: others are of files that the signal left open."""
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "interrupted\n")
@@ -107,7 +107,7 @@ def catches_signals(process):
 
 @pytest.mark.parametrize("moment", range(10))
 def test_a_signal_at_any_moment(tmp_path, moment):
-    process = start("train", "text", "--data", "docstrings", "--out", "run", folder=tmp_path)
+    process = start("train", "text", "--data", "docstrings", "--out", "run", folder=tmp_path, flags=())
     wait_for(lambda: catches_signals(process), process)
     time.sleep(0.03 * moment)
     interrupt(process, (signal.SIGINT, signal.SIGTERM)[moment % 2])
@@ -115,7 +115,7 @@ def test_a_signal_at_any_moment(tmp_path, moment):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_it_waits_for_input(text_run, tmp_path, number):
-    process = start("predict", text_run[0], folder=tmp_path)
+    process = start("predict", text_run[0], folder=tmp_path, flags=())
     process.stdin.write("oil\n")
     process.stdin.flush()
     assert "label" in process.stdout.readline()
@@ -123,7 +123,7 @@ def test_a_signal_while_it_waits_for_input(text_run, tmp_path, number):
 
     pipe, opened = tmp_path / "pipe.csv", []
     os.mkfifo(pipe)
-    process = start("predict", text_run[0], "--file", pipe, folder=tmp_path)
+    process = start("predict", text_run[0], "--file", pipe, folder=tmp_path, flags=())
 
     def is_read():
         with contextlib.suppress(OSError):

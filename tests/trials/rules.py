@@ -514,7 +514,10 @@ class Machine(RuleBasedStateMachine):
         known = w.known(place)
         if code == 0 and wanted in ("trains", "unsure"):
             if mode == "overwrite" or (wanted == "unsure" and not self._was_finished(task)):
+                # Grids of epochs before are not drawn again, and the film has those that are there.
+                grids = {file for file in known.touched if file.startswith("samples/") and mode != "overwrite"}
                 known.touched.clear()
+                known.touched.update(grids, ["training.gif"] if grids else [])
             if wanted == "trains" and not mixed:
                 slot.parts = slot.mark = False
                 known.touched.clear()
