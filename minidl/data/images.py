@@ -19,6 +19,7 @@ from minidl.data import pictures
 from minidl.data.download import Resource, fetch, gunzip
 from minidl.data.records import Augment, DataError, ImageDataset, Images
 from minidl.data.split import TEST, TRAIN, VALIDATION, Splitter, check_labels, digests, sides_of
+from minidl.data.workers import Workers
 
 DIGITS = [str(digit) for digit in range(10)]
 CLOTHES = [
@@ -143,6 +144,7 @@ def load_folder(
     validation: float | str | Path = 0.1,
     test: float | str | Path = 0.2,
     split_seed: int = 0,
+    workers: Workers | None = None,
 ) -> ImageDataset:
     """A folder that holds a folder of pictures per class, named as the class.
 
@@ -163,7 +165,7 @@ def load_folder(
     paths = [path for _, files in found for path in files]
     labels = [name for name, _ in found]
     targets = np.repeat(np.arange(len(found)), [len(files) for _, files in found])
-    whole = Images(pictures.read_pictures(paths, size, None), targets)
+    whole = Images(pictures.read_pictures(paths, size, None, workers), targets)
     keys = _keys(whole.pixels)
     _check_classes(root, labels, keys, targets, ["learn from", *(_USES[side] for side in splitter.shares)])
     height, width, channels = whole.pixels.shape[1:]
@@ -175,7 +177,7 @@ def load_folder(
         if not other.is_dir():
             raise DataError(f"{other} is no folder; expected one with a folder of pictures per class")
         check_labels(other, (name for name, _ in pictures.class_folders(other)), labels, root)
-        images, _ = read_labelled_pictures(other, labels, (height, width), channels)
+        images, _ = read_labelled_pictures(other, labels, (height, width), channels, workers)
         return images, digests(_keys(images.pixels), split_seed)
 
     parts, split = splitter.split(folder, "pixels", digests(keys, split_seed), targets, taken, read)
@@ -185,7 +187,7 @@ def load_folder(
 
 
 def read_labelled_pictures(
-    folder: str | Path, labels: Sequence[str], size: tuple[int, int], channels: int
+    folder: str | Path, labels: Sequence[str], size: tuple[int, int], channels: int, workers: Workers | None = None
 ) -> tuple[Images, dict[str, Any]]:
     """The pictures of a folder of class folders whose names are among `labels`, for a model that exists.
 
@@ -202,7 +204,7 @@ def read_labelled_pictures(
         raise DataError(f"{root} contains no folder of pictures; expected {root}/CLASS/PICTURE.png")
     paths = [path for _, files in found for path in files]
     targets = np.array([index[name] for name, files in found for _ in files], dtype=np.int64)
-    return Images(pictures.read_pictures(paths, size, channels), targets), {"name": str(folder)}
+    return Images(pictures.read_pictures(paths, size, channels, workers), targets), {"name": str(folder)}
 
 
 def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:

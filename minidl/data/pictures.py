@@ -6,6 +6,7 @@ decodes itself are tried, never those for which it starts another program.
 
 from __future__ import annotations
 
+import os
 import struct
 import warnings
 import zlib
@@ -13,12 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from minidl.data.parsing import is_utf8
 from minidl.data.records import DataError
+from minidl.data.workers import Job, Message, Workers, available
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -29,12 +31,15 @@ MAX_LENGTH = 2**16  # of a side of one file: resizing takes 32 bytes for each pi
 MAX_SIDE = 1024  # of the pictures a network gets
 MAX_BYTES = 2**32  # of all pictures in memory
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-_THREADS = 2
+_TOGETHER = 16  # files that a worker reads at a time
+_FEW = 16  # parts: for fewer, starting processes takes longer than they save
 _STRIP = 256  # rows
 _Result = TypeVar("_Result")
 
 
-def read_pictures(paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
+def read_pictures(
+    paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None, workers: Workers | None = None
+) -> np.ndarray:
     """uint8 [N, H, W, C] of picture files.
 
     `size` is (height, width); None takes the most common one, or the largest of equally common ones. `channels` None
@@ -43,7 +48,9 @@ def read_pictures(paths: Sequence[Path], size: tuple[int, int] | None, channels:
     MAX_SIDE, and for more than MAX_BYTES in all.
     """
     if size is None:
-        counted = Counter(picture_size(path) for path in paths)
+        counted: Counter[tuple[int, int]] = Counter()
+        for found in _in_parts(_sizes, paths, {}, workers):
+            counted.update(map(tuple, found.values["sizes"]))
         size = max(counted, key=lambda s: (counted[s], s[0] * s[1], s))
     height, width = size
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
@@ -58,16 +65,39 @@ def read_pictures(paths: Sequence[Path], size: tuple[int, int] | None, channels:
             "a smaller --size"
         )
     pixels = np.empty((len(paths), height, width, depth), dtype=np.uint8)
-
-    def read(index: int) -> bool:
-        pixels[index] = read_picture(paths[index], (height, width), depth)
-        return depth == 1 or bool((pixels[index] == pixels[index, :, :, :1]).all())
-
-    with ThreadPoolExecutor(_THREADS) as pool:
-        grey = list(pool.map(read, range(len(paths))))
-    if channels is None and all(grey):
+    grey, done = depth == 3, 0
+    for found in _in_parts(_pixels, paths, {"size": [height, width], "channels": depth}, workers):
+        part = np.frombuffer(found.buffers[0], dtype=np.uint8).reshape(-1, height, width, depth)
+        pixels[done : done + len(part)] = part
+        grey, done = grey and found.values["grey"], done + len(part)
+    if channels is None and grey:
         return np.ascontiguousarray(pixels[:, :, :, :1])
     return pixels
+
+
+def _in_parts(job: Job, paths: Sequence[Path], values: dict[str, Any], workers: Workers | None) -> Iterator[Message]:
+    """The results of a job for the paths, some at a time: by processes, or by threads where there are few."""
+    names = [os.fspath(path) for path in paths]
+    parts = [
+        Message({**values, "paths": names[start : start + _TOGETHER]}) for start in range(0, len(names), _TOGETHER)
+    ]
+    if workers is not None and workers.count > 1 and len(parts) >= _FEW:
+        yield from workers.map(job, parts)
+        return
+    with ThreadPoolExecutor(available()) as pool:
+        yield from pool.map(job, parts)
+
+
+def _sizes(asked: Message) -> Message:
+    """A worker's job: the sizes of picture files."""
+    return Message({"sizes": [picture_size(Path(name)) for name in asked.values["paths"]]})
+
+
+def _pixels(asked: Message) -> Message:
+    """A worker's job: the pixels of picture files, and whether all of them are grey."""
+    size, channels = tuple(asked.values["size"]), asked.values["channels"]
+    found = np.stack([read_picture(Path(name), size, channels) for name in asked.values["paths"]])
+    return Message({"grey": bool((found == found[:, :, :, :1]).all())}, [found])
 
 
 def read_picture(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:

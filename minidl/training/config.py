@@ -170,6 +170,7 @@ class Predict(Settings):
     ] = None
     text_column: fields.TextColumn = None
     top: Annotated[int, Field(ge=1, le=10**6, description="Number of labels listed per answer.")] = 3
+    workers: fields.Workers = None
     device: fields.Device = "auto"
 
     @model_validator(mode="after")

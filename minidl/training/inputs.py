@@ -19,6 +19,7 @@ from minidl.data.records import DataError
 
 STANDARD_INPUT = Path("standard input")
 CHUNK = 256
+FILE_CHUNK = 2**15  # of a file, all of which is there
 _BLOCK = 2**16
 LONGEST = 2**26  # bytes of a line
 _EXAMPLE = '{"column": 1.5}'
@@ -35,9 +36,9 @@ def standard_input() -> io.BufferedIOBase:
     return cast(io.BufferedIOBase, sys.stdin.buffer)
 
 
-def chunks(items: list[_Item]) -> Iterator[list[_Item]]:
-    """All items, CHUNK at a time."""
-    return (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
+def chunks(items: list[_Item], size: int = CHUNK) -> Iterator[list[_Item]]:
+    """All items, `size` at a time."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def lines_as_they_come(stream: io.BufferedIOBase) -> Iterator[list[Line]]:

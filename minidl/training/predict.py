@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from minidl.data import DataError
+from minidl.data.parsing import is_utf8
+from minidl.data.workers import Workers, available
 from minidl.training import files, memory
 from minidl.training.config import Evaluate, Predict
 from minidl.training.errors import DamagedError
@@ -33,9 +36,10 @@ def predict(config: Predict, write: IO[str]) -> None:
 
     Raises DataError for an input that cannot be read; the answers before it are written.
     """
-    for answers in _answers(load(config.run), config):
-        write.writelines(_line(answer) for answer in answers)
-        write.flush()
+    with Workers(config.workers or available()) as workers:
+        for answers in _answers(replace(load(config.run), workers=workers), config):
+            write.writelines(map(_line, answers))
+            write.flush()
 
 
 def _answers(predictor: Predictor, config: Predict) -> Iterator[list[dict[str, Any]]]:
@@ -49,11 +53,14 @@ def _answers(predictor: Predictor, config: Predict) -> Iterator[list[dict[str, A
         yield answers
 
 
+_encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
 def _line(answer: dict[str, Any]) -> str:
     """An answer as a line of JSON. Bytes of a file name that are not UTF-8 become escapes, which Python reads back as
     the same name."""
-    line = json.dumps(answer, ensure_ascii=False, allow_nan=False)
-    if any("\ud800" <= letter <= "\udfff" for letter in answer.get("file", "")):
+    line = _encoded(answer)
+    if not is_utf8(answer.get("file", "")):
         line = json.dumps(answer, allow_nan=False)
     return line + "\n"
 

@@ -108,10 +108,15 @@ class Classification(Checked):
     def answers(self, parts: Iterable[np.ndarray], top: int) -> list[dict[str, Any]]:
         """Label, probability and the `top` best labels of each row of the outputs."""
         answers = []
-        for row in (row for part in parts if len(part) for row in probabilities(part)):
-            order = np.argsort(-row, kind="stable")[:top]
-            best = [{"label": self.labels[i], "probability": round(float(row[i]), 6)} for i in order]
-            answers.append({**best[0], "top": best})
+        for shares in (probabilities(part) for part in parts if len(part)):
+            order = np.argsort(-shares, axis=1, kind="stable")[:, :top]
+            values = np.take_along_axis(shares, order, axis=1).astype(np.float64)
+            for places, numbers in zip(order.tolist(), values.tolist(), strict=True):
+                best = [
+                    {"label": self.labels[i], "probability": round(number, 6)}
+                    for i, number in zip(places, numbers, strict=True)
+                ]
+                answers.append({**best[0], "top": best})
         return answers
 
     def plot(self, folder: Path, truth: np.ndarray, found: Found, title: str) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from minidl.data.workers import Workers
 from minidl.training import memory
 from minidl.training.errors import ConfigError
 from minidl.training.settings import flag
@@ -130,11 +131,15 @@ class Experiment(ABC):
 
 @dataclass(frozen=True)
 class Predictor(ABC):
-    """The model of a finished run, its features of inputs and its answers; `targets` is the meaning of its outputs."""
+    """The model of a finished run, its features of inputs and its answers; `targets` is the meaning of its outputs.
+
+    `workers` are the processes that prepare many inputs.
+    """
 
     config: Any
     targets: Any
     model: nn.Module
+    workers: Workers = field(default=Workers(1), kw_only=True)
     fixed: ClassVar[str] = ""  # why an evaluation chooses no columns
 
     @abstractmethod

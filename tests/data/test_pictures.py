@@ -12,6 +12,7 @@ from PIL import Image
 
 from minidl.data import DataError, pictures
 from minidl.data.pictures import picture_files, picture_size, read_picture, read_pictures
+from minidl.data.workers import Workers
 
 
 def grey(height=6, width=9, seed=0):
@@ -215,3 +216,21 @@ def test_no_bit_of_a_png_can_change_its_pixels(tmp_path):
         except DataError:
             told += 1
     assert told > 2 * len(whole)
+
+
+@pytest.mark.slow
+def test_processes_read_what_one_does(tmp_path):
+    draw = np.random.default_rng(0)
+    paths = [tmp_path / f"{i:03d}{'é' if i % 7 == 0 else ''}.png" for i in range(300)]
+    for i, path in enumerate(paths):
+        Image.fromarray(draw.integers(0, 256, (6 + i % 3, 5), dtype=np.uint8)).save(path)
+    with Workers(2) as pool:
+        for size, channels in ((None, None), ((4, 9), 3), ((6, 5), 1)):
+            expected = pictures.read_pictures(paths, size, channels)
+            assert (pictures.read_pictures(paths, size, channels, pool) == expected).all()
+        Image.fromarray(draw.integers(0, 256, (6, 5, 3), dtype=np.uint8)).save(paths[-1])
+        assert pictures.read_pictures(paths, None, None, pool).shape == (300, 6, 5, 3)
+        for bad in (paths[200], paths[40]):
+            bad.write_bytes(b"none")
+        with pytest.raises(DataError, match=rf"{paths[40].name} is not a picture"):
+            pictures.read_pictures(paths, (6, 5), 1, pool)

@@ -20,7 +20,7 @@ from minidl.training.config import Session, Training
 from minidl.training.errors import ConfigError
 from minidl.training.supervised import Supervised, sizes
 from minidl.training.targets import Classification
-from minidl.training.task import Task
+from minidl.training.task import Predictor, Task
 from minidl.training.tasks import TASKS
 from tests.cli.conftest import command, report
 from tests.cli.test_images import StopAfter
@@ -93,14 +93,11 @@ class MajorityTask(Task):
 
         model = nn.Linear(BITS, 2)
         weights.load(model, own.weights(), own.model)
-        return Majority(Classification.of_run(own), model)
+        return Majority(config, Classification.of_run(own), model)
 
 
 @dataclass(frozen=True)
-class Majority:
-    targets: Classification
-    model: nn.Module
-
+class Majority(Predictor):
     def chunks(self, config):
         return inputs.chunks(list(config.inputs))
 

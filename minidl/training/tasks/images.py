@@ -15,6 +15,7 @@ from minidl import data
 from minidl.data import Augment, DataError, ImageDataset, Pictures
 from minidl.data.parsing import listed, one_of
 from minidl.data.saved import Record
+from minidl.data.workers import Workers, available
 from minidl.training import fields, inputs
 from minidl.training.config import SPLITS, Evaluate, Predict, Session, Training
 from minidl.training.errors import ConfigError, damaged
@@ -119,6 +120,12 @@ class PictureTask(Task):
 
     def read(self, name: str, **options: Any) -> ImageDataset:
         return data.load_images(name, **options)
+
+    def load(self, config: Any) -> ImageDataset:
+        if config.data in data.IMAGE_DATA:
+            return super().load(config)
+        with Workers(config.workers or available()) as workers:
+            return self.read(config.data, **self.options(config), workers=workers)
 
     def options(self, config: Any) -> dict[str, Any]:
         if config.data not in data.IMAGE_DATA:
@@ -236,7 +243,7 @@ class PictureClassifier(Predictor):
         """One answer per file: its path, label, probability and the `top` best labels."""
         from minidl.training.forward import saved_outputs
 
-        pixels = data.read_pictures(paths, self.format.size, self.format.channels)
+        pixels = data.read_pictures(paths, self.format.size, self.format.channels, self.workers)
         parts = saved_outputs(self.model, self.format.pictures(pixels), self.targets.outputs)
         ranked = self.targets.answers(parts, top)
         return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]

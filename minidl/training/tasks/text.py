@@ -161,7 +161,7 @@ class TextClassifier(Predictor):
             return [list(config.inputs)]
         if config.file is not None:
             texts = data.read_texts(config.file, config.text_column, self.config.text_column)
-            return inputs.chunks(texts)
+            return inputs.chunks(texts, inputs.FILE_CHUNK)
         return ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))
 
     def answers(self, texts: list[str], top: int) -> list[dict[str, Any]]:
@@ -170,7 +170,7 @@ class TextClassifier(Predictor):
 
         from minidl.training.forward import saved_outputs
 
-        features = self.vocabulary.transform(texts)
+        features = self.vocabulary.transform(texts, self.workers)
         known = np.diff(features.indptr).tolist()
         ranked = self.targets.answers(saved_outputs(self.model, features, self.targets.outputs), top)
         return [{**answer, "known_terms": count} for answer, count in zip(ranked, known, strict=True)]
