@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from minidl import phases
 from minidl.cli.common import Group, examples
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
@@ -32,6 +33,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _train(kind: str, given: dict[str, Any]) -> None:
+    phases.begin()
     profiling = taken(given, Profiling)
     check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
     config = runs.settings(kind, given)
@@ -42,11 +44,14 @@ def _train(kind: str, given: dict[str, Any]) -> None:
             typer.echo(done, nl=False)
         return
     task = TASKS[kind]
-    dataset = task.load(config)
+    with phases.timed("read"):
+        dataset = task.load(config)
     if config.resume and (config.out / "config.json").exists():
         saved_run.check_data(saved_run.read_run(config.out), dataset)
     device.choose(config.device)
-    with profiled(profiling, config.out / "trace.json", task.updates):
+    with phases.timed("import"):
         from minidl.training.train import train
-
+    with profiled(profiling, config.out / "trace.json", task.updates):
         train(kind, config, dataset)
+    if profiling.profile:
+        typer.echo(phases.table(phases.current().taken()), err=True, nl=False)

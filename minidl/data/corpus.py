@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minidl import phases
 from minidl.data import files, terms
 from minidl.data.files import Records
 from minidl.data.parts import PART, Doubt, Form, ranges, read_part
@@ -131,7 +132,8 @@ def load_corpus(
         index = np.array([whole.labels.index(name) for name in other.labels], dtype=np.int64)
         return replace(other, labels=whole.labels, classes=index[other.classes]), other.digests
 
-    parts, split = splitter.split(path, "text", whole.digests, whole.classes, whole.taken, read)
+    with phases.timed("split"):
+        parts, split = splitter.split(path, "text", whole.digests, whole.classes, whole.taken, read)
     if not all(map(len, parts)):
         names = [whole.labels[label] for label in whole.classes]
         keys = [digest.tobytes() for digest in whole.digests]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl import nn, optim, random
+from minidl import nn, optim, phases, random
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.tensors import default_device
@@ -113,7 +113,7 @@ class Supervised(Experiment):
         trainer.display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
         trainer.display.note("training is done; testing, and fitting the baselines")
         features, truth, found = self.tested(model)
-        with memory.used_for("the baselines", "less data"):
+        with memory.used_for("the baselines", "less data"), phases.timed("baseline"):
             tested = self.targets.report(self.train, self.validation, (features, truth), found)
         source = dict(self.source)
         leakage = {"leakage": source.pop("leakage")} if "leakage" in source else {}
@@ -149,7 +149,7 @@ class Supervised(Experiment):
     def tested(self, model: nn.Module) -> tuple[Any, np.ndarray, Found]:
         """(features, targets, what the trained model finds) of the test split."""
         if self._tested is None:
-            with memory.used_for("the test split", "less data"):
+            with memory.used_for("the test split", "less data"), phases.timed("evaluate"):
                 features, truth = self.test()
                 parts = outputs(model, features, self.targets.outputs)
                 self._tested = features, truth, self.targets.found(parts, sure=self.draw is not None)

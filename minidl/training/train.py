@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from minidl import phases
 from minidl.data.saved import Checked, made
 from minidl.runtime import launch
 from minidl.training import environment, files, machine, manifest, memory, plots, runs
@@ -39,7 +40,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
     try:
         if config.precision == "bfloat16" and launch.INTERPRETED:
             raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
-        with memory.used_for("the features", "less data"):
+        with memory.used_for("the features", "less data"), phases.timed("vectorise"):
             experiment = task.prepare(config, dataset)
         display.note(experiment.introduction)
         memory.check_networks(experiment.networks, config, experiment.scaled_by)
@@ -122,7 +123,7 @@ def _fit(
 ) -> dict[str, Any]:
     described = _prepare(config, checkpoint, task.convolves)
     state = {manifest.OF_RUN: identity, "config": config.identity(), "environment": described}
-    with memory.used_for("the networks and their optimizers", "a smaller model"):
+    with memory.used_for("the networks and their optimizers", "a smaller model"), phases.timed("copy"):
         trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
     again: dict[str, Any] = {}
     if checkpoint is not None:
@@ -136,16 +137,19 @@ def _fit(
     share = 0.5 if trainer.captured else 1.0
     smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
     run = memory.used_for(f"a step of {experiment.batch_size:,} examples")(trainer.run)
-    memory.guarded(run, experiment.batch_size, trainer.attempt, share, smaller)
+    with phases.timed("train"):
+        memory.guarded(run, experiment.batch_size, trainer.attempt, share, smaller)
 
     report = {**experiment.report(trainer, described["device"]), **again}
-    files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
+    with phases.timed("write"):
+        files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
     plotted = None
     if config.plots and plots.available():
-        with memory.used_for("the plots", "--no-plots"):
+        with memory.used_for("the plots", "--no-plots"), phases.timed("plots"):
             experiment.plot(trainer, report)
     elif config.plots:
         plotted = plots.MISSING
+    report["phases"] = phases.current().taken()
     text = task.as_text(report)
     runs.complete(config.out, identity, report, text)
     display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())

@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
+from minidl import phases
 from minidl.training.files import read_json, read_tensors
 from minidl.training.tasks import TASKS
 
@@ -11,7 +12,7 @@ from minidl.training.tasks import TASKS
 _CHECKPOINT = ("progress.seconds", "progress.epoch_seconds", "progress.history[].seconds")
 TIMES = {
     "metrics.jsonl": ("[].seconds",),
-    "report.json": ("seconds", "images_per_second"),
+    "report.json": ("seconds", "images_per_second", *(f"phases.{name}" for name in (*phases.NAMES, "total"))),
     "checkpoints/last.json": _CHECKPOINT,
     "checkpoints/best.json": _CHECKPOINT,
 }
