@@ -162,7 +162,7 @@ def _check_path(
     known: dict[str, str],
     what: str,
     expected: str = "a file that exists",
-    path: str = "of a .csv, .tsv or .jsonl file",
+    path: str = "of a .csv, .tsv, .jsonl, .parquet or .arrow file",
 ) -> None:
     try:
         there = Path(name_or_path).exists()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidl import phases
-from minidl.data import files, terms
+from minidl.data import files, formats, terms
 from minidl.data.files import Records
 from minidl.data.parts import PART, Doubt, Form, ranges, read_part
 from minidl.data.records import DataError, TextDataset, Texts
@@ -149,10 +149,11 @@ def _by_workers(
     path: Path, analyzer: Analyzer, labels: Sequence[str] | None, columns: dict[str, str | None], seed: int,
     workers: Workers | None,
 ) -> Corpus:  # fmt: skip
-    if path.suffix.lower() not in files.SUFFIXES:
+    kind = formats.kind_of(path)
+    if kind not in formats.LINES:
         raise Doubt
-    raw = files.read_bytes(path)
-    form = Form.of(path, raw)
+    raw = formats.read_bytes(path)
+    form = Form.of(path, kind, raw)
     records = Records(path, form.columns, [], [], hashlib.sha256(raw).hexdigest())
     text, label = files.choose_columns(records, columns["text_column"], columns["label_column"])
     at = {"text": records.position(text, "text"), "label": records.position(label, "label")}

@@ -1,4 +1,4 @@
-"""The user's own texts: CSV, TSV and JSONL files in UTF-8, read strictly.
+"""The user's own data: CSV, TSV and JSONL files in UTF-8, read strictly, and tables of `formats`.
 
 CSV and TSV have a header line; fields may be quoted and then contain line ends. JSONL has one object per line.
 Every error is a DataError that names the file, the line and what to do.
@@ -16,13 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidl.data import formats
 from minidl.data.parsing import CsvRows, decode, in_columns, json_object, kind_of, listed, shorten
 from minidl.data.records import DataError, TextDataset, Texts
 
 if TYPE_CHECKING:
     import numpy as np
 
-SUFFIXES = (".csv", ".tsv", ".jsonl")
 TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "document")
 LABEL_NAMES = ("label", "class", "category", "target", "topic")
 # A table made from JSONL objects has at most so many cells, or so many times the values of the objects.
@@ -64,23 +64,30 @@ class Records:
 
 
 def read_records(path: str | Path) -> Records:
-    """All rows of a CSV, TSV or JSONL file.
+    """All rows of a file that `formats` knows by its ending.
 
     Raises DataError for a file that is missing, empty, binary, not UTF-8, or not of the form its ending names.
     """
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{path} is not a data file that minidl reads: give a file ending in {', '.join(SUFFIXES)}")
-    is_jsonl = path.suffix.lower() == ".jsonl"
-    raw = read_bytes(path)
-    text = decode(raw, path)
-    if not text.strip():
-        header = "" if is_jsonl else ", after a header line that names the columns"
-        raise DataError(f"{path} is empty: it needs a line per example{header}")
-    columns, rows, lines = _parse_jsonl(text, path) if is_jsonl else _parse_csv(text, path)
+    kind = formats.kind_of(path)
+    if kind is None:
+        raise DataError(f"{path} is not a data file that minidl reads: give a file ending in {formats.endings()}")
+    raw = formats.read_bytes(path)
+    columns, rows, lines = _parsed(raw, kind, path)
     if not rows:
         raise no_rows(path)
     return Records(path, columns, rows, lines, hashlib.sha256(raw).hexdigest())
+
+
+def _parsed(raw: bytes, kind: str, path: Path) -> tuple[list[str], list[list[Any]], list[int]]:
+    if kind in formats.TABLES:
+        columns, rows = formats.table(raw, path)
+        return columns, rows, list(range(1, len(rows) + 1))
+    text = decode(raw, path)
+    if not text.strip():
+        header = "" if kind == ".jsonl" else ", after a header line that names the columns"
+        raise DataError(f"{path} is empty: it needs a line per example{header}")
+    return _parse_jsonl(text, path) if kind == ".jsonl" else _parse_csv(text, path, kind)
 
 
 def no_rows(path: Path) -> DataError:
@@ -89,14 +96,14 @@ def no_rows(path: Path) -> DataError:
 
 
 def read_texts(path: str | Path, text_column: str | None = None, usual: str | None = None) -> list[str]:
-    """The texts to be classified in a file: a column of a CSV, TSV or JSONL file, or the lines of any other file.
+    """The texts to be classified in a file: a column of one that `read_records` reads, or the lines of any other.
 
     If no column is named, it is the only one, the `usual` one if the file has it, or a guess.
 
     Raises DataError as `read_records`.
     """
     path = Path(path)
-    if path.suffix.lower() in SUFFIXES:
+    if formats.kind_of(path) is not None:
         records = read_records(path)
         if text_column is None and len(records.columns) == 1:
             text_column = records.columns[0]
@@ -106,7 +113,7 @@ def read_texts(path: str | Path, text_column: str | None = None, usual: str | No
             text_column = _guess(records, TEXT_NAMES, None, "text")
         at = records.position(text_column, "text")
         return [text_at(records, i, at) for i in range(len(records.rows))]
-    lines = decode(read_bytes(path), path).split("\n")
+    lines = decode(formats.read_bytes(path), path).split("\n")
     if lines and not lines[-1]:
         lines.pop()
     return [line.removesuffix("\r") for line in lines]
@@ -239,22 +246,8 @@ def sort_labels(names: set[str]) -> list[str]:
     return sorted(names)
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file. Raises DataError."""
-    try:
-        return path.read_bytes()
-    except IsADirectoryError:
-        raise DataError(f"{path} is a folder: give a file ending in {', '.join(SUFFIXES)}") from None
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; give the path of a file that can") from None
-    except ValueError as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-
-
-def _parse_csv(text: str, path: Path) -> tuple[list[str], list[list[Any]], list[int]]:
-    reader = CsvRows(path, text.lstrip("\r\n").split("\n", 1)[0])
+def _parse_csv(text: str, path: Path, kind: str) -> tuple[list[str], list[list[Any]], list[int]]:
+    reader = CsvRows(path, text.lstrip("\r\n").split("\n", 1)[0], tabs=kind == ".tsv")
     rows = list(reader.read(io.StringIO(text, newline="")))
     return reader.columns, [cells for _, cells in rows], [line for line, _ in rows]
 

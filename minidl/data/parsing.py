@@ -55,11 +55,11 @@ class CsvRows:
     comma is the decimal mark. `advice` says what to do about an unclosed field.
     """
 
-    def __init__(self, path: Path, header_line: str, advice: str = QUOTES) -> None:
+    def __init__(self, path: Path, header_line: str, advice: str = QUOTES, tabs: bool = False) -> None:
         self.path = path
         self.advice = advice
         self.columns: list[str] = []
-        self.delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+        self.delimiter = "\t" if tabs else ","
         self.decimal_comma = self.delimiter == "," and "," not in header_line and ";" in header_line
         if self.decimal_comma:
             self.delimiter = ";"

@@ -26,14 +26,15 @@ class Doubt(Exception):  # noqa: N818  (the strict reader decides)
 
 @dataclass(frozen=True)
 class Form:
-    """How the parts of a file are read: its path, its header line if it has one, and its columns."""
+    """How the parts of a file are read: its path, its kind, its header line if it has one, and its columns."""
 
     path: str
+    kind: str
     header_line: str | None
     columns: list[str]
 
     @classmethod
-    def of(cls, path: Path, raw: bytes) -> Form:
+    def of(cls, path: Path, kind: str, raw: bytes) -> Form:
         """Raises Doubt and DataError for what the strict reader is to judge."""
         head = raw[:_HEAD]
         if len(raw) > _HEAD:
@@ -42,17 +43,17 @@ class Form:
             text = head.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise Doubt from None
-        if path.suffix.lower() == ".jsonl":
+        if kind == ".jsonl":
             first = next((line for line in text.split("\n") if line.strip()), None)
             if first is None:
                 raise Doubt
-            return cls(str(path), None, list(json_object(first, path, 1, "")))
+            return cls(str(path), kind, None, list(json_object(first, path, 1, "")))
         header_line = text.lstrip("\r\n").split("\n", 1)[0]
-        reader = CsvRows(path, header_line)
+        reader = CsvRows(path, header_line, tabs=kind == ".tsv")
         # Its first row: with it, the header has been read.
         if next(reader.read(io.StringIO(text, newline="")), None) is None:
             raise Doubt
-        return cls(str(path), header_line, reader.columns)
+        return cls(str(path), kind, header_line, reader.columns)
 
 
 def read_part(asked: Message) -> Message:
@@ -84,7 +85,7 @@ def _rows(raw: bytes, form: Form, first: bool) -> Iterator[Sequence[Any]]:
         raise DataError("a zero byte")
     text, path = raw.decode(), Path(form.path)
     if form.header_line is not None:
-        reader = CsvRows(path, form.header_line)
+        reader = CsvRows(path, form.header_line, tabs=form.kind == ".tsv")
         if not first:
             reader.columns = form.columns
         for _, row in reader.read(io.StringIO(text, newline="")):

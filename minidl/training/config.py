@@ -166,7 +166,8 @@ class Predict(Settings):
         REPEATED,
     ] = ()
     file: Annotated[
-        Path | None, Field(description="Inputs from a .csv, .tsv or .jsonl file, or lines of a text file.")
+        Path | None,
+        Field(description=f"Inputs from {fields.FILE}, or lines of a text file."),
     ] = None
     text_column: fields.TextColumn = None
     top: Annotated[int, Field(ge=1, le=10**6, description="Number of labels listed per answer.")] = 3

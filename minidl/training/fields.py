@@ -51,6 +51,8 @@ def _json_file(path: Path | None) -> Path | None:
     return path
 
 
+# What `data.formats` reads.
+FILE = "a .csv, .tsv, .jsonl (also .gz or .zst), .parquet or .arrow file"
 _RECORDED = "a name in UTF-8, which the run's files can record"
 _COLUMN = Expected("the name of a column", utf8=_RECORDED)
 DATA = Expected("a data set, a file or a folder", utf8=_RECORDED)

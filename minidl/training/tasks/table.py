@@ -38,7 +38,10 @@ class TrainTable(Perceptron, Session):
         "minidl train table --data cars.csv --target kind --task classification --out c",
         "minidl train table --data h.csv --target y --ignore id --missing fill --out h",
     )
-    data: Annotated[fields.Data, Field(description="diabetes, or a .csv, .tsv or .jsonl file.")]
+    data: Annotated[
+        fields.Data,
+        Field(description=f"diabetes, or {fields.FILE}."),
+    ]
     target: Annotated[
         fields.Column, Field(description="Column to predict. Default: a guess, the one named target.")
     ] = None

@@ -44,7 +44,8 @@ class TrainText(Perceptron, Session):
         "minidl train text --out runs/mails --resume",
     )
     data: Annotated[
-        fields.Data, Field(description="docstrings, reuters-r8, reuters-r52, or a .csv, .tsv or .jsonl file.")
+        fields.Data,
+        Field(description=f"docstrings, reuters-r8, reuters-r52, or {fields.FILE}."),
     ]
     text_column: fields.TextColumn = None
     label_column: fields.LabelColumn = None

@@ -1,0 +1,130 @@
+"""Data files by their endings: CSV, TSV and JSON lines, also compressed by gzip or Zstandard; Parquet and Arrow.
+
+Zstandard, Parquet and Arrow are read by pyarrow, which is the extra `arrow`. What a file unpacks to has a limit, as a
+few kilobytes may promise terabytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from minidl.data.records import DataError
+
+LINES = (".csv", ".tsv", ".jsonl")
+TABLES = (".parquet", ".arrow", ".feather")
+SUFFIXES = (*LINES, *TABLES)
+PACKED = (".gz", ".zst")
+# A file may unpack to so many bytes, or so many times its own.
+_LEAST, _TIMES = 2**26, 200
+_BLOCK = 2**20
+_ROWS = 1024  # of a table that are read at a time
+
+
+def kind_of(path: Path) -> str | None:
+    """The ending that says what is in a file, without that of a compression: ".csv" of a.csv.gz; None for others."""
+    endings = [ending.lower() for ending in path.suffixes]
+    if endings and endings[-1] in PACKED:
+        endings.pop()
+        return endings[-1] if endings and endings[-1] in LINES else None
+    return endings[-1] if endings and endings[-1] in SUFFIXES else None
+
+
+def endings() -> str:
+    """The endings of data files, for a message."""
+    return f"{', '.join(SUFFIXES)} ({', '.join(LINES)} also with {' or '.join(PACKED)})"
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, unpacked. Raises DataError."""
+    try:
+        raw = path.read_bytes()
+    except IsADirectoryError:
+        raise DataError(f"{path} is a folder: give a file ending in {endings()}") from None
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; give the path of a file that can") from None
+    except ValueError as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    ending = path.suffix.lower()
+    return raw if ending not in PACKED else _unpacked(raw, ending, path)
+
+
+def _unpacked(raw: bytes, ending: str, path: Path) -> bytes:
+    most = _most(raw)
+    errors: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
+    stream: Any
+    if ending == ".gz":
+        stream = gzip.GzipFile(fileobj=io.BytesIO(raw))
+    else:
+        pyarrow = _pyarrow(path)
+        stream = pyarrow.CompressedInputStream(pyarrow.BufferReader(raw), "zstd")
+        errors = (*errors, pyarrow.ArrowException)
+    found: list[bytes] = []
+    size = 0
+    try:
+        with stream:
+            while block := stream.read(_BLOCK):
+                found.append(block)
+                size += len(block)
+                if size > most:
+                    raise DataError(f"{path} unpacks to more than {most:,} bytes, the limit for its size; unpack it")
+    except errors as error:
+        raise DataError(f"{path} cannot be unpacked ({error}); it is damaged or incomplete: make it again") from None
+    return b"".join(found)
+
+
+def table(raw: bytes, path: Path) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of a Parquet or an Arrow file. Raises DataError for another or a damaged file."""
+    pyarrow = _pyarrow(path)
+    most, size = _most(raw), 0
+    rows: list[list[Any]] = []
+    try:
+        columns, batches = _batches(raw, path, pyarrow)
+        for batch in batches:
+            size += batch.nbytes
+            if size > most:
+                raise DataError(f"{path} unpacks to more than {most:,} bytes, the limit for its size")
+            rows.extend(map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True)))
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); make it again") from None
+    return columns, rows
+
+
+def _batches(raw: bytes, path: Path, pyarrow: Any) -> tuple[list[str], Iterator[Any]]:
+    """The names of the columns, and the rows, some at a time."""
+    source = pyarrow.BufferReader(raw)
+    if path.suffix.lower() == ".parquet":
+        from pyarrow import parquet
+
+        file = parquet.ParquetFile(source)
+        if file.metadata.num_rows * max(1, file.metadata.num_columns) > _most(raw):
+            raise DataError(f"{path} promises {file.metadata.num_rows:,} rows, too many for its size; make it again")
+        return list(file.schema_arrow.names), file.iter_batches(batch_size=_ROWS)
+    from pyarrow import ipc
+
+    opened = ipc.open_file(source) if raw.startswith(b"ARROW1") else ipc.open_stream(source)
+    every = (
+        (opened.get_batch(i) for i in range(opened.num_record_batches)) if raw.startswith(b"ARROW1") else iter(opened)
+    )
+    parts = (batch.slice(start, _ROWS) for batch in every for start in range(0, batch.num_rows, _ROWS))
+    return list(opened.schema.names), parts
+
+
+def _most(raw: bytes) -> int:
+    return max(_LEAST, _TIMES * len(raw))
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise DataError(f"{path} needs pyarrow to be read: pip install 'minidl[arrow]'") from None
+    return pa
