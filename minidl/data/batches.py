@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from minidl.data.ahead import ahead, fits, pinned
+from minidl.data.resident import ResidentRows
 from minidl.sparse.csr import CSR
 
 if TYPE_CHECKING:
@@ -113,10 +114,10 @@ class Batches(Epochs):
     `targets` are N whole numbers (int64 batches) or N floats (float32 batches). Every epoch visits each row once; the
     last batch may be smaller. Without `shuffle` the rows keep their order.
 
-    Batches are on the CPU, or on `device` if it is given. An array that takes at most a quarter of the device's free
-    memory is copied there as a whole (`resident` overrides this), and batches are selected there. Other batches are
-    made and copied while earlier steps run; sparse ones are padded to the size of the longest possible batch, so that
-    all have the same size.
+    Batches are on the CPU, or on `device` if it is given. Features that take at most a quarter of the device's free
+    memory are copied there as a whole (`resident` overrides this), and batches are made there. Other batches are made
+    and copied while earlier steps run. Sparse ones have room for the longest possible batch, so that all have the same
+    size.
 
     Raises ValueError as `Epochs`.
     """
@@ -136,12 +137,17 @@ class Batches(Epochs):
         self.targets = self.targets.astype(np.int64 if whole else np.float32)
         self.features: Any = features.astype(np.float32) if isinstance(features, np.ndarray) else _canonical(features)
         self.device = device
-        self._there: tuple[torch.Tensor, torch.Tensor] | None = None
-        if device is not None and not isinstance(self.features, np.ndarray):
-            self._longest_first = np.cumsum(np.sort(np.diff(self.features.indptr))[::-1])
-            self._columns = int(np.count_nonzero(np.bincount(self.features.indices, minlength=1)))
-        elif device is not None and (fits(self.features.nbytes, device) if resident is None else resident):
-            self._there = torch.tensor(self.features, device=device), torch.tensor(self.targets, device=device)
+        self._there: tuple[torch.Tensor | ResidentRows, torch.Tensor] | None = None
+        if device is None:
+            return
+        dense, held = isinstance(features, np.ndarray), self.features
+        if not dense:
+            self._longest_first = np.cumsum(np.sort(np.diff(held.indptr))[::-1])
+            self._columns = int(np.count_nonzero(np.bincount(held.indices, minlength=1)))
+        size = held.nbytes if dense else ResidentRows.nbytes(held)
+        if fits(size, device) if resident is None else resident:
+            there = torch.tensor(held, device=device) if dense else ResidentRows(held, device)
+            self._there = there, torch.tensor(self.targets, device=device)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
         """The batches of an epoch from a step on: (features, targets).
@@ -155,22 +161,29 @@ class Batches(Epochs):
             return ahead((self._ready(x, y) for x, y in self._made(order)), self.device)
         return self._picked(order)
 
-    def _picked(self, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _picked(self, order: np.ndarray) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
         """Batches of a data set that is on the device."""
         assert self._there is not None
         features, targets = self._there
         index = torch.tensor(order, device=self.device)
-        for start in range(0, len(order), self.batch_size):
-            part = index[start : start + self.batch_size]
-            yield features.index_select(0, part), targets.index_select(0, part)
+        parts = [index[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        if isinstance(features, ResidentRows):
+            rows = features.batches(order, self.batch_size, self._room)
+            yield from ((x, targets.index_select(0, part)) for x, part in zip(rows, parts, strict=True))
+        else:
+            yield from ((features.index_select(0, part), targets.index_select(0, part)) for part in parts)
+
+    def _room(self, rows: int) -> tuple[int, int]:
+        """Entries and columns of the longest possible batch of so many rows."""
+        entries = int(self._longest_first[rows - 1])
+        return entries, min(entries, self._columns)
 
     def _ready(self, x: CSR | torch.Tensor, y: torch.Tensor) -> tuple[CSR | torch.Tensor, torch.Tensor]:
         """A batch in the form in which it is copied to the device."""
         assert self.device is not None
         if isinstance(x, torch.Tensor):
             return pinned(x, self.device), pinned(y, self.device)
-        entries = int(self._longest_first[x.shape[0] - 1])
-        there = x.pad(entries, min(entries, self._columns), pinned=self.device.type == "cuda")
+        there = x.pad(*self._room(x.shape[0]), pinned=self.device.type == "cuda")
         return there, pinned(y, self.device)
 
     def _made(self, order: np.ndarray) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:

@@ -22,8 +22,8 @@ from functools import cached_property
 import torch
 
 _INT32_MAX = 2**31 - 1
-_INDICES = ("crow", "col", "order", "rows", "t_crow", "t_col", "t_order")
-_VALUES = ("val", "t_val")
+INDICES = ("crow", "col", "order", "rows", "t_crow", "t_col", "t_order")
+VALUES = ("val", "t_val")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class CSR:
         pinned = non_blocking and device.type == "cuda" and self.val.device.type == "cpu"
         packed = self._buffers() or _pack(self._parts(), self.sizes, pinned)
         indices, values = (part.to(device, non_blocking=non_blocking) for part in packed)
-        return _unpack(self.shape, (indices, values), self.sizes)
+        return unpack(self.shape, (indices, values), self.sizes)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -127,7 +127,7 @@ class CSR:
             )
         sizes = {**self.sizes, **dict.fromkeys(("col", "val", "t_col", "t_val"), nnz)}
         sizes.update(rows=touched, t_crow=touched + 1, t_order=touched)
-        padded = _unpack(self.shape, _pack(self._parts(), sizes, pinned), sizes)
+        padded = unpack(self.shape, _pack(self._parts(), sizes, pinned), sizes)
         padded.rows[used:] = -1
         padded.t_crow[used + 1 :] = self.t_crow[-1]
         padded.t_order[used:] = torch.arange(used, touched, dtype=torch.int32, device=self.device)
@@ -136,7 +136,7 @@ class CSR:
     def clone(self) -> CSR:
         """The same matrix in memory of its own, packed."""
         indices, values = self._buffers() or _pack(self._parts(), self.sizes, False)
-        return _unpack(self.shape, (indices.clone(), values.clone()), self.sizes)
+        return unpack(self.shape, (indices.clone(), values.clone()), self.sizes)
 
     def copy_(self, source: CSR) -> CSR:
         """Copy in a matrix of the same shape and sizes: two copies where both are packed.
@@ -161,8 +161,8 @@ class CSR:
         """`packed`, where all of it are these tensors: `dataclasses.replace` may have exchanged some."""
         if self.packed is None:
             return None
-        for buffer, names in zip(self.packed, (_INDICES, _VALUES), strict=True):
-            starts, end = _places(names, self.sizes, buffer.element_size())
+        for buffer, names in zip(self.packed, (INDICES, VALUES), strict=True):
+            starts, end = places(names, self.sizes, buffer.element_size())
             memory, first = buffer.untyped_storage().data_ptr(), buffer.storage_offset()
             if buffer.numel() != end:
                 return None
@@ -174,7 +174,7 @@ class CSR:
         return self.packed
 
     def _parts(self) -> dict[str, torch.Tensor]:
-        return {name: getattr(self, name) for name in (*_INDICES, *_VALUES)}
+        return {name: getattr(self, name) for name in (*INDICES, *VALUES)}
 
     def to_dense(self) -> torch.Tensor:
         """[B, V] dense, for tests and small tables; values stored twice at one place are added."""
@@ -229,28 +229,28 @@ def _pack(
     """Two buffers, one of the indices and one of the values, in which each part has room for its size."""
     indices, values = (
         torch.zeros(
-            _places(names, sizes, parts[names[0]].element_size())[1],
+            places(names, sizes, parts[names[0]].element_size())[1],
             dtype=parts[names[0]].dtype, device=parts[names[0]].device, pin_memory=pinned,
         )
-        for names in (_INDICES, _VALUES)
+        for names in (INDICES, VALUES)
     )  # fmt: skip
-    for names, buffer in ((_INDICES, indices), (_VALUES, values)):
-        starts, _ = _places(names, sizes, buffer.element_size())
+    for names, buffer in ((INDICES, indices), (VALUES, values)):
+        starts, _ = places(names, sizes, buffer.element_size())
         for name in names:
             buffer[starts[name] : starts[name] + parts[name].numel()] = parts[name]
     return indices, values
 
 
-def _unpack(shape: tuple[int, int], packed: tuple[torch.Tensor, torch.Tensor], sizes: Mapping[str, int]) -> CSR:
+def unpack(shape: tuple[int, int], packed: tuple[torch.Tensor, torch.Tensor], sizes: Mapping[str, int]) -> CSR:
     """The matrix whose parts are views of two buffers."""
     parts: dict[str, torch.Tensor] = {}
-    for names, buffer in zip((_INDICES, _VALUES), packed, strict=True):
-        starts, _ = _places(names, sizes, buffer.element_size())
+    for names, buffer in zip((INDICES, VALUES), packed, strict=True):
+        starts, _ = places(names, sizes, buffer.element_size())
         parts.update({name: buffer[starts[name] : starts[name] + sizes[name]] for name in names})
     return CSR(shape, **parts, packed=packed)
 
 
-def _places(names: Sequence[str], sizes: Mapping[str, int], itemsize: int) -> tuple[dict[str, int], int]:
+def places(names: Sequence[str], sizes: Mapping[str, int], itemsize: int) -> tuple[dict[str, int], int]:
     """Where each part begins in a buffer of values of `itemsize` bytes, and where the last one ends.
 
     Each starts at a multiple of 16 bytes, as if allocated alone: Triton compiles another variant for pointers that

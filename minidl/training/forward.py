@@ -84,6 +84,7 @@ def _apply(model: nn.Module, features: Any, size: int) -> Iterator[np.ndarray]:
 def _batches(model: nn.Module, features: Any, size: int) -> Batches | ImageBatches:
     targets = np.zeros(features.shape[0], dtype=np.int64)
     if not isinstance(features, Pictures):
-        return Batches(features, targets, size, shuffle=False)
+        device = default_device()
+        return Batches(features, targets, size, shuffle=False, device=device if device.type == "cuda" else None)
     dtype = next(parameter.dtype for parameter in model.parameters())
     return ImageBatches(features, targets, size, shuffle=False, dtype=dtype)
