@@ -140,7 +140,8 @@ class Batches(Epochs):
         self._there: tuple[torch.Tensor | ResidentRows, torch.Tensor] | None = None
         if device is None:
             return
-        dense, held = isinstance(features, np.ndarray), self.features
+        held: Any = self.features
+        dense = isinstance(held, np.ndarray)
         if not dense:
             self._longest_first = np.cumsum(np.sort(np.diff(held.indptr))[::-1])
             self._columns = int(np.count_nonzero(np.bincount(held.indices, minlength=1)))
