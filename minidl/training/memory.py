@@ -267,3 +267,13 @@ def _of_device() -> tuple[int | None, int | None]:
 def _amount(pattern: str, text: str) -> int | None:
     found: Any = re.search(pattern, text)
     return None if found is None else int(float(found[1]) * _UNITS[found[2]])
+
+
+def peaks() -> dict[str, int]:
+    """The most memory that this process has had: of the machine, and of the GPU (0 without one), in bytes."""
+    torch = sys.modules.get("torch")
+    on_device = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "host_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "device_bytes": torch.cuda.max_memory_allocated() if torch is not None and on_device else 0,
+    }

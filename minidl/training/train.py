@@ -149,7 +149,7 @@ def _fit(
             experiment.plot(trainer, report)
     elif config.plots:
         plotted = plots.MISSING
-    report["phases"] = phases.current().taken()
+    report.update(phases=phases.current().taken(), memory=memory.peaks())
     text = task.as_text(report)
     runs.complete(config.out, identity, report, text)
     display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())

@@ -13,7 +13,7 @@ from tests.cli.conftest import SMALL, report
 
 COMMON = {
     "task", "kind", "data", "device", "seconds", "epochs", "best_epoch", "steps", "skipped", "seed", "parameters",
-    "optimizer", "precision", "source", "validation", "baseline", "phases",
+    "optimizer", "precision", "source", "validation", "baseline", "phases", "memory",
 }  # fmt: skip
 ALWAYS = {
     "manifest.json",

@@ -12,7 +12,13 @@ from minidl.training.tasks import TASKS
 _CHECKPOINT = ("progress.seconds", "progress.epoch_seconds", "progress.history[].seconds")
 TIMES = {
     "metrics.jsonl": ("[].seconds",),
-    "report.json": ("seconds", "images_per_second", *(f"phases.{name}" for name in (*phases.NAMES, "total"))),
+    "report.json": (
+        "seconds",
+        "images_per_second",
+        *(f"phases.{name}" for name in (*phases.NAMES, "total")),
+        "memory.host_bytes",
+        "memory.device_bytes",
+    ),  # fmt: skip
     "checkpoints/last.json": _CHECKPOINT,
     "checkpoints/best.json": _CHECKPOINT,
 }

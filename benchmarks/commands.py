@@ -1,0 +1,283 @@
+"""Whole commands, as their users wait for them, beside what they would take instead.
+
+    python -m benchmarks.commands PART [PART ...] --out FILE     measure parts and put their rows into FILE
+    python -m benchmarks.commands --list                         the parts
+    python -m benchmarks.commands --check FILE                   exit code 1 where a row is behind its goal
+    python -m benchmarks.commands --plot FILE                    the growth with the number of texts, as FILE's .svg
+
+Inputs are made from a seed in --work (default: a temporary folder). The command of minidl and its peers run one after
+the other on the same machine, with a kernel cache of their own: first empty, then filled (rows "warm"). Seconds are
+those of whole processes, start included; phases are what report.json says. Peers: fastText (the wheel fasttext-wheel)
+and scikit-learn's TfidfVectorizer with SGDClassifier, for texts, on the training and test rows of minidl's own split;
+Pillow in processes, for pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import inputs
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a process took: seconds, and kilobytes of memory at most."""
+
+    seconds: float
+    kilobytes: int
+    out: str
+
+
+class Bench:
+    """One measurement: the folder of inputs, and of kernels that were compiled."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self.rows: list[Row] = []
+
+    def minidl(self, *arguments: object, cache: str = "kernels", **environment: str) -> Ran:
+        """Run a command of minidl with a kernel cache of this name."""
+        return run(
+            [sys.executable, "-m", "minidl", *map(str, arguments)], TRITON_CACHE_DIR=str(self.work / cache),
+            **environment,
+        )  # fmt: skip
+
+    def add(
+        self, name: str, seconds: float, goal: dict[str, float], peer: str = "", peer_s: float = 0.0, **more: Any
+    ) -> None:
+        """A row: its goal is "seconds" (at most), "ratio" (at least) or "rate" (at least)."""
+        row = {
+            "name": name, "ours_ms": round(1000 * seconds, 1), "peer": peer, "peer_ms": round(1000 * peer_s, 1),
+            "ratio": round(peer_s / seconds, 3) if peer_s else None, "goal": goal, "error_ok": True, **more,
+        }  # fmt: skip
+        row["behind"] = behind(row)
+        self.rows.append(row)
+        print(json.dumps(row), flush=True)
+
+    def texts(self, count: int) -> Path:
+        path = self.work / f"texts-{count}.csv"
+        return path if path.exists() else inputs.texts(path, count)
+
+    def photos(self, count: int) -> Path:
+        folder = self.work / f"photos-{count}"
+        return folder if folder.exists() else inputs.photos(folder, count)
+
+
+def run(command: list[str], **environment: str) -> Ran:
+    """Run a process to its end. Raises SystemExit, with its output, when it fails."""
+    started = time.perf_counter()
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment})
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        out.seek(0)
+        said = out.read().decode(errors="replace")
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{said[-3000:]}")
+    return Ran(seconds, usage.ru_maxrss, said)
+
+
+def behind(row: Row) -> bool:
+    """Whether a row misses its goal, by more than one in a hundred."""
+    goal, seconds = row["goal"], row["ours_ms"] / 1000
+    return (
+        seconds > 1.01 * goal.get("seconds", float("inf"))
+        or ("ratio" in goal and (row["ratio"] or 0.0) < goal["ratio"] - 0.01)
+        or ("rate" in goal and row.get("rate", 0.0) < 0.99 * goal["rate"])
+        or ("accuracy" in row and row["accuracy"] < row.get("peer_accuracy", 0.0))
+        or ("times_file" in goal and row.get("times_file", 0.0) > goal["times_file"])
+        or not row["error_ok"]
+    )
+
+
+def train_text(bench: Bench, count: int, epochs: int = 5) -> None:
+    """Training on a file, beside fastText and a linear machine on the same rows."""
+    data = bench.texts(count)
+    options = ("train", "text", "--data", data, "--epochs", epochs, "--overwrite", "--quiet", "--out")
+    found: dict[str, tuple[Ran, dict[str, Any]]] = {}
+    for name in ("cold", "warm"):
+        done = bench.minidl(*options, bench.work / "run", cache=f"kernels-{count}")
+        found[name] = done, json.loads((bench.work / "run" / "report.json").read_text())
+    peers = json.loads(
+        run([sys.executable, "-m", "benchmarks.text_peers", str(data), str(epochs)]).out.splitlines()[-1]
+    )
+    best = min(peers.values(), key=lambda peer: peer["seconds"])
+    linear = max(peer["accuracy"] for name, peer in peers.items() if name != "fastText")
+    goals: dict[int, dict[str, float]] = {
+        300_000: {"seconds": 5.0, "ratio": 1.0},
+        4_000_000: {"ratio": 1.0, "times_file": 8.0},
+    }
+    for name, (done, report) in found.items():
+        bench.add(
+            f"train text, {count:,} texts, {epochs} epochs, {name}", done.seconds,
+            goals.get(count, {}) if name == "cold" else {}, best["name"], best["seconds"], texts=count,
+            accuracy=report["accuracy"], peer_accuracy=linear, peers=peers, phases=report["phases"],
+            host_kilobytes=done.kilobytes, device_bytes=report["memory"]["device_bytes"],
+            times_file=round(1024 * done.kilobytes / data.stat().st_size, 2),
+        )  # fmt: skip
+
+
+def predict_text(bench: Bench, count: int = 60_000) -> None:
+    """Answers to the texts of a file; the start-up, of one text, is taken off."""
+    data = bench.texts(300_000)
+    if not (bench.work / "run" / "report.json").exists():
+        bench.minidl("train", "text", "--data", data, "--epochs", 1, "--quiet", "--out", bench.work / "run")
+    part = bench.work / "some.csv"
+    with data.open() as file:
+        part.write_text("".join(line for _, line in zip(range(count + 1), file, strict=False)))
+    alone = bench.minidl("predict", bench.work / "run", "one text")
+    alone = bench.minidl("predict", bench.work / "run", "one text")
+    many = bench.minidl("predict", bench.work / "run", "--file", part)
+    rate = count / max(many.seconds - alone.seconds, 1e-9)
+    bench.add(
+        f"predict of {count:,} texts from a file", many.seconds, {"rate": 100_000.0}, rate=round(rate),
+        error_ok=len(many.out.splitlines()) == count, start_s=round(alone.seconds, 2),
+    )  # fmt: skip
+
+
+def cold(bench: Bench) -> None:
+    """What a newcomer runs: whole commands, and training alone, with no kernel compiled and with all of them."""
+    commands = {
+        "train text --data docstrings": (("text", "--data", "docstrings"), 6.0, 3.0, "total"),
+        "train images --data digits --epochs 3": (("images", "--data", "digits", "--epochs", 3), 2.0, None, "training"),
+        "train gan --data digits --epochs 1": (("gan", "--data", "digits", "--epochs", 1), 2.0, None, "training"),
+    }
+    for number, (name, (arguments, goal, warm_goal, what)) in enumerate(commands.items()):
+        for state, wanted in (("cold", goal), ("warm", warm_goal)):
+            out = bench.work / f"cold-{number}"
+            done = bench.minidl("train", *arguments, "--overwrite", "--quiet", "--out", out, cache=f"cold-{number}")
+            phases = json.loads((out / "report.json").read_text())["phases"]
+            seconds = done.seconds if what == "total" else phases["train"] + phases["compile"] + phases["evaluate"]
+            bench.add(f"{name}, {state}, {what}", seconds, {} if wanted is None else {"seconds": wanted}, phases=phases)
+
+
+def generate(bench: Bench, count: int = 10_000) -> None:
+    """PNG files of generated pictures, beside Pillow in processes writing as many."""
+    bench.minidl("generate", "--seeds", "0-9", "--quiet", "--overwrite", "--out", bench.work / "few")
+    out = bench.work / "made"
+    done = bench.minidl("generate", "--seeds", f"0-{count - 1}", "--quiet", "--overwrite", "--out", out)
+    peer = run([sys.executable, "-m", "benchmarks.picture_peers", "write", str(count), str(bench.work / "theirs")])
+    bench.add(
+        f"generate --seeds 0-{count - 1} to PNG", done.seconds, {"seconds": 3.0}, "Pillow in processes, writing alone",
+        peer.seconds, error_ok=len(list(out.glob("*.png"))) == count,
+    )  # fmt: skip
+
+
+def train_photos(bench: Bench, count: int = 20_000) -> None:
+    """Training on a folder of JPEG files, beside Pillow in processes decoding them."""
+    folder, out = bench.photos(count), bench.work / "photos-run"
+    options = ("--size", 64, "--epochs", 5, "--overwrite", "--quiet", "--out", out)
+    done = bench.minidl("train", "images", "--data", folder, *options, cache="photos")
+    report = json.loads((out / "report.json").read_text())
+    peer = run([sys.executable, "-m", "benchmarks.picture_peers", "read", str(folder), "64"])
+    bench.add(
+        f"train images on {count:,} JPEGs at 64x64, 5 epochs, cold", done.seconds, {"seconds": 8.0},
+        "Pillow in processes, decoding alone", peer.seconds, phases=report["phases"], host_kilobytes=done.kilobytes,
+    )  # fmt: skip
+    some = [str(path) for path in sorted(folder.rglob("*.jpg"))[:2000]]
+    asked = bench.minidl("predict", out, *some, cache="photos")
+    bench.add("predict of 2,000 JPEGs", asked.seconds, {"seconds": 3.0}, error_ok=len(asked.out.splitlines()) == 2000)
+
+
+def cpu(bench: Bench, count: int = 60_000) -> None:
+    """Training with no GPU, on two processors."""
+    data = bench.texts(count)
+    command = [sys.executable, "-m", "minidl", "train", "text", "--data", str(data), "--epochs", "1", "--overwrite"]
+    done = run(["taskset", "-c", "0,1", *command, "--quiet", "--out", str(bench.work / "cpu")], CUDA_VISIBLE_DEVICES="")
+    report = json.loads((bench.work / "cpu" / "report.json").read_text())
+    bench.add(
+        f"train text, {count:,} texts, 1 epoch, two processors, no GPU", done.seconds, {"seconds": 20.0},
+        phases=report["phases"], accuracy=report["accuracy"], host_kilobytes=done.kilobytes,
+    )  # fmt: skip
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    **{f"text-{n}": lambda bench, n=n: train_text(bench, n) for n in (10_000, 100_000, 300_000, 1_000_000, 4_000_000)},
+    "predict": predict_text,
+    "cold": cold,
+    "generate": generate,
+    "photos": train_photos,
+    "cpu": cpu,
+}
+
+
+def merged(path: Path, rows: list[Row]) -> dict[str, Any]:
+    """The content of a results file with these rows in place of those of the same names."""
+    from minidl.workbench.bench.machine import machine
+
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    names = {row["name"] for row in rows}
+    return {**machine(), "processors": os.cpu_count(), "rows": [*(r for r in old if r["name"] not in names), *rows]}
+
+
+def plot(path: Path) -> None:
+    """Seconds and memory over the number of texts."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in json.loads(path.read_text())["rows"] if "texts" in row and row["name"].endswith("cold")]
+    rows.sort(key=lambda row: row["texts"])
+    counts = [row["texts"] for row in rows]
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.loglog(counts, [row["ours_ms"] / 1000 for row in rows], marker="o", label="minidl, whole command")
+    for peer in rows[0]["peers"]:
+        left.loglog(counts, [row["peers"][peer]["seconds"] for row in rows], marker=".", label=peer)
+    left.set(xlabel="texts", ylabel="seconds")
+    left.legend()
+    right.loglog(counts, [row["host_kilobytes"] / 2**20 for row in rows], marker="o", label="host memory")
+    right.set(xlabel="texts", ylabel="GiB")
+    right.legend()
+    figure.savefig(path.with_suffix(".svg"))
+
+
+def check(path: Path) -> int:
+    """Says which rows are behind their goals; the exit code."""
+    rows = json.loads(path.read_text())["rows"]
+    late = [row for row in rows if behind(row)]
+    for row in late:
+        ratio = "" if row["ratio"] is None else f", ratio {row['ratio']}"
+        print(f"behind: {row['name']}: {row['ours_ms'] / 1000:.2f} s{ratio}, goal {row['goal']}")
+    print(f"{len(rows) - len(late)} of {len(rows)} rows are at their goals")
+    return 1 if late else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--check", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(PARTS))
+    if options.parts:
+        with tempfile.TemporaryDirectory() as own:
+            bench = Bench(options.work or Path(own))
+            bench.work.mkdir(parents=True, exist_ok=True)
+            for part in options.parts:
+                PARTS[part](bench)
+                if options.out is not None:
+                    options.out.write_text(json.dumps(merged(options.out, bench.rows), indent=1) + "\n")
+    if options.plot is not None:
+        plot(options.plot)
+    if options.check is not None:
+        sys.exit(check(options.check))
+
+
+if __name__ == "__main__":
+    main()
