@@ -21,17 +21,17 @@ FLAGS = {
     "text": "--balance --batch-size --data --device --dropout --epochs --hidden --label-column --label-smoothing "
     "--lazy --lr --max-features --min-df --ngrams --no-capture --no-plots --optimizer --out --overwrite --patience "
     "--precision --profile --quiet --resume --schedule --seed --test --test-split --text-column --trace "
-    "--val-split --validation --warmup --weight-decay",
+    "--val-split --validation --warmup --weight-decay --workers",
     "table": "--balance --batch-size --data --device --dropout --epochs --hidden --ignore --label-smoothing --lr "
     "--missing --no-capture --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
     "--resume --schedule --seed --target --task --test --test-split --trace --val-split --validation --warmup "
-    "--weight-decay",
+    "--weight-decay --workers",
     "images": "--balance --batch-size --data --device --dropout --epochs --flip --label-smoothing --lr --model "
     "--no-capture --no-flip --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
     "--resume --schedule --seed --shift --size --test --test-split --trace --val-split --validation --warmup "
-    "--weight-decay",
+    "--weight-decay --workers",
     "gan": "--batch-size --data --device --epochs --latent --lr --no-capture --no-plots --out --overwrite --precision "
-    "--profile --quiet --resume --seed --size --trace --width",
+    "--profile --quiet --resume --seed --size --trace --width --workers",
 }
 
 
