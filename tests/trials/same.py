@@ -18,7 +18,7 @@ TIMES = {
         *(f"phases.{name}" for name in (*phases.NAMES, "total")),
         "memory.host_bytes",
         "memory.device_bytes",
-    ),  # fmt: skip
+    ),
     "checkpoints/last.json": _CHECKPOINT,
     "checkpoints/best.json": _CHECKPOINT,
 }
