@@ -101,7 +101,8 @@ def alive(pid):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_worker_outlives_its_command(number):
     code = (
-        "import time\nfrom minidl.data.workers import Workers\n"
+        "import signal, time\nfrom minidl.data.workers import Workers\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background ignores it
         "with Workers(2) as pool:\n    pool.start()\n    print('on', flush=True)\n    time.sleep(60)\n"
     )
     command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
