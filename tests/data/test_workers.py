@@ -1,5 +1,6 @@
 """Worker processes: the same results in the same order, their errors, and none that is left behind."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -72,6 +73,28 @@ def test_buffers_arrive_as_their_bytes(buffer):
 def test_errors_of_a_worker_are_raised_here(kind, error, message):
     with Workers(2) as pool, pytest.raises(error, match=message):
         list(pool.map(failing, [Message({"kind": kind})]))
+
+
+def test_a_signal_without_a_name(monkeypatch):
+    monkeypatch.setattr(workers, "_START", "import os; os.kill(os.getpid(), 40)  # {path}")
+    with Workers(2) as pool, pytest.raises(WorkerError, match="a worker process was ended by signal 40, as"):
+        list(pool.map(doubled, numbers(1)))
+
+
+def test_processes_that_cannot_be_started_are_told(monkeypatch):
+    made = []
+
+    def process():
+        if made:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(Process())
+        return made[0]
+
+    Process = workers._Process
+    monkeypatch.setattr(workers, "_Process", process)
+    with Workers(3) as pool, pytest.raises(WorkerError, match="3 worker processes cannot be started: Too many open"):
+        next(pool.map(doubled, numbers(1)))
+    assert made[0]._popen.poll() is not None
 
 
 def test_what_a_library_prints_is_no_answer(capfd):
