@@ -121,9 +121,14 @@ class _Process:
     """One worker."""
 
     def __init__(self) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, "-c", _START.format(path=sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        # Inherited: a terminal sends Ctrl-C to the worker, too, which would print a traceback while it starts.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", _START.format(path=sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def call(self, job: Job, item: Message) -> Message:
         assert self._popen.stdin is not None

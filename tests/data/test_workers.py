@@ -139,5 +139,23 @@ def test_no_worker_outlives_its_command(number):
     assert not any(map(alive, working))
 
 
+def refuses(pid, number):
+    """Whether a process blocks or ignores a signal."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return any(int(status[name], 16) >> (number - 1) & 1 for name in ("SigBlk", "SigIgn"))
+
+
+def test_a_terminals_ctrl_c_is_left_to_the_command_while_workers_start():
+    """A terminal sends it to the workers, too, and Python's start would answer with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with Workers(3) as pool:
+        pool.start()
+        working = [process._popen.pid for process in pool._processes]
+        assert all(refuses(pid, signal.SIGINT) for pid in working)
+        list(pool.map(doubled, numbers(9)))
+        assert all(refuses(pid, signal.SIGINT) for pid in working)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
 def test_processors_are_those_of_this_process():
     assert workers.available() == len(os.sched_getaffinity(0))
