@@ -75,7 +75,6 @@ class Workers:
     def start(self) -> None:
         """Start the processes now, so that they are ready when `map` needs them. Raises WorkerError."""
         if self.count > 1 and self._threads is None:
-            self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
             for _ in range(self.count):
                 try:
                     process = _Process()
@@ -86,6 +85,7 @@ class Workers:
                     ) from None
                 self._processes.append(process)
                 self._idle.put(process)
+            self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
 
     def map(self, job: Job, items: Iterable[Message]) -> Iterator[Message]:
         """The results of a job for each item, in order.
