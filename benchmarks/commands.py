@@ -7,9 +7,9 @@
 
 Inputs are made from a seed in --work (default: a temporary folder). The command of minidl and its peers run one after
 the other on the same machine, with a kernel cache of their own: first empty, then filled (rows "warm"). Seconds are
-those of whole processes, start included; phases are what report.json says. Peers: fastText (the wheel fasttext-wheel)
-and scikit-learn's TfidfVectorizer with SGDClassifier, for texts, on the training and test rows of minidl's own split;
-Pillow in processes, for pictures.
+those of whole processes, start included, but for texts' peers without start and imports; phases are what report.json
+says. Peers: fastText (the wheel fasttext-wheel) and scikit-learn's TfidfVectorizer with SGDClassifier, for texts, on
+the training and test rows of minidl's own split; Pillow in processes, for pictures.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ran:
-    """What a process took: seconds, and kilobytes of memory at most."""
+    """What a process took: seconds, and kilobytes of memory at most, its own without those of its workers."""
 
     seconds: float
     kilobytes: int
@@ -53,6 +54,10 @@ class Bench:
             [sys.executable, "-m", "minidl", *map(str, arguments)], TRITON_CACHE_DIR=str(self.work / cache),
             **environment,
         )  # fmt: skip
+
+    def empty(self, cache: str) -> None:
+        """No kernel is in this cache, though an earlier measurement may have filled it."""
+        shutil.rmtree(self.work / cache, ignore_errors=True)
 
     def add(
         self, name: str, seconds: float, goal: dict[str, float], peer: str = "", peer_s: float = 0.0, **more: Any
@@ -108,6 +113,7 @@ def train_text(bench: Bench, count: int, epochs: int = 5) -> None:
     data = bench.texts(count)
     options = ("train", "text", "--data", data, "--epochs", epochs, "--overwrite", "--quiet", "--out")
     found: dict[str, tuple[Ran, dict[str, Any]]] = {}
+    bench.empty(f"kernels-{count}")
     for name in ("cold", "warm"):
         done = bench.minidl(*options, bench.work / "run", cache=f"kernels-{count}")
         found[name] = done, json.loads((bench.work / "run" / "report.json").read_text())
@@ -156,9 +162,11 @@ def cold(bench: Bench) -> None:
         "train gan --data digits --epochs 1": (("gan", "--data", "digits", "--epochs", 1), 2.0, None, "training"),
     }
     for number, (name, (arguments, goal, warm_goal, what)) in enumerate(commands.items()):
+        cache = f"kernels-cold-{number}"  # not in the run, which --overwrite moves aside
+        bench.empty(cache)
         for state, wanted in (("cold", goal), ("warm", warm_goal)):
             out = bench.work / f"cold-{number}"
-            done = bench.minidl("train", *arguments, "--overwrite", "--quiet", "--out", out, cache=f"cold-{number}")
+            done = bench.minidl("train", *arguments, "--overwrite", "--quiet", "--out", out, cache=cache)
             phases = json.loads((out / "report.json").read_text())["phases"]
             seconds = done.seconds if what == "total" else phases["train"] + phases["compile"] + phases["evaluate"]
             bench.add(f"{name}, {state}, {what}", seconds, {} if wanted is None else {"seconds": wanted}, phases=phases)
@@ -180,6 +188,7 @@ def train_photos(bench: Bench, count: int = 20_000) -> None:
     """Training on a folder of JPEG files, beside Pillow in processes decoding them."""
     folder, out = bench.photos(count), bench.work / "photos-run"
     options = ("--size", 64, "--epochs", 5, "--overwrite", "--quiet", "--out", out)
+    bench.empty("photos")
     done = bench.minidl("train", "images", "--data", folder, *options, cache="photos")
     report = json.loads((out / "report.json").read_text())
     peer = run([sys.executable, "-m", "benchmarks.picture_peers", "read", str(folder), "64"])
