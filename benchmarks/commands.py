@@ -23,17 +23,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import inputs
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(NamedTuple):
     """What a process took: seconds, and kilobytes of memory at most."""
 
     seconds: float
