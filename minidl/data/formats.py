@@ -41,12 +41,22 @@ def endings() -> str:
     return f"{', '.join(SUFFIXES)} ({', '.join(LINES)} also with {' or '.join(PACKED)})"
 
 
+def no_data_file(path: Path) -> DataError:
+    """The error for a path whose ending is none of a data file."""
+    try:
+        folder = path.is_dir()
+    except (OSError, ValueError):
+        folder = False
+    what = "a folder" if folder else "not a data file that minidl reads"
+    return DataError(f"{path} is {what}: give a file ending in {endings()}")
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a file, unpacked. Raises DataError."""
     try:
         raw = path.read_bytes()
     except IsADirectoryError:
-        raise DataError(f"{path} is a folder: give a file ending in {endings()}") from None
+        raise no_data_file(path) from None
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except OSError as error:

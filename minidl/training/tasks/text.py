@@ -159,6 +159,7 @@ class TextClassifier(Predictor):
 
     def chunks(self, config: Predict) -> Iterable[list[str]]:
         if config.inputs:
+            inputs.tell_files(config.inputs, "a text")
             return [list(config.inputs)]
         if config.file is not None:
             texts = data.read_texts(config.file, config.text_column, self.config.text_column)
