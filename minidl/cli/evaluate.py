@@ -35,12 +35,12 @@ def _evaluate(given: dict[str, Any]) -> None:
         return
     for name in generator:
         raise ConfigError(f"--{name} is for generators; {config.run} is not one")
-    task = TASKS[saved_run.finished_run(config.run).kind]
     device.choose(config.device)
     from minidl.training import predict as work
+    from minidl.training import reports
 
     with around:
-        typer.echo(task.as_text(work.evaluate(config)), nl=False)
+        typer.echo(reports.as_text(work.evaluate(config)), nl=False)
 
 
 def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: AbstractContextManager[None]) -> None:

@@ -20,6 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import IO, Any, NamedTuple, Self
 
 from minidl.data.records import DataError
@@ -108,6 +109,11 @@ class Workers:
         finally:
             for future in waiting:
                 future.cancel()
+
+    def later(self, job: Job, item: Message) -> Callable[[], Message]:
+        """Begin a job; a function that waits for its result, and raises as `map`."""
+        self.start()
+        return partial(job, item) if self._threads is None else self._threads.submit(self._call, job, item).result
 
     def _call(self, job: Job, item: Message) -> Message:
         process = self._idle.get()

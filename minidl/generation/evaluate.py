@@ -53,11 +53,11 @@ def evaluate(config: EvaluateGan) -> dict[str, Any]:
     started = time.perf_counter()
     loaded = load(config.model)
     saved_run.tell(loaded.notes)
-    name = _data(config)
+    name = _data(config, loaded.run)
     judge = (
         evaluator.load(evaluator.built_in(name)) if config.evaluator is None else evaluator.from_run(config.evaluator)
     )
-    dataset = _dataset(config, name)
+    dataset = data.load_images(name) if config.data or loaded.run is None else saved_run.own_data(loaded.run)
     _check(loaded, judge, dataset)
     count = config.samples or (SAMPLES_CPU if launch.INTERPRETED else SAMPLES)
     reference = reference_of(dataset, judge, count)
@@ -206,24 +206,14 @@ def as_text(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _data(config: EvaluateGan) -> str:
+def _data(config: EvaluateGan, run: saved_run.SavedRun | None) -> str:
     if config.data is not None:
         return config.data
     if config.model in BUILT_IN:
         return config.model
-    folder = Path(config.model)
-    if folder.is_dir():
-        return str(saved_run.read_run(folder).config.get("data"))
+    if run is not None:
+        return str(run.config.get("data"))
     raise ConfigError(f"{config.model} does not say what it was trained on: give --data")
-
-
-def _dataset(config: EvaluateGan, name: str) -> ImageDataset:
-    """The data by its name, or what the run was trained on. Raises ConfigError when that is no longer the same."""
-    folder = Path(config.model)
-    if config.data is not None or config.model in BUILT_IN or not folder.is_dir():
-        return data.load_images(name)
-    dataset: ImageDataset = saved_run.own_data(saved_run.read_run(folder))
-    return dataset
 
 
 def _check(loaded: Loaded, judge: evaluator.Evaluator, dataset: ImageDataset) -> None:

@@ -16,6 +16,7 @@ from minidl.models import dcgan
 from minidl.runtime import launch
 from minidl.training import files, saved_run
 from minidl.training.errors import ConfigError, DamagedError
+from minidl.training.saved_run import SavedRun
 from minidl.training.tasks import TASKS
 
 
@@ -34,6 +35,7 @@ class Loaded:
     size: tuple[int, int]
     dtype_name: str
     notes: tuple[str, ...]
+    run: SavedRun | None = None
 
 
 def load(model: str, precision: str = "float32") -> Loaded:
@@ -43,6 +45,7 @@ def load(model: str, precision: str = "float32") -> Loaded:
     """
     path = source = Path(model)
     notes: tuple[str, ...] = ()
+    run: SavedRun | None = None
     if model in BUILT_IN:
         path = source = built_in.FOLDER / f"{model}.safetensors"
         if not path.exists():
@@ -67,6 +70,8 @@ def load(model: str, precision: str = "float32") -> Loaded:
         digest = sha256(path)
         built_in.check(path, digest)
         read = dcgan.load_generator(source)
+        if run is not None and saved_run.finished_run(source).identity != run.identity:
+            raise DamagedError(f"{source} was replaced by another run while it was read; run the command again")
     except FileNotFoundError as error:
         raise ConfigError(f"--model {model}: {error.filename or path} is gone; restore it or train again") from None
     except OSError as error:
@@ -83,7 +88,7 @@ def load(model: str, precision: str = "float32") -> Loaded:
     generator = prepared(read, torch.float16 if precision == "float16" else torch.float32)
     dtype = "float16" if precision == "float16" else "float32"
     name = model if model in BUILT_IN else Path(model).name
-    return Loaded(generator, name, digest, read.latent, read.channels, read.size, dtype, notes)
+    return Loaded(generator, name, digest, read.latent, read.channels, read.size, dtype, notes, run)
 
 
 def prepared(generator: dcgan.Generator, dtype: torch.dtype = torch.float32) -> dcgan.Generator:

@@ -15,14 +15,17 @@ from minidl.training import files, memory
 from minidl.training.config import Evaluate, Predict
 from minidl.training.errors import DamagedError
 from minidl.training.forward import saved_outputs
-from minidl.training.saved_run import finished_run, own_data, read_run, saved_settings, tell
+from minidl.training.saved_run import SavedRun, finished_run, own_data, saved_settings, tell
 from minidl.training.task import Predictor
 from minidl.training.tasks import TASKS
 
 
 def load(folder: Path) -> Predictor:
     """The model of a finished run. Raises ConfigError if there is none, DamagedError for a missing or invalid file."""
-    run = finished_run(folder)
+    return _load(finished_run(folder))
+
+
+def _load(run: SavedRun) -> Predictor:
     tell(run.notes)
     try:
         with memory.used_for("the model", "a smaller model"):
@@ -72,10 +75,10 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
 
     Raises DataError for data that does not fit the run, such as an unknown label.
     """
-    predictor = load(config.run)
+    # Read once: in the meantime, another command may put another run into the folder.
+    run = finished_run(config.run)
+    predictor, task = _load(run), TASKS[run.kind]
     predictor.check_columns(config)
-    run = read_run(config.run)
-    task = TASKS[run.kind]
     with memory.used_for("the data", "less data"):
         if config.data is not None and config.data not in task.data_sets:
             features, truth, source = predictor.labelled(config)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import numpy as np
 from minidl import nn, optim, phases, random
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
+from minidl.data.workers import Workers, available
+from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.training import memory, metrics, plots, reports, weights
 from minidl.training.display import Display
@@ -53,6 +56,7 @@ class Supervised(Experiment):
     draw: Callable[[nn.Module, Any, np.ndarray, Found, str], None] | None = None
     batch_size: int = field(init=False)
     _tested: tuple[Any, np.ndarray, Found] | None = field(default=None, init=False)
+    _scores: Callable[[Split], dict[str, Any]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.batch_size = self.config.batch_size
@@ -103,6 +107,16 @@ class Supervised(Experiment):
             self.learner(), config.out, config.epochs, config.patience, display, state, hint, captured
         )  # fmt: skip
 
+    @contextmanager
+    def alongside(self) -> Iterator[None]:
+        """The linear machines learn while the GPU trains. In the interpreter the network has the processors."""
+        if launch.INTERPRETED or (count := self.config.workers or available()) == 1:
+            yield
+            return
+        with Workers(min(2, count)) as workers:
+            self._scores = self.targets.baselines(self.train, self.validation, workers)
+            yield
+
     def advice(self, steps: int) -> str | None:
         whole = self.config.epochs * steps
         if whole >= FEW_STEPS:
@@ -115,8 +129,10 @@ class Supervised(Experiment):
         trainer.display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
         trainer.display.note("training is done; testing, and fitting the baselines")
         features, truth, found = self.tested(model)
+        tested = self.targets.report(truth, found)
         with memory.used_for("the baselines", "less data"), phases.timed("baseline"):
-            tested = self.targets.report(self.train, self.validation, (features, truth), found)
+            scores = self._scores or self.targets.baselines(self.train, self.validation, None)
+            tested["baseline"] = scores((features, truth))
         source = dict(self.source)
         leakage = {"leakage": source.pop("leakage")} if "leakage" in source else {}
         return {

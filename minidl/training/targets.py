@@ -16,6 +16,7 @@ from pydantic import Field
 from minidl import nn, ops
 from minidl.autograd import no_grad
 from minidl.data.saved import Checked, Names, made
+from minidl.data.workers import Workers
 from minidl.tensors import Tensor, default_device
 from minidl.training import baselines, files, metrics, plots, reports
 from minidl.training.config import Training
@@ -93,12 +94,13 @@ class Classification(Checked):
                 its.append(probabilities(part)[np.arange(len(part)), values[-1]])
         return Found(np.concatenate(values), np.concatenate(its) if sure else None)
 
-    def report(self, train: Split, validation: Split, test: Split, found: Found) -> dict[str, Any]:
-        """Scores of what was found for the test split, with those of the baselines."""
-        return {
-            **reports.classification(test[1], found.values, self.labels),
-            "baseline": baselines.classification(train, validation, test, len(self.labels)),
-        }
+    def baselines(self, train: Split, validation: Split, workers: Workers | None) -> Callable[[Split], dict[str, Any]]:
+        """The scores of simple methods on a test split; they begin to learn where `workers` has processes."""
+        return baselines.Linear(train, validation, len(self.labels), workers).scores
+
+    def report(self, truth: np.ndarray, found: Found) -> dict[str, Any]:
+        """Scores of what was found for the test split."""
+        return reports.classification(truth, found.values, self.labels)
 
     def evaluation(self, truth: np.ndarray, found: Found) -> dict[str, Any]:
         """Scores of what was found for other data, with those of always answering its most frequent label."""
@@ -160,13 +162,13 @@ class Regression:
         """The outputs of a split."""
         return Found(np.concatenate(list(parts)).reshape(-1), None)
 
-    def report(self, train: Split, validation: Split, test: Split, found: Found) -> dict[str, Any]:
-        """Scores of the outputs for the test split in the target's units, with those of the baselines."""
-        return {
-            "target": self.target,
-            **metrics.regression(self.in_units(test[1]), self.in_units(found.values)),
-            "baseline": baselines.regression(*train, *test, self.mean, self.scale),
-        }
+    def baselines(self, train: Split, validation: Split, workers: Workers | None) -> Callable[[Split], dict[str, Any]]:
+        """The scores of simple methods on a test split."""
+        return lambda test: baselines.regression(*train, *test, self.mean, self.scale)
+
+    def report(self, truth: np.ndarray, found: Found) -> dict[str, Any]:
+        """Scores of the outputs for the test split in the target's units."""
+        return {"target": self.target, **metrics.regression(self.in_units(truth), self.in_units(found.values))}
 
     def evaluation(self, truth: np.ndarray, found: Found) -> dict[str, Any]:
         """Scores of the outputs for other data, with those of always answering the mean of the training split.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -111,6 +112,10 @@ class Experiment(ABC):
 
         `state` is stored with every checkpoint; `hint` is the command that continues the run.
         """
+
+    def alongside(self) -> AbstractContextManager[None]:
+        """A block, of the training and its report, in which other processes may do what the report needs."""
+        return nullcontext()
 
     def advice(self, steps: int) -> str | None:
         """Advice before a training with this many steps per epoch, None if there is none."""

@@ -139,10 +139,10 @@ def _fit(
     share = 0.5 if trainer.captured else 1.0
     smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
     run = memory.used_for(f"a step of {experiment.batch_size:,} examples")(trainer.run)
-    with phases.timed("train"):
-        memory.guarded(run, experiment.batch_size, trainer.attempt, share, smaller)
-
-    report = {**experiment.report(trainer, described["device"]), **again}
+    with experiment.alongside():
+        with phases.timed("train"):
+            memory.guarded(run, experiment.batch_size, trainer.attempt, share, smaller)
+        report = {**experiment.report(trainer, described["device"]), **again}
     with phases.timed("write"):
         files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
     plotted = None

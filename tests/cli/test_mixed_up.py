@@ -149,3 +149,21 @@ def test_a_table_whose_names_changed_is_other_data(command, tmp_path, change):
     for made in ("report.json", "report.txt", "manifest.json"):
         (out / made).unlink()
     refused(command("train", "table", "--out", out, "--resume"), "is not what the run was started on")
+
+
+def test_evaluate_reads_a_run_once(run, table_run, monkeypatch):
+    """Between two readings another command may put a run of another kind there."""
+    from minidl.training import predict, saved_run
+    from minidl.training.config import Evaluate
+
+    read, real = [], saved_run.read_config
+
+    def replaced(folder):
+        read.append(folder)
+        found = real(folder)
+        shutil.copy(table_run[0] / "config.json", run / "config.json")
+        return found
+
+    monkeypatch.setattr(saved_run, "read_config", replaced)
+    assert predict.evaluate(Evaluate(run=run))["task"] == "classification"
+    assert read == [run]

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from minidl.data import Pictures, load_images
+from minidl.data.workers import Workers
 from minidl.training import baselines
 
 
@@ -49,3 +51,37 @@ def test_an_interrupt_while_a_network_learns_is_one(monkeypatch):
     x, y = draw.normal(size=(30, 3)).astype(np.float32), draw.normal(size=30).astype(np.float32)
     with pytest.raises(KeyboardInterrupt):
         baselines.regression(x, y, x, y, 0.0, 1.0)
+
+
+def overlapping(count, kind, seed=0):
+    draw = np.random.default_rng(seed)
+    y = draw.integers(0, 3, count)
+    x = draw.normal(size=(count, 12)).astype(np.float32) + 2.0 * np.eye(12, dtype=np.float32)[y]
+    if kind == "pictures":
+        return pictures((x.reshape(count, 3, 4, 1) * 30 + 120).clip(0, 255).astype(np.uint8)), y
+    return (sparse.csr_matrix(x * (x > 0)) if kind == "sparse" else x), y
+
+
+@pytest.mark.parametrize("kind", ["sparse", "dense", "pictures", "many"])
+def test_machines_learn_the_same_in_processes(kind, monkeypatch):
+    if kind == "many":
+        monkeypatch.setattr(baselines, "_MOST_EXACT", 100)
+    parts = [overlapping(n, kind if kind != "many" else "sparse", n) for n in (150, 40, 60)]
+    expected = baselines.classification(*parts, 3)
+    with Workers(2) as workers:
+        found = baselines.Linear(*parts[:2], 3, workers).scores(parts[2])
+    assert found == expected
+    assert 0.4 < found["linear"]["accuracy"] < 1.0
+    wanted = {"pictures": "logistic", "many": "SGDClassifier(alpha=0.0001), same features"}.get(kind, "LinearSVC(C=1)")
+    assert found["linear"]["method"].startswith(wanted)
+    assert found["linear_all"]["method"].endswith(", training and validation split")
+
+
+def test_machines_whose_process_is_killed_learn_here(monkeypatch):
+    parts = [overlapping(n, "dense", n) for n in (150, 40, 60)]
+    expected = baselines.classification(*parts, 3)
+    with Workers(2) as workers:
+        workers.start()
+        for process in workers._processes:
+            process._popen.kill()
+        assert baselines.Linear(*parts[:2], 3, workers).scores(parts[2]) == expected
