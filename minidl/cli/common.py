@@ -112,12 +112,15 @@ def errors() -> Iterator[None]:
     from minidl.data.records import DataError
     from minidl.data.workers import WorkerError
 
+    came: list[int] = []
     try:
-        with terminated():
+        with terminated(came):
             yield
     except Interrupted as stop:
         _fail(str(stop), 130)
     except (ConfigError, DataError, DamagedError) as error:
+        if came and isinstance(error, DamagedError):  # torch took the signal for an error of what it read
+            _fail("interrupted", 130)
         _fail(f"error: {error}", 2)
     except (RunError, WorkerError) as error:
         _fail(f"error: {error}", 1)
@@ -129,6 +132,8 @@ def errors() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"error: {where}{error.strerror or error}", 1)
     except Exception as error:
+        if came:
+            _fail("interrupted", 130)
         short = memory.read(error)
         if short is None:
             raise
@@ -147,8 +152,8 @@ def output_lost(error: OSError) -> int:
 
 
 @contextmanager
-def terminated() -> Iterator[None]:
-    """While entered, Ctrl-C and SIGTERM raise KeyboardInterrupt; in the main thread only.
+def terminated(came: list[int] | None = None) -> Iterator[None]:
+    """While entered, Ctrl-C and SIGTERM raise KeyboardInterrupt; in the main thread only. `came` gets their numbers.
 
     Python drops exceptions raised within a finaliser or a weak reference's callback, and some libraries take them for
     others: then it is raised again, or later. A second signal is not put off.
@@ -161,6 +166,8 @@ def terminated() -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal waits
+        if came is not None:
+            came.append(number)
         if not waits and _is_uninterrupted(frame):
             raise_later()
             return

@@ -12,9 +12,11 @@ import weakref
 from pathlib import Path
 
 import pytest
+import typer
 
 from minidl import cli
 from minidl.cli import common
+from minidl.training.errors import DamagedError
 from tests.cli.conftest import start, wait_for
 
 
@@ -150,4 +152,20 @@ def test_a_signal_while_the_command_line_is_read_is_told(monkeypatch, capsys):
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
     assert end.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("error", [DamagedError("model.safetensors is damaged"), TypeError("could not determine")])
+def test_a_signal_that_a_library_takes_for_an_error_is_told_as_one(error, capsys):
+    def work():
+        with common.errors():
+            try:
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(1)
+            except KeyboardInterrupt:
+                raise error from None
+
+    with pytest.raises(typer.Exit) as stop:
+        work()
+    assert stop.value.exit_code == 130
     assert capsys.readouterr().err == "interrupted\n"
