@@ -110,6 +110,7 @@ def prepare_streams() -> None:
 def errors() -> Iterator[None]:
     """Turns errors into one sentence on standard error and an exit code; SIGTERM acts as Ctrl-C."""
     from minidl.data.records import DataError
+    from minidl.data.workers import WorkerError
 
     try:
         with terminated():
@@ -118,7 +119,7 @@ def errors() -> Iterator[None]:
         _fail(str(stop), 130)
     except (ConfigError, DataError, DamagedError) as error:
         _fail(f"error: {error}", 2)
-    except RunError as error:
+    except (RunError, WorkerError) as error:
         _fail(f"error: {error}", 1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)

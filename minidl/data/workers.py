@@ -1,8 +1,8 @@
 """Work in processes of their own, with the same results as in this one and in the same order.
 
 A worker is a Python process that this one starts and talks to over pipes: JSON and bytes, nothing is pickled. It ends
-when its pipe is closed, so none outlives the command that started it, however that ended.
-Ctrl-C is left to the command.
+when its pipe is closed, so none outlives the command that started it, however that ended. It is in a process group of
+its own: Ctrl-C in a terminal is left to the command, from the worker's first moment on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Job = Callable[[Message], Message]
 
 
 class WorkerError(RuntimeError):
-    """A worker process ended before its work was done."""
+    """A worker process could not be started, or ended before its work was done."""
 
 
 def available() -> int:
@@ -85,7 +85,7 @@ class Workers:
         """The results of a job for each item, in order.
 
         Raises what the job raised: DataError and MemoryError as such, others as RuntimeError with their traceback;
-        WorkerError when a process was ended.
+        WorkerError when a process was ended or cannot be started.
         """
         self.start()
         if self._threads is None:
@@ -115,9 +115,16 @@ class _Process:
     """One worker."""
 
     def __init__(self) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, "-c", _START.format(path=sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", _START.format(path=sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                process_group=0,
+            )  # fmt: skip
+        except OSError as error:
+            raise WorkerError(
+                f"a worker process cannot be started: {error.strerror or error}; run the command again, with fewer "
+                "--workers"
+            ) from None
 
     def call(self, job: Job, item: Message) -> Message:
         assert self._popen.stdin is not None
@@ -152,7 +159,6 @@ class _Process:
 
 def main() -> None:
     """A worker: answers until its input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = os.fdopen(os.dup(0), "rb")
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer

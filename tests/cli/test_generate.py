@@ -206,7 +206,7 @@ def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
         (("--model", "fashion"), "--model fashion is neither mnist nor a run"),
         (("--model", "none.safetensors"), "none.safetensors is gone"),
         (("--truncation", "0"), "--truncation is 0"),
-        (("--format", "gif"), "expected one of png, bmp, npy"),
+        (("--format", "gif"), "expected one of png, jpg, webp, bmp, npy, zip"),
         (("--count", "5", "--grid", "2x2"), "has 4 places, and 5 pictures"),
     ],
 )
@@ -382,16 +382,17 @@ def contents(folder):
 def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictures_before, monkeypatch):
     """Each write in turn finds a full disk: the old pictures are there as they were, or the new ones."""
     out, again = pictures_before
-    before, whole = contents(out), storage.whole
+    before, real = contents(out), {name: getattr(storage, name) for name in ("whole", "write_new")}
     for last in itertools.count():
         left = iter(range(last))
+        for name, write in real.items():
 
-        def full(path, left=left):
-            if next(left, None) is None:
-                raise OSError(errno.ENOSPC, "No space left on device", str(path))
-            return whole(path)
+            def full(path, *content, left=left, write=write):
+                if next(left, None) is None:
+                    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+                return write(path, *content)
 
-        monkeypatch.setattr(storage, "whole", full)
+            monkeypatch.setattr(storage, name, full)
         result = command(*again)
         if result.code == 0:
             break

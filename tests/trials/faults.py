@@ -246,7 +246,8 @@ class Trials:
         known = [_contents(self.folder / name) for name in ("old", "pictures")]
         found = []
         for name, content in _contents(place).items():
-            if content not in [contents.get(name) for contents in known]:
+            # Where new pictures are made, nobody reads them before all are there.
+            if not name.startswith(".new-pictures/") and content not in [contents.get(name) for contents in known]:
                 found.append(f"{name} is not whole")
         ended = child.command([*self.generate, "--seeds", "2-5", "--out", place, "--overwrite"], folder / "again")
         if ended.code != 0:
