@@ -7,6 +7,7 @@ that it does not name is touched.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,8 +70,7 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any]) -> Iterato
         try:
             files.make_folder(staged, parents=True)
             yield staged
-            files.write_json(staged / MANIFEST, manifest)
-            _change_places(folder, staged, old)
+            _change_places(folder, staged, old, manifest)
         finally:
             _discard(staged)
             if made:
@@ -91,19 +91,21 @@ def _is_ours(name: str) -> bool:
     return unfinished or name == MANIFEST or _NAME.fullmatch(name) is not None
 
 
-def _change_places(folder: Path, staged: Path, old: set[str]) -> None:
-    """Put the pictures in `staged`, and its images.json, in the place of the `old` ones in `folder`."""
-    manifest = files.read_json(staged / MANIFEST)
+def _change_places(folder: Path, staged: Path, old: set[str], manifest: dict[str, Any]) -> None:
+    """Put the pictures in `staged`, which `manifest` names, in the place of the `old` ones in `folder`."""
     new = _listed(manifest)
-    gone = sorted(old.difference(new))
+    gone = [{"file": name} for name in sorted(old.difference(new))]
+    if gone:
+        files.write_json(staged / MANIFEST, manifest)
     # All are listed while they change places, so that a stopped command leaves nothing that the next cannot clear.
-    files.write_json(folder / MANIFEST, {**manifest, "files": [*manifest["files"], *({"file": name} for name in gone)]})
+    files.write_json(folder / MANIFEST, {**manifest, "files": [*manifest["files"], *gone]})
     for name in new:
-        (staged / name).replace(folder / name)
-    for name in gone:
-        (folder / name).unlink(missing_ok=True)
+        os.replace(staged / name, folder / name)
+    for entry in gone:
+        (folder / entry["file"]).unlink(missing_ok=True)
     files.sweep(folder)
-    (staged / MANIFEST).replace(folder / MANIFEST)
+    if gone:
+        os.replace(staged / MANIFEST, folder / MANIFEST)
     files.flush_folder(folder)
 
 

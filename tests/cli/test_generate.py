@@ -404,9 +404,9 @@ def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictu
 
 def test_a_replacement_that_is_killed_at_any_change_is_made_good_by_the_next(command, pictures_before, monkeypatch):
     out, again = pictures_before
-    for name in ("replace", "unlink"):
-        for last in range(4):
-            left, real = iter(range(last)), getattr(Path, name)
+    for owner, name in ((os, "replace"), (Path, "unlink")):
+        for last in range(6):
+            left, real = iter(range(last)), getattr(owner, name)
 
             def killed(path, *rest, left=left, real=real, **named):
                 if next(left, None) is None:
@@ -414,7 +414,7 @@ def test_a_replacement_that_is_killed_at_any_change_is_made_good_by_the_next(com
                 return real(path, *rest, **named)
 
             with monkeypatch.context() as context:
-                context.setattr(Path, name, killed)
+                context.setattr(owner, name, killed)
                 command(*again)
             listed = {entry["file"] for entry in json.loads((out / "images.json").read_text())["files"]}
             assert {*contents(out)} - {"images.json", "mine.txt"} <= listed

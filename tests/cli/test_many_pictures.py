@@ -241,7 +241,14 @@ def test_a_signal(command, place, monkeypatch, number, moment):
 
         monkeypatch.setattr(storage, "write_new", write)
     else:
-        monkeypatch.setattr(Path, "replace", lambda *_: signal.raise_signal(number))
+        real = os.replace
+
+        def replace(source, target):
+            real(source, target)
+            if Path(target).name == "seed-000001.png":
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(os, "replace", replace)
     result = command(*flags)
     assert (result.code, result.err) == (130, "interrupted\n")
     if moment != "changed":

@@ -323,9 +323,9 @@ def images(folder: Path) -> Target:
         staged = own / album._STAGED
         staged.mkdir(exist_ok=True)
         (staged / "seed-000009.png").write_text("new")
-        (staged / "images.json").write_text('{"files": [{"file": "seed-000009.png", "seed": 9}], "grid": null}')
+        new = {"files": [{"file": "seed-000009.png", "seed": 9}], "grid": None}
         try:
-            return album._change_places(own, staged, set(album._written(own)))
+            return album._change_places(own, staged, set(album._written(own)), new)
         finally:
             left = {path.name for path in own.iterdir()}
             if not left >= {"mine.txt", "seed-1.txt", "epoch-1.png"}:
