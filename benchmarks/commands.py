@@ -7,9 +7,10 @@
 
 Inputs are made from a seed in --work (default: a temporary folder). The command of minidl and its peers run one after
 the other on the same machine, with a kernel cache of their own: first empty, then filled (rows "warm"). Seconds are
-those of whole processes, start included; phases are what report.json says. Peers: fastText (the wheel fasttext-wheel)
-and scikit-learn's TfidfVectorizer with SGDClassifier, for texts, on the training and test rows of minidl's own split;
-Pillow in processes, for pictures.
+those of whole processes, start included, but for texts' peers without start and imports; phases are what report.json
+says. Peers: fastText (the wheel fasttext-wheel) and scikit-learn's TfidfVectorizer with SGDClassifier, for texts, on
+the training and test rows of minidl's own split; Pillow in processes, for pictures. The part cpu
+needs no GPU and no peer.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import inputs
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a process took: seconds, and kilobytes of memory at most."""
+class Ran(NamedTuple):
+    """What a process took: seconds, and kilobytes of memory at most, its own without those of its workers."""
 
     seconds: float
     kilobytes: int
@@ -53,6 +54,10 @@ class Bench:
             [sys.executable, "-m", "minidl", *map(str, arguments)], TRITON_CACHE_DIR=str(self.work / cache),
             **environment,
         )  # fmt: skip
+
+    def empty(self, cache: str) -> None:
+        """No kernel is in this cache, though an earlier measurement may have filled it."""
+        shutil.rmtree(self.work / cache, ignore_errors=True)
 
     def add(
         self, name: str, seconds: float, goal: dict[str, float], peer: str = "", peer_s: float = 0.0, **more: Any
@@ -108,6 +113,7 @@ def train_text(bench: Bench, count: int, epochs: int = 5) -> None:
     data = bench.texts(count)
     options = ("train", "text", "--data", data, "--epochs", epochs, "--overwrite", "--quiet", "--out")
     found: dict[str, tuple[Ran, dict[str, Any]]] = {}
+    bench.empty(f"kernels-{count}")
     for name in ("cold", "warm"):
         done = bench.minidl(*options, bench.work / "run", cache=f"kernels-{count}")
         found[name] = done, json.loads((bench.work / "run" / "report.json").read_text())
@@ -156,9 +162,11 @@ def cold(bench: Bench) -> None:
         "train gan --data digits --epochs 1": (("gan", "--data", "digits", "--epochs", 1), 2.0, None, "training"),
     }
     for number, (name, (arguments, goal, warm_goal, what)) in enumerate(commands.items()):
+        cache = f"kernels-cold-{number}"  # not in the run, which --overwrite moves aside
+        bench.empty(cache)
         for state, wanted in (("cold", goal), ("warm", warm_goal)):
             out = bench.work / f"cold-{number}"
-            done = bench.minidl("train", *arguments, "--overwrite", "--quiet", "--out", out, cache=f"cold-{number}")
+            done = bench.minidl("train", *arguments, "--overwrite", "--quiet", "--out", out, cache=cache)
             phases = json.loads((out / "report.json").read_text())["phases"]
             seconds = done.seconds if what == "total" else phases["train"] + phases["compile"] + phases["evaluate"]
             bench.add(f"{name}, {state}, {what}", seconds, {} if wanted is None else {"seconds": wanted}, phases=phases)
@@ -180,6 +188,7 @@ def train_photos(bench: Bench, count: int = 20_000) -> None:
     """Training on a folder of JPEG files, beside Pillow in processes decoding them."""
     folder, out = bench.photos(count), bench.work / "photos-run"
     options = ("--size", 64, "--epochs", 5, "--overwrite", "--quiet", "--out", out)
+    bench.empty("photos")
     done = bench.minidl("train", "images", "--data", folder, *options, cache="photos")
     report = json.loads((out / "report.json").read_text())
     peer = run([sys.executable, "-m", "benchmarks.picture_peers", "read", str(folder), "64"])
@@ -214,20 +223,39 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 }
 
 
+def measured_on() -> dict[str, str]:
+    """The GPU and its versions; without one, those of the host."""
+    import torch
+
+    if torch.cuda.is_available():
+        from minidl.workbench.bench.machine import machine
+
+        return machine()
+    return {"device": "cpu", "torch": torch.__version__, "python": platform.python_version()}
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a results file. Raises SystemExit when it is none."""
+    try:
+        return list(json.loads(path.read_text())["rows"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{path} has no results of this benchmark ({type(error).__name__}: {error}); make it with --out")
+
+
 def merged(path: Path, rows: list[Row]) -> dict[str, Any]:
     """The content of a results file with these rows in place of those of the same names."""
-    from minidl.workbench.bench.machine import machine
-
-    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    old = rows_of(path) if path.exists() else []
     names = {row["name"] for row in rows}
-    return {**machine(), "processors": os.cpu_count(), "rows": [*(r for r in old if r["name"] not in names), *rows]}
+    return {**measured_on(), "processors": os.cpu_count(), "rows": [*(r for r in old if r["name"] not in names), *rows]}
 
 
 def plot(path: Path) -> None:
     """Seconds and memory over the number of texts."""
     from matplotlib.figure import Figure
 
-    rows = [row for row in json.loads(path.read_text())["rows"] if "texts" in row and row["name"].endswith("cold")]
+    rows = [row for row in rows_of(path) if "texts" in row and row["name"].endswith("cold")]
+    if not rows:
+        sys.exit(f"{path} has no rows of the parts text-...: measure them first")
     rows.sort(key=lambda row: row["texts"])
     counts = [row["texts"] for row in rows]
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -245,7 +273,7 @@ def plot(path: Path) -> None:
 
 def check(path: Path) -> int:
     """Says which rows are behind their goals; the exit code."""
-    rows = json.loads(path.read_text())["rows"]
+    rows = rows_of(path)
     late = [row for row in rows if behind(row)]
     for row in late:
         ratio = "" if row["ratio"] is None else f", ratio {row['ratio']}"
@@ -254,7 +282,7 @@ def check(path: Path) -> int:
     return 1 if late else 0
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART")
     parser.add_argument("--list", action="store_true")
@@ -262,7 +290,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     parser.add_argument("--check", type=Path)
     parser.add_argument("--plot", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if not (options.parts or options.list or options.plot or options.check):
+        parser.error("name parts, or give --list, --check FILE or --plot FILE")
     if options.list:
         print("\n".join(PARTS))
     if options.parts:

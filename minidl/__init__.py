@@ -14,6 +14,7 @@ __all__ = [
     "as_tensor",
     "capture",
     "check_grads",
+    "compile_ahead",
     "data",
     "draw",
     "enable_grad",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from minidl.ops.random import rand as rand
     from minidl.ops.random import randn as randn
     from minidl.random import manual_seed as manual_seed
+    from minidl.rehearsal import compile_ahead as compile_ahead
     from minidl.runtime.launch import set_float32_precision as set_float32_precision
     from minidl.tensors import Tensor as Tensor
     from minidl.tensors import as_tensor as as_tensor
@@ -69,6 +71,7 @@ _HOMES = {
     "as_tensor": "minidl.tensors",
     "capture": "minidl.captured",
     "check_grads": "minidl.testing",
+    "compile_ahead": "minidl.rehearsal",
     "draw": "minidl.workbench.drawing",
     "enable_grad": "minidl.autograd",
     "from_torch": "minidl.tensors",

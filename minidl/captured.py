@@ -134,6 +134,12 @@ class Captured(Generic[T]):
         self._kinds = tuple(map(_kind, inputs))
         return outputs
 
+    def rehearse(self, inputs: tuple[Any, ...]) -> None:
+        """Run the step as its first calls do, without counting it as one."""
+        device = self._check(inputs)
+        with self._watched(_Recording(), device) if _has_graphs(device) else _inside():
+            self._step(*map(_clone, inputs))
+
     def __get__(self, instance: object, owner: type | None = None) -> Captured[T]:
         """Raise TypeError for a captured method of a class, which would be called without `self`."""
         if instance is None:

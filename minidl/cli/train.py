@@ -7,13 +7,15 @@ from typing import Any
 
 import typer
 
-from minidl import phases
+from minidl import compilers, phases
 from minidl.cli.common import Group, examples
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
 from minidl.training import device, runs, saved_run
 from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
+
+_KERNELS = ("minidl.models", "minidl.optim")  # with them come those that are usual
 
 
 def add_to(app: typer.Typer) -> None:
@@ -43,6 +45,11 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         if not config.quiet:
             typer.echo(done, nl=False)
         return
+    with compilers.ready(_KERNELS, config.device):
+        _run(kind, config, profiling)
+
+
+def _run(kind: str, config: Any, profiling: Profiling) -> None:
     task = TASKS[kind]
     with phases.timed("read"):
         dataset = task.load(config)

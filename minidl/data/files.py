@@ -71,7 +71,7 @@ def read_records(path: str | Path) -> Records:
     path = Path(path)
     kind = formats.kind_of(path)
     if kind is None:
-        raise DataError(f"{path} is not a data file that minidl reads: give a file ending in {formats.endings()}")
+        raise formats.no_data_file(path)
     raw = formats.read_bytes(path)
     columns, rows, lines = _parsed(raw, kind, path)
     if not rows:

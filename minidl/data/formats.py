@@ -9,10 +9,12 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from minidl.data.parsing import shorten
 from minidl.data.records import DataError
 
 LINES = (".csv", ".tsv", ".jsonl")
@@ -39,12 +41,22 @@ def endings() -> str:
     return f"{', '.join(SUFFIXES)} ({', '.join(LINES)} also with {' or '.join(PACKED)})"
 
 
+def no_data_file(path: Path) -> DataError:
+    """The error for a path whose ending is none of a data file."""
+    try:
+        folder = path.is_dir()
+    except (OSError, ValueError):
+        folder = False
+    what = "a folder" if folder else "not a data file that minidl reads"
+    return DataError(f"{path} is {what}: give a file ending in {endings()}")
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a file, unpacked. Raises DataError."""
     try:
         raw = path.read_bytes()
     except IsADirectoryError:
-        raise DataError(f"{path} is a folder: give a file ending in {endings()}") from None
+        raise no_data_file(path) from None
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except OSError as error:
@@ -86,16 +98,37 @@ def table(raw: bytes, path: Path) -> tuple[list[str], list[list[Any]]]:
     rows: list[list[Any]] = []
     try:
         columns, batches = _batches(raw, path, pyarrow)
+        for name, count in Counter(columns).items():
+            if count > 1:
+                raise DataError(f"{path}: column {shorten(name)} occurs {count} times; rename all but one of them")
         for batch in batches:
-            size += batch.nbytes
+            # A column of nulls takes no bytes: each cell counts as one, as where a file promises rows.
+            size += batch.num_rows * batch.num_columns
+            values = [_plain(column, pyarrow) for column in batch.columns]
+            size += sum(column.nbytes for column in values)
             if size > most:
                 raise DataError(f"{path} unpacks to more than {most:,} bytes, the limit for its size")
-            rows.extend(map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True)))
+            rows.extend(map(list, zip(*(column.to_pylist() for column in values), strict=True)))
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); make it again") from None
     return columns, rows
+
+
+def _plain(column: Any, pyarrow: Any) -> Any:
+    """The values of a column by themselves: the bytes of a part of a dictionary, of runs or of views are those of the
+    whole, and a value that stands for many rows is one in each of them."""
+    types = pyarrow.types
+    if types.is_dictionary(column.type):
+        return _plain(column.dictionary, pyarrow).take(column.indices)
+    if types.is_run_end_encoded(column.type):
+        from pyarrow import compute
+
+        return _plain(compute.run_end_decode(column), pyarrow)
+    if types.is_string_view(column.type):
+        return column.cast(pyarrow.large_string())
+    return column.cast(pyarrow.large_binary()) if types.is_binary_view(column.type) else column
 
 
 def _batches(raw: bytes, path: Path, pyarrow: Any) -> tuple[list[str], Iterator[Any]]:
@@ -114,8 +147,13 @@ def _batches(raw: bytes, path: Path, pyarrow: Any) -> tuple[list[str], Iterator[
     every = (
         (opened.get_batch(i) for i in range(opened.num_record_batches)) if raw.startswith(b"ARROW1") else iter(opened)
     )
-    parts = (batch.slice(start, _ROWS) for batch in every for start in range(0, batch.num_rows, _ROWS))
-    return list(opened.schema.names), parts
+    return list(opened.schema.names), (part for batch in every for part in _cut(batch))
+
+
+def _cut(batch: Any) -> Iterator[Any]:
+    """A batch of an Arrow file in parts, once its offsets are known to lie in its buffers: Arrow believes them."""
+    batch.validate(full=True)
+    return (batch.slice(start, _ROWS) for start in range(0, batch.num_rows, _ROWS))
 
 
 def _most(raw: bytes) -> int:

@@ -142,11 +142,13 @@ def in_columns(objects: Sequence[dict[str, Any]], expected: Sequence[str] = ()) 
 
 
 def kind_of(value: object) -> str:
-    """A JSON value's type in words."""
+    """A JSON value's type in words, and that of another value of a table by its name: "a date"."""
     if value is None:
         return "nothing"
-    names = {bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list"}
-    return names.get(type(value), "an object")
+    names = {
+        bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object",
+    }  # fmt: skip
+    return names.get(type(value), f"a {type(value).__name__}")
 
 
 def one_of(names: Iterable[str]) -> str:

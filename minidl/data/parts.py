@@ -47,7 +47,10 @@ class Form:
             first = next((line for line in text.split("\n") if line.strip()), None)
             if first is None:
                 raise Doubt
-            return cls(str(path), kind, None, list(json_object(first, path, 1, "")))
+            columns = list(json_object(first, path, 1, ""))
+            if any("\0" in name or not is_utf8(name) for name in columns):
+                raise Doubt
+            return cls(str(path), kind, None, columns)
         header_line = text.lstrip("\r\n").split("\n", 1)[0]
         reader = CsvRows(path, header_line, tabs=kind == ".tsv")
         # Its first row: with it, the header has been read.

@@ -1,8 +1,8 @@
 """Work in processes of their own, with the same results as in this one and in the same order.
 
 A worker is a Python process that this one starts and talks to over pipes: JSON and bytes, nothing is pickled. It ends
-when its pipe is closed, so none outlives the command that started it, however that ended. It is in a process group of
-its own: Ctrl-C in a terminal is left to the command, from the worker's first moment on.
+when its pipe is closed, so none outlives the command that started it, however that ended.
+Ctrl-C is left to the command.
 """
 
 from __future__ import annotations
@@ -73,19 +73,25 @@ class Workers:
             self._threads.shutdown(cancel_futures=True)
 
     def start(self) -> None:
-        """Start the processes now, so that they are ready when `map` needs them."""
+        """Start the processes now, so that they are ready when `map` needs them. Raises WorkerError."""
         if self.count > 1 and self._threads is None:
-            self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
             for _ in range(self.count):
-                process = _Process()
+                try:
+                    process = _Process()
+                except OSError as error:
+                    raise WorkerError(
+                        f"{self.count} worker processes cannot be started: {error.strerror or error}; run the command "
+                        "again with fewer --workers"
+                    ) from None
                 self._processes.append(process)
                 self._idle.put(process)
+            self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
 
     def map(self, job: Job, items: Iterable[Message]) -> Iterator[Message]:
         """The results of a job for each item, in order.
 
         Raises what the job raised: DataError and MemoryError as such, others as RuntimeError with their traceback;
-        WorkerError when a process was ended or cannot be started.
+        WorkerError when a process cannot be started or was ended.
         """
         self.start()
         if self._threads is None:
@@ -115,16 +121,14 @@ class _Process:
     """One worker."""
 
     def __init__(self) -> None:
+        # Inherited: a terminal sends Ctrl-C to the worker, too, which would print a traceback while it starts.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                process_group=0,
-            )  # fmt: skip
-        except OSError as error:
-            raise WorkerError(
-                f"a worker process cannot be started: {error.strerror or error}; run the command again, with fewer "
-                "--workers"
-            ) from None
+                [sys.executable, "-c", _START.format(path=sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def call(self, job: Job, item: Message) -> Message:
         assert self._popen.stdin is not None
@@ -150,7 +154,8 @@ class _Process:
 
     def _ending(self) -> str:
         code = self._popen.wait()
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        names = {number.value: number.name for number in signal.Signals}
+        how = f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
         return (
             f"a worker process was ended {how}, as by the system where memory runs out; run the command again, with "
             "fewer --workers if it happens again"
@@ -159,6 +164,7 @@ class _Process:
 
 def main() -> None:
     """A worker: answers until its input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = os.fdopen(os.dup(0), "rb")
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer

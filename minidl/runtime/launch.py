@@ -311,16 +311,17 @@ def use_tables(**tables_: tables.Table) -> AbstractContextManager[None]:
     return _changed(*_made_of_tiles, given={**(_state.given or {}), **tables_})
 
 
-def record(recorder: Callable[..., None], target_: str) -> AbstractContextManager[None]:
+def record(recorder: Callable[..., None], target_: str | None = None) -> AbstractContextManager[None]:
     """A context that hands launches, with tiles of `target_`, to `recorder(kernel, grid, args, meta)` and runs none.
 
-    For compiling offline: launchers run as usual on tensors of any device, and nothing is computed.
+    For compiling offline: launchers run as usual on tensors of any device, and nothing is computed. Without a target,
+    launches are those of this process.
     """
     return _changed(processors, instead=recorder, target=target_)
 
 
 def recording() -> bool:
-    """Whether launches are recorded and not run."""
+    """Whether launches are recorded for a target of their own, and not run."""
     return _state.target is not None
 
 

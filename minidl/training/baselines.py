@@ -29,6 +29,8 @@ _MOST_PIXELS = 1024  # values of a picture that the logistic regression gets
 
 Split = tuple[Any, np.ndarray]  # features (scipy CSR, array [N, F] or Pictures) and targets [N]
 
+_INTERRUPTED = "Training interrupted by user"
+
 
 def classification(train: Split, validation: Split, test: Split, classes: int) -> dict[str, Any]:
     """{"majority", "linear", "linear_all"}: always the largest class; a linear support vector machine, C = 1; the same
@@ -128,10 +130,19 @@ def _joined(first: Split, second: Split) -> Split:
 
 
 def _fitted(machine: Any, x: Any, y: np.ndarray) -> Any:
-    """The machine after it has learnt, also if it stopped before it converged."""
+    """The machine after it has learnt, also if it stopped before it converged.
+
+    Raises KeyboardInterrupt, for which scikit-learn's networks only warn, and end as if they had learnt.
+    """
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.filterwarnings("ignore", message="The number of unique classes")  # many, for so few examples
-        return machine.fit(x, y)
+        warnings.filterwarnings("error", message=_INTERRUPTED)
+        try:
+            return machine.fit(x, y)
+        except UserWarning as warning:
+            if str(warning).startswith(_INTERRUPTED):
+                raise KeyboardInterrupt from None
+            raise

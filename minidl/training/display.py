@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -56,6 +58,19 @@ class Display:
             discard_output()
             if not isinstance(error, BrokenPipeError):
                 print(f"note: standard output cannot be written ({error.strerror}); going on", file=sys.stderr)
+
+    @contextmanager
+    def counted(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """A block of work that is counted: it calls what it gets with the number of things done, and of how many."""
+        if self.quiet or self._bar is not None or not sys.stdout.isatty():
+            yield lambda done, of: None
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, transient=True) as bar:
+            task = bar.add_task("", total=None)
+            yield lambda done, of: bar.update(task, completed=done, total=of)
 
     def begin(self, epoch: int, epochs: int, done: int, steps: int) -> None:
         """An epoch begins, `done` of its steps taken before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +15,12 @@ from minidl.autograd import no_grad
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.data.records import Pictures
+from minidl.rehearsal import UnknownError
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
 from minidl.training import memory
+from minidl.training.compiling import compile_ahead
+from minidl.training.display import Display
 from minidl.training.errors import DamagedError, DivergedError
 
 BATCH = 1024
@@ -34,9 +38,7 @@ def outputs(model: nn.Module, features: Any, width: int = 1, smaller: str | None
 
     Raises DivergedError when an output is not finite, and RunError when memory runs out.
     """
-    size = max(1, min(BATCH, _BATCH_VALUES // width))
-    if isinstance(features, Pictures):
-        size = min(size, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
+    size = _size(features, width)
     held: list[np.ndarray] = []
     batches = _apply(model, features, size)
     attempt = None if smaller is None else lambda n: next(_apply(model, features, n))
@@ -61,8 +63,25 @@ def outputs(model: nn.Module, features: Any, width: int = 1, smaller: str | None
         yield np.zeros((0, width), dtype=np.float32)
 
 
+def _size(features: Any, width: int) -> int:
+    """Inputs of a batch."""
+    size = max(1, min(BATCH, _BATCH_VALUES // width))
+    if isinstance(features, Pictures):
+        size = min(size, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
+    return size
+
+
+def rehearse(model: nn.Module, features: Any, width: int = 1) -> None:
+    """In a rehearsal, the launches of `outputs`: those of its first and of its last batch."""
+    size, count = _size(features, width), int(features.shape[0])
+    for rows in sorted({min(size, count), count % size} - {0}):
+        with contextlib.suppress(UnknownError):
+            next(_apply(model, features, rows))
+
+
 def saved_outputs(model: nn.Module, features: Any, width: int = 1) -> Iterator[np.ndarray]:
     """`outputs` of a finished run's model. Raises DamagedError when one is not finite."""
+    compile_ahead(lambda: rehearse(model, features, width), Display(quiet=True))
     try:
         yield from outputs(model, features, width, _FEWER)
     except DivergedError as error:

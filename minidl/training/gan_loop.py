@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
+from minidl import rehearsal
 from minidl.data.image_batches import ImageBatches
 from minidl.data.saved import Count
 from minidl.models import Generator
@@ -93,6 +94,12 @@ class GanTrainer(BaseTrainer):
         others = self.networks.others(size)
         generator = others.generator
         others.step(Tensor(torch.zeros(size, generator.channels, *generator.size, device=default_device())))
+
+    def rehearse(self) -> None:
+        networks, generator = self.networks, self.networks.generator
+        shape = (networks.batch_size, generator.channels, *generator.size)
+        rehearsal.rehearse(networks.step, Tensor(torch.zeros(shape, device=default_device())))
+        rehearsal.rehearse(lambda: samples.draw(networks.statistics(), self.z))
 
     def _steps(self) -> Iterator[torch.Tensor]:
         left = self.steps - self.progress.step

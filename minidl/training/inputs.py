@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from minidl.data import formats
 from minidl.data.files import Records, no_rows
 from minidl.data.parsing import CsvRows, decode, in_columns, json_object, parse_json
 from minidl.data.records import DataError
@@ -34,6 +36,18 @@ def standard_input() -> io.BufferedIOBase:
     if sys.stdin is None:
         raise DataError(f"{STANDARD_INPUT} is closed: give the inputs as arguments or by --file")
     return cast(io.BufferedIOBase, sys.stdin.buffer)
+
+
+def tell_files(given: Iterable[str], what: str) -> None:
+    """Note on standard error that an argument, which is taken as it stands, is the name of a data file."""
+    for argument in given:
+        try:
+            there = formats.kind_of(Path(argument)) is not None and Path(argument).is_file()
+        except (OSError, ValueError):  # no name of a file
+            continue
+        if there:
+            file = shlex.quote(argument)
+            print(f"note: {argument} is taken as {what}; to answer what is in the file: --file {file}", file=sys.stderr)
 
 
 def chunks(items: list[_Item], size: int = CHUNK) -> Iterator[list[_Item]]:

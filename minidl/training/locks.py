@@ -112,7 +112,8 @@ def _is_at(path: Path, handle: int) -> bool:
 
 
 def _about_this() -> str:
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0]).name
+    command = shlex.join(["minidl" if program == "__main__.py" else program, *sys.argv[1:]])  # of python -m minidl
     return json.dumps(
         {
             "process": os.getpid(),

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from minidl import nn
+from minidl import nn, rehearsal
 from minidl.captured import capture
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
@@ -52,7 +52,10 @@ class Judgement:
 
 @dataclass
 class Learner:
-    """What the loop trains and how it is judged. `loss(x, y)` is a scalar Tensor."""
+    """What the loop trains and how it is judged. `loss(x, y)` is a scalar Tensor.
+
+    `rehearse()` launches what `validate` does, see `rehearsal`; None: as far as that goes without values.
+    """
 
     model: nn.Module
     optimizer: Optimizer
@@ -60,6 +63,7 @@ class Learner:
     batches: Batches | ImageBatches
     loss: Callable[[CSR | Tensor, Tensor], Tensor]
     validate: Callable[[], Judgement]
+    rehearse: Callable[[], object] | None = None
 
 
 class Trainer(BaseTrainer):
@@ -119,9 +123,17 @@ class Trainer(BaseTrainer):
         batches.batch_size = size
         self._figures.pending.clear()
         self.learner.model.train()
-        x, y = next(iter(batches.epoch(0)))
-        device = default_device()
-        self._step(x.to(device) if isinstance(x, CSR) else Tensor(x.to(device)), Tensor(y.to(device)))
+        self._step(*_on_device(*next(iter(batches.epoch(0)))))
+
+    def rehearse(self) -> None:
+        learner = self.learner
+        learner.model.train()
+        step = capture(self._step, shapes=2) if self.captured else self._step
+        for place in sorted({0, self.steps - 1}):
+            x, y = next(iter(learner.batches.epoch(0, place)))
+            rehearsal.rehearse(step, *_on_device(x, y))
+        learner.model.eval()
+        rehearsal.rehearse(learner.rehearse or learner.validate)
 
     def _best(self) -> Checkpoint | None:
         """The state of the best epoch, None before there is one. Raises DamagedError when it is of another epoch."""
@@ -173,11 +185,10 @@ class Trainer(BaseTrainer):
         return loss.data
 
     def _steps(self) -> Iterator[torch.Tensor]:
-        progress, learner, device = self.progress, self.learner, default_device()
+        progress, learner = self.progress, self.learner
         learner.model.train()
         for x, y in learner.batches.epoch(progress.epoch, progress.step):
-            features = x.to(device) if isinstance(x, CSR) else Tensor(x.to(device))
-            loss = self._taken(features, Tensor(y.to(device)))
+            loss = self._taken(*_on_device(x, y))
             learner.schedule.step()
             yield loss
 
@@ -224,3 +235,8 @@ class Trainer(BaseTrainer):
         learner = self.learner
         more = {"schedule": learner.schedule.state_dict()}
         return learner.model.state_dict(), learner.optimizer.state_dict(), more
+
+
+def _on_device(x: CSR | torch.Tensor, y: torch.Tensor) -> tuple[CSR | Tensor, Tensor]:
+    device = default_device()
+    return x.to(device) if isinstance(x, CSR) else Tensor(x.to(device)), Tensor(y.to(device))

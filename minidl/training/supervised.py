@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from minidl.data.image_batches import ImageBatches
 from minidl.tensors import default_device
 from minidl.training import memory, metrics, plots, reports, weights
 from minidl.training.display import Display
-from minidl.training.forward import outputs
+from minidl.training.forward import outputs, rehearse
 from minidl.training.loop import Learner, Trainer
 from minidl.training.manifest import RunFiles
 from minidl.training.targets import Classification, Found, Regression, Split
@@ -73,24 +74,25 @@ class Supervised(Experiment):
         model = self.make_model(config, "meta")
         return [(model, make_optimizer(config, model))]
 
+    @functools.cached_property
+    def batches(self) -> Batches | ImageBatches:
+        """The training split, on the GPU if it fits there."""
+        if self.make_batches is not None:
+            return self.make_batches()
+        config, device = self.config, default_device()
+        return Batches(*self.train, config.batch_size, config.seed, device=None if device.type == "cpu" else device)
+
     def learner(self) -> Learner:
         """Model, optimiser, schedule and batches, all decided by the settings and the seed."""
         config = self.config
         random.manual_seed(config.seed)
         model = self.make_model(config, None)
-        batches: Batches | ImageBatches
-        if self.make_batches is not None:
-            batches = self.make_batches()
-        else:
-            device = default_device()
-            batches = Batches(
-                *self.train, config.batch_size, config.seed, device=None if device.type == "cpu" else device
-            )  # fmt: skip
         optimizer = make_optimizer(config, model)
         return Learner(
-            model, optimizer, make_schedule(config, optimizer, len(batches)), batches,
+            model, optimizer, make_schedule(config, optimizer, len(self.batches)), self.batches,
             loss=self.targets.criterion(model, self.train[1], config),
             validate=lambda: self.targets.judge(model, *self.validation),
+            rehearse=lambda: rehearse(model, self.validation[0], self.targets.outputs),
         )  # fmt: skip
 
     def trainer(self, display: Display, state: dict[str, Any], hint: str) -> Trainer:

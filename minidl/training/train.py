@@ -14,6 +14,7 @@ from minidl.data.saved import Checked, made
 from minidl.runtime import launch
 from minidl.training import environment, files, machine, manifest, memory, plots, runs
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
+from minidl.training.compiling import compile_ahead
 from minidl.training.config import Session
 from minidl.training.display import Display
 from minidl.training.errors import ConfigError, Interrupted, RunError, damaged
@@ -123,6 +124,7 @@ def _fit(
 ) -> dict[str, Any]:
     described = _prepare(config, checkpoint, task.convolves)
     state = {manifest.OF_RUN: identity, "config": config.identity(), "environment": described}
+    compile_ahead(lambda: experiment.trainer(display, state, "").rehearse(), display)
     with memory.used_for("the networks and their optimizers", "a smaller model"), phases.timed("copy"):
         trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
     again: dict[str, Any] = {}

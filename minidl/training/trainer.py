@@ -153,6 +153,10 @@ class BaseTrainer(ABC):
     def attempt(self, size: int) -> None:
         """A step with another batch size, to see whether memory suffices. The weights may be useless afterwards."""
 
+    @abstractmethod
+    def rehearse(self) -> None:
+        """In a rehearsal, the launches of every kind that training makes. The trainer is useless afterwards."""
+
     def run(self) -> Place:
         """Train to the end.
 

@@ -1,7 +1,9 @@
 """docs/errors.md: the messages that it quotes are what the commands print, details aside."""
 
+import gzip
 import os
 import re
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -9,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from minidl.training import inputs
+from minidl.data import formats
+from minidl.training import inputs, locks
 from tests.cli.conftest import SMALL, write_csv
 from tests.pages import ROOT
 
@@ -108,8 +111,42 @@ def endless(command, tmp_path):
     return command("predict", "RUN", stdin="a" * (inputs.LONGEST + 1))
 
 
+def other_form(command, tmp_path):
+    (tmp_path / "mails.txt").write_bytes(b"text,label\nb c,a\n")
+    return command("train", "text", "--data", "mails.txt", "--out", "run")
+
+
+def folder(command, tmp_path):
+    (tmp_path / "photos").mkdir()
+    return command("train", "text", "--data", "photos", "--out", "run")
+
+
+def packed(command, tmp_path, content):
+    (tmp_path / "train.csv.gz").write_bytes(content)
+    return command("train", "text", "--data", "train.csv.gz", "--out", "run")
+
+
+def without_pyarrow(command, tmp_path):
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    with mock.patch.dict(sys.modules, pyarrow=None):
+        return command("train", "text", "--data", "train.parquet", "--out", "run")
+
+
+def two_writers(command, tmp_path):
+    with locks.held(tmp_path / "run"):
+        return command("train", "text", "--data", "docstrings", "--out", "run")
+
+
 CASES = {
     "empty file": lambda command, _: texts(command, b""),
+    "a file of another form": other_form,
+    "a folder in place of a file": folder,
+    "a compressed file that is cut off": lambda command, folder: packed(command, folder, gzip.compress(b"a,b")[:15]),
+    "a small file that unpacks to a large one": lambda command, folder: packed(
+        command, folder, gzip.compress(bytes(formats._LEAST + 1))
+    ),
+    "Parquet, Arrow or `.zst` without pyarrow": without_pyarrow,
+    "a folder that another command writes to": two_writers,
     "one class only": lambda command, _: texts(command, b"text,label\n" + b"b c,a\n" * 20),
     "missing column": lambda command, _: texts(command, b"text,topic\nb c,a\n", "--label-column", "label"),
     "numbers used as classes": prices,

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from minidl.data import DataError
+from minidl.data import DataError, corpus, parts, workers
 from minidl.training import predict
 from minidl.training.errors import ConfigError, DamagedError
 from tests.cli.conftest import SMALL, environment, sentences, write_csv
@@ -53,6 +53,15 @@ def test_a_missing_column_is_told_with_those_there_are(command, texts, tmp_path)
     refused(result, "has no text column 'body'; its columns are: 'text', 'label'")
     result = train(command, texts, tmp_path / "run", "--target", "price", kind="table")
     refused(result, "has no target column 'price'; its columns are: 'text', 'label'")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_that_is_killed_is_told(command, texts, tmp_path, monkeypatch):
+    for module in (corpus, parts):
+        monkeypatch.setattr(module, "PART", 1024)
+    monkeypatch.setattr(workers, "_START", "import os; os.kill(os.getpid(), 9)  # {path}")
+    result = train(command, texts, tmp_path / "run", *SMALL, "--workers", 2)
+    refused(result, "a worker process was ended by SIGKILL, as by the system where memory runs out; run the", code=1)
     assert not (tmp_path / "run").exists()
 
 

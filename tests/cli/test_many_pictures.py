@@ -219,7 +219,7 @@ def test_a_worker_that_cannot_be_started(command, place, monkeypatch):
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(workers.subprocess, "Popen", none)
-    message = "a worker process cannot be started: Resource temporarily unavailable; run the command again, with fewer"
+    message = "2 worker processes cannot be started: Resource temporarily unavailable; run the command again with fewer"
     refused(command(*flags), message, 1)
     monkeypatch.undo()
     assert as_before(out, before)

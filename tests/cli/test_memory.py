@@ -108,7 +108,7 @@ def test_reading_data_that_is_too_large(command, texts, tmp_path, monkeypatch):
     def raised(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("minidl.training.tasks.text.TextTask.read", raised)
+    monkeypatch.setattr("minidl.data.corpus.load_corpus", raised)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert result.err.startswith("error: this machine is out of memory: an allocation for the data failed, ")

@@ -245,6 +245,18 @@ def test_an_argument_that_is_no_row_is_told(command, table_run):
     assert "argument, line 1: not JSON" in command("predict", table_run[0], "").err
 
 
+def test_a_file_without_its_flag_is_told(command, text_run, table_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "a few.csv", [("oil",)], ("text",))
+    done = command("predict", text_run[0], "a few.csv", "oil.csv", "oil\0.csv", "oil")
+    assert done.code == 0
+    assert len(done.out.splitlines()) == 4
+    assert done.err == ("note: a few.csv is taken as a text; to answer what is in the file: --file 'a few.csv'\n")
+    done = command("predict", table_run[0], "a few.csv")
+    assert done.code == 2
+    assert done.err.startswith("note: a few.csv is taken as a row; to answer what is in the file: --file 'a few.csv'\n")
+
+
 def test_scores_that_cannot_be_written_are_told_before_the_work(command, text_run, tmp_path, monkeypatch):
     monkeypatch.setattr(predict, "evaluate", None)
     for path, message in (

@@ -219,7 +219,7 @@ def test_a_missing_column_is_named(train, files, houses):
             "--validation and --test name the same file, a.csv",
         ),
         (("--test", "gone.csv"), "gone.csv does not exist"),
-        (("--test", "/proc"), "/proc is not a data file that minidl reads"),
+        (("--test", "/proc"), "/proc is a folder: give a file ending in .csv"),
         (("--test", "test.csv", "--test-split", "0.3"), "--test is all of the test split: leave out --test-split"),
         (("--validation", "a.csv", "--val-split", "0.3"), "--validation is all of the validation split: leave out"),
         (

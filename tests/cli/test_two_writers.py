@@ -33,7 +33,7 @@ def test_two_trainings(command, texts, text_run, tmp_path, how):
             second = command("train", "text", "--data", texts, "--out", folder, *SMALL, *more)
             assert second.code == 2
             assert f"error: {folder} is being written by process {first.pid} on " in second.err
-            assert "train text --data" in second.err
+            assert "(minidl train text --data" in second.err
         first.terminate()
         assert "interrupted" in first.communicate(timeout=100)[1]
     finally:

@@ -108,6 +108,14 @@ def test_any_objects_are_read_as_strictly(tmp_path, found):
     agree(path)
 
 
+@pytest.mark.parametrize("key", ["a\0", "\ud800"])
+def test_a_key_that_is_no_text_is_refused(tmp_path, key):
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps({"text": "a word", "label": label, key: 1}) + "\n" for label in "ab"))
+    agree(path)
+    assert "key" in quick(path)
+
+
 def test_known_labels(tmp_path):
     path = write_csv(tmp_path / "d.csv", ["text", "label"], [("one two", "a"), ("three", "b")])
     agree(path, ["b", "a", "c"])

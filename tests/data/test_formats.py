@@ -1,11 +1,12 @@
 """Compressed files and tables of Arrow: the same rows, and limits on what they unpack to."""
 
 import gzip
+import struct
 import sys
 
 import pyarrow as pa
 import pytest
-from pyarrow import feather, ipc, parquet
+from pyarrow import compute, feather, ipc, parquet
 
 from minidl.data import DataError, TfidfOptions, formats, read_labelled, read_texts
 from minidl.data.corpus import read_corpus
@@ -106,6 +107,64 @@ def test_a_table_without_rows_or_columns(tmp_path):
         parquet.write_table(table, path)
         with pytest.raises(DataError, match="has a header and no rows"):
             read_labelled(path)
+
+
+@pytest.mark.parametrize("write", [arrow_file, arrow_stream, parquet.write_table])
+def test_a_column_that_occurs_twice_is_told(tmp_path, write):
+    """Either of them would be a guess."""
+    path = tmp_path / f"twice{'.parquet' if write is parquet.write_table else '.arrow'}"
+    write(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], ["text", "text", "label"]), path)
+    with pytest.raises(DataError, match="column 'text' occurs 2 times; rename all but one of them"):
+        read_labelled(path)
+
+
+def values_of(kind):
+    """Many rows of a few long texts, or of many: as a dictionary, as runs, or as views into one buffer."""
+    texts = pa.array([f"{i % 500:0200d}" for i in range(20_000)])
+    if kind == "dictionary":
+        return texts.dictionary_encode()
+    if kind == "dictionary of views":
+        found = texts.dictionary_encode()
+        return pa.DictionaryArray.from_arrays(found.indices, found.dictionary.cast(pa.string_view()))
+    if kind == "runs":
+        return compute.run_end_encode(texts)
+    return texts.cast(pa.string_view() if kind == "views" else pa.binary_view())
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "dictionary of views", "runs", "views", "views of bytes"])
+def test_what_parts_of_a_column_share_is_not_counted_for_each(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(formats, "_LEAST", 5 * 2**20)
+    monkeypatch.setattr(formats, "_TIMES", 0)
+    column = values_of(kind)
+    arrow_file(pa.table({"text": column}), tmp_path / "a.arrow")
+    expected = [f"{i % 500:0200d}" for i in range(20_000)]
+    found = [row[0] for row in read_records(tmp_path / "a.arrow").rows]
+    assert found == ([text.encode() for text in expected] if kind == "views of bytes" else expected)
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "runs", "nulls"])
+def test_one_value_for_many_rows_counts_for_each(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(formats, "_LEAST", 2**16)
+    monkeypatch.setattr(formats, "_TIMES", 0)
+    texts = pa.nulls(10**5) if kind == "nulls" else pa.array(["a" * 1000] * 2000)
+    makers = {"dictionary": pa.Array.dictionary_encode, "runs": compute.run_end_encode, "nulls": lambda column: column}
+    path = tmp_path / "bomb.arrow"
+    arrow_file(pa.table({"text": makers[kind](texts)}), path)
+    with pytest.raises(DataError, match=r"bomb\.arrow unpacks to more than 65,536 bytes, the limit for its size"):
+        read_records(path)
+
+
+@pytest.mark.parametrize("write", [arrow_file, arrow_stream])
+@pytest.mark.parametrize("offset", [900, 2 * 10**9])
+def test_a_text_outside_of_its_file_is_not_read(tmp_path, write, offset):
+    """Arrow believes the offsets of a file: it would read other memory, or end the process."""
+    path = tmp_path / "a.arrow"
+    write(pa.table({"text": [f"text {i}" for i in range(9)], "label": ["a"] * 9}), path)
+    raw = path.read_bytes()
+    assert raw.count(struct.pack("<iii", 0, 6, 12)) == 1
+    path.write_bytes(raw.replace(struct.pack("<iii", 0, 6, 12), struct.pack("<iii", 0, offset, 12)))
+    with pytest.raises(DataError, match=r"a\.arrow cannot be read \(.*offset"):
+        read_records(path)
 
 
 @pytest.mark.parametrize("ending", [".csv.gz", ".csv.zst", ".parquet", ".arrow", ".feather"])

@@ -1,14 +1,17 @@
 """Tables: encoding against plain arithmetic, the training split's statistics only, and errors that name the cell."""
 
 import csv
+import datetime as dt
 import json
 import math
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from minidl.data import Batches, DataError, TableSchema, load_table, read_features, read_rows
 from minidl.data.files import read_records
@@ -341,3 +344,21 @@ def test_no_column_is_looked_for_among_all_others(tmp_path):
     schema.features(records)
     schema.unknown(records)
     assert records.columns.searched < 10
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ([dt.date(2020, 1, day) for day in range(1, 31)], "a date"),
+        ([dt.datetime(2020, 1, day, 12) for day in range(1, 31)], "a datetime"),
+        ([b"bytes"] * 30, "a bytes"),
+        ([{"a": b"bytes"}] * 30, "an object"),
+    ],
+)
+def test_values_that_json_lacks_are_refused_where_they_are_used(tmp_path, values, what):
+    """Parquet has them; a column that is ignored may."""
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"x": np.arange(30) / 7, "when": values, "target": np.arange(30) / 3}), path)
+    with pytest.raises(DataError, match=rf"t\.parquet, line \d+: {what} in label column 'when' where one label is"):
+        load_table(path)
+    assert len(load_table(path, ignore=["when"]).train.x) > 0

@@ -1,5 +1,6 @@
 """Worker processes: the same results in the same order, their errors, and none that is left behind."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -74,6 +75,30 @@ def test_errors_of_a_worker_are_raised_here(kind, error, message):
         list(pool.map(failing, [Message({"kind": kind})]))
 
 
+def test_a_signal_without_a_name(monkeypatch):
+    monkeypatch.setattr(workers, "_START", "import os; os.kill(os.getpid(), 40)  # {path}")
+    with Workers(2) as pool, pytest.raises(WorkerError, match="a worker process was ended by signal 40, as"):
+        list(pool.map(doubled, numbers(1)))
+
+
+def test_processes_that_cannot_be_started_are_told(monkeypatch):
+    made = []
+
+    def process():
+        if made:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(Process())
+        return made[0]
+
+    Process = workers._Process
+    monkeypatch.setattr(workers, "_Process", process)
+    with Workers(3) as pool:
+        for _ in range(2):  # nothing waits for those that are not there
+            with pytest.raises(WorkerError, match="3 worker processes cannot be started: Too many open"):
+                next(pool.map(doubled, numbers(1)))
+    assert made[0]._popen.poll() is not None
+
+
 def test_what_a_library_prints_is_no_answer(capfd):
     with Workers(2) as pool:
         assert [found.values for found in pool.map(failing, [Message({"kind": "noisy"})])] == [{"fine": True}]
@@ -101,7 +126,8 @@ def alive(pid):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_worker_outlives_its_command(number):
     code = (
-        "import time\nfrom minidl.data.workers import Workers\n"
+        "import signal, time\nfrom minidl.data.workers import Workers\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background ignores it
         "with Workers(2) as pool:\n    pool.start()\n    print('on', flush=True)\n    time.sleep(60)\n"
     )
     command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -114,6 +140,24 @@ def test_no_worker_outlives_its_command(number):
     while any(map(alive, working)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, working))
+
+
+def refuses(pid, number):
+    """Whether a process blocks or ignores a signal."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return any(int(status[name], 16) >> (number - 1) & 1 for name in ("SigBlk", "SigIgn"))
+
+
+def test_a_terminals_ctrl_c_is_left_to_the_command_while_workers_start():
+    """A terminal sends it to the workers, too, and Python's start would answer with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with Workers(3) as pool:
+        pool.start()
+        working = [process._popen.pid for process in pool._processes]
+        assert all(refuses(pid, signal.SIGINT) for pid in working)
+        list(pool.map(doubled, numbers(9)))
+        assert all(refuses(pid, signal.SIGINT) for pid in working)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
 def test_processors_are_those_of_this_process():

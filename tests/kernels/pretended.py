@@ -4,7 +4,9 @@ Run as a program (TRITON_INTERPRET=0), it launches each probe through Triton and
 """
 
 import json
+import os
 import sys
+import tempfile
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +14,14 @@ import torch
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.cache import get_cache_key
 from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 
-from minidl.runtime import direct, launch
+from minidl.compilers import Compilers
+from minidl.kernels import bias_act, softmax
+from minidl.runtime import ahead, direct, launch
 from minidl.workbench.doctor.workloads import workloads
 from tests.kernels import probes
 
@@ -188,12 +195,69 @@ def left_to_triton() -> list[str]:
     return sorted(found)
 
 
+def keys() -> dict[str, int]:
+    """Kernels that Triton would look for under another key of its cache than that of the launch's job."""
+    found: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    jobs: dict[str, Any] = {}
+    other: dict[str, int] = {}
+
+    def recorder(kernel: Any, grid: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        job = ahead.job_of(90, kernel, grid, args, meta)
+        if job.key not in jobs:
+            jobs[job.key] = job
+            found.append((kernel, args, meta))
+
+    for load in workloads():
+        for dtype in load.dtypes:
+            with launch.record(recorder, "sm_90"):
+                for _, call in load.calls(dtype):
+                    call()
+    by_triton: list[str] = []
+
+    def compile_(kernel: Any, key: Any, signature: Any, device: int, constants: Any, options: Any, *rest: Any) -> None:
+        source = ASTSource(kernel, signature, constants, rest[0])
+        by_triton.append(
+            get_cache_key(source, make_backend(Driver().get_current_target()), options, ahead.invalidating())
+        )
+
+    original, JITFunction._do_compile = JITFunction._do_compile, compile_
+    try:
+        for job, (kernel, args, meta) in zip(jobs.values(), found, strict=True):
+            kernel.device_caches.clear()
+            kernel.warmup(*args, grid=(1,), **meta)
+            other[job.name] = other.get(job.name, 0) + (by_triton.pop() != ahead.cache_key(job))
+    finally:
+        JITFunction._do_compile = original
+    return other
+
+
+def compiled_ahead(folder: str) -> dict[str, Any]:
+    """Probes compiled by processes into an empty cache: Triton then finds them all."""
+    os.environ["TRITON_CACHE_DIR"] = folder
+    jobs: list[Any] = []
+    with launch.record(lambda *launched: jobs.append(ahead.job_of(90, *launched)), "sm_90"):
+        x = torch.empty(8, 40)
+        softmax.softmax(x)
+        for act in ("gelu", "relu"):
+            bias_act.bias_act(x, x[0], act)
+        softmax.softmax(x)
+    before, seen = [ahead.is_compiled(job) for job in jobs], []
+    with Compilers(["minidl.kernels.softmax", "no.such.module"]) as compilers:
+        compilers.compile(jobs, lambda done, of: seen.append((done, of)), processes=2)
+        again = [ahead.is_compiled(job) for job in jobs]
+    return {"jobs": len(jobs), "before": sum(before), "after": sum(again), "seen": seen}
+
+
 if __name__ == "__main__":
     driver.set_active(Driver())
-    result = {
+    with tempfile.TemporaryDirectory() as folder:
+        result = {"ahead": compiled_ahead(folder)}
+        os.environ.pop("TRITON_CACHE_DIR")
+    result |= {
         "known": direct.KNOWN,
         "specialisations": specialisations(),
         "refusals": refusals(),
         "left": left_to_triton(),
+        "keys": keys(),
     }
     json.dump(result, sys.stdout)

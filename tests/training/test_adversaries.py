@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from minidl import nn, ops, random
+from minidl import nn, ops, random, rehearsal
 from minidl.models import Discriminator
+from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
 from minidl.training import adversaries
 from minidl.training.adversaries import PENALTY, REACH, Adversaries, squared_slope
@@ -265,3 +266,21 @@ def test_a_discriminator_that_is_almost_flat_is_trained(scale):
     assert torch.allclose(found, torch.full_like(found, REACH if scale == 1e-9 else 0.0))
     networks.step(x)
     assert networks.skipped == 0
+
+
+def test_a_rehearsal_has_every_kernel_of_a_step_and_of_the_average():
+    x, rehearsed, launched = on_device(pictures(dtype=torch.float32)), [], []
+
+    def watcher(kernel, grid, args, meta, go):
+        launched.append((kernel.__name__, grid, str(meta)))
+        go()
+
+    networks = adversaries_of()
+    with rehearsal.rehearsal(lambda kernel, grid, args, meta: rehearsed.append((kernel.__name__, grid, str(meta)))):
+        rehearsal.rehearse(networks.step, x)
+        rehearsal.rehearse(networks.statistics)
+    networks = adversaries_of()
+    with launch.watch(watcher):
+        networks.step(x)
+        networks.statistics()
+    assert rehearsed == launched

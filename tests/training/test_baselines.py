@@ -35,3 +35,17 @@ def test_digits():
     assert scores["majority"]["accuracy"] == pytest.approx(0.1, abs=0.01)
     assert 0.92 < scores["linear"]["accuracy"] < 0.98
     assert scores["linear_all"]["method"] == "logistic regression on the pixels, training and validation split"
+
+
+def test_an_interrupt_while_a_network_learns_is_one(monkeypatch):
+    """A run whose baseline had stopped early would be finished, with another baseline than it has."""
+    from sklearn.neural_network import MLPRegressor
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MLPRegressor, "_backprop", interrupted)
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(30, 3)).astype(np.float32), draw.normal(size=30).astype(np.float32)
+    with pytest.raises(KeyboardInterrupt):
+        baselines.regression(x, y, x, y, 0.0, 1.0)

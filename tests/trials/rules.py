@@ -367,13 +367,15 @@ class Machine(RuleBasedStateMachine):
             full = [hurt for *_, hurt in blows if hurt.kind == "full disk"]
             if full and self.session.own_disk:
                 stack.enter_context(hurts.Full(w.root, full[0]))
-            for place, lock, hurt in blows:
+            for _, lock, hurt in blows:
+                if hurt.kind == "lock is a link" and not lock.exists():
+                    lock.symlink_to(w.elsewhere / "letter.txt")
+                    stack.callback(lock.unlink, missing_ok=True)
+            # After the links, which are made and taken away with the permission to.
+            for place, _, hurt in blows:
                 if hurt.kind == "revoked":
                     ways = (place, place.parent, place / "checkpoints", place / "model.safetensors", w.albums)
                     stack.enter_context(hurts.Revoked(ways[hurt.at % len(ways)], w.root, hurt))
-                elif hurt.kind == "lock is a link" and not lock.exists():
-                    lock.symlink_to(w.elsewhere / "letter.txt")
-                    stack.callback(lock.unlink, missing_ok=True)
             yield
 
     def _begin(self, task):
@@ -470,7 +472,9 @@ class Machine(RuleBasedStateMachine):
                 self._after_pictures(task, found)
         for name, times in by_name.items():
             trained = [task for task in tasks if task.kind == "train" and task.name == name]
-            if 1 < times == len(trained) and all(task.life.hurt.kind in hurts.HARMLESS for task in trained):
+            # Not those on a disk that another command finds full.
+            quiet = not any(task.life.hurt.kind in hurts.AROUND for task in tasks)
+            if quiet and 1 < times == len(trained) and all(t.life.hurt.kind in hurts.HARMLESS for t in trained):
                 wanted = [task.expected[2] in ("trains", "is done") for task in trained]
                 if any(wanted) and not any(task.life.ended.code == 0 for task in trained):
                     found.append(f"none of {times} writers of {name} does its work")

@@ -191,6 +191,8 @@ def main(argv=None):
     options = _options(argv)
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     os.environ.update(COLUMNS="200", NO_COLOR="1")
+    if options.folder is not None:
+        Path(options.folder).mkdir(parents=True, exist_ok=True)
     top = Path(tempfile.mkdtemp(prefix="soak-", dir=options.folder))
     child.warm()
     made = world.references(top)

@@ -157,6 +157,7 @@ class TablePredictor(Predictor):
         # Where missing values are filled, so is a column that no line of a chunk names.
         expected = [column.name for column in self.schema.columns] if self.schema.missing == "fill" else []
         if config.inputs:
+            inputs.tell_files(config.inputs, "a row")
             return inputs.json_rows(list(enumerate(config.inputs, 1)), Path("argument"), expected)
         if config.file is not None:
             return [read_records(config.file)]

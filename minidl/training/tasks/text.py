@@ -14,7 +14,7 @@ from minidl import data
 from minidl.data import DataError, TextDataset
 from minidl.data.parsing import listed
 from minidl.data.workers import Workers, available
-from minidl.training import fields, inputs
+from minidl.training import fields, inputs, memory
 from minidl.training.config import SPLITS, Evaluate, Perceptron, Predict, Session
 from minidl.training.errors import ConfigError
 from minidl.training.task import Predictor, Task, only_for_files
@@ -90,7 +90,7 @@ class TextTask(Task):
         from minidl.data.corpus import counted, load_corpus
 
         analyzer, options = _tfidf(config).analyzer, self.options(config)
-        with Workers(config.workers or available()) as workers:
+        with memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
             if config.data in data.TEXT_DATA:
                 return counted(self.read(config.data, **options), analyzer, workers)
             data.check_text_file(config.data)
@@ -159,6 +159,7 @@ class TextClassifier(Predictor):
 
     def chunks(self, config: Predict) -> Iterable[list[str]]:
         if config.inputs:
+            inputs.tell_files(config.inputs, "a text")
             return [list(config.inputs)]
         if config.file is not None:
             texts = data.read_texts(config.file, config.text_column, self.config.text_column)

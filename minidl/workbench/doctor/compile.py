@@ -17,8 +17,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from minidl.jobs import Job
 from minidl.workbench.doctor import plan as plans
-from minidl.workbench.doctor.jobs import Figures, Job, problems, target_name
+from minidl.workbench.doctor.jobs import Figures, problems, target_name
 from minidl.workbench.doctor.plan import Plan
 
 T = TypeVar("T")

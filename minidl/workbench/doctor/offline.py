@@ -12,29 +12,24 @@ Needs a process that does not interpret: set TRITON_INTERPRET=0 before starting 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import io
 import json
 import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import triton
-import triton.language as tl
-from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
-from triton.compiler import ASTSource, make_backend
 from triton.runtime.cache import get_cache_manager
-from triton.runtime.jit import create_function_from_signature
 
-from minidl.runtime import launch
-from minidl.workbench.doctor.jobs import WARP, Figures, Job, target_name
+from minidl.jobs import Job
+from minidl.runtime import ahead, launch
+from minidl.workbench.doctor.jobs import Figures, target_name
 from minidl.workbench.first_line import first_line
 
 # wgmma had to be serialised because the registers of the accumulators are touched in between.
@@ -59,56 +54,8 @@ def recording(arch: int) -> Iterator[list[Job]]:
     if launch.INTERPRETED:
         raise RuntimeError("kernels are interpreted in this process; set TRITON_INTERPRET=0 before starting Python")
     jobs: list[Job] = []
-    with launch.record(lambda *launched: jobs.append(job_of(arch, *launched)), target_name(arch)):
+    with launch.record(lambda *launched: jobs.append(ahead.job_of(arch, *launched)), target_name(arch)):
         yield jobs
-
-
-def job_of(arch: int, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> Job:
-    """The job of one launch, specialised as Triton itself does at a launch on that architecture."""
-    backend, bind = _binder(kernel, arch)
-    bound, specialization, extra = bind(*args, **meta)
-    # About one in ten recorded launches is new, and making this key takes a tenth of the time of making a job.
-    key = (kernel, arch, str(specialization), str(extra))
-    if key not in _jobs:
-        options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
-        _jobs[key] = Job(
-            kernel=f"{kernel.__module__}:{kernel.__name__}",
-            arch=arch,
-            signature=signature,
-            constants=[(list(path), _plain(value)) for path, value in constants.items()],
-            attributes=[(list(path), known) for path, known in attributes.items() if known],
-            options={"num_warps": 4, "num_stages": 3, **{n: v for n, v in meta.items() if n in options.__dict__}},
-            declared=[parameter.name for parameter in kernel.params if parameter.is_constexpr],
-        )
-    return _jobs[key]
-
-
-_jobs: dict[tuple[Any, ...], Job] = {}
-
-
-@functools.cache
-def _binder(kernel: Any, arch: int) -> tuple[Any, Callable[..., Any]]:
-    backend = make_backend(GPUTarget("cuda", arch, WARP))
-    return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
-
-
-def _plain(value: Any) -> Any:
-    """A constant as JSON. Raises TypeError for one that JSON cannot hold."""
-    value = getattr(value, "value", value)
-    if isinstance(value, tl.dtype):
-        return {"dtype": value.name}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"the constant {value!r} of a kernel is neither a number nor a string nor a type")
-
-
-def _constant(value: Any) -> Any:
-    """The inverse of `_plain`."""
-    if isinstance(value, dict):
-        return tl.dtype(value["dtype"])
-    return tuple(_constant(item) for item in value) if isinstance(value, list) else value
 
 
 def compile_job(job: Job) -> Figures:
@@ -116,17 +63,10 @@ def compile_job(job: Job) -> Figures:
     start = time.perf_counter()
     log = io.StringIO()
     try:
-        module, name = job.kernel.split(":")
-        source = ASTSource(
-            getattr(importlib.import_module(module), name),
-            {parameter: _constant(kind) for parameter, kind in job.signature.items()},
-            {tuple(path): _constant(value) for path, value in job.constants},
-            {tuple(path): known for path, known in job.attributes},
-        )
         # Triton only prints the output of ptxas on request.
         with triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
             triton.knobs.nvidia.dump_ptxas_log = True
-            compiled = triton.compile(source, target=GPUTarget("cuda", job.arch, WARP), options=job.options)
+            compiled = ahead.compile_job(job)
     except Exception as error:  # noqa: BLE001 (whatever the compiler raises is the finding)
         return Figures(error=first_line(error), seconds=time.perf_counter() - start)
     cache = get_cache_manager(compiled.hash)

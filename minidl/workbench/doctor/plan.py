@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidl.workbench.doctor.jobs import Figures, Job, kernels, target_name
+from minidl.jobs import Job
+from minidl.workbench.doctor.jobs import Figures, kernels, target_name
 from minidl.workbench.first_line import first_line
 
 

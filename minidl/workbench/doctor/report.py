@@ -12,9 +12,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from minidl.jobs import Job
 from minidl.version import __version__
 from minidl.workbench.doctor.compile import Verdict
-from minidl.workbench.doctor.jobs import Figures, Job, accepted_spills, problems
+from minidl.workbench.doctor.jobs import Figures, accepted_spills, problems
 
 SECONDS_BETWEEN_LINES = 30
 _FIELDS = ("kernel", "arch", "dtype", "precision", "tile")

@@ -18,7 +18,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from minidl.workbench.doctor.jobs import Job
+from minidl.jobs import Job
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from minidl.runtime import launch
+from minidl.runtime.ahead import job_of
 from minidl.runtime.launch import Tile
 from minidl.workbench.tuning.classes import ShapeClass, with_tile
 
@@ -75,7 +76,6 @@ class Compiles(Check):
         """Errors of the compiler, spills, and what exceeds the device's limits."""
         from minidl.workbench.doctor.compile import compile_jobs
         from minidl.workbench.doctor.jobs import problems
-        from minidl.workbench.doctor.offline import job_of
 
         if self.arch is None:
             return {}

@@ -7,9 +7,10 @@ import json
 import pytest
 from rich.console import Console
 
+from minidl.jobs import Job
 from minidl.workbench.doctor import compile, doctor_compile, plan, report
 from minidl.workbench.doctor.compile import Verdict, Worker, WorkerError
-from minidl.workbench.doctor.jobs import SHARED_LIMITS, Accepted, Figures, Job, accepted_spills, problems, target_name
+from minidl.workbench.doctor.jobs import SHARED_LIMITS, Accepted, Figures, accepted_spills, problems, target_name
 from minidl.workbench.doctor.plan import Plan
 
 

@@ -1,8 +1,10 @@
 """`minidl doctor`: each thing that may be missing is named, with what to do; the exit code says whether it matters."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -98,6 +100,13 @@ def test_extras(monkeypatch):
     found = machine._extra("plots", ("json", "no_such_package"), "no curves")
     assert (found.status, found.found) == (NOTE, "no_such_package missing: no curves")
     assert "minidl[plots]" in found.advice
+
+
+def test_every_extra_is_looked_for():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) <= {check.name for check in machine.checks()}
+    for name, packages in {"plots": machine.PLOTS, "arrow": machine.ARROW, "notebooks": machine.NOTEBOOKS}.items():
+        assert set(packages) <= {re.split(r"\W", package)[0] for package in extras[name]}
 
 
 def test_data(monkeypatch, tmp_path):

@@ -1,0 +1,113 @@
+"""Processes that compile kernels, and when to start them; without torch and Triton."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+from minidl.jobs import Job
+
+Progress = Callable[[int, int], None]  # kernels that are done, and of how many
+
+_START = "import sys; sys.path[:] = {path!r}; from minidl.runtime.ahead import serve; serve({modules!r})"
+# Kernels are compiled for a GPU that these processes do not touch, and a process that is forked has no other threads.
+_ENVIRONMENT = {
+    "TRITON_INTERPRET": "0",
+    "CUDA_VISIBLE_DEVICES": "",
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+}
+_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
+
+class Compilers:
+    """Processes that compile jobs. A context manager: at its end they are ended.
+
+    `modules` are imported before any job is known.
+    """
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
+        self.modules = list(modules)
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
+            self._process = None
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a process already."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Start the process that others are forked from, so that it has imported the kernels when it is needed."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START.format(path=sys.path, modules=self.modules)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                env={**os.environ, **_ENVIRONMENT},
+            )  # fmt: skip
+
+    def compile(self, jobs: Sequence[Job], progress: Progress = lambda done, of: None, processes: int = 0) -> None:
+        """Compile jobs for Triton's cache.
+
+        `processes` (0: as many as this process has processors) work at a time. Returns as soon as nothing more can be
+        done, also when a process was ended.
+        """
+        self.start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
+        progress(0, len(jobs))
+        with contextlib.suppress(BrokenPipeError):
+            asked = {"jobs": [job.as_json() for job in jobs], "processes": count}
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+        for done, line in enumerate(self._process.stdout, start=1):
+            if line == "end\n":
+                break
+            progress(done, len(jobs))
+
+
+_at_hand: list[Compilers] = []
+
+
+@contextlib.contextmanager
+def ready(modules: Sequence[str], device: str) -> Iterator[None]:
+    """A block, of a command, that may compile kernels: where it seems to have a GPU, processes get ready meanwhile.
+
+    `device` is "auto", "cuda" or "cpu".
+    """
+    with Compilers(modules) as own:
+        if device != "cpu" and "TRITON_INTERPRET" not in os.environ and any(path.exists() for path in _DRIVERS):
+            own.start()
+        _at_hand.append(own)
+        try:
+            yield
+        finally:
+            _at_hand.remove(own)
+
+
+@contextlib.contextmanager
+def at_hand() -> Iterator[Compilers]:
+    """Those of the block under way, else others."""
+    if _at_hand:
+        yield _at_hand[-1]
+    else:
+        with Compilers() as own:
+            yield own

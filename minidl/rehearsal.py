@@ -1,0 +1,180 @@
+"""A step without its arithmetic: which kernels would it launch? And these compiled, before the step runs.
+
+In a rehearsal the Python code of a step runs, memory is given and freed, and launches are listed and not run. So the
+values of what kernels write are unknown: tensors that took part in a launch are *unknown*, and what torch copies from
+them. No unknown value leaves the rehearsal: into memory that was there before, none is copied; where the host asks for
+one, the rehearsal ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minidl import random
+from minidl.captured import Captured
+from minidl.compilers import Progress, at_hand
+from minidl.jobs import Job
+from minidl.runtime import ahead, launch
+
+_SETS = {"aten::copy_", "aten::fill_", "aten::zero_"}  # all that a second time changes nothing
+_SHAPES = {
+    "aten::resize_", "aten::set_", "aten::detach_", "aten::t_", "aten::transpose_", "aten::squeeze_",
+    "aten::unsqueeze_", "aten::as_strided_",
+}  # fmt: skip
+_READS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::masked_select"}
+
+
+def compile_ahead(
+    step: Callable[..., Any], *examples: Any, processes: int = 0, progress: Progress = lambda done, of: None
+) -> int:
+    """Compile what `step(*examples)` will launch, before it runs: all at once, on every processor.
+
+        step = minidl.capture(train_step)
+        minidl.compile_ahead(step, x, y)
+        for x, y in batches:
+            loss = step(x, y)
+
+    The kernels of a step are compiled one after another as it first meets them; with many of them, that takes most of
+    a minute. Here the Python code of the step runs once, and its launches are listed and not run. `examples` are
+    tensors of the shapes and dtypes of the batches to come, on their device; a captured step may be given as it is.
+    Whatever the step has made before this call keeps its value: weights, the optimizer's state, the random state; only
+    gradients hold no numbers until `zero_grad()`, with which a step begins. What a step counts or collects in Python
+    counts this call, too. A step that reads a value on the host is followed up to there.
+
+    `processes` compile at a time (0: as many as there are processors), and `progress(done, of)` is called as kernels
+    are done. Returns the number of kernels that were compiled: those that Triton's cache had not; 0 on a CPU, where
+    nothing is compiled. Raises what the step raises.
+    """
+    if launch.INTERPRETED:
+        return 0
+    wanted = missing(lambda: rehearse(step, *examples))
+    if wanted:
+        with at_hand() as compilers:
+            compilers.compile(wanted, progress, processes)
+    return len(wanted)
+
+
+def rehearse(step: Callable[..., Any], *examples: Any) -> None:
+    """Run a step in a rehearsal, a captured one as its first calls run it; ends where the host reads a value."""
+    with contextlib.suppress(UnknownError):
+        if isinstance(step, Captured):
+            step.rehearse(examples)
+        else:
+            step(*examples)
+
+
+def missing(work: Callable[[], object]) -> list[Job]:
+    """The kernels that `work` would launch on the device in use, and that Triton's cache lacks."""
+    major, minor = torch.cuda.get_device_capability()
+    found: dict[str, Job] = {}
+
+    def keep(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        with contextlib.suppress(TypeError):  # a constant that cannot be told to another process
+            if ahead.compilable(kernel):
+                job = ahead.job_of(10 * major + minor, kernel, grid, args, meta)
+                found[job.key] = job
+
+    with rehearsal(keep):
+        work()
+    return [job for job in found.values() if not ahead.is_compiled(job)]
+
+
+class UnknownError(RuntimeError):
+    """The host asks for a value that was not computed."""
+
+
+@contextlib.contextmanager
+def rehearsal(keep: Callable[..., None]) -> Iterator[None]:
+    """A context in which launches go to `keep(kernel, grid, args, meta)`, and nothing that lasts is changed."""
+    memory = _Memory()
+
+    def listed(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        for value in args:
+            tensor = getattr(value, "base", value)  # of a box
+            if isinstance(tensor, torch.Tensor):
+                memory.unknown.add(_storage(tensor))
+        keep(kernel, grid, args, meta)
+
+    state = random.get_state()
+    try:
+        with launch.record(listed), memory:
+            yield
+    finally:
+        random.set_state(state)
+
+
+class _Memory(TorchDispatchMode):
+    """Follows torch's operations: which memory is new, and of which the values are unknown.
+
+    Memory is known by its address. What lives on is not new, so an address that is used again is of new memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.new: set[int] = set()
+        self.unknown: set[int] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As `captured.NoHostReads`."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
+        storages = [_storage(tensor) for tensor in given]
+        name = func._schema.name
+        written = _written(func, args, kwargs)
+        read = [_storage(tensor) for tensor in given if not any(tensor is target for target in written)]
+        unknown = any(storage in self.unknown for storage in read)
+        if written and name not in _SHAPES:
+            lasting = any(_storage(target) not in self.new for target in written)
+            if lasting and (unknown or name not in _SETS):
+                return written[0] if len(written) == 1 else tuple(written)
+            if unknown:
+                self.unknown.update(map(_storage, written))
+            return func(*args, **kwargs)
+        if name in _READS and any(storage in self.unknown for storage in storages):
+            raise UnknownError
+        if name == "aten::_to_copy" and unknown and given[0].device.type != _device_type(given[0], kwargs):
+            raise UnknownError
+        outputs = func(*args, **kwargs)
+        for output in _flat((outputs,)):
+            if isinstance(output, torch.Tensor):
+                storage = _storage(output)
+                if storage not in storages:
+                    self.new.add(storage)
+                    (self.unknown.add if unknown else self.unknown.discard)(storage)
+        return outputs
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The arguments that an operation writes into."""
+    found = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs[argument.name] if argument.name in kwargs else args[place] if place < len(args) else None
+            found += [tensor for tensor in _flat((value,)) if isinstance(tensor, torch.Tensor)]
+    return found
+
+
+def _device_type(source: torch.Tensor, kwargs: Any) -> str:
+    to = kwargs.get("device")
+    return source.device.type if to is None else torch.device(to).type
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, dict | list | tuple):
+            yield from _flat(value)
+        else:
+            yield value

@@ -1,0 +1,205 @@
+"""Kernels compiled before a launch needs them: launches as jobs, and the process that compiles jobs.
+
+A launch becomes a job specialised as Triton itself does it, so the launch then finds its kernel in Triton's cache. Jobs
+are compiled in processes forked from one that has imported the kernels and touches no GPU: importing them takes a
+process as long as compiling some ten kernels. A kernel that is not compiled here, for whatever reason, is compiled as
+it is launched, and tells its error there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib
+import json
+import os
+import select
+import signal
+import struct
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.cache import get_cache_key, get_cache_manager
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from minidl.jobs import WARP, Job
+
+_NUMBER = struct.Struct("<I")
+_PR_SET_PDEATHSIG = 1
+
+
+def job_of(arch: int, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> Job:
+    """The job of a launch of a JITFunction, specialised as Triton itself does on that architecture.
+
+    Raises TypeError for a constant that is neither a number nor a string nor a type.
+    """
+    backend, bind = _binder(kernel, arch)
+    bound, specialization, extra = bind(*args, **meta)
+    # About one in ten recorded launches is new, and making this key takes a tenth of the time of making a job.
+    key = (kernel, arch, str(specialization), str(extra))
+    if key not in _jobs:
+        options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
+        _jobs[key] = Job(
+            kernel=f"{kernel.__module__}:{kernel.__name__}",
+            arch=arch,
+            signature=signature,
+            constants=[(list(path), _plain(value)) for path, value in constants.items()],
+            attributes=[(list(path), known) for path, known in attributes.items()],
+            options={"num_warps": 4, "num_stages": 3, **{n: v for n, v in meta.items() if n in options.__dict__}},
+            declared=[parameter.name for parameter in kernel.params if parameter.is_constexpr],
+        )
+    return _jobs[key]
+
+
+_jobs: dict[tuple[Any, ...], Job] = {}
+
+
+@functools.cache
+def _binder(kernel: Any, arch: int) -> tuple[Any, Callable[..., Any]]:
+    backend = make_backend(GPUTarget("cuda", arch, WARP))
+    return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
+
+
+def _plain(value: Any) -> Any:
+    """A constant as JSON. Raises TypeError for one that JSON cannot hold."""
+    if isinstance(value, tl.constexpr):  # its text is in the key of Triton's cache
+        return {"constexpr": _plain(value.value)}
+    if isinstance(value, tl.dtype):
+        return {"dtype": value.name}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"the constant {value!r} of a kernel is neither a number nor a string nor a type")
+
+
+def _constant(value: Any) -> Any:
+    """The inverse of `_plain`."""
+    if isinstance(value, dict):
+        return tl.dtype(value["dtype"]) if "dtype" in value else tl.constexpr(_constant(value["constexpr"]))
+    return tuple(_constant(item) for item in value) if isinstance(value, list) else value
+
+
+def source_of(job: Job) -> ASTSource:
+    """What Triton compiles for a job. Raises ImportError and AttributeError for a kernel that is not importable."""
+    module, name = job.kernel.split(":")
+    return ASTSource(
+        getattr(importlib.import_module(module), name),
+        {parameter: _constant(kind) for parameter, kind in job.signature.items()},
+        {tuple(path): _constant(value) for path, value in job.constants},
+        {tuple(path): known for path, known in job.attributes},
+    )
+
+
+def compile_job(job: Job) -> Any:
+    """The compiled kernel of a job, from Triton's cache or new and then in it."""
+    return triton.compile(source_of(job), target=GPUTarget("cuda", job.arch, WARP), options=job.options)
+
+
+def is_compiled(job: Job) -> bool:
+    """Whether Triton's cache has the kernel of a job."""
+    name = job.name[:150]  # as Triton cuts names of files
+    return bool(get_cache_manager(hashlib.sha256(cache_key(job).encode()).hexdigest()).get_group(f"{name}.json"))
+
+
+def cache_key(job: Job) -> str:
+    """The text whose hash names the kernel of a job in Triton's cache."""
+    source, backend = source_of(job), make_backend(GPUTarget("cuda", job.arch, WARP))
+    options = backend.parse_options({**job.options, **source.parse_options()})
+    return str(get_cache_key(source, backend, options, env_vars=invalidating()))
+
+
+def invalidating() -> dict[str, Any]:
+    """The environment variables that change what Triton compiles."""
+    found: dict[str, Any] = get_cache_invalidating_env_vars()
+    return found
+
+
+def serve(modules: Iterable[str]) -> None:
+    """The process that others are forked from: requests on standard input until it ends, a line for each kernel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the command
+
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _import(modules)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        jobs = [Job(**job) for job in asked["jobs"]]
+        _import(job.kernel.partition(":")[0] for job in jobs)
+        with contextlib.suppress(BrokenPipeError):
+            for _ in _forked(jobs, asked["processes"]):
+                answers.write("done\n")
+            answers.write("end\n")
+
+
+def _import(modules: Iterable[str]) -> None:
+    """Forked processes need not import them again."""
+    for module in modules:
+        with contextlib.suppress(Exception):  # the launch will tell
+            importlib.import_module(module)
+
+
+def _forked(jobs: list[Job], processes: int) -> Iterable[int]:
+    """The number of each job as a forked process has done with it; ends when all of them have ended."""
+    waiting, put = os.pipe()
+    results, done = os.pipe()
+    children = []
+    for _ in range(processes):
+        child = os.fork()
+        if child == 0:
+            os.close(put)
+            _work(jobs, waiting, done)
+        children.append(child)
+    os.close(waiting)
+    os.close(done)
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            _write_numbers(put, len(jobs))
+        os.close(put)
+        while True:
+            # The command's end closes standard input; nothing else arrives there now.
+            ready, _, _ = select.select([results, 0], [], [])
+            if 0 in ready:
+                return
+            number = os.read(results, _NUMBER.size)
+            if not number:
+                return
+            yield _NUMBER.unpack(number)[0]
+    finally:
+        os.close(results)
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _write_numbers(pipe: int, count: int) -> None:
+    """A pipe hands out what fits into PIPE_BUF as a whole, and takes no more than it has room for at a time."""
+    for number in range(count):
+        os.write(pipe, _NUMBER.pack(number))
+
+
+def _work(jobs: list[Job], waiting: int, done: int) -> None:
+    """A forked process: compile the jobs whose numbers it reads, until there are no more."""
+    try:
+        # Ended with the process that forked it, however that ends.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        while number := os.read(waiting, _NUMBER.size):
+            with contextlib.suppress(Exception):  # the launch will tell
+                compile_job(jobs[_NUMBER.unpack(number)[0]])
+            os.write(done, number)
+    finally:
+        os._exit(0)
+
+
+def compilable(kernel: Any) -> bool:
+    """Whether launches of a kernel can become jobs: an importable function of Triton's."""
+    return type(kernel) is JITFunction and kernel.__module__ != "__main__"
