@@ -61,6 +61,17 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def write_new(path: Path, content: bytes) -> None:
+    """Put `content` at `path`, where there must be nothing, and flush it to disk, but not the folder.
+
+    For a folder that nobody reads before all its files are whole. Raises OSError.
+    """
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def make_folder(path: Path, parents: bool = False) -> None:
     """Make a folder, and with `parents` those above it, where there is none; it survives a power cut.
 

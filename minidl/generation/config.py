@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
-from minidl.training.fields import Data, Device, JsonFile, Quiet, is_number
+from minidl.training.fields import Data, Device, JsonFile, Quiet, Workers, is_number
 from minidl.training.settings import UTF8, Expected, Settings, Written
 
 BUILT_IN = ("mnist",)  # models
@@ -79,13 +79,14 @@ class Generate(Settings):
 
     A picture depends on its seed alone: the same numbers come out whatever the batch size or the order.
 
-    Each PNG has its seed and the SHA-256 of the model in its text metadata; images.json has it for all of them.
+    A PNG, JPEG or WebP has its seed and the SHA-256 of the model in its metadata; images.json has them for all.
     """
 
     examples = (
         "minidl generate --grid 8x8 --out pictures",
         "minidl generate --seeds 0-63,100 --truncation 1.5 --out pictures",
         "minidl generate --interpolate 3 17 --steps 12 --grid 1x12 --out walk",
+        "minidl generate --seeds 0-9999 --format zip --out archive",
         "minidl generate --model runs/gan --count 1000 --format npy --out arrays",
         "minidl generate --latents latents.txt --out pictures",
     )
@@ -129,7 +130,14 @@ class Generate(Settings):
         UTF8,
         Expected("a file", utf8=_RECORDED),
     ] = None
-    format: Annotated[Literal["png", "bmp", "npy"], Field(description="png, bmp, or npy: one float array.")] = "png"
+    format: Annotated[
+        Literal["png", "jpg", "webp", "bmp", "npy", "zip"],
+        Field(description="png or bmp; jpg or webp, not exact; npy: one float array; zip: one file of PNGs."),
+    ] = "png"
+    workers: Annotated[
+        Workers,
+        Field(description="Processes that encode many pictures; 1: this one alone. Default: one per processor."),
+    ] = None
     batch_size: Annotated[_Count, Field(description="Pictures in flight. Default: what suits the memory.")] = None
     precision: Precision = "float32"
     device: Device = "auto"
@@ -148,8 +156,10 @@ class Generate(Settings):
             raise ConfigError("--steps is the number of pictures of a walk: give its ends with --interpolate A B")
         if self.truncation is not None and self.latents is not None:
             raise ConfigError("--truncation is for seeds: the latents of a file are taken as they are")
-        if self.grid is not None and self.format == "npy":
-            raise ConfigError("--grid is a picture: give it with --format png or bmp")
+        if self.grid is not None and self.format in ("npy", "zip"):
+            raise ConfigError(
+                f"--grid is a picture, and --format {self.format} one file of all: give --format png, jpg, webp or bmp"
+            )
         if self.grid is not None and self.latents is None and self.total() > self.grid[0] * self.grid[1]:
             grid_too_small(self.grid, self.total())
         return self

@@ -1,65 +1,46 @@
 """`minidl generate`: from seeds, a walk or a file of latents to pictures in a folder.
 
-The folder has a picture for each latent, a grid where one is asked for, and images.json, which says what made them: a
-folder without it is never overwritten. A picture is named after its seed alone, as seed-000003.png, or after its place
-in a walk or a file of latents: the same picture has the same name whichever others are made with it.
+The folder has a picture for each latent, or a file of all of them, a grid where one is asked for, and images.json,
+which says what made them. A picture is named after its seed alone, as seed-000003.png, or after its place in a walk or
+a file of latents: the same picture has the same name whichever others are made with it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from minidl import storage
-from minidl.generation import latents, output, passes
+from minidl.data import encoding
+from minidl.data.workers import Message, Workers, available
+from minidl.generation import folder, latents, output, passes
 from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
-from minidl.training import environment, files, locks, saved_run
+from minidl.training import environment, samples, saved_run
 from minidl.training.display import Display
-from minidl.training.errors import ConfigError, DamagedError, RunError
-from minidl.training.outputs import cannot_write, check_length
+from minidl.training.errors import ConfigError, RunError
+from minidl.training.outputs import cannot_write
 from minidl.version import __version__
 
-MANIFEST = "images.json"
-_STAGED = ".new-pictures"  # in the folder, until all of them are made
+VERSION = 1  # of images.json
 _DIGITS = 6  # of the number in a name, at least
-FORMAT, VERSION = "minidl-images", 1
-_BEGUN = re.compile(rf"\.{re.escape(MANIFEST)}\..*{re.escape(storage.PART)}")  # what a killed process left at its start
-_NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|bmp)|images\.npy")
-
-
-def check_out(config: Generate) -> None:
-    """Raises ConfigError when pictures must not be written to `out`: told before the work."""
-    folder = config.out
-    check_length(folder)
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"--out {folder} is a file: give the name of a folder")
-        if not folder.exists() or all(map(_is_begun, folder.iterdir())):
-            return
-    except OSError as error:
-        raise ConfigError(cannot_write(folder, error)) from None
-    if not config.overwrite:
-        raise ConfigError(
-            f"--out {folder} exists and is not empty: choose another folder, or replace the pictures in it with "
-            "--overwrite"
-        )
-    _written(folder)
+_TOGETHER, _TOGETHER_BYTES = 64, 2**20  # pictures, and their pixels, that a worker encodes at a time
+_MANY, _EACH = 2**23, 1500  # bytes of pixels, and what a picture takes besides: for fewer, processes start too slowly
 
 
 def generate(config: Generate) -> None:
     """Make the pictures. Raises ConfigError and DataError for what cannot be made, RunError for a model that cannot
-    be read and a folder that cannot be written."""
-    check_out(config)
+    be read and a folder that cannot be written, WorkerError when a process that encodes is ended."""
+    folder.check(config.out, config.overwrite)
     loaded = load(config.model, config.precision)
+    _check_format(config, loaded)
     if not config.quiet:
         saved_run.tell(loaded.notes)
     if config.latents is not None:
@@ -74,120 +55,119 @@ def generate(config: Generate) -> None:
     else:
         names = config.all_seeds()
         z = latents.from_seeds(names, loaded.latent, config.truncation)
+    facts, entries = _facts(config, loaded), _entries(config, names)
     try:
-        files.make_folder(config.out, parents=True)
-        with locks.held(config.out):
-            check_out(config)
-            for path in config.out.iterdir():
-                if _BEGUN.fullmatch(path.name):
-                    path.unlink(missing_ok=True)
-            if config.overwrite and (config.out / MANIFEST).exists():
-                _replace(config, loaded, z, names)
-            else:
-                _write(config, config.out, loaded, z, names)
+        with folder.replaced(config.out, config.overwrite, _manifest(config, loaded, facts, entries)) as staged:
+            started = time.perf_counter()
+            with _progress(config, len(z)) as advance:
+                if config.format == "npy":
+                    _write_array(staged, _parts(config, loaded, z), loaded, len(z), advance)
+                else:
+                    _write_pictures(config, staged, _parts(config, loaded, z), loaded, facts, entries, advance)
+            seconds = time.perf_counter() - started
     except OSError as error:
         raise RunError(cannot_write(config.out, error)) from None
+    what = "1 image" if len(z) == 1 else f"{len(z):,} images"
+    size = f"{loaded.size[0]}x{loaded.size[1]}{'' if loaded.channels == 1 else 'x' + str(loaded.channels)}"
+    speed = f"{seconds:.1f} s, {len(z) / max(seconds, 1e-9):,.1f} images/s"
+    Display(config.quiet).note(
+        f"{what} of {size} in {config.out} by model {loaded.name} ({loaded.sha256[:12]}): {speed}"
+    )
 
 
-def _is_begun(path: Path) -> bool:
-    """Whether a process that only began has left this file, or one that is at work holds it."""
-    return path.name == locks.INSIDE or _BEGUN.fullmatch(path.name) is not None
+def _check_format(config: Generate, loaded: Loaded) -> None:
+    """Raises ConfigError for pictures that the format does not hold, and for a Pillow that has it not."""
+    from PIL import features
+
+    (height, width), (rows, columns) = loaded.size, config.grid or (1, 1)
+    side, longest = max(rows * (height + 1), columns * (width + 1)) + 1, encoding.LONGEST.get(config.format)
+    if longest is not None and side > longest:
+        what = f"--grid {rows}x{columns} of pictures" if config.grid else "a picture"
+        raise ConfigError(
+            f"{what} of {height}x{width} has a side of {side:,} pixels, and a {config.format} at most {longest:,}: "
+            "give --format png" + (" or a smaller --grid" if config.grid else "")
+        )
+    if config.format == "webp" and not features.check("webp"):
+        raise ConfigError("the Pillow that is installed has no WebP: install one that has, or give --format png")
 
 
-def _replace(config: Generate, loaded: Loaded, z: np.ndarray, names: Sequence[Any]) -> None:
-    """Make the pictures in a folder inside `out`, and put them in the place of the old ones once all are made.
-
-    Raises ConfigError where a new one has the name of a file that an earlier command did not make.
-    """
-    folder, staged = config.out, config.out / _STAGED
-    old = _written(folder)
-    for name in [entry["file"] for entry in _listed(_manifest(config, loaded, names))]:
-        if name not in old and (folder / name).exists():
-            raise ConfigError(
-                f"--out {folder} has a {name} that {MANIFEST} does not list: move it, or give another folder"
-            )
-    _unstage(staged)
-    try:
-        files.make_folder(staged)
-        _write(config, staged, loaded, z, names)
-        _change_places(folder, staged, old)
-    finally:
-        _unstage(staged)
+@contextmanager
+def _progress(config: Generate, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar in a terminal; what is yielded moves it on."""
+    columns = TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, transient=True, disable=config.quiet or not sys.stdout.isatty()) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)
 
 
-def _change_places(folder: Path, staged: Path, old: list[str]) -> None:
-    """Put the pictures in `staged`, and its images.json, in the place of the `old` ones in `folder`."""
-    manifest = files.read_json(staged / MANIFEST)
-    new = [entry["file"] for entry in _listed(manifest)]
-    gone = [name for name in old if name not in new]
-    # All are listed while they change places, so that a stopped command leaves nothing that the next cannot clear.
-    files.write_json(folder / MANIFEST, {**manifest, "files": [*manifest["files"], *({"file": name} for name in gone)]})
-    for name in new:
-        (staged / name).replace(folder / name)
-    for name in gone:
-        (folder / name).unlink(missing_ok=True)
-    files.sweep(folder)
-    (staged / MANIFEST).replace(folder / MANIFEST)
-    files.flush_folder(folder)
+def _parts(config: Generate, loaded: Loaded, z: np.ndarray) -> Iterator[np.ndarray]:
+    """The generator's pictures [n, C, H, W], each of finite values; each part is overwritten by a later one."""
+    done = 0
+    for part in passes.images(loaded.generator, z, loaded.channels, loaded.size, config.batch_size):
+        passes.check_finite(part, done)
+        done += len(part)
+        yield part
 
 
-def _unstage(staged: Path) -> None:
-    files.remove_folder(staged, lambda name: name == MANIFEST or _NAME.fullmatch(name) is not None)
+def _write_array(
+    staged: Path, parts: Iterable[np.ndarray], loaded: Loaded, count: int, advance: Callable[[int], None]
+) -> None:
+    shape, dtype = (count, loaded.channels, *loaded.size), np.dtype(loaded.dtype_name)
+    with output.array_file(staged / "images.npy", shape, dtype) as write:
+        for part in parts:
+            write(part)
+            advance(len(part))
 
 
-def _manifest(config: Generate, loaded: Loaded, names: Sequence[Any]) -> dict[str, Any]:
+def _write_pictures(
+    config: Generate, staged: Path, parts: Iterable[np.ndarray], loaded: Loaded, facts: dict[str, Any],
+    entries: list[dict[str, Any]], advance: Callable[[int], None]
+) -> None:  # fmt: skip
+    """Files of pictures, encoded by workers while the generator makes the next ones, and written as they come."""
+    shape = *loaded.size, loaded.channels
+    kind = "png" if config.format == "zip" else config.format
+    together = max(1, min(_TOGETHER, _TOGETHER_BYTES // math.prod(shape)))
+    sheet = None if config.grid is None else np.zeros((config.grid[0] * config.grid[1], *shape), np.uint8)
+
+    def asked() -> Iterator[Message]:
+        done = 0
+        for part in parts:
+            pictures = output.pixels(part)
+            if sheet is not None:
+                sheet[done : done + len(pictures)] = pictures
+            for some in np.split(pictures, range(together, len(pictures), together)):
+                texts = [_texts({**facts, **entry}) for entry in entries[done : done + len(some)]]
+                yield Message({"shape": shape, "kind": kind, "texts": texts}, [some])
+                done += len(some)
+
+    few = len(entries) * (_EACH + math.prod(shape)) < _MANY
+    into = output.into_archive(staged / "images.zip") if config.format == "zip" else output.into_folder(staged)
+    names = (entry.get("file") or entry["member"] for entry in entries)
+    with Workers(1 if few else config.workers or available()) as workers, into as save:
+        for found in workers.map(encoding.encode, asked()):
+            for content in found.buffers:
+                save(next(names), content)
+            advance(len(found.buffers))
+    if sheet is not None and config.grid is not None:
+        text = _texts({**facts, "seeds": _ranges(config, [entry.get("seed") for entry in entries])})
+        output.write_picture(staged / f"grid.{kind}", samples.grid(sheet, config.grid[1]), text)
+
+
+def _manifest(config: Generate, loaded: Loaded, facts: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
     """The content of images.json."""
-    made = _file_names(config, names)
+    whole = [{"file": f"images.{config.format}"}] if config.format in ("npy", "zip") else []
     manifest = {
-        "format": FORMAT,
+        "format": folder.FORMAT,
         "version": VERSION,
-        **_facts(config, loaded),
+        **facts,
         "device": environment.device_name(),
         "shape": [loaded.channels, *loaded.size],
-        "files": made if config.format != "npy" else [{"file": "images.npy"}, *made],
+        "files": [*whole, *entries],
         "grid": None,
     }
     if config.grid is not None:
         manifest["grid"] = {"file": f"grid.{config.format}", "rows": config.grid[0], "columns": config.grid[1]}
     return manifest
-
-
-def _write(config: Generate, folder: Path, loaded: Loaded, z: np.ndarray, names: Sequence[Any]) -> None:
-    facts, made = _facts(config, loaded), _file_names(config, names)
-    # First: what a stopped command leaves can be told from a folder of the user's.
-    files.write_json(folder / MANIFEST, _manifest(config, loaded, names))
-    kept: list[np.ndarray] = []
-    done, started = 0, time.perf_counter()
-    columns = TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    hidden = config.quiet or not sys.stdout.isatty()
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(Progress(*columns, transient=True, disable=hidden))
-        task = bar.add_task("", total=len(z))
-        shape, dtype = (len(z), loaded.channels, *loaded.size), np.dtype(loaded.dtype_name)
-        array = output.array_file(folder / "images.npy", shape, dtype)
-        write = stack.enter_context(array) if config.format == "npy" else None
-        for part in passes.images(loaded.generator, z, loaded.channels, loaded.size, config.batch_size):
-            passes.check_finite(part, done)
-            if write is not None:
-                write(part)
-            else:
-                pictures = output.pixels(part)
-                for picture, entry in zip(pictures, made[done:], strict=False):
-                    output.write_picture(folder / entry["file"], picture, _texts({**facts, **entry}))
-                if config.grid is not None:
-                    kept.append(pictures)
-            done += len(part)
-            bar.advance(task, len(part))
-    seconds = time.perf_counter() - started
-    if config.grid is not None:
-        sheet = output.grid(np.concatenate(kept), *config.grid)
-        text = _texts({**facts, "seeds": _ranges(config, names)})
-        output.write_picture(folder / f"grid.{config.format}", sheet, text)
-    what = "1 image" if len(z) == 1 else f"{len(z):,} images"
-    size = f"{loaded.size[0]}x{loaded.size[1]}{'' if loaded.channels == 1 else 'x' + str(loaded.channels)}"
-    speed = f"{seconds:.1f} s, {done / max(seconds, 1e-9):,.1f} images/s"
-    display = Display(config.quiet)
-    display.note(f"{what} of {size} in {config.out} by model {loaded.name} ({loaded.sha256[:12]}): {speed}")
 
 
 def _facts(config: Generate, loaded: Loaded) -> dict[str, Any]:
@@ -208,14 +188,16 @@ def _facts(config: Generate, loaded: Loaded) -> dict[str, Any]:
     return facts
 
 
-def _file_names(config: Generate, names: Sequence[Any]) -> list[dict[str, Any]]:
-    """A record per picture: its file (none in an array) and its seed, or its place in a walk or a file."""
+def _entries(config: Generate, names: Sequence[Any]) -> list[dict[str, Any]]:
+    """A record per picture: its file, or its name in an archive (none in an array), and its seed, or its place in a
+    walk or a file."""
     kind = "seed" if config.latents is None else "latent"
     if config.interpolate is not None:
         kind = "step"
     if config.format == "npy":
         return [{kind: name} for name in names]
-    return [{"file": f"{kind}-{name:0{_DIGITS}}.{config.format}", kind: name} for name in names]
+    place, suffix = ("member", "png") if config.format == "zip" else ("file", config.format)
+    return [{place: f"{kind}-{name:0{_DIGITS}}.{suffix}", kind: name} for name in names]
 
 
 def _ranges(config: Generate, names: Sequence[Any]) -> str:
@@ -238,25 +220,6 @@ def _texts(facts: dict[str, Any]) -> dict[str, str]:
     texts = {
         name: " ".join(map(str, value)) if isinstance(value, list) else str(value)
         for name, value in facts.items()
-        if name not in ("minidl", "file")
+        if name not in ("minidl", "file", "member")
     }
     return {"Software": f"minidl {__version__}", **texts}
-
-
-def _written(folder: Path) -> list[str]:
-    """The files that an earlier command made in a folder. Raises ConfigError when it has no images.json of minidl's."""
-    refused = ConfigError(f"--overwrite replaces only what `minidl generate` made; {folder} has no intact {MANIFEST}")
-    try:
-        manifest = files.read_json(folder / MANIFEST)
-    except (OSError, DamagedError):
-        raise refused from None
-    if manifest.get("format") != FORMAT or not isinstance(manifest.get("files"), list):
-        raise refused
-    # No others, whatever the manifest says: nothing outside the folder, and nothing of the user's.
-    return [entry["file"] for entry in _listed(manifest) if _NAME.fullmatch(entry["file"])]
-
-
-def _listed(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entries of images.json that name a file."""
-    entries = [*manifest["files"], manifest.get("grid")]
-    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("file"), str)]

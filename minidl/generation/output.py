@@ -1,23 +1,29 @@
-"""Images as files: PNG and BMP, one each or in a grid, and NumPy arrays; every file is written whole or not at all."""
+"""Pictures as files, one each, in a grid or in an archive, and NumPy arrays."""
 
 from __future__ import annotations
 
 import hashlib
-import io
+import zipfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from minidl import storage
+from minidl.data import encoding
 from minidl.training import files, samples
+
+Save = Callable[[str, bytes], None]  # name and content of a file
+_WRITERS = 8  # more gain nothing; see benchmarks/notes.md
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
     """uint8 [N, H, W, C] of images [N, C, H, W] from -1 (black) to 1, rounded to the nearest of 256 levels."""
     levels = np.rint((images.astype(np.float32).transpose(0, 2, 3, 1) + np.float32(1)) * np.float32(127.5))
-    return np.clip(levels, 0, 255).astype(np.uint8)
+    return np.clip(levels, 0, 255).astype(np.uint8, order="C")
 
 
 def grid(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -33,19 +39,47 @@ def grid(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def write_picture(path: Path, picture: np.ndarray, text: Mapping[str, str]) -> None:
-    """Write uint8 [H, W, C] as PNG, with `text` as its text metadata, or as BMP (which has none), by the suffix."""
-    from PIL import Image, PngImagePlugin
+    """Write uint8 [H, W, C] as the suffix says, with `text` as its metadata (see `encoding.encoded`)."""
+    height, width, channels = picture.shape
+    files.write_bytes(path, encoding.encoded(picture.tobytes(), (height, width, channels), path.suffix[1:], text))
 
-    image = Image.fromarray(picture[:, :, 0] if picture.shape[-1] == 1 else picture)
-    content = io.BytesIO()
-    if path.suffix == ".png":
-        info = PngImagePlugin.PngInfo()
-        for name, value in text.items():
-            info.add_text(name, value)
-        image.save(content, format="PNG", pnginfo=info)
-    else:
-        image.save(content, format="BMP")
-    files.write_bytes(path, content.getvalue())
+
+@contextmanager
+def into_folder(folder: Path) -> Iterator[Save]:
+    """Writes files into a folder that nobody reads yet; all are on disk when the block ends. Raises OSError.
+
+    A flush waits for the disk, so a few files are written at the same time.
+    """
+    waiting: deque[Future[None]] = deque()
+
+    def save(name: str, content: bytes) -> None:
+        waiting.append(pool.submit(storage.write_new, folder / name, content))
+        if len(waiting) > 2 * _WRITERS:
+            waiting.popleft().result()
+
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        try:
+            yield save
+            while waiting:
+                waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+    files.flush_folder(folder)
+
+
+@contextmanager
+def into_archive(path: Path) -> Iterator[Save]:
+    """Writes files into a .zip file, not compressed and without times: the same files make the same archive. It appears
+    under its name when it is whole. Raises OSError naming it."""
+    with storage.whole(path) as file, zipfile.ZipFile(file, "w") as archive:
+
+        def save(name: str, content: bytes) -> None:
+            member = zipfile.ZipInfo(name)
+            member.external_attr = 0o644 << 16
+            archive.writestr(member, content)
+
+        yield save
 
 
 @contextmanager

@@ -206,7 +206,7 @@ def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
         (("--model", "fashion"), "--model fashion is neither mnist nor a run"),
         (("--model", "none.safetensors"), "none.safetensors is gone"),
         (("--truncation", "0"), "--truncation is 0"),
-        (("--format", "gif"), "expected one of png, bmp, npy"),
+        (("--format", "gif"), "expected one of png, jpg, webp, bmp, npy, zip"),
         (("--count", "5", "--grid", "2x2"), "has 4 places, and 5 pictures"),
     ],
 )
@@ -382,16 +382,17 @@ def contents(folder):
 def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictures_before, monkeypatch):
     """Each write in turn finds a full disk: the old pictures are there as they were, or the new ones."""
     out, again = pictures_before
-    before, whole = contents(out), storage.whole
+    before, real = contents(out), {name: getattr(storage, name) for name in ("whole", "write_new")}
     for last in itertools.count():
         left = iter(range(last))
+        for name, write in real.items():
 
-        def full(path, left=left):
-            if next(left, None) is None:
-                raise OSError(errno.ENOSPC, "No space left on device", str(path))
-            return whole(path)
+            def full(path, *content, left=left, write=write):
+                if next(left, None) is None:
+                    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+                return write(path, *content)
 
-        monkeypatch.setattr(storage, "whole", full)
+            monkeypatch.setattr(storage, name, full)
         result = command(*again)
         if result.code == 0:
             break
@@ -403,9 +404,9 @@ def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictu
 
 def test_a_replacement_that_is_killed_at_any_change_is_made_good_by_the_next(command, pictures_before, monkeypatch):
     out, again = pictures_before
-    for name in ("replace", "unlink"):
-        for last in range(4):
-            left, real = iter(range(last)), getattr(Path, name)
+    for owner, name in ((os, "replace"), (Path, "unlink")):
+        for last in range(6):
+            left, real = iter(range(last)), getattr(owner, name)
 
             def killed(path, *rest, left=left, real=real, **named):
                 if next(left, None) is None:
@@ -413,7 +414,7 @@ def test_a_replacement_that_is_killed_at_any_change_is_made_good_by_the_next(com
                 return real(path, *rest, **named)
 
             with monkeypatch.context() as context:
-                context.setattr(Path, name, killed)
+                context.setattr(owner, name, killed)
                 command(*again)
             listed = {entry["file"] for entry in json.loads((out / "images.json").read_text())["files"]}
             assert {*contents(out)} - {"images.json", "mine.txt"} <= listed

@@ -135,6 +135,9 @@ def test_answers_before_a_bad_file_are_written(answers, image_run, photos, tmp_p
     with pytest.raises(DataError, match=r"bad\.png cannot be read as a picture"):
         answers(image_run[0], good, bad, good)
     assert [answer["file"] for answer in answers.written] == [str(good)]
+    with pytest.raises(DataError, match=r"bad\.png cannot be read as a picture"):
+        answers(image_run[0], *[good] * 260, bad, good)
+    assert len(answers.written) == 260
     with pytest.raises(DataError, match=r"none\.png does not exist"):
         answers(image_run[0], tmp_path / "none.png")
     with pytest.raises(DataError, match="is a folder without pictures"):

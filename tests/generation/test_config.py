@@ -60,7 +60,8 @@ def test_how_many():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"format": "jpg"}, "--format is jpg, expected one of png, bmp, npy"),
+        ({"format": "gif"}, "--format is gif, expected one of png, jpg, webp, bmp, npy, zip"),
+        ({"workers": 0}, "--workers is 0, expected a whole number from 1 to 1024"),
         ({"precision": "bfloat16"}, "--precision is bfloat16"),
         ({"device": "tpu"}, "--device is tpu"),
         ({"seeds": (1,), "count": 2}, "--seeds and --count each say which pictures"),
@@ -72,7 +73,8 @@ def test_how_many():
         ({"truncation": 0.0}, "--truncation is 0.0, expected a number above 0, at most 100"),
         ({"truncation": float("nan")}, "--truncation is nan"),
         ({"truncation": 1.0, "latents": Path("z.txt")}, "--truncation is for seeds"),
-        ({"grid": (2, 2), "format": "npy"}, "--grid is a picture"),
+        ({"grid": (2, 2), "format": "npy"}, "--grid is a picture, and --format npy one file of all: give --format png"),
+        ({"grid": (2, 2), "format": "zip"}, "--grid is a picture, and --format zip one file of all: give --format png"),
         ({"grid": (2, 2), "count": 5}, "--grid 2x2 has 4 places, and 5 pictures are asked for"),
         ({"grid": (2, 2), "interpolate": (1, 2)}, "--grid 2x2 has 4 places, and 9 pictures"),
     ],

@@ -246,7 +246,13 @@ class Trials:
         known = [_contents(self.folder / name) for name in ("old", "pictures")]
         found = []
         for name, content in _contents(place).items():
-            if content not in [contents.get(name) for contents in known]:
+            # Where new pictures are made, nobody reads them before all are there. While they change places, images.json
+            # names them and the old ones.
+            apart = name.startswith(".new-pictures/")
+            both = name == "images.json" and {f"seed-{seed:06}.png" for seed in range(2, 8)} == {
+                entry["file"] for entry in json.loads(content)["files"]
+            }
+            if not apart and not both and content not in [contents.get(name) for contents in known]:
                 found.append(f"{name} is not whole")
         ended = child.command([*self.generate, "--seeds", "2-5", "--out", place, "--overwrite"], folder / "again")
         if ended.code != 0:

@@ -563,7 +563,7 @@ class Machine(RuleBasedStateMachine):
         if seen.known.touched or not seen.finished or w.references[seen.key].kind != "gan":
             wanted = "unsure" if seen.known.touched else 2
         else:
-            there = any(not re.fullmatch(r"\.images\.json\..*\.part", n) for n in world.names_in(folder))
+            there = any(not re.fullmatch(r"\.images\.json\..*\.part|\.new-pictures", n) for n in world.names_in(folder))
             ours = (folder / "images.json").is_file()
             wanted = "makes" if not there or (overwrite and ours) else 2
             made = self.session.pictures(seen.key, name, seeds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from minidl.training.targets import Found
 
 
+_TOGETHER, _TOGETHER_BYTES = 2048, 2**28  # pictures, and their pixels, that `predict` reads at a time
 _Side = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -235,7 +237,11 @@ class PictureClassifier(Predictor):
         if "" in config.inputs:
             raise ConfigError("an empty name was given: give picture files or folders of them")
         if config.inputs:
-            return inputs.chunks([path for name in config.inputs for path in _files(Path(name))])
+            paths = [path for name in config.inputs for path in _files(Path(name))]
+            # The workers wait for one another at the end of each chunk.
+            return inputs.chunks(
+                paths, min(_TOGETHER, max(inputs.CHUNK, _TOGETHER_BYTES // math.prod(self.format.shape)))
+            )
         lines = inputs.lines_as_they_come(inputs.standard_input())
         return ([Path(line.strip()) for _, line in chunk if line.strip()] for chunk in lines)
 
@@ -243,14 +249,22 @@ class PictureClassifier(Predictor):
         """One answer per file: its path, label, probability and the `top` best labels."""
         from minidl.training.forward import saved_outputs
 
-        pixels = data.read_pictures(paths, self.format.size, self.format.channels, self.workers)
-        parts = saved_outputs(self.model, self.format.pictures(pixels), self.targets.outputs)
+        parts = saved_outputs(self.model, self.format.pictures(self._pixels(paths)), self.targets.outputs)
         ranked = self.targets.answers(parts, top)
         return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]
 
     def before_fault(self, paths: list[Path]) -> Iterable[list[Path]]:
-        """See `Predictor`: one by one, up to the file that cannot be read."""
-        return ([path] for path in paths)
+        """See `Predictor`: where a file cannot be read, one by one up to it."""
+        for part in inputs.chunks(paths):
+            try:
+                self._pixels(part)
+            except DataError:
+                yield from ([path] for path in part)
+            else:
+                yield part
+
+    def _pixels(self, paths: list[Path]) -> np.ndarray:
+        return data.read_pictures(paths, self.format.size, self.format.channels, self.workers)
 
     def labelled(self, config: Evaluate) -> tuple[Pictures, np.ndarray, dict[str, Any]]:
         assert config.data is not None

@@ -14,7 +14,8 @@ from minidl.data import DataError
 from minidl.data.files import Records
 from minidl.data.schema import TableSchema
 from minidl.data.vectorizer import Tfidf, _checksum
-from minidl.generation import evaluator, generate, model, passes
+from minidl.generation import evaluator, model, passes
+from minidl.generation import folder as album
 from minidl.models import dcgan
 from minidl.runtime import launch, tables
 from minidl.training import files, predict, saved_run
@@ -319,12 +320,12 @@ def images(folder: Path) -> Target:
         for name in ("mine.txt", "seed-1.txt", "epoch-1.png"):
             (own / name).write_text("mine")
         (own / "images.json").write_bytes(content)
-        staged = own / generate._STAGED
+        staged = own / album._STAGED
         staged.mkdir(exist_ok=True)
         (staged / "seed-000009.png").write_text("new")
-        (staged / "images.json").write_text('{"files": [{"file": "seed-000009.png", "seed": 9}], "grid": null}')
+        new = {"files": [{"file": "seed-000009.png", "seed": 9}], "grid": None}
         try:
-            return generate._change_places(own, staged, generate._written(own))
+            return album._change_places(own, staged, set(album._written(own)), new)
         finally:
             left = {path.name for path in own.iterdir()}
             if not left >= {"mine.txt", "seed-1.txt", "epoch-1.png"}:
