@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import torch
 from scipy import special
 
 from minidl.data.records import DataError
@@ -38,10 +37,7 @@ def from_seeds(seeds: Sequence[int], latent: int, truncation: float | None = Non
 
     Raises ValueError for a seed outside [0, 2^63) and a truncation that is not above 0.
     """
-    z = torch.empty(len(seeds), latent, dtype=torch.float32, device=default_device())
-    for row, seed in zip(z, seeds, strict=True):
-        random.normal_(row, 0.0, 1.0, seed)
-    rows = z.cpu().numpy()
+    rows = random.normal_rows(seeds, latent, default_device()).cpu().numpy()
     return rows if truncation is None else truncated(rows, truncation)
 
 

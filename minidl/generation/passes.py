@@ -18,9 +18,12 @@ import torch
 from minidl import nn
 from minidl.autograd import no_grad
 from minidl.captured import Captured, capture
+from minidl.rehearsal import rehearse
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
 from minidl.training import memory
+from minidl.training.compiling import compile_ahead
+from minidl.training.display import Display
 from minidl.training.errors import ConfigError, RunError
 
 _MAX_PASS = 256
@@ -151,10 +154,7 @@ class Passes:
     def _run(self, slot: _Slot, latents: np.ndarray) -> None:
         """Enqueue the passes of up to a batch of latents, and each one's copy to the host."""
         kernels = torch.cuda.current_stream()
-        # Not a method: a reference to self would be a cycle, which keeps memory until the next collection.
-        pictures_of = self._passes.setdefault(
-            launch.float32_precision(), capture(partial(_pictures, self.model, self.dtype), eager=1)
-        )
+        pictures_of = self._pass(Tensor(slot.z_device[: self.one_pass]))
         count = len(latents)
         padded = -(-count // self.one_pass) * self.one_pass
         # The kernels that read this slot's latents are done, because its pictures have been waited for.
@@ -169,6 +169,16 @@ class Passes:
             # The allocator must not hand the memory out again before the copy has read it.
             pictures.record_stream(self._copies)
         slot.copied.record(self._copies)
+
+    def _pass(self, example: Tensor) -> Captured[tuple[torch.Tensor]]:
+        """The step of a pass in the precision in use, its kernels compiled."""
+        precision = launch.float32_precision()
+        if precision not in self._passes:
+            # Not a method: a reference to self would be a cycle, which keeps memory until the next collection.
+            made = capture(partial(_pictures, self.model, self.dtype), eager=1)
+            compile_ahead(lambda: rehearse(made, example), Display(quiet=True))
+            self._passes[precision] = made
+        return self._passes[precision]
 
 
 class _Slot:

@@ -179,6 +179,25 @@ def fill_kernel(
     tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=o < n)
 
 
+@triton.jit
+def normal_rows_kernel(p_y, p_seeds, rows, columns, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Each row of y: standard normal numbers of its seed, as `fill_kernel` gives them."""
+    o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    j = tl.program_id(1).to(tl.int64)
+    seed = tl.load(p_seeds + o_r, mask=o_r < rows, other=0)
+    o_g = tl.zeros([BLOCK_R, BLOCK_N // 4], tl.int64) + (j * (BLOCK_N // 4) + tl.arange(0, BLOCK_N // 4))[None, :]
+    seed = tl.zeros_like(o_g) + seed[:, None]
+    zeros = tl.zeros([BLOCK_R, BLOCK_N // 4], tl.int32)
+    low, high = (seed & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True), (seed >> 32).to(tl.int32)
+    a, b, c, d = words(low, high, zeros, zeros, o_g)
+    n_0, n_1 = normals_32(a, b)
+    n_2, n_3 = normals_32(c, d)
+    b_y = 0.0 + interleave_4(n_0, n_1, n_2, n_3)  # [BLOCK_R, BLOCK_N]; no -0.0, as after a mean of 0
+    o_n = j * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = (o_r < rows)[:, None] & (o_n < columns)[None, :]
+    tl.store(p_y + o_r[:, None] * columns + o_n[None, :], b_y, mask=m)
+
+
 @triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "threshold", "scale"])
 def dropout_kernel(
     p_x, p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, threshold, scale,
@@ -232,6 +251,25 @@ def normal_(t: torch.Tensor, mean: float, std: float, seed: int, stream: int | D
     if not std >= 0:
         raise ValueError(f"normal: std is {std}, expected 0 or more")
     return _fill("normal", t, seed, stream, NORMAL, _bits(mean), _bits(std))
+
+
+def normal_rows(seeds: Sequence[int], columns: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """float32 [seeds, columns]: each row is `normal((columns,), 0.0, 1.0, seed)`, whatever other rows there are.
+
+    Raises ValueError for a seed out of [0, 2^63).
+    """
+    for seed in seeds:
+        _key("normal_rows", seed, 0)
+    y = torch.empty(len(seeds), columns, dtype=torch.float32, device=device)
+    tile = launch.tile("random", y.dtype, floor=4, N=len(seeds) * triton.next_power_of_2(max(columns, 4)))
+    across = min(tile["BLOCK_N"], max(4, triton.next_power_of_2(columns)))
+    down = tile["BLOCK_N"] // across
+    launch.run(
+        normal_rows_kernel, (launch.cdiv(len(seeds), down), launch.cdiv(columns, across)), y,
+        torch.tensor(list(seeds), dtype=torch.int64).to(device), len(seeds), columns,
+        **{**tile.options, "BLOCK_R": down, "BLOCK_N": across}, enable_fp_fusion=False,
+    )  # fmt: skip
+    return y
 
 
 def randint(

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from minidl import nn, ops, optim, random
+from minidl import nn, ops, optim
 from minidl.autograd import no_grad
 from minidl.captured import capture
 from minidl.kernels import average as kernels
@@ -177,5 +177,4 @@ def squared_slope(beyond: Tensor, before: Tensor) -> Tensor:
 
 def latents(seeds: range, latent: int) -> Tensor:
     """z [seeds, latent]: the standard normal numbers of each seed, whatever other seeds there are."""
-    rows = [random_kernels.normal((latent,), 0.0, 1.0, *random.key(seed), device=default_device()) for seed in seeds]
-    return Tensor(torch.stack(rows))
+    return Tensor(random_kernels.normal_rows(seeds, latent, default_device()))

@@ -4,6 +4,7 @@ The statistics are of numbers that never change, so a test that passes once pass
 deviations of the statistic.
 """
 
+import contextlib
 import math
 
 import pytest
@@ -95,6 +96,21 @@ def test_values_depend_on_the_place_alone(dtype, device):
     view = torch.empty(25, 40, dtype=dtype, device=device).t()
     random.normal_(view, 0.0, 1.0, 5, 2)
     assert torch.equal(view, long.view(40, 25))
+
+
+@pytest.mark.parametrize("columns", [1, 3, 4, 100, 257])
+@pytest.mark.parametrize("block", [None, 4, 64, 1024])
+def test_rows_of_seeds_are_those_of_each_seed(columns, block, device):
+    seeds = [7, 0, 2**32 - 1, 2**32, 2**62 + 5, 2**63 - 1, 7, 1, 2, 3, 4]
+    expected = torch.stack([random.normal((columns,), 0.0, 1.0, seed, device=device) for seed in seeds])
+    with launch.force(random=launch.Tile({"BLOCK_N": block})) if block else contextlib.nullcontext():
+        assert torch.equal(random.normal_rows(seeds, columns, device), expected)
+
+
+def test_no_seed_has_no_row(device):
+    assert random.normal_rows([], 5, device).shape == (0, 5)
+    with pytest.raises(ValueError, match=r"normal_rows: seed is -1, expected an integer from 0 to 2\^63 - 1"):
+        random.normal_rows([3, -1], 5, device)
 
 
 def test_narrow_numbers_are_the_wide_ones_rounded(device):

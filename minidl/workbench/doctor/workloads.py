@@ -243,6 +243,7 @@ def _random(dtype: torch.dtype) -> Calls:
     yield "integers", partial(random_kernels.randint, (300, 1000), 0, 10, seed=1)
     recorded = random_kernels.DeviceStream(torch.zeros(2, dtype=torch.int64), 1)
     yield "normal, recorded", partial(random_kernels.normal_, t, 0.0, 1.0, seed=1, stream=recorded)
+    yield "normal, rows", partial(random_kernels.normal_rows, range(300), 100)
     yield "dropout, recorded", partial(random_kernels.dropout, t, 0.5, seed=1, stream=recorded)
 
 
