@@ -5,6 +5,7 @@ operation on a file below one folder, or the n-th step of writing (`failpoints`)
 again, as far as a command does the same again; a moment is a share of the time that the command usually takes.
 """
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -271,8 +272,10 @@ class Revoked:
         self.path, self.root, self.mode = path, root, _MODES[hurt.more % len(_MODES)]
 
     def __enter__(self):
-        if self.path.exists():
-            self.path.chmod(self.mode)
+        # Its folder may be revoked as well.
+        with contextlib.suppress(PermissionError):
+            if self.path.exists():
+                self.path.chmod(self.mode)
 
     def __exit__(self, *error):
         give_back(self.root)
