@@ -1,0 +1,97 @@
+"""Compiling kernels one after another, in threads, and in processes, each into an empty cache; needs no GPU.
+
+    python -m benchmarks.compile_ahead [--kernels 16] [--processes N] [--arch 90]
+
+It prints seconds for the same kernels of matrix products and softmax, and where the seconds of one after another go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+import triton
+
+from minidl.compilers import Compilers
+from minidl.jobs import Job
+from minidl.kernels import gemm, softmax
+from minidl.runtime import ahead, launch
+from minidl.workbench.doctor.jobs import target_name
+
+_START = 15.0  # seconds in which the processes get ready
+
+
+def jobs(count: int, arch: int) -> list[Job]:
+    """So many different kernels."""
+    found: dict[str, Job] = {}
+
+    def keep(*launched: Any) -> None:
+        job = ahead.job_of(arch, *launched)
+        found.setdefault(job.key, job)
+
+    with launch.record(keep, target_name(arch)):
+        for act in (None, "relu", "gelu", "tanh", "sigmoid", "silu"):
+            for rows in (64, 512, 4096):
+                gemm.gemm(torch.empty(rows, 256), torch.empty(256, 128), act=act)
+                softmax.softmax(torch.empty(rows, 3 * rows))
+    return list(found.values())[:count]
+
+
+@contextmanager
+def empty() -> Iterator[None]:
+    """Triton's cache is empty."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        yield
+
+
+@contextmanager
+def timed(name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    print(f"{name:<44}{time.perf_counter() - started:8.2f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=int, default=16)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--arch", type=int, default=90)
+    options = parser.parse_args()
+    wanted, count = jobs(options.kernels, options.arch), options.processes
+    ahead.compile_job(wanted[0])  # what is loaded once
+    stages: Counter[str] = Counter()
+
+    def seen(times: Any, **_: Any) -> None:
+        stages.update({"Python": times.ir_initialization, **dict(times.lowering_stages)})
+
+    triton.knobs.compilation.listener = seen
+    with empty(), timed(f"{len(wanted)} kernels, one after another"):
+        for job in wanted:
+            ahead.compile_job(job)
+    triton.knobs.compilation.listener = None
+    whole = sum(stages.values())
+    print("  of it", ", ".join(f"{name} {taken / whole:.0%}" for name, taken in stages.items()))
+    with empty(), timed(f"{count} threads"), ThreadPoolExecutor(count) as pool:
+        list(pool.map(ahead.compile_job, wanted))
+    with empty(), timed(f"{count} processes, start included"), Compilers() as compilers:
+        compilers.compile(wanted, processes=count)
+    with empty(), Compilers(["minidl.kernels.gemm", "minidl.kernels.softmax"]) as compilers:
+        compilers.start()
+        time.sleep(_START)
+        with timed(f"{count} processes that are ready"):
+            compilers.compile(wanted, processes=count)
+
+
+if __name__ == "__main__":
+    main()
