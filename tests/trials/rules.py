@@ -512,7 +512,13 @@ class Machine(RuleBasedStateMachine):
         found += self._wrong_end(task, wanted, mixed)
         if code in DEATHS or life.hurt.leaves_parts:
             slot.parts = slot.locked = True
-        if isinstance(wanted, int) and not mixed and w.contents(name) != task.before:
+        changes = [now != before for now, before in zip(w.contents(name), task.before, strict=True)]
+        # A run that was replaced is deleted, and what the user has put there then stands in the way.
+        if (
+            isinstance(wanted, int)
+            and not mixed
+            and (changes[0] or (changes[1] and world.MARK not in (task.before[1] or ())))
+        ):
             found.append(f"{name}: a command that is refused changes the run")
         place = w.place(name)
         known = w.known(place)

@@ -32,7 +32,7 @@ ALBUMS = ("one", "two")
 SEEDS = {"1-3": [1, 2, 3], "2-5": [2, 3, 4, 5]}
 QUESTIONS = ("predict", "evaluate")
 _EXTRA = ("evaluation.json", "nearest.png")  # what evaluation adds to the run of a generator
-_MARK = "replaced"
+MARK = "replaced"
 # Files with times in them, or that other files are told by.
 _NOT_BYTES = ("report.txt", "report.json", "manifest.json", "training.gif", *_EXTRA)
 _STEP = re.compile(r"checkpoints/step-\d+\.safetensors")
@@ -249,7 +249,7 @@ class World:
 
     def is_marked(self, place):
         """Whether a folder is a run that was moved aside."""
-        return (place / _MARK).is_file() and not place.is_symlink()
+        return (place / MARK).is_file() and not place.is_symlink()
 
     def links(self, place):
         """Folders of a run that are links."""
@@ -283,7 +283,7 @@ class World:
             if all(both.values()) or not both:
                 found.append(f"{name}: the finished run {slot.whole} is lost: {both}")
         if aside.is_dir() and not aside.is_symlink() and not slot.parts and self.look(place).finished:
-            strange = self._strangers(aside, set(), slot) - {_MARK}
+            strange = self._strangers(aside, set(), slot) - {MARK}
             if strange:
                 found.append(f"{name}: the run that was replaced is left: {sorted(strange)}")
         lock = self.lock(name)
@@ -358,7 +358,7 @@ class World:
                 continue
             if path.name.endswith(".part") and slot.parts:
                 continue
-            if rel == _MARK and (slot.parts or slot.mark or place.name.endswith(".previous")):
+            if rel == MARK and (slot.parts or slot.mark or place.name.endswith(".previous")):
                 continue
             if rel == ".lock" and slot.locked:
                 continue
