@@ -514,11 +514,9 @@ class Machine(RuleBasedStateMachine):
             slot.parts = slot.locked = True
         changes = [now != before for now, before in zip(w.contents(name), task.before, strict=True)]
         # A run that was replaced is deleted, and what the user has put there then stands in the way.
-        if (
-            isinstance(wanted, int)
-            and not mixed
-            and (changes[0] or (changes[1] and world.MARK not in (task.before[1] or ())))
-        ):
+        if world.MARK in (task.before[1] or ()):
+            changes = changes[:1]
+        if isinstance(wanted, int) and not mixed and any(changes):
             found.append(f"{name}: a command that is refused changes the run")
         place = w.place(name)
         known = w.known(place)
