@@ -39,6 +39,10 @@ class Compilers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the processes; they start again where something is to be compiled."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

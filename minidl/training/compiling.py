@@ -24,9 +24,8 @@ def compile_ahead(work: Callable[[], object], display: Display) -> None:
             display.note(f"note: kernels are compiled as they are met ({type(error).__name__}: {error})")
             return
         with compilers.at_hand() as processes:
-            if len(wanted) < _FEW and not processes.started:
-                return
-            if wanted:
+            if wanted and (processes.started or len(wanted) >= _FEW):
                 with display.counted("compiling kernels") as progress:
                     processes.compile(wanted, progress)
                 display.note(f"{len(wanted)} kernels compiled in {time.monotonic() - started:.1f} s")
+            processes.end()  # their memory is the work's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,7 @@ BATCH = 1024
 _BATCH_PIXELS = 2**20
 # Outputs of a batch and of a part: ordinary splits are one part, and have the batches that they always had.
 _BATCH_VALUES, _PART_VALUES = 2**24, 2**26
+_known: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose kernels are compiled
 _FEWER = "at most {} inputs at a time, or --device cpu"
 
 
@@ -81,7 +83,9 @@ def rehearse(model: nn.Module, features: Any, width: int = 1) -> None:
 
 def saved_outputs(model: nn.Module, features: Any, width: int = 1) -> Iterator[np.ndarray]:
     """`outputs` of a finished run's model. Raises DamagedError when one is not finite."""
-    compile_ahead(lambda: rehearse(model, features, width), Display(quiet=True))
+    if model not in _known:  # inputs that come in parts have much the same batches
+        _known.add(model)
+        compile_ahead(lambda: rehearse(model, features, width), Display(quiet=True))
     try:
         yield from outputs(model, features, width, _FEWER)
     except DivergedError as error:

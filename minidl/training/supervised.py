@@ -86,6 +86,9 @@ class Supervised(Experiment):
         config, device = self.config, default_device()
         return Batches(*self.train, config.batch_size, config.seed, device=None if device.type == "cpu" else device)
 
+    def load(self) -> None:
+        _ = self.batches
+
     def learner(self) -> Learner:
         """Model, optimiser, schedule and batches, all decided by the settings and the seed."""
         config = self.config

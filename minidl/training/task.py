@@ -106,6 +106,9 @@ class Experiment(ABC):
     def networks(self, config: Any) -> memory.Networks:
         """The networks of settings on torch's device "meta", without memory, with the optimizers of those trained."""
 
+    def load(self) -> None:  # noqa: B027 (most have nothing to load)
+        """Put the data where training reads it."""
+
     @abstractmethod
     def trainer(self, display: Display, state: dict[str, Any], hint: str) -> BaseTrainer:
         """Networks, optimizers and batches, all determined by the settings and the seed.

@@ -124,6 +124,8 @@ def _fit(
 ) -> dict[str, Any]:
     described = _prepare(config, checkpoint, task.convolves)
     state = {manifest.OF_RUN: identity, "config": config.identity(), "environment": described}
+    with memory.used_for("the data", "less data"), phases.timed("copy"):
+        experiment.load()
     compile_ahead(lambda: experiment.trainer(display, state, "").rehearse(), display)
     with memory.used_for("the networks and their optimizers", "a smaller model"), phases.timed("copy"):
         trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
