@@ -20,7 +20,7 @@ from minidl.training.errors import ConfigError, DamagedError
 from minidl.training.outputs import cannot_write, check_length
 
 MANIFEST = "images.json"
-FORMAT = "minidl-images"
+FORMAT, VERSION = "minidl-images", 1
 _STAGED = ".new-pictures"  # in the folder, until all of them are made
 _BEGUN = re.compile(rf"\.{re.escape(MANIFEST)}\..*{re.escape(storage.PART)}")  # what a killed process left at its end
 _NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|jpg|webp|bmp)|images\.(npy|zip)")

@@ -29,7 +29,6 @@ from minidl.training.errors import ConfigError, RunError
 from minidl.training.outputs import cannot_write
 from minidl.version import __version__
 
-VERSION = 1  # of images.json
 _DIGITS = 6  # of the number in a name, at least
 _TOGETHER, _TOGETHER_BYTES = 64, 2**20  # pictures, and their pixels, that a worker encodes at a time
 _MANY, _EACH = 2**23, 1500  # bytes of pixels, and what a picture takes besides: for fewer, processes start too slowly
@@ -158,7 +157,7 @@ def _manifest(config: Generate, loaded: Loaded, facts: dict[str, Any], entries: 
     whole = [{"file": f"images.{config.format}"}] if config.format in ("npy", "zip") else []
     manifest = {
         "format": folder.FORMAT,
-        "version": VERSION,
+        "version": folder.VERSION,
         **facts,
         "device": environment.device_name(),
         "shape": [loaded.channels, *loaded.size],

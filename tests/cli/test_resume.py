@@ -102,7 +102,7 @@ def test_sigterm_saves_and_the_run_is_not_continued_with_other_settings_or_data(
     ("place", "number"),
     [
         ("supervised.outputs", signal.SIGTERM),
-        ("baselines.classification", signal.SIGINT),
+        ("baselines.Linear", signal.SIGINT),
         ("plots.curves", signal.SIGTERM),
         ("runs.complete", signal.SIGINT),
     ],

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from minidl.data import schema, vectorizer
 from minidl.generation import evaluator
-from minidl.generation import generate as generation
+from minidl.generation import folder as generation
 from minidl.models import dcgan
 from minidl.training import checkpoints, saved_run
 from minidl.training.tasks.images import PictureFormat
