@@ -214,9 +214,10 @@ def fits(attempt: Callable[[int], object], batch: int, share: float = 1.0, where
     before, free = torch.cuda.memory_allocated(), _of_device()[0]
     left = machine.free() if where == "machine" else None
     try:
-        # A tenth is left to what else a run needs. On a machine malloc keeps more from step to step: 97, 97, 171, 240
-        # and 240 MiB were seen after the first five.
-        with within(None if left is None else int(min(share, 0.9) * left)):
+        # A fifth is left to what else a run needs (with a tenth, one in some ten runs then failed). On a machine malloc
+        # keeps more from step to step: 97, 97, 171, 240 and 240 MiB were seen after the first five.
+        spare = 0 if left is None else int((1 - min(share, 0.8)) * left)
+        with within(None if left is None else left - spare, spare):
             for _ in range(1 if where == "GPU" else 4):
                 attempt(batch)
     except Exception as error:
@@ -227,12 +228,13 @@ def fits(attempt: Callable[[int], object], batch: int, share: float = 1.0, where
 
 
 @contextlib.contextmanager
-def within(free: int | None) -> Iterator[None]:
+def within(free: int | None, spare: int = 0) -> Iterator[None]:
     """While entered, this process is told by a MemoryError that it would take more than this: it is free, and beyond it
-    Linux kills a process without a word. None: no limit."""
+    Linux kills a process without a word. None: no limit. `spare` is left of a limit that there is already: what a work
+    has freed counts as taken, if malloc keeps it, and not as this one's."""
     before, most = resource.getrlimit(resource.RLIMIT_DATA)
     if free is not None:
-        left = [limit for limit in (before, most) if limit != resource.RLIM_INFINITY]
+        left = [max(0, limit - spare) for limit in (before, most) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_DATA, (min([machine.data() + free, *left]), most))
     try:
         yield
