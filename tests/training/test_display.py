@@ -27,6 +27,7 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
             display.begin(epoch, 2, 0, 3)
             display.step(1, None)
             display.step(2, "loss 0.25")
+            display._bar.refresh()  # a thread does so ten times a second, if it gets a processor
             display.epoch(epoch, 2, FIGURES, 1.23)
     shown = capsys.readouterr().out
     assert "epoch 2/2" in shown
