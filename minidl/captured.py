@@ -373,7 +373,7 @@ def _abandon(graph: Any, stream: Any, pool: Any) -> None:
 
 
 _WHY = "a graph runs without the host, so return the tensor and read it after the call"
-_READS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::masked_select"}
+READS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::masked_select"}
 _COPIES = {"aten::copy_", "aten::_to_copy"}
 
 
@@ -395,7 +395,7 @@ class NoHostReads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
-        if name in _READS and self._is_there(args[0]):
+        if name in READS and self._is_there(args[0]):
             raise RuntimeError(f"the step reads a value on the host while it is recorded ({func}): {_WHY}")
         if name in _COPIES:
             to, source = (args[0].device, args[1]) if name == "aten::copy_" else (kwargs.get("device"), args[0])

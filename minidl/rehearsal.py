@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import random
-from minidl.captured import Captured
+from minidl.captured import READS, Captured
 from minidl.compilers import Progress, at_hand
 from minidl.jobs import Job
 from minidl.runtime import ahead, launch
@@ -26,7 +26,6 @@ _SHAPES = {
     "aten::resize_", "aten::set_", "aten::detach_", "aten::t_", "aten::transpose_", "aten::squeeze_",
     "aten::unsqueeze_", "aten::as_strided_",
 }  # fmt: skip
-_READS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::masked_select"}
 
 
 def compile_ahead(
@@ -139,7 +138,7 @@ class _Memory(TorchDispatchMode):
             if unknown:
                 self.unknown.update(map(_storage, written))
             return func(*args, **kwargs)
-        if name in _READS and any(storage in self.unknown for storage in storages):
+        if name in READS and any(storage in self.unknown for storage in storages):
             raise UnknownError
         if name == "aten::_to_copy" and unknown and given[0].device.type != _device_type(given[0], kwargs):
             raise UnknownError

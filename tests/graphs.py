@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minidl import captured
+from minidl import captured, random
 from minidl.runtime import launch
 
 ALLOCATION = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -67,3 +67,11 @@ def graphs(monkeypatch):
         monkeypatch.setattr(captured, "_has_graphs", lambda device: True)
         monkeypatch.setattr(captured, "_shared", lambda device: (None, None))
         monkeypatch.setattr(captured, "_recorded", record)
+
+
+@pytest.fixture(autouse=True)
+def same_random():
+    """Leave random numbers as other tests expect them."""
+    before = random.get_state()
+    yield
+    random.set_state(before)

@@ -17,17 +17,9 @@ from minidl.data import csr_from_scipy
 from minidl.runtime import launch
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
-from tests.graphs import graphs
+from tests.graphs import graphs, same_random
 
-__all__ = ["graphs"]
-
-
-@pytest.fixture(autouse=True)
-def _unchanged():
-    """Leave random numbers as other tests expect them."""
-    before = random.get_state()
-    yield
-    random.set_state(before)
+__all__ = ["graphs", "same_random"]
 
 
 def numbers(*shape, seed=0, dtype=torch.float32):

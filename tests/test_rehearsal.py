@@ -4,24 +4,17 @@ import pytest
 import torch
 
 import minidl
-from minidl import ops, random, rehearsal
+from minidl import ops, rehearsal
 from minidl.captured import capture
 from minidl.runtime import ahead, launch
 from minidl.tensors import Tensor
 from minidl.training.compiling import compile_ahead
 from minidl.training.display import Display
-from tests.graphs import graphs
+from tests.graphs import graphs, same_random
 from tests.test_captured import TRAININGS, numbers, text
 from tests.training import test_captured_runs as runs
 
-__all__ = ["graphs"]
-
-
-@pytest.fixture(autouse=True)
-def _unchanged():
-    before = random.get_state()
-    yield
-    random.set_state(before)
+__all__ = ["graphs", "same_random"]
 
 
 def described(kernel, grid, args, meta):

@@ -17,20 +17,12 @@ from minidl.training.adversaries import Adversaries
 from minidl.training.display import Display
 from minidl.training.errors import Interrupted
 from minidl.training.loop import Judgement, Learner, Trainer
-from tests.graphs import graphs
+from tests.graphs import graphs, same_random
 
-__all__ = ["graphs"]
+__all__ = ["graphs", "same_random"]
 
 ROWS, BATCH, EPOCHS = 10, 4, 5  # the fifth of the smaller last batches is replayed
 STEPS = -(-ROWS // BATCH)
-
-
-@pytest.fixture(autouse=True)
-def _unchanged():
-    """Leave random numbers as other tests expect them."""
-    before = random.get_state()
-    yield
-    random.set_state(before)
 
 
 def text(draw):
