@@ -13,7 +13,7 @@ from typing import Self
 
 from minidl.jobs import Job
 
-Progress = Callable[[int, int], None]  # kernels that are done, and of how many
+Progress = Callable[[int, int], None]  # gets how many are done, and of how many
 
 _START = "import sys; sys.path[:] = {path!r}; from minidl.runtime.ahead import serve; serve({modules!r})"
 # Kernels are compiled for a GPU that these processes do not touch, and a process that is forked has no other threads.

@@ -8,16 +8,14 @@ a file of latents: the same picture has the same name whichever others are made 
 from __future__ import annotations
 
 import math
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from minidl.compilers import Progress
 from minidl.data import encoding
 from minidl.data.workers import Message, Workers, available
 from minidl.generation import folder, latents, output, passes
@@ -54,24 +52,23 @@ def generate(config: Generate) -> None:
     else:
         names = config.all_seeds()
         z = latents.from_seeds(names, loaded.latent, config.truncation)
-    facts, entries = _facts(config, loaded), _entries(config, names)
+    facts, entries, display = _facts(config, loaded), _entries(config, names), Display(config.quiet)
     try:
         with folder.replaced(config.out, config.overwrite, _manifest(config, loaded, facts, entries)) as staged:
             started = time.perf_counter()
-            with _progress(config, len(z)) as advance:
+            with display.counted("images") as progress:
+                progress(0, len(z))
                 if config.format == "npy":
-                    _write_array(staged, _parts(config, loaded, z), loaded, len(z), advance)
+                    _write_array(staged, _parts(config, loaded, z), loaded, len(z), progress)
                 else:
-                    _write_pictures(config, staged, _parts(config, loaded, z), loaded, facts, entries, advance)
+                    _write_pictures(config, staged, _parts(config, loaded, z), loaded, facts, entries, progress)
             seconds = time.perf_counter() - started
     except OSError as error:
         raise RunError(cannot_write(config.out, error)) from None
     what = "1 image" if len(z) == 1 else f"{len(z):,} images"
     size = f"{loaded.size[0]}x{loaded.size[1]}{'' if loaded.channels == 1 else 'x' + str(loaded.channels)}"
     speed = f"{seconds:.1f} s, {len(z) / max(seconds, 1e-9):,.1f} images/s"
-    Display(config.quiet).note(
-        f"{what} of {size} in {config.out} by model {loaded.name} ({loaded.sha256[:12]}): {speed}"
-    )
+    display.note(f"{what} of {size} in {config.out} by model {loaded.name} ({loaded.sha256[:12]}): {speed}")
 
 
 def _check_format(config: Generate, loaded: Loaded) -> None:
@@ -90,15 +87,6 @@ def _check_format(config: Generate, loaded: Loaded) -> None:
         raise ConfigError("the Pillow that is installed has no WebP: install one that has, or give --format png")
 
 
-@contextmanager
-def _progress(config: Generate, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar in a terminal; what is yielded moves it on."""
-    columns = TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, transient=True, disable=config.quiet or not sys.stdout.isatty()) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.advance(task, count)
-
-
 def _parts(config: Generate, loaded: Loaded, z: np.ndarray) -> Iterator[np.ndarray]:
     """The generator's pictures [n, C, H, W], each of finite values; each part is overwritten by a later one."""
     done = 0
@@ -108,19 +96,19 @@ def _parts(config: Generate, loaded: Loaded, z: np.ndarray) -> Iterator[np.ndarr
         yield part
 
 
-def _write_array(
-    staged: Path, parts: Iterable[np.ndarray], loaded: Loaded, count: int, advance: Callable[[int], None]
-) -> None:
+def _write_array(staged: Path, parts: Iterable[np.ndarray], loaded: Loaded, count: int, progress: Progress) -> None:
     shape, dtype = (count, loaded.channels, *loaded.size), np.dtype(loaded.dtype_name)
     with output.array_file(staged / "images.npy", shape, dtype) as write:
+        done = 0
         for part in parts:
             write(part)
-            advance(len(part))
+            done += len(part)
+            progress(done, count)
 
 
 def _write_pictures(
     config: Generate, staged: Path, parts: Iterable[np.ndarray], loaded: Loaded, facts: dict[str, Any],
-    entries: list[dict[str, Any]], advance: Callable[[int], None]
+    entries: list[dict[str, Any]], progress: Progress
 ) -> None:  # fmt: skip
     """Files of pictures, encoded by workers while the generator makes the next ones, and written as they come."""
     shape = *loaded.size, loaded.channels
@@ -142,11 +130,13 @@ def _write_pictures(
     few = len(entries) * (_EACH + math.prod(shape)) < _MANY
     into = output.into_archive(staged / "images.zip") if config.format == "zip" else output.into_folder(staged)
     names = (entry.get("file") or entry["member"] for entry in entries)
+    written = 0
     with Workers(1 if few else config.workers or available()) as workers, into as save:
         for found in workers.map(encoding.encode, asked()):
             for content in found.buffers:
                 save(next(names), content)
-            advance(len(found.buffers))
+            written += len(found.buffers)
+            progress(written, len(entries))
     if sheet is not None and config.grid is not None:
         text = _texts({**facts, "seeds": _ranges(config, [entry.get("seed") for entry in entries])})
         output.write_picture(staged / f"grid.{kind}", samples.grid(sheet, config.grid[1]), text)

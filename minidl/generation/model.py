@@ -24,7 +24,7 @@ from minidl.training.tasks import TASKS
 class Loaded:
     """A generator in evaluation mode, its batch norms folded.
 
-    `sha256` is that of its file of weights; `notes` are those of its run.
+    `sha256` is that of its file of weights; `run` is the run that it is of, if any.
     """
 
     generator: nn.Module
@@ -34,8 +34,12 @@ class Loaded:
     channels: int
     size: tuple[int, int]
     dtype_name: str
-    notes: tuple[str, ...]
     run: SavedRun | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Those of its run."""
+        return () if self.run is None else self.run.notes
 
 
 def load(model: str, precision: str = "float32") -> Loaded:
@@ -44,7 +48,6 @@ def load(model: str, precision: str = "float32") -> Loaded:
     Raises ConfigError when there is no such model, DamagedError for a file that is not what minidl wrote.
     """
     path = source = Path(model)
-    notes: tuple[str, ...] = ()
     run: SavedRun | None = None
     if model in BUILT_IN:
         path = source = built_in.FOLDER / f"{model}.safetensors"
@@ -59,7 +62,7 @@ def load(model: str, precision: str = "float32") -> Loaded:
             raise ConfigError(
                 f"--model {model} is {TASKS[run.kind].run}, which generates nothing; give a run of `minidl train gan`"
             )
-        path, notes = run.files.model, run.notes
+        path = run.files.model
         run.files.weights()
     elif path.suffix != ".safetensors":
         raise ConfigError(
@@ -88,7 +91,7 @@ def load(model: str, precision: str = "float32") -> Loaded:
     generator = prepared(read, torch.float16 if precision == "float16" else torch.float32)
     dtype = "float16" if precision == "float16" else "float32"
     name = model if model in BUILT_IN else Path(model).name
-    return Loaded(generator, name, digest, read.latent, read.channels, read.size, dtype, notes, run)
+    return Loaded(generator, name, digest, read.latent, read.channels, read.size, dtype, run)
 
 
 def prepared(generator: dcgan.Generator, dtype: torch.dtype = torch.float32) -> dcgan.Generator:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from minidl.compilers import Progress
 from minidl.training.outputs import discard_output
 
 
@@ -60,7 +61,7 @@ class Display:
                 print(f"note: standard output cannot be written ({error.strerror}); going on", file=sys.stderr)
 
     @contextmanager
-    def counted(self, what: str) -> Iterator[Callable[[int, int], None]]:
+    def counted(self, what: str) -> Iterator[Progress]:
         """A block of work that is counted: it calls what it gets with the number of things done, and of how many."""
         if self.quiet or self._bar is not None or not sys.stdout.isatty():
             yield lambda done, of: None
