@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import random
@@ -96,7 +97,7 @@ def rehearsal(keep: Callable[..., None]) -> Iterator[None]:
         for value in args:
             tensor = getattr(value, "base", value)  # of a box
             if isinstance(tensor, torch.Tensor):
-                memory.unknown.add(_storage(tensor))
+                memory.unknown.add(tensor)
         keep(kernel, grid, args, meta)
 
     state = random.get_state()
@@ -107,16 +108,32 @@ def rehearsal(keep: Callable[..., None]) -> Iterator[None]:
         random.set_state(state)
 
 
-class _Memory(TorchDispatchMode):
-    """Follows torch's operations: which memory is new, and of which the values are unknown.
+class _Storages:
+    """A set of the memories of tensors. They may be freed meanwhile, and no other memory is taken for one of them."""
 
-    Memory is known by its address. What lives on is not new, so an address that is used again is of new memory.
-    """
+    def __init__(self) -> None:
+        # While there is a weak reference, the address that names a storage is not used again.
+        self._known: dict[int, StorageWeakRef] = {}
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._known
+
+    def add(self, tensor: torch.Tensor) -> None:
+        if tensor not in self:
+            storage = tensor.untyped_storage()
+            self._known[storage._cdata] = StorageWeakRef(storage)
+
+    def discard(self, tensor: torch.Tensor) -> None:
+        self._known.pop(tensor.untyped_storage()._cdata, None)
+
+
+class _Memory(TorchDispatchMode):
+    """Follows torch's operations: which memory is new, and of which the values are unknown."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.new: set[int] = set()
-        self.unknown: set[int] = set()
+        self.new = _Storages()
+        self.unknown = _Storages()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -126,29 +143,27 @@ class _Memory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
-        storages = [_storage(tensor) for tensor in given]
         name = func._schema.name
         written = _written(func, args, kwargs)
-        read = [_storage(tensor) for tensor in given if not any(tensor is target for target in written)]
-        unknown = any(storage in self.unknown for storage in read)
+        read = [tensor for tensor in given if not any(tensor is target for target in written)]
+        unknown = any(tensor in self.unknown for tensor in read)
         if written and name not in _SHAPES:
-            lasting = any(_storage(target) not in self.new for target in written)
+            lasting = any(target not in self.new for target in written)
             if lasting and (unknown or name not in _SETS):
                 return written[0] if len(written) == 1 else tuple(written)
             if unknown:
-                self.unknown.update(map(_storage, written))
+                for target in written:
+                    self.unknown.add(target)
             return func(*args, **kwargs)
-        if name in READS and any(storage in self.unknown for storage in storages):
+        if name in READS and any(tensor in self.unknown for tensor in given):
             raise UnknownError
         if name == "aten::_to_copy" and unknown and given[0].device.type != _device_type(given[0], kwargs):
             raise UnknownError
         outputs = func(*args, **kwargs)
         for output in _flat((outputs,)):
-            if isinstance(output, torch.Tensor):
-                storage = _storage(output)
-                if storage not in storages:
-                    self.new.add(storage)
-                    (self.unknown.add if unknown else self.unknown.discard)(storage)
+            if isinstance(output, torch.Tensor) and not any(_same_memory(output, tensor) for tensor in given):
+                self.new.add(output)
+                (self.unknown.add if unknown else self.unknown.discard)(output)
         return outputs
 
 
@@ -167,8 +182,8 @@ def _device_type(source: torch.Tensor, kwargs: Any) -> str:
     return source.device.type if to is None else torch.device(to).type
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _flat(values: Any) -> Iterator[Any]:

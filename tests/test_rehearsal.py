@@ -1,5 +1,6 @@
 """A rehearsal lists the launches of a step and changes nothing that lasts."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -158,6 +159,20 @@ def test_known_values_are_read():
     read = []
     rehearsed(lambda: read.append((rows + 1).sum().item()))
     assert read == [9]
+
+
+def test_new_memory_is_not_taken_for_what_was_freed():
+    """An array of numpy's becomes a tensor without torch's operations being seen."""
+    x, reached = numbers(4), []
+
+    def step():
+        for _ in range(10):
+            ops.exp(x)
+            torch.from_numpy(np.arange(4)).to("meta")
+            reached.append(1)
+
+    rehearsed(lambda: rehearsal.rehearse(step))
+    assert len(reached) == 10
 
 
 def test_errors_of_the_step_are_its_own():
