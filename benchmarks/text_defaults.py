@@ -1,0 +1,147 @@
+"""What settings suit how many texts: accuracy of the text network over a grid, beside linear machines.
+
+    python -m benchmarks.text_defaults [SOURCE ...] --texts 30000 [...] --grid lr=0.01,0.003 batch_size=256,1024 ...
+
+Each source is a generator of texts (--list). A network learns from four fifths of its texts and is scored on the rest;
+the settings that are not in the grid are those of `minidl train text`. Each line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.inputs import Source
+
+SOURCES = {
+    # The settings' rule was fitted on these,
+    "usual": Source(),
+    "hard": Source(share=0.06),
+    "noisy": Source(noise=0.2),
+    "many": Source(classes=100, own=200, words=60),
+    "short": Source(words=12, share=0.2),
+    # and checked on these.
+    "two": Source(classes=2, share=0.04, own=2000),
+    "long": Source(classes=20, words=150, share=0.05, spread=0.9),
+    "wide": Source(vocabulary=200_000, own=1000, share=0.15, words=30, noise=0.1, spread=0.5),
+    "few words": Source(vocabulary=5_000, classes=30, words=20, share=0.15, own=100),
+}
+
+
+def split(source: Source, count: int, seed: int) -> tuple[Any, np.ndarray, Any, np.ndarray, int]:
+    """Features and classes of training and of validation, and the number of features."""
+    from minidl.data import terms
+    from minidl.data.vectorizer import Tfidf, TfidfOptions
+    from minidl.data.workers import Workers, available
+
+    texts: list[str] = []
+    labels = []
+    for some, classes in source.blocks(count, seed):
+        texts += some
+        labels.append(classes)
+    options = TfidfOptions()
+    with Workers(available()) as workers:
+        counted = terms.count_texts(texts, options.analyzer, workers=workers)
+    rows = np.arange(count)
+    train, rest = rows[rows % 5 != 0], rows[rows % 5 == 0]
+    vocabulary = Tfidf.of_counts(counted, options, train)
+    y = np.concatenate(labels)
+    return (
+        vocabulary.weighted(counted.taken(train)), y[train],
+        vocabulary.weighted(counted.taken(rest)), y[rest], len(vocabulary),
+    )  # fmt: skip
+
+
+def linear(parts: tuple[Any, np.ndarray, Any, np.ndarray, int], kind: str) -> dict[str, Any]:
+    from sklearn.linear_model import SGDClassifier
+    from sklearn.svm import LinearSVC
+
+    x, y, x_rest, y_rest, _ = parts
+    started = time.perf_counter()
+    machine = (SGDClassifier(random_state=0, n_jobs=-1) if kind == "SGDClassifier" else LinearSVC()).fit(x, y)
+    return {"kind": kind, "accuracy": machine.score(x_rest, y_rest), "seconds": time.perf_counter() - started}
+
+
+def network(parts: tuple[Any, np.ndarray, Any, np.ndarray, int], classes: int, given: dict[str, Any]) -> dict[str, Any]:
+    """Train with these settings; the accuracy after each epoch, and the seconds of training."""
+    import minidl
+    from minidl import models, rehearsal
+    from minidl.compilers import Compilers
+    from minidl.data.batches import Batches
+    from minidl.tensors import Tensor, default_device
+    from minidl.training.supervised import make_optimizer, make_schedule
+    from minidl.training.targets import Classification
+    from minidl.training.tasks.text import TrainText
+
+    usual = {name: f.default for name, f in TrainText.model_fields.items() if not f.is_required()}
+    config = SimpleNamespace(**{**usual, **given})
+    x, y, x_rest, y_rest, features = parts
+    device = default_device()
+    minidl.manual_seed(config.seed)
+    model = models.TextMLP(features, classes, config.hidden, config.dropout)
+    optimizer = make_optimizer(config, model)
+    batches = Batches(x, y, config.batch_size, config.seed, device=device if device.type == "cuda" else None)
+    schedule = make_schedule(config, optimizer, len(batches))
+    targets = Classification([str(i) for i in range(classes)])
+    loss = targets.criterion(model, y, config)
+
+    def plain(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        found = loss(x, y)
+        found.backward()
+        optimizer.step()
+        return found.data
+
+    step = minidl.capture(plain, shapes=2) if device.type == "cuda" else plain
+    if device.type == "cuda":
+        some = [next(iter(batches.epoch(0, place))) for place in sorted({0, len(batches) - 1})]
+        missing = rehearsal.missing(
+            lambda: [rehearsal.rehearse(step, x.to(device), Tensor(y.to(device))) for x, y in some]
+        )
+        if missing:
+            with Compilers() as compilers:
+                compilers.compile(missing)
+    scores, started = [], time.perf_counter()
+    for epoch in range(config.epochs):
+        model.train()
+        for x, y in batches.epoch(epoch):
+            step(x.to(device), Tensor(y.to(device)))
+            schedule.step()
+        model.eval()
+        scores.append(round(targets.judge(model, x_rest, y_rest).score, 4))
+    return {"kind": "network", **given, "accuracy": scores[-1], "epochs": scores,
+            "seconds": time.perf_counter() - started}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="*", choices=[*SOURCES, []], metavar="SOURCE")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--texts", type=int, nargs="+", default=[30_000])
+    parser.add_argument("--seed", type=int, default=0, help="of the texts")
+    parser.add_argument("--grid", nargs="*", default=[], metavar="NAME=VALUE,...")
+    parser.add_argument("--linear", nargs="*", default=["SGDClassifier"], choices=["SGDClassifier", "LinearSVC"])
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(f"{name}: {source}" for name, source in SOURCES.items()))
+    axes = []
+    for axis in options.grid:
+        name, _, values = axis.partition("=")
+        axes.append([(name, json.loads(value)) for value in values.split(",")])
+    for name, count in itertools.product(options.sources, options.texts):
+        parts = split(SOURCES[name], count, options.seed)
+        about = {"source": name, "texts": count}
+        for kind in options.linear:
+            print(json.dumps({**about, **linear(parts, kind)}), flush=True)
+        for given in itertools.product(*axes):
+            print(json.dumps({**about, **network(parts, SOURCES[name].classes, dict(given))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
