@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.inputs import Source
+from minidl.compilers import Compilers
 
 SOURCES = {
     # The settings' rule was fitted on these,
@@ -68,11 +69,12 @@ def linear(parts: tuple[Any, np.ndarray, Any, np.ndarray, int], kind: str) -> di
     return {"kind": kind, "accuracy": machine.score(x_rest, y_rest), "seconds": time.perf_counter() - started}
 
 
-def network(parts: tuple[Any, np.ndarray, Any, np.ndarray, int], classes: int, given: dict[str, Any]) -> dict[str, Any]:
+def network(
+    parts: tuple[Any, np.ndarray, Any, np.ndarray, int], classes: int, given: dict[str, Any], compilers: Compilers
+) -> dict[str, Any]:
     """Train with these settings; the accuracy after each epoch, and the seconds of training."""
     import minidl
     from minidl import models, rehearsal
-    from minidl.compilers import Compilers
     from minidl.data.batches import Batches
     from minidl.tensors import Tensor, default_device
     from minidl.training.supervised import make_optimizer, make_schedule
@@ -105,8 +107,7 @@ def network(parts: tuple[Any, np.ndarray, Any, np.ndarray, int], classes: int, g
             lambda: [rehearsal.rehearse(step, x.to(device), Tensor(y.to(device))) for x, y in some]
         )
         if missing:
-            with Compilers() as compilers:
-                compilers.compile(missing)
+            compilers.compile(missing)
     scores, started = [], time.perf_counter()
     for epoch in range(config.epochs):
         model.train()
@@ -134,13 +135,14 @@ def main() -> None:
     for axis in options.grid:
         name, _, values = axis.partition("=")
         axes.append([(name, json.loads(value)) for value in values.split(",")])
-    for name, count in itertools.product(options.sources, options.texts):
-        parts = split(SOURCES[name], count, options.seed)
-        about = {"source": name, "texts": count}
-        for kind in options.linear:
-            print(json.dumps({**about, **linear(parts, kind)}), flush=True)
-        for given in itertools.product(*axes):
-            print(json.dumps({**about, **network(parts, SOURCES[name].classes, dict(given))}), flush=True)
+    with Compilers(["minidl.models", "minidl.optim"]) as compilers:
+        for name, count in itertools.product(options.sources, options.texts):
+            source, about = SOURCES[name], {"source": name, "texts": count}
+            parts = split(source, count, options.seed)
+            for kind in options.linear:
+                print(json.dumps({**about, **linear(parts, kind)}), flush=True)
+            for given in itertools.product(*axes):
+                print(json.dumps({**about, **network(parts, source.classes, dict(given), compilers)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,15 @@ def main() -> None:
     try:
         cli.main()
     except SystemExit as end:
-        if end.code != _INTERRUPTED:
+        # With torch, Python takes up to a second to end; and it cannot while a thread still imports.
+        code = end.code or 0
+        if not isinstance(code, int) or (code != _INTERRUPTED and "torch" not in sys.modules):
             raise
         # Python ends by the signal itself where one came in a text that it compiled, such as a dataclass.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(_INTERRUPTED)
+        os._exit(code)
 
 
 def _stop(number: int, frame: object) -> None:

@@ -92,17 +92,18 @@ _at_hand: list[Compilers] = []
 
 
 @contextlib.contextmanager
-def ready(modules: Sequence[str], device: str) -> Iterator[None]:
+def ready(modules: Sequence[str], device: str) -> Iterator[bool]:
     """A block, of a command, that may compile kernels: where it seems to have a GPU, processes get ready meanwhile.
 
-    `device` is "auto", "cuda" or "cpu".
+    `device` is "auto", "cuda" or "cpu". The value is whether there seems to be a GPU.
     """
+    gpu = device != "cpu" and "TRITON_INTERPRET" not in os.environ and any(path.exists() for path in _DRIVERS)
     with Compilers(modules) as own:
-        if device != "cpu" and "TRITON_INTERPRET" not in os.environ and any(path.exists() for path in _DRIVERS):
+        if gpu:
             own.start()
         _at_hand.append(own)
         try:
-            yield
+            yield gpu
         finally:
             _at_hand.remove(own)
 

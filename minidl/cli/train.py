@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 from typing import Any
 
 import typer
@@ -11,10 +13,12 @@ from minidl import compilers, phases
 from minidl.cli.common import Group, examples
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
-from minidl.training import device, runs, saved_run
+from minidl.data.workers import available
+from minidl.training import device, helpers, runs, saved_run
 from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
+_MANY = 4  # processors; with fewer, more processes only delay the first
 _KERNELS = ("minidl.models", "minidl.optim")  # with them come those that are usual
 
 
@@ -45,18 +49,32 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         if not config.quiet:
             typer.echo(done, nl=False)
         return
-    with compilers.ready(_KERNELS, config.device):
+    processors = min(available(), config.workers or available())
+    with contextlib.ExitStack() as alongside:
+        gpu = alongside.enter_context(compilers.ready(_KERNELS, config.device))
+        if gpu and processors >= _MANY:  # without a GPU the network has the processors
+            alongside.enter_context(helpers.ready(processors))
         _run(kind, config, profiling)
+
+
+def _prepare(wanted: str) -> None:
+    """What needs torch, for some seconds; meanwhile the data is read."""
+    device.choose(wanted)
+    importlib.import_module("minidl.training.train")
+    device.begin()
 
 
 def _run(kind: str, config: Any, profiling: Profiling) -> None:
     task = TASKS[kind]
+    import numpy as np  # noqa: F401 (before the thread, which needs it, too)
+
+    wait = helpers.in_thread(lambda: _prepare(config.device))
     with phases.timed("read"):
         dataset = task.load(config)
     if config.resume and (config.out / "config.json").exists():
         saved_run.check_data(saved_run.read_run(config.out), dataset)
-    device.choose(config.device)
     with phases.timed("import"):
+        wait()
         from minidl.training.train import train
     with profiled(profiling, config.out / "trace.json", task.updates):
         train(kind, config, dataset)

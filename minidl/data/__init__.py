@@ -94,7 +94,8 @@ def load_text(name_or_path: str | Path, **options: Any) -> TextDataset:
     """A text classification task: a name of `TEXT_DATA`, or a CSV, TSV or JSONL file of the user.
 
     Options of a file: `text_column`, `label_column`, `validation`, `test`, `split_seed`, see `files.load_text_file`.
-    Options of the Reuters sets: `progress`, `cache`, `mirrors`, see `reuters.load_reuters`. `docstrings` takes none.
+    Options of the Reuters sets: `progress`, `cache`, `mirrors`, see `reuters.load_reuters`. `docstrings` takes
+    `workers`.
 
     Raises DataError for an unknown name, an option that the data does not take, and data that cannot be used.
     """

@@ -19,6 +19,7 @@ MAX_NESTING = 64  # of JSON: what minidl writes has 6 levels
 _MAX_FIELD = 2**31 - 1  # csv's own limit of 131,072 characters would refuse long texts
 # A number with a decimal comma, alone in its cell.
 _DECIMAL_COMMA = re.compile(r"^(\s*[-+]?\d+),(\d+\s*)$")
+encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # a value as JSON on one line
 _NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 QUOTES = "close every quoted field and write a double quote inside one twice"
 

@@ -104,6 +104,21 @@ def compile_job(job: Job) -> Any:
     return triton.compile(source_of(job), target=GPUTarget("cuda", job.arch, WARP), options=job.options)
 
 
+def _launcher(compiled: Any) -> None:
+    """What Triton compiles in C to launch a kernel, for its cache: by 3.6 for each signature."""
+    from triton.backends.nvidia import driver
+
+    if hasattr(driver, "make_launcher"):
+        driver.CudaLauncher(compiled.src, compiled.metadata)
+
+
+def _launching() -> None:
+    """What Triton compiles in C once, to launch anything."""
+    from triton.backends.nvidia import driver
+
+    driver.CudaUtils()
+
+
 def is_compiled(job: Job) -> bool:
     """Whether Triton's cache has the kernel of a job."""
     name = job.name[:150]  # as Triton cuts names of files
@@ -130,6 +145,8 @@ def serve(modules: Iterable[str]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     _import(modules)
+    with contextlib.suppress(Exception):  # there is no driver
+        _launching()
     for line in sys.stdin:
         asked = json.loads(line)
         jobs = [Job(**job) for job in asked["jobs"]]
@@ -194,7 +211,7 @@ def _work(jobs: list[Job], waiting: int, done: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         while number := os.read(waiting, _NUMBER.size):
             with contextlib.suppress(Exception):  # the launch will tell
-                compile_job(jobs[_NUMBER.unpack(number)[0]])
+                _launcher(compile_job(jobs[_NUMBER.unpack(number)[0]]))
             os.write(done, number)
     finally:
         os._exit(0)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minidl.data.records import Pictures
-from minidl.data.workers import Message, WorkerError, Workers
+from minidl.data.workers import Message, WorkerError, Workers, available
 from minidl.training import machine, memory, metrics
 
 _METHODS = {
@@ -159,7 +159,10 @@ def _machine(kind: str) -> Any:
 
     if kind == "LogisticRegression":
         return LogisticRegression(C=1.0, max_iter=100)
-    return LinearSVC(C=1.0, random_state=0) if kind == "LinearSVC" else SGDClassifier(alpha=1e-4, random_state=0)
+    if kind == "LinearSVC":
+        return LinearSVC(C=1.0, random_state=0)
+    # Its classes are learnt in threads, each as it would be alone.
+    return SGDClassifier(alpha=1e-4, random_state=0, n_jobs=available())
 
 
 def majority(train_y: np.ndarray, test_y: np.ndarray, classes: int) -> dict[str, float]:

@@ -35,6 +35,16 @@ def choose(device: str) -> None:
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
 
 
+def begin() -> None:
+    """Wake the device that was chosen, where it is a GPU: its first use takes half a second."""
+    import torch
+
+    from minidl.tensors import default_device
+
+    if default_device().type == "cuda":
+        torch.empty(1, device="cuda")
+
+
 def _require_cuda(what: str) -> None:
     import torch
 

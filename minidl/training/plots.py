@@ -1,23 +1,26 @@
 """Pictures of a run: curves, the confusion matrix, predictions against truth, mistakes, filters.
 
-They need the plots extra.
+They need the plots extra. A function that is a plot makes PNG files by name and writes them to its first argument, the
+folder of a run; in `elsewhere` the processes of `helpers` draw them, several at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minidl.training import files, metrics
+from minidl.data.workers import Message, WorkerError
+from minidl.training import files, helpers, metrics
 
 _MOST_DRAWN = 40  # of the classes in a confusion matrix, where there are too many
 MISSING = "no plots: matplotlib is not installed; install it with pip install 'minidl[plots]'"
@@ -38,9 +41,74 @@ def available() -> bool:
     return True
 
 
+Files = dict[str, bytes]
+_pending: list[list[Callable[[], None]]] = []  # of the block under way, what is yet to be written
+
+
+@contextlib.contextmanager
+def elsewhere() -> Iterator[None]:
+    """A block whose plots are drawn by the processes at hand, if there are some, and written at its end."""
+    pending: list[Callable[[], None]] = []
+    if helpers.at_hand() is not None:
+        _pending.append(pending)
+    try:
+        yield
+        for write in pending:
+            write()
+    finally:
+        _pending.clear()
+
+
+def _plot(draw: Callable[..., Files]) -> Callable[..., None]:
+    """A function that draws as one that writes what it has drawn to the folder that comes first."""
+
+    @functools.wraps(draw)
+    def plot(folder: Path, *args: Any) -> None:
+        workers = helpers.at_hand()
+        if not _pending or workers is None:
+            _save(folder, draw(*args))
+            return
+        arrays = [np.ascontiguousarray(value) for value in args if isinstance(value, np.ndarray)]
+        values = {
+            "name": draw.__name__,
+            "args": [None if isinstance(value, np.ndarray) else value for value in args],
+            "arrays": [place for place, value in enumerate(args) if isinstance(value, np.ndarray)],
+            "kinds": [(array.dtype.str, array.shape) for array in arrays],
+        }
+        result = workers.later(drawn, Message(values, arrays))
+
+        def write() -> None:
+            try:
+                found = result()
+            except WorkerError:  # the processes are gone
+                _save(folder, draw(*args))
+            else:
+                _save(folder, dict(zip(found.values["names"], found.buffers, strict=True)))
+
+        _pending[-1].append(write)
+
+    return plot
+
+
+def drawn(message: Message) -> Message:
+    """A worker's job: the files of a plot."""
+    values, args = message.values, message.values["args"]
+    for place, (dtype, shape), raw in zip(values["arrays"], values["kinds"], message.buffers, strict=True):
+        args[place] = np.frombuffer(raw, dtype).reshape(shape)
+    available()
+    found: Files = globals()[values["name"]].__wrapped__(*args)
+    return Message({"names": list(found)}, list(found.values()))
+
+
+def _save(folder: Path, found: Files) -> None:
+    for name, picture in found.items():
+        files.write_bytes(folder / name, picture)
+
+
+@_plot
 def curves(
-    folder: Path, history: Sequence[dict[str, Any]], kept: int, title: str, loss: str, only_in_training: Sequence[str]
-) -> None:
+    history: Sequence[dict[str, Any]], kept: int, title: str, loss: str, only_in_training: Sequence[str]
+) -> Files:
     """loss.png (training and validation) and scores.png (validation scores) from the records of metrics.jsonl.
 
     `kept` is the epoch whose weights the run keeps, `loss` names the loss, and `only_in_training` names the terms of
@@ -58,14 +126,17 @@ def curves(
         for name in ("accuracy", "macro_f1", "r2")
         if name in history[0]["validation"]
     }
+    found = {}
     for name, y, lines in (("loss.png", loss, losses), ("scores.png", "validation score", scores)):
         figure, axes = _figure(6, 4.5)
         _over_epochs(axes, lines)
         axes.axvline(kept, color="grey", linestyle=":", label=f"kept: epoch {kept}")
-        _finish(folder / name, figure, axes, title, "epoch", y)
+        found[name] = _finished(figure, axes, title, "epoch", y)
+    return found
 
 
-def gan_curves(folder: Path, history: Sequence[dict[str, Any]], title: str) -> None:
+@_plot
+def gan_curves(history: Sequence[dict[str, Any]], title: str) -> Files:
     """curves.png: both losses, and the probabilities of being real that the discriminator gives, over the epochs."""
     from matplotlib.figure import Figure
 
@@ -82,10 +153,11 @@ def gan_curves(folder: Path, history: Sequence[dict[str, Any]], title: str) -> N
         axes.legend()
     axes.axhline(0.5, color="grey", linestyle=":")
     axes.set_ylim(0.0, 1.0)
-    _write(folder / "curves.png", figure)
+    return {"curves.png": _png(figure)}
 
 
-def confusion(folder: Path, truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], title: str) -> None:
+@_plot
+def confusion(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], title: str) -> Files:
     """confusion.png: the share of each true class (row) by predicted class; numbers are shown up to 25 classes.
 
     Of more than 256 classes it shows those with the most mistakes, as truth or as answer, or without any the most
@@ -113,10 +185,11 @@ def confusion(folder: Path, truth: np.ndarray, predicted: np.ndarray, labels: Se
         for i, j in np.argwhere(counts):
             colour = "white" if shares[i, j] > 0.5 else "black"
             axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour, fontsize=7)
-    _finish(folder / "confusion.png", figure, axes, title, "predicted", "true")
+    return {"confusion.png": _finished(figure, axes, title, "predicted", "true")}
 
 
-def predictions(folder: Path, truth: np.ndarray, predicted: np.ndarray, target: str, title: str) -> None:
+@_plot
+def predictions(truth: np.ndarray, predicted: np.ndarray, target: str, title: str) -> Files:
     """predictions.png: predicted against true values of a regression."""
     from matplotlib.ticker import MaxNLocator
 
@@ -129,7 +202,7 @@ def predictions(folder: Path, truth: np.ndarray, predicted: np.ndarray, target: 
         axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.tick_params(axis="x", rotation=30)
     name = shorten(target)
-    _finish(folder / "predictions.png", figure, axes, title, f"true {name}", f"predicted {name}")
+    return {"predictions.png": _finished(figure, axes, title, f"true {name}", f"predicted {name}")}
 
 
 def mistakes(
@@ -148,21 +221,32 @@ def mistakes(
     """
     wrong = np.flatnonzero(predicted != truth)
     surest = wrong[np.argsort(-sure[wrong], kind="stable")][:40]
+    captions = [
+        f"{_plain(shorten(labels[predicted[i]])[:14])} {sure[i]:.0%}\ntrue: {_plain(shorten(labels[truth[i]])[:14])}"
+        for i in surest
+    ]
+    none = f"none of {len(truth)} is wrong"
+    _captioned(
+        folder, pixels[surest], captions, f"{title}; the most confident of {len(wrong)} mistakes", none
+    )  # fmt: skip
+
+
+@_plot
+def _captioned(pixels: np.ndarray, captions: Sequence[str], title: str, none: str) -> Files:
+    """mistakes.png: pictures uint8 [N, H, W, C] with captions; `none` is said where there are none."""
     columns = 8
-    rows = max(1, -(-len(surest) // columns))
-    figure, grid = _grid(rows, columns, 1.4, 1.8, f"{title}; the most confident of {len(wrong)} mistakes")
-    for place, index in enumerate(surest):
+    figure, grid = _grid(max(1, -(-len(captions) // columns)), columns, 1.4, 1.8, title)
+    for place, caption in enumerate(captions):
         axes = grid[place // columns][place % columns]
-        _show(axes, pixels[index])
-        guess = predicted[index]
-        said, true = (_plain(shorten(labels[i])[:14]) for i in (guess, truth[index]))
-        axes.set_title(f"{said} {sure[index]:.0%}\ntrue: {true}", fontsize=7)
-    if not len(wrong):
-        grid[0][0].text(0.0, 0.5, f"none of {len(truth)} is wrong")
-    _write(folder / "mistakes.png", figure)
+        _show(axes, pixels[place])
+        axes.set_title(caption, fontsize=7)
+    if not captions:
+        grid[0][0].text(0.0, 0.5, none)
+    return {"mistakes.png": _png(figure)}
 
 
-def filters(folder: Path, weight: np.ndarray, title: str) -> None:
+@_plot
+def filters(weight: np.ndarray, title: str) -> Files:
     """filters.png: the filters of the first layer, [M, C, R, S]; colour where C is 3, else the mean of its channels.
 
     Grey is 0; each filter is scaled by its own greatest value.
@@ -175,7 +259,7 @@ def filters(folder: Path, weight: np.ndarray, title: str) -> None:
     for place, values in enumerate(shown):
         scaled = 127.5 + 127.5 * values / max(float(np.abs(values).max()), 1e-12)
         _show(grid[place // columns][place % columns], scaled.astype(np.uint8))
-    _write(folder / "filters.png", figure)
+    return {"filters.png": _png(figure)}
 
 
 def _grid(rows: int, columns: int, width: float, height: float, title: str) -> tuple[Any, Any]:
@@ -228,19 +312,19 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _finish(path: Path, figure: Any, axes: Any, title: str, x: str, y: str) -> None:
+def _finished(figure: Any, axes: Any, title: str, x: str, y: str) -> bytes:
     axes.set_title(_plain(title), fontsize=11)
     axes.set_xlabel(_plain(x))
     axes.set_ylabel(_plain(y))
     if axes.get_legend_handles_labels()[1]:
         figure.legend(loc="outside lower center")
-    _write(path, figure)
+    return _png(figure)
 
 
-def _write(path: Path, figure: Any) -> None:
+def _png(figure: Any) -> bytes:
     picture = io.BytesIO()
     with warnings.catch_warnings():
         # Characters missing from the font are drawn as boxes; a warning for each would not help.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(picture, format="png", dpi=120)
-    files.write_bytes(path, picture.getvalue())
+    return picture.getvalue()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from minidl.data import DataError
-from minidl.data.parsing import is_utf8
 from minidl.data.workers import Workers, available
 from minidl.training import files, memory
 from minidl.training.config import Evaluate, Predict
@@ -18,6 +16,8 @@ from minidl.training.forward import saved_outputs
 from minidl.training.saved_run import SavedRun, finished_run, own_data, saved_settings, tell
 from minidl.training.task import Predictor
 from minidl.training.tasks import TASKS
+
+_LARGE = 2**21  # bytes
 
 
 def load(folder: Path) -> Predictor:
@@ -40,32 +40,30 @@ def predict(config: Predict, write: IO[str]) -> None:
     Raises DataError for an input that cannot be read; the answers before it are written.
     """
     with Workers(config.workers or available()) as workers:
-        for answers in _answers(replace(load(config.run), workers=workers), config):
-            write.writelines(map(_line, answers))
+        if _is_large(config.file):
+            workers.start()  # while the model is loaded
+        for lines in _lines(replace(load(config.run), workers=workers), config):
+            write.writelines(lines)
             write.flush()
 
 
-def _answers(predictor: Predictor, config: Predict) -> Iterator[list[dict[str, Any]]]:
+def _is_large(file: Path | None) -> bool:
+    """Whether a file has so many inputs that the processes are needed."""
+    try:
+        return file is not None and file.stat().st_size >= _LARGE
+    except OSError:  # is told by who reads it
+        return False
+
+
+def _lines(predictor: Predictor, config: Predict) -> Iterator[list[str]]:
     for chunk in predictor.chunks(config):
         try:
-            answers = predictor.answers(chunk, config.top)
+            lines = predictor.lines(chunk, config.top)
         except DataError:
             for part in predictor.before_fault(chunk):
-                yield predictor.answers(part, config.top)
+                yield predictor.lines(part, config.top)
             raise
-        yield answers
-
-
-_encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-
-
-def _line(answer: dict[str, Any]) -> str:
-    """An answer as a line of JSON. Bytes of a file name that are not UTF-8 become escapes, which Python reads back as
-    the same name."""
-    line = _encoded(answer)
-    if not is_utf8(answer.get("file", "")):
-        line = json.dumps(answer, allow_nan=False)
-    return line + "\n"
+        yield lines
 
 
 def evaluate(config: Evaluate) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from minidl.data.image_batches import ImageBatches
 from minidl.data.workers import Workers, available
 from minidl.runtime import launch
 from minidl.tensors import default_device
-from minidl.training import memory, metrics, plots, reports, weights
+from minidl.training import helpers, memory, metrics, plots, reports, weights
 from minidl.training.display import Display
 from minidl.training.forward import outputs, rehearse
 from minidl.training.loop import Learner, Trainer
@@ -116,7 +116,7 @@ class Supervised(Experiment):
         if launch.INTERPRETED or (count := self.config.workers or available()) == 1:
             yield
             return
-        with Workers(min(2, count)) as workers:
+        with nullcontext(helpers.at_hand()) if helpers.at_hand() else Workers(min(2, count)) as workers:
             self._scores = self.targets.baselines(self.train, self.validation, workers)
             yield
 

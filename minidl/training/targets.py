@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from minidl import nn, ops
 from minidl.autograd import no_grad
+from minidl.data.parsing import encoded
 from minidl.data.saved import Checked, Names, made
 from minidl.data.workers import Workers
 from minidl.tensors import Tensor, default_device
@@ -110,16 +111,27 @@ class Classification(Checked):
     def answers(self, parts: Iterable[np.ndarray], top: int) -> list[dict[str, Any]]:
         """Label, probability and the `top` best labels of each row of the outputs."""
         answers = []
+        for best in self._best(parts, top):
+            ranked = [{"label": self.labels[i], "probability": number} for i, number in best]
+            answers.append({**ranked[0], "top": ranked})
+        return answers
+
+    def lines(self, parts: Iterable[np.ndarray], top: int, more: Iterable[str]) -> list[str]:
+        """`answers` as lines of JSON, each with more members of its object: text such as `"known_terms": 3`."""
+        begun = [f'"label": {encoded(label)}, "probability": ' for label in self.labels]
+        lines = []
+        for best, rest in zip(self._best(parts, top), more, strict=True):
+            ranked = [f"{begun[i]}{number!r}" for i, number in best]
+            lines.append(f'{{{ranked[0]}, "top": [{{{"}, {".join(ranked)}}}], {rest}}}\n')
+        return lines
+
+    def _best(self, parts: Iterable[np.ndarray], top: int) -> Iterator[list[tuple[int, float]]]:
+        """The `top` most probable classes of each row, with their probabilities to six digits."""
         for shares in (probabilities(part) for part in parts if len(part)):
             order = np.argsort(-shares, axis=1, kind="stable")[:, :top]
             values = np.take_along_axis(shares, order, axis=1).astype(np.float64)
             for places, numbers in zip(order.tolist(), values.tolist(), strict=True):
-                best = [
-                    {"label": self.labels[i], "probability": round(number, 6)}
-                    for i, number in zip(places, numbers, strict=True)
-                ]
-                answers.append({**best[0], "top": best})
-        return answers
+                yield [(i, round(number, 6)) for i, number in zip(places, numbers, strict=True)]
 
     def plot(self, folder: Path, truth: np.ndarray, found: Found, title: str) -> None:
         """confusion.png."""

@@ -7,12 +7,14 @@ that the help of its command is shown quickly.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from minidl.data.parsing import encoded, is_utf8
 from minidl.data.workers import Workers
 from minidl.training import memory
 from minidl.training.errors import ConfigError
@@ -158,6 +160,10 @@ class Predictor(ABC):
     def answers(self, chunk: Any, top: int) -> list[dict[str, Any]]:
         """One answer per input, with the `top` best labels. Raises DataError for an invalid input."""
 
+    def lines(self, chunk: Any, top: int) -> list[str]:
+        """The answers as lines of JSON."""
+        return [_line(answer) for answer in self.answers(chunk, top)]
+
     def before_fault(self, chunk: Any) -> Iterable[Any]:
         """The parts of a chunk before its invalid input."""
         return ()
@@ -174,6 +180,15 @@ class Predictor(ABC):
     @abstractmethod
     def test(self, dataset: Any, config: Evaluate) -> tuple[Any, np.ndarray]:
         """(features, targets) of a data set's test split. Raises DataError when it does not fit the model."""
+
+
+def _line(answer: dict[str, Any]) -> str:
+    """An answer as a line of JSON. Bytes of a file name that are not UTF-8 become escapes, which Python reads back as
+    the same name."""
+    line = encoded(answer)
+    if not is_utf8(answer.get("file", "")):
+        line = json.dumps(answer, allow_nan=False)
+    return line + "\n"
 
 
 def only_for_files(name: str, options: Mapping[str, Any], why: str) -> None:

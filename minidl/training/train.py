@@ -149,7 +149,7 @@ def _fit(
         files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
     plotted = None
     if config.plots and plots.available():
-        with memory.used_for("the plots", "--no-plots"), phases.timed("plots"):
+        with memory.used_for("the plots", "--no-plots"), phases.timed("plots"), plots.elsewhere():
             experiment.plot(trainer, report)
     elif config.plots:
         plotted = plots.MISSING

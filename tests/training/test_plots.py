@@ -12,14 +12,20 @@ pytest.importorskip("matplotlib")
 @pytest.fixture
 def drawn(monkeypatch):
     """The axes of every picture that is written."""
-    found = {}
-    finish = plots._finish
+    found, finished = {}, []
+    finish, save = plots._finished, plots._save
 
-    def keep(path, figure, axes, *texts):
-        finish(path, figure, axes, *texts)
-        found[path.name] = axes
+    def keep(figure, axes, *texts):
+        finished.append(axes)
+        return finish(figure, axes, *texts)
 
-    monkeypatch.setattr(plots, "_finish", keep)
+    def name(folder, pictures):
+        save(folder, pictures)
+        found.update(zip(pictures, finished, strict=True))
+        finished.clear()
+
+    monkeypatch.setattr(plots, "_finished", keep)
+    monkeypatch.setattr(plots, "_save", name)
     return found
 
 
@@ -88,8 +94,8 @@ def test_large_predictions_have_whole_tick_labels(drawn, tmp_path):
 
 @pytest.mark.parametrize(("channels", "wrong"), [(1, 0), (3, 1), (1, 50)])
 def test_mistakes_are_shown_most_confident_first(tmp_path, monkeypatch, channels, wrong):
-    written = {}
-    monkeypatch.setattr(plots, "_write", lambda path, figure: written.update({path.name: figure}))
+    written = []
+    monkeypatch.setattr(plots, "_png", lambda figure: written.append(figure) or b"")
     pixels = np.zeros((60, 5, 4, channels), dtype=np.uint8)
     truth = np.zeros(60, dtype=np.int64)
     probabilities = np.tile([1.0, 0.0], (60, 1))
@@ -97,7 +103,7 @@ def test_mistakes_are_shown_most_confident_first(tmp_path, monkeypatch, channels
     probabilities[:wrong, 0] = 1 - probabilities[:wrong, 1]
     names = ["a $1", "b" * 90]
     plots.mistakes(tmp_path, pixels, truth, probabilities.argmax(1), probabilities.max(1), names, "digits")
-    figure = written["mistakes.png"]
+    (figure,) = written
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert len(titles) == min(wrong, 40)
     assert figure.get_suptitle() == f"digits; the most confident of {wrong} mistakes"

@@ -91,6 +91,8 @@ class TextTask(Task):
 
         analyzer, options = _tfidf(config).analyzer, self.options(config)
         with memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
+            if config.data == "docstrings":
+                options["workers"] = workers
             if config.data in data.TEXT_DATA:
                 return counted(self.read(config.data, **options), analyzer, workers)
             data.check_text_file(config.data)
@@ -168,14 +170,25 @@ class TextClassifier(Predictor):
 
     def answers(self, texts: list[str], top: int) -> list[dict[str, Any]]:
         """One answer per text: label, probability, the `top` best labels, and how many terms of the text are known."""
+        parts, known = self._outputs(texts)
+        return [
+            {**answer, "known_terms": count}
+            for answer, count in zip(self.targets.answers(parts, top), known, strict=True)
+        ]
+
+    def lines(self, texts: list[str], top: int) -> list[str]:
+        parts, known = self._outputs(texts)
+        lines: list[str] = self.targets.lines(parts, top, (f'"known_terms": {count}' for count in known))
+        return lines
+
+    def _outputs(self, texts: list[str]) -> tuple[Iterator[np.ndarray], list[int]]:
+        """The model's outputs, and how many terms of each text are known."""
         import numpy as np
 
         from minidl.training.forward import saved_outputs
 
         features = self.vocabulary.transform(texts, self.workers)
-        known = np.diff(features.indptr).tolist()
-        ranked = self.targets.answers(saved_outputs(self.model, features, self.targets.outputs), top)
-        return [{**answer, "known_terms": count} for answer, count in zip(ranked, known, strict=True)]
+        return saved_outputs(self.model, features, self.targets.outputs), np.diff(features.indptr).tolist()
 
     def check_columns(self, config: Evaluate) -> None:
         name = self.config.data if config.data is None else config.data

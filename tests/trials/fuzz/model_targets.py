@@ -216,7 +216,7 @@ def run(folder: Path) -> Target:
             if kind == "gan":
                 return model.load(kind)
             found = predict.load(Path(kind))
-            return [predict._line(answer).encode() for answer in found.answers(asked[kind], 3)]
+            return [line.encode() for line in found.lines(asked[kind], 3)]
         finally:
             path.write_bytes(before[place])
 

@@ -1,0 +1,65 @@
+"""What a command has done elsewhere while it reads its data: imports in a thread, and processes that have imported the
+libraries of baselines and plots when these are needed. torch and each of those libraries take a second or more."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+
+from minidl.data.workers import Message, WorkerError, Workers
+
+_PROCESSES = 3  # two linear machines learn at a time, and a command has three plots
+_LIBRARIES = ["sklearn.linear_model", "sklearn.svm", "scipy.sparse", "matplotlib.figure"]
+_ready: list[Workers] = []
+
+
+@contextlib.contextmanager
+def ready(count: int) -> Iterator[None]:
+    """A block in which `at_hand()` has up to `count` processes; they import libraries from its beginning on."""
+    with Workers(min(_PROCESSES, count)) as workers:
+        with contextlib.suppress(WorkerError):  # the command does the work itself
+            workers.start()
+            for _ in range(workers.count):
+                workers.later(imported, Message({"modules": _LIBRARIES}))
+            _ready.append(workers)
+        try:
+            yield
+        finally:
+            _ready.clear()
+
+
+def at_hand() -> Workers | None:
+    """The processes of the block under way."""
+    return _ready[-1] if _ready else None
+
+
+def imported(message: Message) -> Message:
+    """A worker's job: import modules, those that are there."""
+    for module in message.values["modules"]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    return Message({})
+
+
+def in_thread(work: Callable[[], object]) -> Callable[[], None]:
+    """Begin `work` in a thread; a function that waits for its end, and raises what it raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 (raised by who waits)
+            raised.append(error)
+
+    # A daemon: a command that ends early does not wait for an import.
+    thread = threading.Thread(target=run, name="imports", daemon=True)
+    thread.start()
+
+    def wait() -> None:
+        thread.join()
+        if raised:
+            raise raised[0]
+
+    return wait

@@ -1,0 +1,64 @@
+"""What a command has done elsewhere meanwhile: imports in a thread, plots in processes."""
+
+import numpy as np
+import pytest
+
+from minidl.training import helpers, plots
+
+
+def draw_all(folder):
+    folder.mkdir()
+    history = [{"epoch": i, "loss": 1 / i, "validation": {"loss": float("nan"), "accuracy": None}} for i in (1, 2)]
+    truth, found = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
+    with plots.elsewhere():
+        plots.curves(folder, history, 1, "a $", "loss", ["dropout"])
+        plots.confusion(folder, truth, found, ["one", "two"], "b")
+        plots.predictions(folder, truth * 2.5, found * 1.5, "price", "c")
+        pixels = np.arange(4 * 6 * 5, dtype=np.uint8).reshape(4, 6, 5, 1)
+        plots.mistakes(folder, pixels, truth, found, np.full(4, 0.75), ["one", "two"], "d")
+        plots.filters(folder, np.linspace(-1, 1, 54, dtype=np.float32).reshape(3, 2, 3, 3), "e")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_plots_are_the_same_wherever_they_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    here = draw_all(tmp_path / "here")
+    with helpers.ready(2):
+        there = draw_all(tmp_path / "there")
+    assert here.keys() == {"loss.png", "scores.png", "confusion.png", "predictions.png", "mistakes.png", "filters.png"}
+    assert here == there
+
+
+def test_plots_are_drawn_here_when_the_processes_are_gone(tmp_path):
+    pytest.importorskip("matplotlib")
+    with helpers.ready(2):
+        for process in helpers.at_hand()._processes:
+            process._popen.kill()
+        there = draw_all(tmp_path / "there")
+    assert there == draw_all(tmp_path / "here")
+
+
+def test_no_process_outlives_the_block():
+    with helpers.ready(2):
+        processes = [process._popen for process in helpers.at_hand()._processes]
+        assert len(processes) == 2
+    assert helpers.at_hand() is None
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_processes_that_cannot_be_started_are_done_without(monkeypatch):
+    def refused(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("minidl.data.workers.subprocess.Popen", refused)
+    with helpers.ready(2):
+        assert helpers.at_hand() is None
+
+
+def test_what_a_thread_raises_is_raised_by_who_waits():
+    done = []
+    helpers.in_thread(lambda: done.append(1))()
+    assert done == [1]
+    wait = helpers.in_thread(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        wait()
