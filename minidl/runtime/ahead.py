@@ -31,6 +31,7 @@ from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from minidl.jobs import WARP, Job
+from minidl.runtime import keys
 
 _NUMBER = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
@@ -41,6 +42,7 @@ def job_of(arch: int, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...],
 
     Raises TypeError for a constant that is neither a number nor a string nor a type.
     """
+    keys.settle(kernel)
     backend, bind = _binder(kernel, arch)
     bound, specialization, extra = bind(*args, **meta)
     # About one in ten recorded launches is new, and making this key takes a tenth of the time of making a job.
@@ -91,8 +93,10 @@ def _constant(value: Any) -> Any:
 def source_of(job: Job) -> ASTSource:
     """What Triton compiles for a job. Raises ImportError and AttributeError for a kernel that is not importable."""
     module, name = job.kernel.split(":")
+    kernel = getattr(importlib.import_module(module), name)
+    keys.settle(kernel)
     return ASTSource(
-        getattr(importlib.import_module(module), name),
+        kernel,
         {parameter: _constant(kind) for parameter, kind in job.signature.items()},
         {tuple(path): _constant(value) for path, value in job.constants},
         {tuple(path): known for path, known in job.attributes},

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.runtime import direct, interpret, tables
+from minidl.runtime import direct, interpret, keys, tables
 from minidl.runtime.boxes import Box
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
@@ -105,6 +105,7 @@ class Prepared(NamedTuple):
 
 def _run_by_triton(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
     device = _check_place(kernel, args)
+    keys.settle(kernel)
     if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
         direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
         return
