@@ -36,13 +36,16 @@ def choose(device: str) -> None:
 
 
 def begin() -> None:
-    """Wake the device that was chosen, where it is a GPU: its first use takes half a second."""
+    """Wake the device that was chosen, where it is a GPU: its first use takes half a second, and Triton's one."""
     import torch
 
     from minidl.tensors import default_device
 
     if default_device().type == "cuda":
+        from minidl.runtime import ahead
+
         torch.empty(1, device="cuda")
+        ahead.get_ready()
 
 
 def _require_cuda(what: str) -> None:

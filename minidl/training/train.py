@@ -124,24 +124,12 @@ def _fit(
 ) -> dict[str, Any]:
     described = _prepare(config, checkpoint, task.convolves)
     state = {manifest.OF_RUN: identity, "config": config.identity(), "environment": described}
-    with memory.used_for("the data", "less data"), phases.timed("copy"):
-        experiment.load()
-    compile_ahead(lambda: experiment.trainer(display, state, "").rehearse(), display)
-    with memory.used_for("the networks and their optimizers", "a smaller model"), phases.timed("copy"):
-        trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
-    again: dict[str, Any] = {}
-    if checkpoint is not None:
-        trainer.restore(checkpoint)
-        again = resumed(checkpoint, described, trainer.progress.place, display)
-        trainer.state.update(again)
-        display.note(f"going on after {trainer.progress.place}")
-    else:
-        display.note(experiment.advice(trainer.steps))
-    # A graph keeps the memory of its own that its first steps took outside of it.
-    share = 0.5 if trainer.captured else 1.0
-    smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
-    run = memory.used_for(f"a step of {experiment.batch_size:,} examples")(trainer.run)
     with experiment.alongside():
+        trainer, again = _trainer(task, config, experiment, state, checkpoint, display)
+        # A graph keeps the memory of its own that its first steps took outside of it.
+        share = 0.5 if trainer.captured else 1.0
+        smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
+        run = memory.used_for(f"a step of {experiment.batch_size:,} examples")(trainer.run)
         with phases.timed("train"):
             memory.guarded(run, experiment.batch_size, trainer.attempt, share, smaller)
         report = {**experiment.report(trainer, described["device"]), **again}
@@ -158,6 +146,30 @@ def _fit(
     runs.complete(config.out, identity, report, text)
     display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())
     return report
+
+
+def _trainer(
+    task: Task,
+    config: Any,
+    experiment: Experiment,
+    state: dict[str, Any],
+    checkpoint: Checkpoint | None,
+    display: Display,
+) -> tuple[Any, dict[str, Any]]:
+    """The trainer, continued from the checkpoint if there is one, and what of that the report tells."""
+    with memory.used_for("the data", "less data"), phases.timed("copy"):
+        experiment.load()
+    compile_ahead(lambda: experiment.trainer(display, state, "").rehearse(), display)
+    with memory.used_for("the networks and their optimizers", "a smaller model"), phases.timed("copy"):
+        trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
+    if checkpoint is None:
+        display.note(experiment.advice(trainer.steps))
+        return trainer, {}
+    trainer.restore(checkpoint)
+    again = resumed(checkpoint, state["environment"], trainer.progress.place, display)
+    trainer.state.update(again)
+    display.note(f"going on after {trainer.progress.place}")
+    return trainer, again
 
 
 def _prepare(config: Any, checkpoint: Checkpoint | None, convolves: bool) -> dict[str, Any]:
