@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from minidl import data
 from minidl.data import DataError, TextDataset
@@ -24,9 +24,16 @@ if TYPE_CHECKING:
 
     from minidl.data import Texts
     from minidl.data.corpus import Corpus, CorpusDataset
+    from minidl.data.hashing import HashedTfidf
     from minidl.data.vectorizer import Tfidf, TfidfOptions
     from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
+
+
+_TERMS = 20_000
+# Weights, gradient and AdamW's state take 2 KiB a column with 128 hidden units. SIZES
+_COLUMNS = 2**16
+_MOST_COLUMNS = 2**24  # `hashing.MOST_COLUMNS`, whose module the help does not load
 
 
 class TrainText(Perceptron, Session):
@@ -41,6 +48,7 @@ class TrainText(Perceptron, Session):
         "minidl train text --data docstrings --out runs/first",
         "minidl train text --data mails.csv --label-column folder --out runs/mails",
         "minidl train text --data train.csv --test test.csv --out runs/reviews",
+        "minidl train text --data logs.csv --features hash --out runs/logs",
         "minidl train text --out runs/mails --resume",
     )
     data: Annotated[
@@ -49,9 +57,20 @@ class TrainText(Perceptron, Session):
     ]
     text_column: fields.TextColumn = None
     label_column: fields.LabelColumn = None
+    features: Annotated[
+        Literal["tfidf", "hash"] | None,
+        Field(
+            description="tfidf keeps a vocabulary of words; hash keeps none: a word's hash is its column. Default: "
+            "tfidf."
+        ),
+    ] = None
     ngrams: Annotated[int, Field(ge=1, le=5, description="Longest run of words that is a feature.")] = 1
     min_df: Annotated[int, Field(ge=1, le=10**9, description="Texts that a feature must occur in.")] = 2
-    max_features: Annotated[int, Field(ge=1, le=10**9, description="Most frequent features kept.")] = 20_000
+    max_features: Annotated[int, Field(ge=1, le=10**9)] = Field(
+        default_factory=lambda given: _COLUMNS if given.get("features") == "hash" else _TERMS,
+        description="Most frequent features kept; with --features hash, the number of columns, at most "
+        f"{_MOST_COLUMNS}. Default: {_COLUMNS} with hash, else {_TERMS}.",
+    )
     lazy: Annotated[bool, Field(description="Update only the rows of the first layer that a batch touches.")] = False
     hidden: fields.Hidden = (128,)
     epochs: fields.Epochs = 12
@@ -63,6 +82,14 @@ class TrainText(Perceptron, Session):
     balance: fields.Balance = 0.3
     patience: fields.Patience = 5
 
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        if self.features == "hash" and self.max_features > _MOST_COLUMNS:
+            raise ConfigError(
+                f"--max-features is {self.max_features}, expected at most {_MOST_COLUMNS} columns with --features hash"
+            )
+        return self
+
 
 class TextTask(Task):
     """Texts and their classes."""
@@ -71,7 +98,7 @@ class TextTask(Task):
     run = "a text run"
     settings = TrainText
     data_sets = data.TEXT_DATA
-    files = ("labels.json", "vocabulary.json", "confusion.png")
+    files = ("labels.json", "vocabulary.json", "hashing.json", "confusion.png")
 
     def read(self, name: str, **options: Any) -> TextDataset:
         return data.load_text(name, **options)
@@ -113,49 +140,49 @@ class TextTask(Task):
         yield digest.hexdigest()
 
     def prepare(self, config: TrainText, dataset: CorpusDataset) -> Supervised:
-        """The vocabulary is that of the training split. Raises DataError when no feature is left."""
+        """Vocabulary and weights are those of the training split. Raises DataError when no feature is left."""
         from minidl import models
-        from minidl.data.vectorizer import Tfidf
         from minidl.training.supervised import Supervised, sizes
         from minidl.training.targets import Classification
 
-        vocabulary = Tfidf.of_counts(dataset.train.counted, _tfidf(config))
-        count, classes = len(vocabulary), len(dataset.labels)
+        kind, document = _vectorizer(config)
+        vectorizer = kind.of_counts(dataset.train.counted, _tfidf(config))
+        count, classes = len(vectorizer), len(dataset.labels)
         targets = Classification(dataset.labels)
         return Supervised(
             name=self.name,
             config=config,
             source={**dataset.source, "sizes": sizes(dataset), "features": count, "classes": classes},
-            features=f"{count:,} features",
+            features=f"{count:,} {'hashed ' if config.features == 'hash' else ''}features",
             targets=targets,
-            train=_examples(vocabulary, dataset.train),
-            validation=_examples(vocabulary, dataset.validation),
-            test=lambda: _examples(vocabulary, dataset.test),
+            train=_examples(vectorizer, dataset.train),
+            validation=_examples(vectorizer, dataset.validation),
+            test=lambda: _examples(vectorizer, dataset.test),
             make_model=lambda config, device: models.TextMLP(
                 count, classes, config.hidden, config.dropout, device=device
             ),
-            documents={**targets.documents, "vocabulary.json": vocabulary.to_json()},
+            documents={**targets.documents, document: vectorizer.to_json()},
         )
 
     def predictor(self, config: TrainText, own: RunFiles) -> TextClassifier:
         from minidl import models
-        from minidl.data.vectorizer import Tfidf
         from minidl.training.supervised import saved_perceptron
         from minidl.training.targets import Classification
 
         targets = Classification.of_run(own)
-        vocabulary = Tfidf.from_json(own.text("vocabulary.json"), str(config.out / "vocabulary.json"))
+        kind, document = _vectorizer(config)
+        vectorizer = kind.from_json(own.text(document), str(config.out / document))
         # Before any input: scikit-learn cannot be loaded once the inputs have taken the memory.
-        vocabulary.transform([""])
-        model = saved_perceptron(own, config, models.TextMLP, len(vocabulary), targets.outputs)
-        return TextClassifier(config, targets, model, vocabulary)
+        vectorizer.transform([""])
+        model = saved_perceptron(own, config, models.TextMLP, len(vectorizer), targets.outputs)
+        return TextClassifier(config, targets, model, vectorizer)
 
 
 @dataclass(frozen=True)
 class TextClassifier(Predictor):
     """The model of a text run with what turns a text into its input."""
 
-    vocabulary: Tfidf
+    vectorizer: Tfidf | HashedTfidf
 
     def chunks(self, config: Predict) -> Iterable[list[str]]:
         if config.inputs:
@@ -167,12 +194,12 @@ class TextClassifier(Predictor):
         return ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))
 
     def answers(self, texts: list[str], top: int) -> list[dict[str, Any]]:
-        """One answer per text: label, probability, the `top` best labels, and how many terms of the text are known."""
+        """One answer per text: label, probability, the `top` best labels, and how many of its terms are known."""
         import numpy as np
 
         from minidl.training.forward import saved_outputs
 
-        features = self.vocabulary.transform(texts, self.workers)
+        features = self.vectorizer.transform(texts, self.workers)
         known = np.diff(features.indptr).tolist()
         ranked = self.targets.answers(saved_outputs(self.model, features, self.targets.outputs), top)
         return [{**answer, "known_terms": count} for answer, count in zip(ranked, known, strict=True)]
@@ -187,11 +214,11 @@ class TextClassifier(Predictor):
 
         assert config.data is not None
         corpus = read_corpus(
-            config.data, self.vocabulary.options.analyzer, self.targets.labels,
+            config.data, self.vectorizer.analyzer, self.targets.labels,
             text_column=config.text_column or self.config.text_column,
             label_column=config.label_column or self.config.label_column,
         )  # fmt: skip
-        return *_examples(self.vocabulary, corpus), corpus.source
+        return *_examples(self.vectorizer, corpus), corpus.source
 
     def test(self, dataset: TextDataset | CorpusDataset, config: Evaluate) -> tuple[Any, np.ndarray]:
         import numpy as np
@@ -204,7 +231,7 @@ class TextClassifier(Predictor):
                 f"{dataset.name} has labels that the model does not know: {listed(unknown)}; its labels are: "
                 f"{listed(labels)}"
             )
-        features, classes = _examples(self.vocabulary, dataset.test)
+        features, classes = _examples(self.vectorizer, dataset.test)
         return features, np.array([index[label] for label in dataset.labels], dtype=np.int64)[classes]
 
 
@@ -214,10 +241,21 @@ def _tfidf(config: TrainText) -> TfidfOptions:
     return TfidfOptions(ngram_max=config.ngrams, min_df=config.min_df, max_features=config.max_features)
 
 
-def _examples(vocabulary: Tfidf, part: Texts | Corpus) -> tuple[Any, np.ndarray]:
+def _vectorizer(config: TrainText) -> tuple[type[Tfidf | HashedTfidf], str]:
+    """The vectorizer's class, and the document of a run that has it."""
+    if config.features == "hash":
+        from minidl.data.hashing import HashedTfidf
+
+        return HashedTfidf, "hashing.json"
+    from minidl.data.vectorizer import Tfidf
+
+    return Tfidf, "vocabulary.json"
+
+
+def _examples(vectorizer: Tfidf | HashedTfidf, part: Texts | Corpus) -> tuple[Any, np.ndarray]:
     """(scipy CSR, class indices int64 [N])."""
     import numpy as np
 
     if isinstance(part, data.Texts):
-        return vocabulary.transform(part.texts), np.asarray(part.labels, dtype=np.int64)
-    return vocabulary.weighted(part.counted), part.classes
+        return vectorizer.transform(part.texts), np.asarray(part.labels, dtype=np.int64)
+    return vectorizer.weighted(part.counted), part.classes
