@@ -77,13 +77,14 @@ def network(
     from minidl import models, rehearsal
     from minidl.data.batches import Batches
     from minidl.tensors import Tensor, default_device
+    from minidl.training import suited
     from minidl.training.supervised import make_optimizer, make_schedule
     from minidl.training.targets import Classification
     from minidl.training.tasks.text import TrainText
 
     usual = {name: f.default for name, f in TrainText.model_fields.items() if not f.is_required()}
-    config = SimpleNamespace(**{**usual, **given})
     x, y, x_rest, y_rest, features = parts
+    config = SimpleNamespace(**{**usual, **suited.text(len(y), classes), **given})
     device = default_device()
     minidl.manual_seed(config.seed)
     model = models.TextMLP(features, classes, config.hidden, config.dropout)

@@ -1,4 +1,4 @@
-"""Data sets by name or from the user's files, the TF-IDF vectorizer, and batches.
+"""Data sets by name or from the user's files, the TF-IDF vectorizers, and batches.
 
 Importing this package is cheap: scikit-learn, scipy and torch are loaded by what needs them.
 """
@@ -25,6 +25,7 @@ from minidl.data.records import (
 if TYPE_CHECKING:
     from minidl.data.batches import Batches, csr_from_scipy, epoch_order
     from minidl.data.files import read_labelled, read_texts
+    from minidl.data.hashing import HashedTfidf
     from minidl.data.image_batches import ImageBatches
     from minidl.data.images import read_labelled_pictures
     from minidl.data.pictures import read_pictures
@@ -39,6 +40,7 @@ __all__ = [
     "Augment",
     "Batches",
     "DataError",
+    "HashedTfidf",
     "ImageBatches",
     "ImageDataset",
     "Images",
@@ -80,6 +82,7 @@ IMAGE_DATA = {
 _MODULES = {
     "batches": "Batches csr_from_scipy epoch_order",
     "files": "read_labelled read_texts",
+    "hashing": "HashedTfidf",
     "image_batches": "ImageBatches",
     "images": "read_labelled_pictures",
     "pictures": "read_pictures",

@@ -18,7 +18,7 @@ import numpy as np
 from minidl import phases
 from minidl.data import files, formats, terms
 from minidl.data.files import Records
-from minidl.data.parts import PART, Doubt, Form, ranges, read_part
+from minidl.data.parts import PART, Doubt, Form, count_part, ranges, read_part
 from minidl.data.records import DataError, TextDataset, Texts
 from minidl.data.split import Splitter, check_classes, check_labels, digests
 from minidl.data.terms import Analyzer, Counted
@@ -145,6 +145,43 @@ def load_corpus(
     )  # fmt: skip
 
 
+def read_counted(
+    path: Path, analyzer: Analyzer, text_column: str | None, usual: str | None, workers: Workers
+) -> Counted | None:
+    """The texts of `files.read_texts`, counted; None where that is to read them: small files, and all doubtful ones."""
+    kind = formats.kind_of(path)
+    if kind not in formats.LINES or workers.count == 1:
+        return None
+    try:
+        raw = formats.read_bytes(path)
+        if len(raw) < 2 * PART:
+            return None
+        form = Form.of(path, kind, raw)
+        at = files.text_position(Records(path, form.columns, [], [], ""), text_column, usual)
+    except (DataError, Doubt):
+        return None
+    values = {"analyzer": asdict(analyzer), "form": asdict(form), "text": at}
+
+    def gathered() -> Iterator[Message]:
+        for found in workers.map(count_part, _parts(raw, form, values)):
+            if "terms" not in found.values:
+                raise Doubt
+            yield found
+
+    try:
+        counted = terms.merged(gathered())
+    except Doubt:
+        return None
+    return counted if len(counted) else None
+
+
+def _parts(raw: bytes, form: Form, values: dict[str, Any]) -> Iterator[Message]:
+    """The messages with the parts of a file."""
+    start, view = 3 if raw.startswith(b"\xef\xbb\xbf") else 0, memoryview(raw)
+    for first, last in ranges(raw, start, form):
+        yield Message({**values, "first": first == start}, [view[first:last]])
+
+
 def _by_workers(
     path: Path, analyzer: Analyzer, labels: Sequence[str] | None, columns: dict[str, str | None], seed: int,
     workers: Workers | None,
@@ -158,18 +195,13 @@ def _by_workers(
     text, label = files.choose_columns(records, columns["text_column"], columns["label_column"])
     at = {"text": records.position(text, "text"), "label": records.position(label, "label")}
     values = {"analyzer": asdict(analyzer), "form": asdict(form), **at, "seed": seed}
-    start = 3 if raw.startswith(b"\xef\xbb\xbf") else 0
-    view = memoryview(raw)
-    asked = (
-        Message({**values, "first": first == start}, [view[first:last]]) for first, last in ranges(raw, start, form)
-    )
     if workers is None or len(raw) < 2 * PART:
         workers = Workers(1)
     names: dict[str, int] = {}
     classes, sums = [], []
 
     def gathered() -> Iterator[Message]:
-        for found in workers.map(read_part, asked):
+        for found in workers.map(read_part, _parts(raw, form, values)):
             if "labels" not in found.values:
                 raise Doubt
             own = [names.setdefault(name, len(names)) for name in found.values["labels"]]

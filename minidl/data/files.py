@@ -105,18 +105,23 @@ def read_texts(path: str | Path, text_column: str | None = None, usual: str | No
     path = Path(path)
     if formats.kind_of(path) is not None:
         records = read_records(path)
-        if text_column is None and len(records.columns) == 1:
-            text_column = records.columns[0]
-        if text_column is None and usual in records.columns:
-            text_column = usual
-        if text_column is None:
-            text_column = _guess(records, TEXT_NAMES, None, "text")
-        at = records.position(text_column, "text")
+        at = text_position(records, text_column, usual)
         return [text_at(records, i, at) for i in range(len(records.rows))]
     lines = decode(formats.read_bytes(path), path).split("\n")
     if lines and not lines[-1]:
         lines.pop()
     return [line.removesuffix("\r") for line in lines]
+
+
+def text_position(records: Records, text_column: str | None, usual: str | None) -> int:
+    """The place of the column of `read_texts`. Raises DataError."""
+    if text_column is None and len(records.columns) == 1:
+        text_column = records.columns[0]
+    if text_column is None and usual in records.columns:
+        text_column = usual
+    if text_column is None:
+        text_column = _guess(records, TEXT_NAMES, None, "text")
+    return records.position(text_column, "text")
 
 
 def read_labelled(

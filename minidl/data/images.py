@@ -10,6 +10,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +94,28 @@ FASHION = _resources(
 
 def load_digits() -> ImageDataset:
     """scikit-learn's 1,797 digits of 8x8 pixels, their 17 greys spread over 0 to 255; split 70, 10 and 20%."""
-    from sklearn import datasets
-
-    bunch = datasets.load_digits()
-    pixels = np.round(bunch.images * (255.0 / 16.0)).astype(np.uint8)[:, :, :, None]
+    rows = _digits()
+    pixels = np.round(rows[:, :64].reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)[:, :, :, None]
     source = {
         "name": "digits",
         "about": "scikit-learn's digits, 8x8 pixels (UCI optical recognition of handwritten digits, test half)",
         "split": "by class and hash of the pixels: 10% validation, 20% test",
     }
-    parts = _split(Images(pixels, bunch.target.astype(np.int64)), 0.1, 0.2, 0)
+    parts = _split(Images(pixels, rows[:, 64].astype(np.int64)), 0.1, 0.2, 0)
     return _dataset("digits", DIGITS, parts, Augment(1), source)
+
+
+def _digits() -> np.ndarray:
+    """float64 [1797, 65]: pixels and class. From scikit-learn's file, since importing it takes a second."""
+    package = find_spec("sklearn")
+    for folder in package.submodule_search_locations or () if package is not None else ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn import datasets
+
+    bunch = datasets.load_digits()
+    return np.column_stack([bunch.data, bunch.target])
 
 
 def load_mnist(

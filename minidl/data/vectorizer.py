@@ -18,7 +18,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -28,12 +28,13 @@ from minidl.data.parsing import cut, parse_json
 from minidl.data.patterns import linear
 from minidl.data.records import DataError
 from minidl.data.saved import Checked, Names, made
-from minidl.data.terms import Counted
+from minidl.data.terms import Analyzer, Counted
 from minidl.data.workers import Workers
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
+V = TypeVar("V")
 _FORMAT = "minidl-tfidf"
 
 
@@ -63,9 +64,9 @@ class TfidfOptions(Checked):
     token_pattern: Annotated[str, AfterValidator(linear)] = r"(?u)[^\W\d_][^\W_]+"
 
     @property
-    def analyzer(self) -> terms.Analyzer:
+    def analyzer(self) -> Analyzer:
         """What finds the terms of a text."""
-        return terms.Analyzer(self.token_pattern, self.lowercase, self.stop_words, self.ngram_max)
+        return Analyzer(self.token_pattern, self.lowercase, self.stop_words, self.ngram_max)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value of the wrong type or range."""
@@ -115,6 +116,11 @@ class Tfidf(Checked):
         idf = np.full(len(kept), texts + 1, dtype=np.float32) / (found[kept].astype(np.float32) + np.float32(1))
         return cls(options, [names[i] for i in kept], (np.log(idf) + np.float32(1)).astype(np.float64).tolist())
 
+    @property
+    def analyzer(self) -> Analyzer:
+        """What finds the terms of a text."""
+        return self.options.analyzer
+
     def __len__(self) -> int:
         return len(self.terms)
 
@@ -143,38 +149,63 @@ class Tfidf(Checked):
             np.log(values, out=values)
             values += np.float32(1)
         values *= np.array(self.idf, dtype=np.float32)[matrix.indices]
-        # Sums in float64, one value after another: a product with ones does so, numpy's sums do not.
-        squares = csr_matrix(((values * values).astype(np.float64), matrix.indices, starts), shape=matrix.shape)
-        norms = np.sqrt(squares @ np.ones(len(self)))
-        norms[norms == 0] = 1.0
-        values /= np.repeat(norms, sizes)
+        unit_rows(matrix)
         return matrix
 
     def to_json(self) -> str:
         """Options, terms, weights and a checksum of them as JSON text."""
-        content = {"options": asdict(self.options), "terms": self.terms, "idf": self.idf}
-        head = {"format": _FORMAT, "version": 1, "sha256": _checksum(content)}
-        return json.dumps({**head, **content}, ensure_ascii=False)
+        return sealed(_FORMAT, {"options": asdict(self.options), "terms": self.terms, "idf": self.idf})
 
     @classmethod
     def from_json(cls, text: str, source: str = "the vocabulary") -> Tfidf:
         """The vectorizer that `to_json` wrote. Raises DataError, naming `source`, for anything else."""
-        try:
-            data = parse_json(text)
-            if not isinstance(data, dict) or data.pop("format", None) != _FORMAT or data.pop("version", None) != 1:
-                raise ValueError(f"not a {_FORMAT} file of version 1")
-            if data.pop("sha256", None) != _checksum(data):
-                raise ValueError("its content does not match its checksum")
-            found = made(cls, data)
-            if len(found.terms) != len(found.idf):
-                raise ValueError("terms and idf are not two lists of one length")
-        except ValueError as error:
-            raise DataError(f"{source} is damaged: {cut(error)}; restore it or train again") from None
+        found = opened(cls, _FORMAT, text, source)
+        if len(found.terms) != len(found.idf):
+            raise damaged(source, "terms and idf are not two lists of one length")
         return found
 
     @cached_property
     def _columns(self) -> dict[str, int]:
         return {term: column for column, term in enumerate(self.terms)}
+
+
+def unit_rows(matrix: csr_matrix) -> None:
+    """Scale the rows of a float32 CSR to length 1, in place; a row of zeros stays."""
+    from scipy.sparse import csr_matrix
+
+    values, starts = matrix.data, matrix.indptr
+    # Sums in float64, one value after another: a product with ones does so, numpy's sums do not. As all columns are
+    # taken for one, the product needs no ones for each.
+    squares = csr_matrix(
+        ((values * values).astype(np.float64), np.zeros(len(values), np.int32), starts), shape=(matrix.shape[0], 1)
+    )
+    norms = np.sqrt(squares @ np.ones(1))
+    norms[norms == 0] = 1.0
+    values /= np.repeat(norms, np.diff(starts))
+
+
+def sealed(kind: str, content: dict[str, Any]) -> str:
+    """JSON text of a vectorizer's content with its format and a checksum."""
+    head = {"format": kind, "version": 1, "sha256": _checksum(content)}
+    return json.dumps({**head, **content}, ensure_ascii=False)
+
+
+def opened(cls: type[V], kind: str, text: str, source: str) -> V:
+    """The vectorizer whose content was `sealed`. Raises DataError, naming `source`, for anything else."""
+    try:
+        data = parse_json(text)
+        if not isinstance(data, dict) or data.pop("format", None) != kind or data.pop("version", None) != 1:
+            raise ValueError(f"not a {kind} file of version 1")
+        if data.pop("sha256", None) != _checksum(data):
+            raise ValueError("its content does not match its checksum")
+        return made(cls, data)
+    except ValueError as error:
+        raise damaged(source, error) from None
+
+
+def damaged(source: str, why: object) -> DataError:
+    """The error of a vectorizer's file that cannot be used."""
+    return DataError(f"{source} is damaged: {cut(why)}; restore it or train again")
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -63,13 +63,13 @@ class Training(Settings):
     """
 
     data: fields.Data
-    epochs: fields.Epochs
-    batch_size: fields.BatchSize
-    lr: fields.LearningRate
+    epochs: fields.Epochs | None
+    batch_size: fields.BatchSize | None
+    lr: fields.LearningRate | None
     dropout: fields.Dropout
     optimizer: fields.Optimizer = "adamw"
     weight_decay: fields.WeightDecay
-    label_smoothing: fields.LabelSmoothing = 0.0
+    label_smoothing: fields.LabelSmoothing | None = 0.0
     balance: fields.Balance = 0.0
     schedule: fields.Schedule = "cosine"
     warmup: fields.Warmup = 0.0
@@ -95,7 +95,7 @@ class Training(Settings):
 
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:
-        if self.warmup >= self.epochs:
+        if self.epochs is not None and self.warmup >= self.epochs:
             raise ConfigError(f"--warmup {self.warmup:g} must be shorter than the {self.epochs} epochs of training")
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -55,7 +55,7 @@ def _is_large(file: Path | None) -> bool:
         return False
 
 
-def _lines(predictor: Predictor, config: Predict) -> Iterator[list[str]]:
+def _lines(predictor: Predictor, config: Predict) -> Iterator[Iterable[str]]:
     for chunk in predictor.chunks(config):
         try:
             lines = predictor.lines(chunk, config.top)

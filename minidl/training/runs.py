@@ -2,7 +2,7 @@
 
     config.json       command, settings, checksums of the data and of the documents; written first
     environment.json  what else the result depends on: versions, device, BLAS and its threads, precision, tile tables
-    labels.json, vocabulary.json | schema.json | pictures.json      the documents, needed to use the model
+    labels.json, vocabulary.json | hashing.json | schema.json | pictures.json    the documents, needed to use the model
     metrics.jsonl     a line per epoch
     checkpoints/      while and after training: last and best state
     samples/          of a GAN: a grid of pictures per epoch

@@ -15,11 +15,10 @@ from pydantic import Field
 
 from minidl import nn, ops
 from minidl.autograd import no_grad
-from minidl.data.parsing import encoded
 from minidl.data.saved import Checked, Names, made
 from minidl.data.workers import Workers
 from minidl.tensors import Tensor, default_device
-from minidl.training import baselines, files, metrics, plots, reports
+from minidl.training import baselines, files, lines, metrics, plots, reports
 from minidl.training.config import Training
 from minidl.training.errors import DamagedError, damaged
 from minidl.training.forward import outputs
@@ -72,7 +71,7 @@ class Classification(Checked):
             y = model(x)
             return y if y.dtype == torch.float32 else y.to(torch.float32)
 
-        return lambda x, y: ops.cross_entropy(logits(x), y, weight, label_smoothing=config.label_smoothing)
+        return lambda x, y: ops.cross_entropy(logits(x), y, weight, label_smoothing=config.label_smoothing or 0.0)
 
     def judge(self, model: nn.Module, features: Any, truth: np.ndarray) -> Judgement:
         """The accuracy a of N examples decides; its standard error is sqrt(a (1 - a) / N)."""
@@ -111,27 +110,18 @@ class Classification(Checked):
     def answers(self, parts: Iterable[np.ndarray], top: int) -> list[dict[str, Any]]:
         """Label, probability and the `top` best labels of each row of the outputs."""
         answers = []
-        for best in self._best(parts, top):
-            ranked = [{"label": self.labels[i], "probability": number} for i, number in best]
-            answers.append({**ranked[0], "top": ranked})
+        for shares in (probabilities(part) for part in parts if len(part)):
+            for best in lines.best(shares, top):
+                ranked = [{"label": self.labels[i], "probability": number} for i, number in best]
+                answers.append({**ranked[0], "top": ranked})
         return answers
 
-    def lines(self, parts: Iterable[np.ndarray], top: int, more: Iterable[str]) -> list[str]:
-        """`answers` as lines of JSON, each with more members of its object: text such as `"known_terms": 3`."""
-        begun = [f'"label": {encoded(label)}, "probability": ' for label in self.labels]
-        lines = []
-        for best, rest in zip(self._best(parts, top), more, strict=True):
-            ranked = [f"{begun[i]}{number!r}" for i, number in best]
-            lines.append(f'{{{ranked[0]}, "top": [{{{"}, {".join(ranked)}}}], {rest}}}\n')
-        return lines
-
-    def _best(self, parts: Iterable[np.ndarray], top: int) -> Iterator[list[tuple[int, float]]]:
-        """The `top` most probable classes of each row, with their probabilities to six digits."""
+    def lines(self, parts: Iterable[np.ndarray], top: int, known: np.ndarray, workers: Workers) -> Iterator[str]:
+        """`answers` as lines of JSON, with how many terms of each text are known, int64 [N]."""
+        done = 0
         for shares in (probabilities(part) for part in parts if len(part)):
-            order = np.argsort(-shares, axis=1, kind="stable")[:, :top]
-            values = np.take_along_axis(shares, order, axis=1).astype(np.float64)
-            for places, numbers in zip(order.tolist(), values.tolist(), strict=True):
-                yield [(i, round(number, 6)) for i, number in zip(places, numbers, strict=True)]
+            yield from lines.by_workers(shares, known[done : done + len(shares)], self.labels, top, workers)
+            done += len(shares)
 
     def plot(self, folder: Path, truth: np.ndarray, found: Found, title: str) -> None:
         """confusion.png."""

@@ -78,6 +78,10 @@ class Task(ABC):
         with memory.used_for("the data", "less data"):
             return self.read(config.data, **self.options(config))
 
+    def settled(self, config: Any, dataset: Any) -> Any:
+        """The settings with those that the data decides. Raises ConfigError where they contradict given ones."""
+        return config
+
     def as_text(self, report: dict[str, Any]) -> str:
         """The text of a report of training or of an evaluation."""
         from minidl.training import reports
@@ -160,8 +164,8 @@ class Predictor(ABC):
     def answers(self, chunk: Any, top: int) -> list[dict[str, Any]]:
         """One answer per input, with the `top` best labels. Raises DataError for an invalid input."""
 
-    def lines(self, chunk: Any, top: int) -> list[str]:
-        """The answers as lines of JSON."""
+    def lines(self, chunk: Any, top: int) -> Iterable[str]:
+        """The answers as lines of JSON; may be several in one."""
         return [_line(answer) for answer in self.answers(chunk, top)]
 
     def before_fault(self, chunk: Any) -> Iterable[Any]:

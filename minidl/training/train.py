@@ -41,6 +41,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
     try:
         if config.precision == "bfloat16" and launch.INTERPRETED:
             raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
+        config = task.settled(config, dataset)
         with memory.used_for("the features", "less data"), phases.timed("vectorise"):
             experiment = task.prepare(config, dataset)
         display.note(experiment.introduction)

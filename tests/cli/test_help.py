@@ -18,10 +18,10 @@ ALL = (
 
 # Scripts rely on these; adding one is fine, and then it is written here.
 FLAGS = {
-    "text": "--balance --batch-size --data --device --dropout --epochs --hidden --label-column --label-smoothing "
-    "--lazy --lr --max-features --min-df --ngrams --no-capture --no-plots --optimizer --out --overwrite --patience "
-    "--precision --profile --quiet --resume --schedule --seed --test --test-split --text-column --trace "
-    "--val-split --validation --warmup --weight-decay --workers",
+    "text": "--balance --batch-size --data --device --dropout --epochs --features --hidden --label-column "
+    "--label-smoothing --lazy --lr --max-features --min-df --ngrams --no-capture --no-plots --optimizer --out "
+    "--overwrite --patience --precision --profile --quiet --resume --schedule --seed --test --test-split --text-column "
+    "--trace --val-split --validation --warmup --weight-decay --workers",
     "table": "--balance --batch-size --data --device --dropout --epochs --hidden --ignore --label-smoothing --lr "
     "--missing --no-capture --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
     "--resume --schedule --seed --target --task --test --test-split --trace --val-split --validation --warmup "

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minidl.data import DataError, TfidfOptions, load_text, parts, read_labelled, terms
-from minidl.data.corpus import counted, load_corpus, read_corpus
+from minidl.data import DataError, TfidfOptions, corpus, load_text, parts, read_labelled, read_texts, terms
+from minidl.data.corpus import counted, load_corpus, read_corpus, read_counted
 from minidl.data.split import digests
 from minidl.data.workers import Workers
 from tests.data.test_files import labels, texts, write_csv
@@ -36,7 +36,28 @@ def quick(path, known=None, workers=None):
     return corpus
 
 
+class Alone:
+    """Workers of this process."""
+
+    count = 2
+    map = staticmethod(map)
+
+
+def agree_on_texts(path, workers=Alone):
+    """The quick reader of texts to be classified counts those of the strict one, or leaves the file to it."""
+    found = read_counted(path, ANALYZER, None, None, workers)
+    try:
+        expected = read_texts(path)
+    except DataError:
+        assert found is None
+        return None
+    if found is not None:
+        assert entries(found) == entries(terms.count_texts(expected, ANALYZER))
+    return found
+
+
 def agree(path, known=None, workers=None):
+    agree_on_texts(path)
     expected, found = strict(path, known), quick(path, known, workers)
     if isinstance(expected, str):
         assert found == expected
@@ -59,6 +80,7 @@ def entries(counts):
 def small(monkeypatch):
     """Parts of a few bytes."""
     monkeypatch.setattr(parts, "PART", 16)
+    monkeypatch.setattr(corpus, "PART", 8)
 
 
 @pytest.mark.usefixtures("small")
@@ -114,6 +136,26 @@ def test_a_key_that_is_no_text_is_refused(tmp_path, key):
     path.write_text("".join(json.dumps({"text": "a word", "label": label, key: 1}) + "\n" for label in "ab"))
     agree(path)
     assert "key" in quick(path)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("name", "content", "there"),
+    [
+        ("a.csv", "text,other\n" + '"one, two",1\nthree,2\n' * 9, True),
+        ("a.csv", "x\n" + "one two\n" * 9, True),
+        ("a.csv", "x,y\n" + "one,two\n" * 9, False),  # which column?
+        ("a.jsonl", '{"text": "one two"}\n' * 9, True),
+        ("a.jsonl", '{"text": "one \\ud800"}\n' * 9, False),
+        ("a.jsonl", '{"text": "one"}\n' * 9 + '{"text": 1}\n', False),
+        ("a.txt", "one two\n" * 9, False),
+        ("a.csv", "x\n1", False),
+    ],
+)
+def test_texts_to_classify_are_counted_where_there_is_no_doubt(tmp_path, name, content, there):
+    path = tmp_path / name
+    path.write_text(content)
+    assert (agree_on_texts(path) is not None) == there
 
 
 def test_known_labels(tmp_path):

@@ -3,10 +3,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from minidl.data import hashing
 from minidl.training import fields
 from minidl.training.config import Evaluate, Predict, Training
 from minidl.training.errors import ConfigError
 from minidl.training.settings import differences
+from minidl.training.tasks import text as tasks_text
 from minidl.training.tasks.gan import TrainGan
 from minidl.training.tasks.images import TrainImages
 from minidl.training.tasks.table import TrainTable
@@ -52,6 +54,11 @@ def test_settings_cannot_be_changed_after_they_were_checked():
         ({"ngrams": 0}, "--ngrams is 0"),
         ({"min_df": 0}, "--min-df is 0"),
         ({"max_features": 0}, "--max-features is 0"),
+        ({"features": "words"}, "--features is words, expected one of tfidf, hash"),
+        (
+            {"features": "hash", "max_features": 2**24 + 1},
+            "--max-features is 16777217, expected at most 16777216 columns",
+        ),
         ({"epochs": True}, "--epochs is True, expected a whole number from 1 to 1000000"),
         ({"epochs": "3"}, "--epochs is 3, expected a whole number from 1 to 1000000"),
         ({"lazy": 1}, "--lazy is 1, expected true or false"),
@@ -89,6 +96,17 @@ def test_the_identity_is_every_setting_that_decides_the_result():
 def test_saved_settings_come_back():
     before = text(hidden=(64, 32), seed=7, ngrams=2)
     assert TrainText(**before.identity(), out=Path("run")) == before
+
+
+def test_defaults_of_a_texts_features_follow_their_kind():
+    usual, named, hashed = (text(**given) for given in ({}, {"features": "tfidf"}, {"features": "hash"}))
+    assert (usual.min_df, usual.max_features) == (named.min_df, named.max_features) == (2, 20_000)
+    assert (hashed.min_df, hashed.max_features) == (1, 2**16)
+    given = text(features="hash", min_df=2, max_features=20_000)
+    for one in (usual, named, hashed, given):
+        assert TrainText(**one.identity(), out=Path("run")) == one
+    assert text(max_features=2**24 + 1).max_features == 2**24 + 1
+    assert tasks_text._MOST_COLUMNS == hashing.MOST_COLUMNS
 
 
 def test_differences_are_told_by_flag():

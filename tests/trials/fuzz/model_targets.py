@@ -12,8 +12,9 @@ from safetensors.torch import load, save
 
 from minidl.data import DataError
 from minidl.data.files import Records
+from minidl.data.hashing import HashedTfidf
 from minidl.data.schema import TableSchema
-from minidl.data.vectorizer import Tfidf, _checksum
+from minidl.data.vectorizer import Tfidf, TfidfOptions, _checksum
 from minidl.generation import evaluator, model, passes
 from minidl.generation import folder as album
 from minidl.models import dcgan
@@ -48,11 +49,20 @@ def sealed(content: bytes) -> bytes:
 
 def vocabulary(folder: Path) -> Target:
     """vocabulary.json."""
+    return _vectorizer(Tfidf, (OLD / "text/vocabulary.json").read_bytes(), ("options", "terms", "idf"))
 
+
+def hashing(folder: Path) -> Target:
+    """hashing.json."""
+    fitted = HashedTfidf.fit(["crude oil", "wheat and corn"], TfidfOptions(min_df=1, max_features=8))
+    return _vectorizer(HashedTfidf, fitted.to_json().encode(), ("options", "texts", "found"))
+
+
+def _vectorizer(kind: type[Tfidf | HashedTfidf], seed: bytes, names: tuple[str, ...]) -> Target:
     def repair(content: bytes) -> bytes:
         with contextlib.suppress(Exception):
             found = json.loads(content)
-            found["sha256"] = _checksum({key: found[key] for key in ("options", "terms", "idf")})
+            found["sha256"] = _checksum({key: found[key] for key in names})
             return json.dumps(found).encode()
         return content
 
@@ -61,11 +71,9 @@ def vocabulary(folder: Path) -> Target:
             text = content.decode()
         except UnicodeDecodeError:  # told by files.read_text
             return None
-        return Tfidf.from_json(text, "input").transform(["crude oil and wheat", "", "\ud800 x"[2:]])
+        return kind.from_json(text, "input").transform(["crude oil and wheat", "", "\ud800 x"[2:]])
 
-    return Target(
-        run, [(OLD / "text/vocabulary.json").read_bytes()], (DataError,), change=mutate.change_json, repair=repair
-    )
+    return Target(run, [seed], (DataError,), change=mutate.change_json, repair=repair)
 
 
 def schema(folder: Path) -> Target:

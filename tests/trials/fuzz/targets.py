@@ -12,6 +12,7 @@ TARGETS: dict[str, Make] = {
     "picture": data_targets.picture,
     "latents": data_targets.latent,
     "vocabulary": model_targets.vocabulary,
+    "hashing": model_targets.hashing,
     "schema": model_targets.schema,
     "pictures-json": model_targets.picture_format,
     "tensors": model_targets.tensors,

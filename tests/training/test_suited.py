@@ -1,0 +1,52 @@
+"""Settings that nobody gave follow from the number of texts, and are then the run's."""
+
+import json
+
+import pytest
+
+from minidl.data.corpus import load_corpus
+from minidl.data.vectorizer import TfidfOptions
+from minidl.training import suited
+from minidl.training.errors import ConfigError
+from minidl.training.tasks import TASKS
+from minidl.training.tasks.text import TrainText
+from minidl.training.train import train
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "some.csv"
+    path.write_text("text,label\n" + "".join(f"one{i} two{i % 3},{i % 2}\n" for i in range(40)))
+    return path, load_corpus(path, TfidfOptions().analyzer)
+
+
+@pytest.mark.parametrize("classes", [2, 8, 1000])
+def test_more_texts_never_want_a_higher_rate_more_passes_or_smaller_batches(classes):
+    before = suited.text(1, classes)
+    assert before == {"epochs": 12, "batch_size": 256, "lr": 0.01, "label_smoothing": 0.1}
+    for texts in (5999, 6001, 8000, 11_000, 12_000, 20_001, 80_001, 100_001, 500_001, 10**8):
+        found = suited.text(texts, classes)
+        assert found["lr"] <= before["lr"]
+        assert found["epochs"] <= before["epochs"]
+        assert found["batch_size"] >= before["batch_size"]
+        before = found
+    assert 0.0004 <= before["lr"] <= 0.004
+
+
+def test_the_run_has_the_settings_that_were_used(data, tmp_path):
+    path, dataset = data
+    out = tmp_path / "run"
+    train("text", TrainText(data=str(path), out=out, lr=0.02, epochs=2, quiet=True, plots=False), dataset)
+    kept = json.loads((out / "config.json").read_text())["config"]
+    assert (kept["lr"], kept["epochs"], kept["batch_size"], kept["label_smoothing"]) == (0.02, 2, 256, 0.1)
+
+
+def test_given_settings_are_kept_and_checked_with_the_others(data, tmp_path):
+    path, dataset = data
+    task = TASKS["text"]
+    settings = {"data": str(path), "out": tmp_path / "run"}
+    found = task.settled(TrainText(**settings, batch_size=7), dataset)
+    assert (found.batch_size, found.epochs) == (7, 12)
+    assert task.settled(found, dataset) is found
+    with pytest.raises(ConfigError, match="--warmup 12 must be shorter than the 12 epochs"):
+        task.settled(TrainText(**settings, warmup=12), dataset)
