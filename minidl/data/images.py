@@ -168,7 +168,7 @@ def load_folder(
     paths = [path for _, files in found for path in files]
     labels = [name for name, _ in found]
     targets = np.repeat(np.arange(len(found)), [len(files) for _, files in found])
-    pixels, keys = _keyed(root, paths, size, None, workers, cache)
+    pixels, keys = pictures.read_keyed(paths, size, None, workers, cache)
     whole = Images(pixels, targets)
     _check_classes(root, labels, keys, targets, ["learn from", *(_USES[side] for side in splitter.shares)])
     height, width, channels = whole.pixels.shape[1:]
@@ -218,24 +218,8 @@ def _read_labelled(
         raise DataError(f"{root} contains no folder of pictures; expected {root}/CLASS/PICTURE.png")
     paths = [path for _, files in found for path in files]
     targets = np.array([index[name] for name, files in found for _ in files], dtype=np.int64)
-    pixels, keys = _keyed(root, paths, size, channels, workers, cache)
+    pixels, keys = pictures.read_keyed(paths, size, channels, workers, cache)
     return Images(pixels, targets), keys
-
-
-def _keyed(
-    root: Path,
-    paths: Sequence[Path],
-    size: tuple[int, int] | None,
-    channels: int | None,
-    workers: Workers | None,
-    cache: PictureCache | None,
-) -> tuple[np.ndarray, list[str]]:
-    """`pictures.read_keyed`, or what the cache has of it."""
-
-    def decode() -> tuple[np.ndarray, list[str]]:
-        return pictures.read_keyed(paths, size, channels, workers)
-
-    return decode() if cache is None else cache.read(root, paths, size, channels, decode)
 
 
 def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:

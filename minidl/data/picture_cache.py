@@ -36,19 +36,18 @@ class PictureCache:
 
     def read(
         self,
-        root: Path,
         paths: Sequence[Path],
         size: tuple[int, int] | None,
         channels: int | None,
         decode: Callable[[], Pixels],
     ) -> Pixels:
-        """The pictures of a folder as they were kept, or as `decode` returns them, which are then kept.
+        """Pictures of class folders in a folder as they were kept, or as `decode` returns them, which are then kept.
 
         Nothing but `decode` raises.
         """
         try:
             folder = cache_folder() / "pictures"
-            asked = [_VERSION, str(root.resolve()), size, channels]
+            asked = [_VERSION, str(paths[0].parents[1].resolve()), size, channels]
             # Before decoding: a file that is changed meanwhile has another time afterwards.
             stamp = _stamp(asked, paths)
         except (DataError, OSError) as error:

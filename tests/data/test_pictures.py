@@ -16,7 +16,7 @@ from PIL import Image
 
 from minidl.data import DataError, pictures
 from minidl.data.pictures import picture_files, picture_size, read_picture, read_pictures
-from minidl.data.workers import Workers
+from minidl.data.workers import Message, Workers
 
 
 def grey(height=6, width=9, seed=0):
@@ -125,12 +125,25 @@ def test_keys_are_those_of_the_pixels(tmp_path, channels, colour):
     assert other_keys == keys
 
 
+def test_a_worker_that_is_late_writes_to_no_other_file(tmp_path):
+    """Whose number the closed memory of a failed command had."""
+    path, other = saved(tmp_path / "a.png", grey()), tmp_path / "other"
+    other.write_bytes(b"of the user")
+    values = {"paths": [str(path)], "size": [6, 9], "channels": 1, "grey": False, "keyed": False, "first": 0}
+    inode = other.stat().st_ino
+    found = pictures._pixels(Message({**values, "bytes": 54, "into": [str(other), inode + 1]}))
+    assert found.buffers == [grey().tobytes()]
+    assert other.read_bytes() == b"of the user"
+    assert pictures._pixels(Message({**values, "bytes": 54, "into": [str(other), inode]})).buffers == ()
+    assert other.read_bytes() == grey().tobytes()
+
+
 def test_a_process_that_decodes_needs_no_numpy(tmp_path):
     path = saved(tmp_path / "a.png", grey())
     code = (
         "import sys; from minidl.data import pictures; from minidl.data.workers import Message\n"
         f"values = {{'paths': [{str(path)!r}], 'size': [4, 4], 'channels': 3, 'grey': True, 'keyed': True}}\n"
-        "found = pictures._pixels(Message({**values, 'first': 0, 'bytes': 48, 'into': '/none'}))\n"
+        "found = pictures._pixels(Message({**values, 'first': 0, 'bytes': 48, 'into': ['/none', 0]}))\n"
         "assert len(found.buffers[0]) == 48 and found.values['grey'] and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
