@@ -134,8 +134,9 @@ def load_table(name_or_path: str | Path, **options: Any) -> TableDataset:
 def load_images(name_or_path: str | Path, **options: Any) -> ImageDataset:
     """An image classification task: a name of `IMAGE_DATA`, or a folder with a folder of pictures per class.
 
-    Options of a folder: `size`, `validation`, `test`, `split_seed`, `workers`, see `images.load_folder`. Options of
-    `mnist` and `fashion-mnist`: `progress`, `cache`, `mirrors`, see `images.load_mnist`. `digits` takes none.
+    Options of a folder: `size`, `validation`, `test`, `split_seed`, `workers`, `cache`, see `images.load_folder`.
+    Options of `mnist` and `fashion-mnist`: `progress`, `cache`, `mirrors`, see `images.load_mnist`. `digits` takes
+    none.
 
     Raises DataError for an unknown name, an option that the data does not take, and data that cannot be used.
     """

@@ -18,6 +18,7 @@ import numpy as np
 
 from minidl.data import pictures
 from minidl.data.download import Resource, fetch, gunzip
+from minidl.data.picture_cache import PictureCache
 from minidl.data.records import Augment, DataError, ImageDataset, Images
 from minidl.data.split import TEST, TRAIN, VALIDATION, Splitter, check_labels, digests, sides_of
 from minidl.data.workers import Workers
@@ -29,6 +30,7 @@ CLOTHES = [
 VALIDATION_SHARE = 1 / 12  # of MNIST's training half: about 5,000 pictures
 _USES = {VALIDATION: "validate", TEST: "test"}
 _MAX_FILE = 64 * 2**20
+_EXACT = 16  # pictures
 _UNSIGNED_BYTES = 8  # in an IDX file
 _COUNTS = {"train": 60_000, "t10k": 10_000}
 
@@ -157,14 +159,15 @@ def load_folder(
     test: float | str | Path = 0.2,
     split_seed: int = 0,
     workers: Workers | None = None,
+    cache: PictureCache | None = None,
 ) -> ImageDataset:
     """A folder that holds a folder of pictures per class, named as the class.
 
     Pictures are resized to `size` (height, width), by default the most common one of the files; they are grey if none
     has colour. Equal pictures are always in the same part of the split. `validation` and `test` are shares of the
-    folder, or other folders of the same form. Raises DataError, naming the file, for one that cannot be read, fewer
-    than two classes, a class with fewer different pictures than splits are made of it, shares that leave nothing for
-    training, and classes in another folder that this one lacks.
+    folder, or other folders of the same form. `cache` keeps the decoded pictures. Raises DataError, naming the file,
+    for one that cannot be read, fewer than two classes, a class with fewer different pictures than splits are made of
+    it, shares that leave nothing for training, and classes in another folder that this one lacks.
     """
     splitter = Splitter(validation, test, split_seed)
     root = Path(folder)
@@ -177,8 +180,8 @@ def load_folder(
     paths = [path for _, files in found for path in files]
     labels = [name for name, _ in found]
     targets = np.repeat(np.arange(len(found)), [len(files) for _, files in found])
-    whole = Images(pictures.read_pictures(paths, size, None, workers), targets)
-    keys = _keys(whole.pixels)
+    pixels, keys = pictures.read_keyed(paths, size, None, workers, cache)
+    whole = Images(pixels, targets)
     _check_classes(root, labels, keys, targets, ["learn from", *(_USES[side] for side in splitter.shares)])
     height, width, channels = whole.pixels.shape[1:]
 
@@ -189,8 +192,8 @@ def load_folder(
         if not other.is_dir():
             raise DataError(f"{other} is no folder; expected one with a folder of pictures per class")
         check_labels(other, (name for name, _ in pictures.class_folders(other)), labels, root)
-        images, _ = read_labelled_pictures(other, labels, (height, width), channels, workers)
-        return images, digests(_keys(images.pixels), split_seed)
+        images, own_keys = _read_labelled(other, labels, (height, width), channels, workers, cache)
+        return images, digests(own_keys, split_seed)
 
     parts, split = splitter.split(folder, "pixels", digests(keys, split_seed), targets, taken, read)
     source = {"name": str(folder), "about": f"{len(whole):,} pictures of {root}", **split}
@@ -205,7 +208,18 @@ def read_labelled_pictures(
 
     Raises DataError for another class and for a file that cannot be read.
     """
-    root = Path(folder)
+    return _read_labelled(Path(folder), labels, size, channels, workers)[0], {"name": str(folder)}
+
+
+def _read_labelled(
+    root: Path,
+    labels: Sequence[str],
+    size: tuple[int, int],
+    channels: int,
+    workers: Workers | None,
+    cache: PictureCache | None = None,
+) -> tuple[Images, list[str]]:
+    """`read_labelled_pictures`, and their keys."""
     index = {label: i for i, label in enumerate(labels)}
     found = list(pictures.class_folders(root))
     for name, _ in found:
@@ -216,7 +230,8 @@ def read_labelled_pictures(
         raise DataError(f"{root} contains no folder of pictures; expected {root}/CLASS/PICTURE.png")
     paths = [path for _, files in found for path in files]
     targets = np.array([index[name] for name, files in found for _ in files], dtype=np.int64)
-    return Images(pictures.read_pictures(paths, size, channels, workers), targets), {"name": str(folder)}
+    pixels, keys = pictures.read_keyed(paths, size, channels, workers, cache)
+    return Images(pixels, targets), keys
 
 
 def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:
@@ -265,8 +280,10 @@ def _check_classes(
     root: Path, names: Sequence[str], keys: Sequence[str], targets: np.ndarray, uses: Sequence[str]
 ) -> None:
     """Raises DataError for a class with fewer different pictures than there are uses for them."""
-    for index, name in enumerate(names):
-        different = {key for key, label in zip(keys, targets, strict=True) if label == index}
+    found_keys: list[set[str]] = [set() for _ in names]
+    for key, label in zip(keys, targets.tolist(), strict=True):
+        found_keys[label].add(key)
+    for name, different in zip(names, found_keys, strict=True):
         if len(different) < len(uses):
             found = "1 picture" if len(different) == 1 else f"{len(different)} different pictures"
             needed = " and one to ".join([", one to ".join(uses[:-1]), uses[-1]])
@@ -300,11 +317,18 @@ def _keys(pixels: np.ndarray) -> list[str]:
 
 def _statistics(pixels: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of each channel, from exact integer sums; a constant channel has deviation 1."""
-    flat = pixels.reshape(-1, pixels.shape[-1])
-    count = len(flat)
-    counts = [np.bincount(flat[:, c], minlength=256) for c in range(flat.shape[1])]
-    values = np.arange(256)
-    mean = [float((n * values).sum() / count) for n in counts]
-    square = [float((n * values**2).sum() / count) for n in counts]
+    values = pixels[0].size
+    sums = np.zeros((2, values))
+    # float32 holds the sums of squares of 258 values, float64 those of all pictures in memory, and _EXACT pictures of
+    # 64 x 64 stay in the cache: 7 us for each, and 36 with np.bincount.
+    for start in range(0, len(pixels), _EXACT):
+        part = pixels[start : start + _EXACT].reshape(-1, values).astype(np.float32)
+        sums[0] += part.sum(axis=0)
+        part *= part
+        sums[1] += part.sum(axis=0)
+    count = pixels.size // pixels.shape[-1]
+    first, second = sums.reshape(2, -1, pixels.shape[-1]).sum(axis=1).tolist()
+    mean = [total / count for total in first]
+    square = [total / count for total in second]
     std = [max(0.0, s - m * m) ** 0.5 for m, s in zip(mean, square, strict=True)]
     return tuple(mean), tuple(s if s > 1e-3 else 1.0 for s in std)

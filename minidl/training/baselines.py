@@ -33,6 +33,7 @@ _MOST_BYTES = 2**31
 _COPIES = 3  # of the coefficients: the library's, its caller's and a transposed one
 _MOST_DECIDED = 2**24  # values of the test split's decision function at a time
 _MOST_PIXELS = 1024  # values of a picture that the logistic regression gets
+_SHRUNK = 32  # pictures
 _MOST_EXACT = 20_000  # examples that the exact solver of the support vector machine gets
 _LEARNT = ("coef_", "intercept_", "classes_")
 
@@ -205,13 +206,22 @@ def _step(shape: tuple[int, ...]) -> int:
 
 def _flat(pictures: Pictures, step: int) -> np.ndarray:
     """float32 [N, values] from 0 to 1: means of blocks of step x step pixels, smaller ones at the ends."""
-    shrunk: np.ndarray = pictures.pixels.astype(np.float32)
-    for axis in (1, 2):
-        starts = np.arange(0, shrunk.shape[axis], step)
-        counts = np.diff(np.append(starts, shrunk.shape[axis])).astype(np.float32)
-        shape = [-1 if i == axis else 1 for i in range(4)]
-        shrunk = np.add.reduceat(shrunk, starts, axis=axis) / counts.reshape(shape)
-    return shrunk.reshape(len(shrunk), -1) / np.float32(255)
+    count, height, width, channels = pictures.shape
+    rows, columns = np.arange(0, height, step), np.arange(0, width, step)
+    tall = np.diff(np.append(rows, height)).astype(np.float32).reshape(1, -1, 1, 1)
+    wide = np.diff(np.append(columns, width)).astype(np.float32).reshape(1, 1, -1, 1)
+    found = np.empty((count, len(rows), len(columns), channels), dtype=np.float32)
+    # Some pictures at a time, which stay in the cache, and rows in whole numbers: 20 us for each of 64 x 64 colour
+    # pixels, which were 62 when all became float32 at once.
+    for start in range(0, count, _SHRUNK):
+        part = pictures.pixels[start : start + _SHRUNK]
+        sums = np.empty((len(part), len(rows), width, channels), dtype=np.uint32)
+        for place, row in enumerate(rows):
+            part[:, row : row + step].sum(axis=1, dtype=np.uint32, out=sums[:, place])
+        means = sums.astype(np.float32) / tall
+        np.divide(np.add.reduceat(means, columns, axis=2), wide, out=found[start : start + _SHRUNK])
+    found /= np.float32(255)
+    return found.reshape(count, -1)
 
 
 def _joined(first: Split, second: Split) -> Split:

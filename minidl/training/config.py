@@ -46,7 +46,12 @@ class Session(Settings):
 
     def identity(self) -> dict[str, Any]:
         """The fields that define the run, as plain JSON values."""
-        return self.model_dump(mode="json", exclude=set(Session.model_fields))
+        return self.model_dump(mode="json", exclude=set(self.of_process().model_fields))
+
+    @classmethod
+    def of_process(cls) -> type[Session]:
+        """The class of the fields that concern one process: a task may have more of them."""
+        return Session
 
 
 SPLITS = {"validation", "test", "val_split", "test_split"}  # the settings of training that say how data is split

@@ -12,12 +12,13 @@ from minidl.data.workers import Workers, available
 from minidl.training import files, memory
 from minidl.training.config import Evaluate, Predict
 from minidl.training.errors import DamagedError
-from minidl.training.forward import saved_outputs
+from minidl.training.inputs import CHUNK
 from minidl.training.saved_run import SavedRun, finished_run, own_data, saved_settings, tell
 from minidl.training.task import Predictor
 from minidl.training.tasks import TASKS
 
 _LARGE = 2**21  # bytes
+_FOLDERS = 16  # arguments that may be folders
 
 
 def load(folder: Path) -> Predictor:
@@ -40,19 +41,22 @@ def predict(config: Predict, write: IO[str]) -> None:
     Raises DataError for an input that cannot be read; the answers before it are written.
     """
     with Workers(config.workers or available()) as workers:
-        if _is_large(config.file):
+        if _is_much(config):
             workers.start()  # while the model is loaded
         for lines in _lines(replace(load(config.run), workers=workers), config):
             write.writelines(lines)
             write.flush()
 
 
-def _is_large(file: Path | None) -> bool:
-    """Whether a file has so many inputs that the processes are needed."""
+def _is_much(config: Predict) -> bool:
+    """Whether the processes are needed: for a large file, many arguments, or a folder of many files."""
     try:
-        return file is not None and file.stat().st_size >= _LARGE
-    except OSError:  # is told by who reads it
-        return False
+        if config.file is not None:
+            return config.file.stat().st_size >= _LARGE
+        folders = filter(Path.is_dir, map(Path, config.inputs[:_FOLDERS]))
+        return len(config.inputs) + sum(1 for folder in folders for _ in folder.iterdir()) > CHUNK
+    except (OSError, ValueError):  # is told by who reads it, or a text that cannot be a name
+        return len(config.inputs) > CHUNK
 
 
 def _lines(predictor: Predictor, config: Predict) -> Iterator[Iterable[str]]:
@@ -73,6 +77,8 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
 
     Raises DataError for data that does not fit the run, such as an unknown label.
     """
+    from minidl.training.forward import saved_outputs
+
     # Read once: in the meantime, another command may put another run into the folder.
     run = finished_run(config.run)
     predictor, task = _load(run), TASKS[run.kind]

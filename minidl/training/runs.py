@@ -84,9 +84,9 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
     differ from the run to continue, and for a folder that must not be overwritten; RunError for a damaged run.
     """
     cls = TASKS[kind].settings
-    session = {name: given[name] for name in Session.model_fields if name in given}
+    session = {name: given[name] for name in cls.of_process().model_fields if name in given}
     own = {name: value for name, value in given.items() if name not in session}
-    checked = Session(**session)
+    checked = cls.of_process()(**session)
     try:
         checked.out.exists()
     except OSError as error:

@@ -26,7 +26,7 @@ FLAGS = {
     "--missing --no-capture --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
     "--resume --schedule --seed --target --task --test --test-split --trace --val-split --validation --warmup "
     "--weight-decay --workers",
-    "images": "--balance --batch-size --data --device --dropout --epochs --flip --label-smoothing --lr --model "
+    "images": "--balance --batch-size --cache --data --device --dropout --epochs --flip --label-smoothing --lr --model "
     "--no-capture --no-flip --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
     "--resume --schedule --seed --shift --size --test --test-split --trace --val-split --validation --warmup "
     "--weight-decay --workers",

@@ -225,6 +225,21 @@ def test_a_stopped_run_goes_on_bit_for_bit(command, photos, tmp_path, monkeypatc
     assert saved["features.1.running_mean"].dtype == np.float32
 
 
+def test_kept_pictures_give_the_same_run(command, image_run, photos, tmp_path, monkeypatch):
+    """Decoded and read from the cache; the flag is of one process, so that config.json does not have it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for told in (True, False):
+        run = tmp_path / str(told)
+        result = command("train", "images", "--data", photos, "--out", run, *SMALL, "--cache")
+        assert result.code == 0, result.err
+        assert ("note: the decoded pictures are kept for the next run" in result.out) is told
+        for name in ("model.safetensors", "config.json"):
+            assert (run / name).read_bytes() == (image_run[0] / name).read_bytes()
+    again = command("train", "images", "--out", run, "--resume", "--cache")
+    assert again.code == 0, again.err
+    assert "is already finished" in again.out
+
+
 def test_bfloat16_is_refused_on_a_cpu(command, photos, tmp_path):
     from minidl.runtime import launch
 
@@ -240,6 +255,7 @@ def test_bfloat16_is_refused_on_a_cpu(command, photos, tmp_path):
     [
         (("--data", "cats"), "unknown image data 'cats': neither one of digits, mnist, fashion-mnist nor a folder"),
         (("--data", "digits", "--size", "8"), "--size is for your own folder: the size and splits of digits are fixed"),
+        (("--data", "digits", "--cache"), "--cache is for your own folder: digits is not decoded"),
         (("--data", "digits", "--val-split", "0.5"), "--val-split is for your own folder"),
         (
             ("--data", "digits", "--model", "ece408"),

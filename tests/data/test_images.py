@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from minidl.data import Augment, DataError, images, load_images
@@ -54,6 +56,18 @@ def test_statistics_are_those_of_the_training_split():
     found = load_images("digits")
     assert found.mean == pytest.approx([found.train.pixels.mean()], rel=1e-12)
     assert found.std == pytest.approx([found.train.pixels.astype(np.float64).std()], rel=1e-12)
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(0, 255))
+def test_statistics_are_exact(count, side, channels, least):
+    pixels = np.random.default_rng(0).integers(least, 256, (count, side, 2, channels), dtype=np.uint8)
+    mean, std = images._statistics(pixels)
+    for channel in range(channels):
+        values = [int(value) for value in pixels[..., channel].reshape(-1)]
+        total, square = sum(values), sum(value * value for value in values)
+        assert mean[channel] == total / len(values)
+        expected = max(0.0, square / len(values) - mean[channel] * mean[channel]) ** 0.5
+        assert std[channel] == (expected if expected > 1e-3 else 1.0)
 
 
 def test_a_split_never_changes():

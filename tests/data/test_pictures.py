@@ -1,8 +1,12 @@
 """Picture files: every kind of pixels, sizes, and files that are damaged or promise too much."""
 
+import hashlib
 import os
 import struct
+import subprocess
+import sys
 import zlib
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +16,7 @@ from PIL import Image
 
 from minidl.data import DataError, pictures
 from minidl.data.pictures import picture_files, picture_size, read_picture, read_pictures
-from minidl.data.workers import Workers
+from minidl.data.workers import Message, Workers
 
 
 def grey(height=6, width=9, seed=0):
@@ -89,6 +93,60 @@ def test_the_camera_that_was_held_sideways(tmp_path):
     path = saved(tmp_path / "a.png", grey(), exif=exif)
     assert picture_size(path) == (9, 6)
     assert np.array_equal(read_picture(path, (9, 6), 1)[:, :, 0], np.rot90(grey(), -1))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_way_to_hold_a_camera(tmp_path, mode, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    wide = Image.fromarray(grey().astype(np.uint16) * 257)
+    image = wide if mode == "I;16" else Image.fromarray(grey()).convert("RGB").convert(mode)
+    upright = read_picture(saved(tmp_path / "upright.png", image), (6, 9), 3)
+    turned = upright.swapaxes(0, 1) if orientation > 4 else upright
+    flip = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}.get(orientation, ())
+    path = saved(tmp_path / "a.png", image, exif=exif)
+    assert np.array_equal(read_picture(path, turned.shape[:2], 3), np.flip(turned, flip))
+
+
+@pytest.mark.parametrize("channels", [None, 1, 3])
+@pytest.mark.parametrize("colour", [False, True])
+def test_keys_are_those_of_the_pixels(tmp_path, channels, colour):
+    """Also where the memory that processes share cannot be opened."""
+    paths = [saved(tmp_path / f"{i:02}.png", grey(seed=i % 30)) for i in range(40)]
+    if colour:
+        saved(paths[17], np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8))
+    pixels, keys = pictures.read_keyed(paths, (6, 9), channels)
+    assert keys == [hashlib.sha256(np.ascontiguousarray(picture).data).hexdigest() for picture in pixels]
+    assert pixels.shape == (40, 6, 9, channels or (3 if colour else 1))
+    with mock.patch.object(pictures.os, "getpid", return_value=2**30):
+        others, other_keys = pictures.read_keyed(paths, (6, 9), channels)
+    assert np.array_equal(others, pixels)
+    assert other_keys == keys
+
+
+def test_a_worker_that_is_late_writes_to_no_other_file(tmp_path):
+    """Whose number the closed memory of a failed command had."""
+    path, other = saved(tmp_path / "a.png", grey()), tmp_path / "other"
+    other.write_bytes(b"of the user")
+    values = {"paths": [str(path)], "size": [6, 9], "channels": 1, "grey": False, "keyed": False, "first": 0}
+    inode = other.stat().st_ino
+    found = pictures._pixels(Message({**values, "bytes": 54, "into": [str(other), inode + 1]}))
+    assert found.buffers == [grey().tobytes()]
+    assert other.read_bytes() == b"of the user"
+    assert pictures._pixels(Message({**values, "bytes": 54, "into": [str(other), inode]})).buffers == ()
+    assert other.read_bytes() == grey().tobytes()
+
+
+def test_a_process_that_decodes_needs_no_numpy(tmp_path):
+    path = saved(tmp_path / "a.png", grey())
+    code = (
+        "import sys; from minidl.data import pictures; from minidl.data.workers import Message\n"
+        f"values = {{'paths': [{str(path)!r}], 'size': [4, 4], 'channels': 3, 'grey': True, 'keyed': True}}\n"
+        "found = pictures._pixels(Message({**values, 'first': 0, 'bytes': 48, 'into': ['/none', 0]}))\n"
+        "assert len(found.buffers[0]) == 48 and found.values['grey'] and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 20), st.integers(1, 20))

@@ -30,6 +30,21 @@ def test_blocks_are_means_also_at_the_ends():
             assert np.allclose(found[:, i, j], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(40, 8, 8, 1), (33, 50, 70, 3), (3, 100, 100, 1), (2, 301, 90, 3), (1, 1, 1, 1)])
+def test_blocks_have_the_bits_of_all_pictures_at_once(shape):
+    """The coefficients of a run's baseline depend on every bit."""
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    step = baselines._step(shape)
+    whole = pixels.astype(np.float32)
+    for axis in (1, 2):
+        starts = np.arange(0, whole.shape[axis], step)
+        counts = np.diff(np.append(starts, whole.shape[axis])).astype(np.float32)
+        sums = np.add.reduceat(whole, starts, axis=axis)
+        whole = sums / counts.reshape([-1 if i == axis else 1 for i in range(4)])
+    expected = whole.reshape(len(whole), -1) / np.float32(255)
+    assert baselines._flat(pictures(pixels), step).tobytes() == expected.tobytes()
+
+
 def test_digits():
     found = load_images("digits")
     parts = [(pictures(part.pixels), part.labels) for part in (found.train, found.validation, found.test)]

@@ -19,6 +19,7 @@ from minidl.data.saved import Record
 from minidl.data.workers import Workers, available
 from minidl.training import fields, inputs
 from minidl.training.config import SPLITS, Evaluate, Predict, Session, Training
+from minidl.training.display import Display
 from minidl.training.errors import ConfigError, damaged
 from minidl.training.settings import flag
 from minidl.training.task import Predictor, Task
@@ -37,7 +38,19 @@ _TOGETHER, _TOGETHER_BYTES = 2048, 2**28  # pictures, and their pixels, that `pr
 _Side = Annotated[int, Field(ge=1, le=1024)]
 
 
-class TrainImages(Training, Session):
+class ImageSession(Session):
+    """How one process trains on pictures."""
+
+    cache: Annotated[
+        bool, Field(description="Keep the decoded pictures of your folder in the user's cache for the next run.")
+    ] = False
+
+    @classmethod
+    def of_process(cls) -> type[Session]:
+        return ImageSession
+
+
+class TrainImages(Training, ImageSession):
     """Train an image classifier: a convolutional network on pictures of one size.
 
     A folder holds one folder of pictures (PNG, JPEG, BMP, GIF, TIFF, WebP, PPM) per class. The test split is read once,
@@ -126,8 +139,13 @@ class PictureTask(Task):
     def load(self, config: Any) -> ImageDataset:
         if config.data in data.IMAGE_DATA:
             return super().load(config)
+        options = self.options(config)
+        if getattr(config, "cache", False):
+            from minidl.data.picture_cache import PictureCache
+
+            options["cache"] = PictureCache(Display(config.quiet).note)
         with Workers(config.workers or available()) as workers:
-            return self.read(config.data, **self.options(config), workers=workers)
+            return self.read(config.data, **options, workers=workers)
 
     def options(self, config: Any) -> dict[str, Any]:
         if config.data not in data.IMAGE_DATA:
@@ -137,12 +155,18 @@ class PictureTask(Task):
                 raise ConfigError(
                     f"{flag(option)} is for your own folder: the size and splits of {config.data} are fixed"
                 )
+        if getattr(config, "cache", False):
+            raise ConfigError(f"--cache is for your own folder: {config.data} is not decoded")
         return {} if config.data == "digits" else {"progress": not config.quiet}
 
     def fingerprints(self, dataset: ImageDataset) -> Iterator[str]:
+        import numpy as np
+
         digest = hashlib.sha256(json.dumps(dataset.labels).encode())
         for part in (dataset.train, dataset.validation, dataset.test):
-            digest.update(f"{part.pixels.shape}\n".encode() + part.pixels.tobytes() + part.labels.tobytes())
+            digest.update(f"{part.pixels.shape}\n".encode())
+            digest.update(np.ascontiguousarray(part.pixels).data)
+            digest.update(part.labels.tobytes())
         yield digest.hexdigest()
 
 
