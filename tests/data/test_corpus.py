@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minidl.data import DataError, TfidfOptions, corpus, load_text, parts, read_labelled, read_texts, terms
+from minidl.data import DataError, TfidfOptions, load_text, parts, read_labelled, read_texts, terms
 from minidl.data.corpus import counted, load_corpus, read_corpus, read_counted
 from minidl.data.split import digests
 from minidl.data.workers import Workers
@@ -80,7 +80,7 @@ def entries(counts):
 def small(monkeypatch):
     """Parts of a few bytes."""
     monkeypatch.setattr(parts, "PART", 16)
-    monkeypatch.setattr(corpus, "PART", 8)
+    monkeypatch.setattr("minidl.data.corpus.PART", 8)
 
 
 @pytest.mark.usefixtures("small")
