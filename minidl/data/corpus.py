@@ -164,7 +164,7 @@ def read_counted(
 
     def gathered() -> Iterator[Message]:
         for found in workers.map(count_part, _parts(raw, form, values)):
-            if "terms" not in found.values:
+            if not found.buffers:
                 raise Doubt
             yield found
 
@@ -205,9 +205,9 @@ def _by_workers(
             if "labels" not in found.values:
                 raise Doubt
             own = [names.setdefault(name, len(names)) for name in found.values["labels"]]
-            classes.append(np.array(own, dtype=np.int64)[np.frombuffer(found.buffers[3], dtype=np.int32)])
-            sums.append(np.frombuffer(found.buffers[4], dtype=np.uint8))
-            yield Message(found.values, found.buffers[:3])
+            classes.append(np.array(own, dtype=np.int64)[np.frombuffer(found.buffers[6], dtype=np.int32)])
+            sums.append(np.frombuffer(found.buffers[7], dtype=np.uint8))
+            yield found
 
     counted = terms.merged(gathered())
     if not len(counted):
