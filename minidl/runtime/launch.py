@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.runtime import direct, interpret, tables
+from minidl.runtime import direct, interpret, keys, tables
 from minidl.runtime.boxes import Box
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
@@ -33,6 +33,8 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 
 if INTERPRETED:
     interpret.speed_up()
+else:
+    keys.make_unique()
 
 
 @dataclass(frozen=True)
