@@ -99,8 +99,13 @@ class Supervised(Experiment):
             model, optimizer, make_schedule(config, optimizer, len(self.batches)), self.batches,
             loss=self.targets.criterion(model, self.train[1], config),
             validate=lambda: self.targets.judge(model, *self.validation),
-            rehearse=lambda: rehearse(model, self.validation[0], self.targets.outputs),
+            rehearse=lambda: self._rehearse(model),
         )  # fmt: skip
+
+    def _rehearse(self, model: nn.Module) -> None:
+        features, truth = self.validation
+        rehearse(model, features, self.targets.outputs)
+        self.targets.rehearse(len(truth))
 
     def trainer(self, display: Display, state: dict[str, Any], hint: str) -> Trainer:
         config = self.config

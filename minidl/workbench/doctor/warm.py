@@ -57,12 +57,13 @@ def jobs(names: Sequence[str], arch: int | None) -> Iterator[list[Job]]:
         major, minor = (0, arch) if arch is not None else torch.cuda.get_device_capability()
         found = {}
         with np.errstate(all="ignore"):  # numbers are what the memory held
-            for work in _works(name):
+            for work in works(name):
                 found.update({job.key: job for job in launched(work, 10 * major + minor, target)})
         yield list(found.values())
 
 
-def _works(name: str) -> Iterator[Callable[[], object]]:
+def works(name: str) -> Iterator[Callable[[], object]]:
+    """What to rehearse for a name."""
     if name in _TRAININGS:
         for source in _TRAININGS[name]:
             yield partial(_train, name, source)
@@ -86,21 +87,22 @@ def _train(kind: str, source: str) -> None:
         trainer.rehearse()
         if not task.generates:
             features, _ = experiment.test()  # type: ignore[attr-defined]
-            _outputs(trainer.model, features, experiment.targets.outputs)  # type: ignore[attr-defined]
+            _outputs(trainer.model, features, experiment.targets)  # type: ignore[attr-defined]
 
 
 def _answer(run: Path) -> None:
     """`evaluate` and `predict` of a finished run."""
     predictor = predict.load(run)
     features, _ = predictor.test(saved_run.own_data(saved_run.finished_run(run)), Evaluate(run=run))
-    _outputs(predictor.model, features, predictor.targets.outputs)
+    _outputs(predictor.model, features, predictor.targets)
 
 
-def _outputs(model: nn.Module, features: Any, width: int) -> None:
-    forward.rehearse(model, features, width)
-    for count in _INPUTS:
+def _outputs(model: nn.Module, features: Any, targets: Any) -> None:
+    whole = features.shape[0]
+    for count in (whole, *_INPUTS):
         few = replace(features, pixels=features.pixels[:count]) if hasattr(features, "pixels") else features[:count]
-        forward.rehearse(model, few, width)
+        forward.rehearse(model, few, targets.outputs)
+        targets.rehearse(min(count, whole))
 
 
 def _generate(model: str, precision: str) -> None:
