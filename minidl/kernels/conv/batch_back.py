@@ -34,8 +34,8 @@ def walk_back(rho, size, R, PADDING: tl.constexpr, STRIDE: tl.constexpr):
 
 @triton.jit
 def conv_back_kernel(
-    d_x, d_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, M, GROUPS, R, S, w_row, w_tap,
-    C: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    d_x, d_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, M, GROUPS, R, S, w_row, w_tap, C,
+    PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     TURN: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
@@ -98,9 +98,9 @@ def prepare(problem: Problem) -> Product:
     turn = problem.in_place
     # Of a row of taps and of one, in weights [.., R, S, last].
     last = M if turn else C
-    scalars = (N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, v.kernel * last, last)
+    scalars = (N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, v.kernel * last, last, C)
     meta = {
-        "C": C, "PADDING_H": h.padding, "PADDING_W": v.padding, "STRIDE_H": h.stride, "STRIDE_W": v.stride,
+        "PADDING_H": h.padding, "PADDING_W": v.padding, "STRIDE_H": h.stride, "STRIDE_W": v.stride,
         "TURN": turn, "ROW_OF_TAPS": turn and groups == 1, **problem.constants,
         **early.options(target=problem.target), **problem.flags("POOL"), **options,
     }  # fmt: skip

@@ -81,7 +81,7 @@ def slots_of(first, steps, Q):
     return before, last - before + 1, first - before * Q, first + steps - last * Q
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "Q", "total"])
 def conv_even_grad_weight_kernel(
     d_dy, d_x, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, Q, total,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
@@ -146,7 +146,7 @@ def conv_even_grad_weight_kernel(
             j += 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "Q"])
 def conv_even_sum_kernel(
     p_partial, p_total, N, H, W, QH, QW, M, GROUPS, in_h, in_w, Q,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
