@@ -137,7 +137,7 @@ class Captured(Generic[T]):
     def rehearse(self, inputs: tuple[Any, ...]) -> None:
         """Run the step as its first calls do, without counting it as one."""
         device = self._check(inputs)
-        with self._watched(_Recording(), device) if _has_graphs(device) else _inside():
+        with self._watched(_Recording(), device) if _has_graphs(device) or launch.recording() else _inside():
             self._step(*map(_clone, inputs))
 
     def __get__(self, instance: object, owner: type | None = None) -> Captured[T]:

@@ -71,17 +71,23 @@ def rehearse(step: Callable[..., Any], *examples: Any) -> None:
 def missing(work: Callable[[], object]) -> list[Job]:
     """The kernels that `work` would launch on the device in use, and that Triton's cache lacks."""
     major, minor = torch.cuda.get_device_capability()
+    return [job for job in launched(work, 10 * major + minor) if not ahead.is_compiled(job)]
+
+
+def launched(work: Callable[[], object], arch: int, target: str | None = None) -> list[Job]:
+    """The kernels that `work` would launch on the device in use; with a `target`, as `launch.record` has it, on a
+    device of its tiles that need not be there."""
     found: dict[str, Job] = {}
 
     def keep(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
         with contextlib.suppress(TypeError):  # a constant that cannot be told to another process
             if ahead.compilable(kernel):
-                job = ahead.job_of(10 * major + minor, kernel, grid, args, meta)
+                job = ahead.job_of(arch, kernel, grid, args, meta)
                 found[job.key] = job
 
-    with rehearsal(keep):
+    with rehearsal(keep, target):
         work()
-    return [job for job in found.values() if not ahead.is_compiled(job)]
+    return list(found.values())
 
 
 class UnknownError(RuntimeError):
@@ -89,7 +95,7 @@ class UnknownError(RuntimeError):
 
 
 @contextlib.contextmanager
-def rehearsal(keep: Callable[..., None]) -> Iterator[None]:
+def rehearsal(keep: Callable[..., None], target: str | None = None) -> Iterator[None]:
     """A context in which launches go to `keep(kernel, grid, args, meta)`, and nothing that lasts is changed."""
     memory = _Memory()
 
@@ -102,7 +108,7 @@ def rehearsal(keep: Callable[..., None]) -> Iterator[None]:
 
     state = random.get_state()
     try:
-        with launch.record(listed), memory:
+        with launch.record(listed, target), memory:
             yield
     finally:
         random.set_state(state)
@@ -151,9 +157,11 @@ class _Memory(TorchDispatchMode):
             lasting = any(target not in self.new for target in written)
             if lasting and (unknown or name not in _SETS):
                 return written[0] if len(written) == 1 else tuple(written)
-            if unknown:
-                for target in written:
+            for target in written:
+                if unknown:
                     self.unknown.add(target)
+                elif name in _SETS and target.nbytes == target.untyped_storage().nbytes():  # as weights that are loaded
+                    self.unknown.discard(target)
             return func(*args, **kwargs)
         if name in READS and any(tensor in self.unknown for tensor in given):
             raise UnknownError

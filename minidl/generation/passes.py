@@ -149,7 +149,7 @@ class Passes:
     def _attempt(self, count: int, latent: int) -> None:
         """One pass without a graph."""
         with no_grad():
-            _pictures(self.model, self.dtype, Tensor(torch.zeros(count, latent, device=self.device)))
+            pictures(self.model, self.dtype, Tensor(torch.zeros(count, latent, device=self.device)))
 
     def _run(self, slot: _Slot, latents: np.ndarray) -> None:
         """Enqueue the passes of up to a batch of latents, and each one's copy to the host."""
@@ -175,7 +175,7 @@ class Passes:
         precision = launch.float32_precision()
         if precision not in self._passes:
             # Not a method: a reference to self would be a cycle, which keeps memory until the next collection.
-            made = capture(partial(_pictures, self.model, self.dtype), eager=1)
+            made = capture(partial(pictures, self.model, self.dtype), eager=1)
             compile_ahead(lambda: rehearse(made, example), Display(quiet=True))
             self._passes[precision] = made
         return self._passes[precision]
@@ -199,7 +199,7 @@ class _Slot:
         return self.pictures[:count].permute(0, 3, 1, 2).numpy()
 
 
-def _pictures(model: nn.Module, dtype: torch.dtype, z: Tensor) -> tuple[torch.Tensor]:
+def pictures(model: nn.Module, dtype: torch.dtype, z: Tensor) -> tuple[torch.Tensor]:
     """Pictures [one pass, H, W, C] of latents float32."""
     y = model(Tensor(z.data.to(dtype))).data
     return (y.permute(0, 2, 3, 1).contiguous(),)

@@ -326,6 +326,11 @@ def recording() -> bool:
     return _state.target is not None
 
 
+def is_gpu(device: torch.device) -> bool:
+    """Whether what is on a device is a GPU's: while launches are recorded for one, everything is."""
+    return device.type == "cuda" or recording()
+
+
 def watch(watcher: Callable[..., None]) -> AbstractContextManager[None]:
     """A context that hands launches of all threads to `watcher(kernel, grid, args, meta, go)`, where `go()` launches.
 

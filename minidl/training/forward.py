@@ -17,6 +17,7 @@ from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.data.records import Pictures
 from minidl.rehearsal import UnknownError
+from minidl.runtime import launch
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
 from minidl.training import memory
@@ -108,6 +109,6 @@ def _batches(model: nn.Module, features: Any, size: int) -> Batches | ImageBatch
     targets = np.zeros(features.shape[0], dtype=np.int64)
     if not isinstance(features, Pictures):
         device = default_device()
-        return Batches(features, targets, size, shuffle=False, device=device if device.type == "cuda" else None)
+        return Batches(features, targets, size, shuffle=False, device=device if launch.is_gpu(device) else None)
     dtype = next(parameter.dtype for parameter in model.parameters())
     return ImageBatches(features, targets, size, shuffle=False, dtype=dtype)

@@ -84,7 +84,7 @@ class Supervised(Experiment):
         if self.make_batches is not None:
             return self.make_batches()
         config, device = self.config, default_device()
-        return Batches(*self.train, config.batch_size, config.seed, device=None if device.type == "cpu" else device)
+        return Batches(*self.train, config.batch_size, config.seed, device=device if launch.is_gpu(device) else None)
 
     def load(self) -> None:
         _ = self.batches
@@ -99,13 +99,18 @@ class Supervised(Experiment):
             model, optimizer, make_schedule(config, optimizer, len(self.batches)), self.batches,
             loss=self.targets.criterion(model, self.train[1], config),
             validate=lambda: self.targets.judge(model, *self.validation),
-            rehearse=lambda: rehearse(model, self.validation[0], self.targets.outputs),
+            rehearse=lambda: self._rehearse(model),
         )  # fmt: skip
+
+    def _rehearse(self, model: nn.Module) -> None:
+        features, truth = self.validation
+        rehearse(model, features, self.targets.outputs)
+        self.targets.rehearse(len(truth))
 
     def trainer(self, display: Display, state: dict[str, Any], hint: str) -> Trainer:
         config = self.config
         # On a CPU no batch is given room, and none needs it.
-        captured = config.capture and default_device().type == "cuda"
+        captured = config.capture and launch.is_gpu(default_device())
         return Trainer(
             self.learner(), config.out, config.epochs, config.patience, display, state, hint, captured
         )  # fmt: skip

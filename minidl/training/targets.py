@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from minidl import nn, ops
+from minidl import nn, ops, rehearsal
 from minidl.autograd import no_grad
 from minidl.data.saved import Checked, Names, made
 from minidl.data.workers import Workers
@@ -72,6 +72,12 @@ class Classification(Checked):
             return y if y.dtype == torch.float32 else y.to(torch.float32)
 
         return lambda x, y: ops.cross_entropy(logits(x), y, weight, label_smoothing=config.label_smoothing or 0.0)
+
+    def rehearse(self, count: int) -> None:
+        """In a rehearsal, what judging and answering `count` examples launches beside the model."""
+        logits = np.zeros((count, self.outputs), dtype=np.float32)
+        rehearsal.rehearse(lambda: ops.cross_entropy(_tensor(logits), _tensor(np.zeros(count, dtype=np.int64))))
+        rehearsal.rehearse(lambda: probabilities(logits))
 
     def judge(self, model: nn.Module, features: Any, truth: np.ndarray) -> Judgement:
         """The accuracy a of N examples decides; its standard error is sqrt(a (1 - a) / N)."""
@@ -149,6 +155,11 @@ class Regression:
     def criterion(self, model: nn.Module, train_y: np.ndarray, config: Training) -> Callable[[Any, Tensor], Tensor]:
         """loss(x, y) in training: the mean squared error."""
         return lambda x, y: ops.mse_loss(ops.flatten(model(x), 0), y)
+
+    def rehearse(self, count: int) -> None:
+        """As of a classification."""
+        zeros = np.zeros(count, dtype=np.float32)
+        rehearsal.rehearse(lambda: ops.mse_loss(_tensor(zeros), _tensor(zeros)))
 
     def judge(self, model: nn.Module, features: Any, truth: np.ndarray) -> Judgement:
         """The mean square error decides, of standardised values as in training; the scores are in the target's

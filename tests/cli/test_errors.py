@@ -121,6 +121,15 @@ def test_flags_of_a_compile_without_it(command):
         refused(command("doctor", *flags), f"{flags[0]} requires --compile")
 
 
+def test_what_cannot_be_warmed_is_told_before_the_work(command, monkeypatch):
+    refused(command("doctor", "text"), "names of commands require --warm")
+    refused(command("doctor", "--warm", "--only", "gemm"), "--warm takes no --only")
+    refused(command("doctor", "--warm", "--compile"), "--warm takes no --compile")
+    refused(command("doctor", "--warm", "--arch", "80,90"), "--arch is 80,90, expected one compute capability")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    refused(command("doctor", "--warm", "--arch", "90"), "kernels are interpreted in this process")
+
+
 def test_what_cannot_be_compiled_is_told_before_the_work(command, monkeypatch):
     monkeypatch.setattr("minidl.workbench.doctor.compile.Worker.ask", None)
     refused(command("doctor", "--compile", "--arch", "12"), "error: unknown architecture 12; known: 80, 86")

@@ -19,9 +19,11 @@ from triton.runtime.cache import get_cache_key
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from minidl import rehearsal
 from minidl.compilers import Compilers
 from minidl.kernels import bias_act, softmax
 from minidl.runtime import ahead, direct, launch
+from minidl.workbench.doctor import warm
 from minidl.workbench.doctor.workloads import workloads
 from tests.kernels import probes
 
@@ -212,6 +214,10 @@ def keys() -> dict[str, int]:
             with launch.record(recorder, "sm_90"):
                 for _, call in load.calls(dtype):
                     call()
+    for name in ("text", "table", "generate"):
+        for work in warm.works(name):
+            with rehearsal.rehearsal(recorder, "sm_90"):
+                work()
     by_triton: list[str] = []
 
     def compile_(kernel: Any, key: Any, signature: Any, device: int, constants: Any, options: Any, *rest: Any) -> None:

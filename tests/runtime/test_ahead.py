@@ -114,3 +114,34 @@ def test_processes_get_ready_where_a_gpu_seems_to_be_and_is_wanted(monkeypatch, 
     assert begun("auto") == 0
     with compilers.at_hand() as other:
         assert other.modules == []
+
+
+HASHES = """
+import importlib, json, sys
+from minidl.runtime import keys
+from minidl.workbench.doctor.jobs import kernels
+found = {}
+for name in kernels()[:: int(sys.argv[1])]:
+    module, function = name.split(":")
+    kernel = getattr(importlib.import_module(module), function)
+    keys.settle(kernel)
+    found[name] = kernel.cache_key, [(n, str(v)) for (n, _), (v, _) in kernel.used_global_vals.items()]
+json.dump(found, sys.stdout)
+"""
+
+
+def test_the_key_of_a_kernel_does_not_depend_on_which_were_met_before():
+    one, other = (
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", HASHES, order], capture_output=True, text=True, cwd=ROOT, check=True,
+                env={**os.environ, "TRITON_INTERPRET": "0"},
+            ).stdout
+        )
+        for order in ("1", "-1")
+    )  # fmt: skip
+    assert len(one) > 60
+    assert {name: (one[name], other[name]) for name in one if one[name] != other[name]} == {}
+    # Triton sorts constants of one name by where they lie in memory.
+    twice = {name for name, (_, constants) in one.items() if len(dict(constants)) < len({(n, v) for n, v in constants})}
+    assert twice == set()

@@ -110,7 +110,7 @@ def test_defaults_of_a_texts_features_follow_their_kind():
 
 
 def test_differences_are_told_by_flag():
-    saved = text(epochs=5, hidden=(64,)).identity()
+    saved = text(epochs=5, hidden=(64,), batch_size=256).identity()
     assert differences(saved, {"epochs": 5, "hidden": (64,)}) == []
     assert differences(saved, {"batch_size": 3, "hidden": (64, 8)}) == [
         "--batch-size is 256 in the run, 3 was given",

@@ -1,10 +1,12 @@
-"""`minidl doctor`: what this machine can run, what is missing, and offline compilation of the kernels for other GPUs.
+"""`minidl doctor`: what this machine can run, what is missing, and compilation ahead, also for GPUs that are not there.
 
 Importing this package is cheap: the command imports torch and rich when it runs.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -90,3 +92,45 @@ def doctor_compile(
 
         write_json(json, report.as_json(verdict))
     return 0 if verdict.fine else 1
+
+
+def doctor_warm(names: Sequence[str], arch: int | None) -> int:
+    """Compile the kernels of the usual commands, or of those named (`warm.jobs`), into Triton's cache.
+
+    `arch` None: for the GPU of this machine. Returns 1 when some could not be compiled, else 0. Raises ConfigError for
+    an unknown name, for a machine without a GPU where no `arch` is given, and in a process that interprets, ValueError
+    for an unknown architecture; DataError and DamagedError for a run that cannot be read.
+    """
+    os.environ["TRITON_INTERPRET"] = "0"  # nothing is launched here
+    import torch
+    from rich.console import Console
+    from triton import knobs
+
+    from minidl.compilers import Compilers
+    from minidl.jobs import Job
+    from minidl.runtime import ahead, launch
+    from minidl.training.errors import ConfigError
+    from minidl.workbench.doctor import report, warm
+
+    if launch.INTERPRETED:
+        raise ConfigError("kernels are interpreted in this process: run `minidl doctor --warm` in one of its own")
+    if arch is None and not torch.cuda.is_available():
+        raise ConfigError("--warm finds no GPU on this machine: name one by --arch, such as --arch 90 for an H100")
+    names, console, started = names or warm.NAMES, Console(soft_wrap=True), time.perf_counter()
+    found: dict[str, Job] = {}
+    with report.Stages(console) as stages, Compilers(["minidl.models", "minidl.optim"]) as compilers:
+        compilers.start()  # imports the kernels meanwhile
+        stages.tell("recording launches", 0, len(names))
+        for done, jobs in enumerate(warm.jobs(names, arch), start=1):
+            found.update({job.key: job for job in jobs})
+            stages.tell("recording launches", done, len(names))
+        wanted = [job for job in found.values() if not ahead.is_compiled(job)]
+        if wanted:
+            compilers.compile(wanted, lambda done, of: stages.tell("compiling kernels", done, of))
+    failed = [job for job in wanted if not ahead.is_compiled(job)]
+    for job in failed:
+        console.print(f"not compiled: {job}", markup=False, highlight=False)
+    made, there, seconds = len(wanted) - len(failed), len(found) - len(wanted), time.perf_counter() - started
+    told = f"{made} kernels compiled, {there} were there already; they are in {knobs.cache.dir}; {seconds:.0f} s"
+    console.print(told, markup=False, highlight=False)
+    return 1 if failed else 0

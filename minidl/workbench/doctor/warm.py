@@ -1,0 +1,125 @@
+"""`minidl doctor --warm`: the kernels of usual commands, for Triton's cache, before any of the commands runs.
+
+A command is rehearsed (`minidl.rehearsal`): its Python code runs on data of the same sizes, and its launches are listed
+with the keys under which Triton looks for them. Needs a process that does not interpret.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from minidl import data, nn
+from minidl.captured import capture
+from minidl.data import ImageDataset, Images
+from minidl.generation import latents, passes
+from minidl.generation import model as models
+from minidl.jobs import Job
+from minidl.rehearsal import launched, rehearse
+from minidl.runtime import launch
+from minidl.tensors import Tensor, default_device
+from minidl.training import forward, predict, runs, saved_run
+from minidl.training.config import Evaluate
+from minidl.training.display import Display
+from minidl.training.errors import ConfigError
+from minidl.training.tasks import TASKS
+from minidl.workbench.doctor.jobs import target_name
+
+# What trainings learn from: the data that needs no download, and pictures of the sizes of MNIST.
+_TRAININGS: dict[str, tuple[str, ...]] = {
+    "text": ("docstrings",),
+    "table": ("diabetes",),
+    "images": ("digits", "mnist"),
+    "gan": ("digits", "mnist"),
+}
+NAMES = (*_TRAININGS, "generate")
+_INPUTS = (1, 2, 16, forward.BATCH)  # of predict: one has its own kernels, and so have multiples of 16
+
+
+def jobs(names: Sequence[str], arch: int | None) -> Iterator[list[Job]]:
+    """The kernels of every name, of NAMES or a finished run; for the GPU of this machine, or an architecture.
+
+    Raises ConfigError for another name, ValueError for an unknown architecture, DataError and DamagedError for a run
+    that cannot be read.
+    """
+    target = None if arch is None else target_name(arch)
+    for name in names:
+        if name not in NAMES and not saved_run.is_finished(Path(name)):
+            raise ConfigError(f"{name} is neither one of {', '.join(NAMES)} nor the folder of a finished run")
+    for name in names:
+        major, minor = (0, arch) if arch is not None else torch.cuda.get_device_capability()
+        found = {}
+        with np.errstate(all="ignore"):  # numbers are what the memory held
+            for work in works(name):
+                found.update({job.key: job for job in launched(work, 10 * major + minor, target)})
+        yield list(found.values())
+
+
+def works(name: str) -> Iterator[Callable[[], object]]:
+    """What to rehearse for a name."""
+    if name in _TRAININGS:
+        for source in _TRAININGS[name]:
+            yield partial(_train, name, source)
+    elif name == "generate":
+        for precision in ("float32", "float16"):
+            yield partial(_generate, "mnist", precision)
+    elif TASKS[saved_run.read_run(Path(name)).kind].generates:
+        yield partial(_generate, name, "float32")
+    else:
+        yield partial(_answer, Path(name))
+
+
+def _train(kind: str, source: str) -> None:
+    """Training at default settings, its test, and answers of its model."""
+    task = TASKS[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        config = runs.settings(kind, {"data": source, "out": Path(folder) / "run", "quiet": True})
+        experiment = task.prepare(config, _of_mnist() if source == "mnist" else task.load(config))
+        launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")
+        trainer = experiment.trainer(Display(quiet=True), {}, "")
+        trainer.rehearse()
+        if not task.generates:
+            features, _ = experiment.test()  # type: ignore[attr-defined]
+            _outputs(trainer.model, features, experiment.targets)  # type: ignore[attr-defined]
+
+
+def _answer(run: Path) -> None:
+    """`evaluate` and `predict` of a finished run."""
+    predictor = predict.load(run)
+    features, _ = predictor.test(saved_run.own_data(saved_run.finished_run(run)), Evaluate(run=run))
+    _outputs(predictor.model, features, predictor.targets)
+
+
+def _outputs(model: nn.Module, features: Any, targets: Any) -> None:
+    whole = features.shape[0]
+    for count in (whole, *_INPUTS):
+        few = replace(features, pixels=features.pixels[:count]) if hasattr(features, "pixels") else features[:count]
+        forward.rehearse(model, few, targets.outputs)
+        targets.rehearse(min(count, whole))
+
+
+def _generate(model: str, precision: str) -> None:
+    loaded = models.load(model, precision)
+    for count in _INPUTS:
+        latents.from_seeds(range(count), loaded.latent)
+    count = passes.pass_size(loaded.channels, loaded.size)
+    dtype = next(loaded.generator.parameters()).dtype
+    step = capture(partial(passes.pictures, loaded.generator, dtype))
+    rehearse(step, Tensor(torch.zeros(count, loaded.latent, device=default_device())))
+
+
+def _of_mnist() -> ImageDataset:
+    """Black pictures in the sizes of MNIST."""
+    like = data.load_images("digits")
+    train, validation, test = (
+        Images(np.zeros((count, 28, 28, 1), dtype=np.uint8), np.arange(count, dtype=np.int64) % 10)
+        for count in (55_000, 5_000, 10_000)
+    )
+    return replace(like, train=train, validation=validation, test=test, augment=data.Augment(2))
