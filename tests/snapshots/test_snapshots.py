@@ -21,5 +21,5 @@ def test_the_snapshots_have_what_they_are_for():
     api, commands = ((HERE / file).read_text() for file in ("api.txt", "commands.txt"))
     for name in ("ops.conv2d(", "nn.Linear(", "optim.AdamW(", "manual_seed(", "testing.", "Tensor.backward("):
         assert f"\nminidl.{name}" in api
-    for line in ("minidl train text\n", "    --batch-size: int | None (Default: 256.)", "    --out: Path, required"):
+    for line in ("minidl train text\n", "    --batch-size: int | None (Default: 128.)", "    --out: Path, required"):
         assert line in commands

@@ -81,7 +81,9 @@ def _train(kind: str, source: str) -> None:
     task = TASKS[kind]
     with tempfile.TemporaryDirectory() as folder:
         config = runs.settings(kind, {"data": source, "out": Path(folder) / "run", "quiet": True})
-        experiment = task.prepare(config, _of_mnist() if source == "mnist" else task.load(config))
+        dataset = _of_mnist() if source == "mnist" else task.load(config)
+        config = task.settled(config, dataset)
+        experiment = task.prepare(config, dataset)
         launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")
         trainer = experiment.trainer(Display(quiet=True), {}, "")
         trainer.rehearse()
