@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -112,10 +113,25 @@ def _learnt(kind: str, part: Split, result: Callable[[], Message]) -> Any:
         found = result()
     except WorkerError:  # the processes are gone, and the network need not be lost with them
         return _fitted(_machine(kind), *part)
-    learnt = _machine(kind)
-    for name, (dtype, shape), raw in zip(_LEARNT, found.values["arrays"], found.buffers, strict=True):
-        setattr(learnt, name, np.frombuffer(raw, dtype).reshape(shape))
-    return learnt
+    arrays = zip(found.values["arrays"], found.buffers, strict=True)
+    return _Learnt(*(np.frombuffer(raw, dtype).reshape(shape) for (dtype, shape), raw in arrays))
+
+
+@dataclass(frozen=True)
+class _Learnt:
+    """A linear machine by its coefficients [problems, features], intercepts and classes, as scikit-learn's predict:
+    importing that takes a second."""
+
+    coef: np.ndarray
+    intercept: np.ndarray
+    classes: np.ndarray
+
+    def predict(self, x: Any) -> np.ndarray:
+        scores = np.asarray(x @ self.coef.T) + self.intercept
+        found: np.ndarray = self.classes[
+            (scores[:, 0] > 0).astype(np.int64) if scores.shape[1] == 1 else scores.argmax(axis=1)
+        ]
+        return found
 
 
 def _message(kind: str, x: Any, y: np.ndarray) -> Message:

@@ -68,23 +68,24 @@ def test_an_interrupt_while_a_network_learns_is_one(monkeypatch):
         baselines.regression(x, y, x, y, 0.0, 1.0)
 
 
-def overlapping(count, kind, seed=0):
+def overlapping(count, kind, seed=0, classes=3):
     draw = np.random.default_rng(seed)
-    y = draw.integers(0, 3, count)
+    y = draw.integers(0, classes, count)
     x = draw.normal(size=(count, 12)).astype(np.float32) + 2.0 * np.eye(12, dtype=np.float32)[y]
     if kind == "pictures":
         return pictures((x.reshape(count, 3, 4, 1) * 30 + 120).clip(0, 255).astype(np.uint8)), y
     return (sparse.csr_matrix(x * (x > 0)) if kind == "sparse" else x), y
 
 
+@pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("kind", ["sparse", "dense", "pictures", "many"])
-def test_machines_learn_the_same_in_processes(kind, monkeypatch):
+def test_machines_learn_the_same_in_processes(kind, classes, monkeypatch):
     if kind == "many":
         monkeypatch.setattr(baselines, "_MOST_EXACT", 100)
-    parts = [overlapping(n, kind if kind != "many" else "sparse", n) for n in (150, 40, 60)]
-    expected = baselines.classification(*parts, 3)
+    parts = [overlapping(n, kind if kind != "many" else "sparse", n, classes) for n in (150, 40, 60)]
+    expected = baselines.classification(*parts, classes)
     with Workers(2) as workers:
-        found = baselines.Linear(*parts[:2], 3, workers).scores(parts[2])
+        found = baselines.Linear(*parts[:2], classes, workers).scores(parts[2])
     assert found == expected
     assert 0.4 < found["linear"]["accuracy"] < 1.0
     wanted = {"pictures": "logistic", "many": "SGDClassifier(alpha=0.0001), same features"}.get(kind, "LinearSVC(C=1)")
