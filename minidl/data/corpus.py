@@ -153,12 +153,15 @@ def read_counted(
     if kind not in formats.LINES or workers.count == 1:
         return None
     try:
+        # A pipe can be read once only, and small files need no processes.
+        if not path.is_file() or path.stat().st_size < PART // 4:
+            return None
         raw = formats.read_bytes(path)
         if len(raw) < 2 * PART:
             return None
         form = Form.of(path, kind, raw)
         at = files.text_position(Records(path, form.columns, [], [], ""), text_column, usual)
-    except (DataError, Doubt):
+    except (OSError, DataError, Doubt):
         return None
     values = {"analyzer": asdict(analyzer), "form": asdict(form), "text": at}
 

@@ -79,7 +79,7 @@ def _modules(folder: Path) -> Iterator[tuple[str, Path]]:
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in _SKIPPED]
         for name in names:
-            if name.endswith(".py") and name not in _SKIPPED:
+            if name.endswith(".py") and name.removesuffix(".py") not in _SKIPPED:
                 path = Path(where, name)
                 parts = path.relative_to(folder).with_suffix("").parts
                 found.append((".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))

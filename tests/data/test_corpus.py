@@ -1,6 +1,7 @@
 """A file that workers read is the file that the strict reader reads, and every error is the strict reader's."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -156,6 +157,13 @@ def test_texts_to_classify_are_counted_where_there_is_no_doubt(tmp_path, name, c
     path = tmp_path / name
     path.write_text(content)
     assert (agree_on_texts(path) is not None) == there
+
+
+@pytest.mark.usefixtures("small")
+def test_a_pipe_is_left_to_be_read_once(tmp_path):
+    path = tmp_path / "a.csv"
+    os.mkfifo(path)
+    assert read_counted(path, ANALYZER, None, None, Alone) is None
 
 
 def test_known_labels(tmp_path):
