@@ -121,7 +121,8 @@ class Supervised(Experiment):
         if launch.INTERPRETED or (count := self.config.workers or available()) == 1:
             yield
             return
-        with nullcontext(helpers.at_hand()) if helpers.at_hand() else Workers(min(2, count)) as workers:
+        ready = helpers.at_hand()
+        with Workers(min(2, count)) if ready is None else nullcontext(ready) as workers:
             self._scores = self.targets.baselines(self.train, self.validation, workers)
             yield
 
