@@ -91,13 +91,18 @@ class Compilers:
 _at_hand: list[Compilers] = []
 
 
+def seem_useful(device: str) -> bool:
+    """Whether there seems to be a GPU to compile for, given --device; torch knows, but takes seconds to be asked."""
+    return device != "cpu" and "TRITON_INTERPRET" not in os.environ and any(path.exists() for path in _DRIVERS)
+
+
 @contextlib.contextmanager
 def ready(modules: Sequence[str], device: str) -> Iterator[bool]:
     """A block, of a command, that may compile kernels: where it seems to have a GPU, processes get ready meanwhile.
 
     `device` is "auto", "cuda" or "cpu". The value is whether there seems to be a GPU.
     """
-    gpu = device != "cpu" and "TRITON_INTERPRET" not in os.environ and any(path.exists() for path in _DRIVERS)
+    gpu = seem_useful(device)
     with Compilers(modules) as own:
         if gpu:
             own.start()

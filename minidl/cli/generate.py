@@ -15,12 +15,13 @@ def _generate(given: dict[str, Any]) -> None:
     profiling = taken(given, Profiling)
     config = Generate(**given)
     check_different(latents=config.latents, trace=profiling.trace)
-    device.choose(config.device)
-    environment.fix_threads(environment.wanted_threads())
-    from minidl.generation.generate import generate
+    work = device.prepare(config.device, "minidl.generation.generate")
+    from minidl.runtime import launch
 
+    if launch.INTERPRETED:
+        environment.fix_threads(environment.wanted_threads())
     with profiled(profiling, config.out / "trace.json"):
-        generate(config)
+        work.generate(config)
 
 
 add_to = command("generate", Generate, _generate, Profiling)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 from typing import Any
 
 import typer
@@ -57,18 +56,12 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         _run(kind, config, profiling)
 
 
-def _prepare(wanted: str) -> None:
-    """What needs torch, for some seconds; meanwhile the data is read."""
-    device.choose(wanted)
-    importlib.import_module("minidl.training.train")
-    device.begin()
-
-
 def _run(kind: str, config: Any, profiling: Profiling) -> None:
     task = TASKS[kind]
     import numpy as np  # noqa: F401 (before the thread, which needs it, too)
 
-    wait = helpers.in_thread(lambda: _prepare(config.device))
+    # torch takes some seconds; meanwhile the data is read.
+    wait = helpers.in_thread(lambda: device.prepare(config.device, "minidl.training.train"))
     with phases.timed("read"):
         dataset = task.load(config)
     if config.resume and (config.out / "config.json").exists():

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from scipy import special
 
 from minidl.data.records import DataError
 from minidl.kernels import random
@@ -46,6 +45,8 @@ def truncated(z: np.ndarray, limit: float) -> np.ndarray:
 
     Raises ValueError unless limit is above 0.
     """
+    from scipy import special  # takes 0.2 s, and few ask for it
+
     if not limit > 0:
         raise ValueError(f"truncation is {limit}, expected a number above 0")
     # Computed in the lower half, where probabilities keep all their digits, and mirrored.

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import importlib
 import os
+import threading
+from typing import Any
 
+from minidl import compilers
 from minidl.training.errors import ConfigError
 
 _VARIABLE = "TRITON_INTERPRET"
@@ -35,17 +41,42 @@ def choose(device: str) -> None:
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
 
 
-def begin() -> None:
-    """Wake the device that was chosen, where it is a GPU: its first use takes half a second, and Triton's one."""
-    import torch
+def prepare(device: str, module: str) -> Any:
+    """Choose the device, and import the module that works on it: the value.
 
-    from minidl.tensors import default_device
+    What a GPU waits for in C goes on in threads meanwhile: its context (0.3 s), and the hash of Triton's own files
+    (0.3 s), which is in all keys of its cache. Raises as `choose`.
+    """
+    choose(device)
+    threads = []
+    if compilers.seem_useful(device):
+        threads.append(_begun(_wake_driver))
+    importlib.import_module("torch")
+    from minidl.runtime import launch
 
-    if default_device().type == "cuda":
+    if not launch.INTERPRETED:
         from minidl.runtime import ahead
 
-        torch.empty(1, device="cuda")
-        ahead.get_ready()
+        threads.append(_begun(ahead.get_ready))
+    work = importlib.import_module(module)
+    for thread in threads:
+        thread.join()
+    return work
+
+
+def _begun(work: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)  # a command that ends early does not wait for it
+    thread.start()
+    return thread
+
+
+def _wake_driver() -> None:
+    """Make the context of the first GPU that this process may use, which is torch's. What fails is left to torch."""
+    with contextlib.suppress(OSError, AttributeError):
+        cuda = ctypes.CDLL("libcuda.so.1")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0:
+            cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def _require_cuda(what: str) -> None:
