@@ -15,7 +15,8 @@ from minidl.jobs import Job
 
 Progress = Callable[[int, int], None]  # gets how many are done, and of how many
 
-_START = "import sys; sys.path[:] = {path!r}; from minidl.runtime.ahead import serve; serve({modules!r})"
+_START = "import sys; sys.path[:] = {path!r}; {before}from minidl.runtime.server import serve; serve({usual})"
+_WITHOUT_TORCH = "from minidl import standin; standin.install(); "
 # Kernels are compiled for a GPU that these processes do not touch, and a process that is forked has no other threads.
 _ENVIRONMENT = {
     "TRITON_INTERPRET": "0",
@@ -28,11 +29,12 @@ _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/
 class Compilers:
     """Processes that compile jobs. A context manager: at its end they are ended.
 
-    `modules` are imported before any job is known.
+    With the name of a `command`, as "text", the kernels are minidl's own: they are imported without torch, and those
+    that the command usually launches are compiled before any job is known.
     """
 
-    def __init__(self, modules: Sequence[str] = ()) -> None:
-        self.modules = list(modules)
+    def __init__(self, command: str = "") -> None:
+        self.command = command
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -60,8 +62,10 @@ class Compilers:
     def start(self) -> None:
         """Start the process that others are forked from, so that it has imported the kernels when it is needed."""
         if self._process is None:
+            usual = f"{self.command!r}, {os.environ.get('CUDA_VISIBLE_DEVICES')!r}" if self.command else ""
+            before = _WITHOUT_TORCH if self.command else ""
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=sys.path, modules=self.modules)],
+                [sys.executable, "-c", _START.format(path=sys.path, before=before, usual=usual)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 env={**os.environ, **_ENVIRONMENT},
             )  # fmt: skip
@@ -97,13 +101,13 @@ def seem_useful(device: str) -> bool:
 
 
 @contextlib.contextmanager
-def ready(modules: Sequence[str], device: str) -> Iterator[bool]:
-    """A block, of a command, that may compile kernels: where it seems to have a GPU, processes get ready meanwhile.
+def ready(command: str, device: str) -> Iterator[bool]:
+    """A block, of a command, that may compile kernels: where it seems to have a GPU, processes begin meanwhile.
 
     `device` is "auto", "cuda" or "cpu". The value is whether there seems to be a GPU.
     """
     gpu = seem_useful(device)
-    with Compilers(modules) as own:
+    with Compilers(command) as own:
         if gpu:
             own.start()
         _at_hand.append(own)

@@ -18,7 +18,6 @@ from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
 _MANY = 4  # processors; with fewer, more processes only delay the first
-_KERNELS = ("minidl.models", "minidl.optim")  # with them come those that are usual
 
 
 def add_to(app: typer.Typer) -> None:
@@ -50,7 +49,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         return
     processors = min(available(), config.workers or available())
     with contextlib.ExitStack() as alongside:
-        gpu = alongside.enter_context(compilers.ready(_KERNELS, config.device))
+        gpu = alongside.enter_context(compilers.ready(kind, config.device))
         if gpu and processors >= _MANY:  # without a GPU the network has the processors
             alongside.enter_context(helpers.ready(processors))
         _run(kind, config, profiling)

@@ -1,25 +1,15 @@
-"""Kernels compiled before a launch needs them: launches as jobs, and the process that compiles jobs.
+"""Launches as jobs, which can be compiled elsewhere before a launch needs them.
 
-A launch becomes a job specialised as Triton itself does it, so the launch then finds its kernel in Triton's cache. Jobs
-are compiled in processes forked from one that has imported the kernels and touches no GPU: importing them takes a
-process as long as compiling some ten kernels. A kernel that is not compiled here, for whatever reason, is compiled as
-it is launched, and tells its error there.
+A launch becomes a job specialised as Triton itself does it, so the launch then finds its kernel in Triton's cache. A
+kernel that is not compiled ahead, for whatever reason, is compiled as it is launched, and tells its error there.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import hashlib
 import importlib
-import json
-import os
-import select
-import signal
-import struct
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -32,9 +22,6 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from minidl.jobs import WARP, Job
 from minidl.runtime import keys
-
-_NUMBER = struct.Struct("<I")
-_PR_SET_PDEATHSIG = 1
 
 
 def job_of(arch: int, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> Job:
@@ -108,21 +95,6 @@ def compile_job(job: Job) -> Any:
     return triton.compile(source_of(job), target=GPUTarget("cuda", job.arch, WARP), options=job.options)
 
 
-def _launcher(compiled: Any) -> None:
-    """What Triton compiles in C to launch a kernel, for its cache: by 3.6 for each signature."""
-    from triton.backends.nvidia import driver
-
-    if hasattr(driver, "make_launcher"):
-        driver.CudaLauncher(compiled.src, compiled.metadata)
-
-
-def _launching() -> None:
-    """What Triton compiles in C once, to launch anything."""
-    from triton.backends.nvidia import driver
-
-    driver.CudaUtils()
-
-
 def is_compiled(job: Job) -> bool:
     """Whether Triton's cache has the kernel of a job."""
     name = job.name[:150]  # as Triton cuts names of files
@@ -146,85 +118,6 @@ def invalidating() -> dict[str, Any]:
     """The environment variables that change what Triton compiles."""
     found: dict[str, Any] = get_cache_invalidating_env_vars()
     return found
-
-
-def serve(modules: Iterable[str]) -> None:
-    """The process that others are forked from: requests on standard input until it ends, a line for each kernel."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the command
-
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    _import(modules)
-    with contextlib.suppress(Exception):  # there is no driver
-        _launching()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        jobs = [Job(**job) for job in asked["jobs"]]
-        _import(job.kernel.partition(":")[0] for job in jobs)
-        with contextlib.suppress(BrokenPipeError):
-            for _ in _forked(jobs, asked["processes"]):
-                answers.write("done\n")
-            answers.write("end\n")
-
-
-def _import(modules: Iterable[str]) -> None:
-    """Forked processes need not import them again."""
-    for module in modules:
-        with contextlib.suppress(Exception):  # the launch will tell
-            importlib.import_module(module)
-
-
-def _forked(jobs: list[Job], processes: int) -> Iterable[int]:
-    """The number of each job as a forked process has done with it; ends when all of them have ended."""
-    waiting, put = os.pipe()
-    results, done = os.pipe()
-    children = []
-    for _ in range(processes):
-        child = os.fork()
-        if child == 0:
-            os.close(put)
-            _work(jobs, waiting, done)
-        children.append(child)
-    os.close(waiting)
-    os.close(done)
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            _write_numbers(put, len(jobs))
-        os.close(put)
-        while True:
-            # The command's end closes standard input; nothing else arrives there now.
-            ready, _, _ = select.select([results, 0], [], [])
-            if 0 in ready:
-                return
-            number = os.read(results, _NUMBER.size)
-            if not number:
-                return
-            yield _NUMBER.unpack(number)[0]
-    finally:
-        os.close(results)
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-
-def _write_numbers(pipe: int, count: int) -> None:
-    """A pipe hands out what fits into PIPE_BUF as a whole, and takes no more than it has room for at a time."""
-    for number in range(count):
-        os.write(pipe, _NUMBER.pack(number))
-
-
-def _work(jobs: list[Job], waiting: int, done: int) -> None:
-    """A forked process: compile the jobs whose numbers it reads, until there are no more."""
-    try:
-        # Ended with the process that forked it, however that ends.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        while number := os.read(waiting, _NUMBER.size):
-            with contextlib.suppress(Exception):  # the launch will tell
-                _launcher(compile_job(jobs[_NUMBER.unpack(number)[0]]))
-            os.write(done, number)
-    finally:
-        os._exit(0)
 
 
 def compilable(kernel: Any) -> bool:

@@ -118,8 +118,8 @@ def doctor_warm(names: Sequence[str], arch: int | None) -> int:
         raise ConfigError("--warm finds no GPU on this machine: name one by --arch, such as --arch 90 for an H100")
     names, console, started = names or warm.NAMES, Console(soft_wrap=True), time.perf_counter()
     found: dict[str, Job] = {}
-    with report.Stages(console) as stages, Compilers(["minidl.models", "minidl.optim"]) as compilers:
-        compilers.start()  # imports the kernels meanwhile
+    with report.Stages(console) as stages, Compilers("doctor") as compilers:
+        compilers.start()  # gets ready meanwhile
         stages.tell("recording launches", 0, len(names))
         for done, jobs in enumerate(warm.jobs(names, arch), start=1):
             found.update({job.key: job for job in jobs})

@@ -62,21 +62,21 @@ def jobs(names: Sequence[str], arch: int | None) -> Iterator[list[Job]]:
         yield list(found.values())
 
 
-def works(name: str) -> Iterator[Callable[[], object]]:
-    """What to rehearse for a name."""
+def works(name: str, inputs: Sequence[int] = _INPUTS) -> Iterator[Callable[[], object]]:
+    """What to rehearse for a name; with so many `inputs` of predict."""
     if name in _TRAININGS:
         for source in _TRAININGS[name]:
-            yield partial(_train, name, source)
+            yield partial(_train, name, source, inputs)
     elif name == "generate":
         for precision in ("float32", "float16"):
             yield partial(_generate, "mnist", precision)
     elif TASKS[saved_run.read_run(Path(name)).kind].generates:
         yield partial(_generate, name, "float32")
     else:
-        yield partial(_answer, Path(name))
+        yield partial(_answer, Path(name), inputs)
 
 
-def _train(kind: str, source: str) -> None:
+def _train(kind: str, source: str, inputs: Sequence[int]) -> None:
     """Training at default settings, its test, and answers of its model."""
     task = TASKS[kind]
     with tempfile.TemporaryDirectory() as folder:
@@ -89,19 +89,19 @@ def _train(kind: str, source: str) -> None:
         trainer.rehearse()
         if not task.generates:
             features, _ = experiment.test()  # type: ignore[attr-defined]
-            _outputs(trainer.model, features, experiment.targets)  # type: ignore[attr-defined]
+            _outputs(trainer.model, features, experiment.targets, inputs)  # type: ignore[attr-defined]
 
 
-def _answer(run: Path) -> None:
+def _answer(run: Path, inputs: Sequence[int]) -> None:
     """`evaluate` and `predict` of a finished run."""
     predictor = predict.load(run)
     features, _ = predictor.test(saved_run.own_data(saved_run.finished_run(run)), Evaluate(run=run))
-    _outputs(predictor.model, features, predictor.targets)
+    _outputs(predictor.model, features, predictor.targets, inputs)
 
 
-def _outputs(model: nn.Module, features: Any, targets: Any) -> None:
+def _outputs(model: nn.Module, features: Any, targets: Any, inputs: Sequence[int]) -> None:
     whole = features.shape[0]
-    for count in (whole, *_INPUTS):
+    for count in (whole, *inputs):
         few = replace(features, pixels=features.pixels[:count]) if hasattr(features, "pixels") else features[:count]
         forward.rehearse(model, few, targets.outputs)
         targets.rehearse(min(count, whole))

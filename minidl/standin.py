@@ -1,0 +1,58 @@
+"""A module that stands for torch where only the source of kernels is wanted: torch takes two seconds to import.
+
+The modules of kernels also hold what launches them, which names torch. In a process that compiles and computes
+nothing, these names may mean anything. Keys of kernels do not depend on it (tested).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_NAME = "torch"
+
+
+class _Anything(ModuleType):
+    """A module, and whatever is named in it: a function, a decorator, a class to inherit from, a type."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        found = _Anything(f"{self.__name__}.{name}")
+        setattr(self, name, found)
+        return found
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) and not named else self
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __or__(self, other: Any) -> Any:
+        return self
+
+    __ror__ = __or__
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (object,)
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        return ModuleSpec(fullname, self, is_package=True) if fullname.split(".")[0] == _NAME else None
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        parent, _, name = spec.name.rpartition(".")
+        return getattr(sys.modules[parent], name) if parent else _Anything(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def install() -> None:
+    """Stand for torch in this process, which has not imported it."""
+    sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,39 @@
+"""The files of what commands usually launch, `minidl.runtime.usual`, made anew:
+
+    TRITON_INTERPRET=0 python -m minidl.workbench.doctor.usual
+
+A test says when kernels have changed so much that this is due.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minidl.jobs import Job
+from minidl.rehearsal import launched
+from minidl.runtime import usual
+from minidl.workbench.doctor import warm
+from minidl.workbench.doctor.jobs import target_name
+
+ARCHITECTURES = (80, 90)
+
+
+def found(arch: int, command: str) -> list[Job]:
+    """What a command, one of `warm.NAMES`, launches on data at hand with the settings that are its defaults."""
+    jobs: dict[str, Job] = {}
+    with np.errstate(all="ignore"):  # numbers are what the memory held
+        for work in warm.works(command, inputs=()):
+            jobs.update({job.key: job for job in launched(work, arch, target_name(arch))})
+    return list(jobs.values())
+
+
+def main() -> None:
+    """Write the file of each architecture's target."""
+    for arch in ARCHITECTURES:
+        by_command = {command: found(arch, command) for command in warm.NAMES}
+        usual.write(target_name(arch), by_command)
+        print(target_name(arch), {command: len(jobs) for command, jobs in by_command.items()})
+
+
+if __name__ == "__main__":
+    main()
