@@ -8,9 +8,14 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
+
+import triton
 
 from minidl.jobs import Job
 
+# Triton lists attributes, none, of constants too: 3.6 of those that are texts. The files have none of these.
+_OF_ALL_CONSTANTS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
 FOLDER = Path(__file__).parent / "usual_kernels"
 
 
@@ -24,14 +29,24 @@ def jobs(command: str, arch: int) -> list[Job]:
     if arch < 80:
         return []
     found = json.loads(gzip.decompress(file("sm_90" if arch // 10 == 9 else "sm_80").read_bytes()))
-    return [Job(**{**found["jobs"][number], "arch": arch}) for number in found["commands"].get(command, [])]
+    return [_job(found["jobs"][number], arch) for number in found["commands"].get(command, [])]
+
+
+def _job(fields: dict[str, Any], arch: int) -> Job:
+    constants = [[path, []] for path, value in fields["constants"] if _OF_ALL_CONSTANTS or isinstance(value, str)]
+    return Job(**{**fields, "arch": arch, "attributes": sorted([*fields["attributes"], *constants])})
 
 
 def write(target: str, by_command: dict[str, list[Job]]) -> None:
     """Write the file of a target: the same jobs make the same bytes."""
-    distinct = list({job.key: job.as_json() for found in by_command.values() for job in found}.values())
-    numbers = {Job(**job).key: number for number, job in enumerate(distinct)}
+    distinct = {job.key: _fields(job) for found in by_command.values() for job in found}
+    numbers = {key: number for number, key in enumerate(distinct)}
     commands = {command: [numbers[job.key] for job in found] for command, found in by_command.items()}
-    text = json.dumps({"commands": commands, "jobs": distinct}, separators=(",", ":"))
+    text = json.dumps({"commands": commands, "jobs": list(distinct.values())}, separators=(",", ":"))
     FOLDER.mkdir(exist_ok=True)
     file(target).write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def _fields(job: Job) -> dict[str, Any]:
+    constants = [path for path, _ in job.constants]
+    return {**job.as_json(), "attributes": [[path, known] for path, known in job.attributes if path not in constants]}

@@ -129,27 +129,6 @@ def test_keys_do_not_depend_on_torch():
     assert keys == same
 
 
-LACKING = """
-import json
-from minidl.runtime import usual
-from minidl.workbench.doctor import usual as made
-lacking = {}
-for command in made.warm.NAMES:
-    found, known = ({job.key for job in jobs} for jobs in (made.found(90, command), usual.jobs(command, 90)))
-    lacking[command] = [len(found - known), len(found)]
-print(json.dumps(lacking))
-"""
-
-
-def test_the_files_have_what_commands_usually_launch():
-    lacking = output(LACKING)
-    assert lacking.keys() == {"text", "table", "images", "gan", "generate"}
-    # Sizes of docstrings depend on the version of Python.
-    assert {name: counts for name, counts in lacking.items() if counts[0] > 0.3 * counts[1]} == {}, (
-        "run TRITON_INTERPRET=0 python -m minidl.workbench.doctor.usual"
-    )
-
-
 EARLY = """
 import os, sys, time
 from minidl.runtime import ahead, server
