@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+    from scipy.sparse import csr_matrix
 
+    from minidl import nn
     from minidl.data import Texts
     from minidl.data.corpus import Corpus, CorpusDataset
     from minidl.data.hashing import HashedTfidf
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from minidl.data.vectorizer import Tfidf, TfidfOptions
     from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
+    from minidl.training.targets import Classification
 
 
 # Weights, gradient and AdamW's state take 2 KiB a column with 128 hidden units: here 128 MiB. From one half of the
@@ -193,17 +197,11 @@ class TextTask(Task):
         )
 
     def predictor(self, config: TrainText, own: RunFiles) -> TextClassifier:
-        from minidl import models
-        from minidl.training.supervised import saved_perceptron
-        from minidl.training.targets import Classification
-
-        targets = Classification.of_run(own)
         kind, document = _vectorizer(config)
         vectorizer = kind.from_json(own.text(document), str(config.out / document))
         # Before any input: scikit-learn cannot be loaded once the inputs have taken the memory.
         vectorizer.transform([""])
-        model = saved_perceptron(own, config, models.TextMLP, len(vectorizer), targets.outputs)
-        return TextClassifier(config, targets, model, vectorizer)
+        return TextClassifier(config, own, vectorizer)
 
 
 @dataclass(frozen=True)
@@ -211,10 +209,23 @@ class TextClassifier(Predictor):
     """The model of a text run with what turns a text into its input."""
 
     vectorizer: Tfidf | HashedTfidf
+    argument = "a text"
+
+    @cached_property
+    def targets(self) -> Classification:
+        from minidl.training.targets import Classification
+
+        return Classification.of_run(self.own)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        from minidl import models
+        from minidl.training.supervised import saved_perceptron
+
+        return saved_perceptron(self.own, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
 
     def chunks(self, config: Predict) -> Iterable[list[str] | Counted]:
         if config.inputs:
-            inputs.tell_files(config.inputs, "a text")
             return [list(config.inputs)]
         if config.file is not None:
             return self._of_file(config.file, config.text_column)
@@ -233,27 +244,27 @@ class TextClassifier(Predictor):
         for start in range(0, len(counted), inputs.FILE_CHUNK):
             yield counted.taken(np.arange(start, min(start + inputs.FILE_CHUNK, len(counted))))
 
-    def answers(self, texts: list[str], top: int) -> list[dict[str, Any]]:
+    def features(self, texts: list[str] | Counted) -> csr_matrix:
+        if isinstance(texts, list):
+            return self.vectorizer.transform(texts, self.workers)
+        return self.vectorizer.weighted(texts)
+
+    def answers(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> list[dict[str, Any]]:
         """One answer per text: label, probability, the `top` best labels, and how many terms of the text are known."""
-        parts, known = self._outputs(texts)
+        parts, known = self._outputs(features)
         ranked = self.targets.answers(parts, top)
         return [{**answer, "known_terms": count} for answer, count in zip(ranked, known.tolist(), strict=True)]
 
-    def lines(self, texts: list[str] | Counted, top: int) -> Iterable[str]:
-        parts, known = self._outputs(texts)
-        lines: Iterator[str] = self.targets.lines(parts, top, known, self.workers)
-        return lines
+    def lines(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> Iterable[str]:
+        parts, known = self._outputs(features)
+        return self.targets.lines(parts, top, known, self.workers)
 
-    def _outputs(self, texts: list[str] | Counted) -> tuple[Iterator[np.ndarray], np.ndarray]:
+    def _outputs(self, features: csr_matrix) -> tuple[Iterator[np.ndarray], np.ndarray]:
         """The model's outputs, and how many terms of each text are known, int64 [N]."""
         import numpy as np
 
         from minidl.training.forward import saved_outputs
 
-        if isinstance(texts, list):
-            features = self.vectorizer.transform(texts, self.workers)
-        else:
-            features = self.vectorizer.weighted(texts)
         return saved_outputs(self.model, features, self.targets.outputs), np.diff(features.indptr).astype(np.int64)
 
     def check_columns(self, config: Evaluate) -> None:
