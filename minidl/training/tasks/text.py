@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from minidl import data
 from minidl.data import DataError, TextDataset
 from minidl.data.parsing import listed
 from minidl.data.workers import Workers, available
-from minidl.training import fields, inputs, memory, suited
+from minidl.training import fields, helpers, inputs, memory, suited
 from minidl.training.config import SPLITS, Evaluate, Perceptron, Predict, Session
 from minidl.training.errors import ConfigError
 from minidl.training.settings import FLOAT32
@@ -138,6 +139,7 @@ class TextTask(Task):
         from minidl.data.corpus import counted, load_corpus
 
         analyzer, options = _tfidf(config).analyzer, self.options(config)
+        helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # 0.2 s; splits are the first to need it
         with memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
             if config.data == "docstrings":
                 options["workers"] = workers
@@ -232,8 +234,6 @@ class TextClassifier(Predictor):
         return ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))
 
     def _of_file(self, file: Path, text_column: str | None) -> Iterator[list[str] | Counted]:
-        import numpy as np
-
         from minidl.data.corpus import read_counted
 
         given = text_column, self.config.text_column
@@ -241,8 +241,7 @@ class TextClassifier(Predictor):
         if counted is None:
             yield from inputs.chunks(data.read_texts(file, *given), inputs.FILE_CHUNK)
             return
-        for start in range(0, len(counted), inputs.FILE_CHUNK):
-            yield counted.taken(np.arange(start, min(start + inputs.FILE_CHUNK, len(counted))))
+        yield from counted.parts(inputs.FILE_CHUNK)
 
     def features(self, texts: list[str] | Counted) -> csr_matrix:
         if isinstance(texts, list):
