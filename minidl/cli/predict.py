@@ -7,7 +7,7 @@ from typing import Any
 
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
-from minidl.training import device, runs, saved_run
+from minidl.training import device, predict, runs, saved_run
 from minidl.training.config import Predict
 from minidl.training.outputs import check_different
 
@@ -17,11 +17,10 @@ def _predict(given: dict[str, Any]) -> None:
     check_different(file=given.get("file"), trace=profiling.trace)
     config = Predict(**given)
     runs.check_not_data(saved_run.finished_run(config.run).config, trace=profiling.trace)
-    device.choose(config.device)
-    from minidl.training import predict as work
-
-    with profiled(profiling, config.run / "trace-predict.json"):
-        work.predict(config, sys.stdout)
+    with predict.reading(config) as begun:
+        device.choose(config.device)
+        with profiled(profiling, config.run / "trace-predict.json"):
+            predict.answer(begun, config, sys.stdout)
 
 
 add_to = command("predict", Predict, _predict, ProfilingOfRun)

@@ -17,14 +17,14 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minidl.data.parsing import is_utf8
 from minidl.data.records import DataError
-from minidl.data.workers import Job, Message, Workers, available
+from minidl.data.threads import in_threads
+from minidl.data.workers import Job, Message, Workers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,8 +142,7 @@ def _in_parts(
     if workers is not None and shared:
         yield from workers.map(job, parts)
         return
-    with ThreadPoolExecutor(available()) as pool:
-        yield from pool.map(job, parts)
+    yield from in_threads(job, parts)
 
 
 def _sizes(asked: Message) -> Message:

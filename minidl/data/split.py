@@ -15,6 +15,7 @@ import numpy as np
 from minidl.data.digests import SIZE, content_digest, content_hash
 from minidl.data.parsing import listed, shorten
 from minidl.data.records import DataError
+from minidl.data.threads import in_threads
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 _NAMES = {VALIDATION: "validation", TEST: "test"}
@@ -68,7 +69,7 @@ class Splitter:
         """
         shares = self.shares
         sides = sides_of(digests, classes, shares.get(VALIDATION, 0.0), shares.get(TEST, 0.0))
-        parts = [taken(np.flatnonzero(sides == side)) for side in (TRAIN, VALIDATION, TEST)]
+        parts = list(in_threads(lambda side: taken(np.flatnonzero(sides == side)), (TRAIN, VALIDATION, TEST)))
         every = [(str(path), digests)]
         for side, file in self.files.items():
             parts[side], its_own = read(file)

@@ -67,6 +67,16 @@ class Counted:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def parts(self, size: int) -> Iterator[Counted]:
+        """The texts, `size` at a time, at least one part; they share memory with the whole."""
+        import numpy as np
+
+        starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+        for first in range(0, max(1, len(self)), size):
+            last = min(first + size, len(self))
+            own = slice(starts[first], starts[last])
+            yield Counted(self.terms, self.sizes[first:last], self.ids[own], self.counts[own])
+
     def taken(self, rows: np.ndarray) -> Counted:
         """The texts of these indices."""
         import numpy as np

@@ -1,4 +1,4 @@
-"""What a command has done elsewhere while it reads its data: imports in a thread, and processes that have imported the
+"""What a command has done elsewhere meanwhile: imports or readings in a thread, and processes that have imported the
 libraries of baselines and plots when these are needed. torch and each of those libraries take a second or more."""
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ import importlib
 import io
 import threading
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from minidl.data.workers import Message, WorkerError, Workers
 
 _PROCESSES = 3  # two linear machines learn at a time, and a command has three plots
 _LIBRARIES = ["sklearn.linear_model", "sklearn.svm", "scipy.sparse", "matplotlib.figure"]
 _ready: list[Workers] = []
+_T = TypeVar("_T")
 
 
 @contextlib.contextmanager
@@ -50,23 +52,36 @@ def imported(message: Message) -> Message:
     return Message({})
 
 
-def in_thread(work: Callable[[], object]) -> Callable[[], None]:
-    """Begin `work` in a thread; a function that waits for its end, and raises what it raised."""
+def in_thread(work: Callable[[], _T]) -> Callable[[], _T]:
+    """Begin `work` in a thread; a function that waits for its end, and returns or raises what it did."""
+    found: list[_T] = []
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
-            work()
+            found.append(work())
         except BaseException as error:  # noqa: BLE001 (raised by who waits)
             raised.append(error)
 
     # A daemon: a command that ends early does not wait for an import.
-    thread = threading.Thread(target=run, name="imports", daemon=True)
+    thread = threading.Thread(target=run, name="meanwhile", daemon=True)
     thread.start()
 
-    def wait() -> None:
+    def wait() -> _T:
         thread.join()
         if raised:
             raise raised[0]
+        return found[0]
 
     return wait
+
+
+def one_ahead(items: Iterator[_T]) -> Iterator[_T]:
+    """The items, none of them None, each made in a thread while the one before is used; the first from now on."""
+
+    def following(wait: Callable[[], _T | None]) -> Iterator[_T]:
+        while (item := wait()) is not None:
+            wait = in_thread(lambda: next(items, None))
+            yield item
+
+    return following(in_thread(lambda: next(items, None)))

@@ -30,6 +30,11 @@ def lines(shares: np.ndarray, known: np.ndarray, labels: Sequence[str], top: int
     return "".join(found)
 
 
+def nothing(message: Message) -> Message:
+    """A worker's job, after which it has imported this module, and numpy: a tenth of a second."""
+    return Message({})
+
+
 def made(message: Message) -> Message:
     """A worker's job: `lines`."""
     values = message.values

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from minidl.data import DataError
-from minidl.data.workers import Workers, available
-from minidl.training import files, memory
+from minidl.data.workers import Message, Workers, available
+from minidl.training import files, helpers, inputs, memory
 from minidl.training.config import Evaluate, Predict
 from minidl.training.errors import DamagedError
-from minidl.training.inputs import CHUNK
 from minidl.training.saved_run import SavedRun, finished_run, own_data, saved_settings, tell
 from minidl.training.task import Predictor
 from minidl.training.tasks import TASKS
@@ -21,31 +21,104 @@ _LARGE = 2**21  # bytes
 _FOLDERS = 16  # arguments that may be folders
 
 
+class Prepared(NamedTuple):
+    """Some inputs with their features, or with the error of the first that has none."""
+
+    chunk: Any
+    features: Any
+    fault: DataError | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Inputs that are being read for a run; `predictor` waits for its documents."""
+
+    run: SavedRun
+    predictor: Callable[[], Predictor]
+    prepared: Iterator[Prepared]
+
+
 def load(folder: Path) -> Predictor:
-    """The model of a finished run. Raises ConfigError if there is none, DamagedError for a missing or invalid file."""
-    return _load(finished_run(folder))
+    """A finished run with its model. Raises ConfigError if there is none, DamagedError for missing or invalid files."""
+    run = finished_run(folder)
+    return _with_model(run, lambda: _of_documents(run))
 
 
-def _load(run: SavedRun) -> Predictor:
+def _with_model(run: SavedRun, predictor: Callable[[], Predictor]) -> Predictor:
     tell(run.notes)
+    found = predictor()
+    with _of_run():
+        _ = found.targets, found.model
+    return found
+
+
+def _of_documents(run: SavedRun) -> Predictor:
+    with _of_run():
+        return TASKS[run.kind].predictor(saved_settings(run), run.files)
+
+
+@contextlib.contextmanager
+def _of_run() -> Iterator[None]:
+    """A block that reads files of a run: what is wrong with them is a damage."""
     try:
         with memory.used_for("the model", "a smaller model"):
-            return TASKS[run.kind].predictor(saved_settings(run), run.files)
+            yield
     except DataError as error:
         raise DamagedError(str(error)) from None
 
 
+@contextlib.contextmanager
+def reading(config: Predict) -> Iterator[Reading]:
+    """A block at whose beginning threads and processes begin to read the inputs: importing torch, waking a GPU and
+    loading the model take seconds.
+
+    Standard input is read when it is asked for, and answered as it comes. What is wrong with the documents or with an
+    input is told by `answer`, after what is wrong before it.
+    """
+    import numpy as np  # noqa: F401 (before the threads, which need it, too)
+
+    from minidl.training import lines
+
+    run = finished_run(config.run)
+    with Workers(config.workers or available()) as workers:
+        if _is_much(config):
+            workers.start()
+            for _ in range(workers.count):
+                workers.later(lines.nothing, Message({}))
+        predictor = helpers.in_thread(lambda: replace(_of_documents(run), workers=workers))
+        prepared = _prepared(predictor, config)
+        there = config.inputs or config.file is not None
+        yield Reading(run, predictor, helpers.one_ahead(prepared) if there else prepared)
+
+
+def _prepared(predictor: Callable[[], Predictor], config: Predict) -> Iterator[Prepared]:
+    found = predictor()
+    for chunk in found.chunks(config):
+        try:
+            features = found.features(chunk)
+        except DataError as error:
+            yield Prepared(chunk, None, error)
+            return
+        yield Prepared(chunk, features)
+
+
 def predict(config: Predict, write: IO[str]) -> None:
+    """`answer` the inputs of a command."""
+    with reading(config) as begun:
+        answer(begun, config, write)
+
+
+def answer(begun: Reading, config: Predict, write: IO[str]) -> None:
     """Write one JSON line per input, as soon as its answer is known.
 
     Raises DataError for an input that cannot be read; the answers before it are written.
     """
-    with Workers(config.workers or available()) as workers:
-        if _is_much(config):
-            workers.start()  # while the model is loaded
-        for lines in _lines(replace(load(config.run), workers=workers), config):
-            write.writelines(lines)
-            write.flush()
+    predictor = _with_model(begun.run, begun.predictor)
+    if predictor.argument:
+        inputs.tell_files(config.inputs, predictor.argument)
+    for lines in _lines(predictor, begun.prepared, config.top):
+        write.writelines(lines)
+        write.flush()
 
 
 def _is_much(config: Predict) -> bool:
@@ -54,20 +127,18 @@ def _is_much(config: Predict) -> bool:
         if config.file is not None:
             return config.file.stat().st_size >= _LARGE
         folders = filter(Path.is_dir, map(Path, config.inputs[:_FOLDERS]))
-        return len(config.inputs) + sum(1 for folder in folders for _ in folder.iterdir()) > CHUNK
+        return len(config.inputs) + sum(1 for folder in folders for _ in folder.iterdir()) > inputs.CHUNK
     except (OSError, ValueError):  # is told by who reads it, or a text that cannot be a name
-        return len(config.inputs) > CHUNK
+        return len(config.inputs) > inputs.CHUNK
 
 
-def _lines(predictor: Predictor, config: Predict) -> Iterator[Iterable[str]]:
-    for chunk in predictor.chunks(config):
-        try:
-            lines = predictor.lines(chunk, config.top)
-        except DataError:
+def _lines(predictor: Predictor, prepared: Iterable[Prepared], top: int) -> Iterator[Iterable[str]]:
+    for chunk, features, fault in prepared:
+        if fault is not None:
             for part in predictor.before_fault(chunk):
-                yield predictor.lines(part, config.top)
-            raise
-        yield lines
+                yield predictor.lines(part, predictor.features(part), top)
+            raise fault
+        yield predictor.lines(chunk, features, top)
 
 
 def evaluate(config: Evaluate) -> dict[str, Any]:
@@ -81,7 +152,7 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
 
     # Read once: in the meantime, another command may put another run into the folder.
     run = finished_run(config.run)
-    predictor, task = _load(run), TASKS[run.kind]
+    predictor, task = _with_model(run, lambda: _of_documents(run)), TASKS[run.kind]
     predictor.check_columns(config)
     with memory.used_for("the data", "less data"):
         if config.data is not None and config.data not in task.data_sets:

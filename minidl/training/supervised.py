@@ -219,6 +219,4 @@ def saved_perceptron(
     """The perceptron of a finished run with its weights. Raises DamagedError for weights of another one."""
     found = own.weights()
     weights.check_layers((inputs, *config.hidden, outputs), found, own.model)
-    model = make(inputs, outputs, config.hidden, config.dropout)
-    weights.load(model, found, own.model)
-    return model
+    return weights.filled(make(inputs, outputs, config.hidden, config.dropout, device="meta"), found, own.model)

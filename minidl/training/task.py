@@ -68,9 +68,9 @@ class Task(ABC):
 
     @abstractmethod
     def predictor(self, config: Any, own: RunFiles) -> Predictor:
-        """The model of the finished run in `config.out` from its own files.
+        """What answers for the finished run in `config.out`, from its own documents and without torch.
 
-        Raises ConfigError for runs that make no predictions, DamagedError for a missing or invalid file.
+        Raises ConfigError for runs that make no predictions, DamagedError and DataError for a missing or invalid file.
         """
 
     def load(self, config: Any) -> Any:
@@ -145,28 +145,42 @@ class Experiment(ABC):
 
 @dataclass(frozen=True)
 class Predictor(ABC):
-    """The model of a finished run, its features of inputs and its answers; `targets` is the meaning of its outputs.
+    """The features that a finished run makes of inputs, which needs no torch, and its model's answers.
 
-    `workers` are the processes that prepare many inputs.
+    `own` are the run's files, `workers` the processes that prepare many inputs.
     """
 
     config: Any
-    targets: Any
-    model: nn.Module
+    own: RunFiles
     workers: Workers = field(default=Workers(1), kw_only=True)
+    argument: ClassVar[str] = ""  # what an argument is taken as, where it is not the name of a file
     fixed: ClassVar[str] = ""  # why an evaluation chooses no columns
+
+    @property
+    @abstractmethod
+    def targets(self) -> Any:
+        """The meaning of the model's outputs. Raises DamagedError."""
+
+    @property
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The model with its weights. Raises DamagedError."""
 
     @abstractmethod
     def chunks(self, config: Predict) -> Iterable[Any]:
         """The inputs of a command, a few at a time. Raises ConfigError for flags that the run does not support."""
 
     @abstractmethod
-    def answers(self, chunk: Any, top: int) -> list[dict[str, Any]]:
-        """One answer per input, with the `top` best labels. Raises DataError for an invalid input."""
+    def features(self, chunk: Any) -> Any:
+        """What the model takes, without torch. Raises DataError for an invalid input."""
 
-    def lines(self, chunk: Any, top: int) -> Iterable[str]:
+    @abstractmethod
+    def answers(self, chunk: Any, features: Any, top: int) -> list[dict[str, Any]]:
+        """One answer per input of a chunk with these features, with the `top` best labels."""
+
+    def lines(self, chunk: Any, features: Any, top: int) -> Iterable[str]:
         """The answers as lines of JSON; may be several in one."""
-        return [_line(answer) for answer in self.answers(chunk, top)]
+        return [_line(answer) for answer in self.answers(chunk, features, top)]
 
     def before_fault(self, chunk: Any) -> Iterable[Any]:
         """The parts of a chunk before its invalid input."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from minidl import nn
+from minidl.tensors import default_device
 from minidl.training.errors import damaged
 
 
@@ -19,6 +20,18 @@ def load(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> N
     """
     check(model.state_dict(), weights, path)
     model.load_state_dict(weights)
+
+
+def filled(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> nn.Module:
+    """A model that was made on torch's device "meta", with weights on the usual one. Raises DamagedError as `load`.
+
+    Made on the usual device it would first draw random values, whose kernels take 0.4 s to be ready on a GPU.
+    """
+    check(model.state_dict(), weights, path)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = torch.empty_like(tensor.data, device=default_device())
+    model.load_state_dict(weights)
+    return model
 
 
 def check_layers(sizes: Sequence[int], weights: Mapping[str, torch.Tensor], path: Path) -> None:

@@ -89,6 +89,27 @@ def command():
     return run
 
 
+_READ = """
+import json, sys
+from pathlib import Path
+from minidl.training import predict
+from minidl.training.config import Predict
+given = {name: value if name == "inputs" else Path(value) for name, value in json.loads(sys.argv[1]).items()}
+with predict.reading(Predict(**given)) as begun:
+    print(sum(found.features.shape[0] for found in begun.prepared))
+assert not sys.modules.keys() & {"torch", "triton"}
+"""
+
+
+def read_without_torch(folder, **given):
+    """How many inputs `predict` has prepared before anything has imported torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, json.dumps({"run": folder, **given}, default=str)], check=True, env=environment(),
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    return int(done.stdout)
+
+
 def sentences(count, seed=0):
     """Pairs (text, label): a few words of the label's subject among words that all subjects share."""
     draw = random.Random(seed)

@@ -15,7 +15,7 @@ from minidl.data import DataError
 from minidl.training import predict, trainer
 from minidl.training.config import Evaluate, Predict
 from minidl.training.errors import ConfigError, DamagedError
-from tests.cli.conftest import edited, older, report
+from tests.cli.conftest import edited, older, read_without_torch, report
 
 SMALL = ("--epochs", "4", "--batch-size", "16", "--no-plots")
 
@@ -127,6 +127,11 @@ def test_a_larger_colour_picture_is_brought_to_size(answers, image_run, tmp_path
     small = Image.fromarray(stripes("down", 200)).convert("RGB")
     small.resize((70, 70), Image.Resampling.NEAREST).save(path)
     assert answers(image_run[0], path)[0]["label"] == "down"
+
+
+def test_pictures_are_decoded_before_torch_is_there(image_run, photos):
+    folder = next(path for path in photos.iterdir() if path.is_dir())
+    assert read_without_torch(image_run[0], inputs=[str(folder)]) == len(list(folder.iterdir()))
 
 
 def test_answers_before_a_bad_file_are_written(answers, image_run, photos, tmp_path):

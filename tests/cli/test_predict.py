@@ -3,16 +3,18 @@
 import contextlib
 import io
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from minidl.data import DataError
+from minidl.data.parts import PART
 from minidl.training import predict
 from minidl.training.config import Evaluate, Predict
-from minidl.training.errors import ConfigError
-from tests.cli.conftest import environment, report, sentences, start, write_csv
+from minidl.training.errors import ConfigError, DamagedError
+from tests.cli.conftest import environment, read_without_torch, report, sentences, start, write_csv
 
 
 def lines(result):
@@ -56,6 +58,35 @@ def test_arguments_files_and_standard_input_agree(answers, text_run, tmp_path):
     assert answers(folder, stdin="\r\n".join(texts), top=1) == by_argument
     by_column = answers(folder, file=tmp_path / "texts.csv", top=1)
     assert by_column == [answer for answer, text in zip(by_argument, texts, strict=True) if text]
+
+
+@pytest.mark.parametrize("kind", ["text", "table"])
+def test_inputs_are_read_before_torch_is_there(kind, request, texts, table):
+    folder, file = request.getfixturevalue(f"{kind}_run")[0], {"text": texts, "table": table}[kind]
+    assert read_without_torch(folder, file=file) == len(file.read_text().splitlines()) - 1
+
+
+def test_processes_answer_a_large_file_as_one_does(text_run, tmp_path, monkeypatch):
+    """Three chunks of it, and lines in more than one part."""
+    monkeypatch.setattr("minidl.training.inputs.FILE_CHUNK", 5000)
+    rows = [[f"{text} {'crude wheat ' * (i % 3)} {'x' * 400}"] for i, (text, _) in enumerate(sentences(11_000))]
+    file = write_csv(tmp_path / "large.csv", rows, ("text",))
+    assert file.stat().st_size > 2 * PART
+    found = []
+    for workers in (1, 2):
+        out = io.StringIO()
+        predict.predict(Predict(run=text_run[0], file=file, workers=workers), out)
+        found.append(out.getvalue())
+    assert found[0] == found[1]
+    assert found[0].count("\n") == len(rows)
+
+
+def test_of_two_faults_the_one_of_the_run_is_told(text_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(text_run[0], folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DamagedError, match=r"model\.safetensors is missing"):
+        predict.predict(Predict(run=folder, file=tmp_path / "none.csv"), io.StringIO())
 
 
 def test_what_the_model_does_not_know_is_told(answers, text_run, table_run):

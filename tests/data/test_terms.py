@@ -94,6 +94,16 @@ def test_rows_of_counts():
     assert sorted(pairs[3:]) == [("a", 2), ("b", 1)]
 
 
+def test_parts_of_counts():
+    analyzer = Analyzer(r"\w+", True, None, 1)
+    counted = terms.count_texts(["a b a", "", "c", "b c d"], analyzer)
+    parts = list(counted.parts(3))
+    assert [part.sizes.tolist() for part in parts] == [[2, 0, 1], [3]]
+    for name in ("ids", "counts"):
+        assert np.concatenate([getattr(part, name) for part in parts]).tolist() == getattr(counted, name).tolist()
+    assert [len(part) for part in terms.count_texts([], analyzer).parts(3)] == [0]
+
+
 def test_no_texts_have_no_terms():
     counted = terms.count_texts([], TfidfOptions().analyzer)
     assert (len(counted), counted.terms, counted.ids.dtype) == (0, [], np.int32)

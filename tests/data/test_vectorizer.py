@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidl.data import Batches, DataError, Tfidf, TfidfOptions
+from minidl.data.terms import count_texts
 
 TEXTS = [
     "crude oil output rose", "oil prices fell again", "the trade deficit rose", "wheat and corn exports fell",
@@ -50,6 +51,23 @@ def test_a_reloaded_vocabulary_gives_the_same_bits(options):
     assert again == tfidf
     texts = [*TEXTS, "", "unknown words only", "OIL \0 oil"]
     assert equal(tfidf.transform(texts), again.transform(texts))
+
+
+@pytest.mark.parametrize("processors", [1, 5])
+def test_any_number_of_threads_gives_the_same_bits(processors, monkeypatch):
+    texts = [*TEXTS, "", "unknown", *TEXTS[::-1], "oil oil oil rose"]
+    options = TfidfOptions(min_df=1, max_features=9)
+    whole = Tfidf.fit(TEXTS, options)
+    monkeypatch.setattr("minidl.data.threads.available", lambda: processors)
+    monkeypatch.setattr("minidl.data.vectorizer._STEP", 2)
+    assert Tfidf.fit(TEXTS, options) == whole
+    for some in (texts, texts[:3], texts[:1], []):
+        counted = count_texts(some, options.analyzer)
+        monkeypatch.setattr("minidl.data.vectorizer._TOGETHER", 3)
+        parted = whole.weighted(counted)
+        monkeypatch.setattr("minidl.data.vectorizer._TOGETHER", 100)
+        assert equal(parted, whole.weighted(counted))
+        assert parted.has_sorted_indices
 
 
 def test_words_are_letters_first_and_split_at_underscores():

@@ -1,8 +1,11 @@
 """What a command has done elsewhere meanwhile: imports in a thread, plots in processes."""
 
+import threading
+
 import numpy as np
 import pytest
 
+from minidl.data import DataError
 from minidl.training import helpers, plots
 
 
@@ -59,6 +62,28 @@ def test_what_a_thread_raises_is_raised_by_who_waits():
     done = []
     helpers.in_thread(lambda: done.append(1))()
     assert done == [1]
+    assert helpers.in_thread(lambda: 2)() == 2
     wait = helpers.in_thread(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         wait()
+
+
+def test_items_are_made_in_order_while_the_one_before_is_used():
+    begun = [threading.Event() for _ in range(4)]
+
+    def made():
+        for number in range(3):
+            begun[number].set()
+            yield number
+        begun[3].set()
+        raise DataError("the fourth")
+
+    found = helpers.one_ahead(made())
+    assert begun[0].wait(60)
+    for number in range(3):
+        assert not begun[number + 1].is_set()
+        assert next(found) == number
+        assert begun[number + 1].wait(60)
+    with pytest.raises(DataError, match="the fourth"):
+        next(found)
+    assert list(helpers.one_ahead(iter([]))) == []

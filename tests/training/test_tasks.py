@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -89,22 +90,31 @@ class MajorityTask(Task):
         )
 
     def predictor(self, config, own):
-        from minidl.training import weights
-
-        model = nn.Linear(BITS, 2)
-        weights.load(model, own.weights(), own.model)
-        return Majority(config, Classification.of_run(own), model)
+        return Majority(config, own)
 
 
 @dataclass(frozen=True)
 class Majority(Predictor):
+    @cached_property
+    def targets(self):
+        return Classification.of_run(self.own)
+
+    @cached_property
+    def model(self):
+        from minidl.training import weights
+
+        return weights.filled(nn.Linear(BITS, 2, device="meta"), self.own.weights(), self.own.model)
+
     def chunks(self, config):
         return inputs.chunks(list(config.inputs))
 
-    def answers(self, chunk, top):
+    def features(self, chunk):
+        return examples(chunk)[0]
+
+    def answers(self, chunk, features, top):
         from minidl.training.forward import saved_outputs
 
-        return self.targets.answers(saved_outputs(self.model, examples(chunk)[0]), top)
+        return self.targets.answers(saved_outputs(self.model, features, self.targets.outputs), top)
 
     def before_fault(self, chunk):
         return ([one] for one in chunk)

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
     from minidl import nn
     from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
-    from minidl.training.targets import Found
+    from minidl.training.targets import Classification, Found
 
 
-_TOGETHER, _TOGETHER_BYTES = 2048, 2**28  # pictures, and their pixels, that `predict` reads at a time
+# Pictures, and their pixels, that `predict` reads at a time, while it answers as many.
+_TOGETHER, _TOGETHER_BYTES = 2048, 2**27
 _Side = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -226,23 +228,8 @@ class ImagesTask(PictureTask):
         )
 
     def predictor(self, config: TrainImages, own: RunFiles) -> PictureClassifier:
-        import torch
-
-        from minidl.runtime import launch
-        from minidl.training import weights
-        from minidl.training.targets import Classification
-
-        targets = Classification.of_run(own)
         described = PictureFormat.from_json(own.text("pictures.json"), str(config.out / "pictures.json"))
-        dtype = _dtype(config)
-        if launch.INTERPRETED and dtype == torch.bfloat16:
-            dtype = torch.float32  # which holds every bfloat16
-        try:
-            model = model_of(config, described, targets.outputs)(dtype)
-        except ConfigError as error:
-            raise damaged(config.out / "config.json", error) from None
-        weights.load(model, own.weights(), own.model)
-        return PictureClassifier(config, targets, model, described)
+        return PictureClassifier(config, own, described)
 
 
 @dataclass(frozen=True)
@@ -251,6 +238,28 @@ class PictureClassifier(Predictor):
 
     format: PictureFormat
     fixed = "a folder names its classes"
+
+    @cached_property
+    def targets(self) -> Classification:
+        from minidl.training.targets import Classification
+
+        return Classification.of_run(self.own)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        import torch
+
+        from minidl.runtime import launch
+        from minidl.training import weights
+
+        dtype = _dtype(self.config)
+        if launch.INTERPRETED and dtype == torch.bfloat16:
+            dtype = torch.float32  # which holds every bfloat16
+        try:
+            model = model_of(self.config, self.format, self.targets.outputs)(dtype, "meta")
+        except ConfigError as error:
+            raise damaged(self.config.out / "config.json", error) from None
+        return weights.filled(model, self.own.weights(), self.own.model)
 
     def chunks(self, config: Predict) -> Iterable[Any]:
         if config.file is not None or config.text_column is not None:
@@ -269,11 +278,14 @@ class PictureClassifier(Predictor):
         lines = inputs.lines_as_they_come(inputs.standard_input())
         return ([Path(line.strip()) for _, line in chunk if line.strip()] for chunk in lines)
 
-    def answers(self, paths: list[Path], top: int) -> list[dict[str, Any]]:
+    def features(self, paths: list[Path]) -> Pictures:
+        return self.format.pictures(data.read_pictures(paths, self.format.size, self.format.channels, self.workers))
+
+    def answers(self, paths: list[Path], features: Pictures, top: int) -> list[dict[str, Any]]:
         """One answer per file: its path, label, probability and the `top` best labels."""
         from minidl.training.forward import saved_outputs
 
-        parts = saved_outputs(self.model, self.format.pictures(self._pixels(paths)), self.targets.outputs)
+        parts = saved_outputs(self.model, features, self.targets.outputs)
         ranked = self.targets.answers(parts, top)
         return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]
 
@@ -281,14 +293,11 @@ class PictureClassifier(Predictor):
         """See `Predictor`: where a file cannot be read, one by one up to it."""
         for part in inputs.chunks(paths):
             try:
-                self._pixels(part)
+                self.features(part)
             except DataError:
                 yield from ([path] for path in part)
             else:
                 yield part
-
-    def _pixels(self, paths: list[Path]) -> np.ndarray:
-        return data.read_pictures(paths, self.format.size, self.format.channels, self.workers)
 
     def labelled(self, config: Evaluate) -> tuple[Pictures, np.ndarray, dict[str, Any]]:
         assert config.data is not None

@@ -6,6 +6,7 @@ import bisect
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +23,7 @@ from minidl.training.task import Predictor, Task, only_for_files
 if TYPE_CHECKING:
     import numpy as np
 
+    from minidl import nn
     from minidl.data.files import Records
     from minidl.data.schema import TableDataset, TableSchema
     from minidl.training.manifest import RunFiles
@@ -132,14 +134,10 @@ class TableTask(Task):
         )
 
     def predictor(self, config: TrainTable, own: RunFiles) -> TablePredictor:
-        from minidl import models
         from minidl.data.schema import TableSchema
-        from minidl.training.supervised import saved_perceptron
 
         schema = TableSchema.from_json(own.text("schema.json"), str(config.out / "schema.json"))
-        targets = _targets(schema)
-        model = saved_perceptron(own, config, models.TableMLP, len(schema.feature_names), targets.outputs)
-        return TablePredictor(config, targets, model, schema)
+        return TablePredictor(config, own, schema)
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,20 @@ class TablePredictor(Predictor):
     """The model of a table run with what turns a row into its input."""
 
     schema: TableSchema
+    argument = "a row"
     fixed = "a table run knows its columns"
+
+    @cached_property
+    def targets(self) -> Classification | Regression:
+        return _targets(self.schema)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        from minidl import models
+        from minidl.training.supervised import saved_perceptron
+
+        features, outputs = len(self.schema.feature_names), self.targets.outputs
+        return saved_perceptron(self.own, self.config, models.TableMLP, features, outputs)
 
     def chunks(self, config: Predict) -> Iterable[Records]:
         from minidl.data.files import read_records
@@ -157,20 +168,22 @@ class TablePredictor(Predictor):
         # Where missing values are filled, so is a column that no line of a chunk names.
         expected = [column.name for column in self.schema.columns] if self.schema.missing == "fill" else []
         if config.inputs:
-            inputs.tell_files(config.inputs, "a row")
             return inputs.json_rows(list(enumerate(config.inputs, 1)), Path("argument"), expected)
         if config.file is not None:
             return [read_records(config.file)]
         return inputs.rows_as_they_come(inputs.standard_input(), expected)
 
-    def answers(self, records: Records, top: int) -> list[dict[str, Any]]:
+    def features(self, records: Records) -> np.ndarray:
+        return self.schema.features(records)
+
+    def answers(self, records: Records, features: np.ndarray, top: int) -> list[dict[str, Any]]:
         """One answer per row: the prediction in the target's units, or label, probability and the `top` best labels.
 
         `unknown` names the columns with a category that training never saw, where there are some.
         """
         from minidl.training.forward import saved_outputs
 
-        parts = saved_outputs(self.model, self.schema.features(records), self.targets.outputs)
+        parts = saved_outputs(self.model, features, self.targets.outputs)
         found = self.targets.answers(parts, top)
         unknown = self.schema.unknown(records)
         return [{**answer, "unknown": names} if names else answer for answer, names in zip(found, unknown, strict=True)]

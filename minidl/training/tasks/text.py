@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,7 +16,7 @@ from minidl import data
 from minidl.data import DataError, TextDataset
 from minidl.data.parsing import listed
 from minidl.data.workers import Workers, available
-from minidl.training import fields, inputs, memory, suited
+from minidl.training import fields, helpers, inputs, memory, suited
 from minidl.training.config import SPLITS, Evaluate, Perceptron, Predict, Session
 from minidl.training.errors import ConfigError
 from minidl.training.settings import FLOAT32
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+    from scipy.sparse import csr_matrix
 
+    from minidl import nn
     from minidl.data import Texts
     from minidl.data.corpus import Corpus, CorpusDataset
     from minidl.data.hashing import HashedTfidf
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from minidl.data.vectorizer import Tfidf, TfidfOptions
     from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
+    from minidl.training.targets import Classification
 
 
 # Weights, gradient and AdamW's state take 2 KiB a column with 128 hidden units: here 128 MiB. From one half of the
@@ -134,6 +139,7 @@ class TextTask(Task):
         from minidl.data.corpus import counted, load_corpus
 
         analyzer, options = _tfidf(config).analyzer, self.options(config)
+        helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # 0.2 s; splits are the first to need it
         with memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
             if config.data == "docstrings":
                 options["workers"] = workers
@@ -193,17 +199,11 @@ class TextTask(Task):
         )
 
     def predictor(self, config: TrainText, own: RunFiles) -> TextClassifier:
-        from minidl import models
-        from minidl.training.supervised import saved_perceptron
-        from minidl.training.targets import Classification
-
-        targets = Classification.of_run(own)
         kind, document = _vectorizer(config)
         vectorizer = kind.from_json(own.text(document), str(config.out / document))
         # Before any input: scikit-learn cannot be loaded once the inputs have taken the memory.
         vectorizer.transform([""])
-        model = saved_perceptron(own, config, models.TextMLP, len(vectorizer), targets.outputs)
-        return TextClassifier(config, targets, model, vectorizer)
+        return TextClassifier(config, own, vectorizer)
 
 
 @dataclass(frozen=True)
@@ -211,18 +211,29 @@ class TextClassifier(Predictor):
     """The model of a text run with what turns a text into its input."""
 
     vectorizer: Tfidf | HashedTfidf
+    argument = "a text"
+
+    @cached_property
+    def targets(self) -> Classification:
+        from minidl.training.targets import Classification
+
+        return Classification.of_run(self.own)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        from minidl import models
+        from minidl.training.supervised import saved_perceptron
+
+        return saved_perceptron(self.own, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
 
     def chunks(self, config: Predict) -> Iterable[list[str] | Counted]:
         if config.inputs:
-            inputs.tell_files(config.inputs, "a text")
             return [list(config.inputs)]
         if config.file is not None:
             return self._of_file(config.file, config.text_column)
         return ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))
 
     def _of_file(self, file: Path, text_column: str | None) -> Iterator[list[str] | Counted]:
-        import numpy as np
-
         from minidl.data.corpus import read_counted
 
         given = text_column, self.config.text_column
@@ -230,30 +241,29 @@ class TextClassifier(Predictor):
         if counted is None:
             yield from inputs.chunks(data.read_texts(file, *given), inputs.FILE_CHUNK)
             return
-        for start in range(0, len(counted), inputs.FILE_CHUNK):
-            yield counted.taken(np.arange(start, min(start + inputs.FILE_CHUNK, len(counted))))
+        yield from counted.parts(inputs.FILE_CHUNK)
 
-    def answers(self, texts: list[str], top: int) -> list[dict[str, Any]]:
+    def features(self, texts: list[str] | Counted) -> csr_matrix:
+        if isinstance(texts, list):
+            return self.vectorizer.transform(texts, self.workers)
+        return self.vectorizer.weighted(texts)
+
+    def answers(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> list[dict[str, Any]]:
         """One answer per text: label, probability, the `top` best labels, and how many terms of the text are known."""
-        parts, known = self._outputs(texts)
+        parts, known = self._outputs(features)
         ranked = self.targets.answers(parts, top)
         return [{**answer, "known_terms": count} for answer, count in zip(ranked, known.tolist(), strict=True)]
 
-    def lines(self, texts: list[str] | Counted, top: int) -> Iterable[str]:
-        parts, known = self._outputs(texts)
-        lines: Iterator[str] = self.targets.lines(parts, top, known, self.workers)
-        return lines
+    def lines(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> Iterable[str]:
+        parts, known = self._outputs(features)
+        return self.targets.lines(parts, top, known, self.workers)
 
-    def _outputs(self, texts: list[str] | Counted) -> tuple[Iterator[np.ndarray], np.ndarray]:
+    def _outputs(self, features: csr_matrix) -> tuple[Iterator[np.ndarray], np.ndarray]:
         """The model's outputs, and how many terms of each text are known, int64 [N]."""
         import numpy as np
 
         from minidl.training.forward import saved_outputs
 
-        if isinstance(texts, list):
-            features = self.vectorizer.transform(texts, self.workers)
-        else:
-            features = self.vectorizer.weighted(texts)
         return saved_outputs(self.model, features, self.targets.outputs), np.diff(features.indptr).astype(np.int64)
 
     def check_columns(self, config: Evaluate) -> None:

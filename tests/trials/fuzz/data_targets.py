@@ -93,7 +93,8 @@ def table(folder: Path) -> Target:
 
 def stdin(folder: Path) -> Target:
     """Lines at standard input of `minidl predict` for a text run, a regression and a classification."""
-    found = [predict.load(OLD / kind) for kind in ("text", "table", "classes")]
+    folders = [OLD / kind for kind in ("text", "table", "classes")]
+    found = list(map(predict.load, folders))
     rows = [
         b'{"size": 100, "age": 10, "kind": "house"}\n{"age": 1, "size": 2.5, "kind": "new", "more": 1}\n',
         b"size,age,kind\n100,10,house\n50,20,flat\n",
@@ -109,10 +110,10 @@ def stdin(folder: Path) -> Target:
         number = data[0] % 3 if data else 0
         write = io.TextIOWrapper(io.BytesIO(), "utf-8")
         with (
-            mock.patch("minidl.training.predict.load", return_value=found[number]),
+            mock.patch("minidl.training.predict._of_documents", return_value=found[number]),
             mock.patch("minidl.training.inputs.standard_input", return_value=io.BytesIO(data[1:])),
         ):
-            predict.predict(Predict(run=OLD), write)
+            predict.predict(Predict(run=folders[number]), write)
         write.flush()
         return write
 
