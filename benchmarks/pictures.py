@@ -75,10 +75,13 @@ def write(options: argparse.Namespace) -> None:
     def plain(path: Path, content: bytes) -> None:
         path.write_bytes(content)
 
+    def new(path: Path, content: bytes) -> None:
+        storage.write_new(path.parent, {path.name: content})
+
     ways = {
         "each flushed, renamed, its folder flushed": (storage.write_bytes, 1, False),
-        "each flushed": (storage.write_new, 1, False),
-        **{f"each flushed, {n} at a time": (storage.write_new, n, False) for n in (2, 4, 8, 16, 32)},
+        "each flushed": (new, 1, False),
+        **{f"each flushed, {n} at a time": (new, n, False) for n in (2, 4, 8, 16, 32)},
         "none flushed, then the whole file system": (plain, 1, True),
         "none flushed": (plain, 1, False),
     }

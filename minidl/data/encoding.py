@@ -9,10 +9,12 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from PIL import Image, PngImagePlugin
 
+from minidl import storage
 from minidl.data.workers import Message
 
 QUALITY = 95
@@ -45,16 +47,26 @@ def encoded(pixels: Any, shape: tuple[int, int, int], kind: str, text: Mapping[s
 
 
 def encode(asked: Message) -> Message:
-    """A worker's job: the files of pictures uint8 [n, height, width, channels], each with its own text."""
+    """A worker's job: the files of pictures uint8 [n, height, width, channels], with the `text` of all and their own
+    `texts`, and their names."""
     height, width, channels = asked.values["shape"]
     size, pixels = height * width * channels, memoryview(asked.buffers[0]).cast("B")
-    return Message(
-        {},
-        [
-            encoded(pixels[i * size : (i + 1) * size], (height, width, channels), asked.values["kind"], text)
-            for i, text in enumerate(asked.values["texts"])
-        ],
-    )
+    kind, shared = asked.values["kind"], asked.values["text"]
+    contents = [
+        encoded(pixels[i * size : (i + 1) * size], (height, width, channels), kind, {**shared, **text})
+        for i, text in enumerate(asked.values["texts"])
+    ]
+    return Message({"names": asked.values["names"]}, contents)
+
+
+def write(asked: Message) -> Message:
+    """A worker's job: write what `encode` makes into a `folder` that nobody reads yet; it is on disk then.
+
+    Raises OSError.
+    """
+    values, contents = encode(asked)
+    storage.write_new(Path(asked.values["folder"]), dict(zip(values["names"], contents, strict=True)))
+    return Message(values)
 
 
 def _exif(text: Mapping[str, str]) -> Image.Exif:

@@ -27,7 +27,7 @@ from minidl.data.records import DataError
 
 _HEAD = struct.Struct("<Q")
 _AHEAD = 2  # items for each worker that are taken before their results are asked for
-_ERRORS: dict[str, type[Exception]] = {"DataError": DataError, "MemoryError": MemoryError}
+_ERRORS: dict[str, type[Exception]] = {"DataError": DataError, "MemoryError": MemoryError, "OSError": OSError}
 _START = "import sys; sys.path[:] = {path!r}; from minidl.data.workers import main; main()"
 
 
@@ -91,7 +91,8 @@ class Workers:
     def map(self, job: Job, items: Iterable[Message]) -> Iterator[Message]:
         """The results of a job for each item, in order.
 
-        Raises what the job raised: DataError and MemoryError as such, others as RuntimeError with their traceback;
+        Raises what the job raised: DataError, MemoryError and OSError as such, others as RuntimeError with their
+        traceback;
         WorkerError when a process cannot be started or was ended.
         """
         self.start()
@@ -148,7 +149,7 @@ class _Process:
         failed = answer.values.get("failed")
         if failed is None:
             return Message(answer.values["values"], answer.buffers)
-        raise _ERRORS.get(failed["kind"], RuntimeError)(failed["text"])
+        raise _ERRORS.get(failed["kind"], RuntimeError)(*failed["arguments"])
 
     def kill(self) -> None:
         self._popen.kill()
@@ -185,14 +186,18 @@ def main() -> None:
 
 def _answer(asked: Message) -> Message:
     module, _, name = asked.values["job"].partition(":")
+    failed: dict[str, Any]
     try:
         job: Job = getattr(importlib.import_module(module), name)
         values, buffers = job(Message(asked.values["values"], asked.buffers))
         return Message({"values": values}, buffers)
     except (DataError, MemoryError) as error:
-        failed = {"kind": type(error).__name__, "text": str(error)}
+        failed = {"kind": type(error).__name__, "arguments": [str(error)]}
+    except OSError as error:
+        file = None if error.filename is None else str(error.filename)
+        failed = {"kind": "OSError", "arguments": [str(error)] if error.errno is None else [*error.args[:2], file]}
     except Exception:  # noqa: BLE001 (raised in the process that asked)
-        failed = {"kind": "RuntimeError", "text": traceback.format_exc()}
+        failed = {"kind": "RuntimeError", "arguments": [traceback.format_exc()]}
     return Message({"failed": failed})
 
 

@@ -26,14 +26,15 @@ _BEGUN = re.compile(rf"\.{re.escape(MANIFEST)}\..*{re.escape(storage.PART)}")  #
 _NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|jpg|webp|bmp)|images\.(npy|zip)")
 
 
-def check(folder: Path, overwrite: bool) -> None:
-    """Raises ConfigError when pictures must not be written to a folder: told before the work."""
+def check(folder: Path, overwrite: bool) -> set[str]:
+    """The files that an earlier command made in a folder. Raises ConfigError when pictures must not be written there:
+    told before the work."""
     check_length(folder)
     try:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--out {folder} is a file: give the name of a folder")
         if not folder.exists() or all(map(_is_begun, folder.iterdir())):
-            return
+            return set()
     except OSError as error:
         raise ConfigError(cannot_write(folder, error)) from None
     if not overwrite:
@@ -41,7 +42,7 @@ def check(folder: Path, overwrite: bool) -> None:
             f"--out {folder} exists and is not empty: choose another folder, or replace the pictures in it with "
             "--overwrite"
         )
-    _written(folder)
+    return _written(folder)
 
 
 @contextmanager
@@ -55,10 +56,9 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any]) -> Iterato
     made = not folder.exists()
     files.make_folder(folder, parents=True)
     with locks.held(folder):
-        check(folder, overwrite)
-        old = set(_written(folder)) if (folder / MANIFEST).exists() else set()
+        old = check(folder, overwrite)
         for name in _listed(manifest):
-            if name not in old and (folder / name).exists():
+            if name not in old and os.path.exists(f"{folder}/{name}"):  # noqa: PTH110 (10,000 paths take 0.05 s)
                 raise ConfigError(
                     f"--out {folder} has a {name} that {MANIFEST} does not list: move it, or give another folder"
                 )
@@ -100,7 +100,7 @@ def _change_places(folder: Path, staged: Path, old: set[str], manifest: dict[str
     # All are listed while they change places, so that a stopped command leaves nothing that the next cannot clear.
     files.write_json(folder / MANIFEST, {**manifest, "files": [*manifest["files"], *gone]})
     for name in new:
-        os.replace(staged / name, folder / name)
+        os.replace(f"{staged}/{name}", f"{folder}/{name}")  # 20,000 paths take 0.2 s
     for entry in gone:
         (folder / entry["file"]).unlink(missing_ok=True)
     files.sweep(folder)
@@ -113,7 +113,7 @@ def _discard(staged: Path) -> None:
     files.remove_folder(staged, _is_ours)
 
 
-def _written(folder: Path) -> list[str]:
+def _written(folder: Path) -> set[str]:
     """The files that an earlier command made in a folder. Raises ConfigError when it has no images.json of minidl's."""
     refused = ConfigError(f"--overwrite replaces only what `minidl generate` made; {folder} has no intact {MANIFEST}")
     try:
@@ -123,7 +123,7 @@ def _written(folder: Path) -> list[str]:
     if manifest.get("format") != FORMAT or not isinstance(manifest.get("files"), list):
         raise refused
     # No others, whatever the manifest says: nothing outside the folder, and nothing of the user's.
-    return [name for name in _listed(manifest) if _NAME.fullmatch(name)]
+    return {name for name in _listed(manifest) if _NAME.fullmatch(name)}
 
 
 def _listed(manifest: dict[str, Any]) -> list[str]:

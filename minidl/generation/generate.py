@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,24 @@ import numpy as np
 
 from minidl.compilers import Progress
 from minidl.data import encoding
-from minidl.data.workers import Message, Workers, available
+from minidl.data.workers import Job, Message, Workers, available
 from minidl.generation import folder, latents, output, passes
 from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
-from minidl.training import environment, samples, saved_run
+from minidl.training import environment, files, samples, saved_run
 from minidl.training.display import Display
 from minidl.training.errors import ConfigError, RunError
 from minidl.training.outputs import cannot_write
 from minidl.version import __version__
 
 _DIGITS = 6  # of the number in a name, at least
-_TOGETHER, _TOGETHER_BYTES = 64, 2**20  # pictures, and their pixels, that a worker encodes at a time
+_TOGETHER, _TOGETHER_BYTES = 64, 2**20  # pictures, and their pixels, that a worker gets at a time
 _MANY, _EACH = 2**23, 1500  # bytes of pixels, and what a picture takes besides: for fewer, processes start too slowly
 
 
 def generate(config: Generate) -> None:
     """Make the pictures. Raises ConfigError and DataError for what cannot be made, RunError for a model that cannot
-    be read and a folder that cannot be written, WorkerError when a process that encodes is ended."""
+    be read and a folder that cannot be written, WorkerError when a process that makes files is ended."""
     folder.check(config.out, config.overwrite)
     loaded = load(config.model, config.precision)
     _check_format(config, loaded)
@@ -110,10 +111,11 @@ def _write_pictures(
     config: Generate, staged: Path, parts: Iterable[np.ndarray], loaded: Loaded, facts: dict[str, Any],
     entries: list[dict[str, Any]], progress: Progress
 ) -> None:  # fmt: skip
-    """Files of pictures, encoded by workers while the generator makes the next ones, and written as they come."""
+    """Files of pictures, made by workers while the generator makes the next pictures; an archive is written here."""
     shape = *loaded.size, loaded.channels
     kind = "png" if config.format == "zip" else config.format
     together = max(1, min(_TOGETHER, _TOGETHER_BYTES // math.prod(shape)))
+    shared = {"shape": shape, "kind": kind, "text": _texts(facts), "folder": str(staged)}
     sheet = None if config.grid is None else np.zeros((config.grid[0] * config.grid[1], *shape), np.uint8)
 
     def asked() -> Iterator[Message]:
@@ -123,20 +125,23 @@ def _write_pictures(
             if sheet is not None:
                 sheet[done : done + len(pictures)] = pictures
             for some in np.split(pictures, range(together, len(pictures), together)):
-                texts = [_texts({**facts, **entry}) for entry in entries[done : done + len(some)]]
-                yield Message({"shape": shape, "kind": kind, "texts": texts}, [some])
+                names, texts = _own(entries[done : done + len(some)])
+                yield Message({**shared, "names": names, "texts": texts}, [some])
                 done += len(some)
 
     few = len(entries) * (_EACH + math.prod(shape)) < _MANY
-    into = output.into_archive(staged / "images.zip") if config.format == "zip" else output.into_folder(staged)
-    names = (entry.get("file") or entry["member"] for entry in entries)
+    job: Job = encoding.write
+    into: AbstractContextManager[output.Save | None] = nullcontext()
+    if config.format == "zip":
+        job, into = encoding.encode, output.into_archive(staged / "images.zip")
     written = 0
     with Workers(1 if few else config.workers or available()) as workers, into as save:
-        for found in workers.map(encoding.encode, asked()):
-            for content in found.buffers:
-                save(next(names), content)
-            written += len(found.buffers)
+        for found in workers.map(job, asked()):
+            if save is not None:
+                save(found.values["names"], found.buffers)
+            written += len(found.values["names"])
             progress(written, len(entries))
+    files.flush_folder(staged)
     if sheet is not None and config.grid is not None:
         text = _texts({**facts, "seeds": _ranges(config, [entry.get("seed") for entry in entries])})
         output.write_picture(staged / f"grid.{kind}", samples.grid(sheet, config.grid[1]), text)
@@ -205,10 +210,16 @@ def _ranges(config: Generate, names: Sequence[Any]) -> str:
 
 
 def _texts(facts: dict[str, Any]) -> dict[str, str]:
-    """The metadata of a picture."""
+    """The metadata that all pictures have."""
     texts = {
         name: " ".join(map(str, value)) if isinstance(value, list) else str(value)
         for name, value in facts.items()
-        if name not in ("minidl", "file", "member")
+        if name != "minidl"
     }
     return {"Software": f"minidl {__version__}", **texts}
+
+
+def _own(entries: list[dict[str, Any]]) -> tuple[list[str], list[dict[str, str]]]:
+    """The names of pictures, and the metadata that each has of its own."""
+    place, kind = entries[0]
+    return [entry[place] for entry in entries], [{kind: str(entry[kind])} for entry in entries]

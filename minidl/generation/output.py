@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,8 +14,7 @@ from minidl import storage
 from minidl.data import encoding
 from minidl.training import files, samples
 
-Save = Callable[[str, bytes], None]  # name and content of a file
-_WRITERS = 8  # more gain nothing; see benchmarks/notes.md
+Save = Callable[[Iterable[str], Iterable[bytes]], None]  # names and contents of files
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
@@ -45,39 +42,16 @@ def write_picture(path: Path, picture: np.ndarray, text: Mapping[str, str]) -> N
 
 
 @contextmanager
-def into_folder(folder: Path) -> Iterator[Save]:
-    """Writes files into a folder that nobody reads yet; all are on disk when the block ends. Raises OSError.
-
-    A flush waits for the disk, so a few files are written at the same time.
-    """
-    waiting: deque[Future[None]] = deque()
-
-    def save(name: str, content: bytes) -> None:
-        waiting.append(pool.submit(storage.write_new, folder / name, content))
-        if len(waiting) > 2 * _WRITERS:
-            waiting.popleft().result()
-
-    with ThreadPoolExecutor(_WRITERS) as pool:
-        try:
-            yield save
-            while waiting:
-                waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-    files.flush_folder(folder)
-
-
-@contextmanager
 def into_archive(path: Path) -> Iterator[Save]:
     """Writes files into a .zip file, not compressed and without times: the same files make the same archive. It appears
     under its name when it is whole. Raises OSError naming it."""
     with storage.whole(path) as file, zipfile.ZipFile(file, "w") as archive:
 
-        def save(name: str, content: bytes) -> None:
-            member = zipfile.ZipInfo(name)
-            member.external_attr = 0o644 << 16
-            archive.writestr(member, content)
+        def save(names: Iterable[str], contents: Iterable[bytes]) -> None:
+            for name, content in zip(names, contents, strict=True):
+                member = zipfile.ZipInfo(name)
+                member.external_attr = 0o644 << 16
+                archive.writestr(member, content)
 
         yield save
 

@@ -19,7 +19,6 @@ import pytest
 from PIL import Image
 
 import minidl
-from minidl import storage
 from minidl.data import workers
 from minidl.generation import generate, output, passes
 from minidl.models import dcgan
@@ -156,17 +155,27 @@ def test_few_pictures_start_no_process(command, model, tmp_path, monkeypatch):
     assert result.code == 0
 
 
+def in_workers(monkeypatch, *lines):
+    """What each worker does before its first picture."""
+    before, _, after = workers._START.partition("from ")
+    monkeypatch.setattr(workers, "_START", "\n".join([before, *lines, f"from {after}"]))
+
+
 def test_pictures_in_flight_are_limited(command, place, drawn, monkeypatch):
-    """However slow the disk is, the generator waits for it."""
+    """However slow the disk is, the generator waits for it; what a worker says of it is told."""
     out, before, flags = place
     del drawn[:]
 
-    def full(*_):
-        time.sleep(0.5)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(storage, "write_new", full)
-    refused(command(*flags, "--count", 100 * PART), "No space left on device", 1)
+    in_workers(
+        monkeypatch,
+        "import os, time",
+        "def full(_):",
+        "    time.sleep(0.5)",
+        f"    raise OSError({errno.ENOSPC}, 'No space left on device')",
+        "os.fsync = full",
+    )
+    message = f"--out {out} cannot be written: No space left on device"
+    refused(command(*flags, "--count", 100 * PART), message, 1)
     assert len(drawn) < 10
     assert as_before(out, before)
 
@@ -188,7 +197,8 @@ def test_a_full_disk(command, place, monkeypatch, kind):
         return Full(path, "x") if "xb" in mode and ".new-pictures" in str(path) else real(path, mode, *rest, **named)
 
     monkeypatch.setattr(io, "open", opened)
-    refused(command(*flags, "--format", kind), f"--out {out} cannot be written: No space left on device", 1)
+    message = f"--out {out} cannot be written: No space left on device"
+    refused(command(*flags, "--workers", 1, "--format", kind), message, 1)
     assert left[0] < 0
     assert as_before(out, before)
 
@@ -232,14 +242,17 @@ def test_a_signal(command, place, monkeypatch, number, moment):
     if moment == "made":
         strikes(monkeypatch, lambda: signal.raise_signal(number))
     elif moment == "written":
-        real = storage.write_new
-
-        def write(path, content):
-            if path.name == "seed-000070.png":
-                os.kill(os.getpid(), number)
-            real(path, content)
-
-        monkeypatch.setattr(storage, "write_new", write)
+        in_workers(
+            monkeypatch,
+            "import os",
+            "from minidl import storage",
+            "real = storage.write_new",
+            "def write(folder, contents):",
+            "    if 'seed-000070.png' in contents:",
+            f"        os.kill(os.getppid(), {number.value})",
+            "    real(folder, contents)",
+            "storage.write_new = write",
+        )
     else:
         real = os.replace
 

@@ -21,6 +21,8 @@ def doubled(asked):
 
 def failing(asked):
     kind = asked.values["kind"]
+    if kind == "disk":
+        raise OSError(errno.ENOSPC, "No space left on device", Path("a") / "b")
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "noisy":
@@ -66,6 +68,7 @@ def test_buffers_arrive_as_their_bytes(buffer):
     [
         ("data", DataError, "what went wrong"),
         ("memory", MemoryError, "what went wrong"),
+        ("disk", OSError, r"\[Errno 28\] No space left on device: 'a/b'"),
         ("bug", RuntimeError, "KeyError: 'what went wrong'"),
         ("killed", WorkerError, "a worker process was ended by SIGKILL, as by the system where memory runs out; "),
     ],
