@@ -35,8 +35,7 @@ def _evaluate(given: dict[str, Any]) -> None:
         return
     for name in generator:
         raise ConfigError(f"--{name} is for generators; {config.run} is not one")
-    device.choose(config.device)
-    from minidl.training import predict as work
+    work = device.prepare(config.device, "minidl.training.predict")
     from minidl.training import reports
 
     with around:
@@ -48,9 +47,8 @@ def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: Abstrac
         raise ConfigError("--text-column and --label-column are for text runs")
     model = str(config.run) if _is_built_in(config.run) else str(config.run.absolute())
     wanted = EvaluateGan(model=model, data=config.data, json_file=config.json_file, **given)
-    device.choose(config.device)
+    work = device.prepare(config.device, "minidl.generation.evaluate")
     environment.fix_threads(environment.wanted_threads())
-    from minidl.generation import evaluate as work
 
     with around:
         typer.echo(work.as_text(work.evaluate(wanted)), nl=False)

@@ -18,7 +18,7 @@ def _predict(given: dict[str, Any]) -> None:
     config = Predict(**given)
     runs.check_not_data(saved_run.finished_run(config.run).config, trace=profiling.trace)
     with predict.reading(config) as begun:
-        device.choose(config.device)
+        device.prepare(config.device, "minidl.training.forward")
         with profiled(profiling, config.run / "trace-predict.json"):
             predict.answer(begun, config, sys.stdout)
 
