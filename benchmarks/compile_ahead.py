@@ -86,7 +86,7 @@ def main() -> None:
         list(pool.map(ahead.compile_job, wanted))
     with empty(), timed(f"{count} processes, start included"), Compilers() as compilers:
         compilers.compile(wanted, processes=count)
-    with empty(), Compilers(["minidl.kernels.gemm", "minidl.kernels.softmax"]) as compilers:
+    with empty(), Compilers("benchmark") as compilers:
         compilers.start()
         time.sleep(_START)
         with timed(f"{count} processes that are ready"):

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from typing import Any
 
-os.environ["TRITON_INTERPRET"] = "0"
+os.environ.setdefault("TRITON_INTERPRET", "0")
 
 import torch
 

@@ -59,11 +59,15 @@ class Compilers:
         """Whether there is a process already."""
         return self._process is not None
 
-    def start(self) -> None:
-        """Start the process that others are forked from, so that it has imported the kernels when it is needed."""
+    def start(self, jobs: Sequence[Job] = ()) -> None:
+        """Start the process that others are forked from, so that it has imported the kernels when it is needed.
+
+        It does without torch for a command, and where all `jobs` are of minidl's own kernels.
+        """
         if self._process is None:
             usual = f"{self.command!r}, {os.environ.get('CUDA_VISIBLE_DEVICES')!r}" if self.command else ""
-            before = _WITHOUT_TORCH if self.command else ""
+            own = all(job.kernel.startswith("minidl.") for job in jobs) if jobs else bool(self.command)
+            before = _WITHOUT_TORCH if own else ""
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START.format(path=sys.path, before=before, usual=usual)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -76,7 +80,7 @@ class Compilers:
         `processes` (0: as many as this process has processors) work at a time. Returns as soon as nothing more can be
         done, also when a process was ended.
         """
-        self.start()
+        self.start(jobs)
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
