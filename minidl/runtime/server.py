@@ -17,6 +17,7 @@ import select
 import signal
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -43,7 +44,7 @@ def serve(command: str = "", devices: str | None = None) -> None:
         asked = json.loads(line)
         # What is being compiled already comes last, and is then found.
         taken = early()
-        jobs = sorted((Job(**job) for job in asked["jobs"]), key=lambda job: job.key in taken)
+        jobs = sorted(_spread(Job(**job) for job in asked["jobs"]), key=lambda job: job.key in taken)
         _import(jobs)
         with contextlib.suppress(BrokenPipeError):
             for _ in _forked(jobs, asked["processes"]):
@@ -63,8 +64,20 @@ def _of_command(command: str, devices: str | None) -> list[Job]:
     with contextlib.suppress(Exception):  # there is no driver, or no such file
         jobs = usual.jobs(command, _architecture(devices))
         _import(jobs)
-        return [job for job in jobs if not ahead.is_compiled(job)]
+        return _spread(job for job in jobs if not ahead.is_compiled(job))
     return []
+
+
+def _spread(jobs: Iterable[Job]) -> list[Job]:
+    """Those first that have a signature of their own: Triton 3.6 compiles a launcher for each signature in C, and
+    processes that do so at the same time all do it."""
+    seen: Counter[str] = Counter()
+    found = []
+    for job in jobs:
+        signature = f"{job.kernel} {job.signature}"
+        found.append((seen[signature], job))
+        seen[signature] += 1
+    return [job for _, job in sorted(found, key=lambda pair: pair[0])]
 
 
 def _architecture(devices: str | None) -> int:

@@ -29,7 +29,9 @@ def filled(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) ->
     """
     check(model.state_dict(), weights, path)
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = torch.empty_like(tensor.data, device=default_device())
+        # Not empty_like: of "meta" it imports sympy, for a second.
+        shape, strides = tensor.data.shape, tensor.data.stride()
+        tensor.data = torch.empty_strided(shape, strides, dtype=tensor.data.dtype, device=default_device())
     model.load_state_dict(weights)
     return model
 

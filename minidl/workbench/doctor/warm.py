@@ -32,11 +32,11 @@ from minidl.training.errors import ConfigError
 from minidl.training.tasks import TASKS
 from minidl.workbench.doctor.jobs import target_name
 
-# What trainings learn from: the data that needs no download, and pictures of the sizes of MNIST.
+# What trainings learn from: the data that needs no download, pictures of the sizes of MNIST, and small photos.
 _TRAININGS: dict[str, tuple[str, ...]] = {
     "text": ("docstrings",),
     "table": ("diabetes",),
-    "images": ("digits", "mnist"),
+    "images": ("digits", "mnist", "photos"),
     "gan": ("digits", "mnist"),
 }
 NAMES = (*_TRAININGS, "generate")
@@ -81,7 +81,7 @@ def _train(kind: str, source: str, inputs: Sequence[int]) -> None:
     task = TASKS[kind]
     with tempfile.TemporaryDirectory() as folder:
         config = runs.settings(kind, {"data": source, "out": Path(folder) / "run", "quiet": True})
-        dataset = _of_mnist() if source == "mnist" else task.load(config)
+        dataset = _LIKE[source]() if source in _LIKE else task.load(config)
         config = task.settled(config, dataset)
         experiment = task.prepare(config, dataset)
         launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")
@@ -117,11 +117,18 @@ def _generate(model: str, precision: str) -> None:
     rehearse(step, Tensor(torch.zeros(count, loaded.latent, device=default_device())))
 
 
-def _of_mnist() -> ImageDataset:
-    """Black pictures in the sizes of MNIST."""
-    like = data.load_images("digits")
+def _black(sizes: Sequence[int], shape: tuple[int, int, int], augment: data.Augment) -> ImageDataset:
+    """Black pictures [H, W, C] of ten classes: so many for training, validation and test."""
     train, validation, test = (
-        Images(np.zeros((count, 28, 28, 1), dtype=np.uint8), np.arange(count, dtype=np.int64) % 10)
-        for count in (55_000, 5_000, 10_000)
+        Images(np.zeros((count, *shape), dtype=np.uint8), np.arange(count, dtype=np.int64) % 10) for count in sizes
     )
-    return replace(like, train=train, validation=validation, test=test, augment=data.Augment(2))
+    each = (128.0,) * shape[-1]
+    return replace(
+        data.load_images("digits"), train=train, validation=validation, test=test, augment=augment, mean=each, std=each
+    )
+
+
+_LIKE = {
+    "mnist": partial(_black, (55_000, 5_000, 10_000), (28, 28, 1), data.Augment(2)),
+    "photos": partial(_black, (7_000, 1_000, 2_000), (64, 64, 3), data.Augment(4, replicate=True)),
+}
