@@ -105,10 +105,9 @@ def _save(folder: Path, found: Files) -> None:
         files.write_bytes(folder / name, picture)
 
 
-@_plot
 def curves(
-    history: Sequence[dict[str, Any]], kept: int, title: str, loss: str, only_in_training: Sequence[str]
-) -> Files:
+    folder: Path, history: Sequence[dict[str, Any]], kept: int, title: str, loss: str, only_in_training: Sequence[str]
+) -> None:
     """loss.png (training and validation) and scores.png (validation scores) from the records of metrics.jsonl.
 
     `kept` is the epoch whose weights the run keeps, `loss` names the loss, and `only_in_training` names the terms of
@@ -126,13 +125,17 @@ def curves(
         for name in ("accuracy", "macro_f1", "r2")
         if name in history[0]["validation"]
     }
-    found = {}
-    for name, y, lines in (("loss.png", loss, losses), ("scores.png", "validation score", scores)):
-        figure, axes = _figure(6, 4.5)
-        _over_epochs(axes, lines)
-        axes.axvline(kept, color="grey", linestyle=":", label=f"kept: epoch {kept}")
-        found[name] = _finished(figure, axes, title, "epoch", y)
-    return found
+    over_epochs(folder, "loss.png", losses, kept, title, loss)
+    over_epochs(folder, "scores.png", scores, kept, title, "validation score")
+
+
+@_plot
+def over_epochs(name: str, lines: dict[str, list[float | None]], kept: int, title: str, y: str) -> Files:
+    """A line for each list of figures of the epochs, with the epoch that is kept."""
+    figure, axes = _figure(6, 4.5)
+    _over_epochs(axes, lines)
+    axes.axvline(kept, color="grey", linestyle=":", label=f"kept: epoch {kept}")
+    return {name: _finished(figure, axes, title, "epoch", y)}
 
 
 @_plot
