@@ -7,6 +7,8 @@ process, whose error names the line.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -185,6 +187,12 @@ def _parts(raw: bytes, form: Form, values: dict[str, Any]) -> Iterator[Message]:
         yield Message({**values, "first": first == start}, [view[first:last]])
 
 
+def _give_back() -> None:
+    """Return freed memory to the system: of a million texts glibc keeps 600 MB that messages took."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _by_workers(
     path: Path, analyzer: Analyzer, labels: Sequence[str] | None, columns: dict[str, str | None], seed: int,
     workers: Workers | None,
@@ -213,6 +221,7 @@ def _by_workers(
             yield found
 
     counted = terms.merged(gathered())
+    _give_back()
     if not len(counted):
         raise Doubt
     known = files.sort_labels(set(names)) if labels is None else list(labels)

@@ -62,7 +62,7 @@ class Counted:
     terms: list[str]
     sizes: np.ndarray  # int32 [texts]
     ids: np.ndarray  # int32 [entries]
-    counts: np.ndarray  # int32 [entries]
+    counts: np.ndarray  # uint16 [entries], int32 where that is too short
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -150,19 +150,30 @@ def merged(messages: Iterable[Message], vocabulary: dict[str, int] | None = None
     """The counts in the messages of `TermCounter`, one after another, with one numbering of all terms."""
     import numpy as np
 
-    none = np.zeros(0, dtype=np.int32)
-    parts, own = [[none] * 3], []
+    columns: list[list[np.ndarray]] = [[np.zeros(0, dtype=kind)] for kind in (np.int32, np.int32, np.uint16)]
+    own = []
     for message in messages:
-        parts.append([np.frombuffer(part, dtype=np.int32) for part in message.buffers[:3]])
+        sizes, ids, counts = (np.frombuffer(part, dtype=np.int32) for part in message.buffers[:3])
+        short = counts.max(initial=0) < 2**16
+        for column, part in zip(columns, (sizes, ids, counts.astype(np.uint16) if short else counts), strict=True):
+            column.append(part)
         own.append(message.buffers[3:6])
     names, numbers = (list(vocabulary), None) if vocabulary is not None else _numbered(own)
     done = 0
-    for part, (lengths, _, _) in zip(parts[1:], own, strict=True):
+    for place, (lengths, _, _) in enumerate(own, start=1):
         if numbers is not None:
             count = memoryview(lengths).nbytes // 8
-            part[1], done = numbers[done : done + count][part[1]], done + count
-    sizes, ids, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Counted(names, sizes, ids, counts)
+            columns[1][place], done = numbers[done : done + count][columns[1][place]], done + count
+    return Counted(names, *(_joined(column) for column in columns))
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The parts one after another; they are gone then: of millions of texts they take as much memory as the whole."""
+    import numpy as np
+
+    whole = np.concatenate(parts)
+    parts.clear()
+    return whole
 
 
 def _numbered(own: Sequence[Sequence[Any]]) -> tuple[list[str], np.ndarray]:
