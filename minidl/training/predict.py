@@ -111,7 +111,7 @@ def predict(config: Predict, write: IO[str]) -> None:
 def answer(begun: Reading, config: Predict, write: IO[str]) -> None:
     """Write one JSON line per input, as soon as its answer is known.
 
-    Raises DataError for an input that cannot be read; the answers before it are written.
+    Raises DataError for an input that cannot be read; the answers before it are written, but a file is read as a whole.
     """
     predictor = _with_model(begun.run, begun.predictor)
     if predictor.argument:
