@@ -19,9 +19,9 @@ def main() -> None:
     try:
         cli.main()
     except SystemExit as end:
-        # With torch, Python takes up to a second to end; and it cannot while a thread still imports.
-        code = end.code or 0
-        if not isinstance(code, int) or (code != _INTERRUPTED and "torch" not in sys.modules):
+        # With torch, Python takes up to a second to end; and it cannot while a thread still imports or reads.
+        code, alone = end.code or 0, len(sys._current_frames()) == 1
+        if not isinstance(code, int) or (code != _INTERRUPTED and "torch" not in sys.modules and alone):
             raise
         # Python ends by the signal itself where one came in a text that it compiled, such as a dataclass.
         for stream in (sys.stdout, sys.stderr):

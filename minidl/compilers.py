@@ -121,6 +121,12 @@ def ready(command: str, device: str) -> Iterator[bool]:
             _at_hand.remove(own)
 
 
+def end() -> None:
+    """End those of the block under way."""
+    for own in _at_hand:
+        own.end()
+
+
 @contextlib.contextmanager
 def at_hand() -> Iterator[Compilers]:
     """Those of the block under way, else others."""

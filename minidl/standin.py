@@ -36,6 +36,7 @@ class _Anything(ModuleType):
         return self
 
     __ror__ = __or__
+    __iter__ = None  # with __getitem__ alone a loop over it would never end
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return (object,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -151,3 +152,42 @@ for package in packages:
 def test_no_module_hides_a_public_name():
     """Importing a submodule sets the package's attribute: every public name stays what it is, whatever was imported."""
     subprocess.run([sys.executable, "-c", HIDDEN], cwd=ROOT, check=True)
+
+
+def test_scikit_learn_is_not_imported_beside_torch():
+    """It asks a torch that is only begun for its types, and fails: wherever data is read, it waits."""
+    bare = []
+    for path in sorted((ROOT / "minidl" / "data").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        imports = [
+            node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and "sklearn" in (node.module or "")
+        ]
+        blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
+        waiting = [b for node in blocks if ast.unparse(node.items[0]) == "imports.apart" for b in node.body]
+        bare += [f"{path.name}:{node.lineno}" for node in imports if node not in waiting]
+    assert bare == []
+
+
+SLOW_TORCH = """
+import sys, threading, time
+from minidl import imports
+from minidl.data.terms import Analyzer
+def torch():
+    with imports.apart:
+        import torch
+thread = threading.Thread(target=torch)
+thread.start()
+while "torch" not in sys.modules:
+    time.sleep(0.01)
+Analyzer("a", True, "english", 1).function()
+thread.join()
+"""
+
+
+def test_stop_words_are_read_while_torch_is_being_imported(tmp_path):
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(4)\nclass Tensor: pass\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_TORCH], check=False, capture_output=True, text=True, env=environment
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

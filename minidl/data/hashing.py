@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
+from minidl import imports
 from minidl.data import terms
 from minidl.data.records import DataError
 from minidl.data.saved import Checked, Count
@@ -124,8 +125,9 @@ class HashedTfidf(Checked):
 def hashed(counted: Counted, columns: int) -> csr_matrix:
     """int32 CSR [texts, columns]: counts with their signs, summed in each column; columns ascending, without zeros."""
     from scipy.sparse import csr_matrix
-    from sklearn.utils import murmurhash3_32
 
+    with imports.apart:
+        from sklearn.utils import murmurhash3_32
     raw = (murmurhash3_32(term.encode("utf-8", "surrogatepass")) for term in counted.terms)
     hashes = np.fromiter(raw, np.int64, len(counted.terms))  # wide enough for the absolute value of -2^31
     places, signs = (np.abs(hashes) % columns).astype(np.int32), np.where(hashes < 0, -1, 1).astype(np.int32)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from minidl import imports
 from minidl.data import pictures
 from minidl.data.download import Resource, fetch, gunzip
 from minidl.data.picture_cache import PictureCache
@@ -114,8 +115,8 @@ def _digits() -> np.ndarray:
         file = Path(folder, "datasets", "data", "digits.csv.gz")
         if file.is_file():
             return np.loadtxt(file, delimiter=",")
-    from sklearn import datasets
-
+    with imports.apart:
+        from sklearn import datasets
     bunch = datasets.load_digits()
     return np.column_stack([bunch.data, bunch.target])
 

@@ -29,6 +29,8 @@ Item = tuple[str, Any]  # an operation of the parser's and its arguments
 
 def linear(pattern: str) -> str:
     """The pattern, if it is matched in linear time. Raises ValueError for any other text."""
+    if pattern in _KNOWN:
+        return pattern
     if len(pattern) > MOST_CHARACTERS:
         raise ValueError(f"{len(pattern)} characters, expected at most {MOST_CHARACTERS}")
     try:
@@ -39,7 +41,7 @@ def linear(pattern: str) -> str:
         raise ValueError(f"not a regular expression: {error}") from None
     if found.groups > 1:
         raise ValueError(f"{found.groups} groups, expected at most one; write the others as (?:...)")
-    if pattern not in _KNOWN and not (_parser and _is_linear(_parser.parse(pattern), bool(found.flags & re.ASCII))):
+    if not (_parser and _is_linear(_parser.parse(pattern), bool(found.flags & re.ASCII))):
         raise ValueError(
             "a pattern that some texts may keep busy for very long: expected characters and classes, alone or with "
             r"bounded repeats, then at most one unbounded repeat, which ends the pattern (or \b after \w+)"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from minidl import imports
 from minidl.data import cells
 from minidl.data.files import Records, check_sizes, guesses, label_at, read_records, sort_labels
 from minidl.data.parsing import listed
@@ -29,8 +30,8 @@ _LARGEST = 1e100  # the square of a number is summed in float64
 
 def load_diabetes(*, validation: float = 0.1, test: float = 0.2, split_seed: int = 0) -> TableDataset:
     """scikit-learn's diabetes table (442 patients, 10 measurements, disease progression after a year): regression."""
-    from sklearn.datasets import load_diabetes as sklearn_diabetes
-
+    with imports.apart:
+        from sklearn.datasets import load_diabetes as sklearn_diabetes
     bunch = sklearn_diabetes(scaled=False)
     rows = [[*map(float, row), float(y)] for row, y in zip(bunch.data, bunch.target, strict=True)]
     records = Records(

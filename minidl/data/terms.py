@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from minidl import imports
 from minidl.data.workers import Message, Workers
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class Analyzer:
         find, lower, most = re.compile(self.token_pattern).findall, self.lowercase, self.ngram_max
         stops: frozenset[str] = frozenset()
         if self.stop_words is not None:
-            from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-
+            with imports.apart:
+                from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
             stops = ENGLISH_STOP_WORDS
 
         def words(text: str) -> list[str]:

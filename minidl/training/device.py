@@ -9,7 +9,7 @@ import os
 import threading
 from typing import Any
 
-from minidl import compilers
+from minidl import compilers, imports
 from minidl.training.errors import ConfigError
 
 _VARIABLE = "TRITON_INTERPRET"
@@ -51,10 +51,13 @@ def prepare(device: str, module: str) -> Any:
     threads = []
     if compilers.seem_useful(device):
         threads.append(_begun(_wake_driver))
-    importlib.import_module("torch")
+    with imports.apart:
+        importlib.import_module("torch")
     from minidl.runtime import launch
 
-    if not launch.INTERPRETED:
+    if launch.INTERPRETED:
+        compilers.end()  # there is a driver, but torch has no use for it
+    else:
         from minidl.runtime import ahead
 
         threads.append(_begun(ahead.get_ready))
