@@ -118,18 +118,8 @@ def train_text(bench: Bench, count: int, epochs: int = 5) -> None:
     for name in ("cold",) if count > _LARGE else ("cold", "warm"):
         done = bench.minidl(*options, bench.work / "run", cache=f"kernels-{count}")
         found[name] = done, json.loads((bench.work / "run" / "report.json").read_text())
-    peers = json.loads(
-        run(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.text_peers",
-                str(data),
-                str(epochs),
-                *(["--fast"] if count > _LARGE else []),
-            ]
-        ).out.splitlines()[-1]
-    )
+    others = [sys.executable, "-m", "benchmarks.text_peers", str(data), str(epochs)]
+    peers = json.loads(run(others + ["--fast"] * (count > _LARGE)).out.splitlines()[-1])
     best = min(peers.values(), key=lambda peer: peer["seconds"])
     linear = max((peer["accuracy"] for name, peer in peers.items() if name != "fastText"), default=0.0)
     goals: dict[int, dict[str, float]] = {

@@ -13,6 +13,11 @@ WARP = 32
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
+def target_of(arch: int) -> str:
+    """The newest of the tile tables that an architecture of at least 80 can run, as 90 for sm_90."""
+    return "sm_90" if arch // 10 == 9 else "sm_80"
+
+
 @dataclass(frozen=True)
 class Job:
     """A kernel with everything that determines its machine code.

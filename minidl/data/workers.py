@@ -92,8 +92,7 @@ class Workers:
         """The results of a job for each item, in order.
 
         Raises what the job raised: DataError, MemoryError and OSError as such, others as RuntimeError with their
-        traceback;
-        WorkerError when a process cannot be started or was ended.
+        traceback; WorkerError when a process cannot be started or was ended.
         """
         self.start()
         if self._threads is None:

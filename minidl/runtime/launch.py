@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.jobs import target_of
 from minidl.runtime import direct, interpret, keys, tables
 from minidl.runtime.boxes import Box
 
@@ -169,7 +170,7 @@ def _device_target() -> str:
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
         raise RuntimeError(f"minidl needs compute capability 8.0 or above, this device has {capability}")
-    return "sm_90" if capability[0] == 9 else "sm_80"
+    return target_of(10 * capability[0] + capability[1])
 
 
 def boxes(target_: str | None = None) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import triton
 
-from minidl.jobs import Job
+from minidl.jobs import Job, target_of
 
 # Triton lists attributes, none, of constants too: 3.6 of those that are texts. The files have none of these.
 _OF_ALL_CONSTANTS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
@@ -28,7 +28,7 @@ def jobs(command: str, arch: int) -> list[Job]:
     """Those of a command, such as "text", for an architecture; none of one that no kernel is for."""
     if arch < 80:
         return []
-    found = json.loads(gzip.decompress(file("sm_90" if arch // 10 == 9 else "sm_80").read_bytes()))
+    found = json.loads(gzip.decompress(file(target_of(arch)).read_bytes()))
     return [_job(found["jobs"][number], arch) for number in found["commands"].get(command, [])]
 
 

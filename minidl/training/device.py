@@ -6,10 +6,10 @@ import contextlib
 import ctypes
 import importlib
 import os
-import threading
 from typing import Any
 
 from minidl import compilers, imports
+from minidl.training import helpers
 from minidl.training.errors import ConfigError
 
 _VARIABLE = "TRITON_INTERPRET"
@@ -48,9 +48,9 @@ def prepare(device: str, module: str) -> Any:
     (0.3 s), which is in all keys of its cache. Raises as `choose`.
     """
     choose(device)
-    threads = []
+    waits = []
     if compilers.seem_useful(device):
-        threads.append(_begun(_wake_driver))
+        waits.append(helpers.in_thread(_wake_driver))
     with imports.apart:
         importlib.import_module("torch")
     from minidl.runtime import launch
@@ -60,17 +60,11 @@ def prepare(device: str, module: str) -> Any:
     else:
         from minidl.runtime import ahead
 
-        threads.append(_begun(ahead.get_ready))
+        waits.append(helpers.in_thread(ahead.get_ready))
     work = importlib.import_module(module)
-    for thread in threads:
-        thread.join()
+    for wait in waits:
+        wait()
     return work
-
-
-def _begun(work: Any) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)  # a command that ends early does not wait for it
-    thread.start()
-    return thread
 
 
 def _wake_driver() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidl.jobs import WARP, Job
+from minidl.jobs import WARP, Job, target_of
 
 # Shared memory that one program may have, by compute capability (CUDA C++ Programming Guide, table "Technical
 # Specifications per Compute Capability", less the 1 KB that the system keeps).
@@ -84,7 +84,7 @@ def target_name(arch: int) -> str:
     """The tile table for an architecture. Raises ValueError for an unknown one."""
     if arch not in SHARED_LIMITS:
         raise ValueError(f"unknown architecture {arch}; known: {', '.join(map(str, SHARED_LIMITS))}")
-    return "sm_90" if arch // 10 == 9 else "sm_80"
+    return target_of(arch)
 
 
 def problems(job: Job, figures: Figures, accepted: Iterable[Accepted] | None = None) -> list[str]:
