@@ -74,7 +74,7 @@ class Training(Settings):
     dropout: fields.Dropout
     optimizer: fields.Optimizer = "adamw"
     weight_decay: fields.WeightDecay
-    label_smoothing: fields.LabelSmoothing | None = 0.0
+    label_smoothing: fields.LabelSmoothing = 0.0
     balance: fields.Balance = 0.0
     schedule: fields.Schedule = "cosine"
     warmup: fields.Warmup = 0.0

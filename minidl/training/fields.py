@@ -93,7 +93,7 @@ Schedule = Annotated[Literal["constant", "cosine", "linear"], Field(description=
 Warmup = Annotated[
     float, Field(ge=0, le=FLOAT32, description="Epochs in which the learning rate rises from 0 to --lr.")
 ]
-LabelSmoothing = Annotated[float, Field(ge=0, lt=1, description="Share of a label spread over all classes.")]
+LabelSmoothing = Annotated[float | None, Field(ge=0, lt=1, description="Share of a label spread over all classes.")]
 Balance = Annotated[
     float, Field(ge=0, le=1, description="Extra weight of rare classes, from 0 (none) to 1 (all classes alike).")
 ]
