@@ -281,7 +281,9 @@ def plot(path: Path) -> None:
     left, right = figure.subplots(1, 2)
     left.loglog(counts, [row["ours_ms"] / 1000 for row in rows], marker="o", label="minidl, whole command")
     for peer in rows[0]["peers"]:
-        left.loglog(counts, [row["peers"][peer]["seconds"] for row in rows], marker=".", label=peer)
+        measured = [row for row in rows if peer in row["peers"]]
+        seconds = [row["peers"][peer]["seconds"] for row in measured]
+        left.loglog([row["texts"] for row in measured], seconds, marker=".", label=peer)
     left.set(xlabel="texts", ylabel="seconds")
     left.legend()
     right.loglog(counts, [row["host_kilobytes"] / 2**20 for row in rows], marker="o", label="host memory")

@@ -57,6 +57,16 @@ def test_a_plot_needs_rows_of_texts(tmp_path):
         commands.main(["--plot", str(file)])
 
 
+def test_a_peer_that_was_not_measured_everywhere_is_plotted(tmp_path):
+    file = tmp_path / "rows.json"
+    peers = {"fastText": {"seconds": 1.0}, "linear": {"seconds": 2.0}}
+    few = row("10, cold", texts=10, host_kilobytes=9.0, peers=peers)
+    many = row("20, cold", texts=20, host_kilobytes=9.0, peers={"fastText": {"seconds": 2.0}})
+    file.write_text(json.dumps(commands.merged(file, [many, few])))
+    commands.main(["--plot", str(file)])
+    assert (tmp_path / "rows.svg").read_text().lstrip().startswith("<?xml")
+
+
 def test_a_command_without_a_part_is_told(capsys):
     with pytest.raises(SystemExit, match="2"):
         commands.main([])
