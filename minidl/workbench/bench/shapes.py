@@ -1,0 +1,188 @@
+"""Shapes of operations that a benchmark can be made of."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+Pair = tuple[int, int]
+
+
+class Conv(NamedTuple):
+    """A convolution, or a transposed one of images of `size`, with the padding of its output."""
+
+    images: int
+    channels: int
+    outputs: int
+    size: Pair
+    kernel: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    source: str = ""
+    transposed: bool = False
+    ends: Pair = (0, 0)
+
+    @property
+    def out(self) -> Pair:
+        """Rows and columns of the result; below 1 where the kernel does not fit."""
+        down, across = (
+            (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + end + 1
+            if self.transposed
+            else (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, padding, dilation, end in zip(
+                self.size, self.kernel, self.stride, self.padding, self.dilation, self.ends, strict=True
+            )
+        )
+        return down, across
+
+    @property
+    def valid(self) -> bool:
+        """Whether there is such a convolution."""
+        return min(self.out) > 0 and self.channels % self.groups == 0 == self.outputs % self.groups
+
+    @property
+    def elements(self) -> tuple[int, int, int]:
+        """Of the images, the weights and the result."""
+        weights = self.channels * self.outputs // self.groups * math.prod(self.kernel)
+        return (
+            self.images * self.channels * math.prod(self.size), weights,
+            self.images * self.outputs * math.prod(self.out),
+        )  # fmt: skip
+
+    @property
+    def group(self) -> str:
+        """The kind it is counted with: "depthwise", "grouped", "1x1" or "other"."""
+        if self.groups > 1:
+            return "depthwise" if self.groups == min(self.channels, self.outputs) else "grouped"
+        return "1x1" if self.kernel == (1, 1) else "other"
+
+    def __str__(self) -> str:
+        said = f"{_by(self.kernel)} {self.channels}->{self.outputs}, {self.images} images of {_by(self.size)}"
+        for name, usual in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1)), ("ends", (0, 0))):
+            value = getattr(self, name)
+            said += "" if value == usual else f", {'output padding' if name == 'ends' else name} {_by(value)}"
+        return said + (f", {self.groups} groups" if self.groups > 1 else "") + _from(self.source)
+
+
+class Gemm(NamedTuple):
+    """A product [M, K] x [K, N]; `kind` says which operand is stored transposed."""
+
+    M: int
+    N: int
+    K: int
+    kind: str = "AB"
+    source: str = ""
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        return self.M * self.K, self.K * self.N, self.M * self.N
+
+    @property
+    def valid(self) -> bool:
+        return True
+
+    @property
+    def group(self) -> str:
+        """ "thin" where a size is below 64, "unaligned" where a row is not of a multiple of 16 bytes in 16 bits."""
+        if min(self.M, self.N, self.K) < 64:
+            return "thin"
+        return "unaligned" if self.N % 8 or self.K % 8 or (self.kind == "A^TB" and self.M % 8) else "aligned"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.M}x{self.N}x{self.K}{_from(self.source)}"
+
+
+class Rows(NamedTuple):
+    """A matrix whose rows are each worked on as a whole."""
+
+    rows: int
+    columns: int
+    source: str = ""
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        return (2 * self.rows * self.columns,)
+
+    @property
+    def valid(self) -> bool:
+        return True
+
+    @property
+    def group(self) -> str:
+        return ""
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}{_from(self.source)}"
+
+
+class Images(NamedTuple):
+    """Images that are normalised or, by windows, pooled."""
+
+    images: int
+    channels: int
+    size: Pair
+    what: str
+    kernel: int = 1
+    stride: int = 1
+    padding: int = 0
+    source: str = ""
+
+    @property
+    def out(self) -> Pair:
+        down, across = ((size + 2 * self.padding - self.kernel) // self.stride + 1 for size in self.size)
+        return down, across
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        return self.images * self.channels * math.prod(self.size), self.images * self.channels * math.prod(self.out)
+
+    @property
+    def valid(self) -> bool:
+        return min(self.out) > 0 and self.images * math.prod(self.size) > 1
+
+    @property
+    def group(self) -> str:
+        return self.what
+
+    def __str__(self) -> str:
+        window = f" {self.kernel}x{self.kernel} stride {self.stride}" if self.kernel > 1 else ""
+        padding = f" padding {self.padding}" if self.padding else ""
+        sizes = f"{self.images}x{self.channels}x{_by(self.size)}"
+        return f"{self.what}{window}{padding} of {sizes}{_from(self.source)}"
+
+
+class Reduced(NamedTuple):
+    """A tensor [outer, along, inner] that is reduced over `along`."""
+
+    outer: int
+    along: int
+    inner: int
+    what: str
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        return self.outer * self.along * self.inner, self.outer * self.inner
+
+    @property
+    def valid(self) -> bool:
+        return True
+
+    @property
+    def group(self) -> str:
+        return self.what
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.outer}x{self.along}x{self.inner} over the middle"
+
+
+Shape = Conv | Gemm | Rows | Images | Reduced
+
+
+def _by(pair: Pair) -> str:
+    return f"{pair[0]}x{pair[1]}"
+
+
+def _from(source: str) -> str:
+    return f" ({source})" if source else ""
