@@ -46,6 +46,7 @@ SHAPES = {
     "box": (3, 32, 32, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1),
     "pair": (3, 16, 24, (6, 8), (3, 5), (2, 1), (1, 2), (1, 1), 1),
     "banded": (2, 3, 6, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
+    "depthwise": (3, 1, 2, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 5),
 }
 
 
@@ -265,7 +266,8 @@ def tiles_of_forms():
     forms = {
         "conv": "pixel", "conv_flat": "pixel", "conv_grad_weight": "pixel",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
-        "conv_back": "batch", "conv_pair_pool": "pair",
+        "conv_back": "batch", "conv_pair_pool": "pair", "conv_depthwise": "depthwise",
+        "conv_depthwise_grad_weight": "depthwise",
     }  # fmt: skip
     seen = set()
     for family in (family for family in conv.FAMILIES if not family.startswith(("conv_fft", "conv_few"))):
@@ -305,6 +307,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "box": (3, 64, 136, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
             "banded": (9, 4, 24, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1),
             "pair": (129, 32, 64, (6, 8), (3, 5), (1, 1), (0, 0), (1, 1), 1),
+            "depthwise": (30, 1, 1, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 80),
         }
         assert Problem(larger[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
         if form == "batch":
@@ -539,11 +542,12 @@ def test_runs_are_bitwise_equal(form):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_with_its_neighbours(form, bad):
     """Outputs none of whose inputs are the bad one are as ever; in bands, none in reach of the band."""
-    N, C, M, size, kernel, *_ = SHAPES[form]
-    geometry = Geometry.of(size, kernel, (1, 1), ((1, 1), (2, 2)), (1, 1))
-    x, w = whole(N, C, *size), whole(M, C, *kernel, seed=1)
+    N, C, M, size, kernel, *_, groups = SHAPES[form]
+    groups = groups if form == "depthwise" else 1
+    geometry = Geometry.of(size, kernel, (1, 1), ((1, 1), (2, 2)), (1, 1), groups)
+    x, w = whole(N, groups * C, *size), whole(groups * M, C, *kernel, seed=1)
     before, _ = conv.forward(x, w, geometry, form=form)
-    x[0, 0, 4, 4] = bad
+    x[0, ::C, 4, 4] = bad
     after, _ = conv.forward(x, w, geometry, form=form)
     reached = torch.zeros(1, 1, *size, device=x.device)
     reached[0, 0, 4, 4] = 1
@@ -552,9 +556,11 @@ def test_what_is_not_finite_stays_with_its_neighbours(form, bad):
         touched |= touched.any(1, keepdim=True)
     assert torch.equal(after[1:], before[1:])
     assert torch.equal(after[0][:, ~touched], before[0][:, ~touched])
-    exact = F.conv2d(x.double().cpu(), w.double().cpu(), None, 1, (1, 2)).isnan().to(x.device)
+    exact = F.conv2d(x.double().cpu(), w.double().cpu(), None, 1, (1, 2), 1, groups).isnan().to(x.device)
     if form not in ("banded", "pair"):
-        assert torch.equal(after.isnan() | after.isinf(), ~F.conv2d(x.double(), w.double(), None, 1, (1, 2)).isfinite())
+        assert torch.equal(
+            after.isnan() | after.isinf(), ~F.conv2d(x.double(), w.double(), None, 1, (1, 2), 1, groups).isfinite()
+        )
         assert torch.equal(after.isnan(), exact)
 
 
@@ -684,6 +690,7 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
         "box": ("conv_box",),
         "pair": ("conv_batch", "conv_pair_pool"),
         "banded": ("conv_banded", "conv_held", "conv_two_rows", "conv_banded_grad_weight"),
+        "depthwise": ("conv_depthwise", "conv_depthwise_grad_weight"),
     }
     draw = random.Random(block)
     for seed in range(10):
@@ -694,8 +701,13 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
             if form in ("batch", "box", "pair")
             else [1, 2, 3, 4, 12]
             if form == "banded"
+            else [1]
+            if form == "depthwise"
             else [1, 3, 13, 40]
         )
+        written, groups = draw.choice([1, 4, 8, 24, 32, 96, 136]), draw.choice([1, 1, 2])
+        if form == "depthwise":
+            written, groups = draw.choice([1, 1, 2, 3]), draw.choice([3, 16, 40, 96, 144])
         kernel = draw.randint(1, 5), draw.randint(1, 7)
         dilation = (draw.randint(1, 2), 1 if form == "banded" else draw.randint(1, 2))
         padding = draw.randint(0, 3), draw.randint(0, 3)
@@ -704,9 +716,8 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
             for d, k, p in zip(dilation, kernel, padding, strict=True)
         )
         shape = (
-            draw.choice([1, 3, 64, 130]), draw.choice(channels), draw.choice([1, 4, 8, 24, 32, 96, 136]), size, kernel,
-            (draw.randint(1, 3), draw.randint(1, 2)), padding, dilation,
-            1 if form == "banded" else draw.choice([1, 1, 2]),
+            draw.choice([1, 3, 64, 130]), draw.choice(channels), written, size, kernel,
+            (draw.randint(1, 3), draw.randint(1, 2)), padding, dilation, 1 if form == "banded" else groups,
         )  # fmt: skip
         tiles = {name: draw.choice(launch.tiles(name, dtype=dtype)) for name in families[form]}
         for name, tile in tiles.items():
@@ -727,6 +738,44 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
                     assert torch.equal(call(), call())
                 except conv.UnableError:
                     continue
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation", "groups", "M"),
+    [
+        ((3, 3), (1, 1), (1, 1), 16, 1), ((5, 5), (2, 2), (1, 1), 17, 1), ((7, 7), (1, 1), (1, 1), 8, 1),
+        ((1, 9), (1, 3), (1, 2), 5, 1), ((11, 1), (3, 1), (2, 1), 3, 2), ((3, 3), (2, 2), (2, 3), 40, 3),
+        ((2, 4), (4, 3), (1, 1), 7, 4),
+    ],
+)  # fmt: skip
+def test_depthwise(kernel, stride, dilation, groups, M, dtype):
+    """Every direction, exact on whole numbers; channels that are no multiple of a vector, and several of one input."""
+    size = tuple(d * (k - 1) + extra for k, d, extra in zip(kernel, dilation, (9, 12), strict=True))
+    p = Problem((3, 1, M, size, kernel, stride, (kernel[0] // 2, kernel[1] // 2), dilation, groups), dtype=dtype)
+    assert {"forward", "epilogue", "preactivation", "grad_input", "grad_weight"} <= set(p.check("depthwise"))
+
+
+def test_depthwise_is_taken_for_depthwise():
+    p = Problem((2, 1, 1, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1), 64))
+    for direction in (FORWARD, GRAD_WEIGHT):
+        assert plan.plan(p.described(direction)).name == "depthwise"
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ((1, 5, 1, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1), 4), "more than 4 channels to a sum"),
+        ((1, 2, 2, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1), 4), "several channels"),
+        ((1, 1, 1, (40, 9), (33, 3), (1, 1), (1, 1), (1, 1), 4), "more than 32 rows of taps"),
+        ((1, 1, 8, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1), 1), "one group"),
+    ],
+)
+def test_depthwise_says_what_it_cannot(shape, why):
+    p = Problem(shape)
+    with pytest.raises(conv.UnableError, match="depthwise form cannot take this shape"):
+        conv.forward(p.x, p.w, p.geometry, form="depthwise")
+    assert why in conv.explain(p.described())
 
 
 @pytest.mark.parametrize("M", [12, 24])

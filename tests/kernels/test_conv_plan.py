@@ -30,7 +30,9 @@ def layer(N, C, M, size, kernel, padding=0, stride=1, direction=FORWARD, **more)
         geometry = Geometry(axis, axis)
         more = {"strides": (kernel * kernel * M, kernel * kernel, kernel, 1), **more}
     else:
-        geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((padding,) * 2,) * 2, (1, 1))
+        geometry = Geometry.of(
+            (size, size), (kernel,) * 2, (stride,) * 2, ((padding,) * 2,) * 2, (1, 1), more.pop("groups", 1)
+        )
     more = {"target": "sm_90", "processors": 132, **more}
     return Problem(direction, geometry, N, C, M, dtype, more.pop("precision", "ieee"), **more)
 
@@ -133,7 +135,7 @@ def test_another_tile_makes_another_plan():
 def test_every_form_can_be_asked_for(form):
     problems = [
         layer(128, 32, 32, 12, 5), layer(128, 3, 16, 20, 3), layer(128, 32, 4, 8, 5, 2, 2, direction=TRANSPOSED),
-        layer(128, 32, 32, 12, 5, direction=GRAD_WEIGHT),
+        layer(128, 32, 32, 12, 5, direction=GRAD_WEIGHT), layer(128, 1, 1, 12, 3, groups=64),
     ]  # fmt: skip
     found = []
     for problem in problems:

@@ -53,6 +53,7 @@ COMPILED = {
     "few": 1.0,
     "banded": 0.85,  # with a value that is read counting as 128 products: fits 12->24 7x7
     "fft": 1.5,
+    "depthwise": 2.0,  # not measured
     "pixel": 5.0,  # not measured alone; the gradient of the weight took 1.2 to 6 times as long as in runs
     "banded, pooled": 0.45,  # inference with 1->32 5x5: 0.255 ms in place of 0.307 with the pool in the kernel
 }
@@ -74,7 +75,7 @@ DEVICES = {
         500.0, 1e4, dict.fromkeys(("float16", "bfloat16", "tf32", "tf32x3", "ieee", "float64"), 2e4),
         {
             "few": 0.9, "box": 1.0, "banded": 1.35, "pixel": 1.9, "banded, pooled": 1.35, "batch": 2.5,
-            "pair": 2.5, "merge": 2.5, "fft": 2.5, "pool": 0.45,
+            "pair": 2.5, "merge": 2.5, "fft": 2.5, "depthwise": 1.0, "pool": 0.45,
         },
     ),
 }  # fmt: skip
@@ -131,6 +132,16 @@ def microseconds(problem: Problem, form: str, products: float, programs: float =
     tiles = max(1, launch.cdiv(outputs(problem), 2 * RUN) * problem.groups * launch.cdiv(problem.M, RUN))
     waves = launch.cdiv(tiles, problem.processors) * problem.processors / tiles
     return device.launch + moved(problem) / device.copy + factor * waves * 2 * products / rate
+
+
+def of_each_channel(problem: Problem, form: str, products: float, rounds: float) -> float:
+    """Of sums that each channel has of its own, on float32 units, while memory moves. The interpreter takes as long for
+    each of the `rounds` as for a program of another form, and the weights are another launch."""
+    device = DEVICES[problem.target]
+    factor = device.factors[form]
+    if problem.target == "interpreted":
+        return factor * (device.launch * (2 + rounds) + 2 * products / device.products["ieee"])
+    return device.launch + max(moved(problem) / device.copy, factor * 2 * products / device.products["ieee"])
 
 
 def moved(problem: Problem) -> int:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs
-from minidl.kernels.conv.pixel_tiled import flat, pixel, products
+from minidl.kernels.conv.pixel_tiled import flat, pixel, products, programs
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors
 from minidl.runtime import launch
@@ -91,7 +91,7 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
-    return costs.microseconds(problem, NAME, costs.outputs(problem) * products(problem))
+    return costs.microseconds(problem, NAME, costs.outputs(problem) * products(problem), programs(problem))
 
 
 def prepare(problem: Problem) -> Shares:

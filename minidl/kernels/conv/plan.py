@@ -31,6 +31,8 @@ from minidl.kernels.conv import (
     batch_tiled,
     boxed,
     costs,
+    depthwise,
+    depthwise_grad_weight,
     even_grad_weight,
     few_outputs,
     fft,
@@ -58,10 +60,12 @@ FORMS: tuple[Any, ...] = (
     few_outputs,
     merged,
     batch_back,
+    depthwise,
     pixel_grad_weight,
     batch_grad_weight,
     even_grad_weight,
     banded_grad_weight,
+    depthwise_grad_weight,
 )
 
 _logger = logging.getLogger("minidl")
@@ -210,7 +214,8 @@ def _prepared(chosen: Plan) -> Plan:
     problem = chosen.problem
     if chosen.form is None:
         return chosen._replace(parts=tuple(_prepared(part) for part in chosen.parts))
-    if problem.direction == WALK and not (problem.in_place and getattr(chosen.form, "IN_PLACE", False)):
+    as_they_are = problem.in_place and getattr(chosen.form, "IN_PLACE", False)
+    if problem.direction == WALK and not (as_they_are or getattr(chosen.form, "READS_ANY_WEIGHTS", False)):
         turn = turned.prepare(problem, problem.at.h, problem.at.v)
         return chosen._replace(turn=turn, prepared=chosen.form.prepare(problem._replace(strides=())))
     return chosen._replace(prepared=chosen.form.prepare(problem))

@@ -26,7 +26,7 @@ from minidl.testing.specs.make import Make
 
 FAMILIES = (
     "conv", "conv_flat", "conv_grad_weight", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_held",
-    "conv_two_rows", "conv_turn",
+    "conv_two_rows", "conv_turn", "conv_depthwise", "conv_depthwise_grad_weight",
 )  # fmt: skip
 # The most products that a compiled kernel adds in one step, with the pixels whose bands are folded after it; and the
 # fewest channels or pixels that a step covers.

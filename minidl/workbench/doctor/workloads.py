@@ -135,6 +135,18 @@ def _convolution(dtype: torch.dtype) -> Calls:
             for name, call in calls.items():
                 yield f"{name}, {form}, {C} to {M} at {size}", partial(_if_able, call, form)
         yield f"gradient of the weight in equal parts, {C} to {M} at {size}", partial(_in_equal_parts, x, dy, geometry)
+    for groups, C, M, size, kernel, stride in (
+        (32, 1, 1, 112, 3, 1), (144, 1, 1, 56, 3, 2), (96, 1, 1, 56, 7, 1), (240, 1, 2, 28, 5, 1), (24, 1, 1, 9, 11, 1),
+    ):  # fmt: skip
+        geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((kernel // 2,) * 2,) * 2, (1, 1), groups)
+        x, w, bias = _images(64, groups, size, dtype), _images(groups * M, C, kernel, dtype), torch.zeros(groups * M)
+        dy, bias = _images(64, groups * M, geometry.h.output, dtype), bias.to(dtype)
+        name = f"depthwise {kernel}x{kernel}, {groups} to {groups * M} at {size}"
+        for act, preactivation in (("gelu_tanh", True), ("relu", False)):
+            call = partial(conv.forward, x, w, geometry, bias, act, scale=bias, form="depthwise")
+            yield f"{name}, {act}", partial(call, preactivation=preactivation)
+        yield f"{name}, gradient of the input", partial(conv.grad_input, dy, w, geometry, form="depthwise")
+        yield f"{name}, gradient of the weight", partial(conv.grad_weight, x, dy, geometry, form="depthwise")
     for padding, act in itertools.product((0, 3), ("relu", "gelu")):
         geometry = Geometry.of((72, 72), (7, 7), (1, 1), ((padding,) * 2,) * 2, (1, 1))
         x, w, bias = _images(256, 1, 72, dtype), _images(12, 1, 7, dtype), torch.zeros(12, dtype=dtype)
