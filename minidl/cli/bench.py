@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import Field
 
+from minidl.cli import drawn
 from minidl.cli.common import check_files, check_plot
 from minidl.cli.options import check_alone, command
 from minidl.cli.profiling import Profiling, profiled
@@ -29,6 +30,10 @@ class Bench(Profiling):
 
     A row meets its goal if its ratio is at least the goal minus 0.01, the noise of one run.
 
+    --drawn N measures N shapes drawn from --seed in place of the rows, in shorter rounds and beside torch's eager
+    kernels in both memory orders; the summary has the ratios' percentiles and the worst rows. Shapes that torch cannot
+    run are skipped. Rows already in the file of --json are kept, so a run can be done in parts.
+
     The exit code is 1 if a row is wrong or cannot be measured.
     """
 
@@ -38,6 +43,7 @@ class Bench(Profiling):
         "minidl bench softmax conv --peers",
         "minidl bench --list",
         "minidl bench --show results.json --plot results.svg",
+        "minidl bench --drawn 500 --seed 1 --of conv --json drawn.json --minutes 9",
     )
     names: Annotated[
         tuple[str, ...],
@@ -51,12 +57,37 @@ class Bench(Profiling):
     plot: Annotated[Path | None, Field(description="Also draw the results here, as SVG.")] = None
     show: Annotated[Path | None, Field(description="Show the results in this file, without measuring.")] = None
     peers: Annotated[bool, Field(description="Also measure attorch, FlagGems and Liger, if installed.")] = False
-    list_: Annotated[bool, Field(alias="list", description="Only list the rows with their goals.")] = False
+    list_: Annotated[
+        bool, Field(alias="list", description="Only list the rows with their goals, or the drawn shapes.")
+    ] = False
+    drawn: Annotated[
+        int | None, Field(ge=1, le=1_000_000, description="Measure so many shapes drawn from a seed, not the rows.")
+    ] = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --drawn: what the shapes are drawn from.")] = 0
+    of: Annotated[
+        Literal["conv", "conv_transpose", "gemm", "softmax", "norm", "pool", "reduce"],
+        Field(description="With --drawn: the operation:"),
+    ] = "conv"
+    dtype: Annotated[
+        Literal["float16", "bfloat16", "float32"], Field(description="With --drawn: the type of the numbers:")
+    ] = "float16"
+    from_: Annotated[
+        int, Field(ge=0, le=999_999, description="With --drawn: the number of the first shape to measure.")
+    ] = 0
+    minutes: Annotated[
+        float | None, Field(gt=0, le=1440, description="With --drawn: begin no further row after so many minutes.")
+    ] = None
+    regret: Annotated[
+        bool, Field(description="With --drawn: time convolutions in every form; the form taken beside the best.")
+    ] = False
     trace: Annotated[Path | None, Field(description="With --profile: file of the trace. Default: none.")] = None
 
 
 def _bench(given: dict[str, Any]) -> None:
     config = Bench(**given)
+    if drawn.wanted(config, given):
+        drawn.run(config, given)
+        return
     json, plot, show, trace = config.json_file, config.plot, config.show, config.trace
     from minidl.workbench.bench.goals import GOALS, chosen
 
@@ -131,16 +162,9 @@ def _shown(path: Path, wanted: list[str]) -> Results:
 
 def _results(json: Path | None) -> Results:
     """Earlier results of this machine in the file, to be updated. Raises ConfigError for another device's."""
-    import torch
-
-    from minidl.runtime import launch
     from minidl.workbench.bench import machine, results
 
-    if launch.INTERPRETED or not torch.cuda.is_available():
-        raise ConfigError(
-            "bench needs a CUDA device with compiled kernels, and there is none here; "
-            "--list names the rows and --show FILE shows results"
-        )
+    drawn.check_device()
     here = machine.machine()
     if json is None or not json.exists():
         return results.Results(here)

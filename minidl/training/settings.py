@@ -88,8 +88,8 @@ UTF8 = AfterValidator(_utf8)  # its error is the `utf8` of Expected
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a field: `batch_size` -> `--batch-size`, and `-m` of one letter."""
-    return ("--" if len(name) > 1 else "-") + name.replace("_", "-")
+    """The command-line flag of a field: `batch_size` -> `--batch-size`, `from_` -> `--from`, and `-m` of one letter."""
+    return ("--" if len(name) > 1 else "-") + name.rstrip("_").replace("_", "-")
 
 
 def note(info: FieldInfo, kind: type[Any]) -> Any:

@@ -172,3 +172,128 @@ def test_a_plot_is_no_file_of_a_run(command, text_run):
     assert done.code == 2
     assert "is a file of the run in" in done.err
     assert config.read_bytes() == before
+
+
+def test_drawn_shapes_are_listed_without_a_gpu(command):
+    done = command("bench", "--drawn", "5", "--seed", "3", "--list")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines] == list("01234")
+    assert all("images of" in line for line in lines)
+    assert command("bench", "--drawn", "9", "--seed", "3", "--list", "--from", "3").out.splitlines()[:2] == lines[3:]
+    assert command("bench", "--drawn", "5", "--seed", "4", "--list").out.splitlines() != lines
+    assert "over the middle" in command("bench", "--drawn", "1", "--of", "reduce", "--list").out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--seed", "1"), "--seed requires --drawn"),
+        (("--of", "gemm"), "--of requires --drawn"),
+        (("--dtype", "float32", "--show", "r.json"), "--dtype requires --drawn"),
+        (("--regret",), "--regret requires --drawn"),
+        (("--minutes", "3"), "--minutes requires --drawn"),
+        (("--from", "3"), "--from requires --drawn"),
+        (("--drawn", "0"), "--drawn is 0, expected a whole number from 1 to 1000000"),
+        (("--drawn", "3", "--of", "fft"), "--of is fft, expected one of conv, conv_transpose"),
+        (("--drawn", "3", "--from", "-1"), "--from is -1, expected a whole number from 0 to 999999"),
+        (("--drawn", "3", "--minutes", "0"), "--minutes is 0.0, expected a number above 0, at most 1440"),
+        (("softmax", "--drawn", "3"), "NAME cannot be combined with --drawn"),
+        (("--drawn", "3", "--show", "r.json"), "--show cannot be combined with --drawn"),
+        (("--drawn", "3", "--plot", "r.svg"), "--plot cannot be combined with --drawn"),
+        (("--drawn", "3", "--peers"), "--peers cannot be combined with --drawn"),
+        (("--drawn", "3", "--profile"), "--profile cannot be combined with --drawn"),
+        (("--drawn", "3", "--from", "3"), "--from 3 leaves none of the 3 shapes of --drawn, numbered from 0"),
+        (("--drawn", "3", "--of", "gemm", "--regret"), "--regret is for conv and conv_transpose"),
+        (("--drawn", "3", "--list", "--json", "r.json"), "--list only lists what is available: leave out --json"),
+    ],
+)
+def test_bad_settings_of_drawn_shapes(command, flags, message):
+    done = command("bench", *flags)
+    assert done.code == 2
+    assert done.err.startswith(f"error: {message}")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_drawn_shapes_are_measured_on_a_gpu_only(command, tmp_path):
+    done = command("bench", "--drawn", "3", "--json", tmp_path / "r.json")
+    assert done.code == 2
+    assert "bench needs a CUDA device with compiled kernels, and there is none here" in done.err
+    assert not (tmp_path / "r.json").exists()
+
+
+@pytest.fixture
+def drawing(gpu, monkeypatch):
+    """Each row takes a moment; those whose number is in the set are wrong. Returns what is measured."""
+    asked, wrong = [], set()
+
+    def run(found, rows, console, keep, minutes, regret):
+        asked.append((len(rows), minutes, regret))
+        for row in rows[:2]:
+            found.rows[row.index, row.direction] = {
+                "index": row.index, "direction": row.direction, "name": row.name, "of": row.of, "group": "thin",
+                "shape": "a shape", "dtype": "float16", "error_ok": row.index not in wrong, "ours_ms": 1.0,
+                "peer": "torch.matmul", "peer_ms": 0.5, "ratio": 0.5, "failed": "it is wrong",
+            }  # fmt: skip
+            keep()
+        return max(0, len(rows) - 2)
+
+    monkeypatch.setattr("minidl.workbench.bench.drawn_run.run", run)
+    return asked, wrong
+
+
+def test_drawn_shapes_are_measured_in_parts_and_shown(command, drawing, tmp_path):
+    path, (asked, wrong) = tmp_path / "r.json", drawing
+    flags = "bench", "--drawn", "5", "--seed", "3", "--of", "gemm", "--json", path
+    done = command(*flags, "--from", "1", "--minutes", "2")
+    assert done.code == 0, done.err
+    assert "2 of 4 rows are left: run the same command again" in done.err
+    assert "2 rows measured, 0 wrong or failed" in done.out
+    done = command(*flags)
+    assert asked == [(4, 2.0, False), (3, None, False)]
+    assert "1 of 3 rows are left" in done.err
+    shown = command("bench", "--show", path)
+    assert (shown.code, shown.out) == (0, done.out)
+    assert "4 rows measured" in shown.out
+    assert "0.50  gemm 0 forward: a shape; 1.0000 ms, torch.matmul 0.5000 ms" in shown.out
+    wrong.add(4)
+    done = command(*flags)
+    assert done.code == 1
+    assert "gemm 4 forward: a shape: it is wrong" in done.out
+    assert command("bench", "--show", path).code == 1
+
+
+def test_a_file_of_other_drawn_shapes_or_of_rows_is_refused(command, drawing, tmp_path):
+    path = tmp_path / "r.json"
+    assert command("bench", "--drawn", "2", "--of", "gemm", "--json", path).code == 0
+    before = path.read_bytes()
+    done = command("bench", "--drawn", "2", "--of", "gemm", "--seed", "8", "--json", path)
+    assert (done.code, done.err) == (2, f"error: --json {path} has rows of seed 0; this is 8: give another file\n")
+    content = json.loads(before)
+    path.write_text(json.dumps({**content, "device": "another"}))
+    done = command("bench", "--drawn", "2", "--of", "gemm", "--json", path)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "has rows of device another; this is NVIDIA H200: give another file" in done.err
+    path.write_bytes(COMMITTED.read_bytes())
+    done = command("bench", "--drawn", "2", "--of", "gemm", "--json", path)
+    assert "has no results of `minidl bench --drawn`" in done.err
+    assert path.read_bytes() == COMMITTED.read_bytes()
+    path.write_bytes(before)
+    for flags in (("softmax",), ("--plot", tmp_path / "r.svg"), ("--json", tmp_path / "s.json")):
+        done = command("bench", *flags, "--show", path)
+        assert done.code == 2
+        assert "cannot be combined with --show of drawn shapes" in done.err
+    assert "has no results of `minidl bench`" in command("bench", "softmax", "--json", path).err
+
+
+def test_a_lost_device_is_told_and_what_was_measured_is_kept(command, drawing, monkeypatch, tmp_path):
+    from minidl.workbench.bench import drawn_run
+
+    def lost(found, rows, console, keep, minutes, regret):
+        raise drawn_run.LostError("the device is lost after gemm 0 forward: it; run again to go on")
+
+    monkeypatch.setattr(drawn_run, "run", lost)
+    done = command("bench", "--drawn", "2", "--of", "gemm", "--json", tmp_path / "r.json")
+    assert done.code == 1
+    assert "the device is lost after gemm 0 forward" in done.err

@@ -33,7 +33,7 @@ FAMILIES = (
 BLOCK, LEAST = 192, 16
 
 
-def _chain(terms: int, rows: int) -> int:
+def chain(terms: int, rows: int) -> int:
     """The longest chain for sums of `terms` products that stand in `rows` stretches."""
     if launch.INTERPRETED:
         return terms + 2
@@ -76,7 +76,7 @@ class Convolution:
         x, weight, bias, *how, _ = case.arguments(self.op)
         z, total = self.convolve(x, weight, bias, how), self.convolve(x.abs(), weight.abs(), None, how)
         terms, _ = self.terms(weight, how[3])
-        error = products.sum_error(total, terms, _chain(terms, weight.shape[2] * weight.shape[3]), dtype)
+        error = products.sum_error(total, terms, chain(terms, weight.shape[2] * weight.shape[3]), dtype)
         return z, products.with_bias(z, error, bias, dtype)
 
     def grad_bound(self, case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -91,8 +91,8 @@ class Convolution:
         _, terms = self.terms(weight, how[3])
         image = x if self.transposed else dy
         pixels = image.shape[0] * image.shape[2] * image.shape[3]
-        dx = dx_error + products.sum_error(dx_known, terms, _chain(terms, weight.shape[2] * weight.shape[3]), dtype)
-        dw = dw_error + products.sum_error(dw_known, pixels, _chain(pixels, 1), dtype)
+        dx = dx_error + products.sum_error(dx_known, terms, chain(terms, weight.shape[2] * weight.shape[3]), dtype)
+        dw = dw_error + products.sum_error(dw_known, pixels, chain(pixels, 1), dtype)
         return products.gradient_bounds(grads, (dx, dw, products.bias_error(known, error, (0, 2, 3), dtype)), dtype)
 
     def record(self, **fields: Any) -> OpSpec:

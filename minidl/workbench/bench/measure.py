@@ -65,7 +65,9 @@ def input_sets(bytes_each: float) -> int:
     return max(1, min(32, int(2 * L2_BYTES / max(bytes_each, 1)) + 1))
 
 
-def measure(work: Work, others: bool = False, make_clock: MakeClock | None = None) -> dict[str, Any]:
+def measure(
+    work: Work, others: bool = False, make_clock: MakeClock | None = None, rounds: int = ROUNDS
+) -> dict[str, Any]:
     """A row of the results file: the best peer, its time and the ratio theirs / ours. A wrong kernel is not timed.
 
     With `others`, other projects' kernels are peers, too; "left_out" names those that are wrong or fail, with the
@@ -89,7 +91,7 @@ def measure(work: Work, others: bool = False, make_clock: MakeClock | None = Non
         except Exception as error:  # noqa: BLE001 (whatever another project's kernel raises is why it is left out)
             line = first_line(error)
             left_out[name] = line.removeprefix("ValueError: ") or line
-    times = in_turn(clocks)
+    times = in_turn(clocks, rounds)
     medians = {name: statistics.median(values) for name, values in times.items()}
     peers = [name for name in clocks if name != "ours"]
     peer = min(peers, key=lambda name: medians[name])
@@ -119,13 +121,13 @@ def in_turn(sides: Mapping[K, Clock], rounds: int = ROUNDS) -> dict[K, list[floa
 
 
 class HostClock:
-    """Calls timed by the host's clock, as many as last TARGET_MS: for interpreted kernels."""
+    """Calls timed by the host's clock, as many as last `target_ms`: for interpreted kernels."""
 
     most = sys.maxsize
 
-    def __init__(self, calls: Sequence[Call], whole_step: bool = False) -> None:
+    def __init__(self, calls: Sequence[Call], whole_step: bool = False, target_ms: float = TARGET_MS) -> None:
         self.calls, self.count = calls, len(calls)
-        self.count = max(1, min(self.most, int(TARGET_MS / max(self.time(), 1e-3))))
+        self.count = max(1, min(self.most, int(target_ms / max(self.time(), 1e-3))))
 
     def time(self) -> float:
         """Milliseconds per call."""
@@ -139,7 +141,7 @@ class HostClock:
 
 
 class Launched(HostClock):
-    """Calls launched one by one between two events, as many as last TARGET_MS: for calls that no graph can hold."""
+    """Calls launched one by one between two events, as many as last `target_ms`: for calls that no graph can hold."""
 
     most = 400
 
@@ -149,9 +151,9 @@ class Launched(HostClock):
 
 
 class Replay:
-    """A CUDA graph with enough calls to last TARGET_MS, cycling through the input sets."""
+    """A CUDA graph with enough calls to last `target_ms`, cycling through the input sets."""
 
-    def __init__(self, calls: Sequence[Call], whole_step: bool) -> None:
+    def __init__(self, calls: Sequence[Call], whole_step: bool, target_ms: float = TARGET_MS) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -161,7 +163,7 @@ class Replay:
                 call()
             once = _timed(lambda: [call() for call in calls]) / len(calls)
         torch.cuda.current_stream().wait_stream(stream)
-        wanted = max(len(calls), min(400, int(TARGET_MS / max(once, 1e-3)))) // len(calls) * len(calls)
+        wanted = max(len(calls), min(400, int(target_ms / max(once, 1e-3)))) // len(calls) * len(calls)
         self.count, self.replays = (len(calls), wanted) if whole_step else (wanted, 1)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):

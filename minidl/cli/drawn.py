@@ -1,0 +1,124 @@
+"""`minidl bench --drawn`."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+import typer
+
+from minidl.cli.common import check_files
+from minidl.cli.options import check_alone
+from minidl.training.errors import ConfigError
+from minidl.training.settings import flag
+
+if TYPE_CHECKING:
+    from minidl.cli.bench import Bench
+    from minidl.workbench.bench.drawn_results import Drawn
+
+_OWN = "seed", "of", "dtype", "from_", "minutes", "regret"
+_OTHERS = "plot", "show", "peers", "profile", "trace"
+
+
+def wanted(config: Bench, given: Container[str]) -> bool:
+    """Whether drawn shapes are measured, listed or shown. Raises ConfigError for their settings without --drawn."""
+    if config.drawn is None:
+        for name in _OWN:
+            if name in given:
+                raise ConfigError(f"{flag(name)} requires --drawn")
+    if config.drawn is not None or config.show is None or config.list_:
+        return config.drawn is not None
+    from minidl.workbench.bench import drawn_results
+
+    return drawn_results.is_drawn(config.show)
+
+
+def run(config: Bench, given: Container[str]) -> None:
+    """Measure drawn shapes, list them, or show those in a file."""
+    from minidl.workbench.bench import drawn_results
+
+    if config.drawn is None:
+        assert config.show is not None
+        for name in ("names", "json", "plot", "peers", "profile", "trace"):
+            if name in given:
+                raise ConfigError(f"{_named(name)} cannot be combined with --show of drawn shapes")
+        _tell(drawn_results.load(config.show))
+        return
+    for name in ("names", *_OTHERS):
+        if name in given:
+            raise ConfigError(f"{_named(name)} cannot be combined with --drawn")
+    if config.from_ >= config.drawn:
+        raise ConfigError(f"--from {config.from_} leaves none of the {config.drawn} shapes of --drawn, numbered from 0")
+    if config.regret and not config.of.startswith("conv"):
+        raise ConfigError(f"--regret is for conv and conv_transpose, which have forms; --of is {config.of}")
+    if config.list_:
+        check_alone("list", given, "json", "minutes", "regret")
+        _list(config, config.drawn)
+        return
+    check_files(json=config.json_file)
+    check_device()
+    _measure(config, range(config.from_, config.drawn))
+
+
+def check_device() -> None:
+    """Raises ConfigError where there is no GPU to measure on."""
+    import torch
+
+    from minidl.runtime import launch
+
+    if launch.INTERPRETED or not torch.cuda.is_available():
+        raise ConfigError(
+            "bench needs a CUDA device with compiled kernels, and there is none here; "
+            "--list names the rows and --show FILE shows results"
+        )
+
+
+def _list(config: Bench, count: int) -> None:
+    from minidl.workbench.bench.drawn import draw
+
+    itemsize = 4 if config.dtype == "float32" else 2
+    for index in range(config.from_, count):
+        typer.echo(f"{index:>5}  {draw(config.of, config.seed, index, itemsize)}")
+
+
+def _measure(config: Bench, indices: range) -> None:
+    from rich.console import Console
+
+    from minidl.workbench.bench import drawn_results, drawn_run, machine
+
+    path, here = config.json_file, machine.machine()
+    about = {"of": config.of, "seed": config.seed, "dtype": config.dtype}
+    if path is not None and path.exists():
+        found = drawn_results.continued(path, about, here)
+    else:
+        found = drawn_results.Drawn(about, here)
+    rows = drawn_run.wanted(found, indices, "cuda", config.regret)
+    lost = ""
+    try:
+        left = drawn_run.run(
+            found, rows, Console(), lambda: found.save(path) if path is not None else None, config.minutes,
+            config.regret,
+        )  # fmt: skip
+    except drawn_run.LostError as error:
+        left, lost = 0, str(error)
+    if left:
+        typer.echo(f"{left} of {len(rows)} rows are left: run the same command again", err=True)
+    if lost:
+        typer.echo(lost, err=True)
+    _tell(found)
+    if lost:
+        raise typer.Exit(1)
+
+
+def _tell(found: Drawn) -> None:
+    """Print the summary. The exit code is 1 if a row is wrong or failed."""
+    from minidl.workbench.bench import drawn_results
+
+    for line in drawn_results.summary(found):
+        typer.echo(line)
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _named(name: str) -> str:
+    return "NAME" if name == "names" else flag(name)

@@ -1,0 +1,224 @@
+"""Drawn convolutions: ours in every form, torch's in both memory orders, and whether ours are right.
+
+Both kinds are seen as one: a pair of images, a large one and a small one, and the weights [small channels, large
+channels of a group, R, S] of the convolution from the large to the small one ("down"). Its way back ("up") is the
+transposed convolution, and each is the other's gradient of the input. A sample is compared, see drawn_reference.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+
+from minidl.kernels import conv
+from minidl.kernels.conv import plan as plans
+from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
+from minidl.runtime import launch
+from minidl.testing.specs import products
+from minidl.testing.specs.bounds import holds
+from minidl.testing.specs.conv import chain
+from minidl.workbench.bench import drawn_reference as reference
+from minidl.workbench.bench import sides
+from minidl.workbench.bench.measure import MakeClock, Work, floor_ms, in_turn, input_sets
+from minidl.workbench.bench.shapes import Conv
+from minidl.workbench.first_line import first_line
+
+DIRECTIONS = "forward", "gradient of the input", "gradient of the weight"
+FORMS = plans.names()
+# A gradient of a weight stays below what float16 holds.
+LARGEST = 1000.0
+# From so many pixels on, the gradient of a weight adds them up in shares.
+MANY = 2**16
+# A form that takes so many times as long as the one taken is timed once only; with what a launch may take.
+SLOW = 4.0
+LAUNCH_MS = 0.5
+
+
+class Layer:
+    """The tensors of a drawn convolution, channels-last: as many sets as exceed the L2 cache."""
+
+    def __init__(self, shape: Conv, dtype: torch.dtype, device: str, seed: str) -> None:
+        self.shape, self.dtype, self.seed = shape, dtype, seed
+        generator = torch.Generator(device).manual_seed(Random(seed).getrandbits(63))
+        x_size, y_size = (shape.channels, *shape.size), (shape.outputs, *shape.out)
+        large, small = (y_size, x_size) if shape.transposed else (x_size, y_size)
+        settings = zip(large[1:], shape.kernel, small[1:], shape.stride, shape.padding, shape.dilation, strict=True)
+        h, w = (Axis(*each) for each in settings)
+        self.geometry = Geometry(h, w, shape.groups)
+        self.pixels = shape.images * small[1] * small[2]
+        sets = input_sets(float(dtype.itemsize) * sum(shape.elements))
+
+        def made(images: int, size: tuple[int, ...], scale: float) -> torch.Tensor:
+            channels, rows, columns = size
+            values = torch.randn(images, rows, columns, channels, device=device, dtype=dtype, generator=generator)
+            return values.mul_(scale).permute(0, 3, 1, 2)
+
+        # The gradient of the output is the large one of a transposed convolution.
+        scale = min(1.0, LARGEST / math.sqrt(self.pixels))
+        of_large, of_small = (scale, 1.0) if shape.transposed else (1.0, scale)
+        self.large = [made(shape.images, large, of_large) for _ in range(sets)]
+        self.small = [made(shape.images, small, of_small) for _ in range(sets)]
+        weights = large[0] // shape.groups, *shape.kernel
+        self.w = made(small[0], weights, math.prod(weights) ** -0.5)
+
+    def kind(self, direction: str) -> str:
+        """What is computed: "down", "up" or "weight"."""
+        if direction == DIRECTIONS[2]:
+            return "weight"
+        return "up" if self.shape.transposed == (direction == DIRECTIONS[0]) else "down"
+
+    def ours(self, direction: str, form: str | None = None) -> list[sides.Call]:
+        """Our calls, in a form or in the one taken for the shape."""
+        kind = self.kind(direction)
+        if kind == "weight":
+            pairs = zip(self.large, self.small, strict=True)
+            return [partial(conv.grad_weight, x, dy, self.geometry, form=form) for x, dy in pairs]
+        function, images = (conv.forward, self.large) if kind == "down" else (conv.transposed, self.small)
+        return [partial(_first, function, x, self.w, self.geometry, form=form) for x in images]
+
+    def theirs(self, direction: str) -> dict[str, list[sides.Call]]:
+        """torch's calls in both memory orders."""
+        shape = self.shape
+        how = list(shape.stride), list(shape.padding), list(shape.dilation), shape.transposed, list(shape.ends)
+        if direction == DIRECTIONS[0]:
+            images = self.small if shape.transposed else self.large
+            return sides.in_both_orders(
+                lambda x, w: torch.ops.aten.convolution(x, w, None, *how, shape.groups), images, self.w
+            )
+        at = DIRECTIONS.index(direction) - 1
+
+        def backward(x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor) -> Any:
+            mask = [at == 0, at == 1, False]
+            return torch.ops.aten.convolution_backward(dy, x, w, None, *how, shape.groups, mask)[at]
+
+        xs, dys = (self.small, self.large) if shape.transposed else (self.large, self.small)
+        pairs, plain = list(zip(xs, dys, strict=True)), self.w.contiguous()
+        return {
+            "cuDNN, channels last": [partial(backward, x, dy, self.w) for x, dy in pairs],
+            "cuDNN, contiguous": [partial(backward, x.contiguous(), dy.contiguous(), plain) for x, dy in pairs],
+        }
+
+    def problem(self, direction: str) -> Problem:
+        """What our call looks up its plan by."""
+        kind, groups = self.kind(direction), self.shape.groups
+        M, C = self.w.shape[0] // groups, self.w.shape[1]
+        made = Problem(
+            FORWARD, self.geometry, self.shape.images, C, M, self.dtype, launch.precision(self.dtype),
+            target=launch.target(), processors=launch.processors(),
+        )  # fmt: skip
+        if kind == "down":
+            return made
+        if kind == "weight":
+            return made._replace(direction=GRAD_WEIGHT)
+        return made._replace(direction=TRANSPOSED, C=M, M=C, strides=self.w.stride())
+
+    def taken(self, direction: str) -> dict[str, Any]:
+        """The form taken for the shape, as `explain` names it, and the time that was estimated."""
+        problem = self.problem(direction)
+        line = next(line for line in plans.explain(problem).splitlines() if line.endswith("taken"))
+        form = re.sub(r"\s+[0-9.]+ us\s+taken$", "", line).strip()
+        return {"plan": form, "estimated_ms": round(plans.plan(problem).microseconds / 1e3, 5)}
+
+    def floor(self) -> float:
+        """The least time: for the products whose input is inside the image, and for all three tensors."""
+        h, w = self.geometry.h, self.geometry.w
+        inside = float(sum(h.inside())) * sum(w.inside())
+        flop = 2.0 * self.shape.images * inside * self.w.shape[0] * self.w.shape[1]
+        return floor_ms(self.dtype.itemsize * float(sum(self.shape.elements)), flop, rate(self.dtype))
+
+    def right(self, direction: str, got: torch.Tensor) -> bool:
+        """Whether a sample of a result is as exact as the operation's record promises."""
+        kind, at, groups = self.kind(direction), self.geometry, (self.shape.groups, -1)
+        M, C = self.w.shape[0] // at.groups, self.w.shape[1]
+        random = Random(f"{self.seed} sample")
+        images, of_groups, Ms, Cs = reference.sample(kind, at, self.shape.images, M, C, random)
+        large, small = self.large[0].unflatten(1, groups), self.small[0].unflatten(1, groups)
+        if kind == "weight":
+            got = reference.part(got.unflatten(0, groups), of_groups, Ms, Cs)
+            exact, total = (torch.zeros_like(got, dtype=torch.float64) for _ in range(2))
+            values = len(of_groups) * (len(Cs) + len(Ms)) * max(at.h.size * at.w.size, at.h.output * at.w.output)
+            step = max(1, reference.CHUNK // values)
+            for first in range(0, len(images), step):
+                x = reference.part(large[first : first + step], range(len(large)), of_groups, Cs).double()
+                dy = reference.part(small[first : first + step], range(len(small)), of_groups, Ms).double()
+                exact += reference.weight(x, dy, at)
+                total += reference.weight(x.abs(), dy.abs(), at)
+            terms = self.pixels
+            depth = chain(terms, 1)
+            if terms >= MANY and not launch.INTERPRETED:
+                # As image_rows has it: the blocks of one of a hundred shares, the shares and folded bands.
+                depth = min(depth, 192 + 2 * (terms // 1600 + 6000))
+        else:
+            w = reference.part(self.w.unflatten(0, groups), of_groups, Ms, Cs).double()
+            from_, to = (Cs, Ms) if kind == "down" else (Ms, Cs)
+            x = reference.part(large if kind == "down" else small, images, of_groups, from_).double()
+            got = reference.part(got.unflatten(1, groups), images, of_groups, to)
+            function = reference.down if kind == "down" else reference.up
+            exact, total = function(x, w, at), function(x.abs(), w.abs(), at)
+            taps = at.h.kernel * at.w.kernel
+            terms = len(from_) * taps
+            depth = chain(terms, taps)
+        return holds(got, exact, products.sum_error(total, terms, depth, self.dtype))
+
+
+def work(layer: Layer, direction: str, name: str) -> Work:
+    """A row of the benchmark."""
+    return Work(
+        name, str(layer.dtype).removeprefix("torch."), layer.ours(direction), layer.theirs(direction), layer.floor(),
+        partial(layer.right, direction),
+    )  # fmt: skip
+
+
+def regret(layer: Layer, direction: str, make_clock: MakeClock, rounds: int) -> dict[str, Any]:
+    """The time of the form taken divided by that of the best form, and the time of each form that is able."""
+    clocks = {"": make_clock(layer.ours(direction), False)}
+    limit = SLOW * clocks[""].time()
+    times: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for form in FORMS:
+        calls = layer.ours(direction, form)
+        try:
+            once = min(_once(calls[0]) for _ in range(3))
+            if once > limit + LAUNCH_MS:
+                times[form] = once
+            else:
+                clocks[form] = make_clock(calls, False)
+        except conv.UnableError:
+            pass
+        except Exception as error:  # noqa: BLE001 (a form that fails is named beside those that do not)
+            failed[form] = first_line(error)
+    times |= {form: statistics.median(values) for form, values in in_turn(clocks, rounds).items()}
+    taken = times.pop("")
+    best = min(times, key=lambda form: times[form], default=None)
+    # Forms of the same name are the same kernel, and the noise of two timings is no regret.
+    return {
+        "regret": 1.0 if best is None else round(max(1.0, taken / times[best]), 3), "best_form": best,
+        "forms_ms": {form: round(ms, 5) for form, ms in times.items()}, **({"forms_failed": failed} if failed else {}),
+    }  # fmt: skip
+
+
+def rate(dtype: torch.dtype) -> str:
+    """The rate of products that a floor is counted with."""
+    return launch.float32_precision() if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+
+
+def _first(function: Callable[..., tuple[torch.Tensor, Any]], *args: Any, **how: Any) -> torch.Tensor:
+    return function(*args, **how)[0]
+
+
+def _once(call: sides.Call) -> float:
+    """Milliseconds of one call with its launch."""
+    started = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return (time.perf_counter() - started) * 1e3

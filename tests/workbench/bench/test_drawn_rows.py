@@ -1,0 +1,314 @@
+"""Drawn shapes measured end to end where there is no GPU, wrong and failing ones, and what their file says."""
+
+import json
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+from rich.console import Console
+from torch.nn import functional as F
+
+from minidl import rehearsal
+from minidl.kernels import conv
+from minidl.training.errors import ConfigError
+from minidl.workbench.bench import drawn_conv, drawn_other, drawn_reference, drawn_results, drawn_run, shapes
+from minidl.workbench.bench.drawn_results import Drawn
+from minidl.workbench.bench.measure import HostClock
+
+CLOCK = partial(HostClock, target_ms=0.1)
+CONV = shapes.Conv(2, 6, 9, (4, 5), (3, 2), (2, 1), (1, 0), (1, 2), 3)
+DEPTHWISE = shapes.Conv(1, 3, 6, (4, 3), (3, 3), padding=(1, 1), groups=3, source="a net")
+TRANSPOSED = shapes.Conv(2, 6, 9, (2, 3), (3, 2), (2, 3), (1, 0), (1, 2), 3, "", True, (1, 2))
+OTHERS = {
+    "gemm": [shapes.Gemm(5, 7, 9, "AB^T"), shapes.Gemm(9, 5, 6, "A^TB")],
+    "softmax": [shapes.Rows(5, 50)],
+    "norm": [shapes.Images(2, 3, (3, 4), "batch norm")],
+    "pool": [shapes.Images(2, 3, (5, 4), "max pool", 3, 2, 1), shapes.Images(2, 3, (5, 4), "average pool", 2, 2)],
+    "reduce": [shapes.Reduced(3, 40, 5, what) for what in ("sum", "mean", "max")],
+}
+MACHINE = {"device": "a device", "torch": "2", "triton": "3", "date": "2026-01-01"}
+
+
+@pytest.fixture(autouse=True)
+def _one_set(monkeypatch):
+    """Of inputs, which need not exceed a cache here."""
+    monkeypatch.setattr(drawn_conv, "input_sets", lambda size: 1)
+    monkeypatch.setattr(drawn_other, "input_sets", lambda size: 1)
+
+
+@pytest.fixture
+def drawing(monkeypatch):
+    """What is drawn: these shapes in turn."""
+
+    def draws(*known):
+        monkeypatch.setattr(drawn_run, "draw", lambda of, seed, index, itemsize: known[index])
+
+    return draws
+
+
+def found_of(of, dtype="float32"):
+    return Drawn({"of": of, "seed": 1, "dtype": dtype}, dict(MACHINE))
+
+
+def run(found, count, regret=False, **how):
+    rows = drawn_run.wanted(found, range(count), "cpu", regret)
+    kept = []
+    left = drawn_run.run(
+        found, rows, Console(quiet=True), lambda: kept.append(1), regret=regret, make_clock=CLOCK, **how
+    )
+    assert left == len(rows) - len(kept)
+    return left
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", [CONV, DEPTHWISE, TRANSPOSED], ids=["plain", "depthwise", "transposed"])
+def test_a_convolution_agrees_with_torch_and_its_reference_and_a_wrong_one_is_told(shape, dtype):
+    layer = drawn_conv.Layer(shape, getattr(torch, dtype), "cpu", "a seed")
+    for direction in drawn_conv.DIRECTIONS:
+        work = drawn_conv.work(layer, direction, "name")
+        got = work.ours[0]()
+        for calls in work.peers.values():
+            torch.testing.assert_close(calls[0](), got, rtol=0.03, atol=0.03 * float(got.abs().max()))
+        assert work.judge(got)
+        for place in (0, -1):
+            wrong = got.clone()
+            wrong[(place,) * 4] += 1.0
+            assert not work.judge(wrong)
+        assert not work.judge(got * float("nan"))
+        (taken,) = {call.func for call in work.ours}
+        assert taken in (conv.grad_weight, drawn_conv._first)
+        assert layer.taken(direction)["plan"].split(": ")[0].split()[-1] in drawn_conv.FORMS
+
+
+def test_the_plan_that_is_named_is_the_one_that_runs(monkeypatch):
+    seen = []
+    plan = conv.plans.plan
+    monkeypatch.setattr(conv.plans, "plan", lambda problem: seen.append(problem) or plan(problem))
+    for shape in (CONV, DEPTHWISE, TRANSPOSED):
+        layer = drawn_conv.Layer(shape, torch.float16, "cpu", "a seed")
+        for direction in drawn_conv.DIRECTIONS:
+            layer.ours(direction)[0]()
+            assert layer.problem(direction) == seen.pop()
+
+
+@pytest.mark.parametrize("budget", [300, 3000])
+@pytest.mark.parametrize("shape", [CONV, TRANSPOSED, shapes.Conv(5, 3, 4, (6, 6), (3, 3))])
+def test_a_sample_of_a_large_one_is_compared(monkeypatch, budget, shape):
+    monkeypatch.setattr(drawn_reference, "BUDGET", budget)
+    monkeypatch.setattr(drawn_reference, "CHUNK", 200)
+    layer = drawn_conv.Layer(shape, torch.float32, "cpu", "a seed")
+    for direction in drawn_conv.DIRECTIONS:
+        got = layer.ours(direction)[0]()
+        assert layer.right(direction, got)
+        assert not layer.right(direction, got + 1.0)
+        M, C = layer.w.shape[0] // shape.groups, layer.w.shape[1]
+        sample = drawn_reference.sample(layer.kind(direction), layer.geometry, shape.images, M, C, Random(0))
+        assert all(sample)
+        sizes = (shape.images, shape.groups, M, C)
+        assert any(len(some) < size for some, size in zip(sample, sizes, strict=True)) or budget == 3000
+
+
+def test_indices_of_a_sample():
+    for count, of in ((1, 5), (2, 5), (3, 5), (4, 90), (9, 3)):
+        some = drawn_reference._picked(Random(1), count, of)
+        assert len(set(some)) == min(count, of)
+        assert some == sorted(some)
+        assert count == 1 or {0, of - 1} <= set(some)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("of", OTHERS)
+def test_other_operations_agree_with_torch_and_wrong_ones_are_told(of, dtype):
+    for shape in OTHERS[of]:
+        for direction in drawn_run.directions(shape, of):
+            work = drawn_other.work(shape, direction, "name", getattr(torch, dtype), "cpu", "a seed")
+            got = work.ours[0]()
+            assert work.judge(got)
+            for calls in work.peers.values():
+                theirs = calls[0]()
+                pairs = zip(theirs, got, strict=True) if isinstance(got, tuple) else [(theirs, got)]
+                for one, other in pairs:
+                    torch.testing.assert_close(one.detach(), other.detach(), rtol=0.02, atol=0.02)
+            if not isinstance(got, tuple):
+                assert not work.judge(got + 0.5)
+                continue
+            for place in range(len(got)):
+                assert not work.judge(tuple(t + 0.5 * (i == place) for i, t in enumerate(got)))
+
+
+def test_two_shapes_end_to_end_and_again_in_parts(drawing, tmp_path):
+    drawing(CONV, DEPTHWISE)
+    found = found_of("conv")
+    assert run(found, 1) == 0
+    assert run(found, 2, minutes=0) == 3
+    assert len(found.rows) == 3
+    path = tmp_path / "r.json"
+    found.save(path)
+    again = drawn_results.continued(path, found.about, {**MACHINE, "date": "2027-01-01"})
+    before = {key: dict(row) for key, row in again.rows.items()}
+    assert run(again, 2) == 0
+    assert len(again.rows) == 6
+    assert {key: again.rows[key] for key in before} == before
+    assert not drawn_run.wanted(again, range(2), "cpu", False)
+    row = again.rows[1, "forward"]
+    assert (row["name"], row["of"], row["group"], row["dtype"]) == ("conv 1 forward", "conv", "depthwise", "float32")
+    assert row["shape"] == "3x3 3->6, 1 images of 4x3, padding 1x1, 3 groups (a net)"
+    assert row["error_ok"] is True
+    assert row["plan"]
+    assert row["peer"].startswith("cuDNN")
+    assert row["peer_ms"] == min(row["peers_ms"].values())
+    assert {"ours_ms", "ratio", "floor_ms", "share_of_floor", "goal", "estimated_ms", "seconds"} <= set(row)
+    again.save(path)
+    assert drawn_results.load(path).in_order == json.loads(json.dumps(again.in_order))
+    text = "\n".join(drawn_results.summary(again))
+    assert "6 rows measured, 0 wrong or failed, 0 that torch cannot run" in text
+    assert "depthwise" in text
+    assert "gradient of the weight" in text
+
+
+def test_the_regret_is_added_to_rows_that_have_none(drawing):
+    drawing(shapes.Conv(2, 1, 2, (4, 4), (1, 1)))
+    found = found_of("conv")
+    run(found, 1)
+    assert not any("regret" in row for row in found.rows.values())
+    assert len(drawn_run.wanted(found, range(1), "cpu", True)) == 3
+    run(found, 1, regret=True)
+    for row in found.rows.values():
+        assert row["regret"] >= 1.0
+        assert row["best_form"] in row["forms_ms"]
+        assert len(row["forms_ms"]) > 1
+        assert set(row["forms_ms"]) <= set(drawn_conv.FORMS)
+    assert "worst regret" in "\n".join(drawn_results.summary(found))
+    assert not drawn_run.wanted(found, range(1), "cpu", True)
+
+
+def test_what_is_wrong_or_fails_is_a_row_and_the_others_go_on(drawing, monkeypatch):
+    drawing(CONV, CONV._replace(images=1), CONV._replace(images=3))
+    forward = conv.forward
+
+    def broken(x, *args, **how):
+        if len(x) == 1:
+            raise RuntimeError("no kernel\nmore")
+        y, z = forward(x, *args, **how)
+        return (y + 1 if len(x) == 2 else y), z
+
+    monkeypatch.setattr(conv, "forward", broken)
+    found = found_of("conv")
+    assert run(found, 3) == 0
+    first, second, third = (found.rows[index, "forward"] for index in range(3))
+    assert (first["error_ok"], first["failed"]) == (False, "the result is not within its error bound")
+    assert (second["error_ok"], second["failed"]) == (False, "RuntimeError: no kernel")
+    assert third["error_ok"]
+    assert len(found.rows) == 9
+    assert len(found.failed) == 2
+    assert "  conv 1 forward: " in "\n".join(drawn_results.summary(found))
+
+
+def test_what_torch_cannot_run_is_skipped_with_the_reason(drawing, monkeypatch):
+    def fail(*args, **how):
+        raise RuntimeError("not implemented")
+
+    drawing(shapes.Rows(3, 5))
+    monkeypatch.setattr(torch, "softmax", fail)
+    row = drawn_run.measured(drawn_run.Row("softmax", 1, 0, "forward", torch.float32, "cpu"), CLOCK)
+    assert (row["error_ok"], row["skipped"]) == (None, "RuntimeError: not implemented")
+    found = found_of("softmax")
+    found.rows[0, "forward"] = row
+    assert "0 rows measured, 0 wrong or failed, 1 that torch cannot run" in "\n".join(drawn_results.summary(found))
+
+
+def test_one_order_that_fails_is_left_out(drawing, monkeypatch):
+    pool = F.max_pool2d
+
+    def fail(x, *how):
+        if not x.is_contiguous():
+            raise RuntimeError("no channels-last")
+        return pool(x, *how)
+
+    drawing(OTHERS["pool"][0])
+    monkeypatch.setattr(F, "max_pool2d", fail)
+    monkeypatch.setattr(drawn_other.sides, "right", lambda *args, **how: True)
+    row = drawn_run.measured(drawn_run.Row("pool", 1, 0, "forward", torch.float32, "cpu"), CLOCK)
+    assert row["left_out"] == {"torch, channels last": "RuntimeError: no channels-last"}
+    assert row["peer"] == "torch, contiguous"
+
+
+def test_kernels_of_rows_are_found_before_they_run(drawing):
+    drawing(CONV, TRANSPOSED)
+    rows = drawn_run.wanted(found_of("conv", "float16"), range(2), "cpu", False)
+
+    def launches(*args):
+        seen = []
+        with rehearsal.rehearsal(lambda *launch: seen.append(launch), "sm_90"):
+            drawn_run.rehearsed(*args)
+        return len(seen)
+
+    assert 0 < launches(rows[:1]) < launches(rows) < launches(rows, True)
+
+
+def test_figures_by_hand():
+    ratios = [0.5, 0.85, 1.0, 2.0, 4.0]
+    rows = [{"ratio": ratio} for ratio in ratios]
+    assert drawn_results.percentile(ratios, 0.05) == pytest.approx(0.5 + 0.2 * 0.35)
+    assert drawn_results.percentile([4.0, 1.0], 0.5) == 2.5
+    assert drawn_results.percentile([3.0], 0.05) == 3.0
+    assert drawn_results.geometric_mean([0.5, 8.0]) == pytest.approx(2.0)
+    found = drawn_results.figures(rows)
+    assert (found["rows"], found["worst"], found["median"], found["< 0.8"], found["< 0.9"]) == (5, 0.5, 1.0, 1, 2)
+    assert found["mean"] == pytest.approx((0.5 * 0.85 * 8.0) ** 0.2)
+    assert "regret" not in found
+    found = drawn_results.figures([{"ratio": 1.0, "regret": regret} for regret in (1.0, 4.0)])
+    assert (found["regret"], found["worst regret"]) == (pytest.approx(2.0), 4.0)
+
+
+def file_of(path, **about):
+    row = {
+        "index": 0, "direction": "forward", "name": "gemm 0 forward", "of": "gemm", "group": "thin",
+        "shape": "AB 1x1x1", "dtype": "float16", "error_ok": True,
+        "ours_ms": 1.0, "peer": "torch.matmul", "peer_ms": 0.5, "ratio": 0.5,
+    }  # fmt: skip
+    content = {"drawn": {"of": "gemm", "seed": 1, "dtype": "float16", **about}, **MACHINE, "rows": [row]}
+    path.write_text(json.dumps(content))
+    return content
+
+
+@pytest.mark.parametrize(
+    ("name", "about", "machine"),
+    [
+        ("seed", {"seed": 2}, {}), ("of", {"of": "conv"}, {}), ("dtype", {"dtype": "float32"}, {}),
+        ("device", {}, {"device": "another"}), ("torch", {}, {"torch": "3"}),
+    ],
+)  # fmt: skip
+def test_a_file_of_something_else_is_refused(tmp_path, name, about, machine):
+    path = tmp_path / "r.json"
+    file_of(path)
+    wanted = {"of": "gemm", "seed": 1, "dtype": "float16", **about}
+    with pytest.raises(ConfigError, match=f"r.json has rows of {name} .*; this is .*: give another file"):
+        drawn_results.continued(path, wanted, {**MACHINE, **machine})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.pop("rows"),
+        lambda content: content.pop("drawn"),
+        lambda content: content.pop("device"),
+        lambda content: content["drawn"].update(seed="1"),
+        lambda content: content["rows"].append(3),
+        lambda content: content["rows"][0].pop("error_ok"),
+        lambda content: content["rows"][0].update(ratio=0.0),
+        lambda content: content["rows"][0].update(ours_ms="fast"),
+        lambda content: content["rows"][0].update(direction="\x1b"),
+        lambda content: content["rows"][0].update(regret=None),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, damage):
+    path = tmp_path / "r.json"
+    content = file_of(path)
+    damage(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="has no results of `minidl bench --drawn`"):
+        drawn_results.load(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        drawn_results.load(tmp_path / "none")
