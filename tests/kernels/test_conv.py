@@ -37,8 +37,8 @@ from minidl.tensors import default_device
 
 pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
 # The FFT's results are not whole numbers: test_conv_fft.py has its bound. Few outputs have a way back only:
-# test_conv_few.py.
-FORMS = pytest.mark.parametrize("form", [form for form in conv.FORMS if form not in ("fft", "few", "merge")])
+# test_conv_few.py. Products are for kernels of 1x1 and without a scale: test_conv_product.py.
+FORMS = pytest.mark.parametrize("form", [form for form in conv.FORMS if form not in ("fft", "few", "merge", "product")])
 # A shape each form takes: (N, C, M, (H, W), kernel, stride, padding, dilation, groups).
 SHAPES = {
     "pixel": (2, 5, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
@@ -270,7 +270,7 @@ def tiles_of_forms():
         "conv_depthwise_grad_weight": "depthwise",
     }  # fmt: skip
     seen = set()
-    for family in (family for family in conv.FAMILIES if not family.startswith(("conv_fft", "conv_few"))):
+    for family in (family for family in conv.FAMILIES if not family.startswith(("conv_fft", "conv_few", "gemm"))):
         for name in launch.table(family) if launch.INTERPRETED else [launch.target()]:
             for dtype in (torch.float32, torch.float16):
                 for tile in launch.tiles(family, name, dtype):

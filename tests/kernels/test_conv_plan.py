@@ -54,6 +54,11 @@ GRADIENTS = {
     "1->12 7x7": "banded_grad_weight", "12->24 7x7": "banded_grad_weight", "1->32 5x5": "banded_grad_weight",
     "512@7": "even_grad_weight", "64@56, 8 images": "pixel_grad_weight", "24->20": "pixel_grad_weight",
 }  # fmt: skip
+BOTTLENECKS = {
+    "64->256@56": (64, 64, 256, 56), "256->64@56": (64, 256, 64, 56), "512->128@28": (64, 512, 128, 28),
+    "1024->256@14": (64, 1024, 256, 14), "2048->512@7": (64, 2048, 512, 7), "one image": (1, 2048, 512, 7),
+    "few channels": (64, 32, 16, 20), "channels in no boxes": (64, 30, 50, 20),
+}  # fmt: skip
 BACK = {
     (1000, 512, 256, 4): "batch_back", (1000, 256, 128, 8): "batch_back", (1000, 128, 64, 16): "merged",
     (1000, 64, 3, 32): "few_outputs",
@@ -74,6 +79,18 @@ def test_the_layers_of_the_benchmark(name):
 @pytest.mark.parametrize(("shape", "expected"), BACK.items(), ids=BACK.values())
 def test_the_layers_of_generators(shape, expected):
     assert module(layer(*shape, 5, 2, 2, direction=TRANSPOSED)) == expected
+
+
+@pytest.mark.parametrize("shape", BOTTLENECKS.values(), ids=BOTTLENECKS)
+def test_kernels_of_one_tap_are_products(shape):
+    for direction in (FORWARD, TRANSPOSED, GRAD_WEIGHT):
+        made = plan.plan(layer(*shape, 1, direction=direction))
+        assert {part.form.__name__.rpartition(".")[2] for part in made.parts or (made,)} == {"product"}
+
+
+def test_a_product_is_pooled_afterwards():
+    pooled = plan.plan(layer(64, 64, 256, 56, 1, pool="max"))
+    assert [part.form.NAME for part in pooled.parts] == ["product"]
 
 
 def test_estimates_are_near_what_was_measured():
@@ -135,7 +152,8 @@ def test_another_tile_makes_another_plan():
 def test_every_form_can_be_asked_for(form):
     problems = [
         layer(128, 32, 32, 12, 5), layer(128, 3, 16, 20, 3), layer(128, 32, 4, 8, 5, 2, 2, direction=TRANSPOSED),
-        layer(128, 32, 32, 12, 5, direction=GRAD_WEIGHT), layer(128, 1, 1, 12, 3, groups=64),
+        layer(128, 32, 32, 12, 5, direction=GRAD_WEIGHT), layer(128, 32, 32, 12, 1),
+        layer(128, 1, 1, 12, 3, groups=64),
     ]  # fmt: skip
     found = []
     for problem in problems:
@@ -262,7 +280,7 @@ def test_a_blind_plan_does_not_see_the_number_of_images(target):
 def sums(made):
     found = made.prepared
     while not isinstance(found, launch.Prepared):
-        found = next(getattr(found, name) for name in ("launch", "back") if getattr(found, name, None))
+        found = next(getattr(found, name) for name in ("launch", "back", "product") if getattr(found, name, None))
     return found.kernel.__name__, *(found.meta.get(name) for name in SUMS)
 
 

@@ -41,6 +41,7 @@ from minidl.kernels.conv import (
     paired,
     pixel_grad_weight,
     pixel_tiled,
+    product,
     turned,
     two_rows,
 )
@@ -56,6 +57,7 @@ FORMS: tuple[Any, ...] = (
     banded,
     held,
     two_rows,
+    product,
     fft,
     few_outputs,
     merged,

@@ -19,9 +19,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
-from minidl.kernels.gemm import parts, thin
-from minidl.kernels.gemm.tiled import gemm_pointer_kernel, gemm_sum_kernel, gemm_tma_kernel
-from minidl.runtime import check, early, launch
+from minidl.kernels.gemm import launches, parts, thin
+from minidl.runtime import check, launch
 
 FAMILIES = {"tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer", "thin": "gemm_thin"}
 # For smaller operands, cutting them into parts takes longer than it saves.
@@ -90,10 +89,8 @@ def gemm(
     z = torch.empty_like(c) if preactivation else None
     floor = 1 if form == "thin" else 16
     tile = launch.tile(FAMILIES[form], a.dtype, floor=floor, precision=precision, M=M, N=N, K=K)
-    tiles = launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]) * batch
-    blocks_k = launch.cdiv(K, tile["BLOCK_K"])
-    split = split or _split(tiles, blocks_k)
-    split = launch.cdiv(blocks_k, launch.cdiv(blocks_k, split))  # no share is empty
+    tiles = launches.tiles_of(M, N, tile) * batch
+    split = launches.shares_of(tiles, K, tile, launch.processors(), split)
     flags = {
         "HAS_BIAS": bias is not None,
         "ACT": activation.CODES[name],
@@ -106,13 +103,8 @@ def gemm(
         _product(form, a, b, bias, c, z, tile, tiles, precision, flags)
     else:
         partial = torch.empty(split, *shape, dtype=launch.acc_torch(a.dtype), device=a.device)
-        plain = {**flags, "HAS_BIAS": False, "ACT": activation.NONE, "SAVE_Z": False}
-        _product(form, a, b, None, partial, None, tile, tiles, precision, plain)
-        sum_tile = launch.tile("gemm_sum", a.dtype, total=c.numel())
-        grid = (launch.cdiv(c.numel(), sum_tile["BLOCK"]),)
-        launch.run(
-            gemm_sum_kernel, grid, partial, bias, c, z, N, c.numel(), **flags, **early.options(), **sum_tile.options
-        )
+        _product(form, a, b, None, partial, None, tile, tiles, precision, launches.bare(flags))
+        launches.summed(a.dtype, N, c.numel(), flags).run(partial, bias, c, z)
     return (c, z) if z is not None else c
 
 
@@ -122,12 +114,11 @@ def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if shares == 1 and partial.dtype == dtype:
         return partial[0]
     total = torch.empty(n, dtype=dtype, device=partial.device)
-    tile = launch.tile("gemm_sum", dtype, total=n)
-    launch.run(
-        gemm_sum_kernel, (launch.cdiv(n, tile["BLOCK"]),), partial, None, total, None, 1, n,
-        HAS_BIAS=False, ACT=activation.NONE, SLOPE=0.0, SAVE_Z=False, SPLIT=shares, ACC=launch.acc(dtype),
-        **early.options(), **tile.options,
-    )  # fmt: skip
+    flags = {
+        "HAS_BIAS": False, "ACT": activation.NONE, "SLOPE": 0.0, "SAVE_Z": False, "SPLIT": shares,
+        "ACC": launch.acc(dtype),
+    }  # fmt: skip
+    launches.summed(dtype, 1, n, flags).run(partial, None, total, None)
     return total
 
 
@@ -161,7 +152,6 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
     if form == "thin":
         thin.product(a, b, bias, c, z, tile, tiles, flags)
         return
-    s_split = c.numel() // flags["SPLIT"]
     programs = min(tiles * flags["SPLIT"], launch.processors())
     wild = None
     if form == "parts":
@@ -171,19 +161,14 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
     if form != "pointer":
         d_a, a_transposed = _box(a, tile["BLOCK_M"], tile["BLOCK_K"])
         d_b, b_transposed = _box(b, tile["BLOCK_K"], tile["BLOCK_N"])
-        launch.run(
-            gemm_tma_kernel, (programs,), d_a, d_b, bias, c, z, wild, M, N, K, s_split, programs,
-            A_TRANSPOSED=a_transposed, B_TRANSPOSED=b_transposed, PRECISION=precision, **early.options(),
-            **flags, **tile.options,
-        )  # fmt: skip
+        turned = a_transposed, b_transposed
+        launches.by_boxes(M, N, K, turned, programs, tile, precision, flags).run(d_a, d_b, bias, c, z, wild)
         return
     s_ab = a.stride(0) if a.dim() == 3 else 0
     s_bb = b.stride(0) if b.dim() == 3 else 0
-    launch.run(
-        gemm_pointer_kernel, (tiles, flags["SPLIT"]), a, b, bias, c, z, M, N, K,
-        s_ab, a.stride(-2), a.stride(-1), s_bb, b.stride(-2), b.stride(-1), s_split,
-        PRECISION=precision, **flags, **tile.options,
-    )  # fmt: skip
+    strides = s_ab, *a.stride()[-2:], s_bb, *b.stride()[-2:]
+    share = c.numel() // flags["SPLIT"]
+    launches.by_pointers(M, N, K, strides, share, tiles, tile, precision, flags).run(a, b, bias, c, z)
 
 
 def _along_k(x: torch.Tensor, nearest: bool) -> torch.Tensor:
@@ -195,11 +180,6 @@ def _along_k(x: torch.Tensor, nearest: bool) -> torch.Tensor:
     if x.dim() == 2:
         return parts.along_k(x, nearest)
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _split(tiles: int, blocks_k: int) -> int:
-    """Shares of K: enough to fill the device, but at least 8 blocks each (below, adding the shares costs more)."""
-    return max(1, min(launch.processors() // max(tiles, 1), blocks_k // 8))
 
 
 def _has_box(x: torch.Tensor) -> bool:

@@ -27,6 +27,8 @@ from minidl.testing.specs.make import SeededMake
 Calls = Iterator[tuple[str, Callable[[], Any]]]
 # Families that only transposed convolutions and input gradients use.
 TRANSPOSED = ("conv_back", "conv_few")
+# Those whose every tile is compiled for matrix products.
+PRODUCTS = ("gemm", "gemm_parts", "gemm_cut", "gemm_pointer", "gemm_thin", "gemm_sum")
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,11 @@ def workloads(name: str = "") -> list[Workload]:
     """Everything to compile, or the part with `name` in its name."""
     found = [Workload(spec.name, spec.families, spec.dtypes, partial(_examples, spec)) for spec in all_specs().values()]
     found += [
-        Workload("gemm", ("gemm", "gemm_parts", "gemm_cut", "gemm_pointer", "gemm_thin", "gemm_sum"), FLOATS, _gemm),
-        Workload("convolution", tuple(f for f in conv.FAMILIES if f not in TRANSPOSED), FLOATS, _convolution),
+        Workload("gemm", PRODUCTS, FLOATS, _gemm),
+        Workload(
+            "convolution", tuple(f for f in conv.FAMILIES if f not in TRANSPOSED + PRODUCTS), FLOATS, _convolution
+        ),
+        Workload("convolution as a product", (), FLOATS, _products),
         Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("moving averages", ("elementwise",), FLOATS, _averages),
@@ -152,6 +157,20 @@ def _convolution(dtype: torch.dtype) -> Calls:
         x, w, bias = _images(256, 1, 72, dtype), _images(12, 1, 7, dtype), torch.zeros(12, dtype=dtype)
         call = partial(conv.forward, x, w, geometry, bias, act)
         yield f"two rows, padding {padding}, {act}", partial(_if_able, call, "banded")
+
+
+def _products(dtype: torch.dtype) -> Calls:
+    """Convolutions that are matrix products, with the tiles of these: boxes and pointers, one share and more."""
+    for C, M, size, kernel, N in ((64, 256, 28, 1, 128), (1024, 256, 7, 1, 1), (30, 41, 9, 1, 32), (64, 128, 4, 4, 64)):
+        geometry = Geometry.of((size, size), (kernel,) * 2, (1, 1), ((0, 0), (0, 0)), (1, 1))
+        x, w, bias = _images(N, C, size, dtype), _images(M, C, kernel, dtype), torch.zeros(M, dtype=dtype)
+        dy = _images(N, M, geometry.h.output, dtype)
+        for name, call in (
+            ("forward", partial(conv.forward, x, w, geometry, bias, "gelu_tanh", preactivation=True)),
+            ("gradient of the input", partial(conv.grad_input, dy, w, geometry)),
+            ("gradient of the weight", partial(conv.grad_weight, x, dy, geometry)),
+        ):
+            yield f"{name}, {C} to {M} at {size}", partial(_if_able, call, "product")
 
 
 def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:

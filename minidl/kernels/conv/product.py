@@ -1,0 +1,142 @@
+"""The convolution as one matrix product, of the kernels of `gemm`: where every output reads a block of memory of its
+own, one after another.
+
+    y [rows, M] = act(x [rows, K] w [M, K]^T + bias)     dw [M, K] = dy [rows, M]^T x [rows, K]
+
+So it is with kernels of 1x1, whose rows are the pixels and K the channels; with a kernel that covers the image, whose
+rows are images and K = H W C; and with patches side by side in images of one row of patches. Nothing is copied: x and y
+are seen in another shape. The rows of other forms are images, or boxes of pixels of which some are outside an image
+(7x7 in boxes of 8x8); here they are filled whatever the size of the image, and have the tiles of matrix products.
+
+The gradient of the weight has the rows as its K, in shares; their partial products are added in order. On the way back
+a kernel of 1x1 alone is taken. Rows that no boxes can be read of are read through pointers, which take any shape.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from minidl.kernels.conv import costs
+from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, MANY, WALK, No, Problem, Tensors
+from minidl.kernels.gemm import launches
+from minidl.runtime import launch
+
+NAME = "product"
+IN_PLACE = True
+DIRECTIONS = FORWARD, WALK, GRAD_WEIGHT
+FAMILIES = ("gemm", "gemm_pointer")
+
+
+class Prepared(NamedTuple):
+    """The product, and the shape of its result for the gradient of the weight."""
+
+    product: launches.Product
+    shape: tuple[int, ...]
+
+
+def able(problem: Problem) -> bool | No:
+    return (
+        (problem.pool is None or No("a pool"))
+        and (not problem.scale or No("a scale"))
+        and (problem.groups == 1 or No("more than one group"))
+        and (_one_after_another(problem) or No("outputs that do not read one block of memory after another"))
+        and (problem.direction != WALK or _one_tap(problem) or No("more than one tap on the way back"))
+        and (0 < _rows(problem) < MANY or No("no rows, or more than 32 bits count"))
+        and (problem.M > 0 or No("no channels to write"))
+        and (not _turns(problem) or No("float32 that does not lie along the rows, for tensor cores"))
+    )
+
+
+def estimate(problem: Problem) -> float:
+    """As runs of images and boxes, with less of a factor; of few channels to read a block of 16 is computed.
+
+    A step along K takes the interpreter half as long as a tile: 0.2 to 0.6 ms.
+    """
+    K = 16 * launch.cdiv(_width(problem), 16)
+    products = _rows(problem) * K * (problem.M if problem.direction == GRAD_WEIGHT else costs.columns(problem))
+    M, N, depth = _sizes(problem)
+    tile = _tile(problem)
+    programs = launches.tiles_of(M, N, tile) * (1 + launch.cdiv(depth, tile["BLOCK_K"])) / 2
+    return costs.microseconds(problem, NAME if _boxed(problem) else "product, by pointers", products, programs)
+
+
+def prepare(problem: Problem) -> Prepared:
+    M, N, K = _sizes(problem)
+    tile = _tile(problem)
+    # What decides the order of a sum is the same for any number of images where that is asked for.
+    counted, _, _ = _sizes(problem._replace(N=problem.images))
+    split = launches.shares_of(launches.tiles_of(counted, N, tile), K, tile, problem.processors)
+    # x lies along K; so do the weights, but for those of a way back that are read in place.
+    turned = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
+    made = launches.prepare(
+        M, N, K, turned, _boxed(problem), tile, split, problem.dtype, problem.precision,
+        problem.flags("HAS_SCALE", "POOL"), problem.target, problem.processors,
+    )  # fmt: skip
+    return Prepared(made, problem.shape)
+
+
+def run(prepared: Prepared, t: Tensors) -> torch.Tensor | None:
+    """The gradient of the weight, with the output's gradient in place of w; else y and z are written."""
+    if t.y is None:
+        dw = torch.empty(prepared.shape, dtype=t.x.dtype, device=t.x.device)
+        prepared.product.run(t.w, t.x, None, dw, None)
+        return dw
+    prepared.product.run(t.x, t.w, t.bias, t.y, t.z)
+    return None
+
+
+def _one_after_another(problem: Problem) -> bool:
+    """Whether the inputs of an output are neighbours in memory, and after them come those of the next output."""
+    h, v, (H, W), written = problem.at
+    # Taps down an image stand between the columns of a row, unless there is one of these.
+    lie = len(h.taps) == 1 or v.count == 1
+    return lie and _side_by_side(h, H) and _side_by_side(v, W) and (h.count, v.count) == written
+
+
+def _side_by_side(walk: Walk, size: int) -> bool:
+    """Whether the taps of all outputs are the values of an axis in their order."""
+    taps = len(walk.taps)
+    steps = (taps == 1 or walk.in_tap == 1) and (walk.count == 1 or walk.in_step == taps)
+    return steps and walk.in_start == 0 and walk.count * taps == size
+
+
+def _one_tap(problem: Problem) -> bool:
+    return problem.geometry.h.kernel == problem.geometry.w.kernel == 1
+
+
+def _rows(problem: Problem) -> int:
+    return problem.N * problem.at.h.count * problem.at.v.count
+
+
+def _width(problem: Problem) -> int:
+    """Values of x that an output reads."""
+    return problem.taps * problem.C
+
+
+def _sizes(problem: Problem) -> tuple[int, int, int]:
+    """M, N and K of the product."""
+    rows, width = _rows(problem), _width(problem)
+    return (problem.M, width, rows) if problem.direction == GRAD_WEIGHT else (rows, problem.M, width)
+
+
+def _tile(problem: Problem) -> launch.Tile:
+    M, N, K = _sizes(problem._replace(N=problem.images))
+    return problem.tile(FAMILIES[0] if _boxed(problem) else FAMILIES[1], M=M, N=N, K=K)
+
+
+def _boxed(problem: Problem) -> bool:
+    """Whether both operands can be read in boxes."""
+    boxed = problem.boxes(_width(problem), problem.aligned)
+    if problem.direction == GRAD_WEIGHT:
+        return boxed and problem.boxes(problem.M, problem.aligned)
+    return boxed and problem.w_boxes
+
+
+def _turns(problem: Problem) -> bool:
+    """Whether a block would be turned on its way to tensor cores that read float32 along K only, which costs more than
+    the product: `gemm` copies such operands."""
+    compiled = problem.direction == GRAD_WEIGHT and problem.target != "interpreted"
+    return compiled and problem.dtype == torch.float32 and problem.precision != "ieee"

@@ -1,0 +1,110 @@
+"""What a tiled product launches, but for its tensors: made of shapes and strides alone, so that it can be kept."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from minidl.kernels import activation
+from minidl.kernels.gemm.tiled import gemm_pointer_kernel, gemm_sum_kernel, gemm_tma_kernel
+from minidl.runtime import early, launch
+from minidl.runtime.boxes import Box
+
+
+class Product(NamedTuple):
+    """A product of two contiguous matrices: its launch, and the sum of its shares where K has more than one.
+
+    partial  shape of the shares, [shares, M, N]
+    """
+
+    product: launch.Prepared
+    partial: tuple[int, int, int]
+    sum: launch.Prepared | None
+
+    def run(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor, z: torch.Tensor | None
+    ) -> None:
+        """Write c, and z where it is kept; the matrices are seen as `prepare` was told, whatever their shape."""
+        # The kernel that reads boxes also takes the flag of a product in parts.
+        more = (None,) if self.product.kernel is gemm_tma_kernel else ()
+        if self.sum is None:
+            self.product.run(a, b, bias, c, z, *more)
+            return
+        partial = torch.empty(self.partial, dtype=launch.acc_torch(c.dtype), device=c.device)
+        self.product.run(a, b, None, partial, None, *more)
+        self.sum.run(partial, bias, c, z)
+
+
+def prepare(
+    M: int, N: int, K: int, turned: tuple[bool, bool], boxed: bool, tile: launch.Tile, split: int, dtype: torch.dtype,
+    precision: str, flags: dict[str, Any], target: str, processors: int,
+) -> Product:  # fmt: skip
+    """The product of a [M, K] and b [K, N], each contiguous or, where it is `turned`, so in memory when transposed.
+
+    flags  of the epilogue: HAS_BIAS, ACT, SLOPE and SAVE_Z
+    """
+    flags = {**flags, "SPLIT": split, "ACC": launch.acc(dtype)}
+    inner = flags if split == 1 else bare(flags)
+    (a_rows, a_row), (b_rows, b_row) = ((K, M) if turned[0] else (M, K)), ((N, K) if turned[1] else (K, N))
+    tiles = tiles_of(M, N, tile)
+    if boxed:
+        block_a, block_b = (tile["BLOCK_M"], tile["BLOCK_K"]), (tile["BLOCK_K"], tile["BLOCK_N"])
+        boxes = (
+            Box.of_rows(a_rows, a_row, block_a[::-1] if turned[0] else block_a),
+            Box.of_rows(b_rows, b_row, block_b[::-1] if turned[1] else block_b),
+        )
+        programs = min(tiles * split, processors)
+        product = by_boxes(M, N, K, turned, programs, tile, precision, inner, boxes, target)
+    else:
+        a, b = (1, a_row) if turned[0] else (a_row, 1), (1, b_row) if turned[1] else (b_row, 1)
+        product = by_pointers(M, N, K, (0, *a, 0, *b), M * N, tiles, tile, precision, inner)
+    total = summed(dtype, N, M * N, flags, target) if split > 1 else None
+    return Product(product, (split, M, N), total)
+
+
+def by_boxes(
+    M: int, N: int, K: int, turned: tuple[bool, bool], programs: int, tile: launch.Tile, precision: str,
+    flags: dict[str, Any], boxes: tuple[Box | None, ...] = (), target: str | None = None,
+) -> launch.Prepared:  # fmt: skip
+    """Of a, b, bias, c, z and the flag of a product in parts; a and b are boxes already where none are given here."""
+    meta = {
+        "A_TRANSPOSED": turned[0], "B_TRANSPOSED": turned[1], "PRECISION": precision, **early.options(target=target),
+        **flags, **tile.options,
+    }  # fmt: skip
+    return launch.Prepared(gemm_tma_kernel, (programs,), (M, N, K, M * N, programs), meta, boxes)
+
+
+def by_pointers(
+    M: int, N: int, K: int, strides: tuple[int, ...], share: int, tiles: int, tile: launch.Tile, precision: str,
+    flags: dict[str, Any],
+) -> launch.Prepared:  # fmt: skip
+    """Of a, b, bias, c and z. strides: of batch, M and K of a, then of batch, K and N of b; share: values of one."""
+    meta = {"PRECISION": precision, **flags, **tile.options}
+    return launch.Prepared(gemm_pointer_kernel, (tiles, flags["SPLIT"]), (M, N, K, *strides, share), meta)
+
+
+def summed(
+    dtype: torch.dtype, N: int, total: int, flags: dict[str, Any], target: str | None = None
+) -> launch.Prepared:  # fmt: skip
+    """Of partial products [shares, total], bias [N], c and z: the sum in the order of the shares, and the epilogue."""
+    tile = launch.tile("gemm_sum", dtype, target_=target, total=total)
+    meta = {**flags, **early.options(target=target), **tile.options}
+    return launch.Prepared(gemm_sum_kernel, (launch.cdiv(total, tile["BLOCK"]),), (N, total), meta)
+
+
+def bare(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a share: without an epilogue, which follows the sum."""
+    return {**flags, "HAS_BIAS": False, "ACT": activation.NONE, "SAVE_Z": False}
+
+
+def tiles_of(M: int, N: int, tile: launch.Tile) -> int:
+    return launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"])
+
+
+def shares_of(tiles: int, K: int, tile: launch.Tile, processors: int, split: int | None = None) -> int:
+    """Shares of K, none of them empty: `split`, or enough to fill the device with at least 8 blocks each (below,
+    adding the shares costs more)."""
+    blocks = launch.cdiv(K, tile["BLOCK_K"])
+    split = split or max(1, min(processors // max(tiles, 1), blocks // 8))
+    return launch.cdiv(blocks, launch.cdiv(blocks, split))
