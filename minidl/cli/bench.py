@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import Field
@@ -11,7 +11,7 @@ from pydantic import Field
 from minidl.cli import drawn
 from minidl.cli.common import check_files, check_plot
 from minidl.cli.options import check_alone, command
-from minidl.cli.profiling import Profiling, profiled
+from minidl.cli.profiling import profiled
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
 from minidl.training.settings import REPEATED, Positional
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minidl.workbench.bench.results import Results
 
 
-class Bench(Profiling):
+class Bench(drawn.DrawnShapes):
     """Measure minidl and torch side by side on this GPU.
 
     Both sides run alternately as CUDA graphs, on fresh inputs outside of the L2 cache; the result is the median of five
@@ -59,26 +59,6 @@ class Bench(Profiling):
     peers: Annotated[bool, Field(description="Also measure attorch, FlagGems and Liger, if installed.")] = False
     list_: Annotated[
         bool, Field(alias="list", description="Only list the rows with their goals, or the drawn shapes.")
-    ] = False
-    drawn: Annotated[
-        int | None, Field(ge=1, le=1_000_000, description="Measure so many shapes drawn from a seed, not the rows.")
-    ] = None
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --drawn: what the shapes are drawn from.")] = 0
-    of: Annotated[
-        Literal["conv", "conv_transpose", "gemm", "softmax", "norm", "pool", "reduce"],
-        Field(description="With --drawn: the operation:"),
-    ] = "conv"
-    dtype: Annotated[
-        Literal["float16", "bfloat16", "float32"], Field(description="With --drawn: the type of the numbers:")
-    ] = "float16"
-    from_: Annotated[
-        int, Field(ge=0, le=999_999, description="With --drawn: the number of the first shape to measure.")
-    ] = 0
-    minutes: Annotated[
-        float | None, Field(gt=0, le=1440, description="With --drawn: begin no further row after so many minutes.")
-    ] = None
-    regret: Annotated[
-        bool, Field(description="With --drawn: time convolutions in every form; the form taken beside the best.")
     ] = False
     trace: Annotated[Path | None, Field(description="With --profile: file of the trace. Default: none.")] = None
 

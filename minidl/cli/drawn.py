@@ -2,47 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic import Field
 
 from minidl.cli.common import check_files
 from minidl.cli.options import check_alone
+from minidl.cli.profiling import Profiling
 from minidl.training.errors import ConfigError
 from minidl.training.settings import flag
 
 if TYPE_CHECKING:
-    from minidl.cli.bench import Bench
+    from pathlib import Path
+
     from minidl.workbench.bench.drawn_results import Drawn
+
+
+class DrawnShapes(Profiling):
+    """The options of --drawn."""
+
+    drawn: Annotated[
+        int | None, Field(ge=1, le=1_000_000, description="Measure so many shapes drawn from a seed, not the rows.")
+    ] = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --drawn: what the shapes are drawn from.")] = 0
+    of: Annotated[
+        Literal["conv", "conv_transpose", "gemm", "softmax", "norm", "pool", "reduce"],
+        Field(description="With --drawn: the operation:"),
+    ] = "conv"
+    dtype: Annotated[
+        Literal["float16", "bfloat16", "float32"], Field(description="With --drawn: the type of the numbers:")
+    ] = "float16"
+    from_: Annotated[
+        int, Field(ge=0, le=999_999, description="With --drawn: the number of the first shape to measure.")
+    ] = 0
+    minutes: Annotated[
+        float | None, Field(gt=0, le=1440, description="With --drawn: begin no further row after so many minutes.")
+    ] = None
+    regret: Annotated[
+        bool, Field(description="With --drawn: time convolutions in every form; the form taken beside the best.")
+    ] = False
+
 
 _OWN = "seed", "of", "dtype", "from_", "minutes", "regret"
 _OTHERS = "plot", "show", "peers", "profile", "trace"
 
 
-def wanted(config: Bench, given: Container[str]) -> bool:
+def wanted(config: DrawnShapes, given: Mapping[str, Any]) -> bool:
     """Whether drawn shapes are measured, listed or shown. Raises ConfigError for their settings without --drawn."""
     if config.drawn is None:
         for name in _OWN:
             if name in given:
                 raise ConfigError(f"{flag(name)} requires --drawn")
-    if config.drawn is not None or config.show is None or config.list_:
+    if config.drawn is not None or "show" not in given or "list" in given:
         return config.drawn is not None
     from minidl.workbench.bench import drawn_results
 
-    return drawn_results.is_drawn(config.show)
+    return drawn_results.is_drawn(given["show"])
 
 
-def run(config: Bench, given: Container[str]) -> None:
+def run(config: DrawnShapes, given: Mapping[str, Any]) -> None:
     """Measure drawn shapes, list them, or show those in a file."""
     from minidl.workbench.bench import drawn_results
 
     if config.drawn is None:
-        assert config.show is not None
         for name in ("names", "json", "plot", "peers", "profile", "trace"):
             if name in given:
                 raise ConfigError(f"{_named(name)} cannot be combined with --show of drawn shapes")
-        _tell(drawn_results.load(config.show))
+        _tell(drawn_results.load(given["show"]))
         return
     for name in ("names", *_OTHERS):
         if name in given:
@@ -51,13 +79,14 @@ def run(config: Bench, given: Container[str]) -> None:
         raise ConfigError(f"--from {config.from_} leaves none of the {config.drawn} shapes of --drawn, numbered from 0")
     if config.regret and not config.of.startswith("conv"):
         raise ConfigError(f"--regret is for conv and conv_transpose, which have forms; --of is {config.of}")
-    if config.list_:
+    if "list" in given:
         check_alone("list", given, "json", "minutes", "regret")
         _list(config, config.drawn)
         return
-    check_files(json=config.json_file)
+    path = given.get("json")
+    check_files(json=path)
     check_device()
-    _measure(config, range(config.from_, config.drawn))
+    _measure(config, path, range(config.from_, config.drawn))
 
 
 def check_device() -> None:
@@ -73,7 +102,7 @@ def check_device() -> None:
         )
 
 
-def _list(config: Bench, count: int) -> None:
+def _list(config: DrawnShapes, count: int) -> None:
     from minidl.workbench.bench.drawn import draw
 
     itemsize = 4 if config.dtype == "float32" else 2
@@ -81,12 +110,12 @@ def _list(config: Bench, count: int) -> None:
         typer.echo(f"{index:>5}  {draw(config.of, config.seed, index, itemsize)}")
 
 
-def _measure(config: Bench, indices: range) -> None:
+def _measure(config: DrawnShapes, path: Path | None, indices: range) -> None:
     from rich.console import Console
 
     from minidl.workbench.bench import drawn_results, drawn_run, machine
 
-    path, here = config.json_file, machine.machine()
+    here = machine.machine()
     about = {"of": config.of, "seed": config.seed, "dtype": config.dtype}
     if path is not None and path.exists():
         found = drawn_results.continued(path, about, here)
