@@ -10,8 +10,9 @@ own gradients are the convolution and, input and output exchanged, the gradient 
 A call is described by a `Problem` (problem.py); `plan` (plan.py) finds the form that is estimated to take the least
 time, once per problem, and its form runs. `batch` is for many images and channels, `pair` for many images and some
 channels, `box` for few images or large ones, `product` for kernels of 1x1, `banded` for few channels, `few` for few
-channels of a transposed convolution and `merge` for some, `pixel` for every shape; `fft` where it is asked for.
-`explain` tells what was chosen and why; with MINIDL_EXPLAIN=1 in the environment it is logged for every new problem.
+channels of a transposed convolution and `merge` for some, `depthwise` for channels with a group of their own, `pixel`
+for every shape; `fft` where it is asked for. `explain` tells what was chosen and why; with MINIDL_EXPLAIN=1 in the
+environment it is logged for every new problem.
 """
 
 import torch

@@ -39,6 +39,12 @@ LAYERS = (
 LAYERS_INTERPRETED = (
     (16, 1, 8, 12, 3, 1), (16, 3, 8, 12, 3, 1), (16, 16, 32, 8, 3, 1), (16, 32, 32, 8, 3, 1), (4, 32, 320, 4, 3, 1),
 )  # fmt: skip
+# (N, channels, size, side, stride): MobileNetV2, ConvNeXt and EfficientNet.
+DEPTHWISE = (
+    (128, 32, 112, 3, 1), (128, 96, 112, 3, 2), (128, 144, 56, 3, 1), (128, 384, 14, 3, 1), (64, 96, 56, 7, 1),
+    (128, 240, 28, 5, 1), (128, 672, 14, 5, 2),
+)  # fmt: skip
+DEPTHWISE_INTERPRETED = ((4, 16, 8, 3, 1), (4, 16, 9, 5, 2))
 # (N, C, M, size): transposed, 5x5 with stride 2.
 BACK = (*((1000, *layer) for layer in generator_rows.LAYERS), (64, 256, 128, 8), (64, 128, 64, 16))
 BACK_INTERPRETED = ((8, 32, 16, 4), (8, 16, 3, 4))
@@ -320,6 +326,17 @@ def _convolution(kind: Kind, form: str, gradient: str = "") -> Iterator[Problem]
         yield kind.problem(what, kernel(launcher), inputs, off=off)
 
 
+def _depthwise(kind: Kind, gradient: str = "") -> Iterator[Problem]:
+    launcher = conv.grad_weight if gradient == "weight" else _forward
+    for N, C, size, side, stride in DEPTHWISE_INTERPRETED if kind.small else DEPTHWISE:
+        N = max(1, N // 8) if kind.dtype == torch.float64 else N
+        geometry = Geometry.of((size, size), (side, side), (stride,) * 2, ((side // 2,) * 2,) * 2, (1, 1), C)
+        other = _images(N, C, geometry.h.output) if gradient == "weight" else _images(C, 1, side)
+        inputs = tensors(_images(N, C, size), other, extra=(geometry,), form="depthwise")
+        what = f"depthwise {side}x{side}, {C} channels at {size}, {N} images" + f", stride {stride}" * (stride > 1)
+        yield kind.problem(what, kernel(launcher), inputs)
+
+
 def _pair_pool(kind: Kind) -> Iterator[Problem]:
     if kind.dtype == torch.float64:
         return
@@ -383,6 +400,8 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "conv_band conv_banded conv_held conv_two_rows": (_convolution, "banded"),
         "conv_pair_pool": (_pair_pool,),
         "conv_banded_grad_weight": (_convolution, "banded", "weight"),
+        "conv_depthwise": (_depthwise,),
+        "conv_depthwise_grad_weight": (_depthwise, "weight"),
         "conv_turn": (_transposed, "pixel"),
         "conv_few": (_transposed, "few"),
         "conv_fft conv_fft_product": (_convolution, "fft"),
