@@ -20,6 +20,8 @@ from minidl.kernels.conv import (
     batch_grad_weight,
     batch_tiled,
     boxed,
+    depthwise,
+    depthwise_grad_weight,
     even_grad_weight,
     held,
     pixel_grad_weight,
@@ -760,6 +762,27 @@ def test_depthwise_is_taken_for_depthwise():
     p = Problem((2, 1, 1, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1), 64))
     for direction in (FORWARD, GRAD_WEIGHT):
         assert plan.plan(p.described(direction)).name == "depthwise"
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "padding", "bad"), [(8, 2, 0, (0, slice(None), 7)), (5, 1, 1, (0, 0, 4, 2))]
+)
+def test_depthwise_gradient_is_finite_where_the_others_are(size, stride, padding, bad):
+    """Rows of outputs past the last, which a tile has, take nothing of their inputs."""
+    p = Problem((1, 1, 1, (size,) * 2, (3, 3), (stride,) * 2, (padding,) * 2, (1, 1), 4))
+    p.x[bad] = float("inf")
+    got, other = (conv.grad_weight(p.x, p.dy, p.geometry, form=form) for form in ("depthwise", "pixel"))
+    assert torch.equal(got.isfinite(), other.isfinite())
+    assert got.isfinite().sum() >= 30
+
+
+@pytest.mark.parametrize("shape", [(65536, 2, (32, 513), 0), (2**20, 1, (2045, 1), 4)])
+def test_depthwise_leaves_what_32_bits_do_not_count_to_others(shape):
+    groups, M, size, padding = shape
+    kernel = size if padding == 0 else (1, 9)
+    at = Geometry.of(size, kernel, (1, 1), ((0, 0), (padding,) * 2), (1, 1), groups)
+    for direction, form in ((FORWARD, depthwise), (GRAD_WEIGHT, depthwise_grad_weight)):
+        assert not form.able(Described(direction, at, 1, 1, M, torch.float16))
 
 
 @pytest.mark.parametrize(

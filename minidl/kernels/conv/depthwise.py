@@ -126,9 +126,12 @@ def fits(problem: Problem) -> bool | No:
         return No(f"more than {MOST_CHANNELS} channels to a sum, or one group")
     if len(problem.at.h.taps) > MOST_ROWS:
         return No(f"more than {MOST_ROWS} rows of taps")
-    images = max(H * W * problem.C, OH * OW * problem.M) * problem.groups
-    if max(images, problem.N * max(W, OW)) >= MANY:
-        return No("images of more values than 32 bits count")
+    v = problem.at.v
+    reach = (len(v.taps) - 1) * v.in_tap  # beside the image, from where a tap inside is counted
+    images = max((H * W + reach) * problem.C, OH * OW * problem.M) * problem.groups
+    weights = problem.taps * problem.C * problem.groups * problem.M
+    if max(images, weights, problem.N * max(W, OW)) >= MANY:
+        return No("images or weights of more values than 32 bits count")
     return True
 
 

@@ -74,7 +74,8 @@ def conv_depthwise_grad_weight_kernel(
                     h = x_h + (b * IN_STEP_H + r * IN_TAP_H)
                     o_tap = (h * W + s * IN_TAP_W) * CHANNELS
                     b_x = tl.load(p_tile + o_tap, mask=m_x & (h >= 0) & (h < H), other=0.0)
-                    b_sum += b_x.to(ACC) * b_dys[b]
+                    # A row of outputs past the last has no share, whatever its inputs are.
+                    b_sum += tl.where(i_row + b < QH, b_x.to(ACC) * b_dys[b], 0.0)
                 b_next += (b_sum,)
         b_sums = b_next
     p_partial += tl.program_id(1).to(tl.int64) * OUT * (JH * JW)
