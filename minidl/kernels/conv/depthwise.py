@@ -136,10 +136,16 @@ def fits(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
-    h, v = problem.at.h, problem.at.v
-    products = problem.N * h.count * v.count * problem.groups * problem.M * problem.C * problem.taps
-    tile = tile_of(problem)
-    programs = _grid(problem, tile["BLOCK_R"], *blocks(problem, tile))
+    return estimate_of(problem, FAMILIES[0])
+
+
+def estimate_of(problem: Problem, family: str) -> float:
+    """With the tile of a family."""
+    tile = tile_of(problem, family)
+    BLOCK_P, BLOCK_C = blocks(problem, tile)
+    h, v, out = problem.at.h, problem.at.v, problem.groups * problem.M
+    products = problem.N * h.count * v.count * out * problem.C * problem.taps
+    programs = launch.cdiv(out, BLOCK_C) * tiles(problem, tile["BLOCK_R"], BLOCK_P)
     return costs.of_each_channel(problem, NAME, products, programs * problem.taps * tile["BLOCK_R"] * problem.C)
 
 
@@ -147,12 +153,12 @@ def prepare(problem: Problem) -> Product:
     h, v = problem.at.h, problem.at.v
     (H, W), (OH, OW) = problem.read, problem.written
     out = problem.groups * problem.M
-    tile = tile_of(problem)
+    tile = tile_of(problem, FAMILIES[0])
     BLOCK_P, BLOCK_C = blocks(problem, tile)
     scalars = (
         problem.N * v.count, H, W, h.count, v.count, OH, OW, out, h.in_start, v.in_start, h.out_start, v.out_start,
     )  # fmt: skip
-    grid = _grid(problem, tile["BLOCK_R"], BLOCK_P, BLOCK_C)
+    grid = launch.cdiv(out, BLOCK_C) * tiles(problem, tile["BLOCK_R"], BLOCK_P)
     meta = {
         **problem.taps_read, "M": problem.M, "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
         "ACC": launch.acc(problem.dtype), **early.options(grid, problem.target), **problem.flags("POOL"),
@@ -165,7 +171,7 @@ def run(prepared: Product, t: Tensors) -> None:
     prepared.run(t)
 
 
-def tile_of(problem: Problem, family: str = "conv_depthwise") -> launch.Tile:
+def tile_of(problem: Problem, family: str) -> launch.Tile:
     """The tile, before its channels are fitted."""
     h, v = problem.at.h, problem.at.v
     return problem.tile(
@@ -184,10 +190,10 @@ def blocks(problem: Problem, tile: launch.Tile) -> tuple[int, int]:
     return tile["BLOCK_P"] * channels // chosen, chosen
 
 
-def _grid(problem: Problem, rows: int, pixels: int, channels: int) -> int:
+def tiles(problem: Problem, rows: int, pixels: int) -> int:
+    """Tiles of so many rows and pixels, of one block of channels."""
     h, v = problem.at.h, problem.at.v
-    tiles = launch.cdiv(problem.groups * problem.M, channels) * launch.cdiv(h.count, rows)
-    return tiles * launch.cdiv(problem.N * v.count, pixels)
+    return launch.cdiv(h.count, rows) * launch.cdiv(problem.N * v.count, pixels)
 
 
 def _spread(problem: Problem) -> Weights:

@@ -11,8 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs
-from minidl.kernels.conv.depthwise import blocks, fits, tile_of
+from minidl.kernels.conv import depthwise
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
 from minidl.runtime import launch
@@ -90,28 +89,23 @@ def able(problem: Problem) -> bool | No:
         return No("several channels to a sum")
     if len(problem.at.h.taps) > MOST_ROWS:
         return No(f"more than {MOST_ROWS} rows of taps")
-    return fits(problem)
+    return depthwise.fits(problem)
 
 
 def estimate(problem: Problem) -> float:
-    h, v = problem.at.h, problem.at.v
-    products = problem.N * h.count * v.count * problem.groups * problem.M * problem.taps
-    tile = tile_of(problem, "conv_depthwise_grad_weight")
-    BLOCK_P, BLOCK_C = blocks(problem, tile)
-    programs = launch.cdiv(problem.groups * problem.M, BLOCK_C) * _tiles(problem, tile["BLOCK_R"], BLOCK_P)
-    return costs.of_each_channel(problem, NAME, products, programs * problem.taps * tile["BLOCK_R"])
+    return depthwise.estimate_of(problem, FAMILIES[0])
 
 
 def prepare(problem: Problem) -> Shares:
     h, v = problem.at.h, problem.at.v
     H, W = problem.read
     out = problem.groups * problem.M
-    tile = tile_of(problem, "conv_depthwise_grad_weight")
-    BLOCK_P, BLOCK_C = blocks(problem, tile)
+    tile = depthwise.tile_of(problem, FAMILIES[0])
+    BLOCK_P, BLOCK_C = depthwise.blocks(problem, tile)
     options = tile.options
     options["TAPS"] = columns = max(1, min(options.pop("SUMS") // len(h.taps), len(v.taps)))
     parts = launch.cdiv(out, BLOCK_C) * launch.cdiv(len(v.taps), columns)
-    tiles = _tiles(problem, tile["BLOCK_R"], BLOCK_P)
+    tiles = depthwise.tiles(problem, tile["BLOCK_R"], BLOCK_P)
     wanted = max(1, min(options.pop("PER_PROCESSOR") * problem.processors // parts, tiles // LEAST))
     share = launch.cdiv(tiles, wanted)
     shares = launch.cdiv(tiles, share)
@@ -127,7 +121,3 @@ def prepare(problem: Problem) -> Shares:
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:
     return prepared.run(t.w, t.x)
-
-
-def _tiles(problem: Problem, rows: int, pixels: int) -> int:
-    return launch.cdiv(problem.at.h.count, rows) * launch.cdiv(problem.N * problem.at.v.count, pixels)

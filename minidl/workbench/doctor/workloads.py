@@ -140,13 +140,14 @@ def _convolution(dtype: torch.dtype) -> Calls:
             for name, call in calls.items():
                 yield f"{name}, {form}, {C} to {M} at {size}", partial(_if_able, call, form)
         yield f"gradient of the weight in equal parts, {C} to {M} at {size}", partial(_in_equal_parts, x, dy, geometry)
-    for groups, C, M, size, kernel, stride in (
-        (32, 1, 1, 112, 3, 1), (144, 1, 1, 56, 3, 2), (96, 1, 1, 56, 7, 1), (240, 1, 2, 28, 5, 1), (24, 1, 1, 9, 11, 1),
+    for groups, M, size, kernel, stride in (
+        (32, 1, 112, 3, 1), (144, 1, 56, 3, 2), (96, 1, 56, 7, 1), (240, 2, 28, 5, 1), (24, 1, 9, 11, 1),
     ):  # fmt: skip
         geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((kernel // 2,) * 2,) * 2, (1, 1), groups)
-        x, w, bias = _images(64, groups, size, dtype), _images(groups * M, C, kernel, dtype), torch.zeros(groups * M)
-        dy, bias = _images(64, groups * M, geometry.h.output, dtype), bias.to(dtype)
-        name = f"depthwise {kernel}x{kernel}, {groups} to {groups * M} at {size}"
+        out = groups * M
+        x, w, bias = _images(64, groups, size, dtype), _images(out, 1, kernel, dtype), torch.zeros(out, dtype=dtype)
+        dy = _images(64, out, geometry.h.output, dtype)
+        name = f"depthwise {kernel}x{kernel}, {groups} to {out} at {size}"
         for act, preactivation in (("gelu_tanh", True), ("relu", False)):
             call = partial(conv.forward, x, w, geometry, bias, act, scale=bias, form="depthwise")
             yield f"{name}, {act}", partial(call, preactivation=preactivation)
