@@ -18,7 +18,7 @@ environment it is logged for every new problem.
 import torch
 
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import fft
+from minidl.kernels.conv import fft, filled
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry
@@ -32,7 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 FORMS = plans.names()
-FAMILIES = tuple(dict.fromkeys(family for form in plans.FORMS for family in form.FAMILIES))
+FAMILIES = tuple(dict.fromkeys(family for form in (*plans.FORMS, filled) for family in form.FAMILIES))
 
 
 def forward(

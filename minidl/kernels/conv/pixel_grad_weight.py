@@ -2,8 +2,9 @@
 
     dw[m, j, c] = sum over pixels of dy[n, q, m] x[n, at(q, j), c]
 
-The pixels are the K of the GEMM, whose tiles are found as in `pixel_tiled`. They are cut into shares; the partial sums
-of the shares are added in order.
+The pixels are the K of the GEMM, whose tiles are found as in `pixel_tiled`. A program sums TAPS taps of a block of
+channels over its share of the pixels: they have one block of dy and one count of pixels. The partial sums of the shares
+are added in order.
 """
 
 import torch
@@ -11,10 +12,12 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs
-from minidl.kernels.conv.pixel_tiled import flat, pixel, products, programs
+from minidl.kernels.conv.pixel_tiled import flat, pixel, products, programs, run_of_taps, wide
 from minidl.kernels.conv.prepared import Shares
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors
-from minidl.runtime import launch
+from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors, all_inside
+from minidl.kernels.division import divided, reciprocal
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
 
 NAME = "pixel"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -23,16 +26,21 @@ FAMILIES = ("conv_grad_weight",)
 
 @triton.jit(do_not_specialize=["QH", "QW"])
 def conv_pixel_grad_weight_kernel(
-    p_dy, p_x, p_partial, pixels, H, W, QH, QW, M, GROUPS, in_h, in_w, share,
-    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    p_dy, p_x, p_partial, pixels, H, W, QH, QW, in_h, in_w, by_image, by_row, share,
+    GROUPS: tl.constexpr, M: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    WIDE: tl.constexpr, LONG: tl.constexpr, FLAT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    WIDE: tl.constexpr, LONG: tl.constexpr, FLAT: tl.constexpr, INSIDE: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """partial [shares, groups * M, J * C]: the sum over one share of the pixels. BLOCK_N channels, BLOCK_K pixels."""
+    """partial [shares, groups * M, J * C]: the sum over one share of the pixels. BLOCK_N channels, BLOCK_K pixels.
+
+    WIDE, LONG, FLAT, INSIDE: as in `pixel_tiled`.
+    """
+    wait(EARLY)
     K: tl.constexpr = JH * JW * C
     BLOCKS_C: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
-    tiles_c: tl.constexpr = (K + BLOCK_N - 1) // BLOCK_N if FLAT else JH * JW * BLOCKS_C
+    tiles_c: tl.constexpr = (K + BLOCK_N - 1) // BLOCK_N if FLAT else (JH * JW + TAPS - 1) // TAPS * BLOCKS_C
     i_c = tl.program_id(0) % tiles_c
     i_group = tl.program_id(0) // tiles_c % GROUPS
     o_m = tl.program_id(0) // (tiles_c * GROUPS) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -43,47 +51,66 @@ def conv_pixel_grad_weight_kernel(
         o_c = o_k % C
         m_c = o_k < K
     else:
-        j = i_c // BLOCKS_C
+        j = i_c // BLOCKS_C * TAPS
         o_c = i_c % BLOCKS_C * BLOCK_N + tl.arange(0, BLOCK_N)
         o_k = j * C + o_c
         m_c = o_c < C
-    t_h = j // JW * IN_TAP_H
-    t_w = j % JW * IN_TAP_W
     p_x += i_group * C
     p_dy += i_group * M
     first = tl.program_id(1) * share
     if WIDE:
         first = tl.program_id(1).to(tl.int64) * share
     end = tl.minimum(first + share, pixels)
-    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    b_accs = ()
+    for _ in tl.static_range(TAPS):
+        b_accs += (tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC),)
     tl.assume(share > 0)
     for k in range(0, share, BLOCK_K):
         i_first = first + k
-        n, q_h, q_w = pixel(i_first, BLOCK_K, QH, QW, False, LONG)
+        if WIDE:
+            n, q_h, q_w = pixel(i_first, BLOCK_K, QH, QW, False, LONG)
+        else:
+            o = i_first + tl.arange(0, BLOCK_K)
+            n = divided(o, QH * QW, by_image, tl.int32)
+            o -= n * (QH * QW)
+            q_h = divided(o, QW, by_row, tl.int32)
+            q_w = o - q_h * QW
         m_row = i_first + tl.arange(0, BLOCK_K) < end
-        o_row = i_first.to(tl.int64) + tl.arange(0, BLOCK_K)
+        o_row = i_first + tl.arange(0, BLOCK_K)
+        if WIDE:
+            o_row = o_row.to(tl.int64)
         x_h = in_h + q_h * IN_STEP_H
         x_w = in_w + q_w * IN_STEP_W
-        o_x = ((n * H + x_h) * W + x_w) * (GROUPS * C)
-        if FLAT:
-            h = x_h[:, None] + t_h[None, :]
-            w = x_w[:, None] + t_w[None, :]
-            m_x = m_row[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W) & m_c[None, :]
-            o_tap = (t_h * W + t_w).to(tl.int64) * (GROUPS * C) + o_c
-        else:
-            h = x_h + t_h
-            w = x_w + t_w
-            m_x = (m_row & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None] & m_c[None, :]
-            o_tap = (t_h * W + t_w).to(tl.int64) * (GROUPS * C) + o_c
-        b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
+        o_x = ((n * H + x_h) * W + x_w) * CHANNELS
         b_dy = tl.load(
-            p_dy + (o_row * (GROUPS * M))[None, :] + o_m[:, None], mask=m_m[:, None] & m_row[None, :], other=0.0
-        )  # [BLOCK_M, BLOCK_K]
-        b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            p_dy + (o_row * (GROUPS * M))[:, None] + o_m[None, :], mask=m_row[:, None] & m_m[None, :], other=0.0
+        )  # [BLOCK_K, BLOCK_M]
+        b_next = ()
+        for t in tl.static_range(TAPS):
+            t_h = (j + t) // JW * IN_TAP_H
+            t_w = (j + t) % JW * IN_TAP_W
+            o_tap = (t_h * W + t_w).to(o_x.dtype) * CHANNELS + o_c
+            if FLAT:
+                h = x_h[:, None] + t_h[None, :]
+                w = x_w[:, None] + t_w[None, :]
+                m_x = m_row[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W) & m_c[None, :]
+            elif INSIDE:
+                m_x = m_row[:, None] & m_c[None, :]
+            else:
+                h = x_h + t_h
+                w = x_w + t_w
+                m_x = (m_row & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None] & m_c[None, :]
+            if JH * JW % TAPS != 0:
+                m_x &= j + t < JH * JW
+            b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
+            b_next += (tl.dot(b_dy.T, b_x, b_accs[t], input_precision=PRECISION, out_dtype=ACC),)
+        b_accs = b_next
     o_m += i_group * M
     p_partial += tl.program_id(1).to(tl.int64) * (GROUPS * M) * K
     o_w = o_m.to(tl.int64)[:, None] * K + o_k[None, :]
-    tl.store(p_partial + o_w, b_acc, mask=m_m[:, None] & m_c[None, :])
+    for t in tl.static_range(TAPS):
+        m_t = m_c if FLAT else m_c & (j + t < JH * JW)
+        tl.store(p_partial + o_w + t * C, b_accs[t], mask=m_m[:, None] & m_t[None, :])
 
 
 def able(problem: Problem) -> bool | No:
@@ -97,19 +124,30 @@ def estimate(problem: Problem) -> float:
 def prepare(problem: Problem) -> Shares:
     h, v = problem.at.h, problem.at.v
     H, W = problem.read
-    M, C, taps, groups = problem.M, problem.C, problem.taps, problem.groups
+    M, groups = problem.M, problem.groups
+    C, JW = run_of_taps(problem)
+    taps = len(h.taps) * JW
     joined = flat(C, taps)
-    pixels = problem.N * h.count * v.count
-    tile = problem.tile("conv_grad_weight", M=M, N=taps * C if joined else C, K=pixels)
-    tiles_c = launch.cdiv(taps * C, tile["BLOCK_N"]) if joined else taps * launch.cdiv(C, tile["BLOCK_N"])
-    tiles = tiles_c * launch.cdiv(M, tile["BLOCK_M"]) * groups
+    image = h.count * v.count
+    pixels = problem.N * image
+    tile = problem.tile("conv_grad_weight", M=M, N=taps * C if joined else C, K=pixels, T=1 if joined else taps)
+    options = tile.options
+    options["TAPS"] = 1 if joined else min(tile["TAPS"], taps)
+    across = launch.cdiv(taps * C if joined else C, tile["BLOCK_N"])
+    tiles = across * (1 if joined else launch.cdiv(taps, options["TAPS"])) * launch.cdiv(M, tile["BLOCK_M"]) * groups
     share, shares = shares_of(pixels, tile["BLOCK_K"], tiles, problem.processors)
-    scalars = (pixels, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, share)
+    scalars = (
+        pixels, H, W, h.count, v.count, h.in_start, v.in_start, reciprocal(min(image, MANY)),
+        reciprocal(v.count), share,
+    )  # fmt: skip
     meta = {
-        **problem.taps_read, "WIDE": pixels >= MANY, "LONG": h.count * v.count >= MANY, "FLAT": joined,
-        **problem.constants, **tile.options,
+        **problem.taps_read, "C": C, "JW": JW, "CHANNELS": groups * problem.C, "M": M, "GROUPS": groups,
+        "WIDE": wide(problem) or pixels * groups * M >= MANY, "LONG": image >= MANY, "FLAT": joined,
+        "INSIDE": all_inside(h, H) and all_inside(v, W),
+        **problem.constants, **early.options(target=problem.target), **options,
     }  # fmt: skip
-    return Shares(launch.Prepared(conv_pixel_grad_weight_kernel, (tiles, shares), scalars, meta), shares, problem.shape)
+    made = launch.Prepared(conv_pixel_grad_weight_kernel, (tiles, shares), scalars, meta)
+    return Shares(made, shares, problem.shape)
 
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:

@@ -36,6 +36,7 @@ from minidl.kernels.conv import (
     even_grad_weight,
     few_outputs,
     fft,
+    filled,
     held,
     merged,
     paired,
@@ -90,6 +91,7 @@ class Plan(NamedTuple):
 
     shape  of the result, channels-last
     turn   how the weights of a part are turned before it; None where they are read as they are
+    fill   what is copied before the one part, which has more channels, and of its result; None where nothing is
     """
 
     problem: Problem
@@ -100,9 +102,13 @@ class Plan(NamedTuple):
     prepared: Any = None
     parts: tuple[Plan, ...] = ()
     turn: Weights | None = None
+    fill: filled.Filling | None = None
 
     def run(self, x: torch.Tensor, w: torch.Tensor, bias: Any = None, scale: Any = None) -> tuple[torch.Tensor, Any]:
         """(y, z), channels-last: what is computed of x, w, bias and scale as `Tensors` has them; z None unless kept."""
+        if self.fill is not None:
+            y, z = self.parts[0].run(*self.fill.before(x, w, self.problem.direction), bias, scale)
+            return self.fill.after(y, self.shape), z
         if self.parts and self.problem.pool:
             return self._pooled(x, w, bias, scale), None
         if self.problem.direction == GRAD_WEIGHT:
@@ -126,7 +132,7 @@ class Plan(NamedTuple):
 
 def names() -> tuple[str, ...]:
     """What forms can be asked for by."""
-    return tuple(dict.fromkeys(form.NAME for form in FORMS))
+    return (*dict.fromkeys(form.NAME for form in FORMS), filled.NAME)
 
 
 @launch.cached
@@ -186,12 +192,26 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     parts = _in_parts(problem)
     if parts is not None:
         found.append((parts, _said_of_parts(parts)))
+    if problem.form in (None, filled.NAME):
+        found.append(_wider(problem))
     return found
 
 
 def _cheapest(problem: Problem) -> Plan | None:
     """With nothing prepared; None where no form is able."""
     return min((made for made, _ in _candidates(problem) if made is not None), key=_microseconds, default=None)
+
+
+def _wider(problem: Problem) -> tuple[Plan | None, str]:
+    """The problem with more channels: as a candidate."""
+    made = filled.wider(problem)
+    if not made:
+        return None, f"{filled.NAME:<34} unable: {made}"
+    best = _cheapest(made)
+    if best is None:
+        return None, f"{filled.NAME:<34} unable: no form for what it makes"
+    cost = best.microseconds + filled.cost(problem._replace(N=problem.images), made._replace(N=problem.images))
+    return Plan(problem, filled.NAME, cost, problem.shape, parts=(best,)), f"{filled.NAME}, {_said_of_parts(best)}"
 
 
 def _in_parts(problem: Problem) -> Plan | None:
@@ -215,7 +235,8 @@ def _prepared(chosen: Plan) -> Plan:
     """The same with all that its form needs to run, or its parts."""
     problem = chosen.problem
     if chosen.form is None:
-        return chosen._replace(parts=tuple(_prepared(part) for part in chosen.parts))
+        fill = filled.prepare(problem, chosen.parts[0].problem) if chosen.name == filled.NAME else None
+        return chosen._replace(parts=tuple(_prepared(part) for part in chosen.parts), fill=fill)
     as_they_are = problem.in_place and getattr(chosen.form, "IN_PLACE", False)
     if problem.direction == WALK and not (as_they_are or getattr(chosen.form, "READS_ANY_WEIGHTS", False)):
         turn = turned.prepare(problem, problem.at.h, problem.at.v)
@@ -229,6 +250,10 @@ def _said(form: Any) -> str:
 
 
 def _said_of_parts(parts: Plan) -> str:
+    if parts.form is not None:
+        return _said_of(parts)
+    if parts.name == filled.NAME:
+        return f"{filled.NAME}, {_said_of_parts(parts.parts[0])}"
     if parts.problem.pool:
         return f"{_said_of(parts.parts[0])}, then a pool"
     said = "+".join(dict.fromkeys(_said_of(part) for part in parts.parts))
@@ -236,4 +261,4 @@ def _said_of_parts(parts: Plan) -> str:
 
 
 def _said_of(part: Plan) -> str:
-    return part.name if part.form is None else _said(part.form)
+    return _said_of_parts(part) if part.form is None else _said(part.form)

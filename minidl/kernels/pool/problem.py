@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.division import divided, reciprocal
 from minidl.kernels.pool.geometry import Windows
 from minidl.runtime import early, launch
 
@@ -17,17 +17,6 @@ from minidl.runtime import early, launch
 UNROLLED = 16
 # The integer arguments; kernels are not specialised for their divisibility.
 SIZES = ("P", "C_V", "rows", "columns", "by_h", "by_w", "H", "W", "OH", "OW", "pad_h", "pad_w")
-
-
-@triton.jit
-def divided(n, size, by, INDEX: tl.constexpr):
-    """n // size for n from 0 to below 2^31, by the product with `reciprocal(size)`."""
-    if tl.int64 == INDEX:
-        return n // size
-    else:
-        n = n.to(tl.uint32)
-        shift = ((by >> 32) - 1).to(tl.uint32)
-        return (tl.umulhi(n + n, by.to(tl.uint32)) >> shift).to(tl.int32)
 
 
 @triton.jit
@@ -48,16 +37,6 @@ def places(
 def inside(h, w, H, W):
     """Which pixels are in the image."""
     return (h >= 0) & (h < H) & (w >= 0) & (w < W)
-
-
-@functools.lru_cache(maxsize=1024)
-def reciprocal(size: int) -> int:
-    """2^(31 + k) / size rounded up, k the bits of size - 1; and above its 32 bits k + 1, so that it always takes 64.
-
-    floor(n m / 2^(31 + k)) is then n // size for 0 <= n < 2^31 (Granlund and Montgomery, PLDI 1994).
-    """
-    k = max(size - 1, 0).bit_length()
-    return -(-(1 << 31 + k) // max(size, 1)) | k + 1 << 32
 
 
 def last(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,191 @@
+"""A convolution as one of more channels, the additional ones zero: for channels that other forms cannot take.
+
+Rows of memory that no 16 bytes divide are read value by value. So channels are filled up to a multiple of 16 bytes, of
+images, of weights and of the output's gradient: copies of [rows, C] with rows of another length. Groups of few channels
+leave a tile empty; several of them are one group whose weights are zero where its input and its output were of
+different groups. Nothing is copied for that but weights, or of their gradient the blocks that are wanted. An input that
+is not finite makes NaN of all outputs of such a group.
+
+What is then computed is a problem with a plan of its own (`plan`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.conv import costs
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
+
+NAME = "fill"
+DIRECTIONS = FORWARD, TRANSPOSED, GRAD_WEIGHT
+FAMILIES = ("conv_fill",)
+# Channels of a group made of several, at most; of a channel count to which zeros are worth adding, at least.
+FULL = 64
+LEAST = 16
+# Channels of forms that read boxes, where this adds less than a sixteenth.
+BOX = 32
+
+
+@triton.jit
+def conv_fill_kernel(
+    p_from, p_to, rows, rows_read, pitch, to, per_group, each,
+    MERGED: tl.constexpr, BACK: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """to [rows, to] = from [rows_read, pitch], with zeros beyond.
+
+    MERGED above 1: of a row of group g, g % MERGED, times `each`, is the first column that is written; with BACK the
+    first one that is read.
+    """
+    wait(EARLY)
+    tiles_n = tl.cdiv(to, BLOCK_N)
+    o_row = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    o_to = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    o_from = o_to + o_row * 0
+    if MERGED > 1:
+        first = o_row // per_group % MERGED * each
+        if BACK:
+            o_from += first
+        else:
+            o_from -= first
+    m_to = (o_row < rows) & (o_to < to)
+    m_from = m_to & (o_row < rows_read) & (o_from >= 0) & (o_from < pitch)
+    b_x = tl.load(p_from + o_row * pitch + o_from, mask=m_from, other=0.0)  # [BLOCK_M, BLOCK_N]
+    tl.store(p_to + o_row * to + o_to, b_x, mask=m_to)
+
+
+class Copy(NamedTuple):
+    """A copy of this shape."""
+
+    shape: tuple[int, ...]
+    launch: launch.Prepared
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """That of x, contiguous."""
+        made = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        self.launch.run(x, made)
+        return made
+
+
+class Filling(NamedTuple):
+    """What is copied before the wider problem is run, and of its result; None where nothing is."""
+
+    x: Copy | None
+    w: Copy | None
+    result: Copy | None
+
+    def before(self, x: torch.Tensor, w: torch.Tensor, direction: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """x and w, or of the gradient of the weight x and dy, for the wider problem."""
+        if direction == TRANSPOSED:
+            # [groups * C, M, R, S] as the kernel counts its rows, in the order [groups * C, R, S, M].
+            w = w.permute(0, 2, 3, 1).contiguous()
+        made = w if self.w is None else self.w.of(w)
+        if direction == TRANSPOSED:
+            made = made.permute(0, 3, 1, 2)
+        return (x if self.x is None else self.x.of(x)), made
+
+    def after(self, y: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """What is wanted of the result; of a gradient of the weight the first rows, where it is not copied."""
+        return y[: shape[0]] if self.result is None else self.result.of(y)
+
+
+def wider(problem: Problem) -> Problem | No:
+    """The problem of more channels."""
+    if problem.direction not in DIRECTIONS:
+        return No("a walk back")
+    if problem.dtype == torch.float64 or (problem.target == "interpreted" and problem.form != NAME):
+        return No("nothing gained with float64, or by the interpreter")
+    if problem.pool:
+        return No("a pool")
+    unit = 16 // problem.dtype.itemsize
+    groups, C, M = problem.groups, problem.C, problem.M
+    merged = _merged(groups, max(C, M))
+    if merged > 1:
+        C, M = merged * C, merged * M
+    elif groups == 1:
+        C = _filled(C, unit)
+        M = _filled(M, unit) if problem.direction == GRAD_WEIGHT else M
+    if (C, M) == (problem.C, problem.M):
+        return No("channels that need no more")
+    made = problem._replace(C=C, M=M, geometry=problem.geometry._replace(groups=groups // merged), form=None)
+    copied = merged == 1 and problem.C != C and (problem.direction != GRAD_WEIGHT or problem.M != M)
+    made = made._replace(aligned=problem.aligned or copied, w_aligned=True)
+    if problem.direction == TRANSPOSED:
+        R, S = problem.geometry.h.kernel, problem.geometry.w.kernel
+        made = made._replace(strides=(R * S * M, 1, S * M, M))
+    return made
+
+
+def cost(problem: Problem, made: Problem) -> float:
+    """Microseconds of the copies, of what is read and written."""
+    device = costs.DEVICES[problem.target]
+    filling = prepare(problem, made)
+    copies = [copy for copy in filling if copy is not None]
+    values = sum(2.0 * torch.Size(copy.shape).numel() for copy in copies)
+    return len(copies) * device.launch + values * problem.dtype.itemsize / device.copy
+
+
+def prepare(problem: Problem, made: Problem) -> Filling:
+    """The copies for the problem that was made wider."""
+    H, W = problem.read
+    R, S = problem.geometry.h.kernel, problem.geometry.w.kernel
+    rows, taps, merged = problem.N * H * W, R * S, problem.groups // made.groups
+    back = problem.direction == TRANSPOSED
+    x = None
+    if merged == 1 and made.C != problem.C:
+        x = _copy(problem, (problem.N, H, W, made.C), rows, rows, problem.C)
+    if problem.direction == GRAD_WEIGHT:
+        OH, OW = problem.written
+        rows = problem.N * OH * OW
+        dy = result = None
+        if merged == 1 and made.M != problem.M:
+            dy = _copy(problem, (problem.N, OH, OW, made.M), rows, rows, problem.M)
+        if made.C != problem.C:
+            rows = problem.groups * problem.M * taps
+            group = merged, problem.M * taps, problem.C
+            result = _copy(problem, problem.shape, rows, rows, made.C, group, back=True)
+        return Filling(x, dy, result)
+    # Rows of the weights are channels that are written, on the way back those that are read.
+    of_group, row, filled = (problem.C, problem.M, made.M) if back else (problem.M, problem.C, made.C)
+    made_of_group = made.C if back else made.M
+    shape = made.groups * made_of_group, R, S, filled
+    of_w = problem.groups * of_group * taps
+    group = merged, of_group * taps, row
+    return Filling(x, _copy(problem, shape, made.groups * made_of_group * taps, of_w, row, group), None)
+
+
+def _copy(
+    problem: Problem, shape: tuple[int, ...], rows: int, read: int, pitch: int,
+    merged: tuple[int, int, int] = (1, 1, 0), back: bool = False,
+) -> Copy:  # fmt: skip
+    """rows: of the result; read: of what is copied, whose rows have `pitch` values.
+
+    merged, back: of `conv_fill_kernel`; how many groups, and the rows and columns of each.
+    """
+    to = shape[-1]
+    tile = problem.tile("conv_fill", floor=1, M=rows, N=to)
+    grid = launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(to, tile["BLOCK_N"])
+    parts, per_group, each = merged
+    scalars = (rows, read, pitch, to, per_group, each)
+    meta = {"MERGED": parts, "BACK": back, **early.options(grid, problem.target), **tile.options}
+    return Copy(shape, launch.Prepared(conv_fill_kernel, (grid,), scalars, meta))
+
+
+def _merged(groups: int, channels: int) -> int:
+    """Groups of so many channels that are made one: as many as fill FULL channels and divide their number."""
+    if groups == 1 or channels > FULL // 2:
+        return 1
+    return max(k for k in range(1, FULL // channels + 1) if groups % k == 0)
+
+
+def _filled(channels: int, unit: int) -> int:
+    """Channels with those added that make whole units or, where that adds little, blocks for boxes."""
+    if channels < LEAST:
+        return channels
+    boxes = launch.cdiv(channels, BOX) * BOX
+    return boxes if boxes - channels <= channels // 16 else launch.cdiv(channels, unit) * unit

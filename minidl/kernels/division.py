@@ -1,0 +1,29 @@
+"""Whole numbers divided by one that the host knows: by a product, in place of the many instructions of a division."""
+
+from __future__ import annotations
+
+import functools
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def divided(n, size, by, INDEX: tl.constexpr):
+    """n // size for n from 0 to below 2^31, by the product with `reciprocal(size)`."""
+    if tl.int64 == INDEX:
+        return n // size
+    else:
+        n = n.to(tl.uint32)
+        shift = ((by >> 32) - 1).to(tl.uint32)
+        return (tl.umulhi(n + n, by.to(tl.uint32)) >> shift).to(tl.int32)
+
+
+@functools.lru_cache(maxsize=1024)
+def reciprocal(size: int) -> int:
+    """2^(31 + k) / size rounded up, k the bits of size - 1; and above its 32 bits k + 1, so that it always takes 64.
+
+    floor(n m / 2^(31 + k)) is then n // size for 0 <= n < 2^31 (Granlund and Montgomery, PLDI 1994).
+    """
+    k = max(size - 1, 0).bit_length()
+    return -(-(1 << 31 + k) // max(size, 1)) | k + 1 << 32
