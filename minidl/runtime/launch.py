@@ -243,16 +243,30 @@ def tile(
     A size BLOCK_X is cut to the power of two at or above extent X, but not below `floor` (16 for matrix products).
     `precision` is that of float32 products (default: the one in use). A tile forced by `force` is taken as it is.
     """
+    return candidates(family, dtype, floor=floor, precision=precision, target_=target_, **shape)[0]
+
+
+def candidates(
+    family: str,
+    dtype: torch.dtype,
+    *,
+    floor: int = 1,
+    precision: str | None = None,
+    target_: str | None = None,
+    **shape: int,
+) -> tuple[Tile, ...]:
+    """The tiles of all rules that a problem fulfils, of which `tile` takes the first; for a choice by an estimate."""
     if _state.forced is not None and family in _state.forced:
-        return _state.forced[family]
+        return (_state.forced[family],)
     return _choose(family, target_ or target(), dtype, precision or _precision(dtype), floor, tuple(shape.items()))
 
 
 @cached
 def _choose(
     family: str, target_: str, dtype: torch.dtype, precision: str, floor: int, shape: tuple[tuple[str, int], ...]
-) -> Tile:
+) -> tuple[Tile, ...]:
     extents = dict(shape)
+    found = []
     for rule in table(family)[target_]:
         when = rule.get("when", {})
         if _takes(when, dtype, precision) and _fits(when, extents):
@@ -263,7 +277,9 @@ def _choose(
                 )
                 for name, size in chosen.sizes.items()
             }
-            return Tile(sizes, chosen.num_warps, chosen.num_stages)
+            found.append(Tile(sizes, chosen.num_warps, chosen.num_stages))
+    if found:
+        return tuple(found)
     raise KeyError(f"the tile table of {family} for {target_} has no rule for {dtype} {extents}")
 
 

@@ -94,7 +94,8 @@ def able(problem: Problem) -> bool | No:
 
 def estimate(problem: Problem) -> float:
     kind = "banded, pooled" if problem.pool else NAME
-    return costs.microseconds(problem, kind, products(problem))
+    time = costs.microseconds(problem, kind, products(problem))
+    return 1.4 * time + 2.5 if problem.paced else time
 
 
 def products(problem: Problem) -> float:

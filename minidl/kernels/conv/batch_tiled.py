@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs
+from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, TRANSPOSED, No, Problem, Tensors, all_inside, taps_of
@@ -31,6 +31,7 @@ NAME = "batch"
 IN_PLACE = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_batch", "conv_batch_narrow")
+BATCH_ROUND = 2.0
 WHOLE = tl.constexpr(0)
 INNER = tl.constexpr(1)
 BORDER = tl.constexpr(2)
@@ -229,6 +230,14 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
+    if problem.paced:
+        tile = tile_of(problem)
+        block = min(tile["BLOCK_K"], problem.C & -problem.C)
+        tiles = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups * launch.cdiv(problem.images, tile["BLOCK_M"])
+        tiles *= costs.outputs(problem) // problem.images
+        steps = pace.steps(costs.taps(problem) * problem.C / block, block) * costs.pages(problem)
+        time = pace.microseconds(tiles, steps, pace.of(tile), problem.processors, BATCH_ROUND)
+        return costs.at_least(problem, time)
     products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
     return costs.of_run(problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem))
 
@@ -237,11 +246,9 @@ def prepare(problem: Problem) -> launch.Prepared:
     h, v, (H, W), (OH, OW) = problem.at
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
     low, high = _beyond_half(h, H, OH)
-    halved = problem.images <= 64 and low + high < OH // 2
-    # A short K leaves no time for wide epilogues.
-    family = "conv_batch_narrow" if problem.dtype != torch.float32 and C % 64 else "conv_batch"
-    parts, pixels = (2, h.count * v.count // 2) if halved else (1, h.count * v.count)
-    tile = problem.tile(family, M=parts * problem.images, N=M, K=C & -C, pixels=pixels)
+    halved = _halved(problem)
+    parts = 2 if halved else 1
+    tile = tile_of(problem)
     options = tile.options
     halved = halved and tile["BLOCK_M"] >= 32
     if not halved:
@@ -275,6 +282,22 @@ def prepare(problem: Problem) -> launch.Prepared:
         weights(problem, turn, block, tile["BLOCK_N"] << options["WIDE"]),
     )
     return launch.Prepared(conv_batch_kernel, (programs,), scalars, meta, boxes)
+
+
+def tile_of(problem: Problem) -> launch.Tile:
+    """The tile, which may be of halves of images."""
+    C = problem.C
+    # A short K leaves no time for wide epilogues.
+    family = "conv_batch_narrow" if problem.dtype != torch.float32 and C % 64 else "conv_batch"
+    parts = 2 if problem.direction != TRANSPOSED and _halved(problem) else 1
+    pixels = costs.outputs(problem) // max(problem.N, 1) // parts
+    return problem.tile(family, M=parts * problem.images, N=problem.M, K=C & -C, pixels=pixels)
+
+
+def _halved(problem: Problem) -> bool:
+    h, (H, _), (OH, _) = problem.at.h, problem.read, problem.written
+    low, high = _beyond_half(h, H, OH)
+    return problem.images <= 64 and low + high < OH // 2
 
 
 def weights(problem: Problem, turn: bool, block_k: int, block_n: int) -> Box:

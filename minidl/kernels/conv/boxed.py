@@ -10,13 +10,14 @@ A block of channels of the weights is the left operand and the box the right one
 are multiplied with the weights: a weight that is not finite makes NaN at the border.
 """
 
+import math
 from collections.abc import Sequence
 
 import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import batch_tiled, costs
+from minidl.kernels.conv import batch_tiled, costs, pace
 from minidl.kernels.conv.epilogue import affine, finish
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, No, Problem, Tensors, taps_of
 from minidl.kernels.gemm.tiled import halves
@@ -27,6 +28,7 @@ NAME = "box"
 IN_PLACE = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
+BOX_ROUND = 3.0
 
 
 @triton.jit
@@ -161,14 +163,27 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
-    return costs.microseconds(problem, NAME, costs.reading(problem) * costs.dense(problem))
+    """With the pixels of boxes that are outside of an image."""
+    h, v, tile = problem.at.h, problem.at.v, _tile(problem)
+    sizes = problem.N, h.count, v.count
+    box = shape_of_box(*sizes, tile["BLOCK_N"])
+    boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
+    if problem.paced:
+        block = min(tile["BLOCK_K"], problem.C & -problem.C)
+        tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
+        # Its rows are channels.
+        tempo = pace.TILES.get((tile["BLOCK_N"], tile["BLOCK_M"]), pace.OTHER)
+        steps = pace.steps(problem.taps * problem.C // block, block)
+        return costs.at_least(problem, pace.microseconds(tiles, steps, tempo, problem.processors, BOX_ROUND))
+    filled = boxes * math.prod(box) / math.prod(sizes)
+    return costs.microseconds(problem, NAME, filled * costs.reading(problem) * costs.dense(problem))
 
 
 def prepare(problem: Problem) -> launch.Prepared:
     h, v = problem.at.h, problem.at.v
     (H, W), (OH, OW) = problem.read, problem.written
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
-    tile = problem.tile("conv_box", M=M, N=problem.images * h.count * v.count, K=C & -C)
+    tile = _tile(problem)
     options = tile.options
     box = shape_of_box(N, h.count, v.count, options.pop("BLOCK_N"))
     options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
@@ -200,6 +215,11 @@ def prepare(problem: Problem) -> launch.Prepared:
 def run(prepared: launch.Prepared, t: Tensors) -> None:
     boxes_of_y = None if prepared.boxes[2] is None else t.y
     prepared.run(t.x, t.w, boxes_of_y, t.bias, t.scale, t.y, t.z)
+
+
+def _tile(problem: Problem) -> launch.Tile:
+    h, v, C = problem.at.h, problem.at.v, problem.C
+    return problem.tile("conv_box", M=problem.M, N=problem.images * h.count * v.count, K=C & -C)
 
 
 def stores_boxes(problem: Problem) -> bool:

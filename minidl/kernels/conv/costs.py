@@ -121,8 +121,11 @@ def pages(problem: Problem) -> float:
 
 
 def of_run(images: int, least: int = RUN) -> float:
-    """What runs of so many images cost beside long ones."""
-    return SHORT_RUN if images < least else 1.0
+    """What runs of so many images cost beside long ones, and what their last tile computes in vain."""
+    if images < least:
+        return SHORT_RUN
+    rows = 2 * RUN if images > RUN else RUN
+    return launch.cdiv(images, rows) * rows / images
 
 
 def microseconds(problem: Problem, form: str, products: float, programs: float = 1) -> float:
@@ -136,6 +139,12 @@ def microseconds(problem: Problem, form: str, products: float, programs: float =
     tiles = max(1, launch.cdiv(outputs(problem), 2 * RUN) * problem.groups * launch.cdiv(problem.M, RUN))
     waves = launch.cdiv(tiles, problem.processors) * problem.processors / tiles
     return device.launch + moved(problem) / device.copy + factor * waves * 2 * products / rate
+
+
+def at_least(problem: Problem, time: float) -> float:
+    """A launch that takes so many us, or as long as memory does."""
+    device = DEVICES[problem.target]
+    return max(time, device.launch + moved(problem) / device.copy)
 
 
 def of_each_channel(problem: Problem, form: str, products: float, rounds: float) -> float:

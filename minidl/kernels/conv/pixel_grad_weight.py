@@ -7,12 +7,14 @@ channels over its share of the pixels: they have one block of dy and one count o
 are added in order.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs
-from minidl.kernels.conv.pixel_tiled import flat, pixel, products, programs, run_of_taps, wide
+from minidl.kernels.conv import costs, pace, pixel_choice
+from minidl.kernels.conv.pixel_tiled import pixel
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors, all_inside
 from minidl.kernels.division import divided, reciprocal
@@ -118,45 +120,82 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
-    return costs.microseconds(problem, NAME, costs.outputs(problem) * products(problem), programs(problem))
+    at = chosen(problem)
+    if problem.paced:
+        block = at.tile["BLOCK_K"]
+        # Of few channels of the output's gradient not much is read.
+        narrow = max(pace.narrow(problem.M if problem.M >= 16 else 8, 2), pace.narrow(problem.C, 2))
+        steps = pace.steps(launch.cdiv(at.share, block), block) * (pace.FLAT_GRAD_WEIGHT if at.joined else narrow)
+        tempo = pace.of_grad_weight(at.tile, at.TAPS)
+        time = pace.microseconds(at.tiles * at.shares, steps, tempo, problem.processors, pace.SHORT_ROUND)
+        values = problem.groups * problem.M * problem.taps * problem.C
+        return costs.at_least(problem, time + pace.of_shares(at.shares, values))
+    return costs.microseconds(
+        problem, NAME, costs.outputs(problem) * pixel_choice.products(problem), pixel_choice.programs(problem)
+    )  # fmt: skip
+
+
+class Chosen(NamedTuple):
+    """A tile with TAPS taps, the channels and columns of taps it is for, whether these are one axis; tiles of the
+    gradient, and the pixels of a share and how many there are."""
+
+    tile: launch.Tile
+    TAPS: int
+    C: int
+    JW: int
+    joined: bool
+    tiles: int
+    share: int
+    shares: int
+
+
+def chosen(problem: Problem) -> Chosen:
+    """How the gradient is cut."""
+    C, JW = pixel_choice.run_of_taps(problem)
+    taps = len(problem.at.h.taps) * JW
+    joined = pixel_choice.flat(C, taps)
+    pixels = problem.N * problem.at.h.count * problem.at.v.count
+    N = taps * C if joined else C
+    tile = problem.tile("conv_grad_weight", M=problem.M, N=N, K=pixels, T=1 if joined else taps)
+    TAPS = 1 if joined else min(tile["TAPS"], taps)
+    if TAPS == 3 and taps % 3 and taps % 2 == 0:
+        TAPS = 2
+    tiles = launch.cdiv(N, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
+    tiles *= 1 if joined else launch.cdiv(taps, TAPS)
+    # Of programs of eight warps one runs on a multiprocessor.
+    programs = problem.processors * (1 if tile.num_warps == 8 else 2)
+    share, shares = shares_of(pixels, tile["BLOCK_K"], tiles, programs)
+    return Chosen(tile, TAPS, C, JW, joined, tiles, share, shares)
 
 
 def prepare(problem: Problem) -> Shares:
     h, v = problem.at.h, problem.at.v
     H, W = problem.read
     M, groups = problem.M, problem.groups
-    C, JW = run_of_taps(problem)
-    taps = len(h.taps) * JW
-    joined = flat(C, taps)
+    at = chosen(problem)
     image = h.count * v.count
     pixels = problem.N * image
-    tile = problem.tile("conv_grad_weight", M=M, N=taps * C if joined else C, K=pixels, T=1 if joined else taps)
-    options = tile.options
-    options["TAPS"] = 1 if joined else min(tile["TAPS"], taps)
-    across = launch.cdiv(taps * C if joined else C, tile["BLOCK_N"])
-    tiles = across * (1 if joined else launch.cdiv(taps, options["TAPS"])) * launch.cdiv(M, tile["BLOCK_M"]) * groups
-    share, shares = shares_of(pixels, tile["BLOCK_K"], tiles, problem.processors)
     scalars = (
-        pixels, H, W, h.count, v.count, h.in_start, v.in_start, reciprocal(min(image, MANY)),
-        reciprocal(v.count), share,
+        pixels, H, W, h.count, v.count, h.in_start, v.in_start, reciprocal(min(image, MANY)), reciprocal(v.count),
+        at.share,
     )  # fmt: skip
     meta = {
-        **problem.taps_read, "C": C, "JW": JW, "CHANNELS": groups * problem.C, "M": M, "GROUPS": groups,
-        "WIDE": wide(problem) or pixels * groups * M >= MANY, "LONG": image >= MANY, "FLAT": joined,
+        **problem.taps_read, "C": at.C, "JW": at.JW, "CHANNELS": groups * problem.C, "M": M, "GROUPS": groups,
+        "WIDE": pixel_choice.wide(problem) or pixels * groups * M >= MANY, "LONG": image >= MANY, "FLAT": at.joined,
         "INSIDE": all_inside(h, H) and all_inside(v, W),
-        **problem.constants, **early.options(target=problem.target), **options,
+        **problem.constants, **early.options(target=problem.target), **at.tile.options, "TAPS": at.TAPS,
     }  # fmt: skip
-    made = launch.Prepared(conv_pixel_grad_weight_kernel, (tiles, shares), scalars, meta)
-    return Shares(made, shares, problem.shape)
+    made = launch.Prepared(conv_pixel_grad_weight_kernel, (at.tiles, at.shares), scalars, meta)
+    return Shares(made, at.shares, problem.shape)
 
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:
     return prepared.run(t.w, t.x)
 
 
-def shares_of(length: int, block: int, tiles: int, processors: int) -> tuple[int, int]:
-    """(length of a share in whole blocks, number of shares): enough to fill the device, at least 8 blocks each."""
+def shares_of(length: int, block: int, tiles: int, programs: int) -> tuple[int, int]:
+    """(length of a share in whole blocks, number of shares): enough for so many programs, at least 8 blocks each."""
     blocks = launch.cdiv(length, block)
-    wanted = max(1, min(2 * processors // max(tiles, 1), blocks // 8))
+    wanted = max(1, min(programs // max(tiles, 1), blocks // 8))
     share = launch.cdiv(blocks, wanted)
     return share * block, launch.cdiv(blocks, share)

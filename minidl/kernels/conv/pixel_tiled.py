@@ -20,19 +20,17 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs
+from minidl.kernels.conv import pixel_choice
 from minidl.kernels.conv.epilogue import affine, finish, pool_quads
-from minidl.kernels.conv.problem import CORRELATIONS, MANY, No, Problem, Tensors, all_inside, taps_of
+from minidl.kernels.conv.problem import CORRELATIONS, MANY, No, Problem, Tensors, all_inside
 from minidl.kernels.gemm import launches
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
 
-NAME = "pixel"
+NAME = pixel_choice.NAME
 IN_PLACE = True
 DIRECTIONS = CORRELATIONS
-FAMILIES = ("conv", "conv_flat", "conv_turn")
-# Taps of an axis that have a bit each.
-BITS = 31
+FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
 
 
 @triton.jit
@@ -74,8 +72,9 @@ def inside_bits(o_first, size, STEP: tl.constexpr, COUNT: tl.constexpr):
 @triton.jit
 def add_blocks(
     b_acc, i_start, i_end, p_x, p_w, o_x, m_row, x_h, x_w, in_rows, in_columns, o_w, m_m,
-    H, W, w_tap_h, w_tap_w, w_channel,
-    CHANNELS: tl.constexpr, C: tl.constexpr, JW: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    H, W, JW, w_start, w_tap_h, w_tap_w,
+    CHANNELS: tl.constexpr, C: tl.constexpr, M: tl.constexpr, W_TAPS: tl.constexpr,
+    IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     INSIDE: tl.constexpr, MARKED: tl.constexpr, TURN: tl.constexpr, PRECISION: tl.constexpr,
     START: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -100,41 +99,40 @@ def add_blocks(
             m_xc &= (o_c < C)[None, :]
             m_wc &= (o_c < C)[:, None]
         o_tap = (r * IN_TAP_H * W + s * IN_TAP_W).to(o_x.dtype) * CHANNELS
+        tap = w_start + r * w_tap_h + s * w_tap_w
         if TURN:
-            o_wc = (r * w_tap_h + s * w_tap_w).to(tl.int64) + o_c.to(tl.int64) * w_channel
+            o_wc = o_c.to(tl.int64) * (W_TAPS * M) + tap * M
         else:
-            o_wc = j * C + o_c
+            o_wc = tap * C + o_c
         b_x = tl.load(p_x + (o_x + o_tap)[:, None] + o_c[None, :], mask=m_xc, other=0.0)  # [BLOCK_M, BLOCK_K]
         b_w = tl.load(p_w + o_w[None, :] + o_wc[:, None], mask=m_wc, other=0.0)  # [BLOCK_K, BLOCK_N]
         b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)
     return b_acc
 
 
-# Triton 3.6 computed wrong addresses where QW was known to be 1 (128x128x64, 8 warps, dilation 2).
-@triton.jit(do_not_specialize=["QH", "QW"])
-def conv_pixel_kernel(
-    p_x, p_w, p_bias, p_scale, p_y, p_z,
-    pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, w_channel, s_split,
-    GROUPS: tl.constexpr, M: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr,
-    JH: tl.constexpr, JW: tl.constexpr,
+@triton.jit
+def conv_pixel_tile(
+    i_tile, i_split, p_x, p_w, p_bias, p_scale, p_y, p_z,
+    pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, JH, JW, w_start, w_tap_h, w_tap_w, s_split,
+    GROUPS: tl.constexpr, M: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr, W_TAPS: tl.constexpr,
+    MOST_H: tl.constexpr, MOST_W: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     POOL: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, FLAT: tl.constexpr, INSIDE: tl.constexpr,
-    MARKED: tl.constexpr, TURN: tl.constexpr, SPLIT: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    MARKED: tl.constexpr, TURN: tl.constexpr, SPLIT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_REST: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """INSIDE: every tap of every output is. MARKED: whether taps are inside is kept in bits. WIDE: some tensor has more
-    values than 32 bits count. Channels that fill no BLOCK_K are added in blocks of BLOCK_REST, after all others.
+    """One tile of the outputs of a pair of walks with JH x JW taps, MOST_H x MOST_W at most.
+
+    INSIDE: every tap of every output is. MARKED: whether taps are inside is kept in bits. WIDE: some tensor has more
+    values than 32 bits count. Channels that fill no BLOCK_K are added in blocks of BLOCK_REST, after all others. The
+    weights [GROUPS * M, W_TAPS, C] or, to TURN, [GROUPS * C, W_TAPS, M] have those of the first tap at w_start.
 
     With SPLIT shares y is [SPLIT, pixels, GROUPS * M], of partial sums.
     """
-    wait(EARLY)
     tiles_n = tl.cdiv(M, BLOCK_N)
-    i_tile = tl.program_id(0)
-    i_split = tl.program_id(1)
     i_group = i_tile // tiles_n % GROUPS
     i_first = i_tile // (tiles_n * GROUPS) * BLOCK_M
     if WIDE:
@@ -149,17 +147,17 @@ def conv_pixel_kernel(
         n = n.to(tl.int32)
     o_x = ((n * H + x_h) * W + x_w) * CHANNELS
     if TURN:
-        p_w += i_group * C * w_channel + w_start
+        p_w += i_group * C * (W_TAPS * M)
         o_w = o_m.to(tl.int64)
     else:
-        o_w = (i_group * M + o_m).to(tl.int64) * (JH * JW * C)
+        o_w = (i_group * M + o_m).to(tl.int64) * (W_TAPS * C)
     p_x += i_group * C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     if FLAT:
-        STEPS: tl.constexpr = (JH * JW * C + BLOCK_K - 1) // BLOCK_K
-        SHARE: tl.constexpr = (STEPS + SPLIT - 1) // SPLIT
-        tl.assume(i_split * SHARE < STEPS)
-        for i in range(i_split * SHARE, tl.minimum(i_split * SHARE + SHARE, STEPS)):
+        steps = tl.cdiv(JH * JW * C, BLOCK_K)
+        share = tl.cdiv(steps, SPLIT)
+        tl.assume(i_split * share < steps)
+        for i in range(i_split * share, tl.minimum(i_split * share + share, steps)):
             o_k = i * BLOCK_K + tl.arange(0, BLOCK_K)
             j = o_k // C
             t_h = j // JW * IN_TAP_H
@@ -168,10 +166,11 @@ def conv_pixel_kernel(
             w = x_w[:, None] + t_w[None, :]
             m_x = m_row[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W) & (o_k < JH * JW * C)[None, :]
             o_tap = (t_h * W + t_w).to(o_x.dtype) * CHANNELS + o_k % C
+            tap = w_start + j // JW * w_tap_h + j % JW * w_tap_w
             if TURN:
-                o_wk = (j // JW * w_tap_h + j % JW * w_tap_w).to(tl.int64) + (o_k % C).to(tl.int64) * w_channel
+                o_wk = (o_k % C).to(tl.int64) * (W_TAPS * M) + tap * M
             else:
-                o_wk = o_k
+                o_wk = tap * C + o_k % C
             b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
             m_w = m_m[None, :] & (o_k < JH * JW * C)[:, None]
             b_w = tl.load(p_w + o_w[None, :] + o_wk[:, None], mask=m_w, other=0.0)  # [BLOCK_K, BLOCK_N]
@@ -180,23 +179,26 @@ def conv_pixel_kernel(
         in_rows = 0
         in_columns = 0
         if MARKED and not INSIDE:
-            in_rows = tl.where(m_row, inside_bits(x_h, H, IN_TAP_H, JH), 0)
-            in_columns = inside_bits(x_w, W, IN_TAP_W, JW)
+            in_rows = tl.where(m_row, inside_bits(x_h, H, IN_TAP_H, MOST_H), 0)
+            in_columns = inside_bits(x_w, W, IN_TAP_W, MOST_W)
         BLOCKS: tl.constexpr = C // BLOCK_K
-        SHARE: tl.constexpr = (JH * JW * BLOCKS + SPLIT - 1) // SPLIT
         if BLOCKS > 0:
-            tl.assume(i_split * SHARE < JH * JW * BLOCKS)
+            share = tl.cdiv(JH * JW * BLOCKS, SPLIT)
+            tl.assume(i_split * share < JH * JW * BLOCKS)
             b_acc = add_blocks(
-                b_acc, i_split * SHARE, tl.minimum(i_split * SHARE + SHARE, JH * JW * BLOCKS), p_x, p_w,
-                o_x, m_row, x_h, x_w, in_rows, in_columns, o_w, m_m, H, W, w_tap_h, w_tap_w, w_channel,
-                CHANNELS, C, JW, IN_TAP_H, IN_TAP_W, INSIDE, MARKED, TURN, PRECISION, 0, BLOCKS, BLOCK_K,
+                b_acc, i_split * share, tl.minimum(i_split * share + share, JH * JW * BLOCKS), p_x, p_w,
+                o_x, m_row, x_h, x_w, in_rows, in_columns, o_w, m_m, H, W, JW, w_start, w_tap_h, w_tap_w,
+                CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, INSIDE, MARKED, TURN, PRECISION, 0, BLOCKS, BLOCK_K,
             )  # fmt: skip
         if C % BLOCK_K > 0:
-            REST: tl.constexpr = (JH * JW + SPLIT - 1) // SPLIT
+            share = tl.cdiv(JH * JW, SPLIT)
+            if SPLIT == 1:
+                tl.assume(i_split * share < JH * JW)
             b_acc = add_blocks(
-                b_acc, i_split * REST, tl.minimum(i_split * REST + REST, JH * JW), p_x, p_w,
-                o_x, m_row, x_h, x_w, in_rows, in_columns, o_w, m_m, H, W, w_tap_h, w_tap_w, w_channel,
-                CHANNELS, C, JW, IN_TAP_H, IN_TAP_W, INSIDE, MARKED, TURN, PRECISION, BLOCKS * BLOCK_K, 1, BLOCK_REST,
+                b_acc, i_split * share, tl.minimum(i_split * share + share, JH * JW), p_x, p_w,
+                o_x, m_row, x_h, x_w, in_rows, in_columns, o_w, m_m, H, W, JW, w_start, w_tap_h, w_tap_w,
+                CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, INSIDE, MARKED, TURN, PRECISION,
+                BLOCKS * BLOCK_K, 1, BLOCK_REST,
             )  # fmt: skip
     m = i_tile % tiles_n * BLOCK_N
     if POOL:
@@ -216,6 +218,32 @@ def conv_pixel_kernel(
         )  # fmt: skip
 
 
+# Triton 3.6 computed wrong addresses where QW was known to be 1 (128x128x64, 8 warps, dilation 2).
+@triton.jit(do_not_specialize=["QH", "QW"])
+def conv_pixel_kernel(
+    p_x, p_w, p_bias, p_scale, p_y, p_z,
+    pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, s_split,
+    GROUPS: tl.constexpr, M: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr, W_TAPS: tl.constexpr,
+    JH: tl.constexpr, JW: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    POOL: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, FLAT: tl.constexpr, INSIDE: tl.constexpr,
+    MARKED: tl.constexpr, TURN: tl.constexpr, SPLIT: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_REST: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
+    conv_pixel_tile(
+        tl.program_id(0), tl.program_id(1), p_x, p_w, p_bias, p_scale, p_y, p_z,
+        pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, JH, JW, w_start, w_tap_h, w_tap_w, s_split,
+        GROUPS, M, CHANNELS, C, W_TAPS, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL, WIDE, LONG, FLAT, INSIDE, MARKED, TURN, SPLIT, ACC, PRECISION,
+        BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
+    )  # fmt: skip
+
+
 class Prepared(NamedTuple):
     """A launch; where it makes shares, their shape [shares, values] and the launch that adds them."""
 
@@ -229,60 +257,36 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
-    return costs.microseconds(problem, NAME, costs.outputs(problem) * products(problem), programs(problem))
-
-
-def programs(problem: Problem) -> int:
-    """What the interpreter runs one after another: each group, of few channels as long as eight others.
-
-    64 groups of one channel, 3x3, 2 images of 9x9: 268 ms.
-    """
-    return 8 * problem.groups if problem.groups > 1 and flat(problem.C, problem.taps) else 1
-
-
-def products(problem: Problem) -> int:
-    """Of one output pixel, blocks of 16 channels or taps filled up."""
-    C, taps = problem.C, problem.taps
-    K = 16 * launch.cdiv(C * taps, 16) if flat(C, taps) else taps * 16 * launch.cdiv(C, 16)
-    return problem.groups * max(K, costs.LEAST_VALUES) * costs.columns(problem)
+    return pixel_choice.estimate(problem)
 
 
 def prepare(problem: Problem) -> Prepared:
     h, v = problem.at.h, problem.at.v
     (H, W), (OH, OW) = problem.read, problem.written
     M, groups = problem.M, problem.groups
-    C, JW = run_of_taps(problem)
-    JH, turn = len(h.taps), problem.in_place
-    joined = flat(C, JH * JW)
-    image = (h.count // 2 * 2) * (v.count // 2 * 2) if problem.pool else h.count * v.count
-    pixels = problem.N * image
-    family, K = ("conv_flat", JH * JW * C) if joined else ("conv", C)
-    tile = problem.tile(family, M=problem.images * image, N=M, K=K)
+    at, turn = pixel_choice.chosen(problem), problem.in_place
+    tile, C, JW, split = at.tile, at.C, at.JW, at.split
+    JH = len(h.taps)
+    at_first, taps = (0, JW, 1), JH * JW
+    if turn:
+        S = problem.geometry.w.kernel
+        at_first, taps = (h.taps[0] * S + v.taps[0], h.tap_step * S, v.tap_step), problem.geometry.h.kernel * S
+    pixels = problem.N * pixel_choice.image(problem)
     across = launch.cdiv(M, tile["BLOCK_N"]) * groups
-    options = tile.options
-    rest = C % tile["BLOCK_K"]
-    # Rows that no 16 bytes divide are stored value by value, whose addresses take many registers.
-    piece = 64 if M * problem.dtype.itemsize % 16 == 0 else 16
-    options["PIECES"] = 1 if problem.target == "interpreted" else max(1, tile["BLOCK_N"] // piece)
-    options["BLOCK_REST"] = max(16, 1 << (rest - 1).bit_length()) if rest else 16
-    steps = launch.cdiv(JH * JW * C, tile["BLOCK_K"]) if joined else JH * JW * max(1, C // tile["BLOCK_K"])
-    split = 1
-    if not (problem.pool or problem.scale) and h.out_step == v.out_step == 1:
-        split = split_of(launch.cdiv(problem.images * image, tile["BLOCK_M"]) * across, steps, problem)
     grid = launch.cdiv(pixels, tile["BLOCK_M"]) * across
     total = pixels * groups * M
     scalars = (
         pixels, H, W, h.count, v.count, OH, OW, h.in_start, v.in_start, h.out_start, v.out_start,
-        *(taps_of(problem) if turn else (0, 0, 0)), problem.strides[0] if turn else 0, total,
+        *at_first, total,
     )  # fmt: skip
     flags = {**problem.flags(), "SPLIT": split}
     meta = {
         **problem.taps_read, "C": C, "JW": JW, "CHANNELS": groups * problem.C, "M": M, "GROUPS": groups,
-        "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
-        "WIDE": wide(problem), "LONG": h.count * v.count >= MANY, "FLAT": joined,
-        "INSIDE": all_inside(h, H) and all_inside(v, W), "MARKED": max(JH, JW) <= BITS, "TURN": turn,
+        "W_TAPS": taps, "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
+        "WIDE": pixel_choice.wide(problem), "LONG": h.count * v.count >= MANY, "FLAT": pixel_choice.flat(C, JH * JW),
+        "INSIDE": all_inside(h, H) and all_inside(v, W), "MARKED": max(JH, JW) <= pixel_choice.BITS, "TURN": turn,
         **problem.constants, **(launches.bare(flags) if split > 1 else flags),
-        **early.options(target=problem.target), **options,
+        **early.options(target=problem.target), **pixel_choice.options(problem, at),
     }  # fmt: skip
     made = launch.Prepared(conv_pixel_kernel, (grid, split), scalars, meta)
     if split == 1:
@@ -298,32 +302,3 @@ def run(prepared: Prepared, t: Tensors) -> None:
     partial = torch.empty(prepared.partial, dtype=launch.acc_torch(t.x.dtype), device=t.x.device)
     prepared.launch.run(t.x, t.w, None, None, partial, None)
     prepared.sum.run(partial, t.bias, t.y, t.z)
-
-
-def split_of(tiles: int, steps: int, problem: Problem) -> int:
-    """Shares of the taps and channels, none of them empty: enough to fill the device, of at least 8 steps each."""
-    wanted = max(1, min(problem.processors // max(tiles, 1), steps // 8))
-    return launch.cdiv(steps, launch.cdiv(steps, wanted))
-
-
-def run_of_taps(problem: Problem) -> tuple[int, int]:
-    """Channels and columns of taps: a row of taps whose inputs are all inside and side by side counts as one tap."""
-    v, columns = problem.at.v, len(problem.at.v.taps)
-    whole = problem.groups == 1 == v.in_tap and all_inside(v, problem.read[1]) and not problem.in_place
-    return (columns * problem.C, 1) if whole else (problem.C, columns)
-
-
-def wide(problem: Problem) -> bool:
-    """Whether 32 bits do not count the values of a tensor, or places beside it where a tap would be."""
-    H, W = problem.read
-    ends = [
-        max(size, walk.in_start + (walk.count - 1) * walk.in_step + (len(walk.taps) - 1) * walk.in_tap)
-        for walk, size in ((problem.at.h, H), (problem.at.v, W))
-    ]
-    values = ((problem.N - 1) * H + ends[0] + 1) * W + ends[1]
-    return max(values * problem.groups * problem.C, problem.N * problem.at.h.count * problem.at.v.count) >= MANY
-
-
-def flat(C: int, taps: int) -> bool:
-    """Whether taps and channels are one axis: where a tap's channels would leave most of a block empty."""
-    return taps > 1 and C < 16

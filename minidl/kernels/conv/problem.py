@@ -186,6 +186,18 @@ class Problem(NamedTuple):
         """The tile of a family on the problem's target, as `launch.tile`."""
         return launch.tile(family, self.dtype, floor=floor, precision=self.precision, target_=self.target, **shape)
 
+    def tiles(self, family: str, **shape: int) -> tuple[launch.Tile, ...]:
+        """Those that `tile` could take, where an estimate chooses: of 16-bit numbers on sm_90; else just the first."""
+        found = launch.candidates(
+            family, self.dtype, floor=16, precision=self.precision, target_=self.target, **shape
+        )  # fmt: skip
+        return found if self.paced else found[:1]
+
+    @property
+    def paced(self) -> bool:
+        """Whether the time of tiles is known (`pace`): of 16-bit numbers on sm_90."""
+        return self.dtype.itemsize == 2 and self.target == "sm_90"
+
     @property
     def constants(self) -> dict[str, Any]:
         """The types of a kernel's sums and products."""

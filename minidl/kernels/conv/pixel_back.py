@@ -1,0 +1,138 @@
+"""All walks back of a strided convolution in the pixel-tiled form, in one launch, as `batch_back` has them.
+
+One after another, the walks of a stride of 4 were 16 launches. Inputs that no tap reaches are a walk whose one tap is
+outside.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from minidl.kernels.conv import costs, pace, pixel_choice, turned
+from minidl.kernels.conv.batch_back import walk_back
+from minidl.kernels.conv.geometry import NOWHERE
+from minidl.kernels.conv.pixel_tiled import conv_pixel_tile
+from minidl.kernels.conv.prepared import Product
+from minidl.kernels.conv.problem import MANY, TRANSPOSED, WALK, No, Problem, Tensors, walks_back
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
+
+NAME = pixel_choice.NAME
+DIRECTIONS = (TRANSPOSED,)
+FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
+# Strides whose walks are counted in the kernel.
+MOST = 4
+
+
+@triton.jit(do_not_specialize=["OH", "OW"])
+def conv_pixel_back_kernel(
+    p_x, p_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, R, S,
+    GROUPS: tl.constexpr, M: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr, W_TAPS: tl.constexpr,
+    MOST_H: tl.constexpr, MOST_W: tl.constexpr,
+    PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    FLAT: tl.constexpr, TURN: tl.constexpr, NOWHERE: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_REST: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    """One tile, of the walk that its number falls into; those with most taps are the first."""
+    wait(EARLY)
+    i_tile = tl.program_id(0)
+    across = tl.cdiv(M, BLOCK_N) * GROUPS
+    rho = 0
+    before = 0
+    end = 0
+    for i in tl.static_range(STRIDE_H * STRIDE_W):
+        _, rows, _, _ = walk_back(i // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
+        _, columns, _, _ = walk_back(i % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
+        beyond = i_tile >= end
+        rho = tl.where(beyond, i, rho)
+        before = tl.where(beyond, end, before)
+        end += tl.cdiv(N * rows * columns, BLOCK_M) * across
+    out_h, rows, in_h, taps_h = walk_back(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
+    out_w, columns, in_w, taps_w = walk_back(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
+    in_h = tl.where(taps_h * taps_w == 0, NOWHERE, in_h)
+    taps_h = tl.maximum(taps_h, 1)
+    taps_w = tl.maximum(taps_w, 1)
+    last = tl.minimum(rho // STRIDE_W + (taps_h - 1) * STRIDE_H, R - 1) * S
+    last += tl.minimum(rho % STRIDE_W + (taps_w - 1) * STRIDE_W, S - 1)
+    conv_pixel_tile(
+        i_tile - before, 0, p_x, p_w, p_bias, p_scale, p_y, p_z,
+        N * rows * columns, H, W, rows, columns, OH, OW, in_h, in_w, out_h, out_w, taps_h, taps_w,
+        last, -STRIDE_H * S, -STRIDE_W, 0,
+        GROUPS, M, CHANNELS, C, W_TAPS, MOST_H, MOST_W, 1, 1, 1, 1, STRIDE_H, STRIDE_W,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, 0, False, False, FLAT, False, True, TURN, 1, ACC, PRECISION,
+        BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
+    )  # fmt: skip
+
+
+def able(problem: Problem) -> bool | No:
+    h, v = problem.geometry.h, problem.geometry.w
+    return (
+        (h.stride * v.stride > 1 or No("a stride of 1"))
+        and (h.dilation == v.dilation == 1 or No("a dilation"))
+        and (max(h.stride, v.stride) <= MOST or No("a stride above 4"))
+        and (max(h.kernel, v.kernel) < pixel_choice.BITS or No("more taps than there are bits"))
+        and (_most(problem) < MANY or No("more values than 32 bits count"))
+    )  # fmt: skip
+
+
+def estimate(problem: Problem) -> float:
+    """That of the walk with most taps in its tile, for the mean number of taps."""
+    walk = _longest(problem)
+    at = pixel_choice.chosen(walk)
+    if not problem.paced:
+        return costs.microseconds(
+            problem, NAME, costs.outputs(problem) * pixel_choice.products(walk) * costs.taps(problem) / walk.taps,
+            pixel_choice.programs(walk),
+        )  # fmt: skip
+    steps, fixed = pixel_choice.steps_of(problem, at, costs.taps(problem))
+    time = pace.microseconds(_tiles(problem, at.tile), steps, pace.of(at.tile), problem.processors, fixed)
+    return costs.at_least(problem, time + (0.0 if problem.in_place else 2.0))
+
+
+def prepare(problem: Problem) -> Product:
+    h, v, groups = problem.geometry
+    H, W = problem.read
+    M, turn = problem.M, problem.in_place
+    walk = _longest(problem)
+    at = pixel_choice.chosen(walk)
+    most_h, most_w = len(walk.at.h.taps), len(walk.at.v.taps)
+    scalars = (problem.N, H, W, h.size, v.size, h.kernel, v.kernel)
+    meta = {
+        "GROUPS": groups, "M": M, "CHANNELS": groups * problem.C, "C": problem.C, "W_TAPS": h.kernel * v.kernel,
+        "MOST_H": most_h, "MOST_W": most_w, "PADDING_H": h.padding, "PADDING_W": v.padding,
+        "STRIDE_H": h.stride, "STRIDE_W": v.stride,
+        "FLAT": pixel_choice.flat(problem.C, most_h * most_w), "TURN": turn, "NOWHERE": NOWHERE,
+        **problem.constants, **early.options(target=problem.target), **problem.flags("POOL"),
+        **pixel_choice.options(problem, at),
+    }  # fmt: skip
+    return Product(
+        None if turn else turned.prepare(problem, h.forward(), v.forward()),
+        launch.Prepared(conv_pixel_back_kernel, (_tiles(problem, at.tile),), scalars, meta),
+    )
+
+
+def run(prepared: Product, t: Tensors) -> None:
+    prepared.run(t)
+
+
+def _most(problem: Problem) -> int:
+    """Values of the larger tensor, with what is read beside it."""
+    (H, W), (OH, OW) = problem.read, problem.written
+    beside = problem.geometry.h.kernel * (W + problem.geometry.w.kernel)
+    return problem.groups * max((problem.N * H * W + beside) * problem.C, problem.N * OH * OW * problem.M)
+
+
+def _longest(problem: Problem) -> Problem:
+    """The walk with most taps, of weights that lie in a row of them."""
+    walks = max(walks_back(problem.geometry), key=lambda at: len(at.h.taps) * len(at.v.taps))
+    return problem._replace(direction=WALK, walks=walks, strides=())
+
+
+def _tiles(problem: Problem, tile: launch.Tile) -> int:
+    across = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups
+    counts = [at.h.count * at.v.count for at in walks_back(problem.geometry)]
+    return across * sum(launch.cdiv(problem.N * count, tile["BLOCK_M"]) for count in counts)

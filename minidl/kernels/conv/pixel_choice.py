@@ -1,0 +1,135 @@
+"""Which tile the pixel-tiled form takes, in how many shares, and how long that takes."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from minidl.kernels.conv import costs, pace
+from minidl.kernels.conv.problem import MANY, TRANSPOSED, Problem, all_inside
+from minidl.runtime import launch
+
+NAME = "pixel"
+FAMILIES = ("conv", "conv_flat")
+# Taps of an axis that have a bit each.
+BITS = 31
+
+
+class Chosen(NamedTuple):
+    """A tile, the channels and columns of taps it is for, shares of them, and how long it takes where that is known."""
+
+    tile: launch.Tile
+    C: int
+    JW: int
+    split: int
+    microseconds: float | None
+
+
+def chosen(problem: Problem) -> Chosen:
+    """The tile and the number of shares that are estimated to take the least time, for `problem.images`."""
+    C, JW = run_of_taps(problem)
+    taps = len(problem.at.h.taps) * JW
+    joined = flat(C, taps)
+    pixels = problem.images * image(problem)
+    tiles = problem.tiles("conv_flat" if joined else "conv", M=pixels, N=problem.M, K=taps * C if joined else C)
+    found = [_with_shares(problem, tile, C, JW, pixels, joined) for tile in tiles]
+    return min(found, key=lambda at: at.microseconds or 0.0)
+
+
+def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: int, joined: bool) -> Chosen:
+    BLOCK_K, taps = tile["BLOCK_K"], len(problem.at.h.taps) * JW
+    blocks = launch.cdiv(taps * C, BLOCK_K) if joined else taps * max(1, C // BLOCK_K)
+    across = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups
+    count = launch.cdiv(pixels, tile["BLOCK_M"]) * across
+    tempo = pace.of(tile)
+    split = 1
+    if not (problem.pool or problem.scale) and problem.at.h.out_step == problem.at.v.out_step == 1:
+        slots = tempo.slots if problem.paced else 1
+        wanted = max(1, min(slots * problem.processors // max(count, 1), blocks // 8))
+        split = launch.cdiv(blocks, launch.cdiv(blocks, wanted))
+    if not problem.paced:
+        return Chosen(tile, C, JW, split, None)
+    steps, fixed = steps_of(problem, Chosen(tile, C, JW, 1, None), taps)
+    values = pixels * problem.groups * problem.M
+    time = [
+        pace.microseconds(count * shares, steps / shares, tempo, problem.processors, fixed)
+        + pace.of_shares(shares, values)
+        for shares in (1, split)
+    ]
+    return Chosen(tile, C, JW, split if time[1] < time[0] else 1, min(time))
+
+
+def steps_of(problem: Problem, at: Chosen, taps: float) -> tuple[float, float]:
+    """Steps of a tile for so many taps, and the us of a round beside them."""
+    C, BLOCK_K = at.C, at.tile["BLOCK_K"]
+    if flat(C, len(problem.at.h.taps) * at.JW if problem.direction != TRANSPOSED else math.ceil(taps)):
+        return pace.FLAT * pace.steps(math.ceil(taps * C / BLOCK_K), BLOCK_K), pace.SHORT_ROUND
+    rest = pace.steps(taps, rest_of(C, at.tile)) if C % BLOCK_K else 0.0
+    return (pace.steps(taps * (C // BLOCK_K), BLOCK_K) + rest) * pace.narrow(C, problem.dtype.itemsize), pace.ROUND
+
+
+def options(problem: Problem, at: Chosen) -> dict[str, int]:
+    """Of a launch: the tile's, the block of what channels are left, and in how many pieces results are stored."""
+    made = at.tile.options
+    # Rows that no 16 bytes divide are stored value by value, whose addresses take many registers.
+    piece = 64 if problem.M * problem.dtype.itemsize % 16 == 0 else 16
+    made["PIECES"] = 1 if problem.target == "interpreted" else max(1, at.tile["BLOCK_N"] // piece)
+    made["BLOCK_REST"] = rest_of(at.C, at.tile)
+    return made
+
+
+def estimate(problem: Problem) -> float:
+    at = chosen(problem)
+    if at.microseconds is not None:
+        return costs.at_least(problem, at.microseconds)
+    return costs.microseconds(problem, NAME, costs.outputs(problem) * products(problem), programs(problem))
+
+
+def programs(problem: Problem) -> int:
+    """What the interpreter runs one after another: each group, of few channels as long as eight others.
+
+    64 groups of one channel, 3x3, 2 images of 9x9: 268 ms.
+    """
+    return 8 * problem.groups if problem.groups > 1 and flat(problem.C, problem.taps) else 1
+
+
+def products(problem: Problem) -> int:
+    """Of one output pixel, blocks of 16 channels or taps filled up."""
+    C, taps = problem.C, problem.taps
+    K = 16 * launch.cdiv(C * taps, 16) if flat(C, taps) else taps * 16 * launch.cdiv(C, 16)
+    return problem.groups * max(K, costs.LEAST_VALUES) * costs.columns(problem)
+
+
+def image(problem: Problem) -> int:
+    """Pixels of an image, of those that are pooled the whole windows."""
+    h, v = problem.at.h, problem.at.v
+    return (h.count // 2 * 2) * (v.count // 2 * 2) if problem.pool else h.count * v.count
+
+
+def rest_of(C: int, tile: launch.Tile) -> int:
+    """BLOCK_K of the channels that fill none."""
+    rest = C % tile["BLOCK_K"]
+    return max(16, 1 << (rest - 1).bit_length()) if rest else 16
+
+
+def run_of_taps(problem: Problem) -> tuple[int, int]:
+    """Channels and columns of taps: a row of taps whose inputs are all inside and side by side counts as one tap."""
+    v, columns = problem.at.v, len(problem.at.v.taps)
+    whole = problem.groups == 1 == v.in_tap and all_inside(v, problem.read[1]) and not problem.in_place
+    return (columns * problem.C, 1) if whole else (problem.C, columns)
+
+
+def wide(problem: Problem) -> bool:
+    """Whether 32 bits do not count the values of a tensor, or places beside it where a tap would be."""
+    H, W = problem.read
+    ends = [
+        max(size, walk.in_start + (walk.count - 1) * walk.in_step + (len(walk.taps) - 1) * walk.in_tap)
+        for walk, size in ((problem.at.h, H), (problem.at.v, W))
+    ]
+    values = ((problem.N - 1) * H + ends[0] + 1) * W + ends[1]
+    return max(values * problem.groups * problem.C, problem.N * problem.at.h.count * problem.at.v.count) >= MANY
+
+
+def flat(C: int, taps: int) -> bool:
+    """Whether taps and channels are one axis: where a tap's channels would leave most of a block empty."""
+    return taps > 1 and C < 16
