@@ -24,6 +24,7 @@ from minidl.kernels.conv import (
     depthwise_grad_weight,
     even_grad_weight,
     held,
+    pixel_choice,
     pixel_grad_weight,
     pixel_tiled,
     plan,
@@ -49,6 +50,7 @@ SHAPES = {
     "pair": (3, 16, 24, (6, 8), (3, 5), (2, 1), (1, 2), (1, 1), 1),
     "banded": (2, 3, 6, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
     "depthwise": (3, 1, 2, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 5),
+    "fill": (2, 21, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
 }
 
 
@@ -245,7 +247,7 @@ def test_more_than_a_tile_of_channels_in_the_weight_gradient(padding, taps):
 @pytest.mark.parametrize("form", ["pixel", "banded"])
 def test_positions_counted_in_64_bits(form, monkeypatch):
     """As where there are 2^31 of them."""
-    for module in (pixel_tiled, pixel_grad_weight, banded, banded_grad_weight, held):
+    for module in (pixel_choice, pixel_tiled, pixel_grad_weight, banded, banded_grad_weight, held):
         monkeypatch.setattr(module, "MANY", 1)
     small = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 1)
     rows = launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": 0}, 4, 1)
@@ -269,7 +271,7 @@ def tiles_of_forms():
         "conv": "pixel", "conv_flat": "pixel", "conv_grad_weight": "pixel",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
         "conv_back": "batch", "conv_pair_pool": "pair", "conv_depthwise": "depthwise",
-        "conv_depthwise_grad_weight": "depthwise",
+        "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill",
     }  # fmt: skip
     seen = set()
     for family in (family for family in conv.FAMILIES if not family.startswith(("conv_fft", "conv_few", "gemm"))):

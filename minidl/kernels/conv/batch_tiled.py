@@ -236,7 +236,8 @@ def estimate(problem: Problem) -> float:
         tiles = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups * launch.cdiv(problem.images, tile["BLOCK_M"])
         tiles *= costs.outputs(problem) // problem.images
         steps = pace.steps(costs.taps(problem) * problem.C / block, block) * costs.pages(problem)
-        time = pace.microseconds(tiles, steps, pace.of(tile), problem.processors, BATCH_ROUND)
+        tempo = pace.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
+        time = pace.microseconds(tiles, steps, tempo, problem.processors, BATCH_ROUND)
         return costs.at_least(problem, time)
     products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
     return costs.of_run(problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem))

@@ -29,6 +29,7 @@ IN_PLACE = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
 BOX_ROUND = 3.0
+BOX_STEP = 0.1
 
 
 @triton.jit
@@ -172,8 +173,8 @@ def estimate(problem: Problem) -> float:
         block = min(tile["BLOCK_K"], problem.C & -problem.C)
         tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
         # Its rows are channels.
-        tempo = pace.TILES.get((tile["BLOCK_N"], tile["BLOCK_M"]), pace.OTHER)
-        steps = pace.steps(problem.taps * problem.C // block, block)
+        tempo = pace.of_boxes(tile["BLOCK_N"], tile["BLOCK_M"])
+        steps = problem.taps * problem.C / block * (BOX_STEP + (1 - BOX_STEP) * block / pace.FULL_BLOCK)
         return costs.at_least(problem, pace.microseconds(tiles, steps, tempo, problem.processors, BOX_ROUND))
     filled = boxes * math.prod(box) / math.prod(sizes)
     return costs.microseconds(problem, NAME, filled * costs.reading(problem) * costs.dense(problem))

@@ -27,7 +27,7 @@ DIRECTIONS = FORWARD, TRANSPOSED, GRAD_WEIGHT
 FAMILIES = ("conv_fill",)
 # Channels of a group made of several, at most; of a channel count to which zeros are worth adding, at least.
 FULL = 64
-LEAST = 16
+LEAST = 6
 # Channels of forms that read boxes, where this adds less than a sixteenth.
 BOX = 32
 

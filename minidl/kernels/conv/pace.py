@@ -18,11 +18,17 @@ ALONE = 0.6
 # Of a step, what does not depend on the length of its block of K.
 STEP = 0.3
 FULL_BLOCK = 64
-# Steps over taps and channels as one axis, whose addresses are found value by value.
-FLAT = 3.5
+# Steps over taps and channels as one axis, whose addresses are found value by value; of channels that fill no 16 bytes.
+FLAT = 3.2
+FLAT_VALUES = 5.5
 FLAT_GRAD_WEIGHT = 1.3
 # Steps that read values of so many bytes at once.
 NARROW = {16: 1.0, 8: 1.2, 4: 2.0, 2: 5.0}
+# Of rows that begin within a line of the cache, 128 bytes.
+ACROSS_LINES = 1.3
+LINE = 128
+# Weights of a way back as they lie, whose channels that are written are neighbours.
+TURNED = 1.15
 
 
 class Pace(NamedTuple):
@@ -34,7 +40,7 @@ class Pace(NamedTuple):
 
 # By BLOCK_M and BLOCK_N, of rows that are pixels or images and columns that are channels.
 TILES = {
-    (128, 256): Pace(1, 0.62), (64, 256): Pace(1, 0.5), (128, 128): Pace(2, 0.85), (64, 128): Pace(2, 0.45),
+    (128, 256): Pace(1, 0.7), (64, 256): Pace(1, 0.5), (128, 128): Pace(2, 0.85), (64, 128): Pace(2, 0.45),
     (128, 64): Pace(2, 0.45), (64, 64): Pace(3, 0.42), (128, 32): Pace(2, 0.5), (128, 16): Pace(2, 0.48),
 }  # fmt: skip
 # Of the gradient of the weight, by TAPS too.
@@ -44,11 +50,18 @@ GRAD_WEIGHT = {
     (32, 64, 3): Pace(2, 1.2), (16, 64, 3): Pace(2, 1.0),
 }  # fmt: skip
 OTHER = Pace(2, 1.0)
+# Tiles that are read in boxes.
+BOXES = {**TILES, (128, 128): Pace(2, 0.74)}
 
 
 def of(tile: launch.Tile) -> Pace:
     """The pace of a tile."""
     return TILES.get((tile["BLOCK_M"], tile["BLOCK_N"]), OTHER)
+
+
+def of_boxes(rows: int, columns: int) -> Pace:
+    """That of a tile that is read in boxes."""
+    return BOXES.get((rows, columns), OTHER)
 
 
 def of_grad_weight(tile: launch.Tile, taps: int) -> Pace:
@@ -64,7 +77,7 @@ def steps(blocks: float, block: int) -> float:
 def narrow(channels: int, itemsize: int) -> float:
     """What steps cost beside those with 16 bytes at once, of rows with so many values."""
     size = channels * itemsize
-    return NARROW[min(16, size & -size)]
+    return NARROW[min(16, size & -size)] * (ACROSS_LINES if size > LINE and size % LINE else 1.0)
 
 
 def microseconds(tiles: int, steps: float, pace: Pace, processors: int, fixed: float = ROUND) -> float:

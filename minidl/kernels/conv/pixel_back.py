@@ -1,7 +1,6 @@
 """All walks back of a strided convolution in the pixel-tiled form, in one launch, as `batch_back` has them.
 
-One after another, the walks of a stride of 4 were 16 launches. Inputs that no tap reaches are a walk whose one tap is
-outside.
+One after another, the walks of a stride of 4 were 16 launches. Inputs that no tap reaches are a walk without steps.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import triton.language as tl
 
 from minidl.kernels.conv import costs, pace, pixel_choice, turned
 from minidl.kernels.conv.batch_back import walk_back
-from minidl.kernels.conv.geometry import NOWHERE
-from minidl.kernels.conv.pixel_tiled import conv_pixel_tile
+from minidl.kernels.conv.pixel_tiled import TURNS_FROM, conv_pixel_tile
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import MANY, TRANSPOSED, WALK, No, Problem, Tensors, walks_back
 from minidl.runtime import early, launch
@@ -32,7 +30,7 @@ def conv_pixel_back_kernel(
     MOST_H: tl.constexpr, MOST_W: tl.constexpr,
     PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    FLAT: tl.constexpr, TURN: tl.constexpr, NOWHERE: tl.constexpr,
+    FLAT: tl.constexpr, EMPTY: tl.constexpr, TURN: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_REST: tl.constexpr,
     PIECES: tl.constexpr,
@@ -53,18 +51,17 @@ def conv_pixel_back_kernel(
         end += tl.cdiv(N * rows * columns, BLOCK_M) * across
     out_h, rows, in_h, taps_h = walk_back(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
     out_w, columns, in_w, taps_w = walk_back(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
-    in_h = tl.where(taps_h * taps_w == 0, NOWHERE, in_h)
-    taps_h = tl.maximum(taps_h, 1)
+    last = (rho // STRIDE_W + (taps_h - 1) * STRIDE_H) * S + rho % STRIDE_W + (taps_w - 1) * STRIDE_W
+    # One axis may have taps where the other has none.
+    taps_h = tl.where(taps_w > 0, taps_h, 0)
     taps_w = tl.maximum(taps_w, 1)
-    last = tl.minimum(rho // STRIDE_W + (taps_h - 1) * STRIDE_H, R - 1) * S
-    last += tl.minimum(rho % STRIDE_W + (taps_w - 1) * STRIDE_W, S - 1)
     conv_pixel_tile(
         i_tile - before, 0, p_x, p_w, p_bias, p_scale, p_y, p_z,
         N * rows * columns, H, W, rows, columns, OH, OW, in_h, in_w, out_h, out_w, taps_h, taps_w,
         last, -STRIDE_H * S, -STRIDE_W, 0,
         GROUPS, M, CHANNELS, C, W_TAPS, MOST_H, MOST_W, 1, 1, 1, 1, STRIDE_H, STRIDE_W,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, 0, False, False, FLAT, False, True, TURN, 1, ACC, PRECISION,
-        BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, 0, False, False, FLAT, False, True, EMPTY, TURN, 1, ACC,
+        PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
     )  # fmt: skip
 
 
@@ -96,7 +93,8 @@ def estimate(problem: Problem) -> float:
 def prepare(problem: Problem) -> Product:
     h, v, groups = problem.geometry
     H, W = problem.read
-    M, turn = problem.M, problem.in_place
+    M = problem.M
+    turn = problem.in_place and estimate(problem._replace(N=problem.images)) < TURNS_FROM
     walk = _longest(problem)
     at = pixel_choice.chosen(walk)
     most_h, most_w = len(walk.at.h.taps), len(walk.at.v.taps)
@@ -105,7 +103,8 @@ def prepare(problem: Problem) -> Product:
         "GROUPS": groups, "M": M, "CHANNELS": groups * problem.C, "C": problem.C, "W_TAPS": h.kernel * v.kernel,
         "MOST_H": most_h, "MOST_W": most_w, "PADDING_H": h.padding, "PADDING_W": v.padding,
         "STRIDE_H": h.stride, "STRIDE_W": v.stride,
-        "FLAT": pixel_choice.flat(problem.C, most_h * most_w), "TURN": turn, "NOWHERE": NOWHERE,
+        "FLAT": pixel_choice.flat(problem.C, most_h * most_w), "TURN": turn,
+        "EMPTY": h.kernel < h.stride or v.kernel < v.stride,
         **problem.constants, **early.options(target=problem.target), **problem.flags("POOL"),
         **pixel_choice.options(problem, at),
     }  # fmt: skip

@@ -63,9 +63,11 @@ def steps_of(problem: Problem, at: Chosen, taps: float) -> tuple[float, float]:
     """Steps of a tile for so many taps, and the us of a round beside them."""
     C, BLOCK_K = at.C, at.tile["BLOCK_K"]
     if flat(C, len(problem.at.h.taps) * at.JW if problem.direction != TRANSPOSED else math.ceil(taps)):
-        return pace.FLAT * pace.steps(math.ceil(taps * C / BLOCK_K), BLOCK_K), pace.SHORT_ROUND
+        flat_ = pace.FLAT if C * problem.dtype.itemsize % 16 == 0 else pace.FLAT_VALUES
+        return flat_ * pace.steps(math.ceil(taps * C / BLOCK_K), BLOCK_K), pace.SHORT_ROUND
     rest = pace.steps(taps, rest_of(C, at.tile)) if C % BLOCK_K else 0.0
-    return (pace.steps(taps * (C // BLOCK_K), BLOCK_K) + rest) * pace.narrow(C, problem.dtype.itemsize), pace.ROUND
+    times = pace.narrow(C, problem.dtype.itemsize) * (pace.TURNED if problem.in_place else 1.0)
+    return (pace.steps(taps * (C // BLOCK_K), BLOCK_K) + rest) * times, pace.ROUND
 
 
 def options(problem: Problem, at: Chosen) -> dict[str, int]:

@@ -24,6 +24,7 @@ from minidl.runtime.early import wait
 NAME = "pixel"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_grad_weight",)
+LEAST = 4
 
 
 @triton.jit(do_not_specialize=["QH", "QW"])
@@ -194,8 +195,8 @@ def run(prepared: Shares, t: Tensors) -> torch.Tensor:
 
 
 def shares_of(length: int, block: int, tiles: int, programs: int) -> tuple[int, int]:
-    """(length of a share in whole blocks, number of shares): enough for so many programs, at least 8 blocks each."""
+    """(length of a share in whole blocks, number of shares): enough for so many programs, of LEAST blocks at least."""
     blocks = launch.cdiv(length, block)
-    wanted = max(1, min(programs // max(tiles, 1), blocks // 8))
+    wanted = max(1, min(programs // max(tiles, 1), blocks // LEAST))
     share = launch.cdiv(blocks, wanted)
     return share * block, launch.cdiv(blocks, share)

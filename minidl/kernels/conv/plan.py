@@ -17,6 +17,7 @@ parts, each with a plan of its own: the way back one pair of walks at a time, an
 from __future__ import annotations
 
 import logging
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -213,7 +214,8 @@ def _wider(problem: Problem) -> tuple[Plan | None, str]:
     if best is None:
         return None, f"{filled.NAME:<34} unable: no form for what it makes"
     cost = best.microseconds + filled.cost(problem._replace(N=problem.images), made._replace(N=problem.images))
-    return Plan(problem, filled.NAME, cost, problem.shape, parts=(best,)), f"{filled.NAME}, {_said_of_parts(best)}"
+    found = Plan(problem, filled.NAME, cost, problem.shape, parts=(best,), fill=filled.prepare(problem, made))
+    return found, _said_of_parts(found)
 
 
 def _in_parts(problem: Problem) -> Plan | None:
@@ -237,9 +239,9 @@ def _prepared(chosen: Plan) -> Plan:
     """The same with all that its form needs to run, or its parts."""
     problem = chosen.problem
     if chosen.form is None:
-        fill = filled.prepare(problem, chosen.parts[0].problem) if chosen.name == filled.NAME else None
-        return chosen._replace(parts=tuple(_prepared(part) for part in chosen.parts), fill=fill)
+        return chosen._replace(parts=tuple(_prepared(part) for part in chosen.parts))
     as_they_are = problem.in_place and getattr(chosen.form, "IN_PLACE", False)
+    as_they_are &= chosen.microseconds < getattr(chosen.form, "TURNS_FROM", math.inf)
     if problem.direction == WALK and not (as_they_are or getattr(chosen.form, "READS_ANY_WEIGHTS", False)):
         turn = turned.prepare(problem, problem.at.h, problem.at.v)
         return chosen._replace(turn=turn, prepared=chosen.form.prepare(problem._replace(strides=())))
@@ -254,7 +256,7 @@ def _said(form: Any) -> str:
 def _said_of_parts(parts: Plan) -> str:
     if parts.form is not None:
         return _said_of(parts)
-    if parts.name == filled.NAME:
+    if parts.fill is not None:
         return f"{filled.NAME}, {_said_of_parts(parts.parts[0])}"
     if parts.problem.pool:
         return f"{_said_of(parts.parts[0])}, then a pool"
