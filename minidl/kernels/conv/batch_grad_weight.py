@@ -27,6 +27,7 @@ RUN = 64  # images, the BLOCK_K of most tiles
 LEAST_RUN = 16  # of whose halves and quarters runs are made
 # Of the time of the products alone: 128@28 63 us, 320@64 of 2 images 600.
 TIMES = 1.3
+MANY_IMAGES = 512
 FEW_TIMES = 3.5  # 5x5 64->192 at 27x27, 165 images: 665 us; 128->32 at 56x56, 116 images: 259
 ROW_OF_TAPS = 128  # up to so many channels tiles have three taps
 
@@ -150,7 +151,8 @@ def estimate(problem: Problem) -> float:
     # Few channels leave tiles empty.
     channels = max(tile["BLOCK_M"] * launch.cdiv(problem.M, tile["BLOCK_M"]), RUN)
     channels *= max(tile["BLOCK_N"] * launch.cdiv(problem.C, tile["BLOCK_N"]), RUN)
-    times = TIMES if len(problem.at.v.taps) in (1, 3) and problem.M >= RUN else FEW_TIMES
+    whole = len(problem.at.v.taps) in (1, 3) and problem.M >= RUN
+    times = TIMES if whole or problem.N >= MANY_IMAGES else FEW_TIMES
     products = times * costs.outputs(problem) * problem.groups * problem.taps * channels
     if factor == costs.SHORT_RUN:
         products = costs.dense(problem, max(problem.C, RUN))

@@ -235,7 +235,7 @@ def estimate(problem: Problem) -> float:
         block = min(tile["BLOCK_K"], problem.C & -problem.C)
         tiles = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups * launch.cdiv(problem.images, tile["BLOCK_M"])
         tiles *= costs.outputs(problem) // problem.images
-        steps = pace.steps(costs.taps(problem) * problem.C / block, block) * costs.pages(problem)
+        steps = pace.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
         tempo = pace.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
         time = pace.microseconds(tiles, steps, tempo, problem.processors, BATCH_ROUND)
         return costs.at_least(problem, time)

@@ -28,7 +28,7 @@ NAME = "box"
 IN_PLACE = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
-BOX_ROUND = 3.0
+BOX_ROUND = 2.5
 BOX_STEP = 0.1
 
 

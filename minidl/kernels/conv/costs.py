@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from minidl.kernels.conv.problem import TRANSPOSED, Problem
+from minidl.kernels.conv.problem import TRANSPOSED, WALK, Problem
 from minidl.runtime import launch
 
 # Images that fill the rows of a tile, and of a step of the gradient of the weight, where half of them is still good.
@@ -98,6 +98,15 @@ def taps(problem: Problem) -> float:
         both = [(axis.size, axis.backward()) for axis in (problem.geometry.h, problem.geometry.w)]
         return math.prod(sum(walk.count * len(walk.taps) for walk in walks) / size for size, walks in both)
     return problem.taps
+
+
+def taps_inside(problem: Problem) -> float:
+    """Of one output pixel, in the mean, of those whose input is inside; of a walk back all."""
+    axes = problem.geometry.h, problem.geometry.w
+    if problem.direction == WALK:
+        return problem.taps
+    back = problem.direction == TRANSPOSED
+    return math.prod(sum(axis.inside()) / (axis.size if back else axis.output) for axis in axes)
 
 
 def columns(problem: Problem) -> int:

@@ -40,7 +40,7 @@ class Pace(NamedTuple):
 
 # By BLOCK_M and BLOCK_N, of rows that are pixels or images and columns that are channels.
 TILES = {
-    (128, 256): Pace(1, 0.7), (64, 256): Pace(1, 0.5), (128, 128): Pace(2, 0.85), (64, 128): Pace(2, 0.45),
+    (128, 256): Pace(1, 0.75), (64, 256): Pace(1, 0.5), (128, 128): Pace(2, 0.85), (64, 128): Pace(2, 0.45),
     (128, 64): Pace(2, 0.45), (64, 64): Pace(3, 0.42), (128, 32): Pace(2, 0.5), (128, 16): Pace(2, 0.48),
 }  # fmt: skip
 # Of the gradient of the weight, by TAPS too.

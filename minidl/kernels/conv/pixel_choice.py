@@ -13,6 +13,8 @@ NAME = "pixel"
 FAMILIES = ("conv", "conv_flat")
 # Taps of an axis that have a bit each.
 BITS = 31
+# With a 2x2 pool in the kernel, whose four pixels are rows of one tile.
+POOLED = 2.0
 
 
 class Chosen(NamedTuple):
@@ -83,7 +85,7 @@ def options(problem: Problem, at: Chosen) -> dict[str, int]:
 def estimate(problem: Problem) -> float:
     at = chosen(problem)
     if at.microseconds is not None:
-        return costs.at_least(problem, at.microseconds)
+        return costs.at_least(problem, POOLED * at.microseconds if problem.pool else at.microseconds)
     return costs.microseconds(problem, NAME, costs.outputs(problem) * products(problem), programs(problem))
 
 
