@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -69,10 +70,11 @@ def by_boxes(
 ) -> launch.Prepared:  # fmt: skip
     """Of a, b, bias, c, z and the flag of a product in parts; a and b are boxes already where none are given here."""
     meta = {
-        "A_TRANSPOSED": turned[0], "B_TRANSPOSED": turned[1], "PRECISION": precision, **early.options(target=target),
-        **flags, **tile.options,
+        "A_TRANSPOSED": turned[0], "B_TRANSPOSED": turned[1], "PRECISION": precision, "UNIT_N": unit(N),
+        **early.options(target=target), **flags, **tile.options,
     }  # fmt: skip
-    return launch.Prepared(gemm_tma_kernel, (programs,), (M, N, K, M * N, programs), meta, boxes)
+    scalars = M, N, K, M * N, programs, meta.pop("SPLIT")
+    return launch.Prepared(gemm_tma_kernel, (programs,), scalars, meta, boxes)
 
 
 def by_pointers(
@@ -80,8 +82,11 @@ def by_pointers(
     flags: dict[str, Any],
 ) -> launch.Prepared:  # fmt: skip
     """Of a, b, bias, c and z. strides: of batch, M and K of a, then of batch, K and N of b; share: values of one."""
-    meta = {"PRECISION": precision, **flags, **tile.options}
-    return launch.Prepared(gemm_pointer_kernel, (tiles, flags["SPLIT"]), (M, N, K, *strides, share), meta)
+    _, s_am, s_ak, _, s_bk, s_bn = strides
+    units = tuple(map(unit, (M, N, K, s_am, s_ak, s_bk, s_bn)))
+    meta = {"PRECISION": precision, "UNITS": units, **flags, **tile.options}
+    split = meta.pop("SPLIT")
+    return launch.Prepared(gemm_pointer_kernel, (tiles, split), (M, N, K, *strides, share, split), meta)
 
 
 def summed(
@@ -96,6 +101,11 @@ def summed(
 def bare(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags of a share: without an epilogue, which follows the sum."""
     return {**flags, "HAS_BIAS": False, "ACT": activation.NONE, "SAVE_Z": False}
+
+
+def unit(extent: int) -> int:
+    """The largest of 1, 2, 4 and 8 of which an extent is a multiple; with 8 values, 16 bytes are read or written."""
+    return math.gcd(extent, 8)
 
 
 def tiles_of(M: int, N: int, tile: launch.Tile) -> int:

@@ -67,13 +67,22 @@ def epilogue(
 
 
 @triton.jit
+def known(x, UNIT: tl.constexpr):
+    """x, a multiple of UNIT, and now the compiler knows it: what it reads and writes at once is as wide."""
+    return x // UNIT * UNIT
+
+
+@triton.jit
 def gemm_pointer_kernel(
-    p_a, p_b, p_bias, p_c, p_z, M, N, K, s_ab, s_am, s_ak, s_bb, s_bk, s_bn, s_split,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
+    p_a, p_b, p_bias, p_c, p_z, M, N, K, s_ab, s_am, s_ak, s_bb, s_bk, s_bn, s_split, SPLIT,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, UNITS: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
+    """UNITS of M, N and K, of which they are multiples, and of the four strides."""
+    M, N, K, s_split = known(M, UNITS[0]), known(N, UNITS[1]), known(K, UNITS[2]), known(s_split, UNITS[1])
+    s_am, s_ak, s_bk, s_bn = known(s_am, UNITS[3]), known(s_ak, UNITS[4]), known(s_bk, UNITS[5]), known(s_bn, UNITS[6])
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     i_batch = (tl.program_id(0) // tiles).to(tl.int64)
     i_split = tl.program_id(1)
@@ -105,15 +114,16 @@ def gemm_pointer_kernel(
 
 @triton.jit
 def gemm_tma_kernel(
-    d_a, d_b, p_bias, p_c, p_z, p_wild, M, N, K, s_split, PROGRAMS,
+    d_a, d_b, p_bias, p_c, p_z, p_wild, M, N, K, s_split, PROGRAMS, SPLIT,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, UNIT_N: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, FLATTEN: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
     """With EARLY programs start while the launch before this one ends, and wait for it here, before they read."""
     wait(EARLY)
+    N, s_split = known(N, UNIT_N), known(s_split, UNIT_N)
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
     tl.assume(share > 0)
