@@ -21,7 +21,7 @@ import torch
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, MANY, WALK, No, Problem, Tensors
-from minidl.kernels.gemm import launches
+from minidl.kernels.gemm import choice, launches
 from minidl.runtime import launch
 
 NAME = "product"
@@ -58,17 +58,15 @@ def estimate(problem: Problem) -> float:
     K = 16 * launch.cdiv(_width(problem), 16)
     products = _rows(problem) * K * (problem.M if problem.direction == GRAD_WEIGHT else costs.columns(problem))
     M, N, depth = _sizes(problem)
-    tile = _tile(problem)
+    tile, _ = _choice(problem)
     programs = launches.tiles_of(M, N, tile) * (1 + launch.cdiv(depth, tile["BLOCK_K"])) / 2
     return costs.microseconds(problem, NAME if _boxed(problem) else "product, by pointers", products, programs)
 
 
 def prepare(problem: Problem) -> Prepared:
     M, N, K = _sizes(problem)
-    tile = _tile(problem)
-    # What decides the order of a sum is the same for any number of images where that is asked for.
-    counted, _, _ = _sizes(problem._replace(N=problem.images))
-    split = launches.shares_of(launches.tiles_of(counted, N, tile), K, tile, problem.processors)
+    tile, split = _choice(problem)
+    split = launches.filled(launch.cdiv(K, tile["BLOCK_K"]), split)
     # x lies along K; so do the weights, but for those of a way back that are read in place.
     turned = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
     made = launches.prepare(
@@ -122,9 +120,17 @@ def _sizes(problem: Problem) -> tuple[int, int, int]:
     return (problem.M, width, rows) if problem.direction == GRAD_WEIGHT else (rows, problem.M, width)
 
 
-def _tile(problem: Problem) -> launch.Tile:
+def _choice(problem: Problem) -> tuple[launch.Tile, int]:
+    """The tile and the shares of K. What decides the order of a sum is the same for any number of images where that is
+    asked for."""
     M, N, K = _sizes(problem._replace(N=problem.images))
-    return problem.tile(FAMILIES[0] if _boxed(problem) else FAMILIES[1], M=M, N=N, K=K)
+    boxed = _boxed(problem)
+    along = M if problem.direction == GRAD_WEIGHT else K, N if problem.direction == GRAD_WEIGHT else K, N
+    shape = choice.Shape(M, N, K, units=(8, 8, 8) if boxed else tuple(map(launches.unit, along)))
+    return choice.choose(
+        FAMILIES[0] if boxed else FAMILIES[1], problem.dtype, problem.precision, shape, None, problem.target,
+        problem.processors,
+    )  # fmt: skip
 
 
 def _boxed(problem: Problem) -> bool:
