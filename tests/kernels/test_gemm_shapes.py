@@ -105,17 +105,19 @@ def test_forms_that_the_operands_do_not_allow():
         gemm.gemm(a, b, form="vector")
     with pytest.raises(ValueError, match="the vector form needs two 2-D operands"):
         gemm.gemm(a[None], b[None], form="vector")
-    for other in (a.float(), integers(3, 16)[:, ::2]):
-        with pytest.raises(ValueError, match="the copied form needs two 2-D operands of 16 bits"):
+    for other in (a.double(), integers(3, 16)[:, ::2]):
+        with pytest.raises(ValueError, match="the copied form needs two 2-D operands, not float64"):
             gemm.gemm(other, b.to(other.dtype), form="copied")
 
 
 def test_a_copy_has_rows_that_begin_at_16_bytes():
-    for shape in ((1, 1), (3, 8), (37, 13), (5, 1030)):
-        x = lying(integers(*shape), gap=1, shift=3)
-        y = rows.copied(x)
-        assert torch.equal(y, x)
-        assert y.stride(0) % 8 == 0
+    for shape, dtype in itertools.product(((1, 1), (3, 8), (37, 13), (5, 1030)), (torch.float16, torch.float32)):
+        x = lying(integers(*shape, dtype=dtype), gap=1, shift=3)
+        for tile in (None, launch.Tile({"BLOCK_M": 2, "BLOCK_K": 16}, 4, 1)):
+            with launch.force(**({"gemm_rows": tile} if tile else {})), GuardedAllocations():
+                y = rows.copied(x)
+            assert torch.equal(y, x)
+            assert y.stride(0) * y.element_size() % 16 == 0
 
 
 def chosen(family, shape, split=None, target="sm_90", processors=132):

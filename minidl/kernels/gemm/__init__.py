@@ -3,9 +3,10 @@
     A  [M, K] or [batch, M, K]     B  [K, N] or [batch, K, N]     bias  [N]     C  [M, N] or [batch, M, N]
     float16 | bfloat16 | float32 | float64, accumulated in float32 (float64 for float64)
 
-All forms but `thin` walk tiles in groups of GROUP_M tile rows, so that programs running together share rows and columns
-in L2. The persistent form loads boxes through tensor descriptors (TMA on sm_90; zeros outside the matrix), one program
-per multiprocessor; it wants 16-byte aligned rows. Large float32 products cut their operands into tf32 parts first. The
+All forms but `thin` and `vector` walk tiles in groups of GROUP_M tile rows, so that programs running together share
+rows and columns in L2. The persistent form loads boxes through tensor descriptors (TMA on sm_90; zeros outside the
+matrix), one program per multiprocessor; it wants 16-byte aligned rows. Large operands of 16 bits are copied to such
+rows (`rows`); large float32 products cut their operands into tf32 parts first. The
 pointer form takes any strides and batches. Small products of thin operands have a form without tensor cores, `thin`,
 and so has a matrix times a vector. Tile and shares of 16-bit products follow from an estimate, see `choice`.
 Split-K gives each share of K its own partial product; the shares are then added in order, so results do not depend on
@@ -70,8 +71,8 @@ def gemm(
 
     a [M, K] or [batch, M, K], b [K, N] or [batch, K, N], any strides; bias [N] contiguous; one dtype and device.
     Returns [M, N] or [batch, M, N] (and z alike), contiguous, in the inputs' dtype. K = 0 gives act(bias).
-    `form` ("tma", "parts" for float32, "pointer", "copied", "thin" or "vector"), `split` and `precision` override the choice made
-    from the shape; the thin form and that of vectors have the accuracy of "ieee" in each precision.
+    `form` ("tma", "parts" for float32, "pointer", "copied", "thin" or "vector"), `split` and `precision` override the
+    choice made from the shape; the thin form and that of vectors have the accuracy of "ieee" in each precision.
     Raises ValueError for shapes that do not match or a form the operands do not allow, TypeError for dtypes.
     """
     batched = _check(a, b, bias)
@@ -89,7 +90,7 @@ def gemm(
     if copies and not launch.INTERPRETED:
         a, b = (_along_k(x, precision == "tf32") for x in (a, b.mT))
         b = b.mT
-    (M, K), N = a.shape[-2:], b.shape[-1]
+    M, N = a.shape[-2], b.shape[-1]
     shape = (batch, M, N) if batched else (M, N)
     c = torch.empty(shape, dtype=a.dtype, device=a.device)
     z = torch.empty_like(c) if preactivation else None
@@ -146,7 +147,7 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
     if form == "vector" and 1 not in (a.shape[0], b.shape[1]):
         raise ValueError(f"gemm: the vector form needs one row or one column, got {a.shape[0]} and {b.shape[1]}")
     if form == "copied" and not (flat and _can_copy(a) and _can_copy(b)):
-        raise ValueError("gemm: the copied form needs two 2-D operands of 16 bits, one axis contiguous")
+        raise ValueError("gemm: the copied form needs two 2-D operands, not float64, with a contiguous axis, and boxes")
     if form in ("tma", "parts") and not boxed:
         raise ValueError(
             f"gemm: the {form} form needs two 2-D operands, not float64, with 16-byte aligned rows, "
@@ -221,12 +222,12 @@ def _in_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _can_copy(x: torch.Tensor) -> bool:
-    return x.dtype.itemsize == 2 and _stored(x)[0] is not None
+    return x.dtype != torch.float64 and _stored(x)[0] is not None
 
 
 def _copies_pay(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether to copy what has no box."""
-    if not (_can_copy(a) and _can_copy(b)):
+    """Whether to copy what has no box. Of float32 that was not measured."""
+    if a.dtype.itemsize != 2 or not (_can_copy(a) and _can_copy(b)):
         return False
     copied = sum(x.numel() for x in (a, b) if not _has_box(x))
     return choice.copies_pay(a.dtype, _shape(a, b, True), copied, launch.target(), launch.processors())

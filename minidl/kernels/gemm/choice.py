@@ -1,4 +1,4 @@
-"""The tile of a product and the shares of its K: those that take least time by an estimate, where the table leaves it open.
+"""The tile of a product and the shares of its K: those of least time, by an estimate, where the table leaves a choice.
 
     time = LAUNCH + waves * (PROGRAM + steps * step) + the sum of shares, and no less than reading and writing once
 

@@ -1,6 +1,6 @@
-"""Copies of 16-bit operands that no box can be read of, in rows that begin at a multiple of 16 bytes.
+"""Copies of operands that no box can be read of, in rows that begin at a multiple of 16 bytes.
 
-    x  [rows, columns], rows any number of values apart     y  [rows, columns], rows a multiple of 8 values apart
+    x  [rows, columns], rows any number of values apart     y  [rows, columns], of 16 or 32 bits
 
 Threads read a row as wide as its beginning allows and write 16 bytes each. A copy takes 1 us more than reading and
 writing its bytes: 196x5575x1488 took 34 us through pointers, 30 from boxes of two copies (H100).
@@ -15,15 +15,13 @@ from minidl.kernels.gemm.tiled import known
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
 
-AT_ONCE = 8  # values of 16 bytes
-
 
 @triton.jit
 def gemm_rows_kernel(
     p_x, p_y, ROWS, COLUMNS, s_row, width,
     UNIT: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """UNIT: of which COLUMNS and s_row are multiples. Zeros fill the rows of y up to its width, a multiple of AT_ONCE."""
+    """UNIT: of which COLUMNS and s_row are multiples. Zeros fill the rows of y up to `width`, a multiple of AT_ONCE."""
     wait(EARLY)
     COLUMNS, s_row, width = known(COLUMNS, UNIT), known(s_row, UNIT), known(width, AT_ONCE)
     tiles = tl.cdiv(width, BLOCK_K)
@@ -35,13 +33,14 @@ def gemm_rows_kernel(
 
 def copied(x: torch.Tensor) -> torch.Tensor:
     """A copy of x [rows, columns], whose columns are neighbours in memory."""
-    rows, columns = x.shape
-    width = AT_ONCE * launch.cdiv(columns, AT_ONCE)
+    (rows, columns), at_once = x.shape, 16 // x.element_size()
+    width = at_once * launch.cdiv(columns, at_once)
     y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     tile = launch.tile("gemm_rows", x.dtype, M=rows, K=columns)
     programs = launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(width, tile["BLOCK_K"])
+    unit = launches.at_once(rows, columns, x.stride(0), 1)
     launch.run(
         gemm_rows_kernel, (programs,), x, y, rows, columns, x.stride(0), width,
-        UNIT=launches.at_once(rows, columns, x.stride(0), 1), AT_ONCE=AT_ONCE, **early.options(programs), **tile.options,
+        UNIT=unit, AT_ONCE=at_once, **early.options(programs), **tile.options,
     )  # fmt: skip
     return y[:, :columns]

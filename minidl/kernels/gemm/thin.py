@@ -34,8 +34,9 @@ def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     (M, K), N = a.shape, b.shape[1]
     thinnest = min(M, N, K)
-    most = MOST_PRODUCTS if a.dtype == torch.float32 else MOST_PRODUCTS_16
-    return thinnest < THIN + (a.dtype == torch.float32) and M * N * K <= most
+    if a.dtype == torch.float32:
+        return thinnest <= THIN and M * N * K <= MOST_PRODUCTS
+    return thinnest < THIN and M * N * K <= MOST_PRODUCTS_16
 
 
 @triton.jit
