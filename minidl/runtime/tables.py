@@ -122,7 +122,9 @@ def _check(target: str, rules: Any, own: list[dict[str, Any]], everywhere: list[
                 )
         if type(rule.get("or", True)) is not bool:
             raise ValueError(f'"or" is {_short(rule["or"])} in the rule {_short(rule)}, expected true or false')
-    if rules and (rules[-1].get("when") or rules[-1].get("or")):
+    if rules and rules[-1].get("or"):
+        raise ValueError(f'the last rule, {_short(rules[-1])}, says "or", but no rule follows')
+    if rules and rules[-1].get("when"):
         raise ValueError(f"the last rule, {_short(rules[-1])}, has a condition; it must take all shapes left over")
 
 

@@ -172,6 +172,26 @@ def test_the_choice_depends_on_the_shape_alone():
     assert len(launch.tiles_for("gemm", torch.float16, target_="interpreted", M=9, N=9, K=9)) == 1
 
 
+def test_rules_that_say_or_leave_a_choice():
+    """Among them and the first below that does not; sizes are cut to the shape, and equal tiles are one."""
+    sizes = {**TINY, "GROUP_M": 8, "PIECES": 1}
+    rules = [
+        {"or": True, "when": {"M_max": 64}, "tile": {**sizes, "BLOCK_M": 32}},
+        {"when": {"N_max": 8}, "tile": sizes},
+        {"or": True, "tile": {**sizes, "BLOCK_M": 64}},
+        {"tile": {**sizes, "BLOCK_N": 64}},
+    ]
+    with launch.use_tables(gemm_pointer={"interpreted": rules, "sm_90": rules, "sm_80": rules}):
+        for shape, rows_of_tiles in (
+            ((64, 8), [32, 16]), ((65, 8), [16]), ((64, 99), [32, 64, 16]), ((99, 99), [64, 16]), ((16, 16), [16]),
+        ):  # fmt: skip
+            extents = {"M": shape[0], "N": shape[1], "K": 99}
+            found = launch.tiles_for("gemm_pointer", torch.float16, floor=16, **extents)
+            assert [tile["BLOCK_M"] for tile in found] == rows_of_tiles
+            assert launch.tile("gemm_pointer", torch.float16, floor=16, **extents) == found[0]
+        assert [t["BLOCK_N"] for t in launch.tiles("gemm_pointer", "sm_90", torch.float16)] == [16, 16, 16, 64]
+
+
 def test_values_that_are_read_at_once():
     assert launches.at_once(5, 12, 12, 1) == 4
     assert launches.at_once(5, 12, 14, 1) == 2
