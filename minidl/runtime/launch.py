@@ -6,7 +6,9 @@ rules read from the top. A rule is
     {"when": {"dtype": ["float16"], "M_max": 64, "N_min": 16}, "tile": {"BLOCK_M": 64, ...}, "warps": 4, "stages": 3}
 
 with an optional "when" (all of its conditions must hold; "precision" is that of float32 products) and sizes of two to
-some power. The choice depends on dtype, precision and shape alone, so results are the same in every process.
+some power. A rule with "or": true leaves the choice between its tile and those of rules below to the kernel's launcher,
+which estimates their times. The choice depends on dtype, precision and shape alone, so results are the same in every
+process.
 """
 
 import contextlib
@@ -224,7 +226,7 @@ def tiles(
         if tile_ not in found:
             found.append(tile_)
         # Rules behind one that holds for every shape are never used.
-        if dtype is not None and not set(when) - {"dtype", "precision"}:
+        if dtype is not None and not set(when) - {"dtype", "precision"} and not rule.get("or"):
             break
     return found
 
@@ -243,10 +245,10 @@ def tile(
     A size BLOCK_X is cut to the power of two at or above extent X, but not below `floor` (16 for matrix products).
     `precision` is that of float32 products (default: the one in use). A tile forced by `force` is taken as it is.
     """
-    return candidates(family, dtype, floor=floor, precision=precision, target_=target_, **shape)[0]
+    return tiles_for(family, dtype, floor=floor, precision=precision, target_=target_, **shape)[0]
 
 
-def candidates(
+def tiles_for(
     family: str,
     dtype: torch.dtype,
     *,
@@ -255,7 +257,7 @@ def candidates(
     target_: str | None = None,
     **shape: int,
 ) -> tuple[Tile, ...]:
-    """The tiles of all rules that a problem fulfils, of which `tile` takes the first; for a choice by an estimate."""
+    """All tiles between which a launcher is to choose for a problem: `tile` and, where rules say "or", others."""
     if _state.forced is not None and family in _state.forced:
         return (_state.forced[family],)
     return _choose(family, target_ or target(), dtype, precision or _precision(dtype), floor, tuple(shape.items()))
@@ -266,7 +268,7 @@ def _choose(
     family: str, target_: str, dtype: torch.dtype, precision: str, floor: int, shape: tuple[tuple[str, int], ...]
 ) -> tuple[Tile, ...]:
     extents = dict(shape)
-    found = []
+    found: list[Tile] = []
     for rule in table(family)[target_]:
         when = rule.get("when", {})
         if _takes(when, dtype, precision) and _fits(when, extents):
@@ -277,9 +279,11 @@ def _choose(
                 )
                 for name, size in chosen.sizes.items()
             }
-            found.append(Tile(sizes, chosen.num_warps, chosen.num_stages))
-    if found:
-        return tuple(found)
+            cut = Tile(sizes, chosen.num_warps, chosen.num_stages)
+            if cut not in found:
+                found.append(cut)
+            if not rule.get("or"):
+                return tuple(found)
     raise KeyError(f"the tile table of {family} for {target_} has no rule for {dtype} {extents}")
 
 

@@ -31,7 +31,7 @@ FLAGS = {
     "PIECES": (1, 2, 4), "FLATTEN": (0, 1), "EVEN": (0, 1), "TAPS": (1, 3), "PIXELS": (1, 2), "WIDE": (0, 1),
     "PER_PROCESSOR": (0, 1, 2, 4), "GROUP_M": (1, 4, 8, 16),
 }  # fmt: skip
-_PARTS = {"when", "tile", "warps", "stages"}
+_PARTS = {"when", "tile", "warps", "stages", "or"}
 _CURE = "delete it; `minidl tune` can then make a new one"
 
 Table = dict[str, list[dict[str, Any]]]
@@ -120,6 +120,10 @@ def _check(target: str, rules: Any, own: list[dict[str, Any]], everywhere: list[
                 raise ValueError(
                     f"{name} is {_short(size)} in the rule {_short(rule)}, expected one of {sorted(taken)}"
                 )
+        if type(rule.get("or", True)) is not bool:
+            raise ValueError(f'"or" is {_short(rule["or"])} in the rule {_short(rule)}, expected true or false')
+    if rules and rules[-1].get("or"):
+        raise ValueError(f'the last rule, {_short(rules[-1])}, says "or", but no rule follows')
     if rules and rules[-1].get("when"):
         raise ValueError(f"the last rule, {_short(rules[-1])}, has a condition; it must take all shapes left over")
 

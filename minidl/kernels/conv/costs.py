@@ -33,6 +33,8 @@ NARROW_FACTOR = 1.5
 LEAST_VALUES = 128
 # Columns of a product that are computed in any case: 64->32 channels took as long as 64->64.
 LEAST_COLUMNS = 64
+# Of a copy's bytes per us, what tiles of products reach.
+REACHED = 0.72
 
 
 class Device(NamedTuple):
@@ -151,9 +153,9 @@ def microseconds(problem: Problem, form: str, products: float, programs: float =
 
 
 def at_least(problem: Problem, time: float) -> float:
-    """A launch that takes so many us, or as long as memory does."""
+    """A launch that takes so many us, or as long as memory does, of which tiles reach a part."""
     device = DEVICES[problem.target]
-    return max(time, device.launch + moved(problem) / device.copy)
+    return max(time, device.launch + moved(problem) / (REACHED * device.copy))
 
 
 def of_each_channel(problem: Problem, form: str, products: float, rounds: float) -> float:

@@ -187,11 +187,8 @@ class Problem(NamedTuple):
         return launch.tile(family, self.dtype, floor=floor, precision=self.precision, target_=self.target, **shape)
 
     def tiles(self, family: str, **shape: int) -> tuple[launch.Tile, ...]:
-        """Those that `tile` could take, where an estimate chooses: of 16-bit numbers on sm_90; else just the first."""
-        found = launch.candidates(
-            family, self.dtype, floor=16, precision=self.precision, target_=self.target, **shape
-        )  # fmt: skip
-        return found if self.paced else found[:1]
+        """Those between which an estimate chooses, as `launch.tiles_for`."""
+        return launch.tiles_for(family, self.dtype, floor=16, precision=self.precision, target_=self.target, **shape)
 
     @property
     def paced(self) -> bool:

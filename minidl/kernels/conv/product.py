@@ -21,13 +21,15 @@ import torch
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, MANY, WALK, No, Problem, Tensors
-from minidl.kernels.gemm import launches
+from minidl.kernels.gemm import choice, launches
 from minidl.runtime import launch
 
 NAME = "product"
 IN_PLACE = True
 DIRECTIONS = FORWARD, WALK, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
+# What is estimated there for an H100, beside estimates with the memory of an H200.
+PACED = 0.75
 
 
 class Prepared(NamedTuple):
@@ -57,18 +59,18 @@ def estimate(problem: Problem) -> float:
     """
     K = 16 * launch.cdiv(_width(problem), 16)
     products = _rows(problem) * K * (problem.M if problem.direction == GRAD_WEIGHT else costs.columns(problem))
+    tile, split = _choice(problem)
+    if problem.paced:
+        return PACED * choice.microseconds(*_shape(problem), tile, split, problem.processors)
     M, N, depth = _sizes(problem)
-    tile = _tile(problem)
     programs = launches.tiles_of(M, N, tile) * (1 + launch.cdiv(depth, tile["BLOCK_K"])) / 2
     return costs.microseconds(problem, NAME if _boxed(problem) else "product, by pointers", products, programs)
 
 
 def prepare(problem: Problem) -> Prepared:
     M, N, K = _sizes(problem)
-    tile = _tile(problem)
-    # What decides the order of a sum is the same for any number of images where that is asked for.
-    counted, _, _ = _sizes(problem._replace(N=problem.images))
-    split = launches.shares_of(launches.tiles_of(counted, N, tile), K, tile, problem.processors)
+    tile, split = _choice(problem)
+    split = launches.filled(launch.cdiv(K, tile["BLOCK_K"]), split)
     # x lies along K; so do the weights, but for those of a way back that are read in place.
     turned = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
     made = launches.prepare(
@@ -122,9 +124,23 @@ def _sizes(problem: Problem) -> tuple[int, int, int]:
     return (problem.M, width, rows) if problem.direction == GRAD_WEIGHT else (rows, problem.M, width)
 
 
-def _tile(problem: Problem) -> launch.Tile:
+def _shape(problem: Problem) -> tuple[str, choice.Shape]:
+    """The family of tiles and the product. What decides the order of a sum is the same for any number of images where
+    that is asked for."""
     M, N, K = _sizes(problem._replace(N=problem.images))
-    return problem.tile(FAMILIES[0] if _boxed(problem) else FAMILIES[1], M=M, N=N, K=K)
+    if _boxed(problem):
+        return FAMILIES[0], choice.Shape(M, N, K)
+    along = (M, N, N) if problem.direction == GRAD_WEIGHT else (K, K, N)
+    a, b, c = map(launches.unit, along)
+    return FAMILIES[1], choice.Shape(M, N, K, units=(a, b, c))
+
+
+def _choice(problem: Problem) -> tuple[launch.Tile, int]:
+    """The tile and the shares of K."""
+    family, shape = _shape(problem)
+    return choice.choose(
+        family, problem.dtype, problem.precision, shape, None, problem.target, problem.processors
+    )  # fmt: skip
 
 
 def _boxed(problem: Problem) -> bool:

@@ -3,10 +3,12 @@
     A  [M, K] or [batch, M, K]     B  [K, N] or [batch, K, N]     bias  [N]     C  [M, N] or [batch, M, N]
     float16 | bfloat16 | float32 | float64, accumulated in float32 (float64 for float64)
 
-All forms but `thin` walk tiles in groups of GROUP_M tile rows, so that programs running together share rows and columns
-in L2. The persistent form loads boxes through tensor descriptors (TMA on sm_90; zeros outside the matrix), one program
-per multiprocessor; it wants 16-byte aligned rows. Large float32 products cut their operands into tf32 parts first. The
-pointer form takes any strides and batches. Small products of thin operands have a form without tensor cores, `thin`.
+All forms but `thin` and `vector` walk tiles in groups of GROUP_M tile rows, so that programs running together share
+rows and columns in L2. The persistent form loads boxes through tensor descriptors (TMA on sm_90; zeros outside the
+matrix), one program per multiprocessor; it wants 16-byte aligned rows. Large operands of 16 bits are copied to such
+rows (`rows`); large float32 products cut their operands into tf32 parts first. The
+pointer form takes any strides and batches. Small products of thin operands have a form without tensor cores, `thin`,
+and so has a matrix times a vector. Tile and shares of 16-bit products follow from an estimate, see `choice`.
 Split-K gives each share of K its own partial product; the shares are then added in order, so results do not depend on
 scheduling.
 A transposed operand is read in place: the block is loaded as it is stored and turned on its way to the tensor cores.
@@ -19,10 +21,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
-from minidl.kernels.gemm import launches, parts, thin
+from minidl.kernels.gemm import choice, launches, parts, rows, thin, vector
 from minidl.runtime import check, launch
 
-FAMILIES = {"tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer", "thin": "gemm_thin"}
+FAMILIES = {
+    "tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer", "thin": "gemm_thin", "vector": "gemm_vector",
+    "copied": "gemm",
+}  # fmt: skip
 # For smaller operands, cutting them into parts takes longer than it saves.
 LEAST_PARTS = 1024
 
@@ -66,8 +71,8 @@ def gemm(
 
     a [M, K] or [batch, M, K], b [K, N] or [batch, K, N], any strides; bias [N] contiguous; one dtype and device.
     Returns [M, N] or [batch, M, N] (and z alike), contiguous, in the inputs' dtype. K = 0 gives act(bias).
-    `form` ("tma", "parts" for float32, "pointer" or "thin"), `split` and `precision` override the choice made from the
-    shape; the thin form has the accuracy of "ieee" in each precision.
+    `form` ("tma", "parts" for float32, "pointer", "copied", "thin" or "vector"), `split` and `precision` override the
+    choice made from the shape; the thin form and that of vectors have the accuracy of "ieee" in each precision.
     Raises ValueError for shapes that do not match or a form the operands do not allow, TypeError for dtypes.
     """
     batched = _check(a, b, bias)
@@ -79,18 +84,17 @@ def gemm(
         a = a.new_zeros(()).expand(*a.shape[:-1], 1)
         b = b.new_zeros(()).expand(*b.shape[:-2], 1, b.shape[-1])
     form = _form(a, b, precision, form)
+    if form == "copied":
+        a, b, form = _in_rows(a), _in_rows(b), "tma"
     copies = form in ("tma", "pointer") and a.dtype == torch.float32 and precision != "ieee"
     if copies and not launch.INTERPRETED:
         a, b = (_along_k(x, precision == "tf32") for x in (a, b.mT))
         b = b.mT
-    (M, K), N = a.shape[-2:], b.shape[-1]
+    M, N = a.shape[-2], b.shape[-1]
     shape = (batch, M, N) if batched else (M, N)
     c = torch.empty(shape, dtype=a.dtype, device=a.device)
     z = torch.empty_like(c) if preactivation else None
-    floor = 1 if form == "thin" else 16
-    tile = launch.tile(FAMILIES[form], a.dtype, floor=floor, precision=precision, M=M, N=N, K=K)
-    tiles = launches.tiles_of(M, N, tile) * batch
-    split = launches.shares_of(tiles, K, tile, launch.processors(), split)
+    tile, tiles, split = _tile(form, a, b, batch, precision, split)
     flags = {
         "HAS_BIAS": bias is not None,
         "ACT": activation.CODES[name],
@@ -124,19 +128,26 @@ def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) -> str:
     """The given form, or the best one for the operands. Raises ValueError if the operands do not allow it."""
+    if form is None and vector.suits(a, b):
+        return "vector"
     if form is None and thin.suits(a, b):
         return "thin"
     # A dimension of size 1 or 0 has no meaningful stride, and TMA needs a real one.
-    boxed = launch.boxes() and a.dim() == 2 and min(*a.shape, *b.shape) > 0 and _has_box(a) and _has_box(b)
+    flat = launch.boxes() and a.dim() == 2 and min(*a.shape, *b.shape) > 0
+    boxed = flat and _has_box(a) and _has_box(b)
     if form is None:
         if not boxed:
-            return "pointer"
+            return "copied" if flat and not launch.INTERPRETED and _copies_pay(a, b) else "pointer"
         compiled = a.dtype == torch.float32 and precision == "tf32x3" and not launch.INTERPRETED
         return "parts" if compiled and min(*a.shape, *b.shape) >= LEAST_PARTS else "tma"
     if form not in FAMILIES:
         raise ValueError(f"gemm: unknown form {form!r}; known: {', '.join(FAMILIES)}")
-    if form == "thin" and a.dim() != 2:
-        raise ValueError("gemm: the thin form needs two 2-D operands")
+    if form in ("thin", "vector") and a.dim() != 2:
+        raise ValueError(f"gemm: the {form} form needs two 2-D operands")
+    if form == "vector" and 1 not in (a.shape[0], b.shape[1]):
+        raise ValueError(f"gemm: the vector form needs one row or one column, got {a.shape[0]} and {b.shape[1]}")
+    if form == "copied" and not (flat and _can_copy(a) and _can_copy(b)):
+        raise ValueError("gemm: the copied form needs two 2-D operands, not float64, with a contiguous axis, and boxes")
     if form in ("tma", "parts") and not boxed:
         raise ValueError(
             f"gemm: the {form} form needs two 2-D operands, not float64, with 16-byte aligned rows, "
@@ -147,10 +158,29 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
     return form
 
 
+def _tile(
+    form: str, a: torch.Tensor, b: torch.Tensor, batch: int, precision: str, split: int | None
+) -> tuple[launch.Tile, int, int]:  # fmt: skip
+    """The tile, how many of them there are, and the shares of K."""
+    (M, K), N = a.shape[-2:], b.shape[-1]
+    if form == "vector":
+        return vector.tile(a, b, split)
+    if form == "thin":
+        tile = launch.tile(FAMILIES[form], a.dtype, precision=precision, M=M, N=N, K=K)
+        tiles = launches.tiles_of(M, N, tile)
+        least = 8 if a.dtype.itemsize == 4 else 2
+        return tile, tiles, launches.shares_of(tiles, K, tile, launch.processors(), split, least)
+    shape = _shape(a, b, form == "pointer")
+    tile, split = choice.choose(
+        FAMILIES[form], a.dtype, precision, shape, split, launch.target(), launch.processors()
+    )  # fmt: skip
+    return tile, launches.tiles_of(M, N, tile) * batch, split
+
+
 def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
     (M, K), N = a.shape[-2:], b.shape[-1]
-    if form == "thin":
-        thin.product(a, b, bias, c, z, tile, tiles, flags)
+    if form in ("thin", "vector"):
+        (thin if form == "thin" else vector).product(a, b, bias, c, z, tile, tiles, flags)
         return
     programs = min(tiles * flags["SPLIT"], launch.processors())
     wild = None
@@ -168,7 +198,7 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
     s_bb = b.stride(0) if b.dim() == 3 else 0
     strides = s_ab, *a.stride()[-2:], s_bb, *b.stride()[-2:]
     share = c.numel() // flags["SPLIT"]
-    launches.by_pointers(M, N, K, strides, share, tiles, tile, precision, flags).run(a, b, bias, c, z)
+    launches.by_pointers(M, N, K, strides, share, tiles, tile, precision, a.element_size(), flags).run(a, b, bias, c, z)
 
 
 def _along_k(x: torch.Tensor, nearest: bool) -> torch.Tensor:
@@ -182,12 +212,41 @@ def _along_k(x: torch.Tensor, nearest: bool) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _in_rows(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy that has a box if it has none."""
+    if _has_box(x):
+        return x
+    stored, transposed = _stored(x)
+    assert stored is not None
+    return rows.copied(stored).t() if transposed else rows.copied(stored)
+
+
+def _can_copy(x: torch.Tensor) -> bool:
+    return x.dtype != torch.float64 and _stored(x)[0] is not None
+
+
+def _copies_pay(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether to copy what has no box. Of float32 that was not measured."""
+    if a.dtype.itemsize != 2 or not (_can_copy(a) and _can_copy(b)):
+        return False
+    copied = sum(x.numel() for x in (a, b) if not _has_box(x))
+    return choice.copies_pay(a.dtype, _shape(a, b, True), copied, launch.target(), launch.processors())
+
+
+def _shape(a: torch.Tensor, b: torch.Tensor, by_pointers: bool) -> choice.Shape:
+    """What the estimate counts of a product."""
+    (M, K), N = a.shape[-2:], b.shape[-1]
+    units = launches.at_once(M, K, *a.stride()[-2:]), launches.at_once(N, K, *b.stride()[:-3:-1]), launches.unit(N)
+    batch = a.shape[0] if a.dim() == 3 else 1
+    return choice.Shape(M, N, K, batch, units if by_pointers else (8, 8, 8))
+
+
 def _has_box(x: torch.Tensor) -> bool:
     """Whether x can be read in boxes: one axis contiguous, the other with rows 16-byte aligned."""
     if x.dtype == torch.float64 or x.data_ptr() % 16:
         return False
-    rows = _stored(x)[0]
-    return rows is not None and rows.stride(0) * x.element_size() % 16 == 0 and rows.stride(0) >= rows.shape[1]
+    stored = _stored(x)[0]
+    return stored is not None and stored.stride(0) * x.element_size() % 16 == 0 and stored.stride(0) >= stored.shape[1]
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor | None, bool]:

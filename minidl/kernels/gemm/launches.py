@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -58,7 +59,10 @@ def prepare(
         product = by_boxes(M, N, K, turned, programs, tile, precision, inner, boxes, target)
     else:
         a, b = (1, a_row) if turned[0] else (a_row, 1), (1, b_row) if turned[1] else (b_row, 1)
-        product = by_pointers(M, N, K, (0, *a, 0, *b), M * N, tiles, tile, precision, inner)
+        strides = 0, *a, 0, *b
+        product = by_pointers(
+            M, N, K, strides, M * N, tiles, tile, precision, dtype.itemsize, inner, target
+        )  # fmt: skip
     total = summed(dtype, N, M * N, flags, target) if split > 1 else None
     return Product(product, (split, M, N), total)
 
@@ -69,19 +73,28 @@ def by_boxes(
 ) -> launch.Prepared:  # fmt: skip
     """Of a, b, bias, c, z and the flag of a product in parts; a and b are boxes already where none are given here."""
     meta = {
-        "A_TRANSPOSED": turned[0], "B_TRANSPOSED": turned[1], "PRECISION": precision, **early.options(target=target),
-        **flags, **tile.options,
+        "A_TRANSPOSED": turned[0], "B_TRANSPOSED": turned[1], "PRECISION": precision, "UNIT_N": unit(N),
+        **early.options(target=target), **flags, **tile.options,
     }  # fmt: skip
-    return launch.Prepared(gemm_tma_kernel, (programs,), (M, N, K, M * N, programs), meta, boxes)
+    scalars = M, N, K, M * N, programs, meta.pop("SPLIT")
+    return launch.Prepared(gemm_tma_kernel, (programs,), scalars, meta, boxes)
 
 
 def by_pointers(
     M: int, N: int, K: int, strides: tuple[int, ...], share: int, tiles: int, tile: launch.Tile, precision: str,
-    flags: dict[str, Any],
+    itemsize: int, flags: dict[str, Any], target: str | None = None,
 ) -> launch.Prepared:  # fmt: skip
     """Of a, b, bias, c and z. strides: of batch, M and K of a, then of batch, K and N of b; share: values of one."""
-    meta = {"PRECISION": precision, **flags, **tile.options}
-    return launch.Prepared(gemm_pointer_kernel, (tiles, flags["SPLIT"]), (M, N, K, *strides, share), meta)
+    _, *of_a, _, s_bk, s_bn = strides
+    units = tuple(map(unit, (M, N, K, *of_a, s_bk, s_bn)))
+    narrow = itemsize * min(at_once(M, K, *of_a), at_once(N, K, s_bn, s_bk)) < 4
+    meta = {
+        # With fewer rows the blocks that wait do not fit the registers.
+        "AHEAD": narrow and tile["BLOCK_M"] >= 64, "UNITS": units, "PRECISION": precision,
+        **early.options(tiles * flags["SPLIT"], target), **flags, **tile.options,
+    }  # fmt: skip
+    split = meta.pop("SPLIT")
+    return launch.Prepared(gemm_pointer_kernel, (tiles, split), (M, N, K, *strides, share, split), meta)
 
 
 def summed(
@@ -98,13 +111,33 @@ def bare(flags: dict[str, Any]) -> dict[str, Any]:
     return {**flags, "HAS_BIAS": False, "ACT": activation.NONE, "SAVE_Z": False}
 
 
+def unit(extent: int) -> int:
+    """The largest of 1, 2, 4 and 8 of which an extent is a multiple; with 8 values, 16 bytes are read or written."""
+    return math.gcd(extent, 8)
+
+
+def at_once(M: int, K: int, s_m: int, s_k: int) -> int:
+    """Values of an operand [M, K] that are read at once: of its axis that lies in memory as one run after another."""
+    if s_k == 1:
+        return unit(K) if M == 1 else math.gcd(unit(K), s_m)
+    if s_m == 1:
+        return unit(M) if K == 1 else math.gcd(unit(M), s_k)
+    return 1
+
+
 def tiles_of(M: int, N: int, tile: launch.Tile) -> int:
     return launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"])
 
 
-def shares_of(tiles: int, K: int, tile: launch.Tile, processors: int, split: int | None = None) -> int:
-    """Shares of K, none of them empty: `split`, or enough to fill the device with at least 8 blocks each (below,
+def shares_of(
+    tiles: int, K: int, tile: launch.Tile, processors: int, split: int | None = None, least: int = 8
+) -> int:  # fmt: skip
+    """Shares of K, none of them empty: `split`, or enough to fill the device with at least `least` blocks each (below,
     adding the shares costs more)."""
     blocks = launch.cdiv(K, tile["BLOCK_K"])
-    split = split or max(1, min(processors // max(tiles, 1), blocks // 8))
+    return filled(blocks, split or max(1, min(processors // max(tiles, 1), blocks // least)))
+
+
+def filled(blocks: int, split: int) -> int:
+    """At most `split` shares of equally many blocks, none of them empty."""
     return launch.cdiv(blocks, launch.cdiv(blocks, split))

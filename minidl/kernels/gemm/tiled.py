@@ -67,13 +67,27 @@ def epilogue(
 
 
 @triton.jit
+def known(x, UNIT: tl.constexpr):
+    """x, a multiple of UNIT, and now the compiler knows it: what it reads and writes at once is as wide."""
+    return x // UNIT * UNIT
+
+
+@triton.jit
 def gemm_pointer_kernel(
-    p_a, p_b, p_bias, p_c, p_z, M, N, K, s_ab, s_am, s_ak, s_bb, s_bk, s_bn, s_split,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    p_a, p_b, p_bias, p_c, p_z, M, N, K, s_ab, s_am, s_ak, s_bb, s_bk, s_bn, s_split, SPLIT,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, UNITS: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
+    """UNITS of M, N and K, of which they are multiples, and of the four strides.
+
+    Values of fewer than 4 bytes cannot be copied to shared memory while others are multiplied. With AHEAD they wait in
+    registers: the next block is read before this one is multiplied.
+    """
+    wait(EARLY)
+    M, N, K, s_split = known(M, UNITS[0]), known(N, UNITS[1]), known(K, UNITS[2]), known(s_split, UNITS[1])
+    s_am, s_ak, s_bk, s_bn = known(s_am, UNITS[3]), known(s_ak, UNITS[4]), known(s_bk, UNITS[5]), known(s_bn, UNITS[6])
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     i_batch = (tl.program_id(0) // tiles).to(tl.int64)
     i_split = tl.program_id(1)
@@ -88,13 +102,26 @@ def gemm_pointer_kernel(
     p_b += i_batch * s_bb + o_k.to(tl.int64)[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     tl.assume(start < end)  # or ptxas serialises the matrix instructions, for the sake of a loop that does not run
-    for k in range(start, end, BLOCK_K):
-        m_k = (k + tl.arange(0, BLOCK_K)) < end
+    if AHEAD:
+        m_k = o_k < end
         b_a = tl.load(p_a, mask=(o_m < M)[:, None] & m_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
         b_b = tl.load(p_b, mask=m_k[:, None] & (o_n < N)[None, :], other=0.0)  # [BLOCK_K, BLOCK_N]
-        b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=ACC)
-        p_a += tl.full((), BLOCK_K, tl.int64) * s_ak
-        p_b += tl.full((), BLOCK_K, tl.int64) * s_bk
+        for k in tl.range(start + BLOCK_K, end + BLOCK_K, BLOCK_K, num_stages=1):
+            p_a += tl.full((), BLOCK_K, tl.int64) * s_ak
+            p_b += tl.full((), BLOCK_K, tl.int64) * s_bk
+            m_k = (k + tl.arange(0, BLOCK_K)) < end
+            b_a_next = tl.load(p_a, mask=(o_m < M)[:, None] & m_k[None, :], other=0.0)
+            b_b_next = tl.load(p_b, mask=m_k[:, None] & (o_n < N)[None, :], other=0.0)
+            b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            b_a, b_b = b_a_next, b_b_next
+    else:
+        for k in range(start, end, BLOCK_K):
+            m_k = (k + tl.arange(0, BLOCK_K)) < end
+            b_a = tl.load(p_a, mask=(o_m < M)[:, None] & m_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
+            b_b = tl.load(p_b, mask=m_k[:, None] & (o_n < N)[None, :], other=0.0)  # [BLOCK_K, BLOCK_N]
+            b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            p_a += tl.full((), BLOCK_K, tl.int64) * s_ak
+            p_b += tl.full((), BLOCK_K, tl.int64) * s_bk
     p_c += (i_split.to(tl.int64) * s_split) + i_batch * M * N
     if SAVE_Z:
         p_z += i_batch * M * N
@@ -105,15 +132,16 @@ def gemm_pointer_kernel(
 
 @triton.jit
 def gemm_tma_kernel(
-    d_a, d_b, p_bias, p_c, p_z, p_wild, M, N, K, s_split, PROGRAMS,
+    d_a, d_b, p_bias, p_c, p_z, p_wild, M, N, K, s_split, PROGRAMS, SPLIT,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, UNIT_N: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, FLATTEN: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
     """With EARLY programs start while the launch before this one ends, and wait for it here, before they read."""
     wait(EARLY)
+    N, s_split = known(N, UNIT_N), known(s_split, UNIT_N)
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
     tl.assume(share > 0)

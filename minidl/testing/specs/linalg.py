@@ -23,9 +23,11 @@ from minidl.testing.specs.make import Make
 
 def chain(M: int, N: int, K: int, dtype: torch.dtype) -> int:
     """Additions that one element of an [M, K] x [K, N] product goes through at most, in any form."""
-    longest = 0
+    tiles = [*launch.tiles("gemm_vector", dtype=dtype)]
     for family, floor in (("gemm", 16), ("gemm_pointer", 16), ("gemm_thin", 1)):
-        block = launch.tile(family, dtype, floor=floor, precision=launch.precision(dtype), M=M, N=N, K=K)["BLOCK_K"]
+        tiles += launch.tiles_for(family, dtype, floor=floor, precision=launch.precision(dtype), M=M, N=N, K=K)
+    longest = 0
+    for block in {tile["BLOCK_K"] for tile in tiles}:
         # The blocks of a share are added up, then the shares; there are no more shares than blocks.
         longest = max(longest, min(K, block + 2 * math.ceil(K / block)))
     return longest + 2

@@ -28,7 +28,9 @@ Calls = Iterator[tuple[str, Callable[[], Any]]]
 # Families that only transposed convolutions and input gradients use.
 TRANSPOSED = ("conv_back", "conv_few")
 # Those whose every tile is compiled for matrix products.
-PRODUCTS = ("gemm", "gemm_parts", "gemm_cut", "gemm_pointer", "gemm_thin", "gemm_sum")
+PRODUCTS = (
+    "gemm", "gemm_parts", "gemm_cut", "gemm_pointer", "gemm_rows", "gemm_thin", "gemm_vector", "gemm_sum",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,22 @@ def _gemm(dtype: torch.dtype) -> Calls:
         yield f"{name}, z", partial(gemm.gemm, a, b, bias, "gelu_tanh", form="thin", split=1, preactivation=True)
         for split in (1, 2):
             yield f"{name}, {split} shares", partial(gemm.gemm, a, b, form="thin", split=split)
+    yield from _vectors(dtype)
+
+
+def _vectors(dtype: torch.dtype) -> Calls:
+    """A matrix times a column and a row times a matrix, and products of copies."""
+    for M, N, K, turned, gap in itertools.chain(
+        itertools.product((1000,), (1,), (776, 77), (False, True), (0, 1)),
+        itertools.product((1,), (1000,), (776, 77), (False, True), (0, 1)),
+    ):
+        a, b = _matrix(M, K, turned, gap, dtype), _matrix(K, N, turned, gap, dtype)
+        bias, name = torch.zeros(N, dtype=dtype), f"vector, {M}x{N}x{K}{', turned' * turned}{', unaligned' * gap}"
+        yield f"{name}, z", partial(gemm.gemm, a, b, bias, "gelu_tanh", form="vector", split=1, preactivation=True)
+        yield f"{name}, shares of K", partial(gemm.gemm, a, b, form="vector", split=2)
+    for columns in (77, 518, 1036) if launch.boxes() and dtype != torch.float64 else ():
+        a, b = _matrix(517, columns, False, 0, dtype), _matrix(columns, 36, True, 0, dtype)
+        yield f"copies of {columns} columns", partial(gemm.gemm, a, b, form="copied")
 
 
 def _in_parts(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, split: int) -> None:

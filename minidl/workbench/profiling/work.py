@@ -35,6 +35,7 @@ PRODUCTS: dict[str, Callable[[Arguments], int]] = {
     "gemm_tma_kernel": lambda a: a["M"] * a["N"] * a["K"],
     "gemm_parts_kernel": lambda a: a["M"] * a["N"] * a["K"],
     "gemm_thin_kernel": lambda a: a["M"] * a["N"] * a["K"],
+    "gemm_vector_kernel": lambda a: a["M"] * a["K"],
     "gemm_pointer_kernel": lambda a: a["p_c"].numel() // a["SPLIT"] * a["K"],
     "conv_pixel_kernel": lambda a: a["pixels"] * _taps(a),
     "conv_pixel_grad_weight_kernel": lambda a: a["pixels"] * _taps(a),
@@ -93,6 +94,6 @@ def _bytes(tensors: list[Any]) -> int:
 
 def _rate(name: str, operand: Any, meta: dict[str, Any]) -> str:
     dtype = getattr(operand, "base", operand).dtype
-    if name == "gemm_thin_kernel" and dtype != torch.float64:
+    if name in ("gemm_thin_kernel", "gemm_vector_kernel") and dtype != torch.float64:
         return "ieee"  # multiply-adds in float32, whatever the operands
     return meta.get("PRECISION", "tf32x3") if dtype == torch.float32 else str(dtype).removeprefix("torch.")

@@ -162,6 +162,22 @@ def _thin(kind: Kind) -> Iterator[Problem]:
             yield kind.problem(f"{M}x{N}x{K}", kernel(gemm.gemm), tensors(a, b, form="thin"))
 
 
+def _vectors(kind: Kind) -> Iterator[Problem]:
+    """A matrix times a column: as it is stored, and turned."""
+    usual = {"M": 64, "K": 32, "STEP": 1} if kind.small else {"M": 4096, "K": 4096, "STEP": 1}
+    for M, K, step in kind.extents(**usual):
+        for turned in {False, step > 1}:
+            inputs = tensors(_rows_of(M, K, turned=turned), (K, 1), form="vector")
+            yield kind.problem(f"{M}x1x{K}{', turned' * turned}", kernel(gemm.gemm), inputs)
+
+
+def _copied(kind: Kind) -> Iterator[Problem]:
+    """Operands in rows that no box can be read of."""
+    for M, K in kind.extents(**({"M": 64, "K": 40} if kind.small else {"M": 4096, "K": 4096})):
+        inputs = tensors(_rows_of(M, K, gap=1), _rows_of(64, K, turned=True), form="copied")
+        yield kind.problem(f"{M}x64x{K}", kernel(gemm.gemm), inputs)
+
+
 def _gemm_sum(kind: Kind) -> Iterator[Problem]:
     for (total,) in kind.extents(total=kind.rest(8)):
         inputs = tensors(of(launch.acc_torch(kind.dtype), 8, total), extra=(kind.dtype,))
@@ -367,6 +383,8 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "gemm gemm_pointer": (_gemm,),
         "gemm_parts gemm_cut": (_parts,),
         "gemm_thin": (_thin,),
+        "gemm_vector": (_vectors,),
+        "gemm_rows": (_copied,),
         "gemm_sum": (_gemm_sum,),
         "bias_act": (_rows, "bias_act"),
         "bias_act_grad": (_rows, "bias_act", 0, 1),

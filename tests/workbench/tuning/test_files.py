@@ -83,6 +83,8 @@ def test_tuning_goes_on_from_what_a_folder_has(tmp_path):
         (lambda t: t["sm_90"][0].update(when="N"), "the rule .* or its condition is no object"),
         (lambda t: t["sm_90"].pop(), "the last rule, .*, has a condition; it must take all shapes left over"),
         (lambda t: t["sm_90"][-1].update(when={"N_max": 4096}), "the last rule, .*, has a condition"),
+        (lambda t: t["sm_90"][0].update({"or": 1}), '"or" is 1 in the rule .*, expected true or false'),
+        (lambda t: t["sm_90"][-1].update({"or": True}), 'the last rule, .*, says "or", but no rule follows'),
     ],
 )
 def test_a_table_that_this_version_cannot_use_is_told(tmp_path, damage, said):

@@ -1,0 +1,136 @@
+"""The tile of a product and the shares of its K: those of least time, by an estimate, where the table leaves a choice.
+
+    time = LAUNCH + waves * (PROGRAM + steps * step) + the sum of shares, and no less than reading and writing once
+
+A step is one block of K: it takes its multiplications and a wait, or what it reads through L2. Measured on an H100 with
+16-bit operands (`benchmarks/notes.md`), 887 times of 95 products with all tiles that may suit them; half of the times
+are within 10 % of the estimate for boxes, within 16 % for pointers, and what is chosen takes 6 % longer than the best
+in the mean.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from minidl.kernels.gemm import launches
+from minidl.runtime import launch
+
+
+class Costs(NamedTuple):
+    """Of a form, in us and on one multiprocessor of an H100: a launch, a program, a wait for a block of K, values that
+    a program writes, operations, the bytes per us of one and of all through L2 (boxes) or the loads of a warp per us
+    (pointers); bytes per us of memory; the launch of the sum and the bytes per us of its shares."""
+
+    launch: float
+    program: float
+    wait: float
+    written: float
+    operations: float
+    l2: float
+    l2_all: float
+    loads: float
+    memory: float
+    sum: float
+    shares: float
+
+
+COSTS = {
+    "gemm": Costs(1.7, 0.45, 0.15, 16e3, 8.4e6, 146e3, 12.5e6, 0.0, 2.5e6, 0.5, 2.7e6),
+    "gemm_pointer": Costs(0.6, 1.55, 0.45, 43e3, 3.0e6, 0.0, 0.0, 370.0, 3.4e6, 0.35, 1.2e6),
+}
+WARPS = 16  # of programs that wait at the same time
+COPY, COPIED = 1.0, 2.9e6  # us, and bytes per us that are read and written
+
+
+class Shape(NamedTuple):
+    """A product [M, K] [K, N], `batch` times; units: values that are read at once of a and of b, and written of c."""
+
+    M: int
+    N: int
+    K: int
+    batch: int = 1
+    units: tuple[int, int, int] = (8, 8, 8)
+
+
+@launch.cached
+def choose(
+    family: str, dtype: torch.dtype, precision: str, shape: Shape, split: int | None, target: str, processors: int
+) -> tuple[launch.Tile, int]:
+    """The tile, and the shares of K, none of them empty; `split` asks for a number of these."""
+    M, N, K, batch, _ = shape
+    tiles = launch.tiles_for(family, dtype, floor=16, precision=precision, target_=target, M=M, N=N, K=K)
+    if len(tiles) == 1:
+        (tile,) = tiles
+        count = launches.tiles_of(M, N, tile) * batch
+        return tile, launches.shares_of(count, K, tile, processors, split)
+    _, tile, shares = _best(family, tiles, shape, split, processors)
+    return _settled(shape, tile, shares, processors), shares
+
+
+@launch.cached
+def copies_pay(dtype: torch.dtype, shape: Shape, copied: int, target: str, processors: int) -> bool:
+    """Whether a product is sooner done in boxes, of which `copied` values must first be copied, than by pointers."""
+    M, N, K, *_ = shape
+    pointers, boxes = (
+        launch.tiles_for(family, dtype, floor=16, target_=target, M=M, N=N, K=K) for family in ("gemm_pointer", "gemm")
+    )
+    in_boxes = _best("gemm", boxes, shape, None, processors)[0] + COPY + 4 * copied / COPIED
+    return in_boxes < _best("gemm_pointer", pointers, shape, None, processors)[0]
+
+
+def _best(
+    family: str, tiles: tuple[launch.Tile, ...], shape: Shape, split: int | None, processors: int
+) -> tuple[float, launch.Tile, int]:  # fmt: skip
+    every = [(tile, shares) for tile in tiles for shares in _shares(shape, tile, processors, split)]
+    times = [microseconds(family, shape, *one, processors) for one in every]
+    place = min(range(len(every)), key=times.__getitem__)
+    return times[place], *every[place]
+
+
+def microseconds(family: str, shape: Shape, tile: launch.Tile, split: int, processors: int) -> float:
+    """The estimate for 16-bit operands."""
+    costs, (M, N, K, batch, units) = COSTS[family], shape
+    rows, columns, depth = tile["BLOCK_M"], tile["BLOCK_N"], tile["BLOCK_K"]
+    programs = launches.tiles_of(M, N, tile) * batch * split
+    steps = launch.cdiv(launch.cdiv(K, depth), split)
+    full, rest = divmod(programs, processors)
+    products = 2 * max(rows, 64) * max(columns, 32) * depth / costs.operations
+    if costs.loads:
+        step = max(products, (rows / units[0] + columns / units[1]) * depth / 32 / costs.loads)
+        written = rows * columns / (4 if split > 1 else units[2]) / costs.written
+        waiting = launch.cdiv(launch.cdiv(programs, processors), max(1, WARPS // tile.num_warps))
+        time = (full + (rest > 0)) * (steps * step + written) + waiting * (costs.program + steps * costs.wait)
+    else:
+        read = (rows + columns) * depth * 2
+        written = rows * columns / tile.num_warps * 4 * (1 + (split > 1)) / costs.written
+        time = 0.0
+        for busy, waves in ((processors, full), (rest, rest > 0)):
+            step = max(products + costs.wait, read / costs.l2, read * busy / costs.l2_all)
+            time += waves * (costs.program + written + steps * step)
+    moved = 2 * batch * (M * K + K * N + M * N) / costs.memory + costs.program
+    # The two overlap, but not to the end.
+    time = costs.launch + (time**4 + moved**4) ** 0.25
+    return time + (costs.sum + 4 * (split + 1) * batch * M * N / costs.shares if split > 1 else 0.0)
+
+
+def _shares(shape: Shape, tile: launch.Tile, processors: int, split: int | None) -> list[int]:
+    """Numbers of shares to choose from: one, as many as fill the device with 2 blocks of K or more each, and half."""
+    blocks = launch.cdiv(shape.K, tile["BLOCK_K"])
+    count = launches.tiles_of(shape.M, shape.N, tile) * shape.batch
+    most = min(processors // max(count, 1), blocks // 2)
+    wanted = {1, most // 2, most} if split is None else {split}
+    return sorted({launches.filled(blocks, max(one, 1)) for one in wanted})
+
+
+def _settled(shape: Shape, tile: launch.Tile, split: int, processors: int) -> launch.Tile:
+    """The tile with no more stages than a program has blocks, and nothing to flatten for one tile per program."""
+    sizes = dict(tile.sizes)
+    blocks = launch.cdiv(launch.cdiv(shape.K, tile["BLOCK_K"]), split)
+    if "FLATTEN" in sizes:
+        if launches.tiles_of(shape.M, shape.N, tile) * shape.batch * split > processors:
+            return tile
+        sizes["FLATTEN"] = 0
+        blocks = max(blocks, 2)
+    return launch.Tile(sizes, tile.num_warps, min(tile.num_stages, blocks))

@@ -1,0 +1,213 @@
+"""Products of any shape: vectors, operands that begin anywhere, copies, and the choice of tile and shares."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidl.kernels import gemm
+from minidl.kernels.gemm import choice, launches, rows, vector
+from minidl.runtime import launch
+from minidl.tensors import default_device
+from minidl.testing import GuardedAllocations
+from minidl.testing.specs.make import SeededMake
+
+TINY = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
+
+
+def integers(*shape, dtype=torch.float16, seed=0):
+    return SeededMake(seed, dtype, default_device(), kinds=("integers",)).tensor(*shape)
+
+
+def lying(x, turned=False, gap=0, shift=0):
+    """The same matrix in rows `gap` values longer that begin `shift` values later, turned or not, NaN around them."""
+    x = x.t() if turned else x
+    memory = torch.full((x.shape[0] * (x.shape[1] + gap) + shift + 8,), math.nan, dtype=x.dtype, device=x.device)
+    rows_of = memory[shift:][: x.shape[0] * (x.shape[1] + gap)].view(x.shape[0], -1)[:, : x.shape[1]]
+    rows_of.copy_(x)
+    return rows_of.t() if turned else rows_of
+
+
+def exact(a, b, dtype):
+    return (a.double() @ b.double()).to(dtype)
+
+
+EXTENTS = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 17, 20, 32, 36, 40])
+
+
+@given(EXTENTS, EXTENTS, EXTENTS, st.booleans(), st.booleans(), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_rows_of_any_length_that_begin_anywhere(M, N, K, a_turned, b_turned, a_gap, b_gap, shift):
+    """By pointers and by copies: whatever extents and strides are multiples of, and with a block ahead or not."""
+    a = lying(integers(M, K), a_turned, a_gap, shift)
+    b = lying(integers(K, N, seed=1), b_turned, b_gap, shift // 2)
+    expected = exact(a, b, torch.float16)
+    for rows_of_tile in (16, 64):
+        tile = launch.Tile({**TINY, "BLOCK_M": rows_of_tile, "GROUP_M": 2, "PIECES": 1}, 4, 2)
+        with launch.force(gemm_pointer=tile):
+            for split in (1, 2):
+                assert torch.equal(gemm.gemm(a, b, form="pointer", split=split), expected)
+    assert torch.equal(gemm.gemm(a, b, form="copied"), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("column", [False, True])
+def test_a_matrix_times_a_vector(column, turned, dtype):
+    """A column or a row, with every part of the epilogue, in one share and in more than there are blocks."""
+    for M, K, gap in ((1, 1, 0), (5, 33, 3), (70, 16, 0), (40, 129, 8)):
+        matrix = lying(integers(M, K, dtype=dtype), turned, gap)
+        x = lying(integers(K, 1, dtype=dtype, seed=1), gap=gap)
+        a, b = (matrix, x) if column else (x.t(), matrix.t())
+        bias = integers(b.shape[1], dtype=dtype, seed=2)
+        expected = exact(a, b, dtype)
+        for block in ({"BLOCK_M": 1, "BLOCK_K": 16}, {"BLOCK_M": 16, "BLOCK_K": 32}):
+            with launch.force(gemm_vector=launch.Tile(block, 4, 2)), GuardedAllocations():
+                for split in (1, 3, 100):
+                    assert torch.equal(gemm.gemm(a, b, form="vector", split=split), expected)
+                    c, z = gemm.gemm(a, b, bias, "relu", form="vector", split=split, preactivation=True)
+                    assert torch.equal(z, expected + bias)
+                    assert torch.equal(c, z.relu())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_stays_in_its_row(bad):
+    a, x = integers(20, 40), integers(40, 1, seed=1).abs() + 1
+    a[3, 7] = bad
+    y = gemm.gemm(a, x, form="vector")
+    assert y[3].isnan().all() if math.isnan(bad) else y[3].isposinf().all()
+    y[3] = 0
+    assert torch.equal(y, exact(torch.where(a.isfinite(), a, 0), x, y.dtype).index_fill(0, torch.tensor([3]), 0))
+    b = integers(40, 12, seed=2).abs() + 1
+    for form in ("pointer", "copied"):
+        c = gemm.gemm(a, b, form=form)
+        assert not c[3].isfinite().any()
+        assert torch.equal(c[:3], exact(a[:3], b, c.dtype))
+
+
+def test_vectors_far_apart():
+    """Rows 2^31 values apart: only the pages that are touched exist."""
+    memory = torch.empty(2**31 + 72, dtype=torch.float16, device=default_device())
+    a = memory.as_strided((2, 16), (2**31 + 8, 1))
+    a.copy_(integers(2, 16))
+    x = integers(16, 1, seed=1)
+    assert torch.equal(gemm.gemm(a, x, form="vector"), exact(a, x, a.dtype))
+    assert torch.equal(gemm.gemm(x[:2].t(), a, form="vector"), exact(x[:2].t(), a, a.dtype))
+    copied = rows.copied(a[:, :5])
+    assert torch.equal(copied, a[:, :5])
+
+
+def test_forms_that_the_operands_do_not_allow():
+    a, b = integers(3, 8), integers(8, 4)
+    with pytest.raises(ValueError, match="the vector form needs one row or one column, got 3 and 4"):
+        gemm.gemm(a, b, form="vector")
+    with pytest.raises(ValueError, match="the vector form needs two 2-D operands"):
+        gemm.gemm(a[None], b[None], form="vector")
+    for other in (a.double(), integers(3, 16)[:, ::2]):
+        with pytest.raises(ValueError, match="the copied form needs two 2-D operands, not float64"):
+            gemm.gemm(other, b.to(other.dtype), form="copied")
+
+
+def test_a_copy_has_rows_that_begin_at_16_bytes():
+    for shape, dtype in itertools.product(((1, 1), (3, 8), (37, 13), (5, 1030)), (torch.float16, torch.float32)):
+        x = lying(integers(*shape, dtype=dtype), gap=1, shift=3)
+        for tile in (None, launch.Tile({"BLOCK_M": 2, "BLOCK_K": 16}, 4, 1)):
+            with launch.force(**({"gemm_rows": tile} if tile else {})), GuardedAllocations():
+                y = rows.copied(x)
+            assert torch.equal(y, x)
+            assert y.stride(0) * y.element_size() % 16 == 0
+
+
+def chosen(family, shape, split=None, target="sm_90", processors=132):
+    return choice.choose(family, torch.float16, "ieee", choice.Shape(*shape), split, target, processors)
+
+
+SIZES = (1, 7, 16, 40, 85, 210, 1000, 5021, 12544)
+
+
+@pytest.mark.parametrize("family", ["gemm", "gemm_pointer"])
+def test_shares_are_never_empty_and_stages_never_idle(family):
+    for M, N, K in itertools.product(SIZES, (1, 24, 300, 4096), (8, 77, 768, 14336)):
+        for split in (None, 3, 1000):
+            tile, shares = chosen(family, (M, N, K), split)
+            blocks = launch.cdiv(K, tile["BLOCK_K"])
+            assert (shares - 1) * launch.cdiv(blocks, shares) < blocks
+            tiles = launches.tiles_of(M, N, tile)
+            if split is None:
+                assert shares == 1 or tiles * shares <= 132
+            if family == "gemm":
+                assert tile["FLATTEN"] == (tiles * shares > 132)
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [((210, 2304, 768), 1), ((7, 1000, 768), 6), ((1796, 1024, 4096), 1), ((16, 1088, 7648), 12)],
+)
+def test_few_tiles_are_shared_and_many_are_not(shape, most):
+    tile, shares = chosen("gemm", shape)
+    assert 40 <= launches.tiles_of(*shape[:2], tile) * shares <= 132 or most > 1
+    assert shares <= most
+
+
+@pytest.mark.parametrize(
+    ("shape", "pays"),
+    [((2740, 5257, 5001), True), ((1796, 1024, 4096), True), ((137, 354, 628), False), ((605, 488, 10), False)],
+)
+def test_large_operands_are_copied_and_small_ones_are_not(shape, pays):
+    M, N, K = shape
+    units = launches.unit(K), launches.unit(N), launches.unit(N)
+    copied = M * K * (K % 8 > 0) + K * N * (N % 8 > 0) or M * K
+    if shape[0] == 1796:
+        units = launches.unit(M), 8, 8
+    assert choice.copies_pay(torch.float16, choice.Shape(M, N, K, 1, units), copied, "sm_90", 132) is pays
+
+
+def test_the_choice_depends_on_the_shape_alone():
+    assert chosen("gemm", (5021, 1000, 2048)) == chosen("gemm", (5021, 1000, 2048))
+    forced = launch.Tile({**TINY, "GROUP_M": 1, "PIECES": 1, "FLATTEN": 0}, 4, 2)
+    with launch.force(gemm=forced):
+        assert chosen("gemm", (5021, 1000, 2048))[0] is forced
+    assert len(launch.tiles_for("gemm", torch.float16, target_="interpreted", M=9, N=9, K=9)) == 1
+
+
+def test_rules_that_say_or_leave_a_choice():
+    """Among them and the first below that does not; sizes are cut to the shape, and equal tiles are one."""
+    sizes = {**TINY, "GROUP_M": 8, "PIECES": 1}
+    rules = [
+        {"or": True, "when": {"M_max": 64}, "tile": {**sizes, "BLOCK_M": 32}},
+        {"when": {"N_max": 8}, "tile": sizes},
+        {"or": True, "tile": {**sizes, "BLOCK_M": 64}},
+        {"tile": {**sizes, "BLOCK_N": 64}},
+    ]
+    with launch.use_tables(gemm_pointer={"interpreted": rules, "sm_90": rules, "sm_80": rules}):
+        for shape, rows_of_tiles in (
+            ((64, 8), [32, 16]), ((65, 8), [16]), ((64, 99), [32, 64, 16]), ((99, 99), [64, 16]), ((16, 16), [16]),
+        ):  # fmt: skip
+            extents = {"M": shape[0], "N": shape[1], "K": 99}
+            found = launch.tiles_for("gemm_pointer", torch.float16, floor=16, **extents)
+            assert [tile["BLOCK_M"] for tile in found] == rows_of_tiles
+            assert launch.tile("gemm_pointer", torch.float16, floor=16, **extents) == found[0]
+        assert [t["BLOCK_N"] for t in launch.tiles("gemm_pointer", "sm_90", torch.float16)] == [16, 16, 16, 64]
+
+
+def test_values_that_are_read_at_once():
+    assert launches.at_once(5, 12, 12, 1) == 4
+    assert launches.at_once(5, 12, 14, 1) == 2
+    assert launches.at_once(1, 8, 3, 1) == 8
+    assert launches.at_once(24, 5, 1, 24) == 8
+    assert launches.at_once(24, 5, 2, 48) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "suits"),
+    [((402, 1, 3490), torch.float16, True), ((1, 99, 256), torch.float32, True), ((402, 1, 255), torch.float16, False),
+     ((402, 2, 3490), torch.float16, False), ((402, 1, 3490), torch.float64, False)],
+)  # fmt: skip
+def test_which_products_are_those_of_a_vector(shape, dtype, suits, monkeypatch):
+    M, N, K = shape
+    a, b = torch.empty(M, K, dtype=dtype), torch.empty(K, N, dtype=dtype)
+    assert not launch.INTERPRETED or not vector.suits(a, b)
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    assert vector.suits(a, b) is suits
