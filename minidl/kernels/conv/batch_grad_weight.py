@@ -26,7 +26,7 @@ PART = 2**19
 RUN = 64  # images, the BLOCK_K of most tiles
 LEAST_RUN = 16  # of whose halves and quarters runs are made
 # Of the time of the products alone: 128@28 63 us, 320@64 of 2 images 600.
-TIMES = 1.3
+TIMES = 1.25
 MANY_IMAGES = 512
 FEW_TIMES = 3.5  # 5x5 64->192 at 27x27, 165 images: 665 us; 128->32 at 56x56, 116 images: 259
 ROW_OF_TAPS = 128  # up to so many channels tiles have three taps
