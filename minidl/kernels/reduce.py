@@ -24,7 +24,7 @@ import triton.language as tl
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
 
-SUM, SQUARES, EQUAL = map(tl.constexpr, range(3))
+SUM, SQUARES, EQUAL, MAX = map(tl.constexpr, range(4))
 AS_IT_IS, OVER_COUNT, ROOT = map(tl.constexpr, range(3))
 
 NOWHERE = tl.constexpr(2**62)
@@ -41,89 +41,134 @@ def offsets(o, extent, s_1, s_2, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def sum_kernel(
-    p_x, p_m, p_y, K, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share, count,
-    OP: tl.constexpr, FINISH: tl.constexpr, K_LEVELS: tl.constexpr, R_LEVELS: tl.constexpr, EARLY: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
-):  # fmt: skip
-    """y[i, k] = sum of f(x[k, r]) over share i of r: f(x) = x, x^2, or 1 where x equals m[k]."""
-    wait(EARLY)
-    o_k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-    m_k = o_k < K
-    p_x += offsets(o_k, K2, s_k1, s_k2, K_LEVELS)[:, None]
-    start = tl.program_id(1).to(tl.int64) * share
-    end = tl.minimum(start + share, R)
-    b_acc = tl.zeros((BLOCK_K, BLOCK_R), dtype=ACC)
+def whole(o, ALIGN: tl.constexpr):
+    """o, a multiple of ALIGN, such that the compiler knows it."""
+    return o // ALIGN * ALIGN
+
+
+@triton.jit
+def lowest(shape: tl.constexpr, dtype: tl.constexpr):
+    """A block of what no maximum is below."""
+    if dtype.is_floating():
+        return tl.full(shape, float("-inf"), dtype)
+    else:
+        return tl.full(shape, LOWEST_INTEGER, dtype)
+
+
+@triton.jit
+def added(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
+    """b_acc with one more block, of which lanes outside the mask add nothing."""
+    if OP == MAX:
+        b_x = tl.load(p_x, mask=mask, other=LOWEST_INTEGER if ACC == tl.int64 else float("-inf")).to(ACC)
+        return tl.maximum(b_acc, b_x, propagate_nan=tl.PropagateNan.ALL)
+    b_x = tl.load(p_x, mask=mask, other=0).to(ACC)  # [BLOCK_R, BLOCK_O, BLOCK_I]
     if OP == EQUAL:
-        b_m = tl.load(p_m + o_k, mask=m_k, other=0).to(ACC)[:, None]
-    for r in range(0, share, BLOCK_R):
-        o_r = start + r + tl.arange(0, BLOCK_R)
-        m_kr = m_k[:, None] & (o_r < end)[None, :]
-        p_kr = p_x + offsets(o_r, R2, s_r1, s_r2, R_LEVELS)[None, :]
-        b_x = tl.load(p_kr, mask=m_kr, other=0).to(ACC)  # [BLOCK_K, BLOCK_R]
-        if OP == EQUAL:
-            b_acc += (m_kr & (b_x == b_m)).to(ACC)
-        elif OP == SQUARES:
-            b_acc += b_x * b_x
-        else:
-            b_acc += b_x
-    b_y = tl.sum(b_acc, axis=1)  # [BLOCK_K]
+        return b_acc + (mask & (b_x == b_m)).to(ACC)
+    elif OP == SQUARES:
+        return b_acc + b_x * b_x
+    else:
+        return b_acc + b_x
+
+
+@triton.jit
+def reduce_kernel(
+    p_x, p_m, p_y, O, R, I, R2, s_o, s_i, s_r1, s_r2, share, count,
+    OP: tl.constexpr, FINISH: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, R_LEVELS: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """y[j, o, i] = sum of f(x[o, r, i]) over share j of r: f(x) = x, x^2, or 1 where x equals m[o, i]; or the maximum.
+
+    Loads take ALIGN neighbours at once, along i with COLUMNS, else along r.
+    """
+    wait(EARLY)
+    tiles = tl.cdiv(I, BLOCK_I)
+    o_o = (tl.program_id(0) // tiles).to(tl.int64) * BLOCK_O + tl.arange(0, BLOCK_O)
+    o_i = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
+    m_k = (o_o < O)[None, :, None] & (o_i < (whole(I, ALIGN) if COLUMNS else I))[None, None, :]
+    o_k = (o_o * I)[None, :, None] + o_i[None, None, :]  # [1, BLOCK_O, BLOCK_I]
+    if COLUMNS:
+        p_x += whole(o_o * s_o, ALIGN)[None, :, None] + (o_i * s_i)[None, None, :]
+    else:
+        p_x += whole(o_o * s_o, ALIGN)[None, :, None] + whole(o_i * s_i, ALIGN)[None, None, :]
+    start = tl.program_id(1).to(tl.int64) * share
+    rows = tl.minimum(share, R - start)
+    if OP == MAX:
+        b_acc = lowest((BLOCK_R, BLOCK_O, BLOCK_I), ACC)
+    else:
+        b_acc = tl.zeros((BLOCK_R, BLOCK_O, BLOCK_I), dtype=ACC)
+    if OP == EQUAL:
+        b_m = tl.load(p_m + o_k, mask=m_k, other=0).to(ACC)
+    else:
+        b_m = None
+    o_r = start + tl.arange(0, BLOCK_R)
+    last = rows // BLOCK_R * BLOCK_R
+    for r in range(0, last, BLOCK_R):
+        o_x = offsets(r + o_r, R2, s_r1, s_r2, R_LEVELS)
+        if COLUMNS:
+            o_x = whole(o_x, ALIGN)
+        b_acc = added(b_acc, p_x + o_x[:, None, None], m_k, b_m, OP, ACC)
+    if last < rows:
+        o_x = offsets(last + o_r, R2, s_r1, s_r2, R_LEVELS)
+        if COLUMNS:
+            o_x = whole(o_x, ALIGN)
+        b_acc = added(b_acc, p_x + o_x[:, None, None], m_k & (last + o_r < R)[:, None, None], b_m, OP, ACC)
+    if OP == MAX:
+        # A maximum over lanes may drop NaN or keep it, so NaN is looked for by itself.
+        missing = b_acc != b_acc
+        b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_O, BLOCK_I]
+        b_y = tl.max(tl.where(missing, lowest((BLOCK_R, BLOCK_O, BLOCK_I), ACC), b_acc), axis=0)
+        if ACC.is_floating():
+            b_y = tl.where(b_missing, float("nan"), b_y)
+    else:
+        b_y = tl.sum(b_acc, axis=0)
     if FINISH == OVER_COUNT:
         b_y = b_y / count
     elif FINISH == ROOT:
         b_y = tl.sqrt(b_y)
-    tl.store(p_y + tl.program_id(1).to(tl.int64) * K + o_k, b_y.to(p_y.dtype.element_ty), mask=m_k)
+    o_y = tl.program_id(1).to(tl.int64) * O * I + o_k
+    tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty)[None, :, :], mask=m_k)
 
 
 @triton.jit
-def max_kernel(
+def argmax_kernel(
     p_x, p_i, p_y, p_j, K, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share,
-    INDEX: tl.constexpr, SHARES: tl.constexpr, LAST: tl.constexpr, INTEGERS: tl.constexpr,
+    SHARES: tl.constexpr, LAST: tl.constexpr, INTEGERS: tl.constexpr,
     K_LEVELS: tl.constexpr, R_LEVELS: tl.constexpr, ACC: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """y[i, k] = max of x[k, r] over share i of r, and with INDEX the first r where it stands, in j[i, k].
+    """j[i, k] = the first r where x[k, r] is largest over share i of r, and that maximum in y[i, k] unless LAST.
 
-    With SHARES, x [shares, K] holds the maxima of shares, and i their positions. With INDEX and LAST only j is stored.
+    With SHARES, x [shares, K] holds the maxima of shares, and i their positions.
     """
     o_k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     m_k = o_k < K
     p_x += offsets(o_k, K2, s_k1, s_k2, K_LEVELS)[:, None]
     start = tl.program_id(1).to(tl.int64) * share
     end = tl.minimum(start + share, R)
-    if INTEGERS:
-        lowest = tl.full((BLOCK_K, BLOCK_R), LOWEST_INTEGER, dtype=ACC)
-    else:
-        lowest = tl.full((BLOCK_K, BLOCK_R), float("-inf"), dtype=ACC)
-    b_v = lowest
+    b_lowest = lowest((BLOCK_K, BLOCK_R), ACC)
+    b_v = b_lowest
     b_j = tl.full((BLOCK_K, BLOCK_R), NOWHERE, dtype=tl.int64)
     for r in range(0, share, BLOCK_R):
         o_r = start + r + tl.arange(0, BLOCK_R)
         m_kr = m_k[:, None] & (o_r < end)[None, :]
         p_kr = p_x + offsets(o_r, R2, s_r1, s_r2, R_LEVELS)[None, :]
         b_x = tl.load(p_kr, mask=m_kr, other=0).to(ACC)  # [BLOCK_K, BLOCK_R]
-        better = (b_x > b_v) | ((b_x != b_x) & (b_v == b_v))
-        if INDEX:
-            better = m_kr & (better | (b_j == NOWHERE))
-            if SHARES:
-                b_i = tl.load(p_i + o_k[:, None] + o_r[None, :] * K, mask=m_kr, other=0)  # [BLOCK_K, BLOCK_R]
-                b_j = tl.where(better, b_i, b_j)
-            else:
-                b_j = tl.where(better, o_r[None, :], b_j)
+        better = m_kr & ((b_x > b_v) | ((b_x != b_x) & (b_v == b_v)) | (b_j == NOWHERE))
+        if SHARES:
+            b_i = tl.load(p_i + o_k[:, None] + o_r[None, :] * K, mask=m_kr, other=0)  # [BLOCK_K, BLOCK_R]
+            b_j = tl.where(better, b_i, b_j)
         else:
-            better = m_kr & better
+            b_j = tl.where(better, o_r[None, :], b_j)
         b_v = tl.where(better, b_x, b_v)
     # A maximum over lanes may drop NaN or keep it, so NaN is looked for by itself.
     missing = b_v != b_v
     b_missing = tl.max(missing.to(tl.int32), axis=1) > 0  # [BLOCK_K]
-    b_top = tl.max(tl.where(missing, lowest, b_v), axis=1)
+    b_top = tl.max(tl.where(missing, b_lowest, b_v), axis=1)
     o_y = tl.program_id(1).to(tl.int64) * K + o_k
-    if INDEX:
-        at_top = tl.where(b_missing[:, None], missing, b_v == b_top[:, None])
-        b_first = tl.min(tl.where(at_top, b_j, NOWHERE), axis=1)
-        tl.store(p_j + o_y, b_first, mask=m_k)
-    if not (INDEX and LAST):
+    at_top = tl.where(b_missing[:, None], missing, b_v == b_top[:, None])
+    b_first = tl.min(tl.where(at_top, b_j, NOWHERE), axis=1)
+    tl.store(p_j + o_y, b_first, mask=m_k)
+    if not LAST:
         if not INTEGERS:
             b_top = tl.where(b_missing, float("nan"), b_top)
         tl.store(p_y + o_y, b_top.to(p_y.dtype.element_ty), mask=m_k)
@@ -178,8 +223,7 @@ def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool
     axes = _axes("amax", dims, x.dim())
     _not_empty("amax", x, axes)
     y = torch.empty(_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
-    _max(x, axes, y, None)
-    return y
+    return y if x.numel() == 0 else _sum(x, axes, y, op=MAX)
 
 
 def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
@@ -190,7 +234,7 @@ def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> to
     axes = _axes("argmax", dim, x.dim())
     _not_empty("argmax", x, axes)
     positions = torch.empty(_shape(x, axes, keepdim), dtype=torch.int64, device=x.device)
-    _max(x, axes, None, positions)
+    _argmax(x, axes, positions)
     return positions
 
 
@@ -208,7 +252,7 @@ def depth(K: int, R: int, dtype: torch.dtype) -> int:
     """
     longest = 0
     for family in ("reduce_rows", "reduce_columns"):
-        tile, share = _plan(family, K, R, dtype, None)
+        tile, share = _plan(family, K, R, 1, dtype, None)
         blocks = launch.cdiv(share, tile["BLOCK_R"])
         longest = max(longest, blocks + min(tile["BLOCK_R"], 64) + launch.cdiv(R, share))
     return min(max(R - 1, 0), longest)
@@ -236,6 +280,34 @@ class _Seen(NamedTuple):
         """Rows where the reduced index runs along memory, columns where the kept one does."""
         columns = self.K > 1 and 0 < self.k[2] < self.r[2]
         return "reduce_columns" if columns else "reduce_rows"
+
+    @property
+    def boxes(self) -> tuple[int, int, int]:
+        """(O, R, I): the kept index in two levels."""
+        I = self.k[0] if self.k_levels == 2 or self.family == "reduce_columns" else 1
+        return self.K // I, self.R, I
+
+    @property
+    def align(self) -> int:
+        """How many elements a load may take at once: what divides the strides of all other indices, up to 16 bytes."""
+        columns = self.family == "reduce_columns"
+        O, R, I = self.boxes
+        if columns:
+            if self.k[2] != 1:
+                return 1
+            steps = [I, self.r[2], self.r[1], self.k[1] * (O > 1)]
+        elif self.r[2] != 1 or self.r_levels == 2:
+            return 1
+        else:
+            s_o, s_i = self.box_strides
+            steps = [s_o * (O > 1), s_i * (I > 1)]
+        step = math.gcd(16 // self.x.element_size(), *steps)
+        return step & -step
+
+    @property
+    def box_strides(self) -> tuple[int, int]:
+        """Strides of o and i."""
+        return (self.k[1], self.k[2]) if self.boxes[2] > 1 or self.family == "reduce_columns" else (self.k[2], 0)
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -272,18 +344,39 @@ def _inner(levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
     return levels[-1][0], levels[0][1] if len(levels) == 2 else 0, levels[-1][1]
 
 
-def _plan(family: str, K: int, R: int, dtype: torch.dtype, shares: int | None) -> tuple[launch.Tile, int]:
+def _plan(
+    family: str, K: int, R: int, inner: int, dtype: torch.dtype, shares: int | None
+) -> tuple[launch.Tile, int]:
     """The tile, and the share of R per program: at least 4 blocks, and at most 8 programs per processor.
 
     So R of fewer than 8 blocks takes one launch. On an H200 a second launch costs 2.5 us with the gap before it. So the
     tables give columns of small problems (K R up to 2^18) tall blocks, of which 4 cover R.
     """
-    tile = launch.tile(family, dtype, K=K, R=R)
+    tile = launch.tile(family, dtype, K=K, R=R, I=inner)
     blocks = max(1, launch.cdiv(R, tile["BLOCK_R"]))
     if shares is None:
         programs = max(1, launch.cdiv(K, tile["BLOCK_K"]))
-        shares = max(1, min(8 * launch.processors() // programs, blocks // 4))
+        shares = max(1, min(8 * launch.processors() // programs, blocks // LEAST if blocks >= 8 else 1))
     return tile, launch.cdiv(blocks, shares) * tile["BLOCK_R"]
+
+
+LEAST = 4
+SHORT = 64
+
+
+def _box(tile: launch.Tile, O: int, R: int, I: int, columns: bool) -> tuple[int, int]:
+    """(BLOCK_O, BLOCK_I) of BLOCK_K outputs."""
+    K = tile["BLOCK_K"]
+    if not columns:
+        return (K, 1) if O >= I else (1, K)
+    sizes = [min(K, triton.next_power_of_2(I))]
+    while sizes[-1] > 16:
+        sizes.append(sizes[-1] // 2)
+    # The largest block that leaves at most a quarter of the lanes idle, or else as few as any.
+    idle = [launch.cdiv(I, size) * size for size in sizes]
+    along = next((size for size, lanes in zip(sizes, idle, strict=True) if 4 * lanes <= 5 * I), None)
+    along = along or sizes[idle.index(min(idle))]
+    return (min(K // along, triton.next_power_of_2(O)) if R <= SHORT else 1), along
 
 
 def _reduced(
@@ -306,12 +399,16 @@ def _sum(
     if x.numel() == 0:
         return y.fill_(math.nan if finish == OVER_COUNT else 0)
     seen = _seen(x, axes)
-    wide = torch.float64 if op == SQUARES else _sum_dtype(x) if not x.is_floating_point() else launch.acc_torch(x.dtype)
+    if op == MAX:
+        # Triton's maximum of bfloat16 is one of float32.
+        wide = torch.int64 if not x.is_floating_point() else torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+    else:
+        wide = torch.float64 if op == SQUARES else _sum_dtype(x) if not x.is_floating_point() else launch.acc_torch(x.dtype)
     _run_sum(seen, y, seen.R, op, finish, m, wide, None)
     return y
 
 
-_ACC = {torch.float32: tl.float32, torch.float64: tl.float64, torch.int64: tl.int64}
+_ACC = {torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64, torch.int64: tl.int64}
 
 
 def _run_sum(
@@ -324,46 +421,48 @@ def _run_sum(
     wide: torch.dtype,
     shares: int | None,
 ) -> None:
-    tile, share = _plan(seen.family, seen.K, seen.R, seen.x.dtype, shares)
-    shares = launch.cdiv(seen.R, share)
+    O, R, I = seen.boxes
+    columns = seen.family == "reduce_columns"
+    tile, share = _plan(seen.family, seen.K, R, I, seen.x.dtype, shares)
+    shares = launch.cdiv(R, share)
     partial = y if shares == 1 else torch.empty(shares, seen.K, dtype=wide, device=y.device)
+    block_o, block_i = _box(tile, O, R, I, columns)
+    grid = launch.cdiv(O, block_o) * launch.cdiv(I, block_i), shares
     launch.run(
-        sum_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, m, partial, *seen.extents, share, count,
-        OP=op, FINISH=finish if shares == 1 else AS_IT_IS, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels,
-        ACC=_ACC[wide], **early.options(), **tile.options,
+        reduce_kernel, grid, seen.x, m, partial, O, R, I, seen.r[0], *seen.box_strides, *seen.r[1:], share, count,
+        OP=op, FINISH=finish if shares == 1 else AS_IT_IS, COLUMNS=columns, ALIGN=seen.align, R_LEVELS=seen.r_levels,
+        ACC=_ACC[wide], BLOCK_O=block_o, BLOCK_R=tile["BLOCK_R"], BLOCK_I=block_i, num_warps=tile.num_warps,
+        num_stages=tile.num_stages, **early.options(),
     )  # fmt: skip
     if shares > 1:
-        _run_sum(_seen(partial, (0,)), y, count, SUM, finish, None, wide, 1)
+        _run_sum(_seen(partial, (0,)), y, count, MAX if op == MAX else SUM, finish, None, wide, 1)
 
 
-def _max(
+def _argmax(
     x: torch.Tensor,
     axes: Sequence[int],
-    y: torch.Tensor | None,
-    positions: torch.Tensor | None,
+    positions: torch.Tensor,
     of_shares: torch.Tensor | None = None,
     shares: int | None = None,
 ) -> None:
-    """Fill y and the positions; `of_shares` are those of the maxima of shares in x [shares, K], taken in one share."""
+    """Fill the positions; `of_shares` are those of the maxima of shares in x [shares, K], taken in one share."""
     if x.numel() == 0:
         return
     seen, joins = _seen(x, axes), shares is not None
-    tile, share = _plan(seen.family, seen.K, seen.R, x.dtype, shares)
+    tile, share = _plan(seen.family, seen.K, seen.R, 1, x.dtype, shares)
     shares = launch.cdiv(seen.R, share)
     integers = not x.is_floating_point()
-    top, first = y, positions
+    top, first = None, positions
     if shares > 1:
         top = torch.empty(shares, seen.K, dtype=x.dtype, device=x.device)
-        first = None if positions is None else torch.empty(shares, seen.K, dtype=torch.int64, device=x.device)
+        first = torch.empty(shares, seen.K, dtype=torch.int64, device=x.device)
     launch.run(
-        max_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, of_shares, top, first, *seen.extents, share,
-        INDEX=positions is not None, SHARES=joins, LAST=shares == 1, INTEGERS=integers,
-        K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels, ACC=tl.int64 if integers else launch.acc(x.dtype),
-        **tile.options,
+        argmax_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, of_shares, top, first, *seen.extents,
+        share, SHARES=joins, LAST=shares == 1, INTEGERS=integers, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels,
+        ACC=tl.int64 if integers else launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
-    if shares > 1:
-        assert top is not None
-        _max(top, (0,), y, positions, first, 1)
+    if top is not None:
+        _argmax(top, (0,), positions, first, 1)
 
 
 def _sum_dtype(x: torch.Tensor) -> torch.dtype:
