@@ -382,10 +382,10 @@ def normalise_grad(
             batch_norm_grad_kernel, grid, rows_dy, rows, dx, sums, dweight, dbias, *vectors, M, C,
             TRAINING=training, **meta, **tile.options,
         )  # fmt: skip
-        return shaped(dx, x.shape), dweight, dbias
-    if sums is None or dweight is None or dbias is None:
-        return None, None, None
-    return None, sums[1].to(dweight.dtype), sums[0].to(dbias.dtype)
+        dx = shaped(dx, x.shape)
+    if sums is not None and dweight is not None and dbias is not None and (dx is None or M == 0):
+        dweight, dbias = sums[1].to(dweight.dtype), sums[0].to(dbias.dtype)
+    return dx, dweight, dbias
 
 
 def depth(M: int, C: int, dtype: torch.dtype, family: str) -> int:
