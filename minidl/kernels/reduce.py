@@ -58,11 +58,12 @@ def lowest(shape: tl.constexpr, dtype: tl.constexpr):
 @triton.jit
 def added(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
     """b_acc with one more block, of which lanes outside the mask add nothing."""
+    b_x = tl.load(p_x, mask=mask, other=float("-inf") if OP == MAX and ACC.is_floating() else 0).to(ACC)
     if OP == MAX:
-        b_x = tl.load(p_x, mask=mask, other=LOWEST_INTEGER if ACC == tl.int64 else float("-inf")).to(ACC)
+        if not ACC.is_floating():
+            b_x = tl.where(mask, b_x, LOWEST_INTEGER)
         return tl.maximum(b_acc, b_x, propagate_nan=tl.PropagateNan.ALL)
-    b_x = tl.load(p_x, mask=mask, other=0).to(ACC)  # [BLOCK_R, BLOCK_O, BLOCK_I]
-    if OP == EQUAL:
+    elif OP == EQUAL:
         return b_acc + (mask & (b_x == b_m)).to(ACC)
     elif OP == SQUARES:
         return b_acc + b_x * b_x
@@ -73,12 +74,14 @@ def added(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
 @triton.jit
 def reduce_kernel(
     p_x, p_m, p_y, O, R, I, R2, s_o, s_i, s_r1, s_r2, share, count,
-    OP: tl.constexpr, FINISH: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, R_LEVELS: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_I: tl.constexpr,
+    OP: tl.constexpr, FINISH: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, EVEN: tl.constexpr,
+    R_LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """y[j, o, i] = sum of f(x[o, r, i]) over share j of r: f(x) = x, x^2, or 1 where x equals m[o, i]; or the maximum.
 
-    Loads take ALIGN neighbours at once, along i with COLUMNS, else along r.
+    Loads take ALIGN neighbours at once, along i with COLUMNS, else along r, and there in the last block only where R is
+    EVEN, a multiple of ALIGN.
     """
     wait(EARLY)
     tiles = tl.cdiv(I, BLOCK_I)
@@ -111,7 +114,8 @@ def reduce_kernel(
         o_x = offsets(last + o_r, R2, s_r1, s_r2, R_LEVELS)
         if COLUMNS:
             o_x = whole(o_x, ALIGN)
-        b_acc = added(b_acc, p_x + o_x[:, None, None], m_k & (last + o_r < R)[:, None, None], b_m, OP, ACC)
+        end = whole(R, ALIGN) if EVEN else R
+        b_acc = added(b_acc, p_x + o_x[:, None, None], m_k & (last + o_r < end)[:, None, None], b_m, OP, ACC)
     if OP == MAX:
         # A maximum over lanes may drop NaN or keep it, so NaN is looked for by itself.
         missing = b_acc != b_acc
@@ -430,8 +434,8 @@ def _run_sum(
     grid = launch.cdiv(O, block_o) * launch.cdiv(I, block_i), shares
     launch.run(
         reduce_kernel, grid, seen.x, m, partial, O, R, I, seen.r[0], *seen.box_strides, *seen.r[1:], share, count,
-        OP=op, FINISH=finish if shares == 1 else AS_IT_IS, COLUMNS=columns, ALIGN=seen.align, R_LEVELS=seen.r_levels,
-        ACC=_ACC[wide], BLOCK_O=block_o, BLOCK_R=tile["BLOCK_R"], BLOCK_I=block_i, num_warps=tile.num_warps,
+        OP=op, FINISH=finish if shares == 1 else AS_IT_IS, COLUMNS=columns, ALIGN=seen.align,
+        EVEN=R % seen.align == 0, R_LEVELS=seen.r_levels, ACC=_ACC[wide], BLOCK_O=block_o, BLOCK_R=tile["BLOCK_R"], BLOCK_I=block_i, num_warps=tile.num_warps,
         num_stages=tile.num_stages, **early.options(),
     )  # fmt: skip
     if shares > 1:
