@@ -369,7 +369,7 @@ def cross_entropy_parts(
     if fits:
         launch.run(
             cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad),
-            ignore_index, count, ALONE=alone, ONLY=only, LEVELS=levels(rows), ALIGN=align, LANES=lanes(align),
+            ignore_index, count, ALONE=alone, ONLY=only, LEVELS=levels(rows), ALIGN=align, LANES=lanes(align, tile),
             **early.options(), **meta,
         )  # fmt: skip
     else:

@@ -349,9 +349,9 @@ def vectors(*tensors: torch.Tensor) -> int:
     return step & -step
 
 
-def lanes(align: int) -> int:
-    """LANES: the elements that a warp loads at once, so that each row of a block has a warp to itself."""
-    return WHOLE_ROWS if launch.INTERPRETED else 32 * align
+def lanes(align: int, tile: launch.Tile) -> int:
+    """LANES: what a warp loads at once, so that it has rows of its own; all of a row where there are more warps."""
+    return WHOLE_ROWS if launch.INTERPRETED or tile.num_warps > tile["BLOCK_M"] else 32 * align
 
 
 def ended(align: int, *tensors: torch.Tensor) -> tuple[int, bool]:
@@ -402,7 +402,7 @@ def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
         strides = *row_strides(rows), *row_strides(y)
         launch.run(
             softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), ALIGN=align,
-            LANES=lanes(align), **early.options(grid[0]), **meta,
+            LANES=lanes(align, tile), **early.options(grid[0]), **meta,
         )  # fmt: skip
     else:
         opaque = x.element_size() == 2 and not launch.INTERPRETED
@@ -436,7 +436,7 @@ def _backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -
         strides = *row_strides(dy_rows), *row_strides(y_rows)
         launch.run(
             softmax_grad_kernel, grid, dy_rows, y_rows, dx, R, N, inner, *strides, LEVELS=levels(y_rows), ALIGN=align,
-            LANES=lanes(align), **early.options(grid[0]), **meta,
+            LANES=lanes(align, tile), **early.options(grid[0]), **meta,
         )  # fmt: skip
     else:
         align, with_ends = ended(align, dy_rows, y_rows)
