@@ -136,8 +136,8 @@ def ends(o_x, N, ALIGN: tl.constexpr):
 def end_columns(b_head, b_body, N, ALIGN: tl.constexpr):
     """Positions of head and tail of each row, and which of these lanes [rows, 2 ALIGN] there are."""
     o_e = tl.arange(0, 2 * ALIGN)[None, :]
-    o_n = tl.where(o_e < ALIGN, o_e, (b_head + b_body)[:, None] + (o_e - ALIGN))
-    return o_n, (o_n < N) & ((o_e >= ALIGN) | (o_e < b_head[:, None]))
+    o_n = o_e + tl.where(o_e < b_head[:, None], 0, b_body[:, None])
+    return o_n, o_n < N
 
 
 @triton.jit
