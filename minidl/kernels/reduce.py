@@ -248,17 +248,23 @@ def kept_shape(x: torch.Tensor, dims: Sequence[int] | int | None) -> list[int]:
 
 
 def depth(K: int, R: int, dtype: torch.dtype) -> int:
-    """The longest chain of additions that a term goes through when x [K, R] is summed over R, in any layout.
+    """The longest chain of additions that a term goes through when x of K outputs is summed over R, in any layout.
 
     A lane takes one term of each block of its share. The lanes of a block are joined as a tree over runs, together at
     most 64 deep: a thread of a GPU has at most 32 lanes of its own, and NumPy sums in pairs of runs of 16. Then come
-    the shares.
+    the shares. Between the fewest and the most of these that K outputs may have, the chain is longest at one end.
     """
     longest = 0
-    for family in ("reduce_rows", "reduce_columns"):
-        tile, share = _plan(family, K, R, 1, dtype, None)
-        blocks = launch.cdiv(share, tile["BLOCK_R"])
-        longest = max(longest, blocks + min(tile["BLOCK_R"], 64) + launch.cdiv(R, share))
+    for family in () if R < 2 else ("reduce_rows", "reduce_columns"):
+        tile = launch.tile(family, dtype, K=K, R=R)
+        along = 1
+        while along <= tile["BLOCK_K"]:
+            _, block, _ = _box(tile, max(K // along, 1), R, along, family == "reduce_columns")
+            blocks = launch.cdiv(R, block)
+            for programs in (launch.cdiv(K, tile["BLOCK_K"]), 2 * launch.cdiv(K, along)):
+                shares = _shares(blocks, programs)
+                longest = max(longest, launch.cdiv(blocks, shares) + min(block, 64) + shares)
+            along *= 2
     return min(max(R - 1, 0), longest)
 
 
@@ -348,39 +354,36 @@ def _inner(levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
     return levels[-1][0], levels[0][1] if len(levels) == 2 else 0, levels[-1][1]
 
 
-def _plan(
-    family: str, K: int, R: int, inner: int, dtype: torch.dtype, shares: int | None
-) -> tuple[launch.Tile, int]:
-    """The tile, and the share of R per program: at least 4 blocks, and at most 8 programs per processor.
-
-    So R of fewer than 8 blocks takes one launch. On an H200 a second launch costs 2.5 us with the gap before it. So the
-    tables give columns of small problems (K R up to 2^18) tall blocks, of which 4 cover R.
-    """
-    tile = launch.tile(family, dtype, K=K, R=R, I=inner)
-    blocks = max(1, launch.cdiv(R, tile["BLOCK_R"]))
-    if shares is None:
-        programs = max(1, launch.cdiv(K, tile["BLOCK_K"]))
-        shares = max(1, min(8 * launch.processors() // programs, blocks // LEAST if blocks >= 8 else 1))
-    return tile, launch.cdiv(blocks, shares) * tile["BLOCK_R"]
-
-
-LEAST = 4
+# A middle of so few numbers leaves lanes to several outer indices.
 SHORT = 64
+LEAST = 4
 
 
-def _box(tile: launch.Tile, O: int, R: int, I: int, columns: bool) -> tuple[int, int]:
-    """(BLOCK_O, BLOCK_I) of BLOCK_K outputs."""
-    K = tile["BLOCK_K"]
+def _box(tile: launch.Tile, O: int, R: int, I: int, columns: bool) -> tuple[int, int, int]:
+    """(BLOCK_O, BLOCK_R, BLOCK_I) of a tile for [O, R, I].
+
+    Of columns, a block has as many inner indices as leave at most a quarter of its lanes idle, or else as few as any.
+    Lanes that are left are those of other outer indices, or where the middle is not SHORT of more of the middle.
+    """
+    K, r = tile["BLOCK_K"], tile["BLOCK_R"]
     if not columns:
-        return (K, 1) if O >= I else (1, K)
+        return (K, r, 1) if O >= I else (1, r, K)
     sizes = [min(K, triton.next_power_of_2(I))]
     while sizes[-1] > 16:
         sizes.append(sizes[-1] // 2)
-    # The largest block that leaves at most a quarter of the lanes idle, or else as few as any.
     idle = [launch.cdiv(I, size) * size for size in sizes]
     along = next((size for size, lanes in zip(sizes, idle, strict=True) if 4 * lanes <= 5 * I), None)
     along = along or sizes[idle.index(min(idle))]
-    return (min(K // along, triton.next_power_of_2(O)) if R <= SHORT else 1), along
+    outer = min(K // along, triton.next_power_of_2(O)) if R <= SHORT else 1
+    return outer, min(r * (K // (along * outer)), triton.next_power_of_2(R)), along
+
+
+def _shares(blocks: int, programs: int) -> int:
+    """Into how many shares R of so many blocks is cut: at most 8 programs per processor.
+
+    R of fewer than 8 blocks takes one launch. On an H200 a second launch costs 2.5 us with the gap before it.
+    """
+    return max(1, min(8 * launch.processors() // max(programs, 1), blocks // LEAST if blocks >= 8 else 1))
 
 
 def _reduced(
@@ -427,16 +430,17 @@ def _run_sum(
 ) -> None:
     O, R, I = seen.boxes
     columns = seen.family == "reduce_columns"
-    tile, share = _plan(seen.family, seen.K, R, I, seen.x.dtype, shares)
+    tile = launch.tile(seen.family, seen.x.dtype, K=seen.K, R=R)
+    block_o, block_r, block_i = _box(tile, O, R, I, columns)
+    programs, blocks = launch.cdiv(O, block_o) * launch.cdiv(I, block_i), launch.cdiv(R, block_r)
+    share = launch.cdiv(blocks, shares or _shares(blocks, programs)) * block_r
     shares = launch.cdiv(R, share)
     partial = y if shares == 1 else torch.empty(shares, seen.K, dtype=wide, device=y.device)
-    block_o, block_i = _box(tile, O, R, I, columns)
-    grid = launch.cdiv(O, block_o) * launch.cdiv(I, block_i), shares
     launch.run(
-        reduce_kernel, grid, seen.x, m, partial, O, R, I, seen.r[0], *seen.box_strides, *seen.r[1:], share, count,
-        OP=op, FINISH=finish if shares == 1 else AS_IT_IS, COLUMNS=columns, ALIGN=seen.align,
-        EVEN=R % seen.align == 0, R_LEVELS=seen.r_levels, ACC=_ACC[wide], BLOCK_O=block_o, BLOCK_R=tile["BLOCK_R"], BLOCK_I=block_i, num_warps=tile.num_warps,
-        num_stages=tile.num_stages, **early.options(),
+        reduce_kernel, (programs, shares), seen.x, m, partial, O, R, I, seen.r[0], *seen.box_strides, *seen.r[1:],
+        share, count, OP=op, FINISH=finish if shares == 1 else AS_IT_IS, COLUMNS=columns, ALIGN=seen.align,
+        EVEN=R % seen.align == 0, R_LEVELS=seen.r_levels, ACC=_ACC[wide], BLOCK_O=block_o, BLOCK_R=block_r,
+        BLOCK_I=block_i, num_warps=tile.num_warps, num_stages=tile.num_stages, **early.options(),
     )  # fmt: skip
     if shares > 1:
         _run_sum(_seen(partial, (0,)), y, count, MAX if op == MAX else SUM, finish, None, wide, 1)
@@ -453,7 +457,9 @@ def _argmax(
     if x.numel() == 0:
         return
     seen, joins = _seen(x, axes), shares is not None
-    tile, share = _plan(seen.family, seen.K, seen.R, 1, x.dtype, shares)
+    tile = launch.tile(seen.family, x.dtype, K=seen.K, R=seen.R)
+    programs, blocks = launch.cdiv(seen.K, tile["BLOCK_K"]), launch.cdiv(seen.R, tile["BLOCK_R"])
+    share = launch.cdiv(blocks, shares or _shares(blocks, programs)) * tile["BLOCK_R"]
     shares = launch.cdiv(seen.R, share)
     integers = not x.is_floating_point()
     top, first = None, positions
@@ -461,7 +467,7 @@ def _argmax(
         top = torch.empty(shares, seen.K, dtype=x.dtype, device=x.device)
         first = torch.empty(shares, seen.K, dtype=torch.int64, device=x.device)
     launch.run(
-        argmax_kernel, (launch.cdiv(seen.K, tile["BLOCK_K"]), shares), seen.x, of_shares, top, first, *seen.extents,
+        argmax_kernel, (programs, shares), seen.x, of_shares, top, first, *seen.extents,
         share, SHARES=joins, LAST=shares == 1, INTEGERS=integers, K_LEVELS=seen.k_levels, R_LEVELS=seen.r_levels,
         ACC=tl.int64 if integers else launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
