@@ -24,7 +24,7 @@ import triton.language as tl
 from minidl.kernels.loss import SHARES, add_up, check_reduction, share_sum
 from minidl.kernels.reduce import offsets
 from minidl.kernels.softmax import (
-    MINUS_INF, end_columns, ended, ends, in_shape, joined_max, joined_sum, lanes, levels, online, pieces, row_strides,
+    MINUS_INF, by_rows, end_columns, ended, ends, in_shape, joined_max, joined_sum, lanes, levels, online, pieces, row_strides,
     rows_of, shift, vectors, whole,
 )  # fmt: skip
 from minidl.runtime import check, early, launch
@@ -150,7 +150,8 @@ def cross_entropy_kernel(
     o_y = whole(offsets(o_m, INNER, s_y1, s_y2, LEVELS), ALIGN)[None, :, None] + o_n.to(tl.int64) * s_yn
     b_t, b_wt, m_kept, m_class = row_targets(p_t, p_w, o_m, m_m, N, ignore_index, SOFT, WEIGHTED, ACC)
     p_x += whole(offsets(o_m, INNER, s_x1, s_x2, LEVELS), ALIGN)[None, :, None]
-    b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF).to(ACC)  # [pieces, BLOCK_M, LANES]
+    p_x = by_rows(p_x, o_n.to(tl.int64) * s_xn, BLOCK_N, LANES)
+    b_x = tl.load(p_x, mask=m_mn, other=MINUS_INF).to(ACC)  # [pieces, BLOCK_M, LANES]
     if ALONE:
         divisor = all_targets(p_t, p_w, R, N, ignore_index, WEIGHTED, ACC)
         tl.store(p_sum, divisor, mask=tl.program_id(0) == 0)
@@ -160,7 +161,8 @@ def cross_entropy_kernel(
     b_e = tl.exp(b_z)
     b_s = joined_sum(b_e)
     b_of, b_weight = b_t[None, :, None], b_wt[None, :, None]
-    b_q = shares(p_t + o_y, p_w, b_of, b_weight, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
+    p_q = by_rows(p_t, o_y, BLOCK_N, LANES) if SOFT else p_t
+    b_q = shares(p_q, p_w, b_of, b_weight, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
     b_all = joined_sum(b_q)
     b_loss = b_all * tl.log(b_s) - joined_sum(share_times(b_q, b_z))
     if ALONE and ONLY:
@@ -173,7 +175,7 @@ def cross_entropy_kernel(
             b_scale = b_scale / divisor
         b_dx = (b_e * (b_all / b_s)[None, :, None] - b_q) * b_scale[None, :, None]
         b_dx = tl.where(m_kept[None, :, None], b_dx, 0.0)
-        tl.store(p_dx + o_y, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+        tl.store(by_rows(p_dx, o_y, BLOCK_N, LANES), b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
 
 
 @triton.jit
@@ -369,7 +371,7 @@ def cross_entropy_parts(
     if fits:
         launch.run(
             cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad),
-            ignore_index, count, ALONE=alone, ONLY=only, LEVELS=levels(rows), ALIGN=align, LANES=lanes(align, tile),
+            ignore_index, count, ALONE=alone, ONLY=only, LEVELS=levels(rows), ALIGN=align, LANES=lanes(align, tile, rows, grad),
             **early.options(), **meta,
         )  # fmt: skip
     else:
