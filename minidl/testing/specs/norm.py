@@ -290,7 +290,7 @@ SPECS = [
         bound=_bound,
         grad_bound=_grad_bound,
         differentiable=(0, 3, 4),
-        families=("norm", "norm_fold", "norm_grad", "norm_join", "norm_stats", "norm_sums"),
+        families=("norm", "norm_alone", "norm_fold", "norm_grad", "norm_join", "norm_stats", "norm_sums"),
         examples={
             "training": _of(6, 33, 7, 5, act="relu"),
             "rows": _of(70, 3, act="gelu"),
@@ -324,7 +324,7 @@ SPECS = [
         reference=_running_reference,
         inputs=_running_inputs,
         bound=_running_bound,
-        families=("norm_join", "norm_stats"),
+        families=("norm_alone", "norm_join", "norm_stats"),
         examples={"images": _of(6, 33, 7, 5), "bands": _of(60, 5, 13, 11), "constant": _of(6, 5, 3, 3, constant=True)},
         bad=(
             refuses(ValueError, r"running_var has shape \[4\], expected \[3\]", (2, 3), (3,), (4,), training=True),
