@@ -24,8 +24,23 @@ import triton.language as tl
 from minidl.kernels.loss import SHARES, add_up, check_reduction, share_sum
 from minidl.kernels.reduce import offsets
 from minidl.kernels.softmax import (
-    MINUS_INF, by_rows, end_columns, ended, ends, in_shape, joined_max, joined_sum, lanes, levels, online, pieces, row_strides,
-    rows_of, shift, vectors, whole,
+    MINUS_INF,
+    by_rows,
+    end_columns,
+    ended,
+    ends,
+    in_shape,
+    joined_max,
+    joined_sum,
+    lanes,
+    levels,
+    online,
+    pieces,
+    row_strides,
+    rows_of,
+    shift,
+    vectors,
+    whole,
 )  # fmt: skip
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
@@ -371,8 +386,8 @@ def cross_entropy_parts(
     if fits:
         launch.run(
             cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad),
-            ignore_index, count, ALONE=alone, ONLY=only, LEVELS=levels(rows), ALIGN=align, LANES=lanes(align, tile, rows, grad),
-            **early.options(), **meta,
+            ignore_index, count, ALONE=alone, ONLY=only, LEVELS=levels(rows), ALIGN=align,
+            LANES=lanes(align, tile, rows, grad), **early.options(), **meta,
         )  # fmt: skip
     else:
         align, with_ends = ended(align, rows, grad)

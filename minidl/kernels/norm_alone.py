@@ -14,7 +14,17 @@ import triton.language as tl
 from minidl.kernels import activation
 from minidl.kernels.activation import NONE, Activation, activate
 from minidl.kernels.norm import (
-    Buffers, Statistics, band_statistics, channel, copy_back, count_batch, dense, rows_of, settle, shaped, through,
+    Buffers,
+    Statistics,
+    band_statistics,
+    channel,
+    copy_back,
+    count_batch,
+    dense,
+    rows_of,
+    settle,
+    shaped,
+    through,
 )  # fmt: skip
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
@@ -145,7 +155,7 @@ def normalised_grad(
     bias: torch.Tensor | None,
     act: Activation,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dweight, dbias) of `norm.normalise_grad` in training, the last two for a weight and a bias that are given."""
+    """(dx, dweight, dbias) of `norm.normalise_grad` in training, the last two where there is a weight or a bias."""
     name, slope = activation.parse(act)
     rows_dy, rows = rows_of(dy), rows_of(x)
     M, C = rows.shape

@@ -56,14 +56,14 @@ def lowest(shape: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def by_outer(p, o, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, ALONG: tl.constexpr):
-    """Pointers p + o [BLOCK_R, BLOCK_O, BLOCK_I], of which warps take outer indices: see `softmax.by_rows`.
+def by_outer(p, o, BLOCK_K1: tl.constexpr, BLOCK_K2: tl.constexpr, ALONG: tl.constexpr):
+    """Pointers p + o [BLOCK_R, BLOCK_K1, BLOCK_K2], of which warps take outer indices: see `softmax.by_rows`.
 
     What warps share they join at the end: of [664, 9, 1040] in 62 us, and so in 7.
     """
     p += o
-    if ALONG and BLOCK_O > 1:
-        p = tl.max_contiguous(p, [1, 2, BLOCK_I])
+    if ALONG and BLOCK_K1 > 1:
+        p = tl.max_contiguous(p, [1, 2, BLOCK_K2])
     return p
 
 
@@ -85,32 +85,33 @@ def added(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def reduce_kernel(
-    p_x, p_m, p_y, O, R, I, R2, s_o, s_i, s_r1, s_r2, share, count,
+    p_x, p_m, p_y, K1, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share, count,
     OP: tl.constexpr, FINISH: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, EVEN: tl.constexpr,
     R_LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_I: tl.constexpr,
+    BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
 ):  # fmt: skip
-    """y[j, o, i] = sum of f(x[o, r, i]) over share j of r: f(x) = x, x^2, or 1 where x equals m[o, i]; or the maximum.
+    """y[i, k1, k2] = sum of f(x[k1, r, k2]) over share i of r: f(x) = x, x^2, or 1 where x equals m[k1, k2]; or the
+    maximum.
 
-    Loads take ALIGN neighbours at once, along i with COLUMNS, else along r, and there in the last block only where R is
+    Loads take ALIGN neighbours at once, along k2 with COLUMNS, else along r, and there in the last block only where R is
     EVEN, a multiple of ALIGN.
     """
     wait(EARLY)
-    tiles = tl.cdiv(I, BLOCK_I)
-    o_o = (tl.program_id(0) // tiles).to(tl.int64) * BLOCK_O + tl.arange(0, BLOCK_O)
-    o_i = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
-    m_k = (o_o < O)[None, :, None] & (o_i < (whole(I, ALIGN) if COLUMNS else I))[None, None, :]
-    o_k = (o_o * I)[None, :, None] + o_i[None, None, :]  # [1, BLOCK_O, BLOCK_I]
+    tiles = tl.cdiv(K2, BLOCK_K2)
+    o_k1 = (tl.program_id(0) // tiles).to(tl.int64) * BLOCK_K1 + tl.arange(0, BLOCK_K1)
+    o_k2 = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK_K2 + tl.arange(0, BLOCK_K2)
+    m_k = (o_k1 < K1)[None, :, None] & (o_k2 < (whole(K2, ALIGN) if COLUMNS else K2))[None, None, :]
+    o_k = (o_k1 * K2)[None, :, None] + o_k2[None, None, :]  # [1, BLOCK_K1, BLOCK_K2]
     if COLUMNS:
-        p_x += whole(o_o * s_o, ALIGN)[None, :, None] + (o_i * s_i)[None, None, :]
+        p_x += whole(o_k1 * s_k1, ALIGN)[None, :, None] + (o_k2 * s_k2)[None, None, :]
     else:
-        p_x += whole(o_o * s_o, ALIGN)[None, :, None] + whole(o_i * s_i, ALIGN)[None, None, :]
+        p_x += whole(o_k1 * s_k1, ALIGN)[None, :, None] + whole(o_k2 * s_k2, ALIGN)[None, None, :]
     start = tl.program_id(1).to(tl.int64) * share
     rows = tl.minimum(share, R - start)
     if OP == MAX:
-        b_acc = lowest((BLOCK_R, BLOCK_O, BLOCK_I), ACC)
+        b_acc = lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC)
     else:
-        b_acc = tl.zeros((BLOCK_R, BLOCK_O, BLOCK_I), dtype=ACC)
+        b_acc = tl.zeros((BLOCK_R, BLOCK_K1, BLOCK_K2), dtype=ACC)
     if OP == EQUAL:
         b_m = tl.load(p_m + o_k, mask=m_k, other=0).to(ACC)
     else:
@@ -121,20 +122,20 @@ def reduce_kernel(
         o_x = offsets(r + o_r, R2, s_r1, s_r2, R_LEVELS)
         if COLUMNS:
             o_x = whole(o_x, ALIGN)
-        p_r = by_outer(p_x, o_x[:, None, None], BLOCK_O, BLOCK_I, COLUMNS and s_i == 1)
+        p_r = by_outer(p_x, o_x[:, None, None], BLOCK_K1, BLOCK_K2, COLUMNS)
         b_acc = added(b_acc, p_r, m_k, b_m, OP, ACC)
     if last < rows:
         o_x = offsets(last + o_r, R2, s_r1, s_r2, R_LEVELS)
         if COLUMNS:
             o_x = whole(o_x, ALIGN)
         end = whole(R, ALIGN) if EVEN else R
-        p_r = by_outer(p_x, o_x[:, None, None], BLOCK_O, BLOCK_I, COLUMNS and s_i == 1)
+        p_r = by_outer(p_x, o_x[:, None, None], BLOCK_K1, BLOCK_K2, COLUMNS)
         b_acc = added(b_acc, p_r, m_k & (last + o_r < end)[:, None, None], b_m, OP, ACC)
     if OP == MAX:
         # A maximum over lanes may drop NaN or keep it, so NaN is looked for by itself.
         missing = b_acc != b_acc
-        b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_O, BLOCK_I]
-        b_y = tl.max(tl.where(missing, lowest((BLOCK_R, BLOCK_O, BLOCK_I), ACC), b_acc), axis=0)
+        b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
+        b_y = tl.max(tl.where(missing, lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC), b_acc), axis=0)
         if ACC.is_floating():
             b_y = tl.where(b_missing, float("nan"), b_y)
     else:
@@ -143,7 +144,7 @@ def reduce_kernel(
         b_y = b_y / count
     elif FINISH == ROOT:
         b_y = tl.sqrt(b_y)
-    o_y = tl.program_id(1).to(tl.int64) * O * I + o_k
+    o_y = tl.program_id(1).to(tl.int64) * K1 * K2 + o_k
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty)[None, :, :], mask=m_k)
 
 
@@ -307,30 +308,30 @@ class _Seen(NamedTuple):
 
     @property
     def boxes(self) -> tuple[int, int, int]:
-        """(O, R, I): the kept index in two levels."""
-        I = self.k[0] if self.k_levels == 2 or self.family == "reduce_columns" else 1
-        return self.K // I, self.R, I
+        """(K1, R, K2): the kept index in two levels."""
+        K2 = self.k[0] if self.k_levels == 2 or self.family == "reduce_columns" else 1
+        return self.K // K2, self.R, K2
 
     @property
     def align(self) -> int:
         """How many elements a load may take at once: what divides the strides of all other indices, up to 16 bytes."""
         columns = self.family == "reduce_columns"
-        O, R, I = self.boxes
+        K1, R, K2 = self.boxes
         if columns:
             if self.k[2] != 1:
                 return 1
-            steps = [I, self.r[2], self.r[1], self.k[1] * (O > 1)]
+            steps = [K2, self.r[2], self.r[1], self.k[1] * (K1 > 1)]
         elif self.r[2] != 1 or self.r_levels == 2:
             return 1
         else:
-            s_o, s_i = self.box_strides
-            steps = [s_o * (O > 1), s_i * (I > 1)]
+            s_k1, s_k2 = self.box_strides
+            steps = [s_k1 * (K1 > 1), s_k2 * (K2 > 1)]
         step = math.gcd(16 // self.x.element_size(), *steps)
         return step & -step
 
     @property
     def box_strides(self) -> tuple[int, int]:
-        """Strides of o and i."""
+        """Strides of k1 and k2."""
         return (self.k[1], self.k[2]) if self.boxes[2] > 1 or self.family == "reduce_columns" else (self.k[2], 0)
 
     @property
@@ -373,22 +374,22 @@ SHORT = 64
 LEAST = 4
 
 
-def _box(tile: launch.Tile, O: int, R: int, I: int, columns: bool) -> tuple[int, int, int]:
-    """(BLOCK_O, BLOCK_R, BLOCK_I) of a tile for [O, R, I].
+def _box(tile: launch.Tile, K1: int, R: int, K2: int, columns: bool) -> tuple[int, int, int]:
+    """(BLOCK_K1, BLOCK_R, BLOCK_K2) of a tile for [K1, R, K2].
 
     Of columns, a block has as many inner indices as leave at most a quarter of its lanes idle, or else as few as any.
     Lanes that are left are those of other outer indices, or where the middle is not SHORT of more of the middle.
     """
     K, r = tile["BLOCK_K"], tile["BLOCK_R"]
     if not columns:
-        return (K, r, 1) if O >= I else (1, r, K)
-    sizes = [min(K, triton.next_power_of_2(I))]
+        return (K, r, 1) if K1 >= K2 else (1, r, K)
+    sizes = [min(K, triton.next_power_of_2(K2))]
     while sizes[-1] > 16:
         sizes.append(sizes[-1] // 2)
-    idle = [launch.cdiv(I, size) * size for size in sizes]
-    along = next((size for size, lanes in zip(sizes, idle, strict=True) if 4 * lanes <= 5 * I), None)
+    idle = [launch.cdiv(K2, size) * size for size in sizes]
+    along = next((size for size, lanes in zip(sizes, idle, strict=True) if 4 * lanes <= 5 * K2), None)
     along = along or sizes[idle.index(min(idle))]
-    outer = min(K // along, triton.next_power_of_2(O)) if R <= SHORT else 1
+    outer = min(K // along, triton.next_power_of_2(K1)) if R <= SHORT else 1
     return outer, min(r * (K // (along * outer)), triton.next_power_of_2(R)), along
 
 
@@ -424,7 +425,13 @@ def _sum(
         # Triton's maximum of bfloat16 is one of float32.
         wide = torch.int64 if not x.is_floating_point() else torch.float32 if x.dtype == torch.bfloat16 else x.dtype
     else:
-        wide = torch.float64 if op == SQUARES else _sum_dtype(x) if not x.is_floating_point() else launch.acc_torch(x.dtype)
+        wide = (
+            torch.float64
+            if op == SQUARES
+            else _sum_dtype(x)
+            if not x.is_floating_point()
+            else launch.acc_torch(x.dtype)
+        )
     _run_sum(seen, y, seen.R, op, finish, m, wide, None)
     return y
 
@@ -442,19 +449,19 @@ def _run_sum(
     wide: torch.dtype,
     shares: int | None,
 ) -> None:
-    O, R, I = seen.boxes
+    K1, R, K2 = seen.boxes
     columns = seen.family == "reduce_columns"
     tile = launch.tile(seen.family, seen.x.dtype, K=seen.K, R=R)
-    block_o, block_r, block_i = _box(tile, O, R, I, columns)
-    programs, blocks = launch.cdiv(O, block_o) * launch.cdiv(I, block_i), launch.cdiv(R, block_r)
+    block_k1, block_r, block_k2 = _box(tile, K1, R, K2, columns)
+    programs, blocks = launch.cdiv(K1, block_k1) * launch.cdiv(K2, block_k2), launch.cdiv(R, block_r)
     share = launch.cdiv(blocks, shares or _shares(blocks, programs)) * block_r
     shares = launch.cdiv(R, share)
     partial = y if shares == 1 else torch.empty(shares, seen.K, dtype=wide, device=y.device)
     launch.run(
-        reduce_kernel, (programs, shares), seen.x, m, partial, O, R, I, seen.r[0], *seen.box_strides, *seen.r[1:],
-        share, count, OP=op, FINISH=finish if shares == 1 else AS_IT_IS, COLUMNS=columns, ALIGN=seen.align,
-        EVEN=R % seen.align == 0, R_LEVELS=seen.r_levels, ACC=_ACC[wide], BLOCK_O=block_o, BLOCK_R=block_r,
-        BLOCK_I=block_i, num_warps=tile.num_warps, num_stages=tile.num_stages, **early.options(),
+        reduce_kernel, (programs, shares), seen.x, m, partial, K1, R, K2, seen.r[0], *seen.box_strides, *seen.r[1:],
+        share, count, OP=op, FINISH=finish if shares == 1 else AS_IT_IS, COLUMNS=columns and seen.k[2] == 1, ALIGN=seen.align,
+        EVEN=R % seen.align == 0, R_LEVELS=seen.r_levels, ACC=_ACC[wide], BLOCK_K1=block_k1, BLOCK_R=block_r,
+        BLOCK_K2=block_k2, num_warps=tile.num_warps, num_stages=tile.num_stages, **early.options(),
     )  # fmt: skip
     if shares > 1:
         _run_sum(_seen(partial, (0,)), y, count, MAX if op == MAX else SUM, finish, None, wide, 1)

@@ -381,7 +381,7 @@ def ended(align: int, *tensors: torch.Tensor) -> tuple[int, bool]:
     """
     R, N, _ = tensors[0].shape
     most = 16 // tensors[0].element_size()
-    if align == most or N < 2 * most or (R > 1 and any((rows.stride(0) - N) % most for rows in tensors)):
+    if align == most or 2 * most > N or (R > 1 and any((rows.stride(0) - N) % most for rows in tensors)):
         return align, False
     return most, True
 

@@ -47,11 +47,10 @@ class BatchNorm(Function):
         want_x, want_weight, want_bias = ctx.needs[:3]
         given = dy, x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
         if ctx.training and want_x and norm_alone.fits(x):
-            dx, dweight, dbias = norm_alone.normalised_grad(*given)
+            grads: tuple[torch.Tensor | None, ...] = norm_alone.normalised_grad(*given)
         else:
-            dx, dweight, dbias = kernels.normalise_grad(
-                *given, ctx.training, want_x=want_x, want_affine=want_weight or want_bias
-            )
+            grads = kernels.normalise_grad(*given, ctx.training, want_x=want_x, want_affine=want_weight or want_bias)
+        dx, dweight, dbias = grads
         return dx, dweight if want_weight else None, dbias if want_bias else None, None, None, None, None, None
 
 
