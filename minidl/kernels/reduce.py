@@ -93,8 +93,8 @@ def reduce_kernel(
     """y[i, k1, k2] = sum of f(x[k1, r, k2]) over share i of r: f(x) = x, x^2, or 1 where x equals m[k1, k2]; or the
     maximum.
 
-    Loads take ALIGN neighbours at once, along k2 with COLUMNS, else along r, and there in the last block only where R is
-    EVEN, a multiple of ALIGN.
+    Loads take ALIGN neighbours at once, along k2 with COLUMNS, else along r, and there in the last block only where R
+    is EVEN, a multiple of ALIGN.
     """
     wait(EARLY)
     tiles = tl.cdiv(K2, BLOCK_K2)
@@ -316,7 +316,7 @@ class _Seen(NamedTuple):
     def align(self) -> int:
         """How many elements a load may take at once: what divides the strides of all other indices, up to 16 bytes."""
         columns = self.family == "reduce_columns"
-        K1, R, K2 = self.boxes
+        K1, _, K2 = self.boxes
         if columns:
             if self.k[2] != 1:
                 return 1
@@ -459,8 +459,8 @@ def _run_sum(
     partial = y if shares == 1 else torch.empty(shares, seen.K, dtype=wide, device=y.device)
     launch.run(
         reduce_kernel, (programs, shares), seen.x, m, partial, K1, R, K2, seen.r[0], *seen.box_strides, *seen.r[1:],
-        share, count, OP=op, FINISH=finish if shares == 1 else AS_IT_IS, COLUMNS=columns and seen.k[2] == 1, ALIGN=seen.align,
-        EVEN=R % seen.align == 0, R_LEVELS=seen.r_levels, ACC=_ACC[wide], BLOCK_K1=block_k1, BLOCK_R=block_r,
+        share, count, OP=op, FINISH=finish if shares == 1 else AS_IT_IS, COLUMNS=columns and seen.k[2] == 1,
+        ALIGN=seen.align, EVEN=R % seen.align == 0, R_LEVELS=seen.r_levels, ACC=_ACC[wide], BLOCK_K1=block_k1, BLOCK_R=block_r,
         BLOCK_K2=block_k2, num_warps=tile.num_warps, num_stages=tile.num_stages, **early.options(),
     )  # fmt: skip
     if shares > 1:
