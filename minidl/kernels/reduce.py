@@ -421,19 +421,18 @@ def _sum(
     if x.numel() == 0:
         return y.fill_(math.nan if finish == OVER_COUNT else 0)
     seen = _seen(x, axes)
+    _run_sum(seen, y, seen.R, op, finish, m, _wide(x, op), None)
+    return y
+
+
+def _wide(x: torch.Tensor, op: tl.constexpr) -> torch.dtype:
+    """What is accumulated."""
+    if not x.is_floating_point():
+        return torch.int64
     if op == MAX:
         # Triton's maximum of bfloat16 is one of float32.
-        wide = torch.int64 if not x.is_floating_point() else torch.float32 if x.dtype == torch.bfloat16 else x.dtype
-    else:
-        wide = (
-            torch.float64
-            if op == SQUARES
-            else _sum_dtype(x)
-            if not x.is_floating_point()
-            else launch.acc_torch(x.dtype)
-        )
-    _run_sum(seen, y, seen.R, op, finish, m, wide, None)
-    return y
+        return torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+    return torch.float64 if op == SQUARES else launch.acc_torch(x.dtype)
 
 
 _ACC = {torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64, torch.int64: tl.int64}
@@ -460,8 +459,9 @@ def _run_sum(
     launch.run(
         reduce_kernel, (programs, shares), seen.x, m, partial, K1, R, K2, seen.r[0], *seen.box_strides, *seen.r[1:],
         share, count, OP=op, FINISH=finish if shares == 1 else AS_IT_IS, COLUMNS=columns and seen.k[2] == 1,
-        ALIGN=seen.align, EVEN=R % seen.align == 0, R_LEVELS=seen.r_levels, ACC=_ACC[wide], BLOCK_K1=block_k1, BLOCK_R=block_r,
-        BLOCK_K2=block_k2, num_warps=tile.num_warps, num_stages=tile.num_stages, **early.options(),
+        ALIGN=seen.align, EVEN=R % seen.align == 0, R_LEVELS=seen.r_levels, ACC=_ACC[wide],
+        BLOCK_K1=block_k1, BLOCK_R=block_r, BLOCK_K2=block_k2, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        **early.options(),
     )  # fmt: skip
     if shares > 1:
         _run_sum(_seen(partial, (0,)), y, count, MAX if op == MAX else SUM, finish, None, wide, 1)
