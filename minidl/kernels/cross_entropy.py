@@ -23,7 +23,25 @@ import triton.language as tl
 
 from minidl.kernels.loss import SHARES, add_up, check_reduction, share_sum
 from minidl.kernels.reduce import offsets
-from minidl.kernels.softmax import MINUS_INF, in_shape, levels, online, row_max, row_strides, rows_of, shift
+from minidl.kernels.softmax import (
+    MINUS_INF,
+    by_rows,
+    end_columns,
+    ended,
+    ends,
+    in_shape,
+    joined_max,
+    joined_sum,
+    lanes,
+    levels,
+    online,
+    pieces,
+    row_strides,
+    rows_of,
+    shift,
+    vectors,
+    whole,
+)  # fmt: skip
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
 
@@ -92,17 +110,17 @@ def shares(
     p_q, p_w, b_t, b_wt, o_n, m_mn, N,
     SMOOTHING: tl.constexpr, SOFT: tl.constexpr, WEIGHTED: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """q [BLOCK_M, BLOCK_N] of the classes o_n [1, BLOCK_N]; 0 where the mask is not set."""
+    """q of the classes o_n, which broadcast to the mask as targets and their weights do; 0 where it is not set."""
     if WEIGHTED:
-        b_w = tl.load(p_w + o_n, mask=o_n < N, other=0.0).to(ACC)  # [1, BLOCK_N]
+        b_w = tl.load(p_w + o_n, mask=(o_n >= 0) & (o_n < N), other=0.0).to(ACC)
     else:
         b_w = tl.full(o_n.shape, 1.0, ACC)
     if SOFT:
-        b_q = b_w * tl.load(p_q, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+        b_q = b_w * tl.load(p_q, mask=m_mn, other=0.0).to(ACC)
         if SMOOTHING > 0.0:
             b_q = (1.0 - SMOOTHING) * b_q + b_w * SMOOTHING / N
     else:
-        b_q = tl.where(o_n == b_t[:, None].to(tl.int32), (1.0 - SMOOTHING) * b_wt[:, None], 0.0)
+        b_q = tl.where(o_n == b_t.to(tl.int32), (1.0 - SMOOTHING) * b_wt, 0.0)
         if SMOOTHING > 0.0:
             b_q += b_w * SMOOTHING / N
     return tl.where(m_mn, b_q, 0.0)
@@ -110,8 +128,8 @@ def shares(
 
 @triton.jit
 def share_times(b_q, b_z):
-    """sum_c q_c z_c of each row, where a class without a share counts nothing even at -inf."""
-    return tl.sum(tl.where(b_q == 0.0, 0.0, b_q * b_z), axis=1)
+    """q_c z_c, where a class without a share counts nothing even at -inf."""
+    return tl.where(b_q == 0.0, 0.0, b_q * b_z)
 
 
 @triton.jit
@@ -131,8 +149,8 @@ def store_losses(p_loss, b_loss, divisor, o_m, m_m, m_kept, m_class, EACH: tl.co
 def cross_entropy_kernel(
     p_x, p_t, p_w, p_sum, p_loss, p_dx, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn, ignore_index, count,
     SMOOTHING: tl.constexpr, SOFT: tl.constexpr, WEIGHTED: tl.constexpr, EACH: tl.constexpr, GRAD: tl.constexpr,
-    DIVIDE: tl.constexpr, ALONE: tl.constexpr, ONLY: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DIVIDE: tl.constexpr, ALONE: tl.constexpr, ONLY: tl.constexpr, LEVELS: tl.constexpr, ALIGN: tl.constexpr,
+    LANES: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows of at most BLOCK_N classes; probabilities and dx have the same strides.
 
@@ -141,24 +159,27 @@ def cross_entropy_kernel(
     """
     wait(EARLY)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_n = tl.arange(0, BLOCK_N)[None, :]
+    o_n = pieces(BLOCK_N, LANES)
     m_m = o_m < R
-    m_mn = m_m[:, None] & (o_n < N)
-    o_y = offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None] + o_n.to(tl.int64) * s_yn
+    m_mn = m_m[None, :, None] & (o_n < whole(N, ALIGN))
+    o_y = whole(offsets(o_m, INNER, s_y1, s_y2, LEVELS), ALIGN)[None, :, None] + o_n.to(tl.int64) * s_yn
     b_t, b_wt, m_kept, m_class = row_targets(p_t, p_w, o_m, m_m, N, ignore_index, SOFT, WEIGHTED, ACC)
-    p_x += offsets(o_m, INNER, s_x1, s_x2, LEVELS)[:, None]
-    b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
+    p_x += whole(offsets(o_m, INNER, s_x1, s_x2, LEVELS), ALIGN)[None, :, None]
+    p_x = by_rows(p_x, o_n.to(tl.int64) * s_xn, BLOCK_N, LANES)
+    b_x = tl.load(p_x, mask=m_mn, other=MINUS_INF).to(ACC)  # [pieces, BLOCK_M, LANES]
     if ALONE:
         divisor = all_targets(p_t, p_w, R, N, ignore_index, WEIGHTED, ACC)
         tl.store(p_sum, divisor, mask=tl.program_id(0) == 0)
     elif DIVIDE and GRAD:
         divisor = share_sum(p_sum, count, ACC)
-    b_z = b_x - row_max(b_x)[:, None]
+    b_z = b_x - joined_max(b_x)[None, :, None]
     b_e = tl.exp(b_z)
-    b_s = tl.sum(b_e, axis=1)
-    b_q = shares(p_t + o_y, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
-    b_all = tl.sum(b_q, axis=1)
-    b_loss = b_all * tl.log(b_s) - share_times(b_q, b_z)
+    b_s = joined_sum(b_e)
+    b_of, b_weight = b_t[None, :, None], b_wt[None, :, None]
+    p_q = by_rows(p_t, o_y, BLOCK_N, LANES) if SOFT else p_t
+    b_q = shares(p_q, p_w, b_of, b_weight, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
+    b_all = joined_sum(b_q)
+    b_loss = b_all * tl.log(b_s) - joined_sum(share_times(b_q, b_z))
     if ALONE and ONLY:
         store_losses(p_loss, b_loss, divisor, o_m, m_m, m_kept, m_class, EACH)
     else:
@@ -167,61 +188,89 @@ def cross_entropy_kernel(
         b_scale = tl.where(m_class, 1.0, float("nan")).to(ACC)
         if DIVIDE:
             b_scale = b_scale / divisor
-        b_dx = (b_e * (b_all / b_s)[:, None] - b_q) * b_scale[:, None]
-        b_dx = tl.where(m_kept[:, None], b_dx, 0.0)
-        tl.store(p_dx + o_y, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+        b_dx = (b_e * (b_all / b_s)[None, :, None] - b_q) * b_scale[None, :, None]
+        b_dx = tl.where(m_kept[None, :, None], b_dx, 0.0)
+        tl.store(by_rows(p_dx, o_y, BLOCK_N, LANES), b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+
+
+@triton.jit
+def logit_grad(b_x, b_q, b_m, b_ratio, b_scale, m_kept):
+    """dx of a block, from values [rows, 1]."""
+    b_dx = (tl.exp(b_x - b_m) * b_ratio - b_q) * b_scale
+    return tl.where(m_kept, b_dx, 0.0)
 
 
 @triton.jit
 def cross_entropy_loop_kernel(
     p_x, p_t, p_w, p_sum, p_loss, p_dx, R, N, s_x, ignore_index, count,
     SMOOTHING: tl.constexpr, SOFT: tl.constexpr, WEIGHTED: tl.constexpr, EACH: tl.constexpr, GRAD: tl.constexpr,
-    DIVIDE: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DIVIDE: tl.constexpr, ALIGN: tl.constexpr, ENDS: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows of any length and of neighbours, those of x s_x apart."""
+    """Rows of any length and of neighbours, those of x s_x apart. ENDS as in `softmax_loop_kernel`."""
     SPREAD: tl.constexpr = SOFT or SMOOTHING > 0.0  # more classes than one have a share
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    m_m = o_m < R
-    b_t, b_wt, m_kept, m_class = row_targets(p_t, p_w, o_m, m_m, N, ignore_index, SOFT, WEIGHTED, ACC)
-    o_row = o_m[:, None] * N
-    p_x += o_m[:, None] * s_x
+    m_m = (o_m < R)[:, None]
+    b_t, b_wt, m_kept, m_class = row_targets(p_t, p_w, o_m, o_m < R, N, ignore_index, SOFT, WEIGHTED, ACC)
+    b_of, b_weight = b_t[:, None], b_wt[:, None]
+    o_x, o_y = o_m * s_x, o_m * N
+    p_xt = p_x + (o_x + b_t)[:, None]
     b_m = tl.full((BLOCK_M,), MINUS_INF, ACC)
     b_s = tl.zeros((BLOCK_M,), ACC)
     b_all = tl.zeros((BLOCK_M,), ACC)
-    for n in range(0, N, BLOCK_N):
+    b_head, b_body = ends(o_y, N, ALIGN)
+    if ENDS:
+        o_e, m_e = end_columns(b_head, b_body, N, ALIGN)
+        m_e = m_e & m_m
+        b_x_ends = tl.load(p_x + o_x[:, None] + o_e, mask=m_e, other=MINUS_INF).to(ACC)  # [BLOCK_M, 2 ALIGN]
+        b_m, b_s = online(b_x_ends, b_m, b_s)
+        o_ye = o_y[:, None] + o_e
+        b_q_ends = shares(p_t + o_ye, p_w, b_of, b_weight, o_e, m_e, N, SMOOTHING, SOFT, WEIGHTED, ACC)
+        b_all += tl.sum(b_q_ends, axis=1)
+        o_x += b_head
+        o_y += b_head
+    p_x += whole(o_x, ALIGN)[:, None]
+    o_y = whole(o_y, ALIGN)[:, None]
+    whole_n = whole(N, ALIGN)
+    for n in range(0, whole_n, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
-        m_mn = m_m[:, None] & (o_n < N)
+        m_mn = m_m & (o_n < b_body[:, None])
         b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
         b_m, b_s = online(b_x, b_m, b_s)
         if SPREAD:
-            b_q = shares(p_t + o_row + o_n, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
+            o_c = b_head[:, None] + o_n if ENDS else o_n
+            b_q = shares(p_t + o_y + o_n, p_w, b_of, b_weight, o_c, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
             b_all += tl.sum(b_q, axis=1)
     b_m = shift(b_m)
     if SPREAD:
         b_loss = b_all * tl.log(b_s)
     else:
         b_all = b_wt
-        p_xt = p_x + b_t[:, None]
         b_xt = tl.sum(tl.load(p_xt, mask=(m_kept & m_class)[:, None], other=0.0).to(ACC), axis=1)  # [BLOCK_M]
         b_loss = b_all * (tl.log(b_s) - (b_xt - b_m))
-    b_ratio = b_all / b_s
+    b_ratio = (b_all / b_s)[:, None]
     b_scale = tl.where(m_class, 1.0, float("nan")).to(ACC)
     if DIVIDE:
         b_scale = b_scale / share_sum(p_sum, count, ACC)
+    b_m, b_scale, m_rows = b_m[:, None], b_scale[:, None], m_kept[:, None]
     if SPREAD or GRAD:
-        for n in range(0, N, BLOCK_N):
+        for n in range(0, whole_n, BLOCK_N):
             o_n = n + tl.arange(0, BLOCK_N)[None, :]
-            m_mn = m_m[:, None] & (o_n < N)
+            m_mn = m_m & (o_n < b_body[:, None])
             b_x = tl.load(p_x + o_n, mask=m_mn, other=MINUS_INF).to(ACC)  # [BLOCK_M, BLOCK_N]
-            b_z = b_x - b_m[:, None]
-            b_q = shares(p_t + o_row + o_n, p_w, b_t, b_wt, o_n, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
+            o_c = b_head[:, None] + o_n if ENDS else o_n
+            b_q = shares(p_t + o_y + o_n, p_w, b_of, b_weight, o_c, m_mn, N, SMOOTHING, SOFT, WEIGHTED, ACC)
             if SPREAD:
-                b_loss -= share_times(b_q, b_z)
+                b_loss -= tl.sum(share_times(b_q, b_x - b_m), axis=1)
             if GRAD:
-                b_dx = (tl.exp(b_z) * b_ratio[:, None] - b_q) * b_scale[:, None]
-                b_dx = tl.where(m_kept[:, None], b_dx, 0.0)
-                tl.store(p_dx + o_row + o_n, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
-    store_losses(p_loss, b_loss, None, o_m, m_m, m_kept, m_class, EACH)
+                b_dx = logit_grad(b_x, b_q, b_m, b_ratio, b_scale, m_rows)
+                tl.store(p_dx + o_y + o_n, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+        if ENDS and SPREAD:
+            b_loss -= tl.sum(share_times(b_q_ends, b_x_ends - b_m), axis=1)
+        if ENDS and GRAD:
+            b_dx_ends = logit_grad(b_x_ends, b_q_ends, b_m, b_ratio, b_scale, m_rows)
+            tl.store(p_dx + o_ye, b_dx_ends.to(p_dx.dtype.element_ty), mask=m_e)
+    store_losses(p_loss, b_loss, None, o_m, o_m < R, m_kept, m_class, EACH)
 
 
 @triton.jit
@@ -333,13 +382,19 @@ def cross_entropy_parts(
         "SMOOTHING": float(label_smoothing), "SOFT": soft, "WEIGHTED": weight is not None, "EACH": each,
         "GRAD": with_grad, "DIVIDE": mean and not defer, "ACC": launch.acc(x.dtype), **tile.options,
     }  # fmt: skip
+    align = vectors(rows, grad)
     if fits:
         launch.run(
             cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad),
-            ignore_index, count, ALONE=alone, ONLY=only, LEVELS=levels(rows), **early.options(), **meta,
+            ignore_index, count, ALONE=alone, ONLY=only, LEVELS=levels(rows), ALIGN=align,
+            LANES=lanes(align, tile, rows, grad), **early.options(), **meta,
         )  # fmt: skip
     else:
-        launch.run(cross_entropy_loop_kernel, (programs,), *pointers, R, N, rows.stride(0), ignore_index, count, **meta)
+        align, with_ends = ended(align, rows, grad)
+        launch.run(
+            cross_entropy_loop_kernel, (programs,), *pointers, R, N, rows.stride(0), ignore_index, count, ALIGN=align,
+            ENDS=with_ends, **meta,
+        )  # fmt: skip
     found = in_shape(grad, x.shape, axis) if with_grad else None
     if each or only:
         return CrossEntropy(loss, found, sums.view(()) if defer else None)

@@ -20,6 +20,7 @@ The American Statistician 37(3), 1983). For the gradient x is kept with mean and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,17 +34,12 @@ from minidl.runtime.early import wait
 
 
 @triton.jit
-def batch_norm_stats_kernel(
-    p_x, p_mean, p_m2, p_tracked, M, C, band,
-    TRACKED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+def band_statistics(
+    p_x, o_c, m_c, start, rows, band, C,
+    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Mean (less the first row) and sum of squared distances from it of each band, [bands, C]; counts the batch."""
-    wait(EARLY)
-    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_c = o_c < C
-    start = tl.program_id(1).to(tl.int64) * band
-    rows = tl.minimum(M - start, band)
-    b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(ACC)[None, :]  # [1, BLOCK_C]
+    """Mean (less the first row, which is returned as well) and sum of squared distances from it of `rows` rows."""
+    b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(ACC)  # [BLOCK_C]
     b_mean = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
     b_m2 = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
     b_count = tl.zeros((1, 1), dtype=ACC)
@@ -51,7 +47,8 @@ def batch_norm_stats_kernel(
         o_m = m + tl.arange(0, BLOCK_M)
         m_mc = (o_m < rows)[:, None] & m_c[None, :]
         p_m = p_x + (start + o_m) * C
-        b_x = tl.load(p_m[:, None] + o_c[None, :], mask=m_mc, other=0).to(ACC) - b_first  # [BLOCK_M, BLOCK_C]
+        b_x = tl.load(p_m[:, None] + o_c[None, :], mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+        b_x -= b_first[None, :]
         b_count += 1.0
         b_delta = tl.where(m_mc, b_x - b_mean, 0.0)
         b_mean += b_delta * (1.0 / b_count)
@@ -62,12 +59,51 @@ def batch_norm_stats_kernel(
     b_all = (tl.sum((b_n * b_mean).to(tl.float64), axis=0) / rows.to(tl.float64)).to(ACC)  # [BLOCK_C]
     b_apart = b_mean - b_all[None, :]
     b_m2 = tl.sum((b_m2 + b_n * (b_apart * b_apart)).to(tl.float64), axis=0)
+    return b_first, b_all, b_m2
+
+
+@triton.jit
+def batch_norm_stats_kernel(
+    p_x, p_mean, p_m2, p_tracked, M, C, band,
+    TRACKED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Mean (less the first row) and sum of squared distances from it of each band, [bands, C]; counts the batch."""
+    wait(EARLY)
+    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    start = tl.program_id(1).to(tl.int64) * band
+    rows = tl.minimum(M - start, band)
+    _, b_all, b_m2 = band_statistics(p_x, o_c, m_c, start, rows, band, C, ACC, BLOCK_M, BLOCK_C)
     o_y = tl.program_id(1).to(tl.int64) * C + o_c
     tl.store(p_mean + o_y, b_all, mask=m_c)
     tl.store(p_m2 + o_y, b_m2.to(ACC), mask=m_c)
     if TRACKED:
-        first = (tl.program_id(0) == 0) & (tl.program_id(1) == 0)
-        tl.store(p_tracked, tl.load(p_tracked, mask=first, other=0) + 1, mask=first)
+        count_batch(p_tracked, (tl.program_id(0) == 0) & (tl.program_id(1) == 0))
+
+
+@triton.jit
+def count_batch(p_tracked, first):
+    """One batch more, counted by the first program."""
+    tl.store(p_tracked, tl.load(p_tracked, mask=first, other=0) + 1, mask=first)
+
+
+@triton.jit
+def settle(
+    b_mean, b_m2, b_count, b_share, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c,
+    EPS: tl.constexpr, RUNNING: tl.constexpr,
+):  # fmt: skip
+    """Write mean and rstd, and move the running statistics by a share towards them; all [BLOCK_C] in float64."""
+    b_rstd = 1.0 / tl.sqrt(b_m2 / b_count + EPS)
+    tl.store(p_mean + o_c, b_mean.to(p_mean.dtype.element_ty), mask=m_c)
+    tl.store(p_rstd + o_c, b_rstd.to(p_rstd.dtype.element_ty), mask=m_c)
+    if RUNNING:
+        b_old = tl.load(p_running_mean + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
+        b_new = (1.0 - b_share) * b_old + b_share * b_mean
+        tl.store(p_running_mean + o_c, b_new.to(p_running_mean.dtype.element_ty), mask=m_c)
+        b_old = tl.load(p_running_var + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
+        b_new = (1.0 - b_share) * b_old + b_share * (b_m2 / (b_count - 1.0))
+        tl.store(p_running_var + o_c, b_new.to(p_running_var.dtype.element_ty), mask=m_c)
+    return b_rstd
 
 
 @triton.jit
@@ -100,21 +136,13 @@ def batch_norm_join_kernel(
         b_m2 = tl.load(p_m2s + o_bc, mask=m_bc, other=0).to(tl.float64)  # [BLOCK_B, BLOCK_C]
         b_sum += tl.where(m_bc, b_m2 + b_n[:, None] * (b_apart * b_apart), 0.0)
     b_m2 = tl.sum(b_sum, axis=0)
-    b_rstd = 1.0 / tl.sqrt(b_m2 / b_count + EPS)
     b_all += tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)
-    tl.store(p_mean + o_c, b_all.to(p_mean.dtype.element_ty), mask=m_c)
-    tl.store(p_rstd + o_c, b_rstd.to(p_rstd.dtype.element_ty), mask=m_c)
-    if RUNNING:
-        if CUMULATIVE:
-            b_share = 1.0 / (tl.full((BLOCK_C,), 0.0, tl.float64) + tl.load(p_tracked))
-        else:
-            b_share = tl.full((BLOCK_C,), MOMENTUM, tl.float64)
-        b_old = tl.load(p_running_mean + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
-        b_new = (1.0 - b_share) * b_old + b_share * b_all
-        tl.store(p_running_mean + o_c, b_new.to(p_running_mean.dtype.element_ty), mask=m_c)
-        b_old = tl.load(p_running_var + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
-        b_new = (1.0 - b_share) * b_old + b_share * (b_m2 / (b_count - 1.0))
-        tl.store(p_running_var + o_c, b_new.to(p_running_var.dtype.element_ty), mask=m_c)
+    b_share = tl.full((BLOCK_C,), MOMENTUM, tl.float64)
+    if RUNNING and CUMULATIVE:
+        b_share = 1.0 / (tl.full((BLOCK_C,), 0.0, tl.float64) + tl.load(p_tracked))
+    settle(
+        b_all, b_m2, b_count, b_share, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c, EPS, RUNNING
+    )  # fmt: skip
 
 
 @triton.jit
@@ -201,11 +229,11 @@ def batch_norm_sums_kernel(
 
 @triton.jit
 def batch_norm_grad_kernel(
-    p_dy, p_x, p_dx, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C,
+    p_dy, p_x, p_dx, p_sums, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C,
     TRAINING: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dx, in training from the sums [2, C] over all rows."""
+    """dx, in training from the sums [2, C] over all rows; copies these to dweight and dbias where given."""
     wait(EARLY)
     o_m, o_c, m_c, m_mc = backwards(M, C, BLOCK_M, BLOCK_C)
     b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
@@ -223,6 +251,13 @@ def batch_norm_grad_kernel(
         b_dbias = channel(p_sums, o_c, m_c, True, 0.0, ACC) * b_share
         b_dweight = channel(p_sums + C, o_c, m_c, True, 0.0, ACC) * b_share * b_rstd
         b_dz -= b_dbias + b_x * b_dweight
+    m_first = m_c & (tl.num_programs(0) - 1 - tl.program_id(0) < tl.cdiv(C, BLOCK_C))
+    if p_dweight is not None:
+        b_dweight = channel(p_sums + C, o_c, m_c, True, 0.0, ACC)
+        tl.store((p_dweight + o_c)[None, :], b_dweight.to(p_dweight.dtype.element_ty), mask=m_first[None, :])
+    if p_dbias is not None:
+        b_dbias = channel(p_sums, o_c, m_c, True, 0.0, ACC)
+        tl.store((p_dbias + o_c)[None, :], b_dbias.to(p_dbias.dtype.element_ty), mask=m_first[None, :])
     tl.store(p_dx + o_mc, (b_dz * b_scale).to(p_dx.dtype.element_ty), mask=m_mc)
 
 
@@ -247,7 +282,7 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     With momentum None they become the mean over all batches, of which buffers.batches is the count; it is increased by
     1 if given. Running statistics may have any strides.
     """
-    rows = _rows(x)
+    rows = rows_of(x)
     M, C = rows.shape
     acc = launch.acc_torch(x.dtype)
     tile, band = _bands("norm_stats", M, C, x.dtype)
@@ -262,16 +297,21 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     tile = launch.tile("norm_join", x.dtype, B=bands, C=C)
     running = (None, None) if buffers is None else buffers[:2]
     # The kernel reads and writes C numbers in a row.
-    dense = [_vector(buffer) for buffer in running]
+    moved = [dense(buffer) for buffer in running]
     launch.run(
-        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *dense, batches,
+        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *moved, batches,
         M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
         RUNNING=buffers is not None, CUMULATIVE=momentum is None, **early.options(), **tile.options,
     )  # fmt: skip
-    for buffer, moved in zip(running, dense, strict=True):
-        if buffer is not None and moved is not None and moved is not buffer:
-            buffer.copy_(moved)
+    copy_back(running, moved)
     return found
+
+
+def copy_back(running: Sequence[torch.Tensor | None], moved: Sequence[torch.Tensor | None]) -> None:
+    """Copy running statistics to where they are kept, where the kernel moved a copy that is dense."""
+    for buffer, new in zip(running, moved, strict=True):
+        if buffer is not None and new is not None and new is not buffer:
+            buffer.copy_(new)
 
 
 def normalise(
@@ -283,17 +323,17 @@ def normalise(
 ) -> torch.Tensor:
     """act((x - mean) rstd weight + bias), in x's shape and dtype, channels-last."""
     name, slope = activation.parse(act)
-    rows = _rows(x)
+    rows = rows_of(x)
     y = torch.empty_like(rows)
     M, C = rows.shape
     tile = launch.tile("norm", x.dtype, M=M, C=C)
     grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
     launch.run(
-        batch_norm_kernel, grid, rows, y, *with_, _vector(weight), _vector(bias), M, C,
+        batch_norm_kernel, grid, rows, y, *with_, dense(weight), dense(bias), M, C,
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope,
         ACC=launch.acc(x.dtype), **early.options(), **tile.options,
     )  # fmt: skip
-    return _shaped(y, x.shape)
+    return shaped(y, x.shape)
 
 
 def normalise_grad(
@@ -308,19 +348,23 @@ def normalise_grad(
     want_x: bool = True,
     want_affine: bool = True,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dweight, dbias), of which only those wanted are computed; the last two in the accumulate type.
+    """(dx, dweight, dbias), of which only those wanted are computed; the last two in the dtypes of weight and bias.
 
     In `training` the statistics depend on x, so dx includes the gradient through them.
     """
     name, slope = activation.parse(act)
-    rows_dy, rows = _rows(dy), _rows(x)
+    rows_dy, rows = rows_of(dy), rows_of(x)
     M, C = rows.shape
-    vectors = *with_, _vector(weight), _vector(bias)
+    vectors = *with_, dense(weight), dense(bias)
     meta = {
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ACT": activation.CODES[name], "SLOPE": slope,
         "ACC": launch.acc(x.dtype), **early.options(),
     }  # fmt: skip
     sums, dx = None, None
+    dweight, dbias = (
+        torch.empty(C, dtype=launch.acc_torch(x.dtype) if given is None else given.dtype, device=x.device)
+        if want_affine else None for given in (weight, bias)
+    )  # fmt: skip
     if want_affine or (training and want_x):
         tile, band = _bands("norm_sums", M, C, x.dtype)
         bands = launch.cdiv(M, band)
@@ -329,24 +373,30 @@ def normalise_grad(
             batch_norm_sums_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows_dy, rows, partial, *vectors,
             M, C, band, **meta, **tile.options,
         )  # fmt: skip
-        sums = reduce.sum_rows(partial.view(bands, 2 * C)).view(2, C)
+        sums = (reduce.sum_rows(partial.view(bands, 2 * C)) if bands != 1 else partial).view(2, C)
     if want_x:
         tile = launch.tile("norm_grad", x.dtype, M=M, C=C)
         dx = torch.empty_like(rows)
         grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
         launch.run(
-            batch_norm_grad_kernel, grid, rows_dy, rows, dx, sums, *vectors, M, C,
+            batch_norm_grad_kernel, grid, rows_dy, rows, dx, sums, dweight, dbias, *vectors, M, C,
             TRAINING=training, **meta, **tile.options,
         )  # fmt: skip
-        dx = _shaped(dx, x.shape)
-    return dx, None if sums is None else sums[1], None if sums is None else sums[0]
+        dx = shaped(dx, x.shape)
+    if sums is not None and dweight is not None and dbias is not None and (dx is None or M == 0):
+        dweight, dbias = sums[1].to(dweight.dtype), sums[0].to(dbias.dtype)
+    return dx, dweight, dbias
 
 
 def depth(M: int, C: int, dtype: torch.dtype, family: str) -> int:
-    """The longest chain of additions of a band: "norm_stats" or "norm_sums". Lanes are joined in float64."""
+    """The longest chain of additions of a band: "norm_stats" or "norm_sums", or the same in one launch.
+
+    Lanes are joined in float64.
+    """
     tile, band = _bands(family, M, C, dtype)
-    lanes = tile["BLOCK_M"]
-    return band // lanes + (lanes if dtype == torch.float64 else 2)
+    alone = launch.tile("norm_alone", dtype, M=M, C=C)["BLOCK_M"]
+    chains = ((lanes, launch.cdiv(rows, lanes)) for lanes, rows in ((tile["BLOCK_M"], band), (alone, M)))
+    return max(chain + (lanes if dtype == torch.float64 else 2) for lanes, chain in chains)
 
 
 def bands(M: int, C: int, dtype: torch.dtype, family: str) -> int:
@@ -404,16 +454,16 @@ def check_vectors(op: str, what: str, x: torch.Tensor, C: int, eps: float, **vec
             raise ValueError(f"{op}: {name} is on {vector.device}, expected {x.device}; move it with .to()")
 
 
-def _vector(vector: torch.Tensor | None) -> torch.Tensor | None:
+def dense(vector: torch.Tensor | None) -> torch.Tensor | None:
     return None if vector is None else vector.contiguous()
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def rows_of(x: torch.Tensor) -> torch.Tensor:
     """x [N, C, ...] as a contiguous [M, C]: a view where x is channels-last, else a copy."""
     last = x.permute(0, *range(2, x.dim()), 1).contiguous()
     return last.view(last.shape[:-1].numel(), x.shape[1])
 
 
-def _shaped(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def shaped(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     last = rows.view(shape[0], *shape[2:], shape[1])
     return last.permute(0, last.dim() - 1, *range(1, last.dim() - 1))

@@ -28,12 +28,54 @@ from minidl.runtime.early import wait
 MINUS_INF = tl.constexpr(float("-inf"))
 # The largest block of elements that are not contiguous.
 SCATTERED = 1024
+# More lanes than any block of rows has.
+WHOLE_ROWS = 2**20
 
 
 @triton.jit
 def row_max(b_x):
     """The maximum of each row; the order of NaN in it differs between machines, so NaN counts as -inf here."""
     return tl.max(tl.where(b_x == b_x, b_x, MINUS_INF), axis=1)
+
+
+@triton.jit
+def joined_max(b_x):
+    """The maximum of each row of [pieces, rows, lanes], NaN as in `row_max`."""
+    return tl.max(tl.max(tl.where(b_x == b_x, b_x, MINUS_INF), axis=0), axis=1)
+
+
+@triton.jit
+def joined_sum(b_x):
+    """The sum of each row of [pieces, rows, lanes]."""
+    return tl.sum(tl.sum(b_x, axis=0), axis=1)
+
+
+@triton.jit
+def pieces(BLOCK_N: tl.constexpr, LANES: tl.constexpr):
+    """Positions of a row [pieces, 1, lanes]: LANES of them are those of one warp, which so takes rows alone."""
+    if LANES < BLOCK_N:
+        return (tl.arange(0, BLOCK_N // LANES) * LANES)[:, None, None] + tl.arange(0, LANES)[None, None, :]
+    else:
+        return tl.arange(0, BLOCK_N)[None, None, :]
+
+
+@triton.jit
+def by_rows(p, o, BLOCK_N: tl.constexpr, LANES: tl.constexpr):
+    """Pointers p + o [pieces, rows, lanes], of which warps take rows.
+
+    Triton deals dimensions out to threads by their contiguity, and pieces and rows are alike in that: version 3.6 gave
+    warps pieces, and rows of 197 took 3 times as long.
+    """
+    p += o
+    if LANES < BLOCK_N:
+        p = tl.max_contiguous(p, [1, 2, LANES])
+    return p
+
+
+@triton.jit
+def whole(o, ALIGN: tl.constexpr):
+    """o, a multiple of ALIGN, such that the compiler knows it."""
+    return o // ALIGN * ALIGN
 
 
 @triton.jit
@@ -62,26 +104,28 @@ def again(b_x, OPAQUE: tl.constexpr):
 @triton.jit
 def softmax_kernel(
     p_x, p_y, R, N, INNER, s_x1, s_x2, s_xn, s_y1, s_y2, s_yn,
-    LOG: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, LEVELS: tl.constexpr, ALIGN: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows of at most BLOCK_N elements."""
     wait(EARLY)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_n = tl.arange(0, BLOCK_N)[None, :]
-    m_mn = (o_m < R)[:, None] & (o_n < N)
-    p_x += offsets(o_m, INNER, s_x1, s_x2, LEVELS)[:, None]
-    p_y += offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None]
-    b_x = tl.load(p_x + o_n.to(tl.int64) * s_xn, mask=m_mn, other=MINUS_INF)  # [BLOCK_M, BLOCK_N]
-    b_m = row_max(b_x).to(ACC)  # before the conversion: half of the registers
-    b_z = b_x.to(ACC) - b_m[:, None]
+    o_n = pieces(BLOCK_N, LANES)
+    m_mn = (o_m < R)[None, :, None] & (o_n < whole(N, ALIGN))
+    p_x += whole(offsets(o_m, INNER, s_x1, s_x2, LEVELS), ALIGN)[None, :, None]
+    p_y += whole(offsets(o_m, INNER, s_y1, s_y2, LEVELS), ALIGN)[None, :, None]
+    p_x = by_rows(p_x, o_n.to(tl.int64) * s_xn, BLOCK_N, LANES)
+    b_x = tl.load(p_x, mask=m_mn, other=MINUS_INF)  # [pieces, BLOCK_M, LANES]
+    b_m = joined_max(b_x).to(ACC)  # before the conversion: half of the registers
+    b_z = b_x.to(ACC) - b_m[None, :, None]
     b_e = exponential(b_z)
-    b_s = tl.sum(b_e, axis=1)
+    b_s = joined_sum(b_e)
     if LOG:
-        b_y = b_z - tl.log(b_s)[:, None]
+        b_y = b_z - tl.log(b_s)[None, :, None]
     else:
-        b_y = b_e * (1.0 / b_s)[:, None]
-    tl.store(p_y + o_n.to(tl.int64) * s_yn, b_y.to(p_y.dtype.element_ty), mask=m_mn)
+        b_y = b_e * (1.0 / b_s)[None, :, None]
+    p_y = by_rows(p_y, o_n.to(tl.int64) * s_yn, BLOCK_N, LANES)
+    tl.store(p_y, b_y.to(p_y.dtype.element_ty), mask=m_mn)
 
 
 @triton.jit
@@ -94,45 +138,80 @@ def scaled(b_x, b_m, b_s, LOG: tl.constexpr):
 
 
 @triton.jit
-def read_block(p_x, o_m, o_n, R, N, s_x, WHOLE: tl.constexpr, KEEP: tl.constexpr):
-    """Elements o_n of rows o_m, to stay in the cache (KEEP) or not; -inf outside the matrix. WHOLE: none is outside."""
-    p_x += o_m[:, None] * s_x + o_n[None, :]
+def ends(o_x, N, ALIGN: tl.constexpr):
+    """The head of rows that begin at o_x, up to the first multiple of ALIGN, and the length of their bodies from there.
+
+    A body has a multiple of ALIGN elements; what is behind it is the tail.
+    """
+    b_head = (ALIGN - o_x % ALIGN) % ALIGN
+    return b_head, whole(N - b_head, ALIGN)
+
+
+@triton.jit
+def end_columns(b_head, b_body, N, ALIGN: tl.constexpr):
+    """Positions of head and tail of each row, and which of these lanes [rows, 2 ALIGN] there are."""
+    o_e = tl.arange(0, 2 * ALIGN)[None, :]
+    o_n = o_e + tl.where(o_e < b_head[:, None], 0, b_body[:, None])
+    return o_n, o_n < N
+
+
+@triton.jit
+def read_block(p_x, o_m, o_n, R, b_body, WHOLE: tl.constexpr, KEEP: tl.constexpr):
+    """Elements o_n of rows from p_x [rows, 1], to stay in the cache (KEEP) or not; -inf outside (WHOLE: none is)."""
+    p_x += o_n[None, :]
     # Not evict_first, though it is not read again: 2048x131072 takes 0.299 ms, and 0.306 so.
     EVICTION: tl.constexpr = "evict_last" if KEEP else ""
     if WHOLE:
         return tl.load(p_x, eviction_policy=EVICTION)
     else:
-        m_mn = (o_m < R)[:, None] & (o_n < N)[None, :]
+        m_mn = (o_m < R)[:, None] & (o_n[None, :] < b_body[:, None])
         return tl.load(p_x, mask=m_mn, other=MINUS_INF, eviction_policy=EVICTION)
 
 
 @triton.jit
-def write_block(p_y, b_y, o_m, o_n, R, N, WHOLE: tl.constexpr):
+def write_block(p_y, b_y, o_m, o_n, R, b_body, WHOLE: tl.constexpr):
     """Write y with a streaming store, which leaves the inputs in the cache."""
-    p_y += o_m[:, None] * N + o_n[None, :]
+    p_y += o_n[None, :]
     if WHOLE:
         tl.store(p_y, b_y.to(p_y.dtype.element_ty), cache_modifier=".cs")
     else:
-        m_mn = (o_m < R)[:, None] & (o_n < N)[None, :]
+        m_mn = (o_m < R)[:, None] & (o_n[None, :] < b_body[:, None])
         tl.store(p_y, b_y.to(p_y.dtype.element_ty), mask=m_mn, cache_modifier=".cs")
 
 
 @triton.jit
 def softmax_loop_kernel(
-    p_x, p_y, R, N, s_x, LOG: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_KEPT: tl.constexpr,
+    p_x, p_y, R, N, s_x,
+    LOG: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr, WHOLE: tl.constexpr, ALIGN: tl.constexpr,
+    ENDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Rows of any length, s_x apart and of neighbours. WHOLE: blocks end where the rows and their kept parts end."""
+    """Rows of any length, s_x apart and of neighbours. WHOLE: blocks end where the rows and their kept parts end.
+
+    With ENDS, blocks begin at the first multiple of ALIGN in a row; what is before and behind them is read by itself.
+    """
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_m = tl.full((BLOCK_M,), MINUS_INF, ACC)
     b_s = tl.zeros((BLOCK_M,), ACC)
+    o_x, o_y = o_m * s_x, o_m * N
+    b_head, b_body = ends(o_x, N, ALIGN)
+    if ENDS:
+        o_e, m_e = end_columns(b_head, b_body, N, ALIGN)
+        m_e = m_e & (o_m < R)[:, None]
+        b_ends = tl.load(p_x + o_x[:, None] + o_e, mask=m_e, other=MINUS_INF).to(ACC)  # [BLOCK_M, 2 ALIGN]
+        b_m, b_s = online(b_ends, b_m, b_s)
+        p_ends = p_y + o_y[:, None] + o_e
+        o_x += b_head
+        o_y += b_head
+    N = whole(N, ALIGN)
+    p_x += whole(o_x, ALIGN)[:, None]
+    p_y += whole(o_y, ALIGN)[:, None]
     first = tl.cdiv(tl.maximum(N - BLOCK_KEPT, 0), BLOCK_N) * BLOCK_N
     o_n = tl.arange(0, BLOCK_N)
     for n in range(0, first, BLOCK_N):
-        b_x = read_block(p_x, o_m, n + o_n, R, N, s_x, WHOLE, True)  # [BLOCK_M, BLOCK_N]
+        b_x = read_block(p_x, o_m, n + o_n, R, b_body, WHOLE, True)  # [BLOCK_M, BLOCK_N]
         b_m, b_s = online(b_x.to(ACC), b_m, b_s)
     o_kept = first + tl.arange(0, BLOCK_KEPT)
-    b_kept = read_block(p_x, o_m, o_kept, R, N, s_x, WHOLE, False)  # [BLOCK_M, BLOCK_KEPT]
+    b_kept = read_block(p_x, o_m, o_kept, R, b_body, WHOLE, False)  # [BLOCK_M, BLOCK_KEPT]
     b_before, b_m = b_m, tl.maximum(b_m, row_max(b_kept).to(ACC))
     b_shift = shift(b_m)
     b_kept = again(b_kept, OPAQUE)
@@ -140,46 +219,73 @@ def softmax_loop_kernel(
     b_m = b_shift[:, None]
     b_s = b_s[:, None]
     b_kept = again(b_kept, OPAQUE)
-    write_block(p_y, scaled(b_kept.to(ACC), b_m, b_s, LOG), o_m, o_kept, R, N, WHOLE)
+    write_block(p_y, scaled(b_kept.to(ACC), b_m, b_s, LOG), o_m, o_kept, R, b_body, WHOLE)
     for n in range(0, first, BLOCK_N):
-        b_x = read_block(p_x, o_m, n + o_n, R, N, s_x, WHOLE, False).to(ACC)
-        write_block(p_y, scaled(b_x, b_m, b_s, LOG), o_m, n + o_n, R, N, WHOLE)
+        b_x = read_block(p_x, o_m, n + o_n, R, b_body, WHOLE, False).to(ACC)
+        write_block(p_y, scaled(b_x, b_m, b_s, LOG), o_m, n + o_n, R, b_body, WHOLE)
+    if ENDS:
+        tl.store(p_ends, scaled(b_ends, b_m, b_s, LOG).to(p_y.dtype.element_ty), mask=m_e)
 
 
 @triton.jit
 def softmax_grad_kernel(
     p_dy, p_y, p_dx, R, N, INNER, s_d1, s_d2, s_dn, s_y1, s_y2, s_yn,
-    LOG: tl.constexpr, LEVELS: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, LEVELS: tl.constexpr, ALIGN: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows of at most BLOCK_N elements; y and dx have the same strides."""
+    wait(EARLY)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_n = tl.arange(0, BLOCK_N)[None, :]
-    m_mn = (o_m < R)[:, None] & (o_n < N)
-    p_dy += offsets(o_m, INNER, s_d1, s_d2, LEVELS)[:, None]
-    o_y = offsets(o_m, INNER, s_y1, s_y2, LEVELS)[:, None] + o_n.to(tl.int64) * s_yn
-    b_dy = tl.load(p_dy + o_n.to(tl.int64) * s_dn, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
-    b_y = tl.load(p_y + o_y, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
+    o_n = pieces(BLOCK_N, LANES)
+    m_mn = (o_m < R)[None, :, None] & (o_n < whole(N, ALIGN))
+    p_dy += whole(offsets(o_m, INNER, s_d1, s_d2, LEVELS), ALIGN)[None, :, None]
+    o_y = whole(offsets(o_m, INNER, s_y1, s_y2, LEVELS), ALIGN)[None, :, None] + o_n.to(tl.int64) * s_yn
+    p_dy = by_rows(p_dy, o_n.to(tl.int64) * s_dn, BLOCK_N, LANES)
+    b_dy = tl.load(p_dy, mask=m_mn, other=0.0).to(ACC)  # [pieces, BLOCK_M, LANES]
+    b_y = tl.load(by_rows(p_y, o_y, BLOCK_N, LANES), mask=m_mn, other=0.0).to(ACC)  # [pieces, BLOCK_M, LANES]
     if LOG:
-        b_dx = b_dy - tl.exp(b_y) * tl.sum(b_dy, axis=1)[:, None]
+        b_dx = b_dy - tl.exp(b_y) * joined_sum(b_dy)[None, :, None]
     else:
-        b_dx = b_y * (b_dy - tl.sum(b_dy * b_y, axis=1)[:, None])
-    tl.store(p_dx + o_y, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+        b_dx = b_y * (b_dy - joined_sum(b_dy * b_y)[None, :, None])
+    tl.store(by_rows(p_dx, o_y, BLOCK_N, LANES), b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+
+
+@triton.jit
+def grad_of(b_dy, b_y, b_sum, LOG: tl.constexpr):
+    """dx of a block, from the sums [rows, 1]."""
+    if LOG:
+        return b_dy - tl.exp(b_y) * b_sum
+    else:
+        return b_y * (b_dy - b_sum)
 
 
 @triton.jit
 def softmax_grad_loop_kernel(
-    p_dy, p_y, p_dx, R, N, s_d, LOG: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    p_dy, p_y, p_dx, R, N, s_d, LOG: tl.constexpr, ALIGN: tl.constexpr, ENDS: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows of any length and of neighbours, those of dy s_d apart."""
+    """Rows of any length and of neighbours, those of dy s_d apart. ENDS as in `softmax_loop_kernel`."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_m = (o_m < R)[:, None]
-    p_dy += o_m[:, None] * s_d
-    p_y += o_m[:, None] * N
-    p_dx += o_m[:, None] * N
+    o_d, o_y = o_m * s_d, o_m * N
+    b_head, b_body = ends(o_y, N, ALIGN)
     b_sum = tl.zeros((BLOCK_M,), ACC)
+    if ENDS:
+        o_e, m_e = end_columns(b_head, b_body, N, ALIGN)
+        m_e = m_e & m_m
+        b_dy_ends = tl.load(p_dy + o_d[:, None] + o_e, mask=m_e, other=0.0).to(ACC)  # [BLOCK_M, 2 ALIGN]
+        b_y_ends = tl.load(p_y + o_y[:, None] + o_e, mask=m_e, other=0.0).to(ACC)  # [BLOCK_M, 2 ALIGN]
+        p_ends = p_dx + o_y[:, None] + o_e
+        b_sum = tl.sum(b_dy_ends if LOG else b_dy_ends * b_y_ends, axis=1)
+        o_d += b_head
+        o_y += b_head
+    p_dy += whole(o_d, ALIGN)[:, None]
+    p_y += whole(o_y, ALIGN)[:, None]
+    p_dx += whole(o_y, ALIGN)[:, None]
+    N = whole(N, ALIGN)
     for n in range(0, N, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
-        m_mn = m_m & (o_n < N)
+        m_mn = m_m & (o_n < b_body[:, None])
         b_dy = tl.load(p_dy + o_n, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         if LOG:
             b_sum += tl.sum(b_dy, axis=1)
@@ -188,14 +294,12 @@ def softmax_grad_loop_kernel(
             b_sum += tl.sum(b_dy * b_y, axis=1)
     for n in range(0, N, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)[None, :]
-        m_mn = m_m & (o_n < N)
+        m_mn = m_m & (o_n < b_body[:, None])
         b_dy = tl.load(p_dy + o_n, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         b_y = tl.load(p_y + o_n, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
-        if LOG:
-            b_dx = b_dy - tl.exp(b_y) * b_sum[:, None]
-        else:
-            b_dx = b_y * (b_dy - b_sum[:, None])
-        tl.store(p_dx + o_n, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
+        tl.store(p_dx + o_n, grad_of(b_dy, b_y, b_sum[:, None], LOG).to(p_dx.dtype.element_ty), mask=m_mn)
+    if ENDS:
+        tl.store(p_ends, grad_of(b_dy_ends, b_y_ends, b_sum[:, None], LOG).to(p_dx.dtype.element_ty), mask=m_e)
 
 
 def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -245,6 +349,43 @@ def loop_tile(family: str, dtype: torch.dtype, rows: int, N: int, step: int) -> 
     return launch.tile(family, dtype, M=rows, N=N, P=(N | step) & -(N | step))
 
 
+def vectors(*tensors: torch.Tensor) -> int:
+    """How many elements a load may take at once, up to 16 bytes: what divides rows [outer, N, inner] and their strides.
+
+    1 where neighbours in a row are not neighbours in memory.
+    """
+    N = tensors[0].shape[1]
+    steps = [N, 16 // tensors[0].element_size()]
+    for rows in tensors:
+        outer, _, inner = rows.shape
+        if N > 1 and rows.stride(1) != 1:
+            return 1
+        steps += [rows.stride(0)] * (outer > 1) + [rows.stride(2)] * (inner > 1)
+    step = math.gcd(*steps)
+    return step & -step
+
+
+def lanes(align: int, tile: launch.Tile, *tensors: torch.Tensor) -> int:
+    """LANES of rows [outer, N, inner]: what a warp loads at once, so that it has rows of its own.
+
+    All of a row where there are more warps than rows, or where neighbours in a row are not neighbours in memory.
+    """
+    scattered = any(rows.stride(1) != 1 for rows in tensors)
+    return WHOLE_ROWS if launch.INTERPRETED or scattered or tile.num_warps > tile["BLOCK_M"] else 32 * align
+
+
+def ended(align: int, *tensors: torch.Tensor) -> tuple[int, bool]:
+    """(ALIGN, ENDS) of walks along rows [R, N, 1] whose loads take `align` elements at once as they are.
+
+    Where it is less than 16 bytes but the same in all tensors, rows are walked from their first multiple of 16 bytes.
+    """
+    R, N, _ = tensors[0].shape
+    most = 16 // tensors[0].element_size()
+    if align == most or 2 * most > N or (R > 1 and any((rows.stride(0) - N) % most for rows in tensors)):
+        return align, False
+    return most, True
+
+
 def row_strides(rows: torch.Tensor) -> tuple[int, int, int]:
     """Strides of rows [outer, N, inner] for `reduce.offsets`: two of the row index, one along the row."""
     outer, along, inner = rows.stride()
@@ -275,17 +416,23 @@ def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     outer, N, inner = rows.shape
     R = outer * inner
     grid = (launch.cdiv(R, tile["BLOCK_M"]),)
+    align = vectors(rows, y)
     meta = {"LOG": log, "ACC": launch.acc(x.dtype), **tile.options}
     if fits:
         strides = *row_strides(rows), *row_strides(y)
         launch.run(
-            softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), **early.options(grid[0]), **meta
-        )
+            softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), ALIGN=align,
+            LANES=lanes(align, tile, rows, y), **early.options(grid[0]), **meta,
+        )  # fmt: skip
     else:
         opaque = x.element_size() == 2 and not launch.INTERPRETED
         rest = N - tile["BLOCK_KEPT"]
-        whole = R % tile["BLOCK_M"] == 0 and rest >= 0 and rest % tile["BLOCK_N"] == 0
-        launch.run(softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), OPAQUE=opaque, WHOLE=whole, **meta)
+        align, with_ends = ended(align, rows, y)
+        whole = not with_ends and R % tile["BLOCK_M"] == 0 and rest >= 0 and rest % tile["BLOCK_N"] == 0
+        launch.run(
+            softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), OPAQUE=opaque, WHOLE=whole, ALIGN=align,
+            ENDS=with_ends, **meta,
+        )  # fmt: skip
     return in_shape(y, flat.shape, axis).view(x.shape)
 
 
@@ -304,9 +451,17 @@ def _backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -
     R = outer * inner
     grid = (launch.cdiv(R, tile["BLOCK_M"]),)
     meta = {"LOG": log, "ACC": launch.acc(y.dtype), **tile.options}
+    align = vectors(dy_rows, y_rows)
     if fits:
         strides = *row_strides(dy_rows), *row_strides(y_rows)
-        launch.run(softmax_grad_kernel, grid, dy_rows, y_rows, dx, R, N, inner, *strides, LEVELS=levels(y_rows), **meta)
+        launch.run(
+            softmax_grad_kernel, grid, dy_rows, y_rows, dx, R, N, inner, *strides, LEVELS=levels(y_rows), ALIGN=align,
+            LANES=lanes(align, tile, dy_rows, y_rows), **early.options(grid[0]), **meta,
+        )  # fmt: skip
     else:
-        launch.run(softmax_grad_loop_kernel, grid, dy_rows, y_rows, dx, R, N, dy_rows.stride(0), **meta)
+        align, with_ends = ended(align, dy_rows, y_rows)
+        launch.run(
+            softmax_grad_loop_kernel, grid, dy_rows, y_rows, dx, R, N, dy_rows.stride(0), ALIGN=align, ENDS=with_ends,
+            **meta,
+        )  # fmt: skip
     return in_shape(dx, flat.shape, axis).view(y.shape)

@@ -8,7 +8,7 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import norm as kernels
-from minidl.kernels import norm_fold
+from minidl.kernels import norm_alone, norm_fold
 from minidl.kernels.activation import Activation
 from minidl.tensors import Tensor
 
@@ -28,28 +28,30 @@ class BatchNorm(Function):
         eps: float,
         act: Activation,
     ) -> torch.Tensor:
+        ctx.training, ctx.act = training, act
+        if training and momentum is not None and norm_alone.fits(x):
+            y, found = norm_alone.normalised(x, weight, bias, buffers, momentum, eps, act)
+            ctx.save(x, *found, weight, bias)
+            return y
         if training:
             found = kernels.batch_statistics(x, eps, momentum, buffers)
         else:
             assert buffers is not None
             found = norm_fold.running_statistics(buffers.mean, buffers.var, eps, x.dtype)
         ctx.save(x, *found, weight, bias)
-        ctx.training, ctx.act = training, act
         return kernels.normalise(x, found, weight, bias, act)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, mean, rstd, weight, bias = ctx.saved
         want_x, want_weight, want_bias = ctx.needs[:3]
-        dx, dweight, dbias = kernels.normalise_grad(
-            dy, x, kernels.Statistics(mean, rstd), weight, bias, ctx.act, ctx.training,
-            want_x=want_x, want_affine=want_weight or want_bias,
-        )  # fmt: skip
-        grads = (
-            grad.to(given.dtype) if want and grad is not None else None
-            for grad, given, want in ((dweight, weight, want_weight), (dbias, bias, want_bias))
-        )
-        return dx, *grads, None, None, None, None, None
+        given = dy, x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
+        if ctx.training and want_x and norm_alone.fits(x):
+            grads: tuple[torch.Tensor | None, ...] = norm_alone.normalised_grad(*given)
+        else:
+            grads = kernels.normalise_grad(*given, ctx.training, want_x=want_x, want_affine=want_weight or want_bias)
+        dx, dweight, dbias = grads
+        return dx, dweight if want_weight else None, dbias if want_bias else None, None, None, None, None, None
 
 
 def batch_norm(

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from minidl import ops
-from minidl.kernels import norm, norm_fold
+from minidl.kernels import norm, norm_alone, norm_fold
 from minidl.kernels.conv import forward
 from minidl.kernels.conv.geometry import Geometry
 from minidl.runtime import launch
@@ -15,11 +15,19 @@ NAN, INF = float("nan"), float("inf")
 # Few rows in a block and few channels, so that there are several of both.
 SMALL = {
     "norm": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
+    "norm_alone": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
     "norm_grad": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
     "norm_join": launch.Tile({"BLOCK_B": 4, "BLOCK_C": 2}),
     "norm_stats": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
     "norm_sums": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
 }
+
+
+@pytest.fixture(autouse=True, params=["alone", "bands"])
+def form(request, monkeypatch):
+    """Few values per channel in one launch, and in bands as many values are."""
+    if request.param == "bands":
+        monkeypatch.setattr(norm_alone, "MOST", 0)
 
 
 def numbers(*shape, seed=0, dtype=torch.float64):

@@ -102,6 +102,53 @@ def test_integers_and_bools_are_summed_in_int64(dtype, device):
         assert torch.equal(reduce.sum(x, dims), torch.sum(x, dim=dims))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_no_integer_maximum_is_raised_by_what_is_not_there(dtype, device):
+    x = -torch.randint(1, 100, (3, 13, 5), device=device).to(dtype)
+    for dims in (0, 1, 2, None):
+        assert torch.equal(reduce.amax(x, dims), torch.amax(x, dim=() if dims is None else dims))
+
+
+BOXES = [
+    launch.Tile({"BLOCK_K": 64, "BLOCK_R": 4}),
+    launch.Tile({"BLOCK_K": 32, "BLOCK_R": 1}),
+    launch.Tile({"BLOCK_K": 4, "BLOCK_R": 16}),
+]
+
+
+@pytest.mark.parametrize("tile", BOXES, ids=str)
+@pytest.mark.parametrize("processors", [1, 50])
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 9, 8), (3, 70, 16), (7, 2, 33), (2, 90, 41), (1, 301, 24), (40, 65, 1), (9, 3, 2), (6, 1, 72), (1, 8, 20)],
+)
+def test_the_middle_axis(tile, processors, shape, device, monkeypatch):
+    """Boxes of outer, reduced and inner indices that fit or not, in one launch or shared out, of views as well."""
+    monkeypatch.setattr(launch, "processors", functools.cache(lambda: processors))
+    memory = torch.randint(-9, 10, (shape[0] + 1, shape[1] + 1, shape[2] + 8), device=device)
+    outer, middle, inner = shape
+    for dtype in (torch.float16, torch.float32, torch.int32):
+        whole = memory.to(dtype)
+        part = whole[:outer, :middle, :inner]
+        gaps = whole[1:, 1:, 8:], whole[:outer, 1:, 3 : inner + 3], part[:, ::2], part[:, :, ::3]
+        for x in (part.contiguous(), *gaps, part[:1].expand(shape), part.transpose(0, 2)):
+            with launch.force(reduce_columns=tile, reduce_rows=tile):
+                assert torch.equal(reduce.sum(x, 1), torch.sum(x, 1))
+                assert torch.equal(reduce.amax(x, 1), torch.amax(x, 1))
+
+
+@pytest.mark.parametrize("tile", BOXES, ids=str)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_in_its_column(tile, value, device, monkeypatch):
+    monkeypatch.setattr(launch, "processors", functools.cache(lambda: 50))
+    x = -torch.rand(3, 77, 24, device=device).half()
+    x[1, 40, 7] = value
+    x[2, :, 3] = -torch.inf
+    with launch.force(reduce_columns=tile, reduce_rows=tile):
+        torch.testing.assert_close(reduce.amax(x, 1), torch.amax(x, 1), equal_nan=True)
+        torch.testing.assert_close(reduce.sum(x, 1), torch.sum(x.float(), 1).half(), equal_nan=True)
+
+
 def test_the_position_of_an_integer_maximum(device):
     x = torch.tensor([[3, 9, 9], [-5, -7, -5]], device=device)
     assert reduce.argmax(x, 1).tolist() == [1, 0]

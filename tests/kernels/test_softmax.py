@@ -78,6 +78,42 @@ def test_rows_of_every_length_with_a_part_kept(ours, grad, theirs, dtype, kept, 
         assert ((y.double() - exact).abs() <= near).all(), N
 
 
+def near(got, exact, dtype):
+    torch.testing.assert_close(got.double(), exact, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+
+
+@FORMS
+@KINDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("N", [8, 16, 17, 20, 31, 33])
+def test_rows_that_begin_anywhere(tile, ours, grad, theirs, dtype, N, device):
+    """Rows that are multiples of 16 bytes or not, apart from each other or not, behind a first element that is not."""
+    memory = torch.randn(6 * (N + 9), device=device).to(dtype)
+    for step, first in ((N, 0), (N, 1), (N + 8, 0), (N + 8, 3), (N + 1, 0), (N + 4, 0)):
+        x = memory.as_strided((5, N), (step, 1), first)
+        with forced(tile if tile is WALK else launch.Tile({"BLOCK_M": 4, "BLOCK_N": 64})):
+            y = ours(x)
+            dx = grad(x, y)
+        exact = theirs(x.double(), -1)
+        near(y, exact, dtype)
+        z = y.double()
+        d = x.double()
+        near(dx, z * (d - (d * z).sum(-1, True)) if ours is softmax.softmax else d - z.exp() * d.sum(-1, True), dtype)
+
+
+@KINDS
+@pytest.mark.parametrize("where", [0, 1, 7, 8, 40, 47, 48])
+def test_nan_and_infinities_at_the_ends_of_rows_stay_there(ours, grad, theirs, where, device):
+    """Heads and tails are read apart from the rest, and never those of a neighbour."""
+    for value in (NAN, INF, -INF):
+        x = torch.randn(9, 49, device=device).half()
+        x[4, where] = value
+        with forced(launch.Tile({"BLOCK_M": 1, "BLOCK_N": 16}), 16):
+            y = ours(x)
+        near_zero = torch.finfo(torch.float16).eps
+        torch.testing.assert_close(y.double(), theirs(x.double(), -1), rtol=2e-3, atol=near_zero, equal_nan=True)
+
+
 @FORMS
 @KINDS
 @pytest.mark.parametrize("dim", [0, 1, 2])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl import optim
-from minidl.kernels import conv, gemm, images, sparse
+from minidl.kernels import conv, gemm, images, norm_alone, sparse
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.gemm import thin
@@ -243,10 +243,19 @@ def _reduce(kind: Kind, axis: int) -> Iterator[Problem]:
 
 def _batch_norm(kind: Kind, *wrt: int) -> Iterator[Problem]:
     for (C,) in kind.extents(C=64):
-        N = max(2, kind.rest(64 * C))
+        N = max(norm_alone.MOST // 64 + 1, kind.rest(64 * C))
         vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
         inputs = tensors(_images(N, C, 8), *vectors, extra=(True, 0.1, 1e-5, "relu"))
         yield kind.recorded(f"{N}x{C}x8x8", "batch_norm", wrt, inputs)
+
+
+def _few_values(kind: Kind) -> Iterator[Problem]:
+    """Batch norm of so few values per channel that one launch does it."""
+    for M, C in kind.extents(M=1024, C=256):
+        M = min(M, norm_alone.MOST)
+        vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
+        inputs = tensors((M, C), *vectors, extra=(True, 0.1, 1e-5, "relu"))
+        yield kind.recorded(f"{M}x{C}", "batch_norm", (), inputs)
 
 
 def _fold(kind: Kind) -> Iterator[Problem]:
@@ -403,6 +412,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "reduce_columns": (_reduce, 0),
         "norm_stats norm_join norm": (_batch_norm,),
         "norm_sums norm_grad": (_batch_norm, 0, 3, 4),
+        "norm_alone": (_few_values,),
         "norm_fold": (_fold,),
         "pool": (_pool,),
         "pool_grad": (_pool, 0),
