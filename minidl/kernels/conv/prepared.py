@@ -46,6 +46,8 @@ class Shares(NamedTuple):
 
     def run(self, dy: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         """The gradient: the partial sums of the shares, added in order."""
-        partial = torch.empty(self.count, math.prod(self.shape), dtype=launch.acc_torch(dy.dtype), device=dy.device)
+        # A single share is the gradient: stores round it.
+        dtype = dy.dtype if self.count == 1 else launch.acc_torch(dy.dtype)
+        partial = torch.empty(self.count, math.prod(self.shape), dtype=dtype, device=dy.device)
         self.launch.run(dy, *others, partial)
         return gemm.sum_shares(partial, dy.dtype).view(self.shape)
