@@ -1,17 +1,20 @@
-"""The weight gradient in the depthwise form: every output channel has one input channel, shared by M of them.
+"""The weight gradient in the depthwise form: an input channel has M outputs, or an output channel C inputs.
 
-    dw[o, j] = sum over images and pixels q of dy[n, q, o] x[n, at(q, j), o // M]
+    dw[o, j, c] = sum over images and pixels q of dy[n, q, o] x[n, at(q, j), i],    i = o // M * C + c
 
 A program walks over a share of the tiles (BLOCK_R rows, BLOCK_P pixels along the rows of all images, BLOCK_C channels)
 with a sum for each tap of TAPS columns, so that a tile of x and dy is loaded for all of them; rows that are left over
 are tiles of one. The pixels of a tile are added at the end, the shares after that, both in a fixed order.
 """
 
+import math
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import depthwise
+from minidl.kernels.conv import costs, depthwise
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
 from minidl.runtime import early, launch
@@ -28,7 +31,7 @@ LEAST = 4
 
 @triton.jit
 def add_tile(
-    b_sums, p_x, p_dy, i_row, o_p, m_p, o_c, m_c, o_in, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
+    b_sums, p_x, p_dy, i_row, o_p, m_p, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
     JH: tl.constexpr, IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr,
     IN_TAP_W: tl.constexpr, ACC: tl.constexpr, TAPS: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
@@ -38,7 +41,7 @@ def add_tile(
     x_w = in_w + q_w * IN_STEP_W
     x_h = in_h + i_row * IN_STEP_H
     p_x += ((n * H * W + x_w) * CHANNELS)[:, None] + o_in[None, :]
-    p_dy += (((n * QH + i_row) * QW + q_w) * OUT)[:, None] + o_c[None, :]
+    p_dy += (((n * QH + i_row) * QW + q_w) * OUT)[:, None] + o_out[None, :]
     b_dys = ()
     for b in tl.static_range(BLOCK_R):
         b_dy = tl.load(p_dy + b * QW * OUT, mask=m_p[:, None] & m_c[None, :], other=0.0)  # [BLOCK_P, BLOCK_C]
@@ -62,24 +65,27 @@ def add_tile(
 @triton.jit
 def conv_depthwise_grad_weight_kernel(
     p_dy, p_x, p_partial, pixels, H, W, QH, QW, vectors, in_h, in_w, tiles, share, rest, share_rest,
-    M: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    C: tl.constexpr, M: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, REST: tl.constexpr, VEC: tl.constexpr, TAPS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """partial [shares, OUT, JH * JW]: the sums over one share of the tiles, and of the REST of the rows."""
+    """partial [shares, OUT, JH * JW, C]: the sums over one share of the tiles, and of the REST of the rows."""
     wait(EARLY)
-    OUT = vectors * VEC
-    CHANNELS = OUT // M
-    tiles_c = tl.cdiv(OUT, BLOCK_C)
+    PAIRS = vectors * VEC
+    CHANNELS = PAIRS // M
+    OUT = PAIRS // C
+    tiles_c = tl.cdiv(PAIRS, BLOCK_C)
     i_part = tl.program_id(0)
     i_s = i_part // tiles_c * TAPS
     o_c = i_part % tiles_c * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_c = o_c < OUT
-    if M == 1:
-        o_in = o_c
-    else:
+    m_c = o_c < PAIRS
+    o_in = o_c
+    if M > 1:
         o_in = o_c // M
+    o_out = o_c
+    if C > 1:
+        o_out = o_c // C
     in_w += i_s * IN_TAP_W
     b_sums = ()
     for _ in tl.static_range(JH * TAPS):
@@ -90,7 +96,7 @@ def conv_depthwise_grad_weight_kernel(
         i_row = i_tile % whole * BLOCK_R
         o_p = i_tile // whole * BLOCK_P + tl.arange(0, BLOCK_P)
         b_sums = add_tile(
-            b_sums, p_x, p_dy, i_row, o_p, o_p < pixels, o_c, m_c, o_in, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
+            b_sums, p_x, p_dy, i_row, o_p, o_p < pixels, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
             JH, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, ACC, TAPS, BLOCK_R,
         )  # fmt: skip
     if REST > 0:
@@ -99,56 +105,104 @@ def conv_depthwise_grad_weight_kernel(
             i_row = QH - REST + i_tile % REST
             o_p = i_tile // REST * BLOCK_P + tl.arange(0, BLOCK_P)
             b_sums = add_tile(
-                b_sums, p_x, p_dy, i_row, o_p, o_p < pixels, o_c, m_c, o_in, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
+                b_sums, p_x, p_dy, i_row, o_p, o_p < pixels, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
                 JH, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, ACC, TAPS, 1,
             )  # fmt: skip
-    p_partial += tl.program_id(1).to(tl.int64) * OUT * (JH * JW)
+    p_partial += tl.program_id(1).to(tl.int64) * PAIRS * (JH * JW) + o_out.to(tl.int64) * (JH * JW * C)
+    if C > 1:
+        p_partial += o_c % C
     for s in tl.static_range(TAPS):
         for r in tl.static_range(JH):
-            o_w = o_c.to(tl.int64) * (JH * JW) + (r * JW + i_s + s)
             b_sum = tl.sum(b_sums[s * JH + r], axis=0)
-            tl.store(p_partial + o_w, b_sum.to(p_partial.dtype.element_ty), mask=m_c & (i_s + s < JW))
+            tl.store(
+                p_partial + (r * JW + i_s + s) * C, b_sum.to(p_partial.dtype.element_ty), mask=m_c & (i_s + s < JW)
+            )
+
+
+@triton.jit
+def conv_depthwise_sum_kernel(
+    p_partial, p_dw, shares, total, EARLY: tl.constexpr, ACC: tl.constexpr, SHARES: tl.constexpr, OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    """dw [total] = the sum of partial [shares, total]: SHARES at a time, added to one another at the end."""
+    wait(EARLY)
+    o_n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    o_s = tl.arange(0, SHARES)
+    p_partial += o_s.to(tl.int64)[:, None] * total + o_n[None, :]
+    b_sum = tl.zeros((SHARES, OUTPUTS), dtype=ACC)
+    for i in range(tl.cdiv(shares, SHARES)):
+        first = i * SHARES
+        m = (first + o_s < shares)[:, None] & (o_n < total)[None, :]
+        b_sum += tl.load(p_partial + tl.cast(first, tl.int64) * total, mask=m, other=0.0)  # [SHARES, OUTPUTS]
+    tl.store(p_dw + o_n, tl.sum(b_sum, axis=0).to(p_dw.dtype.element_ty), mask=o_n < total)
 
 
 def able(problem: Problem) -> bool | No:
-    if problem.C > 1:
-        return No("several channels to a sum")
+    if problem.C > 1 and problem.M > 1:
+        return No("several channels to several channels")
     if problem.geometry.h.kernel > MOST_ROWS:
         return No(f"more than {MOST_ROWS} rows of taps")
     return depthwise.fits(problem)
 
 
 def estimate(problem: Problem) -> float:
-    return depthwise.estimate(problem)
+    found = cut(problem)
+    products = costs.outputs(problem) * problem.groups * problem.M * problem.C * problem.taps
+    rounds = found.parts * found.columns * (found.tiles * found.rows + found.rest) * problem.geometry.h.kernel
+    return costs.of_each_channel(problem, NAME, products, rounds)
+
+
+class Cut(NamedTuple):
+    """How a problem is cut: `columns` of taps and `rows` of outputs of a program, `parts` of the gradient, and of every
+    part so many `tiles` and tiles of one row, the `rest`."""
+
+    tile: launch.Tile
+    columns: int
+    rows: int
+    parts: int
+    tiles: int
+    rest: int
+
+
+def cut(problem: Problem) -> Cut:
+    _, (QH, QW) = depthwise.joined(problem)
+    pairs, (JH, JW) = problem.groups * problem.M * problem.C, (axis.kernel for axis in problem.geometry[:2])
+    tile = problem.tile(FAMILIES[0], floor=1, R=QH, P=problem.N * QW, C=pairs, T=JH * JW, S=problem.geometry.h.stride)
+    columns = launch.cdiv(JW, launch.cdiv(JW, max(1, tile["SUMS"] // JH)))
+    rows = rows_of(QH, tile["BLOCK_R"], JH)
+    parts = launch.cdiv(pairs, tile["BLOCK_C"]) * launch.cdiv(JW, columns)
+    blocks = launch.cdiv(problem.N * QW, tile["BLOCK_P"])
+    return Cut(tile, columns, rows, parts, blocks * (QH // rows), blocks * (QH % rows))
 
 
 def prepare(problem: Problem) -> Shares:
     h, v = problem.at.h, problem.at.v
     (H, W), (QH, QW) = depthwise.joined(problem)
-    out, JH, JW = problem.groups * problem.M, len(h.taps), len(v.taps)
-    tile = problem.tile(FAMILIES[0], floor=1, R=QH, P=problem.N * QW, C=out, T=JH * JW, S=h.in_step)
+    tile, columns, rows, parts, tiles, rest = cut(problem)
     options = tile.options
-    options["TAPS"] = columns = launch.cdiv(JW, launch.cdiv(JW, max(1, options.pop("SUMS") // JH)))
-    options["BLOCK_R"] = rows = rows_of(QH, tile["BLOCK_R"], JH)
-    parts = launch.cdiv(out, tile["BLOCK_C"]) * launch.cdiv(JW, columns)
-    pixel_blocks = launch.cdiv(problem.N * QW, tile["BLOCK_P"])
-    tiles, rest = pixel_blocks * (QH // rows), pixel_blocks * (QH % rows)
+    del options["SUMS"]
+    outputs, most_shares = options.pop("OUTPUTS"), options.pop("SHARES")
     wanted = max(1, min(options.pop("PER_PROCESSOR") * problem.processors // parts, (tiles + rest) // LEAST))
     share = launch.cdiv(tiles, wanted)
     shares = launch.cdiv(tiles, share)
-    vec = depthwise.vector(problem, 16)
+    pairs = problem.groups * problem.M * problem.C
+    vec = depthwise.vector(pairs, problem)
     scalars = (
-        problem.N * QW, H, W, QH, QW, out // vec, h.in_start, v.in_start, tiles, share, rest,
+        problem.N * QW, H, W, QH, QW, pairs // vec, h.in_start, v.in_start, tiles, share, rest,
         launch.cdiv(rest, shares),
     )  # fmt: skip
-    read = problem.taps_read
-    del read["C"]
     meta = {
-        **read, "M": problem.M, "ACC": launch.acc(problem.dtype), "REST": QH % rows, "VEC": vec,
-        **early.options(parts * shares, problem.target), **options,
+        **problem.taps_read, "M": problem.M, "ACC": launch.acc(problem.dtype), "REST": QH % rows, "VEC": vec,
+        **early.options(parts * shares, problem.target), **options, "TAPS": columns, "BLOCK_R": rows,
     }  # fmt: skip
     made = launch.Prepared(conv_depthwise_grad_weight_kernel, (parts, shares), scalars, meta)
-    return Shares(made, shares, problem.shape)
+    total = math.prod(problem.shape)
+    grid = launch.cdiv(total, outputs)
+    blocks = {"SHARES": min(most_shares, triton.next_power_of_2(shares)), "OUTPUTS": outputs}
+    joined = launch.Prepared(
+        conv_depthwise_sum_kernel, (grid,), (shares, total),
+        {"ACC": launch.acc(problem.dtype), **early.options(grid, problem.target), **blocks, "num_warps": 4},
+    )  # fmt: skip
+    return Shares(made, shares, problem.shape, joined)
 
 
 def rows_of(QH: int, most: int, JH: int) -> int:

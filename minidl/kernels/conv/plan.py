@@ -217,7 +217,7 @@ def _prepared(chosen: Plan) -> Plan:
     if chosen.form is None:
         return chosen._replace(parts=tuple(_prepared(part) for part in chosen.parts))
     as_they_are = problem.in_place and getattr(chosen.form, "IN_PLACE", False)
-    if problem.direction == WALK and not (as_they_are or getattr(chosen.form, "READS_ANY_WEIGHTS", False)):
+    if problem.direction == WALK and not as_they_are:
         turn = turned.prepare(problem, problem.at.h, problem.at.v)
         return chosen._replace(turn=turn, prepared=chosen.form.prepare(problem._replace(strides=())))
     return chosen._replace(prepared=chosen.form.prepare(problem))
