@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minidl.kernels import conv
-from minidl.kernels.conv import depthwise, depthwise_grad_weight, plan
-from minidl.kernels.conv.geometry import Geometry
+from minidl.kernels.conv import depthwise, depthwise_grad_weight, narrow, plan
+from minidl.kernels.conv.geometry import Axis, Geometry
 from tests.kernels.transposed import whole
 
 BOTH = pytest.mark.parametrize("direct", [True, False], ids=["as they lie", "in order"])
@@ -41,11 +41,11 @@ class Drawn:
 
 @pytest.fixture
 def setting(monkeypatch):
-    """Sets names of the form for a test."""
+    """Sets constants of the cut for a test."""
 
     def set_(**names):
         for name, value in names.items():
-            monkeypatch.setattr(depthwise, name, value)
+            monkeypatch.setattr(narrow, name, value)
         plan.plan.cache_clear()
 
     yield set_
@@ -69,7 +69,7 @@ def test_any_shape(direct, N, groups, channels, kernel, stride, padding, dilatio
     """Strides and dilations with a common divisor, walks without taps, kernels smaller than the stride."""
     size = sizes_of(kernel, padding, dilation, more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(depthwise, "DIRECT", 2**60 if direct else 0)
+        patch.setattr(narrow, "DIRECT", 2**60 if direct else 0)
         plan.plan.cache_clear()
         Drawn(N, groups, *channels, size, kernel, stride, padding, dilation, ends, dtype).check()
     plan.plan.cache_clear()
@@ -127,6 +127,33 @@ def test_all_walks_back_are_one_launch(direct, setting, monkeypatch):
     p = Drawn(2, 6, 1, 1, (9, 9), (3, 3), (2, 2), (1, 1), (1, 1))
     assert torch.equal(conv.grad_input(p.dy, p.w, p.geometry, form="depthwise").double(), p.dx)
     assert names == ["conv_spread_kernel"] * (not direct) + ["conv_depthwise_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "padding", "stride"),
+    [
+        ((9, 3), (31, 3), (15, 1), (1, 1)), ((2, 7), (13, 9), (6, 4), (2, 1)), ((1, 1), (3, 5), (1, 4), (1, 3)),
+        ((30, 4), (19, 1), (0, 0), (1, 1)),
+    ],
+)  # fmt: skip
+def test_many_rows_of_taps_and_taps_that_find_nothing(size, kernel, padding, stride):
+    Drawn(2, 5, 1, 1, size, kernel, stride, padding, (1, 1), dtype=torch.float16).check()
+
+
+@given(
+    size=st.integers(1, 9), kernel=st.integers(1, 9), stride=st.integers(1, 4), padding=st.integers(0, 9),
+    dilation=st.integers(1, 4),
+)  # fmt: skip
+def test_taps_that_find_an_input_are_left(size, kernel, stride, padding, dilation):
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    assume(room >= 0)
+    axis = Axis(size, kernel, room // stride + 1, stride, padding, dilation)
+    first, left = narrow.cropped(axis)
+    inside = axis.inside()
+    assert left.padding >= 0 < left.kernel <= kernel - first
+    assert left.inside() == inside[first : first + left.kernel]
+    assert sum(left.inside()) == sum(inside)
+    assert left.kernel == 1 or inside[first + left.kernel - 1]
 
 
 @pytest.mark.parametrize("most", [1, 2, 4, 8])

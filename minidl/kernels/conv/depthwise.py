@@ -16,14 +16,12 @@ All walks of a transposed convolution are one launch, with as many taps as the l
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs, spread
-from minidl.kernels.conv.geometry import Axis
+from minidl.kernels.conv import costs, narrow, spread
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem, Tensors
 from minidl.runtime import early, launch
@@ -31,21 +29,10 @@ from minidl.runtime.early import wait
 
 NAME = "depthwise"
 DIRECTIONS = FORWARD, TRANSPOSED
-FAMILIES = ("conv_depthwise", "conv_turn")
-# Rows of taps, and channels that an output reads: both are unrolled.
-MOST_ROWS = 32
+FAMILIES = (narrow.FAMILY, "conv_turn")
+# Channels that an output reads, and rows of taps in a step of the loop: both are unrolled.
 MOST_CHANNELS = 4
-# Products up to which weights are read as they lie, few of them side by side, for ordering them is another launch.
-# 144 channels 3x3 at 7x7, 144 images, on an H100: 3.0 us, ordered 3.6; 15 images of 960 channels: 3.9, ordered 3.4.
-DIRECT = 3 * 2**20
-VEC_DIRECT = 2
-# Programs of each multiprocessor that rows are cut for, if there are as many; as many read the same weights as they lie
-# at a time.
-PROGRAMS = 2
-PROGRAMS_DIRECT = 0.25
-# Programs of each multiprocessor, and taps, up to which columns are unrolled: all loads are then under way at once.
-FEW_PROGRAMS = 16
-FEW_TAPS = 25
+MOST_ROWS = 8
 
 
 @triton.jit
@@ -67,19 +54,23 @@ def walk_back(
 @triton.jit
 def conv_depthwise_kernel(
     p_x, p_w, p_bias, p_scale, p_y, p_z,
-    total, vectors, QH, QW, H, W, OH, OW, pad_h, pad_w, s_g, s_m, s_c, s_r, s_s,
+    total, vectors, QH, QW, H, W, OH, OW, pad_h, pad_w, first, s_g, s_m, s_c, s_r, s_s,
     C: tl.constexpr, M: tl.constexpr, BACK: tl.constexpr, SPREAD: tl.constexpr, VEC: tl.constexpr,
     WALKS_H: tl.constexpr, KERNEL_H: tl.constexpr, STRIDE_H: tl.constexpr, PERIOD_H: tl.constexpr,
     INVERSE_H: tl.constexpr, DILATION_H: tl.constexpr,
     WALKS_W: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_W: tl.constexpr, PERIOD_W: tl.constexpr,
     INVERSE_W: tl.constexpr, DILATION_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, UNROLL: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, UNROLL: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Rows of at most QH x QW outputs for each walk; `total` vectors of VEC channels in a row of all images."""
     wait(EARLY)
     JH: tl.constexpr = (KERNEL_H + PERIOD_H - 1) // PERIOD_H
     JW: tl.constexpr = (KERNEL_W + PERIOD_W - 1) // PERIOD_W
+    PARTS: tl.constexpr = (JH + ROWS - 1) // ROWS
+    # Rows of taps that every part and every walk has.
+    SURE: tl.constexpr = JH - (PARTS - 1) * ROWS - (1 if KERNEL_H % PERIOD_H != 0 else 0)
     IN_STEP_H: tl.constexpr = 1 if BACK else STRIDE_H
     IN_STEP_W: tl.constexpr = 1 if BACK else STRIDE_W
     IN_TAP_H: tl.constexpr = -(DILATION_H * PERIOD_H // STRIDE_H) if BACK else DILATION_H
@@ -116,6 +107,7 @@ def conv_depthwise_kernel(
     else:
         o_in = o_c // M * C
     p_x += ((n * H * W + x_w) * CHANNELS)[:, None] + o_in
+    p_w += first
     if SPREAD:
         p_w += o_c
     elif M == 1:
@@ -125,7 +117,13 @@ def conv_depthwise_kernel(
     b_sums = ()
     for _ in tl.static_range(BLOCK_R):
         b_sums += (tl.zeros((BLOCK_K, VEC), dtype=ACC),)
-    for s in tl.range(0, JW, loop_unroll_factor=UNROLL):
+    for i in tl.range(0, JW * PARTS, loop_unroll_factor=UNROLL):
+        if PARTS == 1:
+            s = i
+            first_r = 0
+        else:
+            s = i % JW
+            first_r = i // JW * ROWS
         w = x_w + s * IN_TAP_W
         m_w = m_k
         if BACK:
@@ -133,22 +131,23 @@ def conv_depthwise_kernel(
         m_x = m_w & (w >= 0) & (w < W)
         for c in tl.static_range(C):
             b_ws = ()
-            for r in tl.static_range(JH):
-                p_tap = p_w + ((tap_h + r * PERIOD_H) * s_r + (tap_w + s * PERIOD_W) * s_s + c * s_c)
+            for r in tl.static_range(ROWS):
+                tap = tap_h + (first_r + r) * PERIOD_H
+                p_tap = p_w + (tap * s_r + (tap_w + s * PERIOD_W) * s_s + c * s_c)
                 m_tap = m_w
-                if BACK and r == JH - 1:
-                    m_tap = m_w & (tap_h + r * PERIOD_H < KERNEL_H)
+                if r >= SURE:
+                    m_tap = m_w & (tap < KERNEL_H)
                 b_ws += (tl.load(p_tap, mask=m_tap[:, None], other=0.0).to(ACC),)  # [BLOCK_K, VEC]
             b_next = ()
             for b in tl.static_range(BLOCK_R):
                 b_sum = b_sums[b]
-                for r in tl.static_range(JH):
-                    h = x_h + (b * IN_STEP_H + r * IN_TAP_H)
+                for r in tl.static_range(ROWS):
+                    h = x_h + first_r * IN_TAP_H + (b * IN_STEP_H + r * IN_TAP_H)
                     o_tap = (h * W + s * IN_TAP_W) * CHANNELS + c
                     b_x = tl.load(p_x + o_tap, mask=(m_x & (h >= 0) & (h < H))[:, None], other=0.0)  # [BLOCK_K, VEC]
-                    if BACK and r == JH - 1 and KERNEL_H % PERIOD_H != 0:
+                    if r >= SURE:
                         # A mask of its own would keep the load from being merged.
-                        b_x = tl.where(tap_h + r * PERIOD_H < KERNEL_H, b_x, 0.0)
+                        b_x = tl.where(tap_h + (first_r + r) * PERIOD_H < KERNEL_H, b_x, 0.0)
                     b_sum += b_x.to(ACC) * b_ws[r]
                 b_next += (b_sum,)
             b_sums = b_next
@@ -178,8 +177,6 @@ def fits(problem: Problem) -> bool | No:
     h, v, _ = problem.geometry
     if problem.groups == 1 or problem.C > MOST_CHANNELS:
         return No(f"more than {MOST_CHANNELS} channels to a sum, or one group")
-    if h.kernel > MOST_ROWS:
-        return No(f"more than {MOST_ROWS} rows of taps")
     reach = (v.kernel - 1) * v.dilation  # beside the image, from where a tap inside is counted
     images = max((H * W + reach) * problem.C, OH * OW * problem.M) * problem.groups
     weights = h.kernel * v.kernel * problem.C * problem.groups * problem.M
@@ -190,61 +187,14 @@ def fits(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
-    found = cut(problem)
-    products = costs.outputs(problem) * problem.groups * problem.M * problem.C * costs.taps(problem)
-    return costs.of_each_channel(problem, NAME, products, found.grid * found.rows * found.taps * problem.C)
-
-
-class Cut(NamedTuple):
-    """How a problem is cut into programs.
-
-    read, written  sizes of the images; a single row where no tap reads another pixel than its own
-    walks          of the way back, down and across
-    count          rows of a walk, and pixels of a row, at most
-    rows           of a program
-    direct, vec    whether weights are read as they lie, and values that are read at once
-    taps, unroll   of a walk, and columns of them that are unrolled
-    """
-
-    read: tuple[int, int]
-    written: tuple[int, int]
-    walks: tuple[int, int]
-    count: tuple[int, int]
-    tile: launch.Tile
-    rows: int
-    direct: bool
-    vec: int
-    taps: int
-    unroll: int
-    grid: int
-
-
-def cut(problem: Problem) -> Cut:
-    h, v = _axes(problem)
-    back, out = problem.direction == TRANSPOSED, problem.groups * problem.M
-    read, (OH, OW) = joined(problem)
-    walks = (min(h.stride, h.size), min(v.stride, v.size)) if back else (1, 1)
-    QH, QW = (launch.cdiv(OH, h.stride), launch.cdiv(OW, v.stride)) if back else (OH, OW)
-    tile = problem.tile(
-        FAMILIES[0], floor=1, R=QH, K=problem.images * QW * out, T=h.kernel * v.kernel, S=1 if back else h.stride
-    )
-    taps = math.prod(-(-axis.kernel // _period(problem, axis)) for axis in (h, v))
-    # The weights of single taps lie in order.
-    single = h.kernel * v.kernel * problem.C == 1
-    direct = single or problem.images * OH * OW * out * problem.C * taps <= DIRECT
-    vec = vector(out, problem, min(VEC_DIRECT, tile["VEC"]) if direct and not single else tile["VEC"])
-    of_a_row = max(1, math.prod(walks) * launch.cdiv(problem.images * QW * (out // vec), tile["BLOCK_K"]))
-    wanted = int((PROGRAMS_DIRECT if direct and not single else PROGRAMS) * problem.processors) // of_a_row
-    rows = launch.cdiv(QH, max(launch.cdiv(QH, tile["BLOCK_R"]), min(QH, wanted)))
-    unroll = -(-v.kernel // _period(problem, v))
-    if taps > FEW_TAPS or launch.cdiv(QH, rows) * of_a_row > FEW_PROGRAMS * problem.processors:
-        unroll = 1
-    tiles = launch.cdiv(QH, rows) * launch.cdiv(problem.N * QW * (out // vec), tile["BLOCK_K"])
-    return Cut(read, (OH, OW), walks, (QH, QW), tile, rows, direct, vec, taps, unroll, math.prod(walks) * tiles)
+    found = narrow.cut(problem)
+    each = math.prod(axis.kernel / (axis.stride if problem.direction == TRANSPOSED else 1) for axis in found.axes)
+    products = costs.outputs(problem) * problem.groups * problem.M * problem.C * each
+    return costs.of_each_channel(problem, NAME, products, found.grid * found.rows * math.prod(found.taps) * problem.C)
 
 
 def prepare(problem: Problem) -> Product:
-    found, (h, v), out = cut(problem), _axes(problem), problem.groups * problem.M
+    found, out = narrow.cut(problem), problem.groups * problem.M
     strides = spread.strides(problem)
     weights = None
     if not found.direct:
@@ -255,53 +205,26 @@ def prepare(problem: Problem) -> Product:
     del options["VEC"]
     meta = {
         "C": problem.C, "M": problem.M, "BACK": problem.direction == TRANSPOSED, "SPREAD": not found.direct,
-        **_constants(problem, "H", h, found.walks[0]), **_constants(problem, "W", v, found.walks[1]),
-        "UNROLL": found.unroll,
         "ACC": launch.acc(problem.dtype), **early.options(found.grid, problem.target), **problem.flags("POOL"),
+        "UNROLL": found.unroll, "ROWS": launch.cdiv(found.taps[0], launch.cdiv(found.taps[0], MOST_ROWS)),
         **options, "VEC": found.vec, "BLOCK_R": found.rows,
     }  # fmt: skip
+    for name, axis, walks, period in zip("HW", found.axes, found.walks, found.periods, strict=True):
+        # On the way back taps first, first + period, ... solve tap * dilation = remainder (mod stride).
+        inverse = pow(axis.dilation // math.gcd(axis.stride, axis.dilation), -1, period)
+        constants = {
+            "WALKS": walks, "KERNEL": axis.kernel, "STRIDE": axis.stride, "PERIOD": period, "INVERSE": inverse,
+            "DILATION": axis.dilation,
+        }  # fmt: skip
+        meta |= {f"{key}_{name}": value for key, value in constants.items()}
     vectors = out // found.vec
+    down, across = found.first
     scalars = (
-        problem.N * found.count[1] * vectors, vectors, *found.count, *found.read, *found.written, h.padding, v.padding,
-        *strides,
+        problem.N * found.count[1] * vectors, vectors, *found.count, *found.read, *found.written,
+        *(axis.padding for axis in found.axes), down * strides[3] + across * strides[4], *strides,
     )  # fmt: skip
     return Product(weights, launch.Prepared(conv_depthwise_kernel, (found.grid,), scalars, meta))
 
 
 def run(prepared: Product, t: Tensors) -> None:
     prepared.run(t)
-
-
-def vector(channels: int, problem: Problem, most: int = 16) -> int:
-    """Channels that are read at once: a divisor of their number, at most 16 bytes."""
-    return math.gcd(channels, min(most, 16 // problem.dtype.itemsize))
-
-
-def joined(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Sizes of the images that are read and written; a single row where no tap reads another pixel than its own."""
-    (H, W), (OH, OW) = problem.read, problem.written
-    own = all(
-        (axis.kernel, axis.stride, axis.padding) == (1, 1, 0) and axis.size == axis.output for axis in _axes(problem)
-    )
-    if own and problem.N * H * W * problem.groups * max(problem.C, problem.M) < MANY:
-        return (1, H * W), (1, OH * OW)
-    return (H, W), (OH, OW)
-
-
-def _axes(problem: Problem) -> tuple[Axis, Axis]:
-    return problem.geometry.h, problem.geometry.w
-
-
-def _period(problem: Problem, axis: Axis) -> int:
-    """From one tap of a walk to the next."""
-    return axis.stride // math.gcd(axis.stride, axis.dilation) if problem.direction == TRANSPOSED else 1
-
-
-def _constants(problem: Problem, name: str, axis: Axis, walks: int) -> dict[str, int]:
-    """Of an axis. On the way back taps r = first, first + PERIOD, ... solve r * dilation = remainder (mod stride)."""
-    period = _period(problem, axis)
-    found = {
-        "WALKS": walks, "KERNEL": axis.kernel, "STRIDE": axis.stride, "PERIOD": period,
-        "INVERSE": pow(axis.dilation // math.gcd(axis.stride, axis.dilation), -1, period), "DILATION": axis.dilation,
-    }  # fmt: skip
-    return {f"{key}_{name}": value for key, value in found.items()}

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, depthwise
+from minidl.kernels.conv import costs, depthwise, narrow
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
 from minidl.runtime import early, launch
@@ -23,7 +23,7 @@ from minidl.runtime.early import wait
 NAME = "depthwise"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_depthwise_grad_weight",)
-# Sums of a program, unrolled: a column of taps has at most so many.
+# Rows of taps of a program, unrolled.
 MOST_ROWS = 11
 # Tiles that a share has at least, if there are as many: its sums cost about as much as two.
 LEAST = 4
@@ -67,7 +67,8 @@ def conv_depthwise_grad_weight_kernel(
     p_dy, p_x, p_partial, pixels, H, W, QH, QW, vectors, in_h, in_w, tiles, share, rest, share_rest,
     C: tl.constexpr, M: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, REST: tl.constexpr, VEC: tl.constexpr, TAPS: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, REST: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr,
+    TAPS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """partial [shares, OUT, JH * JW, C]: the sums over one share of the tiles, and of the REST of the rows."""
@@ -76,8 +77,10 @@ def conv_depthwise_grad_weight_kernel(
     CHANNELS = PAIRS // M
     OUT = PAIRS // C
     tiles_c = tl.cdiv(PAIRS, BLOCK_C)
+    tiles_s: tl.constexpr = (JW + TAPS - 1) // TAPS
     i_part = tl.program_id(0)
-    i_s = i_part // tiles_c * TAPS
+    i_s = i_part // tiles_c % tiles_s * TAPS
+    i_r = i_part // (tiles_c * tiles_s) * ROWS
     o_c = i_part % tiles_c * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < PAIRS
     o_in = o_c
@@ -87,8 +90,13 @@ def conv_depthwise_grad_weight_kernel(
     if C > 1:
         o_out = o_c // C
     in_w += i_s * IN_TAP_W
+    in_h += i_r * IN_TAP_H
+    # Taps that find no input inside have no tiles.
+    inside = (in_h + (QH - 1) * IN_STEP_H + (ROWS - 1) * IN_TAP_H >= 0) & (in_h < H)
+    tiles = tl.where(inside, tiles, 0)
+    rest = tl.where(inside, rest, 0)
     b_sums = ()
-    for _ in tl.static_range(JH * TAPS):
+    for _ in tl.static_range(ROWS * TAPS):
         b_sums += (tl.zeros((BLOCK_P, BLOCK_C), dtype=ACC),)
     whole = QH // BLOCK_R
     first = tl.program_id(1) * share
@@ -97,7 +105,7 @@ def conv_depthwise_grad_weight_kernel(
         o_p = i_tile // whole * BLOCK_P + tl.arange(0, BLOCK_P)
         b_sums = add_tile(
             b_sums, p_x, p_dy, i_row, o_p, o_p < pixels, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
-            JH, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, ACC, TAPS, BLOCK_R,
+            ROWS, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, ACC, TAPS, BLOCK_R,
         )  # fmt: skip
     if REST > 0:
         first = tl.program_id(1) * share_rest
@@ -106,17 +114,16 @@ def conv_depthwise_grad_weight_kernel(
             o_p = i_tile // REST * BLOCK_P + tl.arange(0, BLOCK_P)
             b_sums = add_tile(
                 b_sums, p_x, p_dy, i_row, o_p, o_p < pixels, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
-                JH, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, ACC, TAPS, 1,
+                ROWS, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, ACC, TAPS, 1,
             )  # fmt: skip
     p_partial += tl.program_id(1).to(tl.int64) * PAIRS * (JH * JW) + o_out.to(tl.int64) * (JH * JW * C)
     if C > 1:
         p_partial += o_c % C
     for s in tl.static_range(TAPS):
-        for r in tl.static_range(JH):
-            b_sum = tl.sum(b_sums[s * JH + r], axis=0)
-            tl.store(
-                p_partial + (r * JW + i_s + s) * C, b_sum.to(p_partial.dtype.element_ty), mask=m_c & (i_s + s < JW)
-            )
+        for r in tl.static_range(ROWS):
+            b_sum = tl.sum(b_sums[s * ROWS + r], axis=0)
+            m_sum = m_c & (i_r + r < JH) & (i_s + s < JW)
+            tl.store(p_partial + ((i_r + r) * JW + i_s + s) * C, b_sum.to(p_partial.dtype.element_ty), mask=m_sum)
 
 
 @triton.jit
@@ -139,24 +146,22 @@ def conv_depthwise_sum_kernel(
 def able(problem: Problem) -> bool | No:
     if problem.C > 1 and problem.M > 1:
         return No("several channels to several channels")
-    if problem.geometry.h.kernel > MOST_ROWS:
-        return No(f"more than {MOST_ROWS} rows of taps")
     return depthwise.fits(problem)
 
 
 def estimate(problem: Problem) -> float:
     found = cut(problem)
     products = costs.outputs(problem) * problem.groups * problem.M * problem.C * problem.taps
-    rounds = found.parts * found.columns * (found.tiles * found.rows + found.rest) * problem.geometry.h.kernel
+    rounds = found.parts * math.prod(found.taps) * (found.tiles * found.rows + found.rest)
     return costs.of_each_channel(problem, NAME, products, rounds)
 
 
 class Cut(NamedTuple):
-    """How a problem is cut: `columns` of taps and `rows` of outputs of a program, `parts` of the gradient, and of every
-    part so many `tiles` and tiles of one row, the `rest`."""
+    """How a problem is cut: `taps` (rows, columns) and `rows` of outputs of a program, `parts` of the gradient, and of
+    every part so many `tiles` and tiles of one row, the `rest`."""
 
     tile: launch.Tile
-    columns: int
+    taps: tuple[int, int]
     rows: int
     parts: int
     tiles: int
@@ -164,20 +169,21 @@ class Cut(NamedTuple):
 
 
 def cut(problem: Problem) -> Cut:
-    _, (QH, QW) = depthwise.joined(problem)
+    _, (QH, QW) = narrow.joined(problem, problem.geometry[:2])
     pairs, (JH, JW) = problem.groups * problem.M * problem.C, (axis.kernel for axis in problem.geometry[:2])
     tile = problem.tile(FAMILIES[0], floor=1, R=QH, P=problem.N * QW, C=pairs, T=JH * JW, S=problem.geometry.h.stride)
-    columns = launch.cdiv(JW, launch.cdiv(JW, max(1, tile["SUMS"] // JH)))
-    rows = rows_of(QH, tile["BLOCK_R"], JH)
-    parts = launch.cdiv(pairs, tile["BLOCK_C"]) * launch.cdiv(JW, columns)
+    taps = launch.cdiv(JH, launch.cdiv(JH, MOST_ROWS))
+    columns = launch.cdiv(JW, launch.cdiv(JW, max(1, tile["SUMS"] // taps)))
+    rows = rows_of(QH, tile["BLOCK_R"], taps)
+    parts = launch.cdiv(pairs, tile["BLOCK_C"]) * launch.cdiv(JH, taps) * launch.cdiv(JW, columns)
     blocks = launch.cdiv(problem.N * QW, tile["BLOCK_P"])
-    return Cut(tile, columns, rows, parts, blocks * (QH // rows), blocks * (QH % rows))
+    return Cut(tile, (taps, columns), rows, parts, blocks * (QH // rows), blocks * (QH % rows))
 
 
 def prepare(problem: Problem) -> Shares:
     h, v = problem.at.h, problem.at.v
-    (H, W), (QH, QW) = depthwise.joined(problem)
-    tile, columns, rows, parts, tiles, rest = cut(problem)
+    (H, W), (QH, QW) = narrow.joined(problem, problem.geometry[:2])
+    tile, (taps, columns), rows, parts, tiles, rest = cut(problem)
     options = tile.options
     del options["SUMS"]
     outputs, most_shares = options.pop("OUTPUTS"), options.pop("SHARES")
@@ -185,14 +191,14 @@ def prepare(problem: Problem) -> Shares:
     share = launch.cdiv(tiles, wanted)
     shares = launch.cdiv(tiles, share)
     pairs = problem.groups * problem.M * problem.C
-    vec = depthwise.vector(pairs, problem)
+    vec = narrow.vector(pairs, problem)
     scalars = (
         problem.N * QW, H, W, QH, QW, pairs // vec, h.in_start, v.in_start, tiles, share, rest,
         launch.cdiv(rest, shares),
     )  # fmt: skip
     meta = {
         **problem.taps_read, "M": problem.M, "ACC": launch.acc(problem.dtype), "REST": QH % rows, "VEC": vec,
-        **early.options(parts * shares, problem.target), **options, "TAPS": columns, "BLOCK_R": rows,
+        **early.options(parts * shares, problem.target), **options, "ROWS": taps, "TAPS": columns, "BLOCK_R": rows,
     }  # fmt: skip
     made = launch.Prepared(conv_depthwise_grad_weight_kernel, (parts, shares), scalars, meta)
     total = math.prod(problem.shape)
