@@ -30,9 +30,8 @@ from minidl.runtime.early import wait
 NAME = "depthwise"
 DIRECTIONS = FORWARD, TRANSPOSED
 FAMILIES = (narrow.FAMILY, "conv_turn")
-# Channels that an output reads, and rows of taps in a step of the loop: both are unrolled.
+# Channels that an output reads, which are unrolled.
 MOST_CHANNELS = 4
-MOST_ROWS = 8
 
 
 @triton.jit
@@ -206,7 +205,7 @@ def prepare(problem: Problem) -> Product:
     meta = {
         "C": problem.C, "M": problem.M, "BACK": problem.direction == TRANSPOSED, "SPREAD": not found.direct,
         "ACC": launch.acc(problem.dtype), **early.options(found.grid, problem.target), **problem.flags("POOL"),
-        "UNROLL": found.unroll, "ROWS": launch.cdiv(found.taps[0], launch.cdiv(found.taps[0], MOST_ROWS)),
+        "UNROLL": found.unroll, "ROWS": found.step,
         **options, "VEC": found.vec, "BLOCK_R": found.rows,
     }  # fmt: skip
     for name, axis, walks, period in zip("HW", found.axes, found.walks, found.periods, strict=True):

@@ -25,8 +25,6 @@ DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_depthwise_grad_weight",)
 # Rows of taps of a program, unrolled.
 MOST_ROWS = 11
-# Tiles that a share has at least, if there are as many: its sums cost about as much as two.
-LEAST = 4
 
 
 @triton.jit
@@ -187,7 +185,7 @@ def prepare(problem: Problem) -> Shares:
     options = tile.options
     del options["SUMS"]
     outputs, most_shares = options.pop("OUTPUTS"), options.pop("SHARES")
-    wanted = max(1, min(options.pop("PER_PROCESSOR") * problem.processors // parts, (tiles + rest) // LEAST))
+    wanted = max(1, min(options.pop("PER_PROCESSOR") * problem.processors // parts, tiles + rest))
     share = launch.cdiv(tiles, wanted)
     shares = launch.cdiv(tiles, share)
     pairs = problem.groups * problem.M * problem.C

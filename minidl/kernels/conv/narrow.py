@@ -22,6 +22,11 @@ PROGRAMS_DIRECT = 0.25
 # Programs of each multiprocessor, and taps, up to which columns are unrolled: all loads are then under way at once.
 FEW_PROGRAMS = 16
 FEW_TAPS = 25
+# Sums and weights of a thread, and its products in unrolled columns, that registers hold (float32).
+MOST_VALUES = 96
+MOST_PRODUCTS = 320
+# Rows of taps in a step of the loop, which are unrolled.
+MOST_ROWS = 8
 
 
 class Cut(NamedTuple):
@@ -34,7 +39,8 @@ class Cut(NamedTuple):
     count          rows of a walk, and pixels of a row, at most
     rows           of a program
     direct, vec    whether weights are read as they lie, and values that are read at once
-    taps, unroll   rows and columns of taps of a walk, and columns that are unrolled
+    taps           rows and columns of a walk's
+    step, unroll   rows of taps in a step of the loop, and columns of them that are unrolled
     """
 
     axes: tuple[Axis, Axis]
@@ -49,6 +55,7 @@ class Cut(NamedTuple):
     direct: bool
     vec: int
     taps: tuple[int, int]
+    step: int
     unroll: int
     grid: int
 
@@ -71,12 +78,17 @@ def cut(problem: Problem) -> Cut:
     vec = vector(out, problem, min(VEC_DIRECT, tile["VEC"]) if direct and not single else tile["VEC"])
     of_a_row = max(1, math.prod(walks) * launch.cdiv(problem.images * QW * (out // vec), tile["BLOCK_K"]))
     wanted = int((PROGRAMS_DIRECT if direct and not single else PROGRAMS) * problem.processors) // of_a_row
-    rows = launch.cdiv(QH, max(launch.cdiv(QH, tile["BLOCK_R"]), min(QH, wanted)))
+    step = launch.cdiv(JH, launch.cdiv(JH, MOST_ROWS))
+    compiled = problem.target != "interpreted"
+    of_a_thread = vec * max(1, tile["BLOCK_K"] // (32 * tile.num_warps)) * max(1, problem.dtype.itemsize // 4)
+    most = max(1, min(tile["BLOCK_R"], MOST_VALUES // of_a_thread - step)) if compiled else tile["BLOCK_R"]
+    rows = launch.cdiv(QH, max(launch.cdiv(QH, most), min(QH, wanted)))
     few = launch.cdiv(QH, rows) * of_a_row <= FEW_PROGRAMS * problem.processors
+    few = few and JH * JW <= FEW_TAPS and rows * JH * JW * of_a_thread <= MOST_PRODUCTS
     tiles = launch.cdiv(QH, rows) * launch.cdiv(problem.N * QW * (out // vec), tile["BLOCK_K"])
     return Cut(
         (h, v), (down, across), read, (OH, OW), walks, periods, (QH, QW), tile, rows, direct, vec, (JH, JW),
-        JW if few and JH * JW <= FEW_TAPS else 1, math.prod(walks) * tiles,
+        step, JW if few else 1, math.prod(walks) * tiles,
     )  # fmt: skip
 
 
