@@ -242,7 +242,7 @@ def _prepared(chosen: Plan) -> Plan:
         return chosen._replace(parts=tuple(_prepared(part) for part in chosen.parts))
     as_they_are = problem.in_place and getattr(chosen.form, "IN_PLACE", False)
     as_they_are &= chosen.microseconds < getattr(chosen.form, "TURNS_FROM", math.inf)
-    if problem.direction == WALK and not (as_they_are or getattr(chosen.form, "READS_ANY_WEIGHTS", False)):
+    if problem.direction == WALK and not as_they_are:
         turn = turned.prepare(problem, problem.at.h, problem.at.v)
         return chosen._replace(turn=turn, prepared=chosen.form.prepare(problem._replace(strides=())))
     return chosen._replace(prepared=chosen.form.prepare(problem))

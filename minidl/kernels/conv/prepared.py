@@ -38,15 +38,20 @@ class Product(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """A launch that sums a gradient of this shape in `count` shares."""
+    """A launch that sums a gradient of this shape in `count` shares, and one that adds these; None for that of gemm."""
 
     launch: launch.Prepared
     count: int
     shape: tuple[int, ...]
+    sum: launch.Prepared | None = None
 
     def run(self, dy: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         """The gradient: the partial sums of the shares, added in order; of one share written as it is."""
         dtype = dy.dtype if self.count == 1 else launch.acc_torch(dy.dtype)
         partial = torch.empty(self.count, math.prod(self.shape), dtype=dtype, device=dy.device)
         self.launch.run(dy, *others, partial)
-        return gemm.sum_shares(partial, dy.dtype).view(self.shape)
+        if self.sum is None or self.count == 1:
+            return gemm.sum_shares(partial, dy.dtype).view(self.shape)
+        total = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)
+        self.sum.run(partial, total)
+        return total

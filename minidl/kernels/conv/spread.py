@@ -1,0 +1,49 @@
+"""The weights of the depthwise form in the order in which it reads them: channels of one tap side by side."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from minidl.kernels.conv.prepared import Weights
+from minidl.kernels.conv.problem import FORWARD, Problem
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
+
+
+@triton.jit
+def conv_spread_kernel(
+    p_w, p_spread, M, OUT, WIDTH, S, rows, s_g, s_m, s_c, s_r, s_s,
+    C: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """spread[r * S + s, c, g * M + m] = w of group g, output m, channel c and tap r, s; rows of WIDTH values."""
+    wait(EARLY)
+    tiles_o = tl.cdiv(OUT, BLOCK_N)
+    o_o = tl.program_id(0) % tiles_o * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_k = tl.program_id(0) // tiles_o * BLOCK_M + tl.arange(0, BLOCK_M)
+    j = o_k // C
+    o_w = (j // S).to(tl.int64) * s_r + j % S * s_s + o_k % C * s_c
+    o_channel = (o_o // M).to(tl.int64) * s_g + o_o % M * s_m
+    m_w = (o_k < rows)[:, None] & (o_o < OUT)[None, :]
+    b_w = tl.load(p_w + o_w[:, None] + o_channel[None, :], mask=m_w, other=0.0)  # [BLOCK_M, BLOCK_N]
+    tl.store(p_spread + o_k.to(tl.int64)[:, None] * WIDTH + o_o[None, :], b_w, mask=m_w)
+
+
+def strides(problem: Problem) -> tuple[int, ...]:
+    """Of the convolution's own weights, by group, output and channel of a group, row and column of taps."""
+    if problem.direction == FORWARD:  # [groups * M, R, S, C]
+        R, S, C = problem.geometry.h.kernel, problem.geometry.w.kernel, problem.C
+        return problem.M * R * S * C, R * S * C, 1, S * C, C
+    of_read, of_written, *of_taps = problem.strides  # [groups * C, M, R, S]
+    return problem.C * of_read, of_written, of_read, *of_taps
+
+
+def prepare(problem: Problem, of: tuple[int, ...]) -> Weights:
+    """The weights [R, S, C, groups * M], in rows of a multiple of 16 values, out of those with strides `of`."""
+    R, S, C, out = problem.geometry.h.kernel, problem.geometry.w.kernel, problem.C, problem.groups * problem.M
+    width = 16 * launch.cdiv(out, 16)
+    tile = problem.tile("conv_turn", floor=1, M=R * S * C, N=out)
+    grid = launch.cdiv(R * S * C, tile["BLOCK_M"]) * launch.cdiv(out, tile["BLOCK_N"])
+    meta = {"C": C, **early.options(grid, problem.target), **tile.options}
+    scalars = (problem.M, out, width, S, R * S * C, *of)
+    return Weights((R, S, C, width), launch.Prepared(conv_spread_kernel, (grid,), scalars, meta))
