@@ -38,6 +38,7 @@ PRODUCTS: dict[str, Callable[[Arguments], int]] = {
     "gemm_vector_kernel": lambda a: a["M"] * a["K"],
     "gemm_pointer_kernel": lambda a: a["p_c"].numel() // a["SPLIT"] * a["K"],
     "conv_pixel_kernel": lambda a: a["pixels"] * _taps(a),
+    "conv_pixel_back_kernel": lambda a: a["N"] * a["H"] * a["W"] * a["CHANNELS"] * a["M"] * a["R"] * a["S"],
     "conv_pixel_grad_weight_kernel": lambda a: a["pixels"] * _taps(a),
     "conv_batch_kernel": lambda a: a["N"] * _rows(a) * a["QW"] * _taps(a),
     "conv_box_kernel": lambda a: a["N"] * a["QH"] * a["QW"] * _taps(a),
