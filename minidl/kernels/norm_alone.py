@@ -29,8 +29,9 @@ from minidl.kernels.norm import (
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
 
-# Values per channel.
-MOST = 8192
+# Values per channel, and where there are MANY channels. On an H100, forward and back, 128 channels of 784 take 11.1 us
+# in place of 15.0, 960 of 2156 take 27.7 in place of 32.3, but 192 of 5041 take 37 in place of 31.
+MOST, MOST_OF_MANY, MANY = 1024, 4096, 512
 
 
 @triton.jit
@@ -116,7 +117,7 @@ def batch_norm_grad_alone_kernel(
 
 def fits(x: torch.Tensor) -> bool:
     """Whether x [N, C, ...] has few enough values per channel."""
-    return 0 < x.numel() <= MOST * x.shape[1]
+    return 0 < x.numel() <= (MOST_OF_MANY if MOST and x.shape[1] >= MANY else MOST) * x.shape[1]
 
 
 def normalised(
