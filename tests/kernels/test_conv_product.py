@@ -60,9 +60,15 @@ def check(shape, dtype=torch.float32, seed=0):
     p = Problem(shape, seed, dtype)
     last = p.w.to(memory_format=torch.channels_last)
     z = p.y + p.bias.double()[:, None, None]
+    scale = whole(p.y.shape[1], seed=8, dtype=dtype)
+    scaled = p.y * scale.double()[:, None, None] + p.bias.double()[:, None, None]
     calls = {
         "forward": (p.y, lambda: conv.forward(p.x, p.w, p.geometry, form="product")[0]),
         "epilogue": (z.relu(), lambda: conv.forward(p.x, p.w, p.geometry, p.bias, "relu", form="product")[0]),
+        "scale": (
+            scaled.relu(),
+            lambda: conv.forward(p.x, p.w, p.geometry, p.bias, "relu", scale=scale, form="product")[0],
+        ),
         "preactivation": (
             z,
             lambda: conv.forward(p.x, p.w, p.geometry, p.bias, "relu", preactivation=True, form="product")[1],
@@ -87,7 +93,7 @@ def able(name, shape, dtype=torch.float32):
     """What the form does of a shape: float32 gradients of the weight are not for tensor cores."""
     back = ["grad_input", "grad_input, weights channels-last"] if shape[4] == (1, 1) else []
     precise = launch.INTERPRETED or dtype != torch.float32 or launch.precision(dtype) == "ieee"
-    return ["forward", "epilogue", "preactivation", *back, *["grad_weight"] * precise]
+    return ["forward", "epilogue", "scale", "preactivation", *back, *["grad_weight"] * precise]
 
 
 def skip_bfloat16(dtype):
@@ -140,14 +146,12 @@ def test_a_product_reads_each_value_once_and_in_order(size, kernel, stride, padd
     assert bool(product.able(back)) == (expected and kernel == (1, 1))
 
 
-def test_no_scale_no_pool_and_no_groups():
+def test_no_pool_and_no_groups():
     p = Problem(SHAPES["1x1"])
-    with pytest.raises(conv.UnableError, match="the product form cannot take this shape; these can: pixel"):
-        conv.forward(p.x, p.w, p.geometry, p.bias, scale=p.scale, form="product")
     pooled, _ = conv.forward(p.x, p.w, p.geometry, p.bias, "relu", pool="max", form="product")
     expected = F.max_pool2d((p.y + p.bias.double()[:, None, None]).relu(), 2)
     assert torch.equal(pooled.double(), expected)
-    for more, reason in (({"scale": True}, "a scale"), ({"pool": "max"}, "a pool"), ({"N": 0}, "no rows")):
+    for more, reason in (({"pool": "max"}, "a pool"), ({"N": 0}, "no rows")):
         found = product.able(p.described()._replace(**more))
         assert not found
         assert reason in found

@@ -45,7 +45,7 @@ def test_rows_of_any_length_that_begin_anywhere(M, N, K, a_turned, b_turned, a_g
     b = lying(integers(K, N, seed=1), b_turned, b_gap, shift // 2)
     expected = exact(a, b, torch.float16)
     for rows_of_tile in (16, 64):
-        tile = launch.Tile({**TINY, "BLOCK_M": rows_of_tile, "GROUP_M": 2, "PIECES": 1}, 4, 2)
+        tile = launch.Tile({**TINY, "BLOCK_M": rows_of_tile, "GROUP_M": 2, "PIECES": 1}, 8, 2)
         with launch.force(gemm_pointer=tile):
             for split in (1, 2):
                 assert torch.equal(gemm.gemm(a, b, form="pointer", split=split), expected)

@@ -1,7 +1,7 @@
 """The convolution as one matrix product, of the kernels of `gemm`: where every output reads a block of memory of its
 own, one after another.
 
-    y [rows, M] = act(x [rows, K] w [M, K]^T + bias)     dw [M, K] = dy [rows, M]^T x [rows, K]
+    y [rows, M] = act(scale x [rows, K] w [M, K]^T + bias)     dw [M, K] = dy [rows, M]^T x [rows, K]
 
 So it is with kernels of 1x1, whose rows are the pixels and K the channels; with a kernel that covers the image, whose
 rows are images and K = H W C; and with patches side by side in images of one row of patches. Nothing is copied: x and y
@@ -42,7 +42,6 @@ class Prepared(NamedTuple):
 def able(problem: Problem) -> bool | No:
     return (
         (problem.pool is None or No("a pool"))
-        and (not problem.scale or No("a scale"))
         and (problem.groups == 1 or No("more than one group"))
         and (_one_after_another(problem) or No("outputs that do not read one block of memory after another"))
         and (problem.direction != WALK or _one_tap(problem) or No("more than one tap on the way back"))
@@ -75,7 +74,7 @@ def prepare(problem: Problem) -> Prepared:
     turned = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
     made = launches.prepare(
         M, N, K, turned, _boxed(problem), tile, split, problem.dtype, problem.precision,
-        problem.flags("HAS_SCALE", "POOL"), problem.target, problem.processors,
+        problem.flags("POOL"), problem.target, problem.processors,
     )  # fmt: skip
     return Prepared(made, problem.shape)
 
@@ -84,9 +83,9 @@ def run(prepared: Prepared, t: Tensors) -> torch.Tensor | None:
     """The gradient of the weight, with the output's gradient in place of w; else y and z are written."""
     if t.y is None:
         dw = torch.empty(prepared.shape, dtype=t.x.dtype, device=t.x.device)
-        prepared.product.run(t.w, t.x, None, dw, None)
+        prepared.product.run(t.w, t.x, None, None, dw, None)
         return dw
-    prepared.product.run(t.x, t.w, t.bias, t.y, t.z)
+    prepared.product.run(t.x, t.w, t.bias, t.scale, t.y, t.z)
     return None
 
 

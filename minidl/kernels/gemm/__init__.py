@@ -108,7 +108,7 @@ def gemm(
     else:
         partial = torch.empty(split, *shape, dtype=launch.acc_torch(a.dtype), device=a.device)
         _product(form, a, b, None, partial, None, tile, tiles, precision, launches.bare(flags))
-        launches.summed(a.dtype, N, c.numel(), flags).run(partial, bias, c, z)
+        launches.summed(a.dtype, N, c.numel(), flags).run(partial, bias, None, c, z)
     return (c, z) if z is not None else c
 
 
@@ -122,7 +122,7 @@ def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         "HAS_BIAS": False, "ACT": activation.NONE, "SLOPE": 0.0, "SAVE_Z": False, "SPLIT": shares,
         "ACC": launch.acc(dtype),
     }  # fmt: skip
-    launches.summed(dtype, 1, n, flags).run(partial, None, total, None)
+    launches.summed(dtype, 1, n, flags).run(partial, None, None, total, None)
     return total
 
 
@@ -192,13 +192,15 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
         d_a, a_transposed = _box(a, tile["BLOCK_M"], tile["BLOCK_K"])
         d_b, b_transposed = _box(b, tile["BLOCK_K"], tile["BLOCK_N"])
         turned = a_transposed, b_transposed
-        launches.by_boxes(M, N, K, turned, programs, tile, precision, flags).run(d_a, d_b, bias, c, z, wild)
+        launches.by_boxes(M, N, K, turned, programs, tile, precision, flags).run(d_a, d_b, bias, None, c, z, wild)
         return
     s_ab = a.stride(0) if a.dim() == 3 else 0
     s_bb = b.stride(0) if b.dim() == 3 else 0
     strides = s_ab, *a.stride()[-2:], s_bb, *b.stride()[-2:]
     share = c.numel() // flags["SPLIT"]
-    launches.by_pointers(M, N, K, strides, share, tiles, tile, precision, a.element_size(), flags).run(a, b, bias, c, z)
+    launches.by_pointers(M, N, K, strides, share, tiles, tile, precision, a.element_size(), flags).run(
+        a, b, bias, None, c, z
+    )
 
 
 def _along_k(x: torch.Tensor, nearest: bool) -> torch.Tensor:

@@ -24,17 +24,18 @@ class Product(NamedTuple):
     sum: launch.Prepared | None
 
     def run(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor, z: torch.Tensor | None
-    ) -> None:
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None, c: torch.Tensor,
+        z: torch.Tensor | None,
+    ) -> None:  # fmt: skip
         """Write c, and z where it is kept; the matrices are seen as `prepare` was told, whatever their shape."""
         # The kernel that reads boxes also takes the flag of a product in parts.
         more = (None,) if self.product.kernel is gemm_tma_kernel else ()
         if self.sum is None:
-            self.product.run(a, b, bias, c, z, *more)
+            self.product.run(a, b, bias, scale, c, z, *more)
             return
         partial = torch.empty(self.partial, dtype=launch.acc_torch(c.dtype), device=c.device)
-        self.product.run(a, b, None, partial, None, *more)
-        self.sum.run(partial, bias, c, z)
+        self.product.run(a, b, None, None, partial, None, *more)
+        self.sum.run(partial, bias, scale, c, z)
 
 
 def prepare(
@@ -43,7 +44,7 @@ def prepare(
 ) -> Product:  # fmt: skip
     """The product of a [M, K] and b [K, N], each contiguous or, where it is `turned`, so in memory when transposed.
 
-    flags  of the epilogue: HAS_BIAS, ACT, SLOPE and SAVE_Z
+    flags  of the epilogue: HAS_BIAS, HAS_SCALE where it may have one, ACT, SLOPE and SAVE_Z
     """
     flags = {**flags, "SPLIT": split, "ACC": launch.acc(dtype)}
     inner = flags if split == 1 else bare(flags)
@@ -71,10 +72,10 @@ def by_boxes(
     M: int, N: int, K: int, turned: tuple[bool, bool], programs: int, tile: launch.Tile, precision: str,
     flags: dict[str, Any], boxes: tuple[Box | None, ...] = (), target: str | None = None,
 ) -> launch.Prepared:  # fmt: skip
-    """Of a, b, bias, c, z and the flag of a product in parts; a and b are boxes already where none are given here."""
+    """Of a, b, bias, scale, c, z and the flag of a product in parts; a and b are boxes already where none are given."""
     meta = {
         "A_TRANSPOSED": turned[0], "B_TRANSPOSED": turned[1], "PRECISION": precision, "UNIT_N": unit(N),
-        **early.options(target=target), **flags, **tile.options,
+        "HAS_SCALE": False, **early.options(target=target), **flags, **tile.options,
     }  # fmt: skip
     scalars = M, N, K, M * N, programs, meta.pop("SPLIT")
     return launch.Prepared(gemm_tma_kernel, (programs,), scalars, meta, boxes)
@@ -84,13 +85,14 @@ def by_pointers(
     M: int, N: int, K: int, strides: tuple[int, ...], share: int, tiles: int, tile: launch.Tile, precision: str,
     itemsize: int, flags: dict[str, Any], target: str | None = None,
 ) -> launch.Prepared:  # fmt: skip
-    """Of a, b, bias, c and z. strides: of batch, M and K of a, then of batch, K and N of b; share: values of one."""
+    """Of a, b, bias, scale, c and z. strides: of batch, M and K of a, of batch, K and N of b; share: values of one."""
     _, *of_a, _, s_bk, s_bn = strides
     units = tuple(map(unit, (M, N, K, *of_a, s_bk, s_bn)))
     narrow = itemsize * min(at_once(M, K, *of_a), at_once(N, K, s_bn, s_bk)) < 4
+    # Blocks that wait must fit the registers. On sm_80 some do not, and it was not measured there.
+    fits = tile["BLOCK_M"] >= 64 and (tile.num_warps == 8 or tile["BLOCK_N"] < 64)
     meta = {
-        # With fewer rows the blocks that wait do not fit the registers.
-        "AHEAD": narrow and tile["BLOCK_M"] >= 64, "UNITS": units, "PRECISION": precision,
+        "AHEAD": narrow and fits and launch.boxes(target), "UNITS": units, "PRECISION": precision, "HAS_SCALE": False,
         **early.options(tiles * flags["SPLIT"], target), **flags, **tile.options,
     }  # fmt: skip
     split = meta.pop("SPLIT")
@@ -100,15 +102,16 @@ def by_pointers(
 def summed(
     dtype: torch.dtype, N: int, total: int, flags: dict[str, Any], target: str | None = None
 ) -> launch.Prepared:  # fmt: skip
-    """Of partial products [shares, total], bias [N], c and z: the sum in the order of the shares, and the epilogue."""
+    """Of partial products [shares, total], bias, scale [N], c and z: the sum in the order of the shares, and more."""
     tile = launch.tile("gemm_sum", dtype, target_=target, total=total)
-    meta = {**flags, **early.options(target=target), **tile.options}
+    meta = {"HAS_SCALE": False, **flags, **early.options(target=target), **tile.options}
     return launch.Prepared(gemm_sum_kernel, (launch.cdiv(total, tile["BLOCK"]),), (N, total), meta)
 
 
 def bare(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags of a share: without an epilogue, which follows the sum."""
-    return {**flags, "HAS_BIAS": False, "ACT": activation.NONE, "SAVE_Z": False}
+    kept = {name: value for name, value in flags.items() if name != "HAS_SCALE"}
+    return {**kept, "HAS_BIAS": False, "ACT": activation.NONE, "SAVE_Z": False}
 
 
 def unit(extent: int) -> int:

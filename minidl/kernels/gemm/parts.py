@@ -105,8 +105,8 @@ def gemm_parts_kernel(
             # The matrix units cut what they add up, towards zero: summed there, 4096 terms are off by 3e-5 of the norm.
             b_acc += tl.dot(b_a_hi, b_b_hi.T, b_ab, input_precision="tf32", out_dtype=ACC)
         epilogue(
-            b_acc, p_bias, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
-            HAS_BIAS, ACT, SLOPE, SAVE_Z, PIECES,
+            b_acc, p_bias, None, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
+            HAS_BIAS, False, ACT, SLOPE, SAVE_Z, PIECES,
         )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def gemm_thin_kernel(
         p_a += tl.full((), BLOCK_K, tl.int64) * s_ak
         p_b += tl.full((), BLOCK_K, tl.int64) * s_bk
     p_c += i_split.to(tl.int64) * s_split
-    finish(tl.sum(b_acc, 0), p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+    finish(tl.sum(b_acc, 0), p_bias, None, p_c, p_z, m, n, M, N, HAS_BIAS, False, ACT, SLOPE, SAVE_Z)
 
 
 def product(

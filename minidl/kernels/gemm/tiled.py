@@ -28,14 +28,16 @@ def halves(b_x):
 
 @triton.jit
 def finish(
-    b_acc, p_bias, p_c, p_z, m, n, M, N,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    b_acc, p_bias, p_scale, p_c, p_z, m, n, M, N,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
 ):  # fmt: skip
-    """Add the bias, keep z = A B + bias where asked, apply the activation, store; the block's corner is at (m, n)."""
+    """z = scale A B + bias, kept where asked, and its activation are stored; the block's corner is at (m, n)."""
     o_m = m + tl.arange(0, b_acc.shape[0])
     o_n = n + tl.arange(0, b_acc.shape[1])
     m_mn = (o_m < M)[:, None] & (o_n < N)[None, :]
     o_mn = o_m.to(tl.int64)[:, None] * N + o_n[None, :]
+    if HAS_SCALE:
+        b_acc *= tl.load(p_scale + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
     if HAS_BIAS:
         b_acc += tl.load(p_bias + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
     if SAVE_Z:
@@ -45,25 +47,26 @@ def finish(
 
 @triton.jit
 def epilogue(
-    b_acc, p_bias, p_c, p_z, m, n, M, N,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, PIECES: tl.constexpr,
+    b_acc, p_bias, p_scale, p_c, p_z, m, n, M, N,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    PIECES: tl.constexpr,
 ):  # fmt: skip
     """`finish` in 1, 2 or 4 pieces of columns one after another, which need less shared memory and fewer registers."""
     WIDTH: tl.constexpr = b_acc.shape[1] // PIECES
     if PIECES == 1:
-        finish(b_acc, p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+        finish(b_acc, p_bias, p_scale, p_c, p_z, m, n, M, N, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z)
     else:
         b_left, b_right = halves(b_acc)
         if PIECES == 2:
-            finish(b_left, p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
-            finish(b_right, p_bias, p_c, p_z, m, n + WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+            finish(b_left, p_bias, p_scale, p_c, p_z, m, n, M, N, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z)
+            finish(b_right, p_bias, p_scale, p_c, p_z, m, n + WIDTH, M, N, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z)
         else:
             b_0, b_1 = halves(b_left)
             b_2, b_3 = halves(b_right)
-            finish(b_0, p_bias, p_c, p_z, m, n, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
-            finish(b_1, p_bias, p_c, p_z, m, n + WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
-            finish(b_2, p_bias, p_c, p_z, m, n + 2 * WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
-            finish(b_3, p_bias, p_c, p_z, m, n + 3 * WIDTH, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z)
+            finish(b_0, p_bias, p_scale, p_c, p_z, m, n, M, N, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z)
+            finish(b_1, p_bias, p_scale, p_c, p_z, m, n + WIDTH, M, N, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z)
+            finish(b_2, p_bias, p_scale, p_c, p_z, m, n + 2 * WIDTH, M, N, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z)
+            finish(b_3, p_bias, p_scale, p_c, p_z, m, n + 3 * WIDTH, M, N, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z)
 
 
 @triton.jit
@@ -74,8 +77,9 @@ def known(x, UNIT: tl.constexpr):
 
 @triton.jit
 def gemm_pointer_kernel(
-    p_a, p_b, p_bias, p_c, p_z, M, N, K, s_ab, s_am, s_ak, s_bb, s_bk, s_bn, s_split, SPLIT,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, UNITS: tl.constexpr,
+    p_a, p_b, p_bias, p_scale, p_c, p_z, M, N, K, s_ab, s_am, s_ak, s_bb, s_bk, s_bn, s_split, SPLIT,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    UNITS: tl.constexpr,
     AHEAD: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
@@ -126,15 +130,17 @@ def gemm_pointer_kernel(
     if SAVE_Z:
         p_z += i_batch * M * N
     epilogue(
-        b_acc, p_bias, p_c, p_z, i_m * BLOCK_M, i_n * BLOCK_N, M, N, HAS_BIAS, ACT, SLOPE, SAVE_Z, PIECES
+        b_acc, p_bias, p_scale, p_c, p_z, i_m * BLOCK_M, i_n * BLOCK_N, M, N,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
     )  # fmt: skip
 
 
 @triton.jit
 def gemm_tma_kernel(
-    d_a, d_b, p_bias, p_c, p_z, p_wild, M, N, K, s_split, PROGRAMS, SPLIT,
+    d_a, d_b, p_bias, p_scale, p_c, p_z, p_wild, M, N, K, s_split, PROGRAMS, SPLIT,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, UNIT_N: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    UNIT_N: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, FLATTEN: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
@@ -167,15 +173,16 @@ def gemm_tma_kernel(
                 b_b = d_b.load([k, n])
             b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=ACC)
         epilogue(
-            b_acc, p_bias, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
-            HAS_BIAS, ACT, SLOPE, SAVE_Z, PIECES,
+            b_acc, p_bias, p_scale, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
         )  # fmt: skip
 
 
 @triton.jit
 def gemm_sum_kernel(
-    p_partial, p_bias, p_c, p_z, N, total,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
+    p_partial, p_bias, p_scale, p_c, p_z, N, total,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    SPLIT: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add the SPLIT partial products in order, then the epilogue; p_partial [SPLIT, total]."""
@@ -187,6 +194,8 @@ def gemm_sum_kernel(
     for _ in tl.range(0, SPLIT, loop_unroll_factor=8):
         b_acc += tl.load(p_partial, mask=m, other=0.0)  # [BLOCK]
         p_partial += total
+    if HAS_SCALE:
+        b_acc *= tl.load(p_scale + o % N, mask=m, other=0.0).to(ACC)
     if HAS_BIAS:
         b_acc += tl.load(p_bias + o % N, mask=m, other=0.0).to(ACC)
     if SAVE_Z:
