@@ -25,6 +25,8 @@ DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_depthwise_grad_weight",)
 # Rows of taps of a program, unrolled.
 MOST_ROWS = 11
+# Sums and gradients of a thread that registers hold, with as many addresses of inputs of several channels.
+MOST_VALUES = 140
 
 
 @triton.jit
@@ -170,9 +172,12 @@ def cut(problem: Problem) -> Cut:
     _, (QH, QW) = narrow.joined(problem, problem.geometry[:2])
     pairs, (JH, JW) = problem.groups * problem.M * problem.C, (axis.kernel for axis in problem.geometry[:2])
     tile = problem.tile(FAMILIES[0], floor=1, R=QH, P=problem.N * QW, C=pairs, T=JH * JW, S=problem.geometry.h.stride)
-    taps = launch.cdiv(JH, launch.cdiv(JH, MOST_ROWS))
-    columns = launch.cdiv(JW, launch.cdiv(JW, max(1, tile["SUMS"] // taps)))
-    rows = rows_of(QH, tile["BLOCK_R"], taps)
+    compiled = problem.target != "interpreted"
+    of_a_thread = max(1, tile["BLOCK_P"] * tile["BLOCK_C"] // (32 * tile.num_warps)) if compiled else 1
+    held = MOST_VALUES // of_a_thread // (1 if problem.M == problem.C == 1 else 2)
+    taps = launch.cdiv(JH, launch.cdiv(JH, max(1, min(MOST_ROWS, held // 2))))
+    columns = launch.cdiv(JW, launch.cdiv(JW, max(1, min(tile["SUMS"], held - 1) // taps)))
+    rows = rows_of(QH, max(1, min(tile["BLOCK_R"], held - taps * columns)), taps)
     parts = launch.cdiv(pairs, tile["BLOCK_C"]) * launch.cdiv(JH, taps) * launch.cdiv(JW, columns)
     blocks = launch.cdiv(problem.N * QW, tile["BLOCK_P"])
     return Cut(tile, (taps, columns), rows, parts, blocks * (QH // rows), blocks * (QH % rows))

@@ -75,7 +75,9 @@ def cut(problem: Problem) -> Cut:
     # The weights of single taps lie in order.
     single = problem.geometry.h.kernel * problem.geometry.w.kernel * problem.C == 1
     direct = single or problem.images * OH * OW * out * problem.C * JH * JW <= DIRECT
-    vec = vector(out, problem, min(VEC_DIRECT, tile["VEC"]) if direct and not single else tile["VEC"])
+    # Inputs of several channels have an address each.
+    most = tile["VEC"] if problem.M == problem.C == 1 else min(4, tile["VEC"])
+    vec = vector(out, problem, min(VEC_DIRECT, most) if direct and not single else most)
     of_a_row = max(1, math.prod(walks) * launch.cdiv(problem.images * QW * (out // vec), tile["BLOCK_K"]))
     wanted = int((PROGRAMS_DIRECT if direct and not single else PROGRAMS) * problem.processors) // of_a_row
     step = launch.cdiv(JH, launch.cdiv(JH, MOST_ROWS))
