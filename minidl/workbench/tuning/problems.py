@@ -351,6 +351,17 @@ def _convolution(kind: Kind, form: str, gradient: str = "") -> Iterator[Problem]
         yield kind.problem(what, kernel(launcher), inputs, off=off)
 
 
+def _odd_channels(kind: Kind) -> Iterator[Problem]:
+    """Images and weights that are filled, and groups that are made one."""
+    if kind.dtype == torch.float64:
+        return
+    N, size = (4, 8) if kind.small else (64, 28)
+    for C, M, groups in ((201, 64, 1), (8, 8, 32)):
+        geometry = Geometry.of((size, size), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups)
+        inputs = tensors(_images(N, groups * C, size), _images(groups * M, C, 3), extra=(geometry,), form="fill")
+        yield kind.problem(f"{groups} x {C}->{M} 3x3 at {size}, {N} images", kernel(_forward), inputs)
+
+
 def _depthwise(kind: Kind, gradient: str = "") -> Iterator[Problem]:
     launcher = conv.grad_weight if gradient == "weight" else _forward
     for N, C, size, side, stride in DEPTHWISE_INTERPRETED if kind.small else DEPTHWISE:
@@ -421,6 +432,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "update update_measure update_prepare": (_updates,),
         "conv conv_flat": (_convolution, "pixel"),
         "conv_grad_weight": (_convolution, "pixel", "weight"),
+        "conv_fill": (_odd_channels,),
         "conv_batch conv_batch_narrow": (_convolution, "batch"),
         "conv_batch_grad_weight": (_convolution, "batch", "weight"),
         "conv_back": (_transposed, "batch"),
