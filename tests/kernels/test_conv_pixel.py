@@ -58,7 +58,6 @@ def test_shares_of_taps_and_channels(name, monkeypatch):
         whole_ = p.y + p.bias.double()[:, None, None]
         assert torch.equal(z.double(), whole_)
         assert torch.equal(y.double(), whole_.relu())
-        # A scale comes before the bias, and is no part of the sum's kernel.
         assert p.check("pixel")
     terms = p.w[0].numel()
     assert (at.split > 1) == (terms >= 16 * 16)

@@ -45,7 +45,7 @@ def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: i
     count = launch.cdiv(pixels, tile["BLOCK_M"]) * across
     tempo = pace.of(tile)
     split = 1
-    if not (problem.pool or problem.scale) and problem.at.h.out_step == problem.at.v.out_step == 1:
+    if not problem.pool and problem.at.h.out_step == problem.at.v.out_step == 1:
         slots = tempo.slots if problem.paced else 1
         wanted = max(1, min(slots * problem.processors // max(count, 1), blocks // 8))
         split = launch.cdiv(blocks, launch.cdiv(blocks, wanted))

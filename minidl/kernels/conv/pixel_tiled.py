@@ -291,13 +291,13 @@ def prepare(problem: Problem) -> Prepared:
         "W_TAPS": taps, "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
         "WIDE": pixel_choice.wide(problem), "LONG": h.count * v.count >= MANY, "FLAT": pixel_choice.flat(C, JH * JW),
         "INSIDE": all_inside(h, H) and all_inside(v, W), "MARKED": max(JH, JW) <= pixel_choice.BITS, "TURN": turn,
-        **problem.constants, **(launches.bare(flags) if split > 1 else flags),
+        **problem.constants, **({**launches.bare(flags), "HAS_SCALE": False} if split > 1 else flags),
         **early.options(target=problem.target), **pixel_choice.options(problem, at),
     }  # fmt: skip
     made = launch.Prepared(conv_pixel_kernel, (grid, split), scalars, meta)
     if split == 1:
         return Prepared(made, (1, total), None)
-    flags = {**problem.flags("HAS_SCALE", "POOL"), "SPLIT": split, "ACC": launch.acc(problem.dtype)}
+    flags = {**problem.flags("POOL"), "SPLIT": split, "ACC": launch.acc(problem.dtype)}
     return Prepared(made, (split, total), launches.summed(problem.dtype, groups * M, total, flags, problem.target))
 
 
@@ -307,4 +307,4 @@ def run(prepared: Prepared, t: Tensors) -> None:
         return
     partial = torch.empty(prepared.partial, dtype=launch.acc_torch(t.x.dtype), device=t.x.device)
     prepared.launch.run(t.x, t.w, None, None, partial, None)
-    prepared.sum.run(partial, t.bias, t.y, t.z)
+    prepared.sum.run(partial, t.bias, t.scale, t.y, t.z)

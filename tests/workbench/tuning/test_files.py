@@ -74,7 +74,7 @@ def test_tuning_goes_on_from_what_a_folder_has(tmp_path):
         (lambda t: t["sm_90"][0]["tile"].update(BLOCK_M="4"), "no power of two"),
         (lambda t: t["sm_90"][0]["tile"].update(BLOCK_M=0), "no power of two"),
         (lambda t: t["sm_90"][0].update(warps=5), "no power of two"),
-        (lambda t: t["sm_90"][0]["when"].update(Z_max=3), "unknown condition Z_max; known: M_min"),
+        (lambda t: t["sm_90"][0]["when"].update(Z_max=3), "unknown condition Z_max; known: M_max, M_min"),
         (lambda t: t["sm_90"][0]["when"].update(N_max="32"), 'the condition N_max is "32", expected a whole number'),
         (lambda t: t.update(sm_90=3), "sm_90 is 3, expected a list of rules"),
         (lambda t: t["sm_90"][0].pop("tile"), "other parts or sizes"),
