@@ -312,6 +312,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "banded": (9, 4, 24, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1),
             "pair": (129, 32, 64, (6, 8), (3, 5), (1, 1), (0, 0), (1, 1), 1),
             "depthwise": (30, 1, 1, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 80),
+            "fill": (3, 70, 40, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
         if form == "batch":
@@ -556,12 +557,12 @@ def test_what_is_not_finite_stays_with_its_neighbours(form, bad):
     reached = torch.zeros(1, 1, *size, device=x.device)
     reached[0, 0, 4, 4] = 1
     touched = F.conv2d(reached, torch.ones(1, 1, *kernel, device=x.device), None, 1, (1, 2))[0, 0] > 0
-    if form in ("banded", "pair"):
+    if form in ("banded", "pair", "fill"):
         touched |= touched.any(1, keepdim=True)
     assert torch.equal(after[1:], before[1:])
     assert torch.equal(after[0][:, ~touched], before[0][:, ~touched])
     exact = F.conv2d(x.double().cpu(), w.double().cpu(), None, 1, (1, 2), 1, groups).isnan().to(x.device)
-    if form not in ("banded", "pair"):
+    if form not in ("banded", "pair", "fill"):
         assert torch.equal(
             after.isnan() | after.isinf(), ~F.conv2d(x.double(), w.double(), None, 1, (1, 2), 1, groups).isfinite()
         )

@@ -21,6 +21,8 @@ from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
 
 NAME = "pair"
+# Of channels that fill tiles without being paired.
+FULL = 1.5
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_pair_pool", "conv_band")
 
@@ -89,6 +91,8 @@ def estimate(problem: Problem) -> float:
     """
     S = len(problem.at.v.taps)
     factor = (S + 1) / S * (1.0 if problem.M > 32 else 32 / costs.LEAST_COLUMNS)
+    if min(problem.C, problem.M) > 32:
+        factor *= FULL
     if costs.pages(problem) > 1:
         factor = 1.02 * costs.reading(problem) * costs.pages(problem)
     products = factor * costs.dense(problem)
