@@ -164,6 +164,36 @@ def through(b_dy, b_z, m, ACT: tl.constexpr, SLOPE: tl.constexpr):
 
 
 @triton.jit
+def rows_back(
+    p_dy, p_x, b_mean, b_scale, b_bias, o_mc, m_mc, ACT: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
+    """x - mean and dz of a block [BLOCK_M, BLOCK_C]."""
+    b_x = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC) - b_mean
+    b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)
+    if ACT != NONE:
+        b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
+    return b_x, b_dz
+
+
+@triton.jit
+def band_sums(
+    p_dy, p_x, b_mean, b_scale, b_bias, o_c, m_c, start, end, band, C,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The sums [BLOCK_C] of dz and of dz (x - mean) over rows start (64 bits) to end, `band` of them or fewer."""
+    b_dbias = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
+    b_dweight = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
+    for m in range(0, band, BLOCK_M):
+        o_m = start + m + tl.arange(0, BLOCK_M)
+        m_mc = (o_m < end)[:, None] & m_c[None, :]
+        o_mc = (o_m * C)[:, None] + o_c[None, :]
+        b_x, b_dz = rows_back(p_dy, p_x, b_mean, b_scale, b_bias, o_mc, m_mc, ACT, SLOPE, ACC)
+        b_dbias += b_dz
+        b_dweight += b_dz * b_x
+    return tl.sum(b_dbias.to(tl.float64), axis=0).to(ACC), tl.sum(b_dweight.to(tl.float64), axis=0).to(ACC)
+
+
+@triton.jit
 def backwards(M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
     """Rows and channels of a tile, and their masks.
 
@@ -209,22 +239,12 @@ def batch_norm_sums_kernel(
     b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
     b_scale = b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
     b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
-    b_dbias = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
-    b_dweight = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
-    for m in range(0, band, BLOCK_M):
-        o_m = start + m + tl.arange(0, BLOCK_M)
-        m_mc = (o_m < end)[:, None] & m_c[None, :]
-        o_mc = (o_m * C)[:, None] + o_c[None, :]
-        b_x = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC) - b_mean  # [BLOCK_M, BLOCK_C]
-        b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
-        if ACT != NONE:
-            b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
-        b_dbias += b_dz
-        b_dweight += b_dz * b_x
+    b_dbias, b_dweight = band_sums(
+        p_dy, p_x, b_mean, b_scale, b_bias, o_c, m_c, start, end, band, C, ACT, SLOPE, ACC, BLOCK_M, BLOCK_C
+    )  # fmt: skip
     o_y = tl.program_id(1).to(tl.int64) * (2 * C) + o_c
-    tl.store(p_sums + o_y, tl.sum(b_dbias.to(tl.float64), axis=0).to(ACC), mask=m_c)
-    b_dweight = tl.sum(b_dweight.to(tl.float64), axis=0).to(ACC)[None, :] * b_rstd
-    tl.store((p_sums + o_y + C)[None, :], b_dweight, mask=m_c[None, :])
+    tl.store(p_sums + o_y, b_dbias, mask=m_c)
+    tl.store((p_sums + o_y + C)[None, :], b_dweight[None, :] * b_rstd, mask=m_c[None, :])
 
 
 @triton.jit

@@ -12,19 +12,20 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import activation
-from minidl.kernels.activation import NONE, Activation, activate
+from minidl.kernels.activation import Activation, activate
 from minidl.kernels.norm import (
     Buffers,
     Statistics,
     band_statistics,
+    band_sums,
     channel,
     copy_back,
     count_batch,
     dense,
+    rows_back,
     rows_of,
     settle,
     shaped,
-    through,
 )  # fmt: skip
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
@@ -81,20 +82,12 @@ def batch_norm_grad_alone_kernel(
     b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
     b_scale = b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
     b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
-    b_dbias = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
-    b_dweight = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
-    for m in range(0, M, BLOCK_M):
-        o_m = m + tl.arange(0, BLOCK_M)
-        m_mc = (o_m < M)[:, None] & m_c[None, :]
-        o_mc = (o_m.to(tl.int64) * C)[:, None] + o_c[None, :]
-        b_x = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC) - b_mean  # [BLOCK_M, BLOCK_C]
-        b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
-        if ACT != NONE:
-            b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
-        b_dbias += b_dz
-        b_dweight += b_dz * b_x
-    b_sum = tl.sum(b_dbias.to(tl.float64), axis=0).to(ACC)[None, :]
-    b_sum_n = tl.sum(b_dweight.to(tl.float64), axis=0).to(ACC)[None, :] * b_rstd
+    none = tl.full((), 0, tl.int64)
+    b_sum, b_sum_n = band_sums(
+        p_dy, p_x, b_mean, b_scale, b_bias, o_c, m_c, none, none + M, M, C, ACT, SLOPE, ACC, BLOCK_M, BLOCK_C
+    )  # fmt: skip
+    b_sum = b_sum[None, :]
+    b_sum_n = b_sum_n[None, :] * b_rstd
     o_row, m_row = o_c[None, :], m_c[None, :]
     if p_dweight is not None:
         tl.store(p_dweight + o_row, b_sum_n.to(p_dweight.dtype.element_ty), mask=m_row)
@@ -107,10 +100,7 @@ def batch_norm_grad_alone_kernel(
         o_m = m + tl.arange(0, BLOCK_M)
         m_mc = (o_m < M)[:, None] & m_c[None, :]
         o_mc = (o_m.to(tl.int64) * C)[:, None] + o_c[None, :]
-        b_x = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC) - b_mean  # [BLOCK_M, BLOCK_C]
-        b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
-        if ACT != NONE:
-            b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
+        b_x, b_dz = rows_back(p_dy, p_x, b_mean, b_scale, b_bias, o_mc, m_mc, ACT, SLOPE, ACC)
         b_dx = (b_dz - (b_sum + b_x * b_sum_n)) * b_scale
         tl.store(p_dx + o_mc, b_dx.to(p_dx.dtype.element_ty), mask=m_mc)
 

@@ -13,6 +13,8 @@ from minidl.runtime import launch
 from minidl.testing.memory import GuardedAllocations
 from tests.kernels.test_conv import Problem, whole
 
+pytestmark = pytest.mark.usefixtures("fresh_plans")
+
 SMALL = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 2)
 # (N, C, M, size, kernel, stride, padding, dilation, groups), as in test_conv.py.
 SHAPES = {
@@ -24,14 +26,6 @@ SHAPES = {
     "more taps than bits": (1, 16, 4, (3, 40), (1, 35), (1, 1), (0, 3), (1, 1), 1),
     "a kernel beyond the image": (2, 16, 8, (2, 3), (5, 5), (1, 1), (3, 3), (1, 1), 1),
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """No plan that was made with other tiles or processors is used."""
-    plan.plan.cache_clear()
-    yield
-    plan.plan.cache_clear()
 
 
 def forced():

@@ -14,12 +14,7 @@ from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRAN
 from minidl.runtime import launch
 from minidl.tensors import default_device
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    plan.plan.cache_clear()
-    yield
-    plan.plan.cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_plans")
 
 
 def layer(N, C, M, size, kernel, padding=0, stride=1, direction=FORWARD, **more):

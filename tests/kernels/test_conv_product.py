@@ -18,6 +18,8 @@ from minidl.tensors import default_device
 from minidl.testing.memory import GuardedAllocations
 from tests.kernels.test_conv import Problem, whole
 
+pytestmark = pytest.mark.usefixtures("fresh_plans")
+
 # (N, C, M, size, kernel, stride, padding, dilation, groups), as in test_conv.py.
 SHAPES = {
     "1x1": (3, 32, 24, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1), 1),
@@ -45,14 +47,6 @@ OTHERS = {
     "patches that overlap": (3, 8, 16, (1, 10), (1, 4), (1, 2), (0, 0), (1, 1), 1),
 }
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.bfloat16])
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """No plan that was made with other tiles or processors is used."""
-    plan.plan.cache_clear()
-    yield
-    plan.plan.cache_clear()
 
 
 def check(shape, dtype=torch.float32, seed=0):

@@ -11,7 +11,7 @@ import triton.language as tl
 from minidl.kernels.activation import activate
 from minidl.kernels.conv.epilogue import pool_last
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.prepared import Weights
+from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
@@ -146,7 +146,7 @@ def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[i
     return None if best is None else best[1:]
 
 
-def prepare(problem: Problem, G: int, KP: int, NP: int, *, turned: bool = False) -> Weights:
+def prepare(problem: Problem, G: int, KP: int, NP: int, *, turned: bool = False) -> Copy:
     """The bands [R, KP, NP], or turned [NP, R, KP], of a pair of walks' weights, for groups of G pixels.
 
     To pool, with columns in pairs of pixels.
@@ -158,7 +158,7 @@ def prepare(problem: Problem, G: int, KP: int, NP: int, *, turned: bool = False)
         "SC": S * C, "STEP": problem.at.v.in_step * C, "R": R, "KP": KP, "NP": NP, "TURNED": turned,
         "POOL": problem.pool is not None and not turned, **early.options(target=problem.target), **tile.options,
     }  # fmt: skip
-    return Weights(
+    return Copy(
         (NP, R, KP) if turned else (R, KP, NP),
         launch.Prepared(conv_band_kernel, (launch.cdiv(total, tile["BLOCK"]),), (total, M, G), meta),
     )

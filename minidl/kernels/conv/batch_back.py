@@ -33,6 +33,28 @@ def walk_back(rho, size, R, PADDING: tl.constexpr, STRIDE: tl.constexpr):
 
 
 @triton.jit
+def walk_of(
+    i_tile, N, across, OH, OW, R, S, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """(remainders as one number, tiles before it) of the walk that a tile is of, those with most taps first.
+
+    A walk has `across` tiles for every ROWS of the pixels of N images.
+    """
+    rho = 0
+    before = 0
+    end = 0
+    for i in tl.static_range(STRIDE_H * STRIDE_W):
+        _, rows, _, _ = walk_back(i // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
+        _, columns, _, _ = walk_back(i % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
+        beyond = i_tile >= end
+        rho = tl.where(beyond, i, rho)
+        before = tl.where(beyond, end, before)
+        end += tl.cdiv(N * rows * columns, ROWS) * across
+    return rho, before
+
+
+@triton.jit
 def conv_back_kernel(
     d_x, d_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, M, GROUPS, R, S, w_row, w_tap,
     C: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
@@ -45,16 +67,10 @@ def conv_back_kernel(
     wait(EARLY)
     i_tile = tl.program_id(0)
     across = tl.cdiv(M, BLOCK_N) * GROUPS * tl.cdiv(N, BLOCK_M)
-    rho = 0
-    before = 0
-    end = 0
-    for i in tl.static_range(STRIDE_H * STRIDE_W):
-        _, rows, _, _ = walk_back(i // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
-        _, columns, _, _ = walk_back(i % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
-        beyond = i_tile >= end
-        rho = tl.where(beyond, i, rho)
-        before = tl.where(beyond, end, before)
-        end += rows * columns * across
+    # Whole runs of images at each pixel: the pixels of one image.
+    rho, before = walk_of(
+        i_tile, 1, across, OH, OW, R, S, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, 1
+    )  # fmt: skip
     out_h, _, in_h, taps_h = walk_back(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
     out_w, columns, in_w, taps_w = walk_back(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
     last_h = rho // STRIDE_W + (taps_h - 1) * STRIDE_H

@@ -27,7 +27,7 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.boxed import shape_of_box
 from minidl.kernels.conv.geometry import Axis
-from minidl.kernels.conv.prepared import Product, Weights
+from minidl.kernels.conv.prepared import Copy, Product
 from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
 from minidl.runtime import launch
 from minidl.runtime.boxes import Box
@@ -185,7 +185,7 @@ def prepare(problem: Problem) -> Product:
         Box.of_rows(NP, K, (NP, block_k)),
     )
     grid = (tiles[0] * tiles[1] * tiles[2],)
-    return Product(Weights((NP, K), make), launch.Prepared(conv_few_kernel, grid, scalars, meta, boxes))
+    return Product(Copy((NP, K), make), launch.Prepared(conv_few_kernel, grid, scalars, meta, boxes))
 
 
 def run(prepared: Product, t: Tensors) -> None:

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs
+from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
@@ -57,19 +58,6 @@ def conv_fill_kernel(
     m_from = m_to & (o_row < rows_read) & (o_from >= 0) & (o_from < pitch)
     b_x = tl.load(p_from + o_row * pitch + o_from, mask=m_from, other=0.0)  # [BLOCK_M, BLOCK_N]
     tl.store(p_to + o_row * to + o_to, b_x, mask=m_to)
-
-
-class Copy(NamedTuple):
-    """A copy of this shape."""
-
-    shape: tuple[int, ...]
-    launch: launch.Prepared
-
-    def of(self, x: torch.Tensor) -> torch.Tensor:
-        """That of x, contiguous."""
-        made = torch.empty(self.shape, dtype=x.dtype, device=x.device)
-        self.launch.run(x, made)
-        return made
 
 
 class Filling(NamedTuple):

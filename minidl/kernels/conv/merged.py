@@ -18,7 +18,7 @@ import triton.language as tl
 from minidl.kernels.conv import batch_back, costs
 from minidl.kernels.conv.epilogue import twice
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.prepared import Product, Weights
+from minidl.kernels.conv.prepared import Copy, Product
 from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
@@ -101,7 +101,7 @@ def prepare(problem: Problem) -> Product:
     lie = (R * v.kernel * 2 * M, 1, v.kernel * 2 * M, 2 * M) if turn else ()
     pairs = problem._replace(geometry=Geometry(h, v), M=2 * M, strides=lie, w_aligned=True)
     merge = launch.Prepared(conv_merge_kernel, (launch.cdiv(total, tile["BLOCK"]),), scalars, meta)
-    return Product(Weights(shape, merge), batch_back.prepare(pairs).launch)
+    return Product(Copy(shape, merge), batch_back.prepare(pairs).launch)
 
 
 def run(prepared: Product, t: Tensors) -> None:

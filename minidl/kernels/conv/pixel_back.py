@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, pace, pixel_choice, turned
-from minidl.kernels.conv.batch_back import walk_back
+from minidl.kernels.conv.batch_back import walk_back, walk_of
 from minidl.kernels.conv.pixel_tiled import TURNS_FROM, conv_pixel_tile
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import MANY, TRANSPOSED, WALK, No, Problem, Tensors, walks_back
@@ -38,17 +38,9 @@ def conv_pixel_back_kernel(
     """One tile, of the walk that its number falls into; those with most taps are the first."""
     wait(EARLY)
     i_tile = tl.program_id(0)
-    across = tl.cdiv(M, BLOCK_N) * GROUPS
-    rho = 0
-    before = 0
-    end = 0
-    for i in tl.static_range(STRIDE_H * STRIDE_W):
-        _, rows, _, _ = walk_back(i // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
-        _, columns, _, _ = walk_back(i % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
-        beyond = i_tile >= end
-        rho = tl.where(beyond, i, rho)
-        before = tl.where(beyond, end, before)
-        end += tl.cdiv(N * rows * columns, BLOCK_M) * across
+    rho, before = walk_of(
+        i_tile, N, tl.cdiv(M, BLOCK_N) * GROUPS, OH, OW, R, S, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, BLOCK_M
+    )  # fmt: skip
     out_h, rows, in_h, taps_h = walk_back(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
     out_w, columns, in_w, taps_w = walk_back(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
     last = (rho // STRIDE_W + (taps_h - 1) * STRIDE_H) * S + rho % STRIDE_W + (taps_w - 1) * STRIDE_W

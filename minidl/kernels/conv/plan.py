@@ -48,7 +48,7 @@ from minidl.kernels.conv import (
     turned,
     two_rows,
 )
-from minidl.kernels.conv.prepared import Weights
+from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import GRAD_WEIGHT, SAID, TRANSPOSED, WALK, Problem, Tensors, walks_back
 from minidl.runtime import launch
 
@@ -104,7 +104,7 @@ class Plan(NamedTuple):
     form: Any = None
     prepared: Any = None
     parts: tuple[Plan, ...] = ()
-    turn: Weights | None = None
+    turn: Copy | None = None
     fill: filled.Filling | None = None
 
     def run(self, x: torch.Tensor, w: torch.Tensor, bias: Any = None, scale: Any = None) -> tuple[torch.Tensor, Any]:

@@ -12,14 +12,14 @@ from minidl.kernels.conv.problem import Tensors
 from minidl.runtime import launch
 
 
-class Weights(NamedTuple):
-    """Weights in another order, or with zeros between: the shape of the result, and the launch that makes it."""
+class Copy(NamedTuple):
+    """Weights or images in another order, or with zeros between: the shape of the result, and what makes it."""
 
     shape: tuple[int, ...]
     launch: launch.Prepared
 
     def of(self, w: torch.Tensor) -> torch.Tensor:
-        """Those made of a convolution's weights w."""
+        """That of w, contiguous."""
         out = torch.empty(self.shape, dtype=w.dtype, device=w.device)
         self.launch.run(w, out)
         return out
@@ -28,7 +28,7 @@ class Weights(NamedTuple):
 class Product(NamedTuple):
     """A launch that reads such weights, or the convolution's own where `weights` is None."""
 
-    weights: Weights | None
+    weights: Copy | None
     launch: launch.Prepared
 
     def run(self, t: Tensors) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv.prepared import Weights
+from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import FORWARD, Problem
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
@@ -38,7 +38,7 @@ def strides(problem: Problem) -> tuple[int, ...]:
     return problem.C * of_read, of_written, of_read, *of_taps
 
 
-def prepare(problem: Problem, of: tuple[int, ...]) -> Weights:
+def prepare(problem: Problem, of: tuple[int, ...]) -> Copy:
     """The weights [R, S, C, groups * M], in rows of a multiple of 16 values, out of those with strides `of`."""
     R, S, C, out = problem.geometry.h.kernel, problem.geometry.w.kernel, problem.C, problem.groups * problem.M
     width = 16 * launch.cdiv(out, 16)
@@ -46,4 +46,4 @@ def prepare(problem: Problem, of: tuple[int, ...]) -> Weights:
     grid = launch.cdiv(R * S * C, tile["BLOCK_M"]) * launch.cdiv(out, tile["BLOCK_N"])
     meta = {"C": C, **early.options(grid, problem.target), **tile.options}
     scalars = (problem.M, out, width, S, R * S * C, *of)
-    return Weights((R, S, C, width), launch.Prepared(conv_spread_kernel, (grid,), scalars, meta))
+    return Copy((R, S, C, width), launch.Prepared(conv_spread_kernel, (grid,), scalars, meta))

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.prepared import Weights
+from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
 
@@ -32,13 +32,13 @@ def conv_turn_kernel(
     tl.store(p_turned + o_row[:, None] + o_m[None, :], b_w, mask=m_cm)
 
 
-def prepare(problem: Problem, h: Walk, v: Walk) -> Weights:
+def prepare(problem: Problem, h: Walk, v: Walk) -> Copy:
     """The weights [groups * C, JH, JW, M] of two walks back, out of w [groups * M, C, R, S] in any strides."""
     # What the way back writes the convolution has read.
     M, C, JH, JW = problem.C, problem.M, len(h.taps), len(v.taps)
     tile = problem.tile("conv_turn", floor=1, M=C, N=M)
     grid = launch.cdiv(M, tile["BLOCK_N"]) * launch.cdiv(C, tile["BLOCK_M"]) * JH * JW * problem.groups
-    return Weights(
+    return Copy(
         (problem.groups * C, JH, JW, M),
         launch.Prepared(
             conv_turn_kernel, (grid,), (M, C, *problem.strides, h.taps[0], h.tap_step, v.taps[0], v.tap_step),
