@@ -5,11 +5,13 @@ images). The shares are interleaved, so that programs running together read one 
 channels: 81 us in place of 88), and their partial sums are added in order.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs
+from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.batch_tiled import inside
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, No, Problem, Tensors
@@ -24,6 +26,8 @@ FAMILIES = ("conv_batch_grad_weight",)
 # Bytes of an image, or of a part of one, whose runs lie in few enough pages of memory.
 PART = 2**19
 RUN = 64  # images, the BLOCK_K of most tiles
+SHORT_TIMES = 2.0
+LEAST = 8  # steps of a share
 LEAST_RUN = 16  # of whose halves and quarters runs are made
 # Of the time of the products alone: 128@28 63 us, 320@64 of 2 images 600.
 TIMES = 1.25
@@ -145,6 +149,8 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
+    if problem.paced:
+        return costs.at_least(problem, shares_of(problem).microseconds)
     rows = problem.N * (parts_of(problem) if problem.C > ROW_OF_TAPS and problem.N >= LEAST_RUN else 1)
     factor = costs.of_run(rows, costs.HALF_RUN)
     tile = tile_of(problem)
@@ -172,9 +178,7 @@ def prepare(problem: Problem) -> Shares:
     together = tile["TAPS"] if len(v.taps) == 3 else 1
     parts = parts_of(problem) if together == 1 else 1
     tiles = launch.cdiv(C, tile["BLOCK_N"]) * launch.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
-    inside_ = max(problem.geometry.h.inside()) * max(problem.geometry.w.inside())
-    work = max(1, inside_) * launch.cdiv(N, tile["BLOCK_K"])
-    shares = max(1, min(tile["PER_PROCESSOR"] * problem.processors // tiles, work // 8))
+    shares = shares_of(problem).count
     sizes = {**tile.options, "TAPS": together, "PARTS": parts}
     del sizes["PER_PROCESSOR"], sizes["EVEN"]
     scalars = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares)
@@ -189,6 +193,28 @@ def prepare(problem: Problem) -> Shares:
     )  # fmt: skip
     made = launch.Prepared(conv_batch_grad_weight_kernel, (tiles * shares,), scalars, meta, boxes)
     return Shares(made, shares, problem.shape)
+
+
+def shares_of(problem: Problem) -> pace.Shares:
+    """How many shares, and how long they take where that is known: enough for the device, or those of least time."""
+    tile, taps = tile_of(problem), problem.taps
+    together = tile["TAPS"] if len(problem.at.v.taps) == 3 else 1
+    parts = parts_of(problem) if together == 1 else 1
+    tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
+    tiles *= taps // together
+    h, w = problem.geometry.h.inside(), problem.geometry.w.inside()
+    runs = launch.cdiv(problem.images, tile["BLOCK_K"])
+    work = max(1, max(h) * max(w)) * runs
+    if not problem.paced:
+        return pace.Shares(max(1, min(tile["PER_PROCESSOR"] * problem.processors // tiles, work // LEAST)), 0.0)
+    runs = launch.cdiv(problem.images * parts, tile["BLOCK_K"]) / parts
+    columns = sum(w) / len(w) if together == 1 else problem.at.v.count
+    blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
+    tempo = pace.of_grad_weight(tile, together)._replace(slots=tile["PER_PROCESSOR"])
+    values = problem.groups * problem.M * taps * problem.C
+    found = pace.in_shares(tiles, blocks, tile["BLOCK_K"], tempo, problem.processors, values, 1.0, LEAST)
+    # Runs that are not full: 4x4 stride 2, 256->512 at 16x16, 5 images, 26 us.
+    return found._replace(microseconds=found.microseconds * (SHORT_TIMES if problem.images < RUN else 1.0))
 
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from minidl.kernels.conv.problem import TRANSPOSED, WALK, Problem
+from minidl.kernels.conv.geometry import Axis
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, WALK, Problem
 from minidl.runtime import launch
 
 # Images that fill the rows of a tile, and of a step of the gradient of the weight, where half of them is still good.
@@ -171,9 +172,16 @@ def of_each_channel(problem: Problem, form: str, products: float, rounds: float)
 def moved(problem: Problem) -> int:
     """Bytes of images that are read and written; a walk back reads all of x and writes a part."""
     H, W = problem.read
+    if problem.direction in (FORWARD, GRAD_WEIGHT):
+        H, W = _needed(problem.geometry.h), _needed(problem.geometry.w)
     written = outputs(problem) // (4 if problem.pool else 1) * (1 + problem.preactivation)
     values = problem.N * H * W * problem.groups * problem.C + written * problem.groups * problem.M
     return values * problem.dtype.itemsize
+
+
+def _needed(axis: Axis) -> int:
+    """Of an axis, the inputs that some output reads; a stride may pass over the others."""
+    return min(axis.size, axis.output * min(axis.kernel, axis.stride)) if axis.dilation == 1 else axis.size
 
 
 def of_pool(problem: Problem) -> float:

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import batch_grad_weight
+from minidl.kernels.conv import batch_grad_weight, costs, pace
 from minidl.kernels.conv.batch_grad_weight import parts_of, tile_of
 from minidl.kernels.conv.batch_tiled import inside
 from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
@@ -25,6 +25,7 @@ NAME = "batch"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_batch_grad_weight",)
 
+EVEN_ROUND = 2.0  # us beside the steps
 SLOTS = 16  # of a tile: more would be added one after another for long
 # A program with a tile's head does so many steps fewer; it is in two tiles, or alone at the head of one. On an H200 512
 # channels at 7x7, 128 images: 0.979 of cuDNN with 0, 1.003 with 3, 1.008 with 4 and 5, 1.015 with 6, 0.95 with 8.
@@ -202,6 +203,13 @@ def able(problem: Problem) -> bool | No:
 
 def estimate(problem: Problem) -> float:
     """512@7: 0.97 of cuDNN, in shares 0.89."""
+    if problem.paced:
+        parts, tile = _parts(problem), tile_of(problem)
+        steps = pace.steps(parts.each, tile["BLOCK_K"])
+        tempo = pace.of_grad_weight(tile, 1)
+        values = problem.groups * problem.M * problem.taps * problem.C
+        time = EVEN_ROUND + steps * tempo.step + pace.of_shares(parts.slots, values)
+        return costs.at_least(problem, time)
     return 0.9 * batch_grad_weight.estimate(problem)
 
 

@@ -6,22 +6,30 @@ out of the second cache, 7 to 11e12 bytes a second, so the time of a step is tha
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from minidl.runtime import launch
 
 # What a round takes beside its steps, in us: the first blocks, the epilogue.
 ROUND = 3.0
+LAUNCH = 0.5
 SHORT_ROUND = 1.0
 # A step of programs that have a multiprocessor for themselves, where more could run.
 ALONE = 0.6
 # Of a step, what does not depend on the length of its block of K.
 STEP = 0.3
 FULL_BLOCK = 64
+# Bytes of partial sums that stay in the second cache, and bytes per us there and in memory.
+CACHE = 30e6
+CACHED = 5e6
+UNCACHED = 2.6e6
+# Rounds that shares of a sum are made for, fewer than these.
+MOST_ROUNDS = 13
 # Steps over taps and channels as one axis, whose addresses are found value by value; of channels that fill no 16 bytes.
 FLAT = 3.2
-FLAT_VALUES = 5.5
-FLAT_GRAD_WEIGHT = 1.3
+FLAT_VALUES = 4.2
+FLAT_GRAD_WEIGHT = 2.0
 # Steps that read values of so many bytes at once.
 NARROW = {16: 1.0, 8: 1.2, 4: 2.0, 2: 5.0}
 # Of rows that begin within a line of the cache, 128 bytes.
@@ -45,11 +53,19 @@ TILES = {
 }  # fmt: skip
 # Of the gradient of the weight, by TAPS too.
 GRAD_WEIGHT = {
-    (128, 64, 3): Pace(1, 0.8), (128, 64, 2): Pace(1, 0.6), (128, 128, 1): Pace(2, 1.05), (64, 64, 3): Pace(2, 1.1),
+    (128, 256, 1): Pace(1, 0.76), (128, 64, 3): Pace(1, 0.8), (128, 64, 2): Pace(1, 0.6), (128, 128, 1): Pace(2, 1.05),
+    (64, 64, 3): Pace(2, 1.1),
     (64, 64, 2): Pace(2, 0.8), (64, 64, 1): Pace(3, 0.7), (64, 128, 1): Pace(2, 0.7), (64, 32, 1): Pace(2, 0.6),
     (32, 64, 3): Pace(2, 1.2), (16, 64, 3): Pace(2, 1.0),
 }  # fmt: skip
 OTHER = Pace(2, 1.0)
+# Of the boxed form, by BLOCK_M channels, BLOCK_N pixels and warps. 256->256 at 56x56, 64 images, 331 to 395 us.
+BOXED = {
+    (64, 64, 4): Pace(3, 0.42), (64, 128, 4): Pace(2, 0.58), (128, 128, 4): Pace(2, 0.7), (128, 128, 8): Pace(2, 0.78),
+    (256, 128, 8): Pace(1, 0.69), (128, 256, 8): Pace(1, 0.71),
+}  # fmt: skip
+# Where pixels of so many channels a warpgroup lie far apart, a box takes longer: by a quarter with twice as many.
+FAR, FARTHER = 512, 0.25
 # Tiles that are read in boxes.
 BOXES = {**TILES, (128, 128): Pace(2, 0.74)}
 
@@ -62,6 +78,12 @@ def of(tile: launch.Tile) -> Pace:
 def of_boxes(rows: int, columns: int) -> Pace:
     """That of a tile that is read in boxes."""
     return BOXES.get((rows, columns), OTHER)
+
+
+def of_boxed(tile: launch.Tile, channels: int) -> Pace:
+    """That of a tile of the boxed form, with so many channels of x."""
+    slots, step = BOXED.get((tile["BLOCK_M"], tile["BLOCK_N"], tile.num_warps), OTHER)
+    return Pace(slots, step * (1 + FARTHER * max(0.0, math.log2(4 * channels / (tile.num_warps * FAR)))))
 
 
 def of_grad_weight(tile: launch.Tile, taps: int) -> Pace:
@@ -91,5 +113,30 @@ def microseconds(tiles: int, steps: float, pace: Pace, processors: int, fixed: f
 
 
 def of_shares(shares: int, values: int) -> float:
-    """Of writing partial sums in float32 and adding them, which stay in the second cache."""
-    return 2.0 + 2 * 4 * shares * values / 5e6 if shares > 1 else 0.0
+    """Of writing partial sums in float32 and adding them: in the second cache, or in memory where it is too small."""
+    size = 4 * shares * values
+    return 2.0 + 2 * size / (CACHED if size < CACHE else UNCACHED) if shares > 1 else 0.0
+
+
+class Shares(NamedTuple):
+    """Of a sum: how many shares, and the us of all."""
+
+    count: int
+    microseconds: float
+
+
+def in_shares(
+    tiles: int, blocks: int, block: int, pace: Pace, processors: int, values: int, factor: float = 1.0, least: int = 1
+) -> Shares:
+    """The shares of `blocks` of a gradient of the weight that take the least time, of `least` blocks each at least.
+
+    As many as fill the device once, or some times: 72 tiles leave half of 132 multiprocessors without work.
+    """
+    device = processors * pace.slots
+    most = max(1, blocks // least)
+    counts = {1} | {min(most, max(1, rounds * device // max(tiles, 1))) for rounds in range(1, MOST_ROUNDS)}
+    found = []
+    for count in sorted({-(-blocks // -(-blocks // count)) for count in counts}):
+        time = microseconds(tiles * count, factor * steps(-(-blocks // count), block), pace, processors, SHORT_ROUND)
+        found.append(Shares(count, time + of_shares(count, values)))
+    return min(found, key=lambda one: one.microseconds)

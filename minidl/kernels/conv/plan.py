@@ -31,6 +31,7 @@ from minidl.kernels.conv import (
     batch_grad_weight,
     batch_tiled,
     boxed,
+    boxed_grad_weight,
     costs,
     depthwise,
     depthwise_grad_weight,
@@ -70,6 +71,7 @@ FORMS: tuple[Any, ...] = (
     pixel_grad_weight,
     batch_grad_weight,
     even_grad_weight,
+    boxed_grad_weight,
     banded_grad_weight,
     depthwise_grad_weight,
 )

@@ -187,9 +187,9 @@ def regret(layer: Layer, direction: str, make_clock: MakeClock, rounds: int) -> 
     for form in FORMS:
         calls = layer.ours(direction, form)
         try:
-            once = min(_once(calls[0]) for _ in range(3))
-            if once > limit + LAUNCH_MS:
-                times[form] = once
+            ms = min(once(calls[0]) for _ in range(3))
+            if ms > limit + LAUNCH_MS:
+                times[form] = ms
             else:
                 clocks[form] = make_clock(calls, False)
         except conv.UnableError:
@@ -215,7 +215,7 @@ def _first(function: Callable[..., tuple[torch.Tensor, Any]], *args: Any, **how:
     return function(*args, **how)[0]
 
 
-def _once(call: sides.Call) -> float:
+def once(call: sides.Call) -> float:
     """Milliseconds of one call with its launch."""
     started = time.perf_counter()
     call()
