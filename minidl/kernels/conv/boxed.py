@@ -68,9 +68,12 @@ def conv_box_tile(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    STORE_BOX: tl.constexpr,
+    STORE_BOX: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M channels of a box of outputs; with TURN the rows of d_w are the channels of x: [groups * C, taps * M]."""
+    """BLOCK_M channels of a box of outputs; with TURN the rows of d_w are the channels of x: [groups * C, taps * M].
+
+    With PAIRS outputs are pairs of neighbouring pixels, and d_x has an axis for the two of each pair (`paired_box`).
+    """
     PIXELS: tl.constexpr = TILE_N * TILE_H * TILE_W
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_w = tl.cdiv(QW, TILE_W)
@@ -85,7 +88,7 @@ def conv_box_tile(
     c = i_group * C
     j_w = 0
     x_h = in_h + q_h
-    x_w = in_w + q_w
+    x_w = in_w + q_w * (2 if PAIRS else 1)
     # Of the weights' columns, from a tap to the next one of its row, and to the one below.
     step_w = w_tap_w if TURN else C
     step_h = w_tap_h if TURN else JW * C
@@ -93,7 +96,11 @@ def conv_box_tile(
     for _ in range(JH * JW * (C // BLOCK_K)):
         # [BLOCK_M, BLOCK_K]
         b_w = d_w.load([c, o_w]).T if TURN else d_w.load([i_group * M + m, o_w])
-        b_x = tl.reshape(d_x.load([n, x_h, x_w, c]), (PIXELS, BLOCK_K)).T  # [BLOCK_K, PIXELS]
+        if PAIRS:
+            b_box = d_x.load([n, x_h, x_w >> 1, x_w & 1, c])
+        else:
+            b_box = d_x.load([n, x_h, x_w, c])
+        b_x = tl.reshape(b_box, (PIXELS, BLOCK_K)).T  # [BLOCK_K, PIXELS]
         b_acc = tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
         # All taps of a block of channels, then the next block: programs that run together share what they read.
         # 256->256 at 56x56, 64 images: 331 us in place of 366.
@@ -135,7 +142,7 @@ def conv_box_kernel(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    STORE_BOX: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+    STORE_BOX: tl.constexpr, PAIRS: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
     if PER_PROCESSOR == 0:
@@ -144,7 +151,7 @@ def conv_box_kernel(
             N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
             C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
-            PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX,
+            PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX, PAIRS,
         )  # fmt: skip
     else:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
@@ -153,7 +160,7 @@ def conv_box_kernel(
                 N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
                 C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
-                PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX,
+                PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX, PAIRS,
             )  # fmt: skip
 
 
@@ -172,7 +179,7 @@ def estimate(problem: Problem) -> float:
     """With the pixels of boxes that are outside of an image."""
     h, v, tile = problem.at.h, problem.at.v, _tile(problem)
     if problem.paced:
-        return costs.at_least(problem, _microseconds(problem, tile))
+        return costs.at_least(problem, microseconds(problem, tile))
     sizes = problem.N, h.count, v.count
     box = shape_of_box(*sizes, tile["BLOCK_N"])
     filled = math.prod(launch.cdiv(size, extent) * extent for size, extent in zip(sizes, box, strict=True))
@@ -180,7 +187,8 @@ def estimate(problem: Problem) -> float:
     return costs.microseconds(problem, NAME, filled * costs.reading(problem) * costs.dense(problem))
 
 
-def prepare(problem: Problem) -> launch.Prepared:
+def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
+    """With `pairs` the outputs of the problem are pairs, and its inputs single pixels."""
     h, v = problem.at.h, problem.at.v
     (H, W), (OH, OW) = problem.read, problem.written
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
@@ -206,10 +214,11 @@ def prepare(problem: Problem) -> launch.Prepared:
     meta = {
         "C": C, "JH": len(h.taps), "JW": len(v.taps), "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
         "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step, "TURN": turn, **problem.constants,
-        "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": whole, **problem.flags("POOL"), **options,
+        "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": whole, "PAIRS": pairs,
+        **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
-        images_box(N, H, W, groups * C, [*box, block]),
+        pairs_box(N, H, W, C, [*box, 1, block]) if pairs else images_box(N, H, W, groups * C, [*box, block]),
         batch_tiled.weights(problem, turn, block, tile["BLOCK_M"]),
         images_box(N, OH, OW, M, [*box, piece]) if whole else None,
     )
@@ -224,10 +233,13 @@ def run(prepared: launch.Prepared, t: Tensors) -> None:
 def _tile(problem: Problem) -> launch.Tile:
     h, v, C = problem.at.h, problem.at.v, problem.C
     tiles = problem.tiles("conv_box", M=problem.M, N=problem.images * h.count * v.count, K=C & -C)
-    return min(tiles, key=lambda tile: _microseconds(problem, tile)) if len(tiles) > 1 else tiles[0]
+    return min(tiles, key=lambda tile: microseconds(problem, tile)) if len(tiles) > 1 else tiles[0]
 
 
-def _microseconds(problem: Problem, tile: launch.Tile) -> float:
+def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
+    """Of a problem whose tiles' times are known, with a tile or the best one."""
+    if tile is None:
+        tile = _tile(problem)
     sizes = problem.images, problem.at.h.count, problem.at.v.count
     box = shape_of_box(*sizes, tile["BLOCK_N"])
     boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
@@ -249,6 +261,11 @@ def stores_boxes(problem: Problem) -> bool:
 def images_box(N: int, H: int, W: int, channels: int, block: Sequence[int]) -> Box:
     """Boxes of x [N, H, W, channels]."""
     return Box((N, H, W, channels), (H * W * channels, W * channels, channels, 1), block)
+
+
+def pairs_box(N: int, H: int, W: int, C: int, block: Sequence[int]) -> Box:
+    """Boxes of x [N, H, W / 2, 2, C]."""
+    return Box((N, H, W // 2, 2, C), (H * W * C, W * C, 2 * C, C, 1), block)
 
 
 def shape_of_box(N: int, height: int, width: int, pixels: int) -> tuple[int, int, int]:

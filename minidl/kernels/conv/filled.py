@@ -34,6 +34,8 @@ MOST_WALKS = 4
 # Microseconds of a small copy beside its launch, and the part of a copy's rate that rows of odd lengths reach.
 COPY = 2.0
 COPIED = 0.6
+# Channels of the form for few outputs of a way back are a multiple of this, up to so many outputs.
+FEW_UNIT, FEW_OUTPUTS = 16, 4
 # Channels of forms that read boxes, where this adds less than a sixteenth.
 BOX = 32
 
@@ -108,6 +110,8 @@ def wider(problem: Problem) -> Problem | No:
     merged = _merged(groups, max(C, M))
     if merged > 1:
         C, M = merged * C, merged * M
+    elif groups == 1 and problem.direction == TRANSPOSED and M <= FEW_OUTPUTS:
+        C = launch.cdiv(C, FEW_UNIT) * FEW_UNIT
     else:
         C = _filled(C, unit)
         M = _filled(M, unit) if problem.direction == GRAD_WEIGHT else M

@@ -32,7 +32,7 @@ FAMILIES = ("gemm", "gemm_pointer")
 PACED = 1.05
 # Of rows with few channels, which leave much of a tile empty: 24->144 at 56x56, 21 images, 28.9 us, and 17.8 forward.
 FEW = range(8, 32)
-FEW_TIMES = 1.8
+FEW_TIMES, SHORT = 1.8, 5.0
 
 
 class Prepared(NamedTuple):
@@ -63,8 +63,8 @@ def estimate(problem: Problem) -> float:
     products = _rows(problem) * K * (problem.M if problem.direction == GRAD_WEIGHT else costs.columns(problem))
     tile, split = _choice(problem)
     if problem.paced:
-        times = PACED * (FEW_TIMES if min(problem.M, _width(problem)) in FEW else 1.0)
-        return times * choice.microseconds(*_shape(problem), tile, split, problem.processors)
+        time = PACED * choice.microseconds(*_shape(problem), tile, split, problem.processors)
+        return time * (FEW_TIMES if time > SHORT and min(problem.M, _width(problem)) in FEW else 1.0)
     M, N, depth = _sizes(problem)
     programs = launches.tiles_of(M, N, tile) * (1 + launch.cdiv(depth, tile["BLOCK_K"])) / 2
     return costs.microseconds(problem, NAME if _boxed(problem) else "product, by pointers", products, programs)
