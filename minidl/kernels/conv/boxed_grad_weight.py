@@ -2,9 +2,10 @@
 
     dw[m, j, c] = sum over pixels of dy[n, q, m] x[n, at(q, j), c]
 
-The output's gradient at TILE_N x TILE_H x TILE_W neighbouring pixels, and the inputs that a tap multiplies with it, are
-two boxes, with zeros outside the image. So a batch need be no multiple of a run, and where images are large a box lies
-in few pages of memory: runs of images take one for each image. It takes strides of 1.
+The inputs that a tap multiplies with the output's gradient at TILE_N x TILE_H x TILE_W neighbouring pixels are a box,
+with zeros outside the image. So a batch need be no multiple of a run, and where images are large a box lies in few
+pages of memory: runs of images take one for each image. It takes strides of 1. The gradient is the left operand and
+read through pointers (Triton 3.6 computes one that is a reshaped box wrongly).
 
 A program sums one tap of a block of output and input channels over its share of the boxes. Shares are interleaved, so
 that programs running together read one neighbourhood; their partial sums are added in order. Zeros outside the image
@@ -33,7 +34,7 @@ LEAST = 8  # boxes of a share
 
 @triton.jit
 def conv_box_grad_weight_kernel(
-    d_dy, d_x, p_partial, boxes, QH, QW, M, GROUPS, in_h, in_w, SHARES,
+    p_dy, d_x, p_partial, boxes, N, QH, QW, M, GROUPS, in_h, in_w, SHARES,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -52,10 +53,17 @@ def conv_box_grad_weight_kernel(
     i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * J)
     tap_h = in_h + j // JW * IN_TAP_H
     tap_w = in_w + j % JW * IN_TAP_W
-    o_m = i_group * M + m
     o_c = i_group * C + c
     tiles_w = tl.cdiv(QW, TILE_W)
     tiles_h = tl.cdiv(QH, TILE_H)
+    # The pixels of a box, and where they lie from its first one.
+    o_p = tl.arange(0, PIXELS)
+    p_n = o_p // (TILE_H * TILE_W)
+    p_h = o_p // TILE_W % TILE_H
+    p_w = o_p % TILE_W
+    o_dy = (p_n * QH + p_h) * QW + p_w
+    r_m = m + tl.arange(0, BLOCK_M)
+    p_dy += i_group * M
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     tl.assume(i_share < boxes)
     for i in range(i_share, boxes, SHARES):
@@ -63,10 +71,13 @@ def conv_box_grad_weight_kernel(
         row = i // tiles_w
         q_h = row % tiles_h * TILE_H
         n = row // tiles_h * TILE_N
-        b_dy = tl.reshape(d_dy.load([n, q_h, q_w, o_m]), (PIXELS, BLOCK_M)).T  # [BLOCK_M, PIXELS]
+        m_dy = (n + p_n < N) & (q_h + p_h < QH) & (q_w + p_w < QW)
+        o_row = (n.to(tl.int64) * QH + q_h) * QW + q_w + o_dy
+        b_dy = tl.load(
+            p_dy + (o_row * (GROUPS * M))[:, None] + r_m[None, :], mask=m_dy[:, None] & (r_m < M)[None, :], other=0.0
+        )  # [PIXELS, BLOCK_M]
         b_x = tl.reshape(d_x.load([n, tap_h + q_h, tap_w + q_w, o_c]), (PIXELS, BLOCK_N))
-        b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
-    r_m = m + tl.arange(0, BLOCK_M)
+        b_acc = tl.dot(b_dy.T, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
     r_c = c + tl.arange(0, BLOCK_N)
     p_partial += i_share.to(tl.int64) * (GROUPS * M) * (J * C)
     p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (J * C) + j * C + r_c[None, :]
@@ -80,7 +91,7 @@ def able(problem: Problem) -> bool | No:
         and (h.in_step == v.in_step == 1 or No("a stride"))
         and (all(channels * size % 16 == 0 for channels in (problem.C, problem.M))
              or No("channels of a group whose bytes are not a multiple of 16"))
-        and ((problem.x_boxes and problem.boxes(problem.groups * problem.M, problem.aligned)) or NO_BOXES)
+        and ((problem.x_boxes and problem.M > 0) or NO_BOXES)
     )  # fmt: skip
 
 
@@ -100,15 +111,12 @@ def prepare(problem: Problem) -> Shares:
     options = tile.options
     del options["BLOCK_K"], options["PER_PROCESSOR"]
     read = problem.taps_read
-    scalars = (boxes, QH, QW, M, groups, h.in_start, v.in_start, shares)
+    scalars = (boxes, N, QH, QW, M, groups, h.in_start, v.in_start, shares)
     meta = {
         **{name: read[name] for name in ("C", "JH", "JW", "IN_TAP_H", "IN_TAP_W")}, **problem.constants,
         **early.options(target=problem.target), "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], **options,
     }  # fmt: skip
-    of_boxes = (
-        images_box(N, QH, QW, groups * M, [*box, tile["BLOCK_M"]]),
-        images_box(N, H, W, groups * C, [*box, tile["BLOCK_N"]]),
-    )  # fmt: skip
+    of_boxes = (None, images_box(N, H, W, groups * C, [*box, tile["BLOCK_N"]]))
     made = launch.Prepared(conv_box_grad_weight_kernel, (tiles * shares,), scalars, meta, of_boxes)
     return Shares(made, shares, problem.shape)
 
