@@ -2,8 +2,8 @@
 
 With 64 channels half of a tile of outputs is empty, and each input is read once for every tap. Seen as a pair, outputs
 2q and 2q + 1 need S + 1 columns of inputs, each once: their weights are a band [2 M, R, S + 1, C] with a zero column
-for each of the two. So a tile is full, and S + 1 inputs are read for a pair in place of 2 S, at the price of (S + 1) / S
-times the products. The columns of a box of pairs lie two apart: x is seen as [N, H, W / 2, 2, C], and a column is one
+for each of the two. So a tile is full, and S + 1 inputs are read for a pair in place of 2 S, at the price of
+(S + 1) / S times the products. The columns of a box of pairs lie two apart: x is seen as [N, H, W / 2, 2, C], and a column is one
 of the two halves, read through a tensor descriptor, with zeros outside the image. `boxed` does the rest.
 
 64->64 channels 3x3 at 256x256, 106 images, took 1.45 ms by pixels and 1.57 ms in boxes on an H100.
@@ -14,6 +14,7 @@ from minidl.kernels.conv.epilogue import twice
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks
+from minidl.runtime import estimates
 
 NAME = "pair"
 DIRECTIONS = CORRELATIONS
@@ -39,7 +40,7 @@ def able(problem: Problem) -> bool | No:
 
 def estimate(problem: Problem) -> float:
     pairs = _pairs(problem)
-    made = 2 * costs.DEVICES[problem.target].launch  # of the band
+    made = 2 * estimates.of(problem.target).launch  # of the band
     if problem.paced:
         return costs.at_least(problem, boxed.microseconds(pairs)) + made
     # Where tiles' times are not known it has no measured place, and is taken where it is asked for.
