@@ -3,8 +3,8 @@
 With 64 channels half of a tile of outputs is empty, and each input is read once for every tap. Seen as a pair, outputs
 2q and 2q + 1 need S + 1 columns of inputs, each once: their weights are a band [2 M, R, S + 1, C] with a zero column
 for each of the two. So a tile is full, and S + 1 inputs are read for a pair in place of 2 S, at the price of
-(S + 1) / S times the products. The columns of a box of pairs lie two apart: x is seen as [N, H, W / 2, 2, C], and a column is one
-of the two halves, read through a tensor descriptor, with zeros outside the image. `boxed` does the rest.
+(S + 1) / S times the products. The columns of a box of pairs lie two apart: x is seen as [N, H, W / 2, 2, C], and a
+column is one of the two halves, read through a tensor descriptor, with zeros outside the image. `boxed` does the rest.
 
 64->64 channels 3x3 at 256x256, 106 images, took 1.45 ms by pixels and 1.57 ms in boxes on an H100.
 """
