@@ -48,8 +48,8 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("few_outputs",), ("forms.few", "whole.few.1", "relative.few")),
     (("merged",), ("relative.merge",)),
     (("paired",), ("forms.pair", "relative.pair")),
-    (("fft",), ("forms.fft",)),
-    (("depthwise", "depthwise_grad_weight"), ("forms.depthwise",)),
+    (("depthwise",), ("forms.depthwise.",)),
+    (("depthwise_grad_weight",), ("forms.depthwise, weight.",)),
 )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def fitted(
     known = devices.as_json(start)
     for forms, parts in GROUPS:
         rows = [trial for trial in timed if trial.form.removeprefix(FILLED) in forms]
-        paths = [path for path in _paths(known) if ".".join(map(str, path)).startswith(parts)]
+        paths = [path for path in _paths(known) if f"{'.'.join(map(str, path))}.".startswith(parts)]
         if rows:
             told(forms[0])
             known = _moved(place, rows, [math.sqrt(best[row.problem] / (row.ms or 1.0)) for row in rows], known, paths)

@@ -39,7 +39,8 @@ ROUNDS = 3
 FORMS = {"gemm": "tma", "gemm_pointer": "pointer", "copied": "copied"}  # of products, by what is tried
 # Families of tiles between which a form chooses.
 CHOICES = {"gemm_pointer": "gemm_pointer", "pixel_tiled": "conv", "pixel_back": "conv", "boxed": "conv_box"}
-MODULES = {form.__name__.rpartition(".")[2]: form for form in plans.FORMS}
+# Spectra are used on request only.
+MODULES = {form.__name__.rpartition(".")[2]: form for form in plans.FORMS if form is not fft}
 FILLED = "filled "  # before a module's name: with channels filled up
 
 
@@ -170,7 +171,7 @@ def _drawn(of: str, seed: int, index: int) -> Any:
 @cache
 def _problem(of: str, seed: int, index: int, what: str, name: str, target: str, processors: int) -> Problem:
     made = drawn_conv.problem(_drawn(of, seed, index), what, DTYPE, target, processors)
-    return made._replace(form=name, precision=launch.float32_precision() if name == fft.NAME else made.precision)
+    return made._replace(form=name)
 
 
 def _operands(shape: Gemm, device: str = "meta") -> tuple[torch.Tensor, torch.Tensor]:
