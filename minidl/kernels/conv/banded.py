@@ -28,9 +28,7 @@ NAME = "banded"
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_band", "conv_banded")
 
-# On an H100: what is estimated for an H200, slower, and a fixed part in us. 2x2 stride 2, 8->53 at 242x242: 726 us.
-SLOWER, FIXED = 1.4, 2.5
-LEAST_APART, STORED_APART = 32, 3.3
+LEAST_APART = 32
 
 
 @triton.jit
@@ -99,11 +97,11 @@ def able(problem: Problem) -> bool | No:
 def estimate(problem: Problem) -> float:
     kind = "banded, pooled" if problem.pool else NAME
     time = costs.microseconds(problem, kind, products(problem))
-    if not problem.paced:
-        return time
-    # Of many channels rows that begin at no multiple of 4 bytes are stored value by value.
-    apart = problem.M > LEAST_APART and problem.M % 2
-    return SLOWER * time * (STORED_APART if apart else 1.0) + FIXED
+    # Of many channels rows that begin at no multiple of 4 bytes are stored value by value. 2x2 stride 2, 8->53 at
+    # 242x242: 726 us.
+    if problem.paced and problem.M > LEAST_APART and problem.M % 2:
+        time *= costs.relative(problem, "banded, odd")
+    return costs.beside_tiles(problem, NAME, time)
 
 
 def products(problem: Problem) -> float:

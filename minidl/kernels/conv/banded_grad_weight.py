@@ -22,10 +22,6 @@ NAME = "banded"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_banded_grad_weight", "conv_band")
 
-# On an H100: what is estimated for an H200, slower, and a fixed part in us. 3->64 3x3 at 224x224, 18 images: 144 us.
-SLOWER, FIXED = 2.4, 10.0
-READ_APART = 2.0  # rows that begin at no multiple of 4 bytes. 2x2 stride 2, 8->53 at 242x242: 480 us
-
 
 @triton.jit
 def conv_banded_grad_weight_kernel(
@@ -95,12 +91,15 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
-    """With two launches more; small ones take 17 to 21 us, 3->32 3x3 stride 2 at 224x224 1.5 times the products."""
+    """With two launches more; small ones take 17 to 21 us, 3->32 3x3 stride 2 at 224x224 1.5 times the products.
+
+    3->64 3x3 at 224x224, 18 images: 144 us; 2x2 stride 2, 8->53 at 242x242, whose rows begin at no multiple of 4 bytes:
+    480 us.
+    """
     time = costs.microseconds(problem, NAME, banded.products(problem))
-    if not problem.paced:
-        return time
-    apart = problem.M > banded.LEAST_APART and problem.M % 2
-    return SLOWER * time * (READ_APART if apart else 1.0) + FIXED
+    if problem.paced and problem.M > banded.LEAST_APART and problem.M % 2:
+        time *= costs.relative(problem, "banded, weight, odd")
+    return costs.beside_tiles(problem, "banded, weight", time)
 
 
 class Prepared(NamedTuple):

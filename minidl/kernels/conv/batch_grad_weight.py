@@ -26,13 +26,9 @@ FAMILIES = ("conv_batch_grad_weight",)
 # Bytes of an image, or of a part of one, whose runs lie in few enough pages of memory.
 PART = 2**19
 RUN = 64  # images, the BLOCK_K of most tiles
-SHORT_TIMES = 2.0
 LEAST = 8  # steps of a share
 LEAST_RUN = 16  # of whose halves and quarters runs are made
-# Of the time of the products alone: 128@28 63 us, 320@64 of 2 images 600.
-TIMES = 1.25
 MANY_IMAGES = 512
-FEW_TIMES = 3.5  # 5x5 64->192 at 27x27, 165 images: 665 us; 128->32 at 56x56, 116 images: 259
 ROW_OF_TAPS = 128  # up to so many channels tiles have three taps
 
 
@@ -152,17 +148,18 @@ def estimate(problem: Problem) -> float:
     if problem.paced:
         return costs.at_least(problem, shares_of(problem).microseconds)
     rows = problem.N * (parts_of(problem) if problem.C > ROW_OF_TAPS and problem.N >= LEAST_RUN else 1)
-    factor = costs.of_run(rows, costs.HALF_RUN)
+    factor = costs.of_run(problem, rows, costs.HALF_RUN)
     tile = tile_of(problem)
     # Few channels leave tiles empty.
     channels = max(tile["BLOCK_M"] * launch.cdiv(problem.M, tile["BLOCK_M"]), RUN)
     channels *= max(tile["BLOCK_N"] * launch.cdiv(problem.C, tile["BLOCK_N"]), RUN)
     whole = len(problem.at.v.taps) in (1, 3) and problem.M >= RUN
-    times = TIMES if whole or problem.N >= MANY_IMAGES else FEW_TIMES
-    products = times * costs.outputs(problem) * problem.groups * problem.taps * channels
-    if factor == costs.SHORT_RUN:
-        products = costs.dense(problem, max(problem.C, RUN))
-    return factor * costs.microseconds(problem, NAME, products, costs.outputs(problem))
+    # 128@28 63 us, 320@64 of 2 images 600; few: 5x5 64->192 at 27x27, 165 images 665, 128->32 at 56x56, 116 images 259.
+    name = "batch, weight" if whole or problem.N >= MANY_IMAGES else "batch, weight, few images"
+    products = costs.outputs(problem) * problem.groups * problem.taps * channels
+    if rows < costs.HALF_RUN:
+        name, products = NAME, costs.dense(problem, max(problem.C, RUN))
+    return factor * costs.microseconds(problem, name, products, costs.outputs(problem))
 
 
 def tile_of(problem: Problem) -> launch.Tile:
@@ -214,7 +211,8 @@ def shares_of(problem: Problem) -> pace.Shares:
     values = problem.groups * problem.M * taps * problem.C
     found = pace.in_shares(tiles, blocks, tile["BLOCK_K"], tempo, problem.processors, values, 1.0, LEAST)
     # Runs that are not full: 4x4 stride 2, 256->512 at 16x16, 5 images, 26 us.
-    return found._replace(microseconds=found.microseconds * (SHORT_TIMES if problem.images < RUN else 1.0))
+    times = costs.relative(problem, "batch, weight, short") if problem.images < RUN else 1.0
+    return found._replace(microseconds=found.microseconds * times)
 
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:

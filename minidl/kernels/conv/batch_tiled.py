@@ -31,7 +31,6 @@ NAME = "batch"
 IN_PLACE = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_batch", "conv_batch_narrow")
-BATCH_ROUND = 2.0
 WHOLE = tl.constexpr(0)
 INNER = tl.constexpr(1)
 BORDER = tl.constexpr(2)
@@ -225,10 +224,10 @@ def estimate(problem: Problem) -> float:
         tiles *= costs.outputs(problem) // problem.images
         steps = pace.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
         tempo = pace.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
-        time = pace.microseconds(tiles, steps, tempo, problem.processors, BATCH_ROUND)
+        time = pace.microseconds(tiles, steps, tempo, problem.processors, pace.known().rounds["batch"])
         return costs.at_least(problem, time)
     products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
-    return costs.of_run(problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem))
+    return costs.of_run(problem, problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem))
 
 
 def prepare(problem: Problem) -> launch.Prepared:

@@ -21,17 +21,15 @@ from minidl.kernels.conv import batch_tiled, costs, pace
 from minidl.kernels.conv.epilogue import affine, finish
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, No, Problem, Tensors, taps_of
 from minidl.kernels.gemm.tiled import halves
-from minidl.runtime import launch
+from minidl.runtime import estimates, launch
 from minidl.runtime.boxes import Box
 
 NAME = "box"
 IN_PLACE = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
-BOX_ROUND = 2.5
-BOX_STEP = 0.1
 # Boxes of so many images, of more bytes than the second cache holds. 256->2048 at 33x33, 387 images: 7.9 ms.
-FEW_IMAGES, LARGE, OF_MANY_IMAGES = 8, 50e6, 1.25
+FEW_IMAGES, LARGE = 8, 50e6
 
 
 @triton.jit
@@ -245,11 +243,12 @@ def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
     boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
     block = min(tile["BLOCK_K"], problem.C & -problem.C)
     tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
-    steps = problem.taps * problem.C / block * (BOX_STEP + (1 - BOX_STEP) * block / pace.FULL_BLOCK)
+    known = estimates.of(pace.TARGET)
+    steps = pace.steps(problem.taps * problem.C / block, block, known.steps.apart_boxes)
     tempo = pace.of_boxed(tile, problem.groups * problem.C)
     if box[0] >= FEW_IMAGES and problem.images * problem.image_bytes > LARGE:
-        steps *= OF_MANY_IMAGES
-    return pace.microseconds(tiles, steps, tempo, problem.processors, BOX_ROUND)
+        steps *= known.images.many
+    return pace.microseconds(tiles, steps, tempo, problem.processors, known.steps.rounds["box"])
 
 
 def stores_boxes(problem: Problem) -> bool:

@@ -25,7 +25,6 @@ NAME = "batch"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_batch_grad_weight",)
 
-EVEN_ROUND = 2.0  # us beside the steps
 SLOTS = 16  # of a tile: more would be added one after another for long
 # A program with a tile's head does so many steps fewer; it is in two tiles, or alone at the head of one. On an H200 512
 # channels at 7x7, 128 images: 0.979 of cuDNN with 0, 1.003 with 3, 1.008 with 4 and 5, 1.015 with 6, 0.95 with 8.
@@ -208,9 +207,9 @@ def estimate(problem: Problem) -> float:
         steps = pace.steps(parts.each, tile["BLOCK_K"])
         tempo = pace.of_grad_weight(tile, 1)
         values = problem.groups * problem.M * problem.taps * problem.C
-        time = EVEN_ROUND + steps * tempo.step + pace.of_shares(parts.slots, values)
+        time = pace.known().rounds["even"] + steps * tempo.step + pace.of_shares(parts.slots, values)
         return costs.at_least(problem, time)
-    return 0.9 * batch_grad_weight.estimate(problem)
+    return costs.relative(problem, "even") * batch_grad_weight.estimate(problem)
 
 
 class Parts(NamedTuple):

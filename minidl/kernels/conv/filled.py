@@ -17,10 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
-from minidl.runtime import early, launch
+from minidl.runtime import early, estimates, launch
 from minidl.runtime.early import wait
 
 NAME = "fill"
@@ -31,9 +30,6 @@ FULL = 64
 LEAST = 6
 # 3x3 stride 3 with a dilation, 2->13 at 63x63: nine walks of filled channels took 757 us, and 49 as they are.
 MOST_WALKS = 4
-# Microseconds of a small copy beside its launch, and the part of a copy's rate that rows of odd lengths reach.
-COPY = 2.0
-COPIED = 0.6
 # Channels of the form for few outputs of a way back are a multiple of this, up to so many outputs.
 FEW_UNIT, FEW_OUTPUTS = 16, 4
 # Channels of forms that read boxes, where this adds less than a sixteenth.
@@ -128,12 +124,12 @@ def wider(problem: Problem) -> Problem | No:
 
 def cost(problem: Problem, made: Problem) -> float:
     """Microseconds of the copies, of what is read and written."""
-    device = costs.DEVICES[problem.target]
+    device = estimates.of(problem.target)
     filling = prepare(problem, made)
     copies = [copy for copy in filling if copy is not None]
     values = sum(2.0 * torch.Size(copy.shape).numel() for copy in copies)
-    apart = COPY if problem.paced else 0.0
-    rate = device.copy * (COPIED if problem.paced else 1.0)
+    apart = device.steps.fill if problem.paced else 0.0
+    rate = device.copy * (device.steps.filled if problem.paced else 1.0)
     return len(copies) * (device.launch + apart) + values * problem.dtype.itemsize / rate
 
 

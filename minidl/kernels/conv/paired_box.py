@@ -14,6 +14,7 @@ from minidl.kernels.conv.epilogue import twice
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks
+from minidl.runtime import estimates
 
 NAME = "pair"
 DIRECTIONS = CORRELATIONS
@@ -39,7 +40,7 @@ def able(problem: Problem) -> bool | No:
 
 def estimate(problem: Problem) -> float:
     pairs = _pairs(problem)
-    made = 2 * costs.DEVICES[problem.target].launch  # of the band
+    made = 2 * estimates.of(problem.target).launch  # of the band
     if problem.paced:
         return costs.at_least(problem, boxed.microseconds(pairs)) + made
     # Where tiles' times are not known it has no measured place, and is taken where it is asked for.

@@ -170,7 +170,7 @@ def chosen(problem: Problem) -> Chosen:
     values = problem.groups * problem.M * problem.taps * problem.C
     found = pace.in_shares(
         tiles, blocks, block, pace.of_grad_weight(tile, TAPS), problem.processors, values,
-        pace.FLAT_GRAD_WEIGHT if joined else narrow, LEAST,
+        pace.known().flat_weight if joined else narrow, LEAST,
     )  # fmt: skip
     return Chosen(tile, TAPS, C, JW, joined, tiles, *_whole(blocks, block, found.count), found.microseconds)
 

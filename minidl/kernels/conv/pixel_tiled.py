@@ -29,7 +29,6 @@ from minidl.runtime.early import wait
 
 NAME = pixel_choice.NAME
 IN_PLACE = True
-TURNS_FROM = pixel_choice.TURNS_FROM
 DIRECTIONS = CORRELATIONS
 FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
 

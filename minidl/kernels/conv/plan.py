@@ -16,9 +16,10 @@ parts, each with a plan of its own: the way back one pair of walks at a time, an
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,7 @@ from minidl.kernels.conv import (
     paired,
     paired_box,
     pixel_back,
+    pixel_choice,
     pixel_grad_weight,
     pixel_tiled,
     product,
@@ -137,6 +139,19 @@ class Plan(NamedTuple):
         return pooled.permute(0, 2, 3, 1)
 
 
+@contextlib.contextmanager
+def among(*modules: Any) -> Iterator[None]:
+    """A context in which these forms are all there are: for measurements, as several may share a name."""
+    global FORMS  # noqa: PLW0603
+    before, FORMS = FORMS, modules
+    launch.forget()
+    try:
+        yield
+    finally:
+        FORMS = before
+        launch.forget()
+
+
 def names() -> tuple[str, ...]:
     """What forms can be asked for by."""
     return (*dict.fromkeys(form.NAME for form in FORMS), filled.NAME)
@@ -155,6 +170,14 @@ def plan(problem: Problem) -> Plan:
         # A warning: nothing less is shown where no one has set up logging.
         _logger.warning("%s", explain(problem))
     return _prepared(best)
+
+
+def estimate(problem: Problem) -> float:
+    """Microseconds of the cheapest plan. Raises UnableError where there is none."""
+    best = _cheapest(problem)
+    if best is None:
+        raise UnableError(problem)
+    return best.microseconds
 
 
 def explain(problem: Problem) -> str:
@@ -245,7 +268,8 @@ def _prepared(chosen: Plan) -> Plan:
     if chosen.form is None:
         return chosen._replace(parts=tuple(_prepared(part) for part in chosen.parts))
     as_they_are = problem.in_place and getattr(chosen.form, "IN_PLACE", False)
-    as_they_are &= chosen.microseconds < getattr(chosen.form, "TURNS_FROM", math.inf)
+    if as_they_are and chosen.form is pixel_tiled:
+        as_they_are = not pixel_choice.turns(problem, chosen.microseconds)
     if problem.direction == WALK and not as_they_are:
         turn = turned.prepare(problem, problem.at.h, problem.at.v)
         return chosen._replace(turn=turn, prepared=chosen.form.prepare(problem._replace(strides=())))

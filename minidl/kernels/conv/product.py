@@ -28,11 +28,9 @@ NAME = "product"
 IN_PLACE = True
 DIRECTIONS = FORWARD, WALK, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
-# What is estimated there for an H100, beside estimates with the memory of an H200.
-PACED = 1.05
-# Of rows with few channels, which leave much of a tile empty: 24->144 at 56x56, 21 images, 28.9 us, and 17.8 forward.
+# Rows of so few channels leave much of a tile empty: 24->144 at 56x56, 21 images, 28.9 us, and 17.8 forward.
 FEW = range(8, 32)
-FEW_TIMES, SHORT = 1.8, 5.0
+SHORT = 5.0  # us of a product that takes no longer with few
 
 
 class Prepared(NamedTuple):
@@ -63,8 +61,10 @@ def estimate(problem: Problem) -> float:
     products = _rows(problem) * K * (problem.M if problem.direction == GRAD_WEIGHT else costs.columns(problem))
     tile, split = _choice(problem)
     if problem.paced:
-        time = PACED * choice.microseconds(*_shape(problem), tile, split, problem.processors)
-        return time * (FEW_TIMES if time > SHORT and min(problem.M, _width(problem)) in FEW else 1.0)
+        time = choice.microseconds(*_shape(problem), tile, split, problem.processors, problem.target)
+        time = costs.beside_tiles(problem, NAME, time)
+        few = time > SHORT and min(problem.M, _width(problem)) in FEW
+        return time * (costs.relative(problem, "product, few channels") if few else 1.0)
     M, N, depth = _sizes(problem)
     programs = launches.tiles_of(M, N, tile) * (1 + launch.cdiv(depth, tile["BLOCK_K"])) / 2
     return costs.microseconds(problem, NAME if _boxed(problem) else "product, by pointers", products, programs)

@@ -15,33 +15,9 @@ from typing import NamedTuple
 import torch
 
 from minidl.kernels.gemm import launches
-from minidl.runtime import launch
+from minidl.runtime import estimates, launch
 
-
-class Costs(NamedTuple):
-    """Of a form, in us and on one multiprocessor of an H100: a launch, a program, a wait for a block of K, values that
-    a program writes, operations, the bytes per us of one and of all through L2 (boxes) or the loads of a warp per us
-    (pointers); bytes per us of memory; the launch of the sum and the bytes per us of its shares."""
-
-    launch: float
-    program: float
-    wait: float
-    written: float
-    operations: float
-    l2: float
-    l2_all: float
-    loads: float
-    memory: float
-    sum: float
-    shares: float
-
-
-COSTS = {
-    "gemm": Costs(1.7, 0.45, 0.15, 16e3, 8.4e6, 146e3, 12.5e6, 0.0, 2.5e6, 0.5, 2.7e6),
-    "gemm_pointer": Costs(0.6, 1.55, 0.45, 43e3, 3.0e6, 0.0, 0.0, 370.0, 3.4e6, 0.35, 1.2e6),
-}
 WARPS = 16  # of programs that wait at the same time
-COPY, COPIED = 1.0, 2.9e6  # us, and bytes per us that are read and written
 
 
 class Shape(NamedTuple):
@@ -65,7 +41,7 @@ def choose(
         (tile,) = tiles
         count = launches.tiles_of(M, N, tile) * batch
         return tile, launches.shares_of(count, K, tile, processors, split)
-    _, tile, shares = _best(family, tiles, shape, split, processors)
+    _, tile, shares = _best(family, tiles, shape, split, processors, target)
     return _settled(shape, tile, shares, processors), shares
 
 
@@ -76,28 +52,31 @@ def copies_pay(dtype: torch.dtype, shape: Shape, copied: int, target: str, proce
     pointers, boxes = (
         launch.tiles_for(family, dtype, floor=16, target_=target, M=M, N=N, K=K) for family in ("gemm_pointer", "gemm")
     )
-    in_boxes = _best("gemm", boxes, shape, None, processors)[0] + COPY + 4 * copied / COPIED
-    return in_boxes < _best("gemm_pointer", pointers, shape, None, processors)[0]
+    costs = estimates.of(target).gemm
+    in_boxes = _best("gemm", boxes, shape, None, processors, target)[0] + costs.copy + 4 * copied / costs.copied
+    return in_boxes < _best("gemm_pointer", pointers, shape, None, processors, target)[0]
 
 
 def _best(
-    family: str, tiles: tuple[launch.Tile, ...], shape: Shape, split: int | None, processors: int
+    family: str, tiles: tuple[launch.Tile, ...], shape: Shape, split: int | None, processors: int, target: str
 ) -> tuple[float, launch.Tile, int]:  # fmt: skip
     every = [(tile, shares) for tile in tiles for shares in _shares(shape, tile, processors, split)]
-    times = [microseconds(family, shape, *one, processors) for one in every]
+    times = [microseconds(family, shape, *one, processors, target) for one in every]
     place = min(range(len(every)), key=times.__getitem__)
     return times[place], *every[place]
 
 
-def microseconds(family: str, shape: Shape, tile: launch.Tile, split: int, processors: int) -> float:
+def microseconds(
+    family: str, shape: Shape, tile: launch.Tile, split: int, processors: int, target: str = "sm_90"
+) -> float:  # fmt: skip
     """The estimate for 16-bit operands."""
-    costs, (M, N, K, batch, units) = COSTS[family], shape
+    costs, (M, N, K, batch, units) = getattr(estimates.of(target).gemm, family), shape
     rows, columns, depth = tile["BLOCK_M"], tile["BLOCK_N"], tile["BLOCK_K"]
     programs = launches.tiles_of(M, N, tile) * batch * split
     steps = launch.cdiv(launch.cdiv(K, depth), split)
     full, rest = divmod(programs, processors)
     products = 2 * max(rows, 64) * max(columns, 32) * depth / costs.operations
-    if costs.loads:
+    if family == "gemm_pointer":
         step = max(products, (rows / units[0] + columns / units[1]) * depth / 32 / costs.loads)
         written = rows * columns / (4 if split > 1 else units[2]) / costs.written
         waiting = launch.cdiv(launch.cdiv(programs, processors), max(1, WARPS // tile.num_warps))
