@@ -29,7 +29,7 @@ IN_PLACE = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
 # Boxes of so many images, of more bytes than the second cache holds. 256->2048 at 33x33, 387 images: 7.9 ms.
-FEW_IMAGES, LARGE = 8, 50e6
+FEW_IMAGES, LARGE = 32, 50e6
 
 
 @triton.jit

@@ -19,6 +19,7 @@ TARGET = "sm_90"  # whose tiles are known
 MOST_ROUNDS = 13
 # Where pixels of so many channels a warpgroup lie far apart, a box takes longer.
 FAR = 512
+LEAST_ROWS = 64  # that a tensor core multiplies
 
 
 def known() -> Steps:
@@ -41,7 +42,7 @@ def of_boxes(rows: int, columns: int) -> Pace:
 def of_boxed(tile: launch.Tile, channels: int) -> Pace:
     """That of a tile of the boxed form, with so many channels of x."""
     found = estimates.of(TARGET)
-    name = f"{tile['BLOCK_M']}x{tile['BLOCK_N']}x{tile.num_warps}"
+    name = f"{max(LEAST_ROWS, tile['BLOCK_M'])}x{tile['BLOCK_N']}x{tile.num_warps}"
     slots, step = found.boxed.get(name, found.tiles["other"])
     farther = found.steps.farther * max(0.0, math.log2(4 * channels / (tile.num_warps * FAR)))
     return Pace(slots, step * (1 + farther))
