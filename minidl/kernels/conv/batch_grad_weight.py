@@ -207,7 +207,7 @@ def shares_of(problem: Problem) -> pace.Shares:
     runs = launch.cdiv(problem.images * parts, tile["BLOCK_K"]) / parts
     columns = sum(w) / len(w) if together == 1 else problem.at.v.count
     blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
-    tempo = pace.of_grad_weight(tile, together)._replace(slots=tile["PER_PROCESSOR"])
+    tempo = pace.of_programs(tile, together)
     values = problem.groups * problem.M * taps * problem.C
     found = pace.in_shares(tiles, blocks, tile["BLOCK_K"], tempo, problem.processors, values, 1.0, LEAST)
     # Runs that are not full: 4x4 stride 2, 256->512 at 16x16, 5 images, 26 us.

@@ -148,6 +148,6 @@ def cut(problem: Problem) -> Cut:
         shares = max(1, min(tile["PER_PROCESSOR"] * problem.processors // tiles, boxes // LEAST))
         return Cut(tile, box, boxes, tiles, pace.Shares(shares, 0.0))
     values = problem.groups * problem.M * problem.taps * problem.C
-    tempo = pace.of_grad_weight(tile, 1)._replace(slots=tile["PER_PROCESSOR"])
+    tempo = pace.of_programs(tile, 1)
     shares = pace.in_shares(tiles, boxes, tile["BLOCK_K"], tempo, problem.processors, values, 1.0, LEAST)
     return Cut(tile, box, boxes, tiles, shares)

@@ -206,8 +206,10 @@ def estimate(problem: Problem) -> float:
         parts, tile = _parts(problem), tile_of(problem)
         steps = pace.steps(parts.each, tile["BLOCK_K"])
         tempo = pace.of_grad_weight(tile, 1)
-        values = problem.groups * problem.M * problem.taps * problem.C
-        time = pace.known().rounds["even"] + steps * tempo.step + pace.of_shares(parts.slots, values)
+        # A program ends a tile and may begin another: of so many tiles sums are written and added.
+        written = launch.cdiv(parts.total, parts.each) + parts.tiles * problem.taps
+        values = tile["BLOCK_M"] * tile["BLOCK_N"]
+        time = pace.known().rounds["even"] + steps * tempo.step + pace.of_shares(written, values)
         return costs.at_least(problem, time)
     return costs.relative(problem, "even") * batch_grad_weight.estimate(problem)
 

@@ -54,6 +54,13 @@ def of_grad_weight(tile: launch.Tile, taps: int) -> Pace:
     return found.weights.get(f"{tile['BLOCK_M']}x{tile['BLOCK_N']}x{taps}", found.tiles["other"])
 
 
+def of_programs(tile: launch.Tile, taps: int) -> Pace:
+    """As `of_grad_weight`, with as many programs of a multiprocessor as the tile says; alone they take less time."""
+    slots, step = of_grad_weight(tile, taps)
+    wanted = tile["PER_PROCESSOR"]
+    return Pace(wanted, step * (known().alone if wanted == 1 < slots else 1.0))
+
+
 def steps(blocks: float, block: int, apart: float | None = None) -> float:
     """So many blocks of `block` along K, counted in steps of 64."""
     apart = known().apart if apart is None else apart
