@@ -311,7 +311,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "box": (3, 64, 136, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
             "banded": (9, 4, 24, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1),
             "pair": (129, 32, 64, (6, 8), (3, 5), (1, 1), (0, 0), (1, 1), 1),
-            "depthwise": (30, 1, 1, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 80),
+            "depthwise": (3, 1, 1, (9, 24), (3, 3), (1, 1), (1, 1), (1, 1), 40),
             "fill": (3, 70, 40, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
