@@ -6,6 +6,7 @@ turn. Most launches differ little, so `shorten` and `heaviest` select some of th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -63,23 +64,29 @@ def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> 
 
 
 def shorten(plan: Plan, brief: bool = False) -> list[Job]:
-    """Jobs of the first pass that cover every dtype and every combination of flags of each kernel.
+    """Jobs of the first pass that cover every dtype and every pair of values of two flags of each kernel.
 
     Flags are the constants that no tile table sets: operation, epilogue, layout, accumulate type. `brief` covers each
-    value of a flag in place of every combination, with about a third of the jobs. Tiles are covered by `heaviest`.
+    value of a flag in place of every pair, with about half of the jobs. Tiles are covered by `heaviest`.
     """
+    by_kernel: dict[str, list[Job]] = {}
+    for job in plan.first.values():
+        by_kernel.setdefault(job.kernel, []).append(job)
     chosen: list[Job] = []
-    seen: set[tuple[str, ...]] = set()
-    for job in sorted(plan.first.values(), key=lambda job: -math.prod(_blocks(job, plan))):
-        flags = _flags(job, plan)
-        new: set[tuple[str, ...]] = {(job.kernel, job.dtype, job.precision)}
-        new |= (
-            {(job.kernel, name, str(value)) for name, value in flags.items()} if brief else {(job.kernel, str(flags))}
-        )
-        if new - seen:
-            chosen.append(job)
-            seen |= new
+    for jobs in by_kernel.values():
+        covers = {job.key: _covers(job, plan, brief) for job in jobs}
+        size = {job.key: math.prod(_blocks(job, plan)) for job in jobs}
+        left = set().union(*covers.values())
+        while left:
+            best = max(jobs, key=lambda job: (len(covers[job.key] & left), size[job.key]))
+            chosen.append(best)
+            left -= covers[best.key]
     return chosen
+
+
+def _covers(job: Job, plan: Plan, brief: bool) -> set[Any]:
+    values = sorted((name, str(value)) for name, value in _flags(job, plan).items())
+    return {(job.dtype, job.precision), *values, *(() if brief else itertools.combinations(values, 2))}
 
 
 def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
@@ -106,8 +113,9 @@ def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
             traits = _traits(job, plan)
             near = max(like, key=lambda pair: len(traits & pair[0]) - len(traits ^ pair[0]), default=(set(), Figures()))
             guesses.append((job, near[1]))
-        longest = max(guesses, key=lambda pair: pair[1].lines)[0]
-        largest = max(guesses, key=lambda pair: pair[1].shared)[0]
+        # One job where no other has more shared memory than that of the longest code.
+        longest = max(guesses, key=lambda pair: (pair[1].lines, pair[1].shared))[0]
+        largest = max(guesses, key=lambda pair: (pair[1].shared, pair[0] is longest))[0]
         chosen.update({job.key: job for job in (longest, largest)})
     return [job for key, job in chosen.items() if key not in figures]
 
