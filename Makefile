@@ -37,7 +37,7 @@ pytest: $(VENV)/.installed-dev ## the test suite alone; PYTEST_ARGS="-k gemm" pi
 
 sanitize: $(VENV)/.installed-dev ## every operation and kernel again, each load and store checked
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal --device cpu --sanitize -rs tests/test_operations.py tests/kernels \
-		tests/runtime $(PYTEST_ARGS)
+		tests/runtime/test_interpret.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and the layers of the design
 	$(BIN)/python -m ruff check .

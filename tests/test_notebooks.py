@@ -22,7 +22,7 @@ SMALLER = {
     "02_gemm_ladder": {"SIZE": 24},
     "03_convolution_ladder": {"IMAGES": 2},
     "04_image_classifier": {"EPOCHS": 5, "RATE": 0.02},
-    "05_gan": {"BATCH": 256, "STEPS": 10},
+    "05_gan": {"BATCH": 64, "STEPS": 6},
 }
 
 

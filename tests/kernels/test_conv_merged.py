@@ -45,8 +45,9 @@ def test_the_same_integers_as_torch(dtype, shape, seed):
 @pytest.mark.parametrize("shape", GENERATORS.values(), ids=GENERATORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_every_tile(dtype, shape):
-    if dtype == torch.bfloat16 and launch.INTERPRETED:
-        pytest.skip("the interpreter has no bfloat16")
+    # The interpreter has no bfloat16, and one tile of each family for all dtypes.
+    if launch.INTERPRETED and dtype != [torch.float32, torch.float16][list(GENERATORS.values()).index(shape) % 2]:
+        pytest.skip("with another dtype")
     target = "interpreted" if launch.INTERPRETED else launch.target()
     for family in ("conv_back", "conv_batch_narrow"):
         for tile in launch.tiles(family, target, dtype):

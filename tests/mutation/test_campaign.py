@@ -64,8 +64,8 @@ def test_planted_mutants(tmp_path):
 
 def test_a_sample_is_killed(tmp_path):
     done = run(
-        "-m", "tests.mutation", "--only", "average_kernel,softmax", "--sample", "10", "--seed", "1", "--budget", "5",
-        "--tests", "tests/kernels/test_average.py", "tests/kernels/test_softmax.py",
+        "-m", "tests.mutation", "--only", "average_kernel,images", "--sample", "10", "--seed", "1", "--budget", "5",
+        "--tests", "tests/kernels/test_average.py", "tests/kernels/test_images.py",
         "--map", str(tmp_path / "map"), "--json", str(tmp_path / "f"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

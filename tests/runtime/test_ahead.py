@@ -5,9 +5,7 @@ import os
 import subprocess
 import sys
 
-from tests.runtime.test_direct import ROOT, seen
-
-__all__ = ["seen"]
+from tests.runtime.test_direct import ROOT
 
 
 def test_every_kernel_has_the_key_that_triton_looks_for(seen):

@@ -1,9 +1,5 @@
 """Launches without Triton's own path: the compiled kernel is the one that Triton takes, or Triton is asked."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,17 +12,6 @@ from tests.kernels import probes
 
 NAMES = [probe.name for probe in probes.launches("cpu")]
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def seen():
-    """What the pretended device saw, in a process that does not interpret."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.pretended"],
-        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "0"}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_this_version_of_triton_is_known(seen):

@@ -131,7 +131,7 @@ SPECS = [
             "ceil, dilated": tensors(
                 (2, 3, 14, 12), kernel_size=(2, 3), stride=3, padding=1, dilation=(1, 2), ceil_mode=True
             ),
-            "large": tensors((1, 70, 13, 13), kernel_size=12, stride=1),
+            "large": tensors((1, 70, 14, 15), kernel_size=12, stride=2),
         },
         bad=(
             *_WINDOWS,

@@ -6,6 +6,7 @@ turn. Most launches differ little, so `shorten` and `heaviest` select some of th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -47,11 +48,14 @@ def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> 
         for dtype in load.dtypes:
             for precision in precisions(dtype):
                 with launch.in_precision(precision):
-                    _record(plan.first, plan, load, dtype, arch)
-                    for family in load.families if every_tile else ():
+                    found = _record(plan, load, dtype, arch)
+                    plan.first |= found
+                    # Tiles of what launches no such kernel are left out.
+                    tiled = every_tile and any(only in job.name for job in found.values())
+                    for family in load.families if tiled else ():
                         for tile in launch.tiles(family, target_name(arch), dtype):
                             with launch.force(**{family: tile}):
-                                _record(plan.forced, plan, load, dtype, arch)
+                                plan.forced |= _record(plan, load, dtype, arch)
     launched = {job.kernel for job in plan.first.values()}
     plan.uncovered = sorted(kernel for kernel in set(kernels()) - launched if only in kernel and not work)
     plan.first = {key: job for key, job in plan.first.items() if only in job.name}
@@ -60,27 +64,33 @@ def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> 
 
 
 def shorten(plan: Plan, brief: bool = False) -> list[Job]:
-    """Jobs of the first pass that cover every dtype and every combination of flags of each kernel.
+    """Jobs of the first pass that cover every dtype and every pair of values of two flags of each kernel.
 
     Flags are the constants that no tile table sets: operation, epilogue, layout, accumulate type. `brief` covers each
-    value of a flag in place of every combination, with about a third of the jobs. Tiles are covered by `heaviest`.
+    value of a flag in place of every pair, with about half of the jobs. Tiles are covered by `heaviest`.
     """
+    by_kernel: dict[str, list[Job]] = {}
+    for job in plan.first.values():
+        by_kernel.setdefault(job.kernel, []).append(job)
     chosen: list[Job] = []
-    seen: set[tuple[str, ...]] = set()
-    for job in sorted(plan.first.values(), key=lambda job: -math.prod(_blocks(job, plan))):
-        flags = _flags(job, plan)
-        new: set[tuple[str, ...]] = {(job.kernel, job.dtype, job.precision)}
-        new |= (
-            {(job.kernel, name, str(value)) for name, value in flags.items()} if brief else {(job.kernel, str(flags))}
-        )
-        if new - seen:
-            chosen.append(job)
-            seen |= new
+    for jobs in by_kernel.values():
+        covers = {job.key: _covers(job, plan, brief) for job in jobs}
+        size = {job.key: math.prod(_blocks(job, plan)) for job in jobs}
+        left = set().union(*covers.values())
+        while left:
+            best = max(jobs, key=lambda job: (len(covers[job.key] & left), size[job.key]))
+            chosen.append(best)
+            left -= covers[best.key]
     return chosen
 
 
+def _covers(job: Job, plan: Plan, brief: bool) -> set[Any]:
+    values = sorted((name, str(value)) for name, value in _flags(job, plan).items())
+    return {(job.dtype, job.precision), *values, *(() if brief else itertools.combinations(values, 2))}
+
+
 def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
-    """For each kernel, tile, dtype and precision, the jobs of the longest code and of the most shared memory.
+    """For each kernel, tile, width of dtype and precision, the jobs of the longest code and of the most shared memory.
 
     `figures` (by key, for some jobs of the first pass) estimates them: a job is judged by the most similar job with
     figures, tile aside. Jobs in `figures` are left out.
@@ -92,17 +102,20 @@ def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
     groups: dict[tuple[Any, ...], list[Job]] = {}
     for job in {**plan.forced, **plan.first}.values():
         sizes = {name: value for name, value in job.constant.items() if name in plan.tile_names}
-        groups.setdefault((job.kernel, job.dtype, job.precision, str(sizes | job.options)), []).append(job)
+        # float16 and bfloat16 differ in how they are converted, which the first pass has of each.
+        width = job.dtype.removeprefix("b")
+        groups.setdefault((job.kernel, width, job.precision, str(sizes | job.options)), []).append(job)
     chosen = {}
     for group in groups.values():
-        like = known.get((group[0].kernel, group[0].dtype, group[0].precision), [])
         guesses = []
         for job in group:
+            like = known.get((job.kernel, job.dtype, job.precision), [])
             traits = _traits(job, plan)
             near = max(like, key=lambda pair: len(traits & pair[0]) - len(traits ^ pair[0]), default=(set(), Figures()))
             guesses.append((job, near[1]))
-        longest = max(guesses, key=lambda pair: pair[1].lines)[0]
-        largest = max(guesses, key=lambda pair: pair[1].shared)[0]
+        # One job where no other has more shared memory than that of the longest code.
+        longest = max(guesses, key=lambda pair: (pair[1].lines, pair[1].shared))[0]
+        largest = max(guesses, key=lambda pair: (pair[1].shared, pair[0] is longest))[0]
         chosen.update({job.key: job for job in (longest, largest)})
     return [job for key, job in chosen.items() if key not in figures]
 
@@ -121,9 +134,10 @@ def _blocks(job: Job, plan: Plan) -> list[int]:
     return [size for name, size in job.constant.items() if name.startswith("BLOCK") and name in plan.tile_names]
 
 
-def _record(jobs: dict[str, Job], plan: Plan, load: Any, dtype: Any, arch: int) -> None:
+def _record(plan: Plan, load: Any, dtype: Any, arch: int) -> dict[str, Job]:
     from minidl.workbench.doctor import offline
 
+    jobs: dict[str, Job] = {}
     for name, call in load.calls(dtype):
         with offline.recording(arch) as found:
             try:
@@ -131,6 +145,7 @@ def _record(jobs: dict[str, Job], plan: Plan, load: Any, dtype: Any, arch: int) 
             except Exception as error:  # noqa: BLE001 (named in the report; the other calls still count)
                 plan.failed[f"{load.name}: {name}, {dtype}"] = first_line(error)
         jobs.update({job.key: job for job in found})
+    return jobs
 
 
 def failures(plans: Iterable[Plan]) -> dict[str, str]:
