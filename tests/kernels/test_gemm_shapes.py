@@ -108,7 +108,7 @@ def test_forms_that_the_operands_do_not_allow():
         gemm.gemm(a, b, form="vector")
     with pytest.raises(ValueError, match="the vector form needs two 2-D operands"):
         gemm.gemm(a[None], b[None], form="vector")
-    with pytest.raises(ValueError, match="the tail form is for float16 and bfloat16, got torch.float32"):
+    with pytest.raises(ValueError, match="the tail form is for float16 and bfloat16, got"):
         gemm.gemm(a.float(), b.float(), form="tail")
     for other in (a.double(), integers(3, 16)[:, ::2]):
         with pytest.raises(ValueError, match="the copied form needs two 2-D operands, not float64"):
@@ -130,7 +130,7 @@ EIGHTS = st.integers(1, 9).map(lambda count: 8 * count)
 
 def in_rounds(processors):
     """A context in which so many programs run at a time."""
-    return mock.patch.object(launch, "processors", lambda: processors)
+    return mock.patch.object(launch, "processors", return_value=processors)
 
 
 @given(EIGHTS, EIGHTS, EIGHTS, st.booleans(), st.booleans(), st.integers(1, 12), st.sampled_from([None, 1, 2, 3, 99]))
