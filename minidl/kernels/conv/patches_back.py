@@ -110,7 +110,7 @@ def _choice(problem: Problem) -> tuple[launch.Tile, int, str, choice.Shape]:
     boxed = problem.boxes(K, problem.aligned) and problem.boxes(N, problem.w_aligned)
     units = (8, 8, 8) if boxed else (launches.unit(K), launches.unit(N), launches.unit(N))
     family, shape = FAMILIES[0 if boxed else 1], choice.Shape(M, N, K, units=units)
-    tile, split = choice.choose(
-        family, problem.dtype, problem.precision, shape, None, problem.target, problem.processors
+    tile, split, _ = choice.choose(
+        family, problem.dtype, problem.precision, shape, None, problem.target, problem.processors, tail=False
     )  # fmt: skip
     return tile, split, family, shape

@@ -143,11 +143,12 @@ def _shape(problem: Problem) -> tuple[str, choice.Shape]:
 
 
 def _choice(problem: Problem) -> tuple[launch.Tile, int]:
-    """The tile and the shares of K."""
+    """The tile and the shares of K, which are those of all tiles."""
     family, shape = _shape(problem)
-    return choice.choose(
-        family, problem.dtype, problem.precision, shape, None, problem.target, problem.processors
+    chosen = choice.choose(
+        family, problem.dtype, problem.precision, shape, None, problem.target, problem.processors, tail=False
     )  # fmt: skip
+    return chosen.tile, chosen.shares
 
 
 def _boxed(problem: Problem) -> bool:

@@ -87,6 +87,8 @@ def _gemm(dtype: torch.dtype) -> Calls:
         name = f"{'A^T' if a_turned else 'A'} {'B^T' if b_turned else 'B'}{', unaligned' if gap else ''}"
         yield name, partial(gemm.gemm, a, b, bias, "gelu_tanh", preactivation=True, split=1)
         yield f"{name}, shares of K", partial(gemm.gemm, a, b, split=2)
+        if gap == 0:
+            yield f"{name}, shares of the last tiles", partial(_in_tail, a, b, bias)
     a, b, bias = (torch.zeros(size, dtype=dtype) for size in ((512, 768), (768, 1024), (1024,)))
     for act in (None, *activation.NAMES):
         for split in (1, 2):
@@ -128,6 +130,11 @@ def _vectors(dtype: torch.dtype) -> Calls:
 def _of_copies(a: torch.Tensor, b: torch.Tensor) -> None:
     if launch.boxes() and a.dtype != torch.float64:
         gemm.gemm(a, b, form="copied")
+
+
+def _in_tail(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> None:
+    if launch.boxes() and a.dtype.itemsize == 2:
+        gemm.gemm(a, b, bias, "gelu_tanh", preactivation=True, form="tail", split=2)
 
 
 def _in_parts(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, split: int) -> None:

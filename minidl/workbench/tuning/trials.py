@@ -139,7 +139,7 @@ class Place:
             family = "gemm_pointer" if form == "gemm_pointer" else "gemm"
             shape = gemm._shape(a, b, form == "gemm_pointer")
             for tile in launch.tiles_for(family, DTYPE, floor=16, precision="ieee", target_=self.target, M=M, N=N, K=K):
-                for shares in choice._shares(shape, tile, self.processors, None):
+                for _, shares, _ in choice._choices(family, shape, tile, self.processors, None, tail=False):
                     settled = choice._settled(shape, tile, shares, self.processors)
                     trial = Trial("gemm", index, "", form, settled, shares)
                     found.append((trial, self.microseconds(trial)))
