@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from minidl.kernels import float8
 from minidl.kernels.activation import activate
 from minidl.runtime.early import wait
 
@@ -171,7 +172,7 @@ def gemm_tma_kernel(
                 b_b = d_b.load([n, k]).T  # [BLOCK_K, BLOCK_N]
             else:
                 b_b = d_b.load([k, n])
-            b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            b_acc = float8.product(b_a, b_b, b_acc, ACC, PRECISION)
         epilogue(
             b_acc, p_bias, p_scale, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
