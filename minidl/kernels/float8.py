@@ -76,12 +76,12 @@ def product(b_a, b_b, b_acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def float8_largest_kernel(p_x, p_parts, total, BLOCK: tl.constexpr):
+def float8_largest_kernel(p_x, p_parts, total, BLOCK_N: tl.constexpr):
     """p_parts[i] = the largest finite |x| of the blocks that program i of all takes in turn."""
-    b_most = tl.zeros((BLOCK,), dtype=tl.int32)
-    for i in range(tl.program_id(0).to(tl.int64) * BLOCK, total, tl.num_programs(0) * BLOCK):
-        o = i + tl.arange(0, BLOCK)
-        b_x = tl.load(p_x + o, mask=o < total, other=0.0).to(tl.float32)  # [BLOCK]
+    b_most = tl.zeros((BLOCK_N,), dtype=tl.int32)
+    for i in range(tl.program_id(0).to(tl.int64) * BLOCK_N, total, tl.num_programs(0) * BLOCK_N):
+        o = i + tl.arange(0, BLOCK_N)
+        b_x = tl.load(p_x + o, mask=o < total, other=0.0).to(tl.float32)  # [BLOCK_N]
         # Numbers without sign are in the order of their bits.
         b_abs = b_x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
         b_most = tl.maximum(b_most, tl.where(b_abs < 0x7F800000, b_abs, 0))
@@ -91,14 +91,14 @@ def float8_largest_kernel(p_x, p_parts, total, BLOCK: tl.constexpr):
 @triton.jit
 def float8_cast_kernel(
     p_x, p_parts, p_scale, p_y, total, parts,
-    GIVEN: tl.constexpr, E5: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    GIVEN: tl.constexpr, E5: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The codes of x / scale; the scale is GIVEN, or found from the parts of the maximum and stored."""
-    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < total
-    b_x = tl.load(p_x + o, mask=m, other=0.0).to(tl.float32)  # [BLOCK]
+    b_x = tl.load(p_x + o, mask=m, other=0.0).to(tl.float32)  # [BLOCK_N]
     if GIVEN:
-        b_x = tl.div_rn(b_x, tl.zeros((BLOCK,), dtype=tl.float32) + tl.load(p_scale))
+        b_x = tl.div_rn(b_x, tl.zeros((BLOCK_N,), dtype=tl.float32) + tl.load(p_scale))
     else:
         o_parts = tl.arange(0, PARTS)
         most = tl.max(tl.load(p_parts + o_parts, mask=o_parts < parts, other=0), axis=0)
@@ -113,22 +113,22 @@ def float8_cast_kernel(
 
 
 @triton.jit
-def float8_decode_kernel(p_x, p_scale, p_y, total, HAS_SCALE: tl.constexpr, E5: tl.constexpr, BLOCK: tl.constexpr):
+def float8_decode_kernel(p_x, p_scale, p_y, total, HAS_SCALE: tl.constexpr, E5: tl.constexpr, BLOCK_N: tl.constexpr):
     """y = scale * values."""
-    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < total
-    b_y = decode(tl.load(p_x + o, mask=m, other=0), E5).to(tl.float32)  # [BLOCK]
+    b_y = decode(tl.load(p_x + o, mask=m, other=0), E5).to(tl.float32)  # [BLOCK_N]
     if HAS_SCALE:
         b_y *= tl.load(p_scale)
     tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def float8_scale_kernel(p_a, p_b, p_factor, p_y, total, HAS_FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+def float8_scale_kernel(p_a, p_b, p_factor, p_y, total, HAS_FACTOR: tl.constexpr, BLOCK_N: tl.constexpr):
     """y [total] = the product of two scales, and of a factor for each column."""
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Infinity times a sum of 0 would be NaN.
-    b_y = tl.zeros((BLOCK,), dtype=tl.float32) + tl.minimum(tl.load(p_a) * tl.load(p_b), 2.0**127)
+    b_y = tl.zeros((BLOCK_N,), dtype=tl.float32) + tl.minimum(tl.load(p_a) * tl.load(p_b), 2.0**127)
     if HAS_FACTOR:
         b_y *= tl.load(p_factor + o, mask=o < total, other=0.0).to(tl.float32)
     tl.store(p_y + o, b_y, mask=o < total)
@@ -151,7 +151,7 @@ def quantize(
     x = _dense(x)
     values = torch.empty_like(x, dtype=dtype)
     total, found = x.numel(), scale
-    block = launch.tile("float8", x.dtype, total=total)["BLOCK"]
+    block = launch.tile("float8", x.dtype, N=total)["BLOCK_N"]
     parts = None
     if found is None:
         found = torch.empty((), dtype=torch.float32, device=x.device)
@@ -179,7 +179,7 @@ def dequantize(values: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dt
     values = _dense(values)
     y = torch.empty_like(values, dtype=dtype)
     total = y.numel()
-    block = launch.tile("float8", dtype, total=total)["BLOCK"]
+    block = launch.tile("float8", dtype, N=total)["BLOCK_N"]
     launch.run(
         float8_decode_kernel, (launch.cdiv(total, block),), values.view(torch.uint8), scale, y, total,
         HAS_SCALE=scale is not None, E5=values.dtype == torch.float8_e5m2, **_options(dtype, total),
@@ -192,7 +192,7 @@ def joint_scale(a: torch.Tensor, b: torch.Tensor, columns: int, factor: torch.Te
     y = torch.empty(columns, dtype=torch.float32, device=a.device)
     options = _options(torch.float32, columns)
     launch.run(
-        float8_scale_kernel, (launch.cdiv(columns, options["BLOCK"]),), a, b,
+        float8_scale_kernel, (launch.cdiv(columns, options["BLOCK_N"]),), a, b,
         None if factor is None else factor.contiguous(), y, columns, HAS_FACTOR=factor is not None, **options,
     )  # fmt: skip
     return y
@@ -218,4 +218,4 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
 
 
 def _options(dtype: torch.dtype, total: int) -> dict[str, Any]:
-    return launch.tile("float8", dtype, total=total).options
+    return launch.tile("float8", dtype, N=total).options
