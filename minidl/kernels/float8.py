@@ -4,9 +4,9 @@
     float8_e5m2    5 and 2, the upper byte of a float16: to 57344, steps of 2^-16 below 2^-14, NaN and infinity
 
 The scale is the power of two that brings the largest finite |x| to at most the largest value and above half of it, so
-scaling is exact and all errors are those of rounding, to the nearest and to even: 2^-4 (2^-3) of x, or half a step. What
-a given scale takes beyond the largest value becomes the largest value; infinity stays infinity or, where there is none,
-becomes NaN. Codes are computed in integers, the same on every device.
+scaling is exact and all errors are those of rounding, to the nearest and to even: 2^-4 (2^-3) of x, or half a step.
+What a given scale takes beyond the largest value becomes the largest value; infinity stays infinity or, where there is
+none, becomes NaN. Codes are computed in integers, the same on every device.
 
 Source: Micikevicius et al., FP8 formats for deep learning, arXiv 2209.05433.
 """
@@ -62,9 +62,9 @@ def decode(b_code, E5: tl.constexpr):
 @triton.jit
 def product(b_a, b_b, b_acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
     """b_acc + b_a b_b for blocks [M, K] and [K, N] of any type; of float8 as PRECISION says, see `launch.float8`."""
-    K: tl.constexpr = b_a.shape[1]
+    MOST: tl.constexpr = min(b_a.shape[1], 128)
     if PRECISION == "float8":
-        return tl.dot(b_a, b_b, b_acc, max_num_imprecise_acc=K if K < 128 else 128, out_dtype=ACC)
+        return tl.dot(b_a, b_b, b_acc, max_num_imprecise_acc=MOST, out_dtype=ACC)
     elif PRECISION == "float8_fast":
         return tl.dot(b_a, b_b, b_acc, out_dtype=ACC)
     elif PRECISION == "float16":

@@ -15,7 +15,6 @@ With 64 images or fewer, the halves of an image count as two, so that tiles have
 next to the border and to the middle, whose taps reach beyond their half.
 """
 
-import torch
 import triton
 import triton.language as tl
 

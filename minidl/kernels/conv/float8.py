@@ -14,7 +14,7 @@ import torch
 
 from minidl.kernels import float8
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import channels_last
+from minidl.kernels.conv import channels_last, check_form
 from minidl.kernels.conv import forward as forward_wide
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.geometry import Geometry
@@ -42,6 +42,7 @@ def forward(
     Raises TypeError for dtypes; ValueError for devices, for scales, and for a form that cannot take the shape.
     """
     check_operands("conv2d", x, w, scale_x, scale_w, out_dtype, scale=scale, bias=bias)
+    check_form(form)
     M, C, _, _ = w.shape
     factor = float8.joint_scale(scale_x, scale_w, M, scale)
     if bias is not None:
