@@ -38,6 +38,7 @@ TESTED_ELSEWHERE = {
     "gemm_rows": "tests/kernels/test_gemm_shapes.py",
     "gemm_thin": "tests/kernels/test_gemm.py",
     "gemm_vector": "tests/kernels/test_gemm_shapes.py",
+    "float8": "tests/kernels/test_float8.py",
     "images": "tests/kernels/test_images.py",
     "conv_fft": "tests/kernels/test_conv_fft.py",
     "conv_fft_product": "tests/kernels/test_conv_fft.py",
