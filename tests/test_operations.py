@@ -23,7 +23,10 @@ from tests.strategies import EXTENTS, made
 SPECS = all_specs()
 
 # Operations that have no record, each with what holds it.
-WITHOUT_RECORD: dict[str, str] = {}
+WITHOUT_RECORD: dict[str, str] = {
+    "dequantize": "tests/kernels/test_float8.py",
+    "quantize": "tests/kernels/test_float8.py",
+}
 # Tile families that no operation of `ops` runs, each with the test that forces their tiles.
 TESTED_ELSEWHERE = {
     "conv_batch": "tests/kernels/test_conv.py",
