@@ -75,7 +75,7 @@ class Job:
     @functools.cached_property
     def dtype(self) -> str:
         """Of the first floating tensor among the arguments, "-" where there is none."""
-        found = re.search(r"(?:\*k?|tensordesc<)(fp16|bf16|fp32|fp64|fp8e4nv|fp8e5)", str(list(self.signature.values())))
+        found = re.search(rf"(?:\*k?|tensordesc<)({'|'.join(_DTYPES)})", str(list(self.signature.values())))
         return _DTYPES[found[1]] if found else "-"
 
     @property
