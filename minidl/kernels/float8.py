@@ -76,6 +76,16 @@ def product(b_a, b_b, b_acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def stored(b_x, TYPE: tl.constexpr):
+    """b_x rounded to the type in which it is stored: of any width, float8 as `encode` rounds."""
+    E5: tl.constexpr = tl.float8e5 == TYPE
+    if E5 or tl.float8e4nv == TYPE:
+        return encode(b_x.to(tl.float32), E5).to(TYPE, bitcast=True)
+    else:
+        return b_x.to(TYPE)
+
+
+@triton.jit
 def float8_largest_kernel(p_x, p_parts, total, BLOCK_N: tl.constexpr):
     """p_parts[i] = the largest finite |x| of the blocks that program i of all takes in turn."""
     b_most = tl.zeros((BLOCK_N,), dtype=tl.int32)
@@ -124,13 +134,22 @@ def float8_decode_kernel(p_x, p_scale, p_y, total, HAS_SCALE: tl.constexpr, E5: 
 
 
 @triton.jit
-def float8_scale_kernel(p_a, p_b, p_factor, p_y, total, HAS_FACTOR: tl.constexpr, BLOCK_N: tl.constexpr):
-    """y [total] = the product of two scales, and of a factor for each column."""
+def float8_scale_kernel(
+    p_a, p_b, p_factor, p_bias, p_result, p_y, p_z, total,
+    HAS_FACTOR: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESULT: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """y [total] = the product of two scales, and of a factor for each column; z = bias; both over a third scale."""
     o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Infinity times a sum of 0 would be NaN.
     b_y = tl.zeros((BLOCK_N,), dtype=tl.float32) + tl.minimum(tl.load(p_a) * tl.load(p_b), 2.0**127)
     if HAS_FACTOR:
         b_y *= tl.load(p_factor + o, mask=o < total, other=0.0).to(tl.float32)
+    if HAS_RESULT:
+        b_result = tl.zeros((BLOCK_N,), dtype=tl.float32) + tl.load(p_result)
+        b_y = tl.div_rn(b_y, b_result)
+        if HAS_BIAS:
+            b_z = tl.load(p_bias + o, mask=o < total, other=0.0).to(tl.float32)
+            tl.store(p_z + o, tl.div_rn(b_z, b_result), mask=o < total)
     tl.store(p_y + o, b_y, mask=o < total)
 
 
@@ -187,15 +206,24 @@ def dequantize(values: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dt
     return y
 
 
-def joint_scale(a: torch.Tensor, b: torch.Tensor, columns: int, factor: torch.Tensor | None = None) -> torch.Tensor:
-    """The float32 factors [columns] of a product of values with scales a and b, times `factor` [columns]."""
+def epilogue(
+    a: torch.Tensor, b: torch.Tensor, columns: int, factor: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, result: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """The float32 factors [columns] of a product of values with scales a and b, times `factor` [columns], and its bias.
+
+    Where the result has a scale, both are divided by it.
+    """
     y = torch.empty(columns, dtype=torch.float32, device=a.device)
+    bias = None if bias is None else bias.contiguous()
+    shift = bias if bias is None or result is None else torch.empty_like(y)
     options = _options(torch.float32, columns)
     launch.run(
         float8_scale_kernel, (launch.cdiv(columns, options["BLOCK_N"]),), a, b,
-        None if factor is None else factor.contiguous(), y, columns, HAS_FACTOR=factor is not None, **options,
+        None if factor is None else factor.contiguous(), bias, result, y, shift, columns,
+        HAS_FACTOR=factor is not None, HAS_BIAS=bias is not None, HAS_RESULT=result is not None, **options,
     )  # fmt: skip
-    return y
+    return y, shift
 
 
 def check_values(op: str, **tensors: torch.Tensor) -> None:

@@ -20,7 +20,9 @@ class Float8Linear(Linear):
     """A linear layer whose weight is float8: the buffers weight and weight_scale; bias is a buffer, too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.float8.linear(x, Float8(self.weight, self.weight_scale), self.bias, self.act)
+        y = ops.float8.linear(x, Float8(self.weight, self.weight_scale), self.bias, self.act)
+        assert isinstance(y, Tensor)
+        return y
 
 
 class Float8Conv2d(Conv2d):
@@ -31,6 +33,7 @@ class Float8Conv2d(Conv2d):
             x, Float8(self.weight, self.weight_scale), self.bias, self.stride, self.padding, self.dilation,
             self.groups, self.act, scale=self.scale,
         )  # fmt: skip
+        assert isinstance(y, Tensor)
         if self.pool is None:
             return y
         return ops.max_pool2d(y, 2) if self.pool == "max" else ops.avg_pool2d(y, 2)

@@ -61,19 +61,22 @@ def linear(
     act: Activation = None,
     *,
     out_dtype: torch.dtype | None = None,
+    scale_result: Tensor | None = None,
     use_fast_accum: bool = False,
-) -> Tensor:
+) -> Tensor | Float8:
     """act(x weight^T + bias), in one kernel, as `ops.linear`: the matrix product of torch's `scaled_mm`.
 
     Shapes: x [..., in], weight [out, in], bias [out] -> [..., out], in `out_dtype`: float16, bfloat16 or float32; None
-    is that of a plain x, float32 for a Float8. What is no Float8 is quantized first, x in the weight's dtype.
+    is that of a plain x, float32 for a Float8. What is no Float8 is quantized first, x in the weight's dtype. With a
+    `scale_result` the result is a Float8 of this scale, in out_dtype (None: the weight's), which saves the next layer
+    from quantizing it; act is then None, "relu" or "leaky_relu".
 
     Sums are float32: tensor cores add at most 128 products in registers of about 14 bits before these go on to float32.
     With `use_fast_accum` (torch's name) they add all; the error then grows with their number.
     Raises ValueError for shapes that do not fit or an unknown activation and where a gradient would be recorded,
     TypeError for dtypes.
     """
-    x, weight, out_dtype = _operands("linear", x, weight, bias, out_dtype)
+    x, weight, out_dtype = _operands("linear", x, weight, bias, out_dtype, scale_result)
     rows, out = x.values, weight.values.shape[0] if weight.values.ndim else 0
     if weight.values.ndim != 2 or rows.ndim == 0 or rows.shape[-1] != weight.values.shape[1]:
         raise ValueError(
@@ -85,9 +88,10 @@ def linear(
     one = Geometry.of((1, 1), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), 1)
     y = kernels.forward(
         rows.data.reshape(pixels, features, 1, 1), weight.values.data.reshape(out, features, 1, 1),
-        x.scale.data, weight.scale.data, one, _float32(bias), act, out_dtype=out_dtype, fast=use_fast_accum,
+        x.scale.data, weight.scale.data, one, _float32(bias), act, out_dtype=out_dtype,
+        scale_result=_data(scale_result), fast=use_fast_accum,
     )  # fmt: skip
-    return Tensor(y.reshape(*rows.shape[:-1], out))
+    return _result(y.reshape(*rows.shape[:-1], out), scale_result)
 
 
 def conv2d(
@@ -102,31 +106,35 @@ def conv2d(
     *,
     scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    scale_result: Tensor | None = None,
     use_fast_accum: bool = False,
     form: str | None = None,
-) -> Tensor:
+) -> Tensor | Float8:
     """act(scale * conv(x, weight) + bias), in one kernel; arguments as those of `ops.conv2d` and `linear` here.
 
     `form`, of those that take float8, is "box", "batch" or "product". Raises as `ops.conv2d` and `linear` here.
     """
-    x, weight, out_dtype = _operands("conv2d", x, weight, bias, out_dtype)
+    x, weight, out_dtype = _operands("conv2d", x, weight, bias, out_dtype, scale_result)
     geometry = geometry_of(x.values, weight.values, stride, padding, dilation, groups)
     check_vectors("conv2d", weight.values.shape[0], bias=bias, scale=scale)
     y = kernels.forward(
         x.values.data, weight.values.data, x.scale.data, weight.scale.data, geometry, _float32(bias), act,
-        scale=_float32(scale), out_dtype=out_dtype, fast=use_fast_accum, form=form,
+        scale=_float32(scale), out_dtype=out_dtype, scale_result=_data(scale_result), fast=use_fast_accum, form=form,
     )  # fmt: skip
-    return Tensor(y)
+    return _result(y, scale_result)
 
 
 def _operands(
-    op: str, x: Float8 | Tensor, weight: Float8 | Tensor, bias: Tensor | None, out_dtype: torch.dtype | None
-) -> tuple[Float8, Float8, torch.dtype]:
+    op: str, x: Float8 | Tensor, weight: Float8 | Tensor, bias: Tensor | None, out_dtype: torch.dtype | None,
+    scale_result: Tensor | None,
+) -> tuple[Float8, Float8, torch.dtype]:  # fmt: skip
     """Both in float8, and the dtype of the result."""
     if bias is not None:
         _no_gradient(op, bias)
     if not isinstance(weight, Float8):
         weight = quantize(weight)
+    if scale_result is not None:
+        out_dtype = out_dtype or weight.values.dtype
     if not isinstance(x, Float8):
         out_dtype = out_dtype or x.dtype
         x = quantize(x, weight.values.dtype)
@@ -136,6 +144,14 @@ def _operands(
 def _no_gradient(op: str, x: Tensor) -> None:
     if is_grad_enabled() and x.requires_grad:
         raise ValueError(f"{op}: float8 is for inference; call under no_grad()")
+
+
+def _data(x: Tensor | None) -> torch.Tensor | None:
+    return None if x is None else x.data
+
+
+def _result(y: torch.Tensor, scale: Tensor | None) -> Tensor | Float8:
+    return Tensor(y) if scale is None else Float8(Tensor(y), scale)
 
 
 def _float32(x: Tensor | None) -> torch.Tensor | None:

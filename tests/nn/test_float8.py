@@ -68,6 +68,11 @@ def test_operations_are_those_of_the_values():
     kernel = Float8(Tensor(weight.values.data.reshape(40, 64, 1, 1)), weight.scale)
     same = ops.float8.conv2d(image, kernel, bias, act="relu")
     assert torch.equal(same.data.reshape(3, 5, 40), got.data)
+    result = ops.float8.linear(small, weight, bias, "relu", scale_result=ops.float8.quantize(got).scale)
+    assert result.values.dtype == torch.float8_e5m2
+    assert torch.equal(
+        result.values.data.float(), ops.float8.quantize(got, torch.float8_e5m2, result.scale).values.data.float()
+    )
 
 
 @pytest.mark.parametrize("shapes", [((0, 64), (8, 64)), ((64,), (8, 64)), ((2, 0), (3, 0)), ((2, 7), (0, 7))])

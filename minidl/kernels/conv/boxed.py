@@ -44,7 +44,7 @@ def finish_box(
     WIDTH: tl.constexpr = b_acc.shape[1]
     if PIECES == 1:
         b_acc = affine(b_acc, p_bias, p_scale, m, M, 0, HAS_BIAS, HAS_SCALE)
-        b_y = activate(b_acc, ACT, SLOPE).to(d_y.dtype)
+        b_y = float8.stored(activate(b_acc, ACT, SLOPE), d_y.dtype)
         d_y.store([n, h, w, m], tl.reshape(b_y, (TILE_N, TILE_H, TILE_W, WIDTH)))
     else:
         b_left, b_right = halves(b_acc)

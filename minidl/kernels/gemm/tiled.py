@@ -43,7 +43,7 @@ def finish(
         b_acc += tl.load(p_bias + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
     if SAVE_Z:
         tl.store(p_z + o_mn, b_acc.to(p_z.dtype.element_ty), mask=m_mn)
-    tl.store(p_c + o_mn, activate(b_acc, ACT, SLOPE).to(p_c.dtype.element_ty), mask=m_mn)
+    tl.store(p_c + o_mn, float8.stored(activate(b_acc, ACT, SLOPE), p_c.dtype.element_ty), mask=m_mn)
 
 
 @triton.jit
@@ -201,4 +201,4 @@ def gemm_sum_kernel(
         b_acc += tl.load(p_bias + o % N, mask=m, other=0.0).to(ACC)
     if SAVE_Z:
         tl.store(p_z + o, b_acc.to(p_z.dtype.element_ty), mask=m)
-    tl.store(p_c + o, activate(b_acc, ACT, SLOPE).to(p_c.dtype.element_ty), mask=m)
+    tl.store(p_c + o, float8.stored(activate(b_acc, ACT, SLOPE), p_c.dtype.element_ty), mask=m)

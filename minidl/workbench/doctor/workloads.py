@@ -212,7 +212,8 @@ def _float8(dtype: torch.dtype) -> Calls:
         yield f"to {kind}, scale given", partial(float8.quantize, x, kind, scale)
         for given in (None, scale):
             yield f"from {kind}, scale {given}", partial(float8.dequantize, x.to(kind), given, dtype)
-    yield "factors", partial(float8.joint_scale, scale, scale, 100, scale.expand(100))
+    yield "factors", partial(float8.epilogue, scale, scale, 100, x[0, :100], x[1, :100])
+    yield "factors, result", partial(float8.epilogue, scale, scale, 100, None, x[1, :100], scale)
 
 
 def _float8_products(dtype: torch.dtype) -> Calls:
@@ -229,6 +230,8 @@ def _float8_products(dtype: torch.dtype) -> Calls:
             what = f"{form}, {C} to {M} at {size}, {out}{', fast' * fast}"
             yield what, partial(_if_able, partial(call, bias, "relu", scale=bias, out_dtype=out), form)
             yield f"{what}, bare", partial(_if_able, partial(call, out_dtype=out), form)
+            result = partial(call, bias, "relu", out_dtype=dtype, scale_result=torch.ones(()))
+            yield f"{what}, in float8", partial(_if_able, result, form)
 
 
 def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:
