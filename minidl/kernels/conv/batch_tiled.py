@@ -15,10 +15,10 @@ With 64 images or fewer, the halves of an image count as two, so that tiles have
 next to the border and to the middle, whose taps reach beyond their half.
 """
 
-import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels import float8
 from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import Walk
@@ -29,6 +29,7 @@ from minidl.runtime.early import wait
 
 NAME = "batch"
 IN_PLACE = True
+FLOAT8 = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_batch", "conv_batch_narrow")
 WHOLE = tl.constexpr(0)
@@ -107,10 +108,10 @@ def conv_batch_tile(
         # [BLOCK_K, BLOCK_N]
         b_w = d_w.load([c, o_w]) if TURN else d_w.load([i_group * M + m, o_w]).T
         b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
-        b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        b_acc = float8.product(b_x, b_w, b_acc, ACC, PRECISION)
         if PIXELS == 2:
             b_x = d_x.load([n, o_x + IN_STEP_W * channels])
-            b_acc_1 = tl.dot(b_x, b_w, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
+            b_acc_1 = float8.product(b_x, b_w, b_acc_1, ACC, PRECISION)
         # All taps of a block of channels, then the next block: programs that run together share what they read.
         i_w += 1
         row = i_w == taps_w
@@ -276,7 +277,7 @@ def tile_of(problem: Problem) -> launch.Tile:
     """The tile, which may be of halves of images."""
     C = problem.C
     # A short K leaves no time for wide epilogues.
-    family = "conv_batch_narrow" if problem.dtype != torch.float32 and C % 64 else "conv_batch"
+    family = "conv_batch_narrow" if problem.dtype.itemsize == 2 and C % 64 else "conv_batch"
     parts = 2 if problem.direction != TRANSPOSED and _halved(problem) else 1
     pixels = costs.outputs(problem) // max(problem.N, 1) // parts
     return problem.tile(family, M=parts * problem.images, N=problem.M, K=C & -C, pixels=pixels)

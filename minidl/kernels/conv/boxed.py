@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import triton
 import triton.language as tl
 
+from minidl.kernels import float8
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import batch_tiled, costs, pace
 from minidl.kernels.conv.epilogue import affine, finish
@@ -26,6 +27,7 @@ from minidl.runtime.boxes import Box
 
 NAME = "box"
 IN_PLACE = True
+FLOAT8 = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
 # Boxes of so many images, of more bytes than the second cache holds. 256->2048 at 33x33, 387 images: 7.9 ms.
@@ -42,7 +44,7 @@ def finish_box(
     WIDTH: tl.constexpr = b_acc.shape[1]
     if PIECES == 1:
         b_acc = affine(b_acc, p_bias, p_scale, m, M, 0, HAS_BIAS, HAS_SCALE)
-        b_y = activate(b_acc, ACT, SLOPE).to(d_y.dtype)
+        b_y = float8.stored(activate(b_acc, ACT, SLOPE), d_y.dtype)
         d_y.store([n, h, w, m], tl.reshape(b_y, (TILE_N, TILE_H, TILE_W, WIDTH)))
     else:
         b_left, b_right = halves(b_acc)
@@ -99,7 +101,7 @@ def conv_box_tile(
         else:
             b_box = d_x.load([n, x_h, x_w, c])
         b_x = tl.reshape(b_box, (PIXELS, BLOCK_K)).T  # [BLOCK_K, PIXELS]
-        b_acc = tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        b_acc = float8.product(b_w, b_x, b_acc, ACC, PRECISION)
         # All taps of a block of channels, then the next block: programs that run together share what they read.
         # 256->256 at 56x56, 64 images: 331 us in place of 366.
         j_w += 1
@@ -203,7 +205,7 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
         walking = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
     programs = walking or tiles
     whole = stores_boxes(problem)
-    piece = max(tile["BLOCK_M"] // tile["PIECES"], 16 // problem.dtype.itemsize)
+    piece = max(tile["BLOCK_M"] // tile["PIECES"], 16 // problem.result.itemsize)
     turn = problem.in_place
     scalars = (
         N, h.count, v.count, OH, OW, M, groups, h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(problem),
@@ -254,7 +256,7 @@ def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
 def stores_boxes(problem: Problem) -> bool:
     """Whether a box of outputs is one of y [N, OH, OW, groups * M], and can be stored as such."""
     alike = problem.at.h.out_step == problem.at.v.out_step == problem.groups == 1
-    return alike and problem.M * problem.dtype.itemsize % 16 == 0 and not problem.preactivation
+    return alike and problem.M * problem.result.itemsize % 16 == 0 and not problem.preactivation
 
 
 def images_box(N: int, H: int, W: int, channels: int, block: Sequence[int]) -> Box:

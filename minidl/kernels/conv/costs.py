@@ -29,6 +29,8 @@ NARROW = 64
 LEAST_VALUES = 128
 # Columns of a product that are computed in any case: 64->32 channels took as long as 64->64.
 LEAST_COLUMNS = 64
+# Products of 8 bits in the time of one of 16. 256->256 3x3 at 14x14, 256 images, H100: 59 us in place of 89.
+FLOAT8 = 1.5
 
 
 def outputs(problem: Problem) -> int:
@@ -92,7 +94,10 @@ def microseconds(problem: Problem, form: str, products: float, programs: float =
     before the last one ends and are not counted. The interpreter runs `programs` one after another."""
     device = estimates.of(problem.target)
     factor = device.forms[form]
-    rate = device.products[problem.precision if problem.dtype.itemsize == 4 else _name(problem)]
+    if problem.dtype.itemsize == 1:
+        rate = FLOAT8 * device.products["float16"]
+    else:
+        rate = device.products[problem.precision if problem.dtype.itemsize == 4 else _name(problem)]
     if problem.target == "interpreted":
         return factor * (device.launch * (1 + programs) + 2 * dense(problem) / rate)
     tiles = max(1, launch.cdiv(outputs(problem), 2 * RUN) * problem.groups * launch.cdiv(problem.M, RUN))

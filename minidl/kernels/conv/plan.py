@@ -7,6 +7,7 @@ A form is a module of this folder with
     FAMILIES   the tile tables that it uses
     able(problem)      True, or No with the reason why not
     estimate(problem)  microseconds, by `costs`; for problems that it is able to
+    FLOAT8     optional: whether it takes values of 8 bits, forward
     prepare(problem)   tiles, grids, flags, scalars and boxes: all that `run` needs beside tensors
     run(prepared, tensors)
 
@@ -124,7 +125,7 @@ class Plan(NamedTuple):
             return self._pooled(x, w, bias, scale), None
         if self.problem.direction == GRAD_WEIGHT:
             return self.form.run(self.prepared, Tensors(x, w)), None
-        y = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        y = torch.empty(self.shape, dtype=self.problem.result, device=x.device)
         tensors = Tensors(x, w, y, bias, scale, torch.empty_like(y) if self.problem.preactivation else None)
         if self.form is not None:
             self.form.run(self.prepared, tensors)
@@ -157,6 +158,11 @@ def among(*modules: Any) -> Iterator[None]:
 def names() -> tuple[str, ...]:
     """What forms can be asked for by."""
     return (*dict.fromkeys(form.NAME for form in FORMS), filled.NAME)
+
+
+def takes(problem: Problem) -> bool:
+    """Whether there is a form for a problem."""
+    return _cheapest(problem) is not None
 
 
 @launch.cached
@@ -216,6 +222,8 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
         said = _said(form)
         if problem.direction not in form.DIRECTIONS or problem.form not in (None, form.NAME):
             continue
+        if problem.dtype.itemsize == 1 and not getattr(form, "FLOAT8", False):
+            continue
         able = form.able(problem)
         if not able:
             found.append((None, f"{said:<34} unable: {able}"))
@@ -224,7 +232,7 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     parts = _in_parts(problem)
     if parts is not None:
         found.append((parts, _said_of_parts(parts)))
-    if problem.form in (None, filled.NAME):
+    if problem.form in (None, filled.NAME) and problem.dtype.itemsize > 1:
         found.append(_wider(problem))
     return found
 

@@ -20,12 +20,13 @@ import torch
 
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, MANY, WALK, No, Problem, Tensors
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, MANY, NO_BOXES, WALK, No, Problem, Tensors
 from minidl.kernels.gemm import choice, launches
 from minidl.runtime import launch
 
 NAME = "product"
 IN_PLACE = True
+FLOAT8 = True
 DIRECTIONS = FORWARD, WALK, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
 # Rows of so few channels leave much of a tile empty: 24->144 at 56x56, 21 images, 28.9 us, and 17.8 forward.
@@ -49,6 +50,7 @@ def able(problem: Problem) -> bool | No:
         and (problem.direction != WALK or _one_tap(problem) or No("more than one tap on the way back"))
         and (0 < _rows(problem) < MANY or No("no rows, or more than 32 bits count"))
         and (problem.M > 0 or No("no channels to write"))
+        and (problem.dtype.itemsize > 1 or _boxed(problem) or NO_BOXES)
         and (not _turns(problem) or No("float32 that does not lie along the rows, for tensor cores"))
     )
 
