@@ -68,6 +68,7 @@ class Steps(NamedTuple):
     """Of tiles of a convolution in 16 bits: what steps and rounds of programs take.
 
     launch        us of one, of pixels
+    edges         bytes a us that one multiprocessor gets from the second cache while all read, of tiles not measured
     alone         a step of programs with a multiprocessor for themselves, where more could run
     apart         of a step, what does not depend on the length of its block of K; of boxes
     flat          times as long, of taps and channels as one axis; value by value; for the gradient of the weight
@@ -83,6 +84,7 @@ class Steps(NamedTuple):
     """
 
     launch: float
+    edges: float
     alone: float
     apart: float
     apart_boxes: float
@@ -307,8 +309,9 @@ def scaled(constants: Constants, have: Figures, wanted: Figures) -> Constants:
     return constants._replace(
         copy=constants.copy * memory, products=products,
         steps=steps._replace(
-            rounds={name: us / clock for name, us in steps.rounds.items()}, cached=steps.cached * all_of_them,
-            uncached=steps.uncached * memory, cache=steps.cache * wanted.cache / have.cache,
+            edges=steps.edges * clock, rounds={name: us / clock for name, us in steps.rounds.items()},
+            cached=steps.cached * all_of_them, uncached=steps.uncached * memory,
+            cache=steps.cache * wanted.cache / have.cache,
         ),
         tiles=paces(constants.tiles), boxes=paces(constants.boxes), boxed=paces(constants.boxed),
         weights=paces(constants.weights),

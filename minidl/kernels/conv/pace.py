@@ -20,6 +20,7 @@ MOST_ROUNDS = 13
 # Where pixels of so many channels a warpgroup lie far apart, a box takes longer.
 FAR = 512
 LEAST_ROWS = 64  # that a tensor core multiplies
+LARGE = 2**14  # values of a tile, of which one runs on a multiprocessor
 
 
 def known() -> Steps:
@@ -29,29 +30,42 @@ def known() -> Steps:
 
 def of(tile: launch.Tile) -> Pace:
     """The pace of a tile, of rows that are pixels or images and columns that are channels."""
-    tiles = estimates.of(TARGET).tiles
-    return tiles.get(f"{tile['BLOCK_M']}x{tile['BLOCK_N']}", tiles["other"])
+    return _known("tiles", tile["BLOCK_M"], tile["BLOCK_N"]) or _by_edges(tile["BLOCK_M"], tile["BLOCK_N"])
 
 
 def of_boxes(rows: int, columns: int) -> Pace:
     """That of a tile that is read in boxes."""
-    found, name = estimates.of(TARGET), f"{rows}x{columns}"
-    return found.boxes.get(name) or found.tiles.get(name, found.tiles["other"])
+    return _known("boxes", rows, columns) or _known("tiles", rows, columns) or _by_edges(rows, columns)
 
 
 def of_boxed(tile: launch.Tile, channels: int) -> Pace:
     """That of a tile of the boxed form, with so many channels of x."""
-    found = estimates.of(TARGET)
-    name = f"{max(LEAST_ROWS, tile['BLOCK_M'])}x{tile['BLOCK_N']}x{tile.num_warps}"
-    slots, step = found.boxed.get(name, found.tiles["other"])
-    farther = found.steps.farther * max(0.0, math.log2(4 * channels / (tile.num_warps * FAR)))
-    return Pace(slots, step * (1 + farther))
+    rows, columns, warps = max(LEAST_ROWS, tile["BLOCK_M"]), tile["BLOCK_N"], tile.num_warps
+    slots, step = _known("boxed", rows, columns, warps) or _by_edges(rows, columns)
+    return Pace(slots, step * (1 + known().farther * max(0.0, math.log2(4 * channels / (warps * FAR)))))
 
 
 def of_grad_weight(tile: launch.Tile, taps: int) -> Pace:
     """That of a tile with so many taps, of the gradient of the weight."""
+    found = _known("weights", tile["BLOCK_M"], tile["BLOCK_N"], taps)
+    return found or estimates.of(TARGET).weights["other"]
+
+
+def _known(what: str, *sizes: int) -> Pace | None:
+    found: Pace | None = getattr(estimates.of(TARGET), what).get("x".join(map(str, sizes)))
+    return found
+
+
+def _by_edges(rows: int, columns: int) -> Pace:
+    """Of a tile that was not measured: what its edges take through L2, or its products, as for matrix products.
+
+    Those that were measured take 0.8 to 1.2 times as long.
+    """
     found = estimates.of(TARGET)
-    return found.weights.get(f"{tile['BLOCK_M']}x{tile['BLOCK_N']}x{taps}", found.tiles["other"])
+    slots = 1 if rows * columns > LARGE else 2
+    products = slots * 2 * max(rows, LEAST_ROWS) * max(columns, 32) * FULL_BLOCK / found.gemm.gemm.operations
+    read = slots * (rows + columns) * FULL_BLOCK * 2 / found.steps.edges
+    return Pace(slots, max(products + found.gemm.gemm.wait, read))
 
 
 def of_programs(tile: launch.Tile, taps: int) -> Pace:

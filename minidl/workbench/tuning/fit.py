@@ -31,12 +31,13 @@ DIGITS = 4
 GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("gemm", "copied"), ("gemm.gemm.", "gemm.cop")),
     (("gemm_pointer",), ("gemm.gemm_pointer.",)),
-    (("product",), ("whole.product.0", "relative.product")),
+    (("product", "patches_back"), ("whole.product.0", "relative.product")),
     (
         ("pixel_tiled", "pixel_back", "boxed", "paired_box", "batch_tiled", "batch_back"),
-        ("tiles.", "boxes.", "boxed.", "steps.launch", "steps.a", "steps.flat", "steps.flat_values", "steps.narrow.",
-         "steps.turned", "steps.farther", "steps.shares", "steps.cached", "steps.uncached", "steps.rounds.pixel",
-         "steps.rounds.flat", "steps.rounds.b", "reached", "images.pages", "images.many"),
+        ("tiles.", "boxes.", "boxed.", "steps.launch", "steps.edges", "steps.a", "steps.flat", "steps.flat_values",
+         "steps.narrow.", "steps.turned", "steps.farther", "steps.shares", "steps.cached", "steps.uncached",
+         "steps.rounds.pixel", "steps.rounds.flat", "steps.rounds.b", "reached", "images.pages", "images.many",
+         "relative.pixel"),
     ),
     (
         ("pixel_grad_weight", "batch_grad_weight", "even_grad_weight", "boxed_grad_weight"),
