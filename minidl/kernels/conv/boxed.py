@@ -30,6 +30,7 @@ IN_PLACE = True
 FLOAT8 = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
+LEAST = 64  # rows of a tile
 # Boxes of so many images, of more bytes than the second cache holds. 256->2048 at 33x33, 387 images: 7.9 ms.
 FEW_IMAGES, LARGE = 32, 50e6
 
@@ -204,8 +205,10 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     if tiles <= walking:
         walking = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
     programs = walking or tiles
+    if problem.preactivation and tile.num_warps == 8:
+        options["PIECES"] = 8  # 96->312 with two pieces: 4 KB of spilled registers
     whole = stores_boxes(problem)
-    piece = max(tile["BLOCK_M"] // tile["PIECES"], 16 // problem.result.itemsize)
+    piece = max(tile["BLOCK_M"] // options["PIECES"], 16 // problem.result.itemsize)
     turn = problem.in_place
     scalars = (
         N, h.count, v.count, OH, OW, M, groups, h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(problem),
@@ -233,7 +236,11 @@ def run(prepared: launch.Prepared, t: Tensors) -> None:
 def _tile(problem: Problem) -> launch.Tile:
     h, v, C = problem.at.h, problem.at.v, problem.C
     tiles = problem.tiles("conv_box", M=problem.M, N=problem.images * h.count * v.count, K=C & -C)
-    return min(tiles, key=lambda tile: microseconds(problem, tile)) if len(tiles) > 1 else tiles[0]
+    if len(tiles) == 1:
+        return tiles[0]
+    # Four warps have no registers for two results of a large tile.
+    fitting = [tile for tile in tiles if not problem.preactivation or tile.num_warps == 8 or tile["BLOCK_M"] <= LEAST]
+    return min(fitting, key=lambda tile: microseconds(problem, tile))
 
 
 def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
