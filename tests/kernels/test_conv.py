@@ -231,7 +231,8 @@ SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1, "
 def test_more_than_a_tile_of_channels_and_images(form, family, sizes, shape):
     tiles = {family: launch.Tile({**SMALL, **sizes}, 8, 3), "conv_turn": launch.Tile({"BLOCK_M": 32, "BLOCK_N": 64})}
     with launch.force(**tiles):
-        assert {"forward", "grad_input"} <= set(Problem(shape).check(form))
+        wanted = {"forward", "epilogue", "grad_input"}
+        assert wanted == set(Problem(shape).check(form, lambda name: name in wanted))
 
 
 @pytest.mark.parametrize("taps", [1, 3])
@@ -353,7 +354,7 @@ def test_one_channel_more_than_a_tile_on_the_way_back(C, monkeypatch):
 @given(shape=shapes(), seed=st.integers(0, 9), dtype=st.sampled_from([torch.float32, torch.float16]))
 def test_all_walks_back_in_one_launch(shape, seed, dtype):
     N, C, M, *rest = shape
-    assert in_one_launch(Problem((N, C, 32 * M, *rest), seed, dtype))
+    assert in_one_launch(Problem((N, C, 32 * (M % 3 + 1), *rest), seed, dtype))
 
 
 @pytest.mark.parametrize(("N", "dtype"), [(17, torch.float32), (33, torch.float16), (64, torch.float16)])
