@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 WARP = 32
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+_DTYPES = {
+    "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "fp8e4nv": "float8_e4m3fn",
+    "fp8e5": "float8_e5m2",
+}  # fmt: skip
 
 
 def target_of(arch: int) -> str:
@@ -72,7 +75,7 @@ class Job:
     @functools.cached_property
     def dtype(self) -> str:
         """Of the first floating tensor among the arguments, "-" where there is none."""
-        found = re.search(r"(?:\*k?|tensordesc<)(fp16|bf16|fp32|fp64)", str(list(self.signature.values())))
+        found = re.search(rf"(?:\*k?|tensordesc<)({'|'.join(_DTYPES)})", str(list(self.signature.values())))
         return _DTYPES[found[1]] if found else "-"
 
     @property

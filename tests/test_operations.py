@@ -23,7 +23,10 @@ from tests.strategies import EXTENTS, made
 SPECS = all_specs()
 
 # Operations that have no record, each with what holds it.
-WITHOUT_RECORD: dict[str, str] = {}
+WITHOUT_RECORD: dict[str, str] = {
+    "dequantize": "tests/kernels/test_float8.py",
+    "quantize": "tests/kernels/test_float8.py",
+}
 # Tile families that no operation of `ops` runs, each with the test that forces their tiles.
 TESTED_ELSEWHERE = {
     "conv_batch": "tests/kernels/test_conv.py",
@@ -38,6 +41,7 @@ TESTED_ELSEWHERE = {
     "gemm_rows": "tests/kernels/test_gemm_shapes.py",
     "gemm_thin": "tests/kernels/test_gemm.py",
     "gemm_vector": "tests/kernels/test_gemm_shapes.py",
+    "float8": "tests/kernels/test_float8.py",
     "images": "tests/kernels/test_images.py",
     "conv_fft": "tests/kernels/test_conv_fft.py",
     "conv_fft_product": "tests/kernels/test_conv_fft.py",

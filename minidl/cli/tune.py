@@ -31,7 +31,10 @@ class Tune(Settings):
     A class is a rule of a family's table; its tile is compared with others on representative shapes. Tiles that do not
     compile, spill or give a wrong result are dropped. A new tile must be faster twice, by more than the noise.
 
-    The tables are only used when MINIDL_TILES names their folder.
+    With --estimates, the constants by which the time of forms and tiles is estimated: drawn shapes are timed in all of
+    them, and the constants are fitted to the times.
+
+    Tables and constants are only used when MINIDL_TILES names their folder.
     """
 
     examples = (
@@ -39,6 +42,7 @@ class Tune(Settings):
         "minidl tune softmax --budget 60 --plot softmax.svg",
         'minidl tune gemm --only "N to 128" --dry-run --json sweep.json',
         "minidl tune --budget 3600 --out tiles",
+        "minidl tune --estimates --budget 600 --json trials.json",
     )
     names: Annotated[
         tuple[str, ...],
@@ -59,10 +63,13 @@ class Tune(Settings):
     ] = None
     write: Annotated[bool, Field(description="Write into the package itself, for developers of minidl.")] = False
     dry_run: Annotated[bool, Field(description="Write no tables.")] = False
+    estimates: Annotated[bool, Field(description="Fit the constants of estimates, and search no tiles.")] = False
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --estimates: what the shapes are drawn from.")] = 0
     list_: Annotated[bool, Field(alias="list", description="Only list the classes with their tiles.")] = False
-    json_file: Annotated[Path | None, Field(alias="json", description="Also write all measurements to this file.")] = (
-        None
-    )
+    json_file: Annotated[
+        Path | None,
+        Field(alias="json", description="Also write all measurements to this file; --estimates goes on from those."),
+    ] = None
     plot: Annotated[Path | None, Field(description="Also draw the sweep to this SVG file.")] = None
     device: Device = "auto"
 
@@ -76,6 +83,14 @@ def _run(given: dict[str, Any]) -> None:
     check_different(json=json, plot=plot)
     _check_folder(out, "--out")
     device.choose(config.device)
+    if config.estimates:
+        for name, said in {"names": "NAME", "only": "--only", "list": "--list", "plot": "--plot"}.items():
+            if name in given:
+                raise ConfigError(f"--estimates is not of tiles: leave out {said}")
+        _estimates(config)
+        return
+    if "seed" in given:
+        raise ConfigError("--seed requires --estimates")
     wanted = _classes(list(config.names), list(config.only))
     from minidl.workbench.tuning import space
 
@@ -154,6 +169,40 @@ def _tune(wanted: list[ShapeClass], config: Tune) -> None:
     typer.echo(f"{faster} of {len(found)} classes have a faster tile")
     if any(each.error for each in found):
         raise typer.Exit(1)
+
+
+def _estimates(config: Tune) -> None:
+    import torch
+    from rich.console import Console
+
+    from minidl.runtime import devices, launch, tables
+    from minidl.runtime import estimates as used
+    from minidl.training import files
+    from minidl.workbench.tuning import estimates
+    from minidl.workbench.tuning import files as written
+
+    if launch.INTERPRETED or not torch.cuda.is_available():
+        raise ConfigError("tune --estimates measures a CUDA device with compiled kernels, and there is none here")
+    about, json = estimates.about(config.seed), config.json_file
+    path = (config.out or written.usual_folder()) / devices.NAME
+    if config.write:
+        known = devices.file_of(about["device"], devices.Figures(**about["figures"]))
+        path = known or devices.FOLDER / f"{written.slug(about['device'])}.json"
+    if not config.dry_run:
+        _check_folder(path.parent, "--write:" if config.write else "--out" if config.out else "the folder of estimates")
+    rows = estimates.begun(json, about)
+    try:
+        estimates.measure(rows, config.budget, Console(), lambda: None if json is None else rows.save(json))
+    except KeyboardInterrupt:
+        typer.echo("interrupted: fitted to what was measured", err=True)
+    constants = estimates.fitted(rows, used.of(launch.target()), typer.echo)
+    if config.dry_run:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(path, estimates.as_text(estimates.content(rows, constants, path)) + "\n")
+    typer.echo(f"wrote {path}")
+    if not config.write:
+        typer.echo(f"to use them: export {tables.VARIABLE}={path.parent.resolve()}")
 
 
 def _draw(plot: Path, found: list[Found]) -> None:

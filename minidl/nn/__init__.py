@@ -2,6 +2,7 @@
 
 from minidl.nn import init
 from minidl.nn.conv import Conv2d, ConvTranspose2d
+from minidl.nn.float8 import to_float8
 from minidl.nn.fold import fold_batch_norms
 from minidl.nn.layers import (
     GELU,
@@ -44,4 +45,5 @@ __all__ = [
     "Tanh",
     "fold_batch_norms",
     "init",
+    "to_float8",
 ]

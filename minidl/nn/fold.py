@@ -108,21 +108,21 @@ def fold_batch_norms(model: Module, *example: Any) -> Module:
 
 def _is_layer(module: Module) -> bool:
     """Whether a batch norm can be folded into it."""
-    own = _own_kind(module, *_FOLDED)
+    own = own_kind(module, *_FOLDED)
     if own in (Linear, SparseLinear) and module.weight.dtype not in (torch.float32, torch.float64):
         return False
     return own is not None and module.act is None and getattr(module, "pool", None) is None
 
 
 def _is_norm(module: Module) -> bool:
-    return _own_kind(module, BatchNorm1d, BatchNorm2d) is not None
+    return own_kind(module, BatchNorm1d, BatchNorm2d) is not None
 
 
 def _is_sequential(module: Module | None) -> bool:
-    return isinstance(module, Sequential) and _own_kind(module, Sequential) is not None
+    return isinstance(module, Sequential) and own_kind(module, Sequential) is not None
 
 
-def _own_kind(module: Module, *kinds: type[Module]) -> type[Module] | None:
+def own_kind(module: Module, *kinds: type[Module]) -> type[Module] | None:
     """The one of `kinds` whose `forward` and call the module has, None if it overrides them."""
     for kind in kinds:
         own = isinstance(module, kind) and "forward" not in module.__dict__

@@ -23,6 +23,7 @@ from minidl.ops import (
     sparse,
     view,
 )
+from minidl.ops import float8 as float8
 from minidl.ops.activation import *
 from minidl.ops.batchnorm import *
 from minidl.ops.conv import *

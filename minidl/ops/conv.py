@@ -108,7 +108,7 @@ def conv2d(
     TypeError for different dtypes and for settings that are not whole numbers. Source: Dumoulin and Visin, arXiv
     1603.07285.
     """
-    geometry = _geometry_of(x, weight, stride, padding, dilation, groups)
+    geometry = geometry_of(x, weight, stride, padding, dilation, groups)
     check_vectors("conv2d", weight.shape[0], bias=bias, scale=scale)
     if pool not in (None, "max", "avg"):
         raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
@@ -160,7 +160,7 @@ def check_vectors(op: str, channels: int, **vectors: Tensor | None) -> None:
             raise ValueError(f"{op}: {name} has shape {list(vector.shape)}, expected [{channels}]")
 
 
-def _geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int) -> Geometry:
+def geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int) -> Geometry:
     """The geometry for x [N, C, H, W] and weight [M, C / groups, R, S]. Raises ValueError if they do not fit."""
     size, kernel = sizes_of("conv2d", x, weight, "[M, C / groups, R, S]", groups)
     channels, M = x.shape[1], weight.shape[0]

@@ -155,6 +155,12 @@ def cached(function: Callable[..., Any]) -> Any:
     return found
 
 
+def forget() -> None:
+    """Empty these caches: tiles or what estimates count with are others now."""
+    for each in _made_of_tiles:
+        each.cache_clear()
+
+
 TARGETS = ("interpreted", "sm_80", "sm_90")  # the tile tables that there are
 
 
@@ -164,11 +170,12 @@ def target() -> str:
         return _state.target
     if INTERPRETED:
         return "interpreted"
-    return _device_target()
+    return device_target()
 
 
 @functools.cache
-def _device_target() -> str:
+def device_target() -> str:
+    """That of the device in use. Raises RuntimeError for one that is too old."""
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
         raise RuntimeError(f"minidl needs compute capability 8.0 or above, this device has {capability}")

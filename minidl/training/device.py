@@ -33,10 +33,10 @@ def choose(device: str) -> None:
     elif device == "cuda" or (given is not None and not interpret):
         _require_cuda("--device cuda" if device == "cuda" else f"{_VARIABLE}={given}")
     if os.environ.get(_TILES):
-        from minidl.runtime import tables
+        from minidl.runtime import devices, tables
 
         try:
-            tables.check()
+            devices.check()
         except tables.TableError as error:
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
 

@@ -1,4 +1,5 @@
-"""What else a result depends on besides settings: versions, device, BLAS and its threads, precision, tile tables.
+"""What else a result depends on besides settings: versions, device, BLAS and its threads, precision, tile tables and
+estimates.
 
 It is written to environment.json and every checkpoint; a run continued in another environment shows a warning.
 """
@@ -21,7 +22,7 @@ _PACKAGES = ("torch", "triton", "numpy", "scipy", "scikit-learn", "safetensors")
 # kernels) and file libraries are not among them.
 DECIDING = (
     "minidl", "python", *_PACKAGES[:-1], "libc", "device", "kernels", "target", "processor", "blas", "threads",
-    "float32_precision", "tile_tables",
+    "float32_precision", "tile_tables", "estimates",
 )  # fmt: skip
 MOST_THREADS = 1024  # 65,536 take more memory maps than Linux gives a process
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -30,7 +31,7 @@ _USUAL_THREADS = 4
 
 def describe(threads: int) -> dict[str, Any]:
     """The content of environment.json, once `fix_threads` and the precision are set."""
-    from minidl.runtime import launch
+    from minidl.runtime import estimates, launch
 
     return {
         "minidl": __version__,
@@ -47,6 +48,7 @@ def describe(threads: int) -> dict[str, Any]:
         "threads": threads,
         "float32_precision": launch.float32_precision(),
         "tile_tables": tile_hash(),
+        "estimates": estimates.digest(launch.target()),
     }
 
 

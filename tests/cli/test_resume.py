@@ -156,7 +156,7 @@ def test_a_finished_run_that_was_killed_before_the_one_it_replaced_was_gone(comm
     assert differences(run, text_run[0]) == []
 
 
-OTHER = {"torch": "2.0.0", "threads": 1, "tile_tables": "0" * 64, "blas": "mkl 1.0 x 1"}
+OTHER = {"torch": "2.0.0", "threads": 1, "tile_tables": "0" * 64, "estimates": "1" * 64, "blas": "mkl 1.0 x 1"}
 
 
 def test_a_resume_under_another_environment_is_told_and_reported(command, text_run, tmp_path):
@@ -166,15 +166,16 @@ def test_a_resume_under_another_environment_is_told_and_reported(command, text_r
     assert resumed.code == 0, resumed.err
     now = json.loads((run / "environment.json").read_text())
     assert resumed.out.count("warning: ") == 1
-    warning = resumed.out.partition("warning: ")[2].splitlines()[:5]
+    warning = resumed.out.partition("warning: ")[2].splitlines()[:6]
     assert warning == [
         f"{run}/checkpoints/last.json was written in another environment:",
         f"  torch: 2.0.0 then, {now['torch']} now",
         f"  blas: mkl 1.0 x 1 then, {now['blas']} now",
         f"  tile_tables: 000000000000 then, {now['tile_tables'][:12]} now",
+        f"  estimates: 111111111111 then, {now['estimates'][:12]} now",
         "Training goes on, but its results may differ in their last bits from those of an uninterrupted run.",
     ]
-    changes = {name: [OTHER[name], now[name]] for name in ("torch", "blas", "tile_tables")}
+    changes = {name: [OTHER[name], now[name]] for name in ("torch", "blas", "tile_tables", "estimates")}
     assert report(run)["resumed"] == [{"after": "epoch 2", "changes": changes}]
     told = f"after epoch 2 with torch {now['torch']} (was 2.0.0), blas {now['blas']} (was mkl 1.0 x 1), tile_tables "
     line = next(line for line in (run / "report.txt").read_text().splitlines() if line.startswith("resumed "))

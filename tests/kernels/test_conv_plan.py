@@ -37,7 +37,7 @@ LAYERS = {
     "12->24 7x7": ((10000, 12, 24, 33, 7), "banded"),
     "1->32 5x5": ((10000, 1, 32, 28, 5), "held"),
     "32->64 5x5": ((10000, 32, 64, 12, 5), "paired"),
-    "64@56": ((128, 64, 64, 56, 3, 1), "batch_tiled"),
+    "64@56": ((128, 64, 64, 56, 3, 1), "paired_box"),
     "128@28": ((128, 128, 128, 28, 3, 1), "batch_tiled"),
     "256@14": ((128, 256, 256, 14, 3, 1), "batch_tiled"),
     "512@7": ((128, 512, 512, 7, 3, 1), "batch_tiled"),
@@ -52,7 +52,6 @@ GRADIENTS = {
 BOTTLENECKS = {
     "64->256@56": (64, 64, 256, 56), "256->64@56": (64, 256, 64, 56), "512->128@28": (64, 512, 128, 28),
     "1024->256@14": (64, 1024, 256, 14), "2048->512@7": (64, 2048, 512, 7), "one image": (1, 2048, 512, 7),
-    "channels in no boxes": (64, 30, 50, 20),
 }  # fmt: skip
 BACK = {
     (1000, 512, 256, 4): "batch_back", (1000, 256, 128, 8): "batch_back", (1000, 128, 64, 16): "merged",
@@ -175,7 +174,7 @@ def test_explain_names_every_form_and_the_one_taken():
         named = f"{form.NAME}: {form.__name__.rpartition('.')[2]}" in text
         assert named == (FORWARD in form.DIRECTIONS)
     (taken,) = [line for line in text.splitlines() if line.endswith("taken")]
-    assert "batch: batch_tiled" in taken
+    assert "pair: paired_box" in taken
     assert f"{plan.plan(problem).microseconds:.1f} us" in taken
     assert "unable: too many channels for two pixels in a band" in text
 
@@ -184,7 +183,7 @@ def test_explain_tells_of_parts():
     back = conv.explain(layer(8, 64, 64, 16, 5, 2, 2, direction=TRANSPOSED))
     assert "4 walks by " in back
     pooled = conv.explain(layer(128, 64, 64, 56, 3, 1, pool="max"))
-    assert "batch: batch_tiled, then a pool" in pooled
+    assert "pair: paired_box, then a pool" in pooled
     assert "box: boxed                         unable: a pool" in pooled
 
 

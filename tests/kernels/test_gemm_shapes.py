@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from minidl.kernels import gemm
 from minidl.kernels.gemm import choice, launches, rows, vector
 from minidl.runtime import launch
 from minidl.tensors import default_device
-from minidl.testing import GuardedAllocations
+from minidl.testing import GuardedAllocations, assert_within
+from minidl.testing.specs.bounds import rounded
+from minidl.testing.specs.linalg import product_error
 from minidl.testing.specs.make import SeededMake
 
 TINY = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
@@ -106,6 +109,8 @@ def test_forms_that_the_operands_do_not_allow():
         gemm.gemm(a, b, form="vector")
     with pytest.raises(ValueError, match="the vector form needs two 2-D operands"):
         gemm.gemm(a[None], b[None], form="vector")
+    with pytest.raises(ValueError, match="the tail form is for float16 and bfloat16, got"):
+        gemm.gemm(a.float(), b.float(), form="tail")
     for other in (a.double(), integers(3, 16)[:, ::2]):
         with pytest.raises(ValueError, match="the copied form needs two 2-D operands, not float64"):
             gemm.gemm(other, b.to(other.dtype), form="copied")
@@ -121,6 +126,53 @@ def test_a_copy_has_rows_that_begin_at_16_bytes():
             assert y.stride(0) * y.element_size() % 16 == 0
 
 
+EIGHTS = st.integers(1, 9).map(lambda count: 8 * count)
+
+
+def in_rounds(processors):
+    """A context in which so many programs run at a time."""
+    return mock.patch.object(launch, "processors", return_value=processors)
+
+
+@given(EIGHTS, EIGHTS, EIGHTS, st.booleans(), st.booleans(), st.integers(1, 12), st.sampled_from([None, 1, 2, 3, 99]))
+def test_shares_of_the_last_tiles(M, N, K, a_turned, b_turned, processors, split):
+    """Whatever number of tiles is left over, none among them; NaN stands around what is read."""
+    a, b = lying(integers(M, K), a_turned, gap=8), lying(integers(K, N, seed=1), b_turned, gap=16)
+    bias = integers(N, seed=2)
+    tile = launch.Tile({**TINY, "BLOCK_N": 32, "GROUP_M": 2, "PIECES": 2, "FLATTEN": 1}, 4, 2)
+    with launch.force(gemm=tile), in_rounds(processors), GuardedAllocations():
+        c, z = gemm.gemm(a, b, bias, "relu", preactivation=True, form="tail", split=split)
+        plain = gemm.gemm(a, b, form="tail", split=split)
+    assert torch.equal(z, (a.double() @ b.double() + bias.double()).half())
+    assert torch.equal(c, z.relu())
+    assert torch.equal(plain, exact(a, b, plain.dtype))
+
+
+@pytest.mark.parametrize("tile", launch.tiles("gemm", "sm_90", torch.float16), ids=str)
+def test_every_tile_has_shares_of_the_last_tiles(tile):
+    """Four tiles, three at a time: the last in two shares. Within the bound, and the same each time."""
+    M, N, K = 2 * tile["BLOCK_M"] - 8, 2 * tile["BLOCK_N"] - 8, 3 * tile["BLOCK_K"] + 8
+    a, b = (SeededMake(seed, torch.float16, default_device()).tensor(*of) for seed, of in enumerate(((M, K), (K, N))))
+    with launch.force(gemm=tile), in_rounds(3), GuardedAllocations():
+        c = gemm.gemm(a, b, form="tail", split=2)
+        assert torch.equal(c, gemm.gemm(a, b, form="tail", split=2))
+    a, b = a.double(), b.double()
+    error = product_error(a.abs() @ b.abs(), M, N, K, c.dtype)
+    assert_within(c, a @ b, rounded(a @ b, error, c.dtype))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_stays_in_its_row_of_a_share(bad):
+    a, b = integers(24, 80), integers(80, 40, seed=1).abs() + 1
+    a[3, 70] = bad
+    tile = launch.Tile({**TINY, "GROUP_M": 2, "PIECES": 1, "FLATTEN": 1}, 4, 2)
+    with launch.force(gemm=tile), in_rounds(4):
+        c = gemm.gemm(a, b, form="tail", split=3)
+    assert c[3].isnan().all() if math.isnan(bad) else c[3].isposinf().all()
+    assert torch.equal(c[4:], exact(a[4:], b, c.dtype))
+    assert torch.equal(c[:3], exact(a[:3], b, c.dtype))
+
+
 def chosen(family, shape, split=None, target="sm_90", processors=132):
     return choice.choose(family, torch.float16, "ieee", choice.Shape(*shape), split, target, processors)
 
@@ -132,14 +184,15 @@ SIZES = (1, 7, 16, 40, 85, 210, 1000, 5021, 12544)
 def test_shares_are_never_empty_and_stages_never_idle(family):
     for M, N, K in itertools.product(SIZES, (1, 24, 300, 4096), (8, 77, 768, 14336)):
         for split in (None, 3, 1000):
-            tile, shares = chosen(family, (M, N, K), split)
+            tile, shares, tail = chosen(family, (M, N, K), split)
             blocks = launch.cdiv(K, tile["BLOCK_K"])
             assert (shares - 1) * launch.cdiv(blocks, shares) < blocks
             tiles = launches.tiles_of(M, N, tile)
-            if split is None:
+            if split is None and not tail:
                 assert shares == 1 or tiles * shares <= 132
             if family == "gemm":
                 assert tile["FLATTEN"] == (tiles * shares > 132)
+            assert not tail or (tiles > 132 and shares > 1 and split is None)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +200,7 @@ def test_shares_are_never_empty_and_stages_never_idle(family):
     [((210, 2304, 768), 1), ((7, 1000, 768), 6), ((1796, 1024, 4096), 1), ((16, 1088, 7648), 12)],
 )
 def test_few_tiles_are_shared_and_many_are_not(shape, most):
-    tile, shares = chosen("gemm", shape)
+    tile, shares, _ = chosen("gemm", shape)
     assert 40 <= launches.tiles_of(*shape[:2], tile) * shares <= 132 or most > 1
     assert shares <= most
 
@@ -166,7 +219,12 @@ def test_large_operands_are_copied_and_small_ones_are_not(shape, pays):
 
 
 def test_the_choice_depends_on_the_shape_alone():
-    assert chosen("gemm", (5021, 1000, 2048)) == chosen("gemm", (5021, 1000, 2048))
+    assert chosen("gemm", (978, 4768, 11120)) == chosen("gemm", (978, 4768, 11120))
+    assert chosen("gemm", (978, 4768, 11120)).tail
+    alike = choice.choose(
+        "gemm", torch.float16, "ieee", choice.Shape(978, 4768, 11120), None, "sm_90", 132, tail=False
+    )  # fmt: skip
+    assert not alike.tail, "the sums of a row would depend on its place"
     forced = launch.Tile({**TINY, "GROUP_M": 1, "PIECES": 1, "FLATTEN": 0}, 4, 2)
     with launch.force(gemm=forced):
         assert chosen("gemm", (5021, 1000, 2048))[0] is forced

@@ -58,7 +58,7 @@ def forward(
     Raises ValueError for shapes that do not fit, a form that cannot take the shape, or pool with preactivation.
     """
     _check("conv2d", x, w, bias, scale)
-    _check_form(form)
+    check_form(form)
     if pool not in POOLS:
         raise ValueError(f"conv2d: unknown pool {pool!r}, expected 'max', 'avg' or None")
     if pool and preactivation:
@@ -96,7 +96,7 @@ def transposed(
     bias and scale [groups * C] are applied as in `forward`.
     """
     _check("conv_transpose2d", x, w, bias, scale)
-    _check_form(form)
+    check_form(form)
     groups = geometry.groups
     C, M, R, S = w.shape
     x = channels_last(x)
@@ -128,7 +128,7 @@ def grad_weight(
     """The weight gradient [groups * M, C, R, S], given x [N, groups * C, H, W] and dy [N, groups * M, OH, OW]."""
     check.floating("conv2d", x=x, dy=dy)
     check.same("conv2d", x=x, dy=dy)
-    _check_form(form)
+    check_form(form)
     groups = geometry.groups
     C, M = x.shape[1] // groups, dy.shape[1]
     if x.numel() == 0 or dy.numel() == 0:
@@ -164,7 +164,7 @@ def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def _check_form(form: str | None) -> None:
+def check_form(form: str | None) -> None:
     """Here and not in the plan: what is no string need not be hashable."""
     if form is not None and form not in FORMS:
         raise ValueError(f"conv2d: unknown form {form!r}; known: {', '.join(FORMS)}")

@@ -91,9 +91,15 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
-    """With two launches more; small ones take 17 to 21 us, 3->32 3x3 stride 2 at 224x224 1.5 times the products."""
+    """With two launches more; small ones take 17 to 21 us, 3->32 3x3 stride 2 at 224x224 1.5 times the products.
+
+    3->64 3x3 at 224x224, 18 images: 144 us; 2x2 stride 2, 8->53 at 242x242, whose rows begin at no multiple of 4 bytes:
+    480 us.
+    """
     time = costs.microseconds(problem, NAME, banded.products(problem))
-    return 1.4 * time + 14 if problem.paced else time
+    if problem.paced and problem.M > banded.LEAST_APART and problem.M % 2:
+        time *= costs.relative(problem, "banded, weight, odd")
+    return costs.beside_tiles(problem, "banded, weight", time)
 
 
 class Prepared(NamedTuple):

@@ -58,7 +58,7 @@ def walk_of(
 def conv_back_kernel(
     d_x, d_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, M, GROUPS, R, S, w_row, w_tap,
     C: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    TURN: tl.constexpr, ROW_OF_TAPS: tl.constexpr,
+    TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
@@ -79,7 +79,7 @@ def conv_back_kernel(
         i_tile - before, d_x, d_w, p_bias, p_scale, p_y, p_z,
         N, H, W, columns, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
         last_h * w_row + last_w * w_tap, -STRIDE_H * w_row, -STRIDE_W * w_tap, 0, 0,
-        C, taps_h, taps_w, 1, 1, 1, 1, STRIDE_H, STRIDE_W, ROW_OF_TAPS, TURN,
+        C, taps_h, taps_w, 1, 1, 1, 1, STRIDE_H, STRIDE_W, TURN,
         HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, 1, PIECES, WHOLE, True,
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ def prepare(problem: Problem) -> Product:
     scalars = (N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, v.kernel * last, last)
     meta = {
         "C": C, "PADDING_H": h.padding, "PADDING_W": v.padding, "STRIDE_H": h.stride, "STRIDE_W": v.stride,
-        "TURN": turn, "ROW_OF_TAPS": turn and groups == 1, **problem.constants,
+        "TURN": turn, **problem.constants,
         **early.options(target=problem.target), **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (

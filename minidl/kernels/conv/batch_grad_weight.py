@@ -5,11 +5,13 @@ images). The shares are interleaved, so that programs running together read one 
 channels: 81 us in place of 88), and their partial sums are added in order.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs
+from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.batch_tiled import inside
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, No, Problem, Tensors
@@ -24,11 +26,9 @@ FAMILIES = ("conv_batch_grad_weight",)
 # Bytes of an image, or of a part of one, whose runs lie in few enough pages of memory.
 PART = 2**19
 RUN = 64  # images, the BLOCK_K of most tiles
+LEAST = 8  # steps of a share
 LEAST_RUN = 16  # of whose halves and quarters runs are made
-# Of the time of the products alone: 128@28 63 us, 320@64 of 2 images 600.
-TIMES = 1.25
 MANY_IMAGES = 512
-FEW_TIMES = 3.5  # 5x5 64->192 at 27x27, 165 images: 665 us; 128->32 at 56x56, 116 images: 259
 ROW_OF_TAPS = 128  # up to so many channels tiles have three taps
 
 
@@ -145,18 +145,21 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
+    if problem.paced:
+        return costs.at_least(problem, shares_of(problem).microseconds)
     rows = problem.N * (parts_of(problem) if problem.C > ROW_OF_TAPS and problem.N >= LEAST_RUN else 1)
-    factor = costs.of_run(rows, costs.HALF_RUN)
+    factor = costs.of_run(problem, rows, costs.HALF_RUN)
     tile = tile_of(problem)
     # Few channels leave tiles empty.
     channels = max(tile["BLOCK_M"] * launch.cdiv(problem.M, tile["BLOCK_M"]), RUN)
     channels *= max(tile["BLOCK_N"] * launch.cdiv(problem.C, tile["BLOCK_N"]), RUN)
     whole = len(problem.at.v.taps) in (1, 3) and problem.M >= RUN
-    times = TIMES if whole or problem.N >= MANY_IMAGES else FEW_TIMES
-    products = times * costs.outputs(problem) * problem.groups * problem.taps * channels
-    if factor == costs.SHORT_RUN:
-        products = costs.dense(problem, max(problem.C, RUN))
-    return factor * costs.microseconds(problem, NAME, products, costs.outputs(problem))
+    # 128@28 63 us, 320@64 of 2 images 600; few: 5x5 64->192 at 27x27, 165 images 665, 128->32 at 56x56, 116 images 259.
+    name = "batch, weight" if whole or problem.N >= MANY_IMAGES else "batch, weight, few images"
+    products = costs.outputs(problem) * problem.groups * problem.taps * channels
+    if rows < costs.HALF_RUN:
+        name, products = NAME, costs.dense(problem, max(problem.C, RUN))
+    return factor * costs.microseconds(problem, name, products, costs.outputs(problem))
 
 
 def tile_of(problem: Problem) -> launch.Tile:
@@ -172,9 +175,7 @@ def prepare(problem: Problem) -> Shares:
     together = tile["TAPS"] if len(v.taps) == 3 else 1
     parts = parts_of(problem) if together == 1 else 1
     tiles = launch.cdiv(C, tile["BLOCK_N"]) * launch.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
-    inside_ = max(problem.geometry.h.inside()) * max(problem.geometry.w.inside())
-    work = max(1, inside_) * launch.cdiv(N, tile["BLOCK_K"])
-    shares = max(1, min(tile["PER_PROCESSOR"] * problem.processors // tiles, work // 8))
+    shares = shares_of(problem).count
     sizes = {**tile.options, "TAPS": together, "PARTS": parts}
     del sizes["PER_PROCESSOR"], sizes["EVEN"]
     scalars = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares)
@@ -189,6 +190,29 @@ def prepare(problem: Problem) -> Shares:
     )  # fmt: skip
     made = launch.Prepared(conv_batch_grad_weight_kernel, (tiles * shares,), scalars, meta, boxes)
     return Shares(made, shares, problem.shape)
+
+
+def shares_of(problem: Problem) -> pace.Shares:
+    """How many shares, and how long they take where that is known: enough for the device, or those of least time."""
+    tile, taps = tile_of(problem), problem.taps
+    together = tile["TAPS"] if len(problem.at.v.taps) == 3 else 1
+    parts = parts_of(problem) if together == 1 else 1
+    tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
+    tiles *= taps // together
+    h, w = problem.geometry.h.inside(), problem.geometry.w.inside()
+    runs = launch.cdiv(problem.images, tile["BLOCK_K"])
+    work = max(1, max(h) * max(w)) * runs
+    if not problem.paced:
+        return pace.Shares(max(1, min(tile["PER_PROCESSOR"] * problem.processors // tiles, work // LEAST)), 0.0)
+    runs = launch.cdiv(problem.images * parts, tile["BLOCK_K"]) / parts
+    columns = sum(w) / len(w) if together == 1 else problem.at.v.count
+    blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
+    tempo = pace.of_programs(tile, together)
+    values = problem.groups * problem.M * taps * problem.C
+    found = pace.in_shares(tiles, blocks, tile["BLOCK_K"], tempo, problem.processors, values, 1.0, LEAST)
+    # Runs that are not full: 4x4 stride 2, 256->512 at 16x16, 5 images, 26 us.
+    times = costs.relative(problem, "batch, weight, short") if problem.images < RUN else 1.0
+    return found._replace(microseconds=found.microseconds * times)
 
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:

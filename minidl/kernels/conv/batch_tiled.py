@@ -15,10 +15,10 @@ With 64 images or fewer, the halves of an image count as two, so that tiles have
 next to the border and to the middle, whose taps reach beyond their half.
 """
 
-import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels import float8
 from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import Walk
@@ -29,9 +29,9 @@ from minidl.runtime.early import wait
 
 NAME = "batch"
 IN_PLACE = True
+FLOAT8 = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_batch", "conv_batch_narrow")
-BATCH_ROUND = 2.0
 WHOLE = tl.constexpr(0)
 INNER = tl.constexpr(1)
 BORDER = tl.constexpr(2)
@@ -51,7 +51,7 @@ def conv_batch_tile(
     N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, low, high,
     C: tl.constexpr, JH, JW,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr, TURN: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIXELS: tl.constexpr, PIECES: tl.constexpr,
@@ -83,8 +83,6 @@ def conv_batch_tile(
     j_w, taps_w = inside(start_w, W, IN_TAP_W, JW)
     channels = GROUPS * C
     nowhere = H * W * channels
-    # A run: what is read from x without a jump. A row of taps where they are side by side, else one tap.
-    run = taps_w * C if ROW_OF_TAPS else C + 0 * taps_w
     steps = taps_h * taps_w * (C // BLOCK_K)
     o_x = ((start_h + j_h * IN_TAP_H) * W + start_w + j_w * IN_TAP_W) * channels + i_group * C
     # Without a tap inside, one step outside.
@@ -99,7 +97,10 @@ def conv_batch_tile(
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     if PIXELS == 2:
         b_acc_1 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    k = 0
+    # Of the weights' columns, from a tap to the next one of its row, and to the one below.
+    step_w = w_tap_w if TURN or ALL_TAPS else C
+    step_h = w_tap_h if TURN or ALL_TAPS else JW * C
+    i_h = 0
     i_w = 0
     c = i_group * C
     tl.assume(steps > 0)
@@ -107,36 +108,22 @@ def conv_batch_tile(
         # [BLOCK_K, BLOCK_N]
         b_w = d_w.load([c, o_w]) if TURN else d_w.load([i_group * M + m, o_w]).T
         b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
-        b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        b_acc = float8.product(b_x, b_w, b_acc, ACC, PRECISION)
         if PIXELS == 2:
             b_x = d_x.load([n, o_x + IN_STEP_W * channels])
-            b_acc_1 = tl.dot(b_x, b_w, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
-        k += BLOCK_K
-        o_x += BLOCK_K
-        if TURN:
-            c += BLOCK_K
-            tap = c == i_group * C + C
-            c -= tl.where(tap, C, 0)
-            o_w += tl.where(tap, w_tap_w, 0)
-            row_w = w_tap_h - taps_w * w_tap_w
-        elif ALL_TAPS:
-            o_w += BLOCK_K + tl.where(k == run, w_tap_w - C, 0)
-            row_w = w_tap_h - taps_w * w_tap_w
-        else:
-            o_w += BLOCK_K
-            row_w = (JW - taps_w) * C
-        end = k == run
-        if ROW_OF_TAPS:
-            o_x += tl.where(end, IN_TAP_H * W * channels - run, 0)
-            o_w += tl.where(end, row_w, 0)
-        else:
-            i_w += tl.where(end, 1, 0)
-            row = i_w == taps_w
-            o_x += tl.where(end, IN_TAP_W * channels - C, 0)
-            o_x += tl.where(row, (IN_TAP_H * W - taps_w * IN_TAP_W) * channels, 0)
-            o_w += tl.where(row, row_w, 0)
-            i_w = tl.where(row, 0, i_w)
-        k = tl.where(end, 0, k)
+            b_acc_1 = float8.product(b_x, b_w, b_acc_1, ACC, PRECISION)
+        # All taps of a block of channels, then the next block: programs that run together share what they read.
+        i_w += 1
+        row = i_w == taps_w
+        i_w = tl.where(row, 0, i_w)
+        i_h += tl.where(row, 1, 0)
+        every = i_h == taps_h
+        i_h = tl.where(every, 0, i_h)
+        o_x += IN_TAP_W * channels + tl.where(row, (IN_TAP_H * W - taps_w * IN_TAP_W) * channels, 0)
+        o_x += tl.where(every, BLOCK_K - taps_h * IN_TAP_H * W * channels, 0)
+        o_w += step_w + tl.where(row, step_h - taps_w * step_w, 0)
+        o_w += tl.where(every, (0 if TURN else BLOCK_K) - taps_h * step_h, 0)
+        c += tl.where(every, BLOCK_K, 0)
     o_n = n + tl.arange(0, BLOCK_M)
     o_row = o_n.to(tl.int64) * (OH * OW) + (out_h + q_h * OUT_STEP_H) * OW + out_w + q_w * OUT_STEP_W
     finish(
@@ -158,7 +145,7 @@ def conv_batch_kernel(
     tiles, wide_tiles, border_tiles, low, high, programs,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, ROW_OF_TAPS: tl.constexpr, TURN: tl.constexpr,
+    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -177,8 +164,9 @@ def conv_batch_kernel(
         conv_batch_tile(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
             N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
-            C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS, TURN,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS, PIECES, WHOLE,
+            C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS,
+            PIECES, WHOLE,
         )  # fmt: skip
     elif HALVES:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
@@ -186,7 +174,7 @@ def conv_batch_kernel(
                 i_tile, d_halves, d_w, p_bias, p_scale, p_y, p_z,
                 2 * N, H // 2, W, QW, OH // 2, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
                 low, high, C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
-                ROW_OF_TAPS, TURN,
+                TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
                 PIXELS, PIECES, INNER,
             )  # fmt: skip
@@ -197,7 +185,7 @@ def conv_batch_kernel(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
                 N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
                 low, high, C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
-                ROW_OF_TAPS, TURN,
+                TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M // 2, BLOCK_N, BLOCK_K,
                 PIXELS, PIECES, BORDER,
             )  # fmt: skip
@@ -207,7 +195,7 @@ def conv_batch_kernel(
                 conv_batch_tile(
                     i_tile, d_x, d_wide, p_bias, p_scale, p_y, p_z,
                     N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
-                    C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS, TURN,
+                    C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
                     HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, 2 * BLOCK_N, BLOCK_K,
                     PIXELS, 2 * PIECES, WHOLE,
                 )  # fmt: skip
@@ -215,7 +203,7 @@ def conv_batch_kernel(
             conv_batch_tile(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
                 N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
-                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, ROW_OF_TAPS, TURN,
+                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
                 PIXELS, PIECES, WHOLE,
             )  # fmt: skip
@@ -237,10 +225,10 @@ def estimate(problem: Problem) -> float:
         tiles *= costs.outputs(problem) // problem.images
         steps = pace.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
         tempo = pace.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
-        time = pace.microseconds(tiles, steps, tempo, problem.processors, BATCH_ROUND)
+        time = pace.microseconds(tiles, steps, tempo, problem.processors, pace.known().rounds["batch"])
         return costs.at_least(problem, time)
     products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
-    return costs.of_run(problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem))
+    return costs.of_run(problem, problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem))
 
 
 def prepare(problem: Problem) -> launch.Prepared:
@@ -273,7 +261,7 @@ def prepare(problem: Problem) -> launch.Prepared:
     )  # fmt: skip
     meta = {
         **problem.taps_read, "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
-        "ROW_OF_TAPS": v.in_tap == 1 and groups == 1, "TURN": turn, "HALVES": halved, **problem.constants,
+        "TURN": turn, "HALVES": halved, **problem.constants,
         **early.options(target=problem.target), **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
@@ -289,7 +277,7 @@ def tile_of(problem: Problem) -> launch.Tile:
     """The tile, which may be of halves of images."""
     C = problem.C
     # A short K leaves no time for wide epilogues.
-    family = "conv_batch_narrow" if problem.dtype != torch.float32 and C % 64 else "conv_batch"
+    family = "conv_batch_narrow" if problem.dtype.itemsize == 2 and C % 64 else "conv_batch"
     parts = 2 if problem.direction != TRANSPOSED and _halved(problem) else 1
     pixels = costs.outputs(problem) // max(problem.N, 1) // parts
     return problem.tile(family, M=parts * problem.images, N=problem.M, K=C & -C, pixels=pixels)

@@ -16,20 +16,22 @@ from collections.abc import Sequence
 import triton
 import triton.language as tl
 
+from minidl.kernels import float8
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import batch_tiled, costs, pace
 from minidl.kernels.conv.epilogue import affine, finish
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, No, Problem, Tensors, taps_of
 from minidl.kernels.gemm.tiled import halves
-from minidl.runtime import launch
+from minidl.runtime import estimates, launch
 from minidl.runtime.boxes import Box
 
 NAME = "box"
 IN_PLACE = True
+FLOAT8 = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
-BOX_ROUND = 2.5
-BOX_STEP = 0.1
+# Boxes of so many images, of more bytes than the second cache holds. 256->2048 at 33x33, 387 images: 7.9 ms.
+FEW_IMAGES, LARGE = 32, 50e6
 
 
 @triton.jit
@@ -42,7 +44,7 @@ def finish_box(
     WIDTH: tl.constexpr = b_acc.shape[1]
     if PIECES == 1:
         b_acc = affine(b_acc, p_bias, p_scale, m, M, 0, HAS_BIAS, HAS_SCALE)
-        b_y = activate(b_acc, ACT, SLOPE).to(d_y.dtype)
+        b_y = float8.stored(activate(b_acc, ACT, SLOPE), d_y.dtype)
         d_y.store([n, h, w, m], tl.reshape(b_y, (TILE_N, TILE_H, TILE_W, WIDTH)))
     else:
         b_left, b_right = halves(b_acc)
@@ -66,9 +68,12 @@ def conv_box_tile(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    STORE_BOX: tl.constexpr,
+    STORE_BOX: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M channels of a box of outputs; with TURN the rows of d_w are the channels of x: [groups * C, taps * M]."""
+    """BLOCK_M channels of a box of outputs; with TURN the rows of d_w are the channels of x: [groups * C, taps * M].
+
+    With PAIRS outputs are pairs of neighbouring pixels, and d_x has an axis for the two of each pair (`paired_box`).
+    """
     PIXELS: tl.constexpr = TILE_N * TILE_H * TILE_W
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_w = tl.cdiv(QW, TILE_W)
@@ -83,24 +88,31 @@ def conv_box_tile(
     c = i_group * C
     j_w = 0
     x_h = in_h + q_h
-    x_w = in_w + q_w
+    x_w = in_w + q_w * (2 if PAIRS else 1)
+    # Of the weights' columns, from a tap to the next one of its row, and to the one below.
+    step_w = w_tap_w if TURN else C
+    step_h = w_tap_h if TURN else JW * C
     b_acc = tl.zeros((BLOCK_M, PIXELS), dtype=ACC)
     for _ in range(JH * JW * (C // BLOCK_K)):
         # [BLOCK_M, BLOCK_K]
         b_w = d_w.load([c, o_w]).T if TURN else d_w.load([i_group * M + m, o_w])
-        b_x = tl.reshape(d_x.load([n, x_h, x_w, c]), (PIXELS, BLOCK_K)).T  # [BLOCK_K, PIXELS]
-        b_acc = tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
-        c += BLOCK_K
-        tap = c == i_group * C + C
-        c -= tl.where(tap, C, 0)
-        j_w += tl.where(tap, 1, 0)
-        row = j_w == JW
-        x_w += tl.where(tap, IN_TAP_W, 0) - tl.where(row, JW * IN_TAP_W, 0)
-        x_h += tl.where(row, IN_TAP_H, 0)
-        if TURN:
-            o_w += tl.where(tap, w_tap_w, 0) + tl.where(row, w_tap_h - JW * w_tap_w, 0)
+        if PAIRS:
+            b_box = d_x.load([n, x_h, x_w >> 1, x_w & 1, c])
         else:
-            o_w += BLOCK_K
+            b_box = d_x.load([n, x_h, x_w, c])
+        b_x = tl.reshape(b_box, (PIXELS, BLOCK_K)).T  # [BLOCK_K, PIXELS]
+        b_acc = float8.product(b_w, b_x, b_acc, ACC, PRECISION)
+        # All taps of a block of channels, then the next block: programs that run together share what they read.
+        # 256->256 at 56x56, 64 images: 331 us in place of 366.
+        j_w += 1
+        row = j_w == JW
+        x_w += IN_TAP_W - tl.where(row, JW * IN_TAP_W, 0)
+        x_h += tl.where(row, IN_TAP_H, 0)
+        o_w += step_w + tl.where(row, step_h - JW * step_w, 0)
+        every = x_h == in_h + q_h + JH * IN_TAP_H
+        x_h -= tl.where(every, JH * IN_TAP_H, 0)
+        o_w -= tl.where(every, JH * step_h - (0 if TURN else BLOCK_K), 0)
+        c += tl.where(every, BLOCK_K, 0)
         j_w = tl.where(row, 0, j_w)
     if STORE_BOX:
         finish_box(
@@ -130,7 +142,7 @@ def conv_box_kernel(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    STORE_BOX: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+    STORE_BOX: tl.constexpr, PAIRS: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
     if PER_PROCESSOR == 0:
@@ -139,7 +151,7 @@ def conv_box_kernel(
             N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
             C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
-            PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX,
+            PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX, PAIRS,
         )  # fmt: skip
     else:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
@@ -148,7 +160,7 @@ def conv_box_kernel(
                 N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
                 C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
-                PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX,
+                PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX, PAIRS,
             )  # fmt: skip
 
 
@@ -166,21 +178,17 @@ def able(problem: Problem) -> bool | No:
 def estimate(problem: Problem) -> float:
     """With the pixels of boxes that are outside of an image."""
     h, v, tile = problem.at.h, problem.at.v, _tile(problem)
+    if problem.paced:
+        return costs.at_least(problem, microseconds(problem, tile))
     sizes = problem.N, h.count, v.count
     box = shape_of_box(*sizes, tile["BLOCK_N"])
-    boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
-    if problem.paced:
-        block = min(tile["BLOCK_K"], problem.C & -problem.C)
-        tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
-        # Its rows are channels.
-        tempo = pace.of_boxes(tile["BLOCK_N"], tile["BLOCK_M"])
-        steps = problem.taps * problem.C / block * (BOX_STEP + (1 - BOX_STEP) * block / pace.FULL_BLOCK)
-        return costs.at_least(problem, pace.microseconds(tiles, steps, tempo, problem.processors, BOX_ROUND))
-    filled = boxes * math.prod(box) / math.prod(sizes)
+    filled = math.prod(launch.cdiv(size, extent) * extent for size, extent in zip(sizes, box, strict=True))
+    filled /= math.prod(sizes)
     return costs.microseconds(problem, NAME, filled * costs.reading(problem) * costs.dense(problem))
 
 
-def prepare(problem: Problem) -> launch.Prepared:
+def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
+    """With `pairs` the outputs of the problem are pairs, and its inputs single pixels."""
     h, v = problem.at.h, problem.at.v
     (H, W), (OH, OW) = problem.read, problem.written
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
@@ -191,10 +199,13 @@ def prepare(problem: Problem) -> launch.Prepared:
     tiles = launch.cdiv(M, tile["BLOCK_M"]) * groups
     for size, extent in zip((N, h.count, v.count), box, strict=True):
         tiles *= launch.cdiv(size, extent)
+    # Programs that walk over one tile begin later: 256->256 at 56x56, 4 images, 31.9 us in place of 26.2.
     walking = tile["PER_PROCESSOR"] * problem.processors
-    programs = min(tiles, walking) if walking else tiles
+    if tiles <= walking:
+        walking = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
+    programs = walking or tiles
     whole = stores_boxes(problem)
-    piece = max(tile["BLOCK_M"] // tile["PIECES"], 16 // problem.dtype.itemsize)
+    piece = max(tile["BLOCK_M"] // tile["PIECES"], 16 // problem.result.itemsize)
     turn = problem.in_place
     scalars = (
         N, h.count, v.count, OH, OW, M, groups, h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(problem),
@@ -203,12 +214,13 @@ def prepare(problem: Problem) -> launch.Prepared:
     meta = {
         "C": C, "JH": len(h.taps), "JW": len(v.taps), "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
         "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step, "TURN": turn, **problem.constants,
-        "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": whole, **problem.flags("POOL"), **options,
+        "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": whole, "PAIRS": pairs,
+        **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
-        _images(N, H, W, groups * C, [*box, block]),
+        pairs_box(N, H, W, C, [*box, 1, block]) if pairs else images_box(N, H, W, groups * C, [*box, block]),
         batch_tiled.weights(problem, turn, block, tile["BLOCK_M"]),
-        _images(N, OH, OW, M, [*box, piece]) if whole else None,
+        images_box(N, OH, OW, M, [*box, piece]) if whole else None,
     )
     return launch.Prepared(conv_box_kernel, (programs,), scalars, meta, boxes)
 
@@ -220,18 +232,41 @@ def run(prepared: launch.Prepared, t: Tensors) -> None:
 
 def _tile(problem: Problem) -> launch.Tile:
     h, v, C = problem.at.h, problem.at.v, problem.C
-    return problem.tile("conv_box", M=problem.M, N=problem.images * h.count * v.count, K=C & -C)
+    tiles = problem.tiles("conv_box", M=problem.M, N=problem.images * h.count * v.count, K=C & -C)
+    return min(tiles, key=lambda tile: microseconds(problem, tile)) if len(tiles) > 1 else tiles[0]
+
+
+def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
+    """Of a problem whose tiles' times are known, with a tile or the best one."""
+    if tile is None:
+        tile = _tile(problem)
+    sizes = problem.images, problem.at.h.count, problem.at.v.count
+    box = shape_of_box(*sizes, tile["BLOCK_N"])
+    boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
+    block = min(tile["BLOCK_K"], problem.C & -problem.C)
+    tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
+    known = estimates.of(pace.TARGET)
+    steps = pace.steps(problem.taps * problem.C / block, block, known.steps.apart_boxes)
+    tempo = pace.of_boxed(tile, problem.groups * problem.C)
+    if box[0] >= FEW_IMAGES and problem.images * problem.image_bytes > LARGE:
+        steps *= known.images.many
+    return pace.microseconds(tiles, steps, tempo, problem.processors, known.steps.rounds["box"])
 
 
 def stores_boxes(problem: Problem) -> bool:
     """Whether a box of outputs is one of y [N, OH, OW, groups * M], and can be stored as such."""
     alike = problem.at.h.out_step == problem.at.v.out_step == problem.groups == 1
-    return alike and problem.M * problem.dtype.itemsize % 16 == 0 and not problem.preactivation
+    return alike and problem.M * problem.result.itemsize % 16 == 0 and not problem.preactivation
 
 
-def _images(N: int, H: int, W: int, channels: int, block: Sequence[int]) -> Box:
+def images_box(N: int, H: int, W: int, channels: int, block: Sequence[int]) -> Box:
     """Boxes of x [N, H, W, channels]."""
     return Box((N, H, W, channels), (H * W * channels, W * channels, channels, 1), block)
+
+
+def pairs_box(N: int, H: int, W: int, C: int, block: Sequence[int]) -> Box:
+    """Boxes of x [N, H, W / 2, 2, C]."""
+    return Box((N, H, W // 2, 2, C), (H * W * C, W * C, 2 * C, C, 1), block)
 
 
 def shape_of_box(N: int, height: int, width: int, pixels: int) -> tuple[int, int, int]:

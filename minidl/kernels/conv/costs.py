@@ -1,6 +1,6 @@
-"""What the forms of a convolution cost, in microseconds: the constants of each target, and the sum that uses them.
+"""What the forms of a convolution cost, in microseconds, with the constants of a device (`runtime.estimates`).
 
-    time = launches * LAUNCH + bytes / COPY + factor * products / rate, products in whole waves of the multiprocessors
+    time = launches * launch + bytes / copy + factor * products / rate, products in whole waves of the multiprocessors
 
 Measured (`benchmarks/results/nvidia-h200.json`) and estimated, in us, float16: 3x3 64@56 70 / 63, 128@28 47 / 51,
 256@14 43 / 45, 512@7 44 / 42, 256@56 370 / 367; 5x5 32->64 135 / 141, 1->32 127 / 123; 7x7 12->24 967 / 1044, 1->12
@@ -11,80 +11,26 @@ were never measured side by side, a factor keeps the choice of the last sweeps (
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
-from minidl.kernels.conv.problem import TRANSPOSED, WALK, Problem
-from minidl.runtime import launch
+from minidl.kernels.conv.geometry import Axis
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, WALK, Problem
+from minidl.runtime import estimates, launch
 
 # Images that fill the rows of a tile, and of a step of the gradient of the weight, where half of them is still good.
 RUN = 64
 HALF_RUN = RUN // 2
-# Of runs of fewer: 8 images took 2.0 to 6.5 times as long as in boxes, 64@56 to 512@7.
-SHORT_RUN = 6.5
 # From so many bytes of an image on, its runs lie in too many pages of memory. 256@56, 64 images: the gradient of the
 # weight took 1.23 times as long, the forward 1.03 times as long as boxes, which cost 1.1 elsewhere.
 LARGE = 2**20
-PAGES = 1.3
 # Of a pixel of so few bytes reading takes longer: 32->64 5x5 0.172 ms, of which 0.04 are bytes, for products of 0.083.
 NARROW = 64
-NARROW_FACTOR = 1.5
 # Values of a pixel that the pixel-tiled form counts at least; with fewer it would seem to pool in less time than others
 # take with a pool apart, and it took several times as long.
 LEAST_VALUES = 128
 # Columns of a product that are computed in any case: 64->32 channels took as long as 64->64.
 LEAST_COLUMNS = 64
-# Of a copy's bytes per us, what tiles of products reach.
-REACHED = 0.72
-
-
-class Device(NamedTuple):
-    """launch: of one kernel. copy: bytes per us. products: operations per us, by dtype or precision of float32.
-    factors: by form, what its operations cost beside `products`."""
-
-    launch: float
-    copy: float
-    products: dict[str, float]
-    factors: dict[str, float]
-
-
-COMPILED = {
-    "batch": 1.0,
-    "box": 1.05,  # 128 images, 64@56 / 128@28 / 256@14 / 512@7: 1.26, 1.03, 1.03, 1.15 of the batch-tiled form
-    "pair": 1.0,
-    "product": 0.8,  # ResNet-50 1x1 on an H100: within 5 % of the fastest form in 54 of 60 cases
-    "product, by pointers": 2.5,  # not measured
-    "merge": 0.77,  # 128->64 5x5: 0.215 ms in place of 0.235 with 1.2 times the products
-    "few": 1.0,
-    "banded": 0.85,  # with a value that is read counting as 128 products: fits 12->24 7x7
-    "fft": 1.5,
-    "depthwise": 2.5,  # 96 channels 7x7 at 56x56, 64 images, H100: 90 us
-    "pixel": 5.0,  # not measured alone; the gradient of the weight took 1.2 to 6 times as long as in runs
-    "banded, pooled": 0.45,  # inference with 1->32 5x5: 0.255 ms in place of 0.307 with the pool in the kernel
-}
-
-DEVICES = {
-    # An H200: `minidl.workbench.bench` measures copies and products; a launch that waits for another took 1 us longer.
-    "sm_90": Device(
-        1.0, 4.3e6,
-        {"float16": 790e6, "bfloat16": 790e6, "tf32": 400e6, "tf32x3": 133e6, "ieee": 50e6, "float64": 50e6}, COMPILED,
-    ),
-    # An A100 by its data sheet. Only pixels, bands and transforms are able there, and they are far apart.
-    "sm_80": Device(
-        2.0, 1.5e6,
-        {"float16": 310e6, "bfloat16": 310e6, "tf32": 150e6, "tf32x3": 50e6, "ieee": 19e6, "float64": 19e6}, COMPILED,
-    ),
-    # Two cores; a program takes half a millisecond and a launch as long, whatever their size. 128 images,
-    # 32 to 32 channels 3x3 at 8x8: 18 ms in boxes, 26 to 33 in bands or by pixels. Every form has the same operations.
-    # 1x1, 64 to 256 channels at 14x14, 4 images: 4.6 ms as a product, 7.0 in boxes; 7.1 by pixels.
-    "interpreted": Device(
-        500.0, 1e4, dict.fromkeys(("float16", "bfloat16", "tf32", "tf32x3", "ieee", "float64"), 2e4),
-        {
-            "few": 0.9, "product": 0.9, "product, by pointers": 0.9, "box": 1.0, "banded": 1.35, "pixel": 1.9,
-            "banded, pooled": 1.35, "batch": 2.5, "pair": 2.5, "merge": 2.5, "fft": 2.5,
-            "depthwise": 1.0, "pool": 0.45,
-        },
-    ),
-}  # fmt: skip
+# Products of 8 bits in the time of one of 16. 256->256 3x3 at 14x14, 256 images, H100: 59 us in place of 89.
+FLOAT8 = 1.5
 
 
 def outputs(problem: Problem) -> int:
@@ -123,18 +69,22 @@ def dense(problem: Problem, channels: int | None = None) -> float:
 
 def reading(problem: Problem) -> float:
     """What the products of runs or boxes of pixels cost for reading pixels of few bytes."""
-    return NARROW_FACTOR if problem.C * problem.groups * problem.dtype.itemsize <= NARROW else 1.0
+    narrow = estimates.of(problem.target).images.narrow
+    return narrow if problem.C * problem.groups * problem.dtype.itemsize <= NARROW else 1.0
 
 
 def pages(problem: Problem) -> float:
     """What the products of runs of images cost for reading them where they lie far apart."""
-    return PAGES if problem.image_bytes >= LARGE else 1.0
+    return estimates.of(problem.target).images.pages if problem.image_bytes >= LARGE else 1.0
 
 
-def of_run(images: int, least: int = RUN) -> float:
-    """What runs of so many images cost beside long ones, and what their last tile computes in vain."""
+def of_run(problem: Problem, images: int, least: int = RUN) -> float:
+    """What runs of so many images cost beside long ones, and what their last tile computes in vain.
+
+    8 images took 2.0 to 6.5 times as long as in boxes, 64@56 to 512@7.
+    """
     if images < least:
-        return SHORT_RUN
+        return estimates.of(problem.target).images.short_run
     rows = 2 * RUN if images > RUN else RUN
     return launch.cdiv(images, rows) * rows / images
 
@@ -142,9 +92,12 @@ def of_run(images: int, least: int = RUN) -> float:
 def microseconds(problem: Problem, form: str, products: float, programs: float = 1) -> float:
     """Of one launch with so many products, each a multiplication and an addition; those of `prepare`d weights begin
     before the last one ends and are not counted. The interpreter runs `programs` one after another."""
-    device = DEVICES[problem.target]
-    factor = device.factors[form]
-    rate = device.products[problem.precision if problem.dtype.itemsize == 4 else _name(problem)]
+    device = estimates.of(problem.target)
+    factor = device.forms[form]
+    if problem.dtype.itemsize == 1:
+        rate = FLOAT8 * device.products["float16"]
+    else:
+        rate = device.products[problem.precision if problem.dtype.itemsize == 4 else _name(problem)]
     if problem.target == "interpreted":
         return factor * (device.launch * (1 + programs) + 2 * dense(problem) / rate)
     tiles = max(1, launch.cdiv(outputs(problem), 2 * RUN) * problem.groups * launch.cdiv(problem.M, RUN))
@@ -154,15 +107,28 @@ def microseconds(problem: Problem, form: str, products: float, programs: float =
 
 def at_least(problem: Problem, time: float) -> float:
     """A launch that takes so many us, or as long as memory does, of which tiles reach a part."""
-    device = DEVICES[problem.target]
-    return max(time, device.launch + moved(problem) / (REACHED * device.copy))
+    device = estimates.of(problem.target)
+    return max(time, device.launch + moved(problem) / (device.reached * device.copy))
+
+
+def relative(problem: Problem, form: str) -> float:
+    """What a form costs beside another one, or in a case beside the usual one."""
+    return estimates.of(problem.target).relative[form]
+
+
+def beside_tiles(problem: Problem, form: str, time: float, launches: float = 1) -> float:
+    """An estimate of `microseconds` that stands beside those of tiles whose pace is known; of others, as it is."""
+    if not problem.paced:
+        return time
+    times, more = estimates.of(problem.target).whole[form]
+    return times * time + more * launches
 
 
 def of_each_channel(problem: Problem, form: str, products: float, rounds: float) -> float:
     """Of sums that each channel has of its own, on float32 units, while memory moves. The interpreter takes as long for
     each of the `rounds` as for a program of another form, and the weights are another launch."""
-    device = DEVICES[problem.target]
-    factor = device.factors[form]
+    device = estimates.of(problem.target)
+    factor = device.forms[form]
     if problem.target == "interpreted":
         return factor * (device.launch * (2 + rounds) + 2 * products / device.products["ieee"])
     return device.launch + max(moved(problem) / device.copy, factor * 2 * products / device.products["ieee"])
@@ -171,21 +137,27 @@ def of_each_channel(problem: Problem, form: str, products: float, rounds: float)
 def moved(problem: Problem) -> int:
     """Bytes of images that are read and written; a walk back reads all of x and writes a part."""
     H, W = problem.read
+    if problem.direction in (FORWARD, GRAD_WEIGHT):
+        H, W = _needed(problem.geometry.h), _needed(problem.geometry.w)
     written = outputs(problem) // (4 if problem.pool else 1) * (1 + problem.preactivation)
     values = problem.N * H * W * problem.groups * problem.C + written * problem.groups * problem.M
     return values * problem.dtype.itemsize
 
 
+def _needed(axis: Axis) -> int:
+    """Of an axis, the inputs that some output reads; a stride may pass over the others."""
+    return min(axis.size, axis.output * min(axis.kernel, axis.stride)) if axis.dilation == 1 else axis.size
+
+
 def of_pool(problem: Problem) -> float:
     """A 2x2 pool after the convolution: reads what it has written, and writes a quarter."""
-    device = DEVICES[problem.target]
+    device = estimates.of(problem.target)
     if problem.target == "interpreted":
         rate = device.products[_name(problem)] if problem.dtype.itemsize != 4 else device.products["ieee"]
-        return device.factors["pool"] * (2 * device.launch + 2 * dense(problem) / rate)
+        return device.forms["pool"] * (2 * device.launch + 2 * dense(problem) / rate)
     # It begins before the last program has ended.
-    return (
-        device.launch / 2 + 1.25 * outputs(problem) * problem.groups * problem.M * problem.dtype.itemsize / device.copy
-    )
+    moved_ = outputs(problem) * problem.groups * problem.M * problem.dtype.itemsize
+    return device.launch / 2 + device.forms["pool"] * moved_ / device.copy
 
 
 def _name(problem: Problem) -> str:

@@ -153,7 +153,7 @@ def estimate(problem: Problem) -> float:
     found = cut(problem)
     products = costs.outputs(problem) * problem.groups * problem.M * problem.C * problem.taps
     rounds = found.parts * math.prod(found.taps) * (found.tiles * found.rows + found.rest)
-    return costs.of_each_channel(problem, NAME, products, rounds)
+    return costs.of_each_channel(problem, "depthwise, weight", products, rounds)
 
 
 class Cut(NamedTuple):

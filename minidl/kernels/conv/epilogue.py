@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
+from minidl.kernels.float8 import stored
 from minidl.kernels.gemm.tiled import halves
 
 MAX_POOL = tl.constexpr(1)
@@ -50,7 +51,7 @@ def finish(
         o_y = (o_row * (GROUPS * M))[:, None] + (i_group * M + o_m)[None, :]
         if SAVE_Z:
             tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
-        tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+        tl.store(p_y + o_y, stored(activate(b_acc, ACT, SLOPE), p_y.dtype.element_ty), mask=m_y)
     else:
         b_left, b_right = halves(b_acc)
         finish(

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import batch_grad_weight
+from minidl.kernels.conv import batch_grad_weight, costs, pace
 from minidl.kernels.conv.batch_grad_weight import parts_of, tile_of
 from minidl.kernels.conv.batch_tiled import inside
 from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
@@ -202,7 +202,16 @@ def able(problem: Problem) -> bool | No:
 
 def estimate(problem: Problem) -> float:
     """512@7: 0.97 of cuDNN, in shares 0.89."""
-    return 0.9 * batch_grad_weight.estimate(problem)
+    if problem.paced:
+        parts, tile = _parts(problem), tile_of(problem)
+        steps = pace.steps(parts.each, tile["BLOCK_K"])
+        tempo = pace.of_grad_weight(tile, 1)
+        # A program ends a tile and may begin another: of so many tiles sums are written and added.
+        written = launch.cdiv(parts.total, parts.each) + parts.tiles * problem.taps
+        values = tile["BLOCK_M"] * tile["BLOCK_N"]
+        time = pace.known().rounds["even"] + steps * tempo.step + pace.of_shares(written, values)
+        return costs.at_least(problem, time)
+    return costs.relative(problem, "even") * batch_grad_weight.estimate(problem)
 
 
 class Parts(NamedTuple):

@@ -17,10 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
-from minidl.runtime import early, launch
+from minidl.runtime import early, estimates, launch
 from minidl.runtime.early import wait
 
 NAME = "fill"
@@ -29,34 +28,44 @@ FAMILIES = ("conv_fill",)
 # Channels of a group made of several, at most; of a channel count to which zeros are worth adding, at least.
 FULL = 64
 LEAST = 6
+# 3x3 stride 3 with a dilation, 2->13 at 63x63: nine walks of filled channels took 757 us, and 49 as they are.
+MOST_WALKS = 4
+# Channels of the form for few outputs of a way back are a multiple of this, up to so many outputs.
+FEW_UNIT, FEW_OUTPUTS = 16, 4
 # Channels of forms that read boxes, where this adds less than a sixteenth.
 BOX = 32
 
 
 @triton.jit
 def conv_fill_kernel(
-    p_from, p_to, rows, rows_read, pitch, to, per_group, each,
+    p_from, p_to, rows, pitch, to, per_group, each,
     MERGED: tl.constexpr, BACK: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """to [rows, to] = from [rows_read, pitch], with zeros beyond.
+    """to [rows, to] = from [.., pitch], with zeros beyond. Of `per_group` rows that are written `each` are read.
 
     MERGED above 1: of a row of group g, g % MERGED, times `each`, is the first column that is written; with BACK the
-    first one that is read.
+    first one that is read. All rows are read.
     """
     wait(EARLY)
     tiles_n = tl.cdiv(to, BLOCK_N)
     o_row = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_to = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     o_from = o_to + o_row * 0
-    if MERGED > 1:
+    o_read = o_row
+    m_row = o_row < rows
+    if MERGED == 1:
+        within = o_row % per_group
+        o_read = o_row // per_group * each + within
+        m_row &= within < each
+    else:
         first = o_row // per_group % MERGED * each
         if BACK:
             o_from += first
         else:
             o_from -= first
     m_to = (o_row < rows) & (o_to < to)
-    m_from = m_to & (o_row < rows_read) & (o_from >= 0) & (o_from < pitch)
-    b_x = tl.load(p_from + o_row * pitch + o_from, mask=m_from, other=0.0)  # [BLOCK_M, BLOCK_N]
+    m_from = m_row & (o_to < to) & (o_from >= 0) & (o_from < pitch)
+    b_x = tl.load(p_from + o_read * pitch + o_from, mask=m_from, other=0.0)  # [BLOCK_M, BLOCK_N]
     tl.store(p_to + o_row * to + o_to, b_x, mask=m_to)
 
 
@@ -90,12 +99,16 @@ def wider(problem: Problem) -> Problem | No:
         return No("nothing gained with float64, or by the interpreter")
     if problem.pool:
         return No("a pool")
+    if problem.direction == TRANSPOSED and problem.geometry.h.stride * problem.geometry.w.stride > MOST_WALKS:
+        return No("more walks than two strides of 2 have")
     unit = 16 // problem.dtype.itemsize
     groups, C, M = problem.groups, problem.C, problem.M
     merged = _merged(groups, max(C, M))
     if merged > 1:
         C, M = merged * C, merged * M
-    elif groups == 1:
+    elif groups == 1 and problem.direction == TRANSPOSED and M <= FEW_OUTPUTS:
+        C = launch.cdiv(C, FEW_UNIT) * FEW_UNIT
+    else:
         C = _filled(C, unit)
         M = _filled(M, unit) if problem.direction == GRAD_WEIGHT else M
     if (C, M) == (problem.C, problem.M):
@@ -111,55 +124,56 @@ def wider(problem: Problem) -> Problem | No:
 
 def cost(problem: Problem, made: Problem) -> float:
     """Microseconds of the copies, of what is read and written."""
-    device = costs.DEVICES[problem.target]
+    device = estimates.of(problem.target)
     filling = prepare(problem, made)
     copies = [copy for copy in filling if copy is not None]
     values = sum(2.0 * torch.Size(copy.shape).numel() for copy in copies)
-    return len(copies) * device.launch + values * problem.dtype.itemsize / device.copy
+    apart = device.steps.fill if problem.paced else 0.0
+    rate = device.copy * (device.steps.filled if problem.paced else 1.0)
+    return len(copies) * (device.launch + apart) + values * problem.dtype.itemsize / rate
 
 
 def prepare(problem: Problem, made: Problem) -> Filling:
     """The copies for the problem that was made wider."""
     H, W = problem.read
     R, S = problem.geometry.h.kernel, problem.geometry.w.kernel
-    rows, taps, merged = problem.N * H * W, R * S, problem.groups // made.groups
+    groups, taps, merged = problem.groups, R * S, problem.groups // made.groups
+    rows = problem.N * H * W * groups
     back = problem.direction == TRANSPOSED
     x = None
     if merged == 1 and made.C != problem.C:
-        x = _copy(problem, (problem.N, H, W, made.C), rows, rows, problem.C)
+        x = _copy(problem, (problem.N, H, W, groups * made.C), made.C, rows, problem.C)
     if problem.direction == GRAD_WEIGHT:
         OH, OW = problem.written
-        rows = problem.N * OH * OW
+        rows = problem.N * OH * OW * groups
         dy = result = None
         if merged == 1 and made.M != problem.M:
-            dy = _copy(problem, (problem.N, OH, OW, made.M), rows, rows, problem.M)
-        if made.C != problem.C:
-            rows = problem.groups * problem.M * taps
-            group = merged, problem.M * taps, problem.C
-            result = _copy(problem, problem.shape, rows, rows, made.C, group, back=True)
+            dy = _copy(problem, (problem.N, OH, OW, groups * made.M), made.M, rows, problem.M)
+        if made.C != problem.C or (groups > 1 and made.M != problem.M):
+            rows = groups * problem.M * taps
+            group = merged, problem.M * taps, problem.C if merged > 1 else made.M * taps
+            result = _copy(problem, problem.shape, problem.C, rows, made.C, group, back=True)
         return Filling(x, dy, result)
     # Rows of the weights are channels that are written, on the way back those that are read.
     of_group, row, filled = (problem.C, problem.M, made.M) if back else (problem.M, problem.C, made.C)
     made_of_group = made.C if back else made.M
     shape = made.groups * made_of_group, R, S, filled
-    of_w = problem.groups * of_group * taps
-    group = merged, of_group * taps, row
-    return Filling(x, _copy(problem, shape, made.groups * made_of_group * taps, of_w, row, group), None)
+    group = (merged, of_group * taps, row) if merged > 1 else (1, made_of_group * taps, of_group * taps)
+    return Filling(x, _copy(problem, shape, filled, made.groups * made_of_group * taps, row, group), None)
 
 
 def _copy(
-    problem: Problem, shape: tuple[int, ...], rows: int, read: int, pitch: int,
-    merged: tuple[int, int, int] = (1, 1, 0), back: bool = False,
+    problem: Problem, shape: tuple[int, ...], to: int, rows: int, pitch: int,
+    merged: tuple[int, int, int] | None = None, back: bool = False,
 ) -> Copy:  # fmt: skip
-    """rows: of the result; read: of what is copied, whose rows have `pitch` values.
+    """rows, of `to` values: of the result; pitch: values of a row of what is copied.
 
-    merged, back: of `conv_fill_kernel`; how many groups, and the rows and columns of each.
+    merged, back: of `conv_fill_kernel`, MERGED, `per_group` and `each`; None where all rows are read.
     """
-    to = shape[-1]
     tile = problem.tile("conv_fill", floor=1, M=rows, N=to)
     grid = launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(to, tile["BLOCK_N"])
-    parts, per_group, each = merged
-    scalars = (rows, read, pitch, to, per_group, each)
+    parts, per_group, each = merged or (1, rows, rows)
+    scalars = (rows, pitch, to, per_group, each)
     meta = {"MERGED": parts, "BACK": back, **early.options(grid, problem.target), **tile.options}
     return Copy(shape, launch.Prepared(conv_fill_kernel, (grid,), scalars, meta))
 

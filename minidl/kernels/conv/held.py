@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import banded, bands
+from minidl.kernels.conv import banded, bands, costs
 from minidl.kernels.conv.bands import group_of, in_rows, padded, store_groups
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, MANY, No, Problem, Tensors
@@ -113,10 +113,12 @@ def able(problem: Problem) -> bool | No:
 def estimate(problem: Problem) -> float:
     """1->32 5x5: 0.15 ms in place of 0.19, in boxes 0.126; with many channels there is less to hold.
 
-    3->64 3x3 at 224x224, 57 images: 0.38 ms, twice what the products take.
+    3->64 3x3 at 224x224, 57 images: 0.38 ms, twice what the products take; pieces of rows are stored value by value.
     """
-    wide = 2.0 if problem.paced and problem.M > MANY_OUTPUTS else 1.0
-    return wide * (0.8 if problem.C < 16 else 0.95) * banded.estimate(problem)
+    name = "held, few channels" if problem.C < 16 else "held"
+    time = costs.relative(problem, name) * banded.estimate(problem)
+    wide = problem.M > MANY_OUTPUTS or not whole(problem)
+    return costs.beside_tiles(problem, "held, many outputs", time) if wide else time
 
 
 def prepare(problem: Problem) -> Product:

@@ -79,8 +79,7 @@ def estimate(problem: Problem) -> float:
     more = 2 * pairs_of(problem.geometry.w).kernel / problem.geometry.w.kernel
     split = problem.dtype == torch.float32 and problem.precision != "tf32" and problem.target != "interpreted"
     gains = problem.M <= MOST and not split
-    factors = costs.DEVICES[problem.target].factors
-    gain = factors[NAME] if gains and problem.target != "interpreted" else 1.0
+    gain = costs.relative(problem, NAME) if gains else 1.0
     return max(gain * more, 0.9 if gains else 1.05) * batch_back.estimate(problem)
 
 

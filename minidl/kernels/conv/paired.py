@@ -21,8 +21,6 @@ from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
 
 NAME = "pair"
-# Of channels that fill tiles without being paired.
-FULL = 1.5
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_pair_pool", "conv_band")
 
@@ -92,11 +90,14 @@ def estimate(problem: Problem) -> float:
     S = len(problem.at.v.taps)
     factor = (S + 1) / S * (1.0 if problem.M > 32 else 32 / costs.LEAST_COLUMNS)
     if min(problem.C, problem.M) > 32:
-        factor *= FULL
+        factor *= costs.relative(problem, "pair, full")
     if costs.pages(problem) > 1:
-        factor = 1.02 * costs.reading(problem) * costs.pages(problem)
+        factor = costs.relative(problem, "pair, large") * costs.reading(problem) * costs.pages(problem)
+    if problem.paced and problem.M % 2:  # stored value by value: 1x5 272->9 at 18x18, 326 images, 855 us
+        factor *= costs.relative(problem, "pair, odd")
     products = factor * costs.dense(problem)
-    return costs.of_run(problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem) / 2)
+    time = costs.microseconds(problem, NAME, products, costs.outputs(problem) / 2)
+    return costs.of_run(problem, problem.images) * time
 
 
 def prepare(problem: Problem) -> Product:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from minidl.kernels.conv import costs, pace, pixel_choice, turned
 from minidl.kernels.conv.batch_back import walk_back, walk_of
-from minidl.kernels.conv.pixel_tiled import TURNS_FROM, conv_pixel_tile
+from minidl.kernels.conv.pixel_tiled import conv_pixel_tile
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import MANY, TRANSPOSED, WALK, No, Problem, Tensors, walks_back
 from minidl.runtime import early, launch
@@ -52,7 +52,7 @@ def conv_pixel_back_kernel(
         N * rows * columns, H, W, rows, columns, OH, OW, in_h, in_w, out_h, out_w, taps_h, taps_w,
         last, -STRIDE_H * S, -STRIDE_W, 0,
         GROUPS, M, CHANNELS, C, W_TAPS, MOST_H, MOST_W, 1, 1, 1, 1, STRIDE_H, STRIDE_W,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, 0, False, False, FLAT, False, True, EMPTY, TURN, 1, ACC,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, 0, False, False, FLAT, False, True, EMPTY, TURN, False, 1, ACC,
         PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
     )  # fmt: skip
 
@@ -79,14 +79,15 @@ def estimate(problem: Problem) -> float:
         )  # fmt: skip
     steps, fixed = pixel_choice.steps_of(problem, at, costs.taps(problem))
     time = pace.microseconds(_tiles(problem, at.tile), steps, pace.of(at.tile), problem.processors, fixed)
-    return costs.at_least(problem, time + (0.0 if problem.in_place else 2.0))
+    return costs.at_least(problem, time + (0.0 if problem.in_place else pace.known().turn))
 
 
 def prepare(problem: Problem) -> Product:
     h, v, groups = problem.geometry
     H, W = problem.read
     M = problem.M
-    turn = problem.in_place and estimate(problem._replace(N=problem.images)) < TURNS_FROM
+    time = estimate(problem._replace(N=problem.images))
+    turn = problem.in_place and not pixel_choice.turns(problem, time)
     walk = _longest(problem)
     at = pixel_choice.chosen(walk)
     most_h, most_w = len(walk.at.h.taps), len(walk.at.v.taps)

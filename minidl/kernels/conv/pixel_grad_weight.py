@@ -121,16 +121,8 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
-    at = chosen(problem)
     if problem.paced:
-        block = at.tile["BLOCK_K"]
-        # Of few channels of the output's gradient not much is read.
-        narrow = max(pace.narrow(problem.M if problem.M >= 16 else 8, 2), pace.narrow(problem.C, 2))
-        steps = pace.steps(launch.cdiv(at.share, block), block) * (pace.FLAT_GRAD_WEIGHT if at.joined else narrow)
-        tempo = pace.of_grad_weight(at.tile, at.TAPS)
-        time = pace.microseconds(at.tiles * at.shares, steps, tempo, problem.processors, pace.SHORT_ROUND)
-        values = problem.groups * problem.M * problem.taps * problem.C
-        return costs.at_least(problem, time + pace.of_shares(at.shares, values))
+        return costs.at_least(problem, chosen(problem).microseconds)
     return costs.microseconds(
         problem, NAME, costs.outputs(problem) * pixel_choice.products(problem), pixel_choice.programs(problem)
     )  # fmt: skip
@@ -148,6 +140,7 @@ class Chosen(NamedTuple):
     tiles: int
     share: int
     shares: int
+    microseconds: float
 
 
 def chosen(problem: Problem) -> Chosen:
@@ -163,10 +156,23 @@ def chosen(problem: Problem) -> Chosen:
         TAPS = 2
     tiles = launch.cdiv(N, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
     tiles *= 1 if joined else launch.cdiv(taps, TAPS)
-    # Of programs of eight warps one runs on a multiprocessor.
-    programs = problem.processors * (1 if tile.num_warps == 8 else 2)
-    share, shares = shares_of(pixels, tile["BLOCK_K"], tiles, programs)
-    return Chosen(tile, TAPS, C, JW, joined, tiles, share, shares)
+    block = tile["BLOCK_K"]
+    blocks = launch.cdiv(pixels, block)
+    if not problem.paced:
+        # Of programs of eight warps one runs on a multiprocessor.
+        programs = problem.processors * (1 if tile.num_warps == 8 else 2)
+        wanted = max(1, min(programs // max(tiles, 1), blocks // LEAST))
+        return Chosen(tile, TAPS, C, JW, joined, tiles, *_whole(blocks, block, wanted), 0.0)
+    # Of few channels not much is read.
+    of_dy = pace.narrow(problem.M, 2) * min(problem.M, tile["BLOCK_M"])
+    of_x = pace.narrow(C, 2) * min(C, tile["BLOCK_N"]) * TAPS
+    narrow = max(1.0, (of_dy + of_x) / (tile["BLOCK_M"] + tile["BLOCK_N"] * TAPS))
+    values = problem.groups * problem.M * problem.taps * problem.C
+    found = pace.in_shares(
+        tiles, blocks, block, pace.of_grad_weight(tile, TAPS), problem.processors, values,
+        pace.known().flat_weight if joined else narrow, LEAST,
+    )  # fmt: skip
+    return Chosen(tile, TAPS, C, JW, joined, tiles, *_whole(blocks, block, found.count), found.microseconds)
 
 
 def prepare(problem: Problem) -> Shares:
@@ -194,9 +200,7 @@ def run(prepared: Shares, t: Tensors) -> torch.Tensor:
     return prepared.run(t.w, t.x)
 
 
-def shares_of(length: int, block: int, tiles: int, programs: int) -> tuple[int, int]:
-    """(length of a share in whole blocks, number of shares): enough for so many programs, of LEAST blocks at least."""
-    blocks = launch.cdiv(length, block)
-    wanted = max(1, min(programs // max(tiles, 1), blocks // LEAST))
-    share = launch.cdiv(blocks, wanted)
-    return share * block, launch.cdiv(blocks, share)
+def _whole(blocks: int, block: int, wanted: int) -> tuple[int, int]:
+    """(length of a share in whole blocks, number of shares) of about so many shares."""
+    share = max(1, launch.cdiv(blocks, wanted))
+    return share * block, max(1, launch.cdiv(blocks, share))

@@ -29,8 +29,6 @@ from minidl.runtime.early import wait
 
 NAME = pixel_choice.NAME
 IN_PLACE = True
-# From so many us on the weights of a way back are turned first: 256->256 at 14x14, 506 images, 211 us in place of 180.
-TURNS_FROM = 20.0
 DIRECTIONS = CORRELATIONS
 FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
 
@@ -74,19 +72,24 @@ def inside_bits(o_first, size, STEP: tl.constexpr, COUNT: tl.constexpr):
 @triton.jit
 def add_blocks(
     b_acc, i_start, i_end, p_x, p_w, o_x, m_row, x_h, x_w, in_rows, in_columns, o_w, m_m,
-    H, W, JW, w_start, w_tap_h, w_tap_w,
+    H, W, JH, JW, w_start, w_tap_h, w_tap_w,
     CHANNELS: tl.constexpr, C: tl.constexpr, M: tl.constexpr, W_TAPS: tl.constexpr,
     IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    INSIDE: tl.constexpr, MARKED: tl.constexpr, TURN: tl.constexpr, PRECISION: tl.constexpr,
+    INSIDE: tl.constexpr, MARKED: tl.constexpr, TURN: tl.constexpr, TAPS_INNER: tl.constexpr, PRECISION: tl.constexpr,
     START: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """b_acc with blocks i_start to i_end of the products: BLOCKS of each tap, from channel START on."""
     EVEN: tl.constexpr = START + BLOCKS * BLOCK_K <= C
     for i in range(i_start, i_end):
-        j = i // BLOCKS
+        if TAPS_INNER:
+            j = i % (JH * JW)
+            block = i // (JH * JW)
+        else:
+            j = i // BLOCKS
+            block = i % BLOCKS
         r = j // JW
         s = j % JW
-        o_c = START + i % BLOCKS * BLOCK_K + tl.arange(0, BLOCK_K)
+        o_c = START + block * BLOCK_K + tl.arange(0, BLOCK_K)
         if INSIDE:
             m_x = m_row
         elif MARKED:
@@ -122,7 +125,7 @@ def conv_pixel_tile(
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     POOL: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, FLAT: tl.constexpr, INSIDE: tl.constexpr,
-    MARKED: tl.constexpr, EMPTY: tl.constexpr, TURN: tl.constexpr, SPLIT: tl.constexpr,
+    MARKED: tl.constexpr, EMPTY: tl.constexpr, TURN: tl.constexpr, TAPS_INNER: tl.constexpr, SPLIT: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_REST: tl.constexpr,
     PIECES: tl.constexpr,
@@ -193,8 +196,9 @@ def conv_pixel_tile(
                 tl.assume(i_split * share < JH * JW * BLOCKS)
             b_acc = add_blocks(
                 b_acc, i_split * share, tl.minimum(i_split * share + share, JH * JW * BLOCKS), p_x, p_w,
-                o_x, m_row, x_h, x_w, in_rows, in_columns, o_w, m_m, H, W, JW, w_start, w_tap_h, w_tap_w,
-                CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, INSIDE, MARKED, TURN, PRECISION, 0, BLOCKS, BLOCK_K,
+                o_x, m_row, x_h, x_w, in_rows, in_columns, o_w, m_m, H, W, JH, JW, w_start, w_tap_h, w_tap_w,
+                CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, INSIDE, MARKED, TURN, TAPS_INNER, PRECISION, 0, BLOCKS,
+                BLOCK_K,
             )  # fmt: skip
         if C % BLOCK_K > 0:
             share = tl.cdiv(JH * JW, SPLIT)
@@ -202,8 +206,8 @@ def conv_pixel_tile(
                 tl.assume(i_split * share < JH * JW)
             b_acc = add_blocks(
                 b_acc, i_split * share, tl.minimum(i_split * share + share, JH * JW), p_x, p_w,
-                o_x, m_row, x_h, x_w, in_rows, in_columns, o_w, m_m, H, W, JW, w_start, w_tap_h, w_tap_w,
-                CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, INSIDE, MARKED, TURN, PRECISION,
+                o_x, m_row, x_h, x_w, in_rows, in_columns, o_w, m_m, H, W, JH, JW, w_start, w_tap_h, w_tap_w,
+                CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, INSIDE, MARKED, TURN, TAPS_INNER, PRECISION,
                 BLOCKS * BLOCK_K, 1, BLOCK_REST,
             )  # fmt: skip
     m = i_tile % tiles_n * BLOCK_N
@@ -235,7 +239,7 @@ def conv_pixel_kernel(
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     POOL: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, FLAT: tl.constexpr, INSIDE: tl.constexpr,
-    MARKED: tl.constexpr, TURN: tl.constexpr, SPLIT: tl.constexpr,
+    MARKED: tl.constexpr, TURN: tl.constexpr, TAPS_INNER: tl.constexpr, SPLIT: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_REST: tl.constexpr,
     PIECES: tl.constexpr,
@@ -245,8 +249,8 @@ def conv_pixel_kernel(
         tl.program_id(0), tl.program_id(1), p_x, p_w, p_bias, p_scale, p_y, p_z,
         pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, JH, JW, w_start, w_tap_h, w_tap_w, s_split,
         GROUPS, M, CHANNELS, C, W_TAPS, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL, WIDE, LONG, FLAT, INSIDE, MARKED, False, TURN, SPLIT, ACC,
-        PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL, WIDE, LONG, FLAT, INSIDE, MARKED, False, TURN, TAPS_INNER,
+        SPLIT, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
     )  # fmt: skip
 
 
@@ -291,6 +295,7 @@ def prepare(problem: Problem) -> Prepared:
         "W_TAPS": taps, "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
         "WIDE": pixel_choice.wide(problem), "LONG": h.count * v.count >= MANY, "FLAT": pixel_choice.flat(C, JH * JW),
         "INSIDE": all_inside(h, H) and all_inside(v, W), "MARKED": max(JH, JW) <= pixel_choice.BITS, "TURN": turn,
+        "TAPS_INNER": pixel_choice.taps_inner(problem),
         **problem.constants, **({**launches.bare(flags), "HAS_SCALE": False} if split > 1 else flags),
         **early.options(target=problem.target), **pixel_choice.options(problem, at),
     }  # fmt: skip

@@ -7,6 +7,7 @@ A form is a module of this folder with
     FAMILIES   the tile tables that it uses
     able(problem)      True, or No with the reason why not
     estimate(problem)  microseconds, by `costs`; for problems that it is able to
+    FLOAT8     optional: whether it takes values of 8 bits, forward
     prepare(problem)   tiles, grids, flags, scalars and boxes: all that `run` needs beside tensors
     run(prepared, tensors)
 
@@ -16,9 +17,10 @@ parts, each with a plan of its own: the way back one pair of walks at a time, an
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,7 @@ from minidl.kernels.conv import (
     batch_grad_weight,
     batch_tiled,
     boxed,
+    boxed_grad_weight,
     costs,
     depthwise,
     depthwise_grad_weight,
@@ -41,7 +44,10 @@ from minidl.kernels.conv import (
     held,
     merged,
     paired,
+    paired_box,
+    patches_back,
     pixel_back,
+    pixel_choice,
     pixel_grad_weight,
     pixel_tiled,
     product,
@@ -57,11 +63,13 @@ FORMS: tuple[Any, ...] = (
     boxed,
     batch_tiled,
     paired,
+    paired_box,
     banded,
     held,
     two_rows,
     fft,
     product,
+    patches_back,
     few_outputs,
     merged,
     batch_back,
@@ -70,6 +78,7 @@ FORMS: tuple[Any, ...] = (
     pixel_grad_weight,
     batch_grad_weight,
     even_grad_weight,
+    boxed_grad_weight,
     banded_grad_weight,
     depthwise_grad_weight,
 )
@@ -116,7 +125,7 @@ class Plan(NamedTuple):
             return self._pooled(x, w, bias, scale), None
         if self.problem.direction == GRAD_WEIGHT:
             return self.form.run(self.prepared, Tensors(x, w)), None
-        y = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        y = torch.empty(self.shape, dtype=self.problem.result, device=x.device)
         tensors = Tensors(x, w, y, bias, scale, torch.empty_like(y) if self.problem.preactivation else None)
         if self.form is not None:
             self.form.run(self.prepared, tensors)
@@ -133,9 +142,27 @@ class Plan(NamedTuple):
         return pooled.permute(0, 2, 3, 1)
 
 
+@contextlib.contextmanager
+def among(*modules: Any) -> Iterator[None]:
+    """A context in which these forms are all there are: for measurements, as several may share a name."""
+    global FORMS  # noqa: PLW0603
+    before, FORMS = FORMS, modules
+    launch.forget()
+    try:
+        yield
+    finally:
+        FORMS = before
+        launch.forget()
+
+
 def names() -> tuple[str, ...]:
     """What forms can be asked for by."""
     return (*dict.fromkeys(form.NAME for form in FORMS), filled.NAME)
+
+
+def takes(problem: Problem) -> bool:
+    """Whether there is a form for a problem."""
+    return _cheapest(problem) is not None
 
 
 @launch.cached
@@ -151,6 +178,14 @@ def plan(problem: Problem) -> Plan:
         # A warning: nothing less is shown where no one has set up logging.
         _logger.warning("%s", explain(problem))
     return _prepared(best)
+
+
+def estimate(problem: Problem) -> float:
+    """Microseconds of the cheapest plan. Raises UnableError where there is none."""
+    best = _cheapest(problem)
+    if best is None:
+        raise UnableError(problem)
+    return best.microseconds
 
 
 def explain(problem: Problem) -> str:
@@ -187,6 +222,8 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
         said = _said(form)
         if problem.direction not in form.DIRECTIONS or problem.form not in (None, form.NAME):
             continue
+        if problem.dtype.itemsize == 1 and not getattr(form, "FLOAT8", False):
+            continue
         able = form.able(problem)
         if not able:
             found.append((None, f"{said:<34} unable: {able}"))
@@ -195,7 +232,7 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     parts = _in_parts(problem)
     if parts is not None:
         found.append((parts, _said_of_parts(parts)))
-    if problem.form in (None, filled.NAME):
+    if problem.form in (None, filled.NAME) and problem.dtype.itemsize > 1:
         found.append(_wider(problem))
     return found
 
@@ -241,7 +278,8 @@ def _prepared(chosen: Plan) -> Plan:
     if chosen.form is None:
         return chosen._replace(parts=tuple(_prepared(part) for part in chosen.parts))
     as_they_are = problem.in_place and getattr(chosen.form, "IN_PLACE", False)
-    as_they_are &= chosen.microseconds < getattr(chosen.form, "TURNS_FROM", math.inf)
+    if as_they_are and chosen.form is pixel_tiled:
+        as_they_are = not pixel_choice.turns(problem, chosen.microseconds)
     if problem.direction == WALK and not as_they_are:
         turn = turned.prepare(problem, problem.at.h, problem.at.v)
         return chosen._replace(turn=turn, prepared=chosen.form.prepare(problem._replace(strides=())))

@@ -78,6 +78,7 @@ class Problem(NamedTuple):
     blind      whether what decides an image's floats is to be the same for any number of images (not GRAD_WEIGHT)
     target, processors   the tile table in use and the number of multiprocessors
     walks      those of a WALK; None for the others
+    out        the dtype of the results; None for `dtype`
     """
 
     direction: str
@@ -100,6 +101,7 @@ class Problem(NamedTuple):
     target: str = "interpreted"
     processors: int = 1
     walks: Walks | None = None
+    out: torch.dtype | None = None
 
     @property
     def groups(self) -> int:
@@ -109,6 +111,11 @@ class Problem(NamedTuple):
     def images(self) -> int:
         """The number of images that forms and tiles are chosen for."""
         return BLIND if self.blind else self.N
+
+    @property
+    def result(self) -> torch.dtype:
+        """The dtype of the results."""
+        return self.out or self.dtype
 
     @property
     def at(self) -> Walks:

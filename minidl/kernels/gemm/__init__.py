@@ -10,7 +10,7 @@ rows (`rows`); large float32 products cut their operands into tf32 parts first. 
 pointer form takes any strides and batches. Small products of thin operands have a form without tensor cores, `thin`,
 and so has a matrix times a vector. Tile and shares of 16-bit products follow from an estimate, see `choice`.
 Split-K gives each share of K its own partial product; the shares are then added in order, so results do not depend on
-scheduling.
+scheduling. Where tiles do not fill the last round of programs, `tail` has shares of these tiles alone.
 A transposed operand is read in place: the block is loaded as it is stored and turned on its way to the tensor cores.
 """
 
@@ -21,12 +21,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
-from minidl.kernels.gemm import choice, launches, parts, rows, thin, vector
+from minidl.kernels.gemm import choice, launches, parts, rows, tail, thin, vector
 from minidl.runtime import check, launch
 
 FAMILIES = {
     "tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer", "thin": "gemm_thin", "vector": "gemm_vector",
-    "copied": "gemm",
+    "copied": "gemm", "tail": "gemm",
 }  # fmt: skip
 # For smaller operands, cutting them into parts takes longer than it saves.
 LEAST_PARTS = 1024
@@ -71,8 +71,9 @@ def gemm(
 
     a [M, K] or [batch, M, K], b [K, N] or [batch, K, N], any strides; bias [N] contiguous; one dtype and device.
     Returns [M, N] or [batch, M, N] (and z alike), contiguous, in the inputs' dtype. K = 0 gives act(bias).
-    `form` ("tma", "parts" for float32, "pointer", "copied", "thin" or "vector"), `split` and `precision` override the
-    choice made from the shape; the thin form and that of vectors have the accuracy of "ieee" in each precision.
+    `form` ("tma", "tail" for 16 bits, "parts" for float32, "pointer", "copied", "thin" or "vector"), `split` and
+    `precision` override the choice made from the shape; the thin form and that of vectors have the accuracy of "ieee"
+    in each precision.
     Raises ValueError for shapes that do not match or a form the operands do not allow, TypeError for dtypes.
     """
     batched = _check(a, b, bias)
@@ -94,7 +95,7 @@ def gemm(
     shape = (batch, M, N) if batched else (M, N)
     c = torch.empty(shape, dtype=a.dtype, device=a.device)
     z = torch.empty_like(c) if preactivation else None
-    tile, tiles, split = _tile(form, a, b, batch, precision, split)
+    tile, tiles, split, in_tail = _tile(form, a, b, batch, precision, split)
     flags = {
         "HAS_BIAS": bias is not None,
         "ACT": activation.CODES[name],
@@ -103,7 +104,12 @@ def gemm(
         "SPLIT": split,
         "ACC": launch.acc(a.dtype),
     }
-    if split == 1:
+    if in_tail:
+        d_a, d_b, turned = _boxes(a, b, tile)
+        del flags["SPLIT"]
+        made = tail.prepare(M, N, a.shape[1], turned, tile, split, a.dtype, precision, flags, launch.processors())
+        made.run(d_a, d_b, bias, None, c, z)
+    elif split == 1:
         _product(form, a, b, bias, c, z, tile, tiles, precision, flags)
     else:
         partial = torch.empty(split, *shape, dtype=launch.acc_torch(a.dtype), device=a.device)
@@ -148,33 +154,39 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
         raise ValueError(f"gemm: the vector form needs one row or one column, got {a.shape[0]} and {b.shape[1]}")
     if form == "copied" and not (flat and _can_copy(a) and _can_copy(b)):
         raise ValueError("gemm: the copied form needs two 2-D operands, not float64, with a contiguous axis, and boxes")
-    if form in ("tma", "parts") and not boxed:
+    if form in ("tma", "tail", "parts") and not boxed:
         raise ValueError(
             f"gemm: the {form} form needs two 2-D operands, not float64, with 16-byte aligned rows, "
             "and a GPU of compute capability 9.0 or the CPU"
         )
     if form == "parts" and (a.dtype, precision) != (torch.float32, "tf32x3"):
         raise ValueError(f"gemm: the parts form is for float32 in tf32x3, got {a.dtype} in {precision}")
+    if form == "tail" and a.dtype.itemsize != 2:
+        raise ValueError(f"gemm: the tail form is for float16 and bfloat16, got {a.dtype}")
     return form
 
 
 def _tile(
     form: str, a: torch.Tensor, b: torch.Tensor, batch: int, precision: str, split: int | None
-) -> tuple[launch.Tile, int, int]:  # fmt: skip
-    """The tile, how many of them there are, and the shares of K."""
+) -> tuple[launch.Tile, int, int, bool]:  # fmt: skip
+    """The tile, how many of them there are, the shares of K, and whether only the last round's tiles have shares."""
     (M, K), N = a.shape[-2:], b.shape[-1]
     if form == "vector":
-        return vector.tile(a, b, split)
+        return *vector.tile(a, b, split), False
     if form == "thin":
         tile = launch.tile(FAMILIES[form], a.dtype, precision=precision, M=M, N=N, K=K)
         tiles = launches.tiles_of(M, N, tile)
         least = 8 if a.dtype.itemsize == 4 else 2
-        return tile, tiles, launches.shares_of(tiles, K, tile, launch.processors(), split, least)
+        return tile, tiles, launches.shares_of(tiles, K, tile, launch.processors(), split, least), False
     shape = _shape(a, b, form == "pointer")
-    tile, split = choice.choose(
-        FAMILIES[form], a.dtype, precision, shape, split, launch.target(), launch.processors()
+    tile, split, in_tail = choice.choose(
+        FAMILIES[form], a.dtype, precision, shape, split, launch.target(), launch.processors(),
+        True if form == "tail" else None if a.dtype.itemsize == 2 else False,
     )  # fmt: skip
-    return tile, launches.tiles_of(M, N, tile) * batch, split
+    tiles = launches.tiles_of(M, N, tile) * batch
+    if in_tail and tiles % launch.processors() == 0:  # as asked for, but no tile is left over
+        return tile, tiles, 1, False
+    return tile, tiles, split, in_tail
 
 
 def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
@@ -189,9 +201,7 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
         tile = launch.tile("gemm", a.dtype, floor=16, precision=precision, M=M, N=N, K=K)
         programs = launch.processors()
     if form != "pointer":
-        d_a, a_transposed = _box(a, tile["BLOCK_M"], tile["BLOCK_K"])
-        d_b, b_transposed = _box(b, tile["BLOCK_K"], tile["BLOCK_N"])
-        turned = a_transposed, b_transposed
+        d_a, d_b, turned = _boxes(a, b, tile)
         launches.by_boxes(M, N, K, turned, programs, tile, precision, flags).run(d_a, d_b, bias, None, c, z, wild)
         return
     s_ab = a.stride(0) if a.dim() == 3 else 0
@@ -258,6 +268,15 @@ def _stored(x: torch.Tensor) -> tuple[torch.Tensor | None, bool]:
     if x.stride(0) == 1:
         return x.t(), True
     return None, False
+
+
+def _boxes(
+    a: torch.Tensor, b: torch.Tensor, tile: launch.Tile
+) -> tuple[TensorDescriptor, TensorDescriptor, tuple[bool, bool]]:  # fmt: skip
+    """Those of both operands, and which of them are transposed."""
+    d_a, a_transposed = _box(a, tile["BLOCK_M"], tile["BLOCK_K"])
+    d_b, b_transposed = _box(b, tile["BLOCK_K"], tile["BLOCK_N"])
+    return d_a, d_b, (a_transposed, b_transposed)
 
 
 def _box(x: torch.Tensor, block_0: int, block_1: int) -> tuple[TensorDescriptor, bool]:

@@ -15,33 +15,18 @@ from typing import NamedTuple
 import torch
 
 from minidl.kernels.gemm import launches
-from minidl.runtime import launch
+from minidl.runtime import estimates, launch
 
-
-class Costs(NamedTuple):
-    """Of a form, in us and on one multiprocessor of an H100: a launch, a program, a wait for a block of K, values that
-    a program writes, operations, the bytes per us of one and of all through L2 (boxes) or the loads of a warp per us
-    (pointers); bytes per us of memory; the launch of the sum and the bytes per us of its shares."""
-
-    launch: float
-    program: float
-    wait: float
-    written: float
-    operations: float
-    l2: float
-    l2_all: float
-    loads: float
-    memory: float
-    sum: float
-    shares: float
-
-
-COSTS = {
-    "gemm": Costs(1.7, 0.45, 0.15, 16e3, 8.4e6, 146e3, 12.5e6, 0.0, 2.5e6, 0.5, 2.7e6),
-    "gemm_pointer": Costs(0.6, 1.55, 0.45, 43e3, 3.0e6, 0.0, 0.0, 370.0, 3.4e6, 0.35, 1.2e6),
-}
+MOST = 8  # shares of a tile of the last round
 WARPS = 16  # of programs that wait at the same time
-COPY, COPIED = 1.0, 2.9e6  # us, and bytes per us that are read and written
+
+
+class Choice(NamedTuple):
+    """A tile and the shares of K: of all tiles, or only of those that fill no round (`tail`)."""
+
+    tile: launch.Tile
+    shares: int
+    tail: bool = False
 
 
 class Shape(NamedTuple):
@@ -56,17 +41,19 @@ class Shape(NamedTuple):
 
 @launch.cached
 def choose(
-    family: str, dtype: torch.dtype, precision: str, shape: Shape, split: int | None, target: str, processors: int
-) -> tuple[launch.Tile, int]:
-    """The tile, and the shares of K, none of them empty; `split` asks for a number of these."""
+    family: str, dtype: torch.dtype, precision: str, shape: Shape, split: int | None, target: str, processors: int,
+    tail: bool | None = None,
+) -> Choice:  # fmt: skip
+    """The choice of least time; no share is empty. `split` asks for a number of shares, `tail` for those of the last
+    round (True) or for the same shares of all tiles (False: the sums of a row do not depend on its place)."""
     M, N, K, batch, _ = shape
     tiles = launch.tiles_for(family, dtype, floor=16, precision=precision, target_=target, M=M, N=N, K=K)
-    if len(tiles) == 1:
+    if len(tiles) == 1 and not tail:
         (tile,) = tiles
         count = launches.tiles_of(M, N, tile) * batch
-        return tile, launches.shares_of(count, K, tile, processors, split)
-    _, tile, shares = _best(family, tiles, shape, split, processors)
-    return _settled(shape, tile, shares, processors), shares
+        return Choice(tile, launches.shares_of(count, K, tile, processors, split))
+    _, chosen = _best(family, tiles, shape, split, processors, target, tail)
+    return chosen if chosen.tail else chosen._replace(tile=_settled(shape, chosen.tile, chosen.shares, processors))
 
 
 @launch.cached
@@ -76,52 +63,77 @@ def copies_pay(dtype: torch.dtype, shape: Shape, copied: int, target: str, proce
     pointers, boxes = (
         launch.tiles_for(family, dtype, floor=16, target_=target, M=M, N=N, K=K) for family in ("gemm_pointer", "gemm")
     )
-    in_boxes = _best("gemm", boxes, shape, None, processors)[0] + COPY + 4 * copied / COPIED
-    return in_boxes < _best("gemm_pointer", pointers, shape, None, processors)[0]
+    costs = estimates.of(target).gemm
+    in_boxes = _best("gemm", boxes, shape, None, processors, target)[0] + costs.copy + 4 * copied / costs.copied
+    return in_boxes < _best("gemm_pointer", pointers, shape, None, processors, target)[0]
 
 
 def _best(
-    family: str, tiles: tuple[launch.Tile, ...], shape: Shape, split: int | None, processors: int
-) -> tuple[float, launch.Tile, int]:  # fmt: skip
-    every = [(tile, shares) for tile in tiles for shares in _shares(shape, tile, processors, split)]
-    times = [microseconds(family, shape, *one, processors) for one in every]
+    family: str, tiles: tuple[launch.Tile, ...], shape: Shape, split: int | None, processors: int,
+    target: str, tail: bool | None = None,
+) -> tuple[float, Choice]:  # fmt: skip
+    every = [one for tile in tiles for one in _choices(family, shape, tile, processors, split, tail)]
+    times = [microseconds(family, shape, one.tile, one.shares, processors, target, one.tail) for one in every]
     place = min(range(len(every)), key=times.__getitem__)
-    return times[place], *every[place]
+    return times[place], every[place]
 
 
-def microseconds(family: str, shape: Shape, tile: launch.Tile, split: int, processors: int) -> float:
+def microseconds(
+    family: str, shape: Shape, tile: launch.Tile, split: int, processors: int, target: str = "sm_90",
+    tail: bool = False,
+) -> float:  # fmt: skip
     """The estimate for 16-bit operands."""
-    costs, (M, N, K, batch, units) = COSTS[family], shape
+    costs, (M, N, K, batch, units) = getattr(estimates.of(target).gemm, family), shape
     rows, columns, depth = tile["BLOCK_M"], tile["BLOCK_N"], tile["BLOCK_K"]
-    programs = launches.tiles_of(M, N, tile) * batch * split
-    steps = launch.cdiv(launch.cdiv(K, depth), split)
-    full, rest = divmod(programs, processors)
+    count, blocks = launches.tiles_of(M, N, tile) * batch, launch.cdiv(K, depth)
+    # Rounds of programs: how many are busy in one, how many rounds, blocks of K, and bytes of a number that is written.
+    steps = launch.cdiv(blocks, split)
+    full, rest = divmod(count * split, processors)
+    rounds = [(processors, full, steps), (rest, int(rest > 0), steps)]
+    if tail:
+        whole, rest = divmod(count, processors)
+        full, last = divmod(rest * split, processors)
+        rounds = [(processors, whole, blocks), (processors, full, steps), (last, int(last > 0), steps)]
+        count = rest  # of which shares are added
     products = 2 * max(rows, 64) * max(columns, 32) * depth / costs.operations
-    if costs.loads:
+    if family == "gemm_pointer":
         step = max(products, (rows / units[0] + columns / units[1]) * depth / 32 / costs.loads)
         written = rows * columns / (4 if split > 1 else units[2]) / costs.written
-        waiting = launch.cdiv(launch.cdiv(programs, processors), max(1, WARPS // tile.num_warps))
+        waiting = launch.cdiv(launch.cdiv(count * split, processors), max(1, WARPS // tile.num_warps))
         time = (full + (rest > 0)) * (steps * step + written) + waiting * (costs.program + steps * costs.wait)
     else:
         read = (rows + columns) * depth * 2
         written = rows * columns / tile.num_warps * 4 * (1 + (split > 1)) / costs.written
         time = 0.0
-        for busy, waves in ((processors, full), (rest, rest > 0)):
+        for busy, number, steps in rounds:
             step = max(products + costs.wait, read / costs.l2, read * busy / costs.l2_all)
-            time += waves * (costs.program + written + steps * step)
+            time += number * (costs.program + written + steps * step)
     moved = 2 * batch * (M * K + K * N + M * N) / costs.memory + costs.program
     # The two overlap, but not to the end.
     time = costs.launch + (time**4 + moved**4) ** 0.25
-    return time + (costs.sum + 4 * (split + 1) * batch * M * N / costs.shares if split > 1 else 0.0)
+    summed = count * rows * columns if tail else batch * M * N
+    return time + (costs.sum + 4 * (split + 1) * summed / costs.shares if split > 1 else 0.0)
 
 
-def _shares(shape: Shape, tile: launch.Tile, processors: int, split: int | None) -> list[int]:
-    """Numbers of shares to choose from: one, as many as fill the device with 2 blocks of K or more each, and half."""
+def _choices(
+    family: str, shape: Shape, tile: launch.Tile, processors: int, split: int | None, tail: bool | None
+) -> list[Choice]:
+    """One share, as many as fill the device with 2 blocks of K or more each, and half; and shares of the last round."""
     blocks = launch.cdiv(shape.K, tile["BLOCK_K"])
     count = launches.tiles_of(shape.M, shape.N, tile) * shape.batch
-    most = min(processors // max(count, 1), blocks // 2)
-    wanted = {1, most // 2, most} if split is None else {split}
-    return sorted({launches.filled(blocks, max(one, 1)) for one in wanted})
+    found = []
+    if not tail:
+        most = min(processors // max(count, 1), blocks // 2)
+        wanted = {1, most // 2, most} if split is None else {split}
+        numbers = sorted({launches.filled(blocks, max(one, 1)) for one in wanted})
+        found = [Choice(tile, number) for number in numbers]
+    left = count % processors
+    if tail or (tail is None and split is None and family == "gemm" and shape.batch == 1 and left < count):
+        # So many shares are one round, two or three.
+        wanted = {rounds * processors // max(left, 1) for rounds in (1, 2, 3)} if split is None else {split}
+        numbers = sorted({launches.filled(blocks, max(1, min(one, MOST, blocks // 2))) for one in wanted})
+        found += [Choice(tile, number, True) for number in numbers if number > 1 or tail]
+    return found
 
 
 def _settled(shape: Shape, tile: launch.Tile, split: int, processors: int) -> launch.Tile:

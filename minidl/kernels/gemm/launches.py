@@ -56,7 +56,8 @@ def prepare(
             Box.of_rows(a_rows, a_row, block_a[::-1] if turned[0] else block_a),
             Box.of_rows(b_rows, b_row, block_b[::-1] if turned[1] else block_b),
         )
-        programs = min(tiles * split, processors)
+        # Of float8 two programs, as one waits to add to float32 while the other multiplies.
+        programs = min(tiles * split, processors * (2 if dtype.itemsize == 1 and tile.num_warps == 4 else 1))
         product = by_boxes(M, N, K, turned, programs, tile, precision, inner, boxes, target)
     else:
         a, b = (1, a_row) if turned[0] else (a_row, 1), (1, b_row) if turned[1] else (b_row, 1)

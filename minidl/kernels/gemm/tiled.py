@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from minidl.kernels import float8
 from minidl.kernels.activation import activate
 from minidl.runtime.early import wait
 
@@ -42,7 +43,7 @@ def finish(
         b_acc += tl.load(p_bias + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
     if SAVE_Z:
         tl.store(p_z + o_mn, b_acc.to(p_z.dtype.element_ty), mask=m_mn)
-    tl.store(p_c + o_mn, activate(b_acc, ACT, SLOPE).to(p_c.dtype.element_ty), mask=m_mn)
+    tl.store(p_c + o_mn, float8.stored(activate(b_acc, ACT, SLOPE), p_c.dtype.element_ty), mask=m_mn)
 
 
 @triton.jit
@@ -171,7 +172,7 @@ def gemm_tma_kernel(
                 b_b = d_b.load([n, k]).T  # [BLOCK_K, BLOCK_N]
             else:
                 b_b = d_b.load([k, n])
-            b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            b_acc = float8.product(b_a, b_b, b_acc, ACC, PRECISION)
         epilogue(
             b_acc, p_bias, p_scale, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
@@ -200,4 +201,4 @@ def gemm_sum_kernel(
         b_acc += tl.load(p_bias + o % N, mask=m, other=0.0).to(ACC)
     if SAVE_Z:
         tl.store(p_z + o, b_acc.to(p_z.dtype.element_ty), mask=m)
-    tl.store(p_c + o, activate(b_acc, ACT, SLOPE).to(p_c.dtype.element_ty), mask=m)
+    tl.store(p_c + o, float8.stored(activate(b_acc, ACT, SLOPE), p_c.dtype.element_ty), mask=m)

@@ -49,11 +49,8 @@ class Layer:
     def __init__(self, shape: Conv, dtype: torch.dtype, device: str, seed: str) -> None:
         self.shape, self.dtype, self.seed = shape, dtype, seed
         generator = torch.Generator(device).manual_seed(Random(seed).getrandbits(63))
-        x_size, y_size = (shape.channels, *shape.size), (shape.outputs, *shape.out)
-        large, small = (y_size, x_size) if shape.transposed else (x_size, y_size)
-        settings = zip(large[1:], shape.kernel, small[1:], shape.stride, shape.padding, shape.dilation, strict=True)
-        h, w = (Axis(*each) for each in settings)
-        self.geometry = Geometry(h, w, shape.groups)
+        large, small = _pair(shape)
+        self.geometry = _geometry(shape)
         self.pixels = shape.images * small[1] * small[2]
         sets = input_sets(float(dtype.itemsize) * sum(shape.elements))
 
@@ -70,15 +67,9 @@ class Layer:
         weights = large[0] // shape.groups, *shape.kernel
         self.w = made(small[0], weights, math.prod(weights) ** -0.5)
 
-    def kind(self, direction: str) -> str:
-        """What is computed: "down", "up" or "weight"."""
-        if direction == DIRECTIONS[2]:
-            return "weight"
-        return "up" if self.shape.transposed == (direction == DIRECTIONS[0]) else "down"
-
     def ours(self, direction: str, form: str | None = None) -> list[sides.Call]:
         """Our calls, in a form or in the one taken for the shape."""
-        kind = self.kind(direction)
+        kind = kind_of(self.shape, direction)
         if kind == "weight":
             pairs = zip(self.large, self.small, strict=True)
             return [partial(conv.grad_weight, x, dy, self.geometry, form=form) for x, dy in pairs]
@@ -109,17 +100,7 @@ class Layer:
 
     def problem(self, direction: str) -> Problem:
         """What our call looks up its plan by."""
-        kind, groups = self.kind(direction), self.shape.groups
-        M, C = self.w.shape[0] // groups, self.w.shape[1]
-        made = Problem(
-            FORWARD, self.geometry, self.shape.images, C, M, self.dtype, launch.precision(self.dtype),
-            target=launch.target(), processors=launch.processors(),
-        )  # fmt: skip
-        if kind == "down":
-            return made
-        if kind == "weight":
-            return made._replace(direction=GRAD_WEIGHT)
-        return made._replace(direction=TRANSPOSED, C=M, M=C, strides=self.w.stride())
+        return problem(self.shape, direction, self.dtype, launch.target(), launch.processors())
 
     def taken(self, direction: str) -> dict[str, Any]:
         """The form taken for the shape, as `explain` names it, and the time that was estimated."""
@@ -137,7 +118,7 @@ class Layer:
 
     def right(self, direction: str, got: torch.Tensor) -> bool:
         """Whether a sample of a result is as exact as the operation's record promises."""
-        kind, at, groups = self.kind(direction), self.geometry, (self.shape.groups, -1)
+        kind, at, groups = kind_of(self.shape, direction), self.geometry, (self.shape.groups, -1)
         M, C = self.w.shape[0] // at.groups, self.w.shape[1]
         random = Random(f"{self.seed} sample")
         images, of_groups, Ms, Cs = reference.sample(kind, at, self.shape.images, M, C, random)
@@ -170,6 +151,42 @@ class Layer:
         return holds(got, exact, products.sum_error(total, terms, depth, self.dtype))
 
 
+def kind_of(shape: Conv, direction: str) -> str:
+    """What is computed: "down", "up" or "weight"."""
+    if direction == DIRECTIONS[2]:
+        return "weight"
+    return "up" if shape.transposed == (direction == DIRECTIONS[0]) else "down"
+
+
+def problem(shape: Conv, direction: str, dtype: torch.dtype, target: str, processors: int) -> Problem:
+    """What a call on the tensors of a `Layer` looks up its plan by, on such a device."""
+    (large, *_), (small, *_) = _pair(shape)
+    M, C, (R, S) = small // shape.groups, large // shape.groups, shape.kernel
+    made = Problem(
+        FORWARD, _geometry(shape), shape.images, C, M, dtype, launch.precision(dtype),
+        target=target, processors=processors,
+    )  # fmt: skip
+    kind = kind_of(shape, direction)
+    if kind == "down":
+        return made
+    if kind == "weight":
+        return made._replace(direction=GRAD_WEIGHT)
+    return made._replace(direction=TRANSPOSED, C=M, M=C, strides=(R * S * C, 1, S * C, C))
+
+
+def _pair(shape: Conv) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Channels, rows and columns of the large image and of the small one."""
+    x, y = (shape.channels, *shape.size), (shape.outputs, *shape.out)
+    return (y, x) if shape.transposed else (x, y)
+
+
+def _geometry(shape: Conv) -> Geometry:
+    large, small = _pair(shape)
+    settings = zip(large[1:], shape.kernel, small[1:], shape.stride, shape.padding, shape.dilation, strict=True)
+    h, w = (Axis(*each) for each in settings)
+    return Geometry(h, w, shape.groups)
+
+
 def work(layer: Layer, direction: str, name: str) -> Work:
     """A row of the benchmark."""
     return Work(
@@ -187,9 +204,9 @@ def regret(layer: Layer, direction: str, make_clock: MakeClock, rounds: int) -> 
     for form in FORMS:
         calls = layer.ours(direction, form)
         try:
-            once = min(_once(calls[0]) for _ in range(3))
-            if once > limit + LAUNCH_MS:
-                times[form] = once
+            ms = min(once(calls[0]) for _ in range(3))
+            if ms > limit + LAUNCH_MS:
+                times[form] = ms
             else:
                 clocks[form] = make_clock(calls, False)
         except conv.UnableError:
@@ -215,7 +232,7 @@ def _first(function: Callable[..., tuple[torch.Tensor, Any]], *args: Any, **how:
     return function(*args, **how)[0]
 
 
-def _once(call: sides.Call) -> float:
+def once(call: sides.Call) -> float:
     """Milliseconds of one call with its launch."""
     started = time.perf_counter()
     call()

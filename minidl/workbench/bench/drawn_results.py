@@ -27,7 +27,7 @@ Key = tuple[int, str]
 CLIFF, BEHIND = 0.8, 0.9
 WORST = 10
 # What rows of one file have in common, of the machine.
-_SAME = ("device", "driver", "cuda", "cudnn", "torch", "triton", "tile_tables")
+_SAME = ("device", "driver", "cuda", "cudnn", "torch", "triton", "tile_tables", "estimates")
 _DRAWN = {"of": str, "seed": int, "dtype": str}
 
 

@@ -167,13 +167,16 @@ def torch_at_its_best() -> Iterator[None]:
 
 
 def _without_failing(work: Work) -> dict[str, str]:
-    """Leave out the peers that fail. Returns why, by their names."""
-    left_out = {}
+    """Leave out the peers that fail, or are far slower than another. Returns why, by their names."""
+    left_out, once = {}, {}
     for name, calls in work.peers.items():
         try:
-            calls[0]()
+            calls[0]()  # cuDNN searches
+            once[name] = min(drawn_conv.once(calls[0]) for _ in range(2))
         except Exception as error:  # noqa: BLE001 (whatever torch raises is why it is left out)
             left_out[name] = first_line(error)
+    limit = drawn_conv.SLOW * min(once.values(), default=0.0) + drawn_conv.LAUNCH_MS
+    left_out |= {name: f"{ms:.1f} ms, another takes less" for name, ms in once.items() if ms > limit}
     work.peers = {name: calls for name, calls in work.peers.items() if name not in left_out}
     return left_out
 

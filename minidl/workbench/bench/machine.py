@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import torch
 
-from minidl.runtime import tables
+from minidl.runtime import estimates, launch, tables
 from minidl.training.environment import driver, tile_hash
 
 
@@ -25,6 +25,7 @@ def machine() -> dict[str, str]:
         "torch": torch.__version__,
         "triton": version("triton"),
         "python": platform.python_version(),
+        "estimates": estimates.digest(launch.target())[:12],
         **({"tile_tables": f"{tables.CHOSEN} {tile_hash()}"} if tables.CHOSEN else {}),
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
     }

@@ -121,15 +121,16 @@ def _kernels() -> Check:
 
 def _tiles() -> list[Check]:
     """The tile tables, if MINIDL_TILES names a folder."""
-    from minidl.runtime import tables
+    from minidl.runtime import devices, tables
 
     if tables.CHOSEN is None:
         return []
     try:
-        tables.check()
+        devices.check()
     except tables.TableError as error:
         return [Check("tile tables", BAD, f"{error.filename}: {error.strerror}", f"Or unset {tables.VARIABLE}.")]
     found = [path.stem for path in sorted(tables.FOLDER.glob("*.json")) if tables.file_of(path.stem) != path]
+    found += ["estimates"] * (devices.own_file() is not None)
     if not found:
         advice = f"The package's are used; `minidl tune` makes others, or unset {tables.VARIABLE}."
         return [Check("tile tables", NOTE, f"none in {tables.CHOSEN}", advice)]

@@ -39,7 +39,7 @@ INSTRUCTIONS = {
     "tma": r"\bcp\.async\.bulk\.tensor\b",
 }  # fmt: skip
 # In Triton's own code, a product whose left operand or precision tensor cores have.
-WANTS_MATRIX = r" tt\.dot .*(?:inputPrecision = tf32|: tensor<[\dx]+x(?:f16|bf16|f64)> \*)"
+WANTS_MATRIX = r" tt\.dot .*(?:inputPrecision = tf32|: tensor<[\dx]+x(?:f16|bf16|f64|f8E\w+)> \*)"
 WAIT = "griddepcontrol.wait"
 MEMORY = r"\b(?:ld\.global|st\.global|cp\.async|atom\.global|red\.global)"
 FIGURES_FILE = "minidl_figures_2.json"

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from minidl import optim
-from minidl.kernels import activation, average, conv, gemm, images
+from minidl.kernels import activation, average, conv, float8, gemm, images
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv import few_outputs
+from minidl.kernels.conv import float8 as float8_products
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
@@ -57,6 +58,8 @@ def workloads(name: str = "") -> list[Workload]:
         ),
         Workload("convolution as a product", (), FLOATS, _products),
         Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
+        Workload("float8", ("float8",), float8.SOURCES, _float8),
+        Workload("products of float8", ("conv_box", "conv_batch", "gemm"), float8.DTYPES, _float8_products),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("moving averages", ("elementwise",), FLOATS, _averages),
         Workload("pictures", ("images",), FLOATS, _pictures),
@@ -87,6 +90,8 @@ def _gemm(dtype: torch.dtype) -> Calls:
         name = f"{'A^T' if a_turned else 'A'} {'B^T' if b_turned else 'B'}{', unaligned' if gap else ''}"
         yield name, partial(gemm.gemm, a, b, bias, "gelu_tanh", preactivation=True, split=1)
         yield f"{name}, shares of K", partial(gemm.gemm, a, b, split=2)
+        if gap == 0:
+            yield f"{name}, shares of the last tiles", partial(_in_tail, a, b, bias)
     a, b, bias = (torch.zeros(size, dtype=dtype) for size in ((512, 768), (768, 1024), (1024,)))
     for act in (None, *activation.NAMES):
         for split in (1, 2):
@@ -128,6 +133,11 @@ def _vectors(dtype: torch.dtype) -> Calls:
 def _of_copies(a: torch.Tensor, b: torch.Tensor) -> None:
     if launch.boxes() and a.dtype != torch.float64:
         gemm.gemm(a, b, form="copied")
+
+
+def _in_tail(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> None:
+    if launch.boxes() and a.dtype.itemsize == 2:
+        gemm.gemm(a, b, bias, "gelu_tanh", preactivation=True, form="tail", split=2)
 
 
 def _in_parts(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, split: int) -> None:
@@ -202,6 +212,35 @@ def _products(dtype: torch.dtype) -> Calls:
             yield f"{name}, {C} to {M} at {size}", partial(_if_able, call, "product")
 
 
+def _float8(dtype: torch.dtype) -> Calls:
+    x, scale = torch.zeros(70, 1000, dtype=dtype), torch.ones(())
+    for kind in float8.DTYPES:
+        yield f"to {kind}", partial(float8.quantize, x, kind)
+        yield f"to {kind}, scale given", partial(float8.quantize, x, kind, scale)
+        for given in (None, scale):
+            yield f"from {kind}, scale {given}", partial(float8.dequantize, x.to(kind), given, dtype)
+    yield "factors", partial(float8.epilogue, scale, scale, 100, x[0, :100], x[1, :100])
+    yield "factors, result", partial(float8.epilogue, scale, scale, 100, None, x[1, :100], scale)
+
+
+def _float8_products(dtype: torch.dtype) -> Calls:
+    """Every form, with and without its epilogue, with sums that go on to float32 and with sums that do not."""
+    for C, M, size, kernel, stride, N in (
+        (512, 512, 7, 3, 1, 256), (32, 64, 14, 3, 2, 128), (1024, 2048, 7, 1, 1, 256), (256, 64, 1, 1, 1, 20),
+    ):  # fmt: skip
+        geometry = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((kernel // 2,) * 2,) * 2, (1, 1))
+        x, w, bias = _images(N, C, size, dtype), _images(M, C, kernel, dtype), torch.zeros(M)
+        for form, fast, out in itertools.product(
+            ("box", "batch", "product", None), (False, True), (torch.bfloat16, torch.float32)
+        ):
+            call = partial(float8_products.forward, x, w, torch.ones(()), torch.ones(()), geometry, fast=fast)
+            what = f"{form}, {C} to {M} at {size}, {out}{', fast' * fast}"
+            yield what, partial(_if_able, partial(call, bias, "relu", scale=bias, out_dtype=out), form)
+            yield f"{what}, bare", partial(_if_able, partial(call, out_dtype=out), form)
+            result = partial(call, bias, "relu", out_dtype=dtype, scale_result=torch.ones(()))
+            yield f"{what}, in float8", partial(_if_able, result, form)
+
+
 def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:
     """The weight gradient with EVEN set in the tile, whatever the table has; nothing where the form is not able."""
     N, _, H, W = dy.shape
@@ -236,7 +275,7 @@ def _transposed(dtype: torch.dtype) -> Calls:
                 yield f"{what}, before the activation", partial(_if_able, partial(call, preactivation=True), form)
 
 
-def _if_able(call: Callable[..., Any], form: str) -> None:
+def _if_able(call: Callable[..., Any], form: str | None) -> None:
     with contextlib.suppress(conv.UnableError):
         call(form=form)
 

@@ -33,6 +33,7 @@ def _rows(a: Arguments) -> int:
 # Products of each kernel of matrix products whose number follows from its arguments.
 PRODUCTS: dict[str, Callable[[Arguments], int]] = {
     "gemm_tma_kernel": lambda a: a["M"] * a["N"] * a["K"],
+    "gemm_tail_kernel": lambda a: a["M"] * a["N"] * a["K"],
     "gemm_parts_kernel": lambda a: a["M"] * a["N"] * a["K"],
     "gemm_thin_kernel": lambda a: a["M"] * a["N"] * a["K"],
     "gemm_vector_kernel": lambda a: a["M"] * a["K"],

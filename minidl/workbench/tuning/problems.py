@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl import optim
-from minidl.kernels import conv, gemm, images, norm_alone, sparse
+from minidl.kernels import conv, float8, gemm, images, norm_alone, sparse
 from minidl.kernels import random as random_kernels
+from minidl.kernels.conv import float8 as float8_products
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.gemm import thin
 from minidl.runtime import launch
@@ -27,6 +28,7 @@ from minidl.workbench.tuning.problem import Call, Problem, Start, kernel, operat
 from minidl.workbench.tuning.space import PRODUCTS
 
 Inputs = Callable[[Make], Case]
+Sizes = Callable[[Make], torch.Tensor] | tuple[int, ...]
 # Elements of a problem of rows: more than a GPU's L2 cache holds, few for the interpreter.
 ELEMENTS, ELEMENTS_INTERPRETED = 2**25, 2**18
 # (N, C, M, size, kernel, stride): the benchmark's layers with fewer images, and small batches.
@@ -97,6 +99,18 @@ class Kind(NamedTuple):
         name += f" {self.precision}" if self.precision != "ieee" else ""
         return Problem(name, self.dtype, inputs, start, self.precision, **options)
 
+    def of_float8(self, what: str, form: str, x: Sizes, w: Sizes, geometry: Geometry) -> Problem:
+        """The problem of a product of float8 values, made of numbers in float16."""
+
+        def start(case: Case, make: Make) -> Call:
+            one = torch.ones((), device=case.args[0].device)
+            values, weights = (t.to(self.dtype) for t in case.args)
+            return lambda: float8_products.forward(
+                values, weights, one, one, geometry, out_dtype=torch.float16, form=form
+            )
+
+        return Problem(f"{what} float8", torch.float16, tensors(x, w), start)
+
     def recorded(self, what: str, record: str, wrt: tuple[int, ...], inputs: Inputs) -> Problem:
         """The problem of a record's operation, or of its gradients by the arguments at `wrt`."""
         return self.problem(what, operation(record, wrt), inputs, record=record, wrt=wrt)
@@ -116,6 +130,7 @@ def _kinds(family: str, target: str) -> list[Kind]:
         Kind(family, target, torch.float16),
         *(Kind(family, target, torch.float32, precision) for precision in precisions),
         *([Kind(family, target, torch.float64)] if "float64" in named else []),
+        *([Kind(family, target, torch.float8_e4m3fn)] if "float8_e4m3fn" in named else []),
     ]
 
 
@@ -131,6 +146,10 @@ def _gemm(kind: Kind) -> Iterator[Problem]:
     gap = int(pointer and kind.target != "sm_80" and kind.dtype != torch.float64)
 
     for M, N, K in shapes:
+        if kind.dtype.itemsize == 1:
+            one = Geometry.of((1, 1), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1))
+            yield kind.of_float8(f"{M}x{N}x{K}", "product", (M, K, 1, 1), (N, K, 1, 1), one)
+            continue
         inputs = tensors(_rows_of(M, K, gap), _rows_of(N, K, gap, turned=True), form="pointer" if pointer else None)
         yield kind.problem(f"{M}x{N}x{K}", kernel(gemm.gemm), inputs)
 
@@ -226,6 +245,11 @@ def _vector(kind: Kind, launcher: Callable[..., Any], *extra: Any) -> Iterator[P
     """A launcher on one vector and the arguments `extra`."""
     for (n,) in kind.extents(N=kind.rest()):
         yield kind.problem(str(n), kernel(launcher), tensors((n,), extra=extra))
+
+
+def _float8(x: torch.Tensor) -> torch.Tensor:
+    """To float8 and back."""
+    return float8.dequantize(*float8.quantize(x), x.dtype)
 
 
 def _uniform(t: torch.Tensor) -> torch.Tensor:
@@ -349,6 +373,10 @@ def _convolution(kind: Kind, form: str, gradient: str = "") -> Iterator[Problem]
         other = _images(N, M, geometry.h.output) if gradient == "weight" else _images(M, C, side)
         inputs = tensors(_images(N, C, size), other, extra=(geometry,), form=form)
         what = f"{C}->{M} {side}x{side} at {size}, {N} images" + (f", stride {stride}" if stride > 1 else "")
+        if kind.dtype.itemsize == 1:
+            if C % 32 == 0 and stride <= (form == "batch") + 1:
+                yield kind.of_float8(what, form, _images(N, C, size), other, geometry)
+            continue
         yield kind.problem(what, kernel(launcher), inputs, off=off)
 
 
@@ -419,6 +447,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "elementwise": (_pairs, "add"),
         "elementwise_tile": (_elementwise_tile,),
         "random": (_vector, _uniform),
+        "float8": (_vector, _float8),
         "dropout": (_vector, random_kernels.dropout, 0.5, 1),
         "reduce_rows": (_reduce, 1),
         "reduce_columns": (_reduce, 0),

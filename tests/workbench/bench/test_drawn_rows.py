@@ -103,7 +103,8 @@ def test_a_sample_of_a_large_one_is_compared(monkeypatch, budget, shape):
         assert layer.right(direction, got)
         assert not layer.right(direction, got + 1.0)
         M, C = layer.w.shape[0] // shape.groups, layer.w.shape[1]
-        sample = drawn_reference.sample(layer.kind(direction), layer.geometry, shape.images, M, C, Random(0))
+        kind = drawn_conv.kind_of(shape, direction)
+        sample = drawn_reference.sample(kind, layer.geometry, shape.images, M, C, Random(0))
         assert all(sample)
         sizes = (shape.images, shape.groups, M, C)
         assert any(len(some) < size for some, size in zip(sample, sizes, strict=True)) or budget == 3000
