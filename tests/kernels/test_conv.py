@@ -337,7 +337,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "box": (3, 64, 136, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
             "banded": (9, 4, 24, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1),
             "pair": (129, 32, 64, (6, 8), (3, 5), (1, 1), (0, 0), (1, 1), 1),
-            "depthwise": (3, 1, 1, (9, 24), (3, 3), (1, 1), (1, 1), (1, 1), 40),
+            "depthwise": (3, 1, 1, (9, 24), (3, 3), (1, 1), (1, 1), (1, 1), 64),
             "fill": (3, 70, 40, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
@@ -770,7 +770,7 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
                     continue
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize(("dtype", "processors"), [(torch.float64, 1), (torch.float16, 3)])
 @pytest.mark.parametrize(
     ("kernel", "stride", "dilation", "groups", "M"),
     [
@@ -779,8 +779,10 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
         ((2, 4), (4, 3), (1, 1), 7, 4),
     ],
 )  # fmt: skip
-def test_depthwise(kernel, stride, dilation, groups, M, dtype):
-    """Every direction, exact on whole numbers; channels that are no multiple of a vector, and several of one input."""
+def test_depthwise(kernel, stride, dilation, groups, M, dtype, processors, monkeypatch):
+    """Every direction, exact on whole numbers; channels that are no multiple of a vector, and several of one input; the
+    weight gradient in one share and in three."""
+    monkeypatch.setattr(launch, "processors", lambda: processors)
     size = tuple(d * (k - 1) + extra for k, d, extra in zip(kernel, dilation, (9, 12), strict=True))
     p = Problem((3, 1, M, size, kernel, stride, (kernel[0] // 2, kernel[1] // 2), dilation, groups), dtype=dtype)
     assert {"forward", "epilogue", "preactivation", "grad_input", "grad_weight"} <= set(p.check("depthwise"))
