@@ -32,6 +32,7 @@ TESTED_ELSEWHERE = {
     "conv_batch": "tests/kernels/test_conv.py",
     "conv_batch_narrow": "tests/kernels/test_conv.py",
     "conv_box": "tests/kernels/test_conv.py",
+    "conv_box_grad_weight": "tests/kernels/test_conv.py",
     "conv_back": "tests/kernels/test_conv.py",
     "conv_fill": "tests/kernels/test_conv.py",
     "conv_pair_pool": "tests/kernels/test_conv.py",
