@@ -6,11 +6,13 @@ from unittest import mock
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl.kernels import gemm
-from minidl.kernels.gemm import choice, launches, rows, vector
+from minidl.kernels.gemm import choice, launches, rows, tiled, vector
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.testing import GuardedAllocations, assert_within
@@ -124,6 +126,28 @@ def test_a_copy_has_rows_that_begin_at_16_bytes():
                 y = rows.copied(x)
             assert torch.equal(y, x)
             assert y.stride(0) * y.element_size() % 16 == 0
+
+
+@triton.jit
+def inside_kernel(p_y, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    low_m, low_n, m, n = tiled.inside(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, 2, 8)
+    p_y += tl.program_id(0) * 4
+    tl.store(p_y, low_m)
+    tl.store(p_y + 1, low_n)
+    tl.store(p_y + 2, m)
+    tl.store(p_y + 3, n)
+
+
+def test_blocks_lie_inside_and_each_place_is_stored_once():
+    for M, N in ((8, 16), (40, 16), (64, 96), (104, 24), (16, 136)):
+        places = torch.zeros(launch.cdiv(M, 32) * launch.cdiv(N, 16), 4, dtype=torch.int32, device=default_device())
+        launch.run(inside_kernel, (len(places),), places, M, N, BLOCK_M=32, BLOCK_N=16)
+        stored = torch.zeros(M, N)
+        for low_m, low_n, m, n in places.tolist():
+            assert m + 32 <= max(M, 32)
+            assert n + 16 <= max(N, 16)
+            stored[max(low_m, m) : m + 32, max(low_n, n) : n + 16] += 1
+        assert torch.equal(stored, torch.ones(M, N))
 
 
 EIGHTS = st.integers(1, 9).map(lambda count: 8 * count)

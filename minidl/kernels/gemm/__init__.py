@@ -250,7 +250,7 @@ def _shape(a: torch.Tensor, b: torch.Tensor, by_pointers: bool) -> choice.Shape:
     (M, K), N = a.shape[-2:], b.shape[-1]
     units = launches.at_once(M, K, *a.stride()[-2:]), launches.at_once(N, K, *b.stride()[:-3:-1]), launches.unit(N)
     batch = a.shape[0] if a.dim() == 3 else 1
-    return choice.Shape(M, N, K, batch, units if by_pointers else (8, 8, 8))
+    return choice.Shape(M, N, K, batch, units if by_pointers else (8, 8, units[2]))
 
 
 def _has_box(x: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.gemm import launches
-from minidl.kernels.gemm.tiled import epilogue, finish, known, tile_position
+from minidl.kernels.gemm.tiled import epilogue, finish, inside, known
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
 
@@ -47,9 +47,7 @@ def gemm_tail_kernel(
             end = tl.minimum(begin + share, steps)
             i_tile = whole + (i_work - whole) % left
         tl.assume(end > begin)
-        i_m, i_n = tile_position(i_tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
-        m = i_m * BLOCK_M
-        n = i_n * BLOCK_N
+        low_m, low_n, m, n = inside(i_tile, M, N, BLOCK_M, BLOCK_N, GROUP_M, UNIT_N)
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
         for i_k in range(begin, end):
             k = i_k * BLOCK_K
@@ -65,7 +63,7 @@ def gemm_tail_kernel(
         if i_work < whole:
             epilogue(
                 b_acc, p_bias, p_scale, p_c, p_z, m, n, M, N,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES, low_m, low_n,
             )  # fmt: skip
         else:
             epilogue(
@@ -87,7 +85,7 @@ def gemm_tail_sum_kernel(
     PARTS: tl.constexpr = BLOCK_M // ROWS
     i_tile = tl.program_id(0) // PARTS
     row = tl.program_id(0) % PARTS * ROWS
-    i_m, i_n = tile_position(whole + i_tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    low_m, low_n, m, n = inside(whole + i_tile, M, N, BLOCK_M, BLOCK_N, GROUP_M, UNIT_N)
     o_mn = (row + tl.arange(0, ROWS))[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     p_share = p_partial + i_tile.to(tl.int64) * (BLOCK_M * BLOCK_N) + o_mn
     b_acc = tl.zeros((ROWS, BLOCK_N), dtype=ACC)
@@ -95,8 +93,8 @@ def gemm_tail_sum_kernel(
         b_acc += tl.load(p_share)  # [ROWS, BLOCK_N]
         p_share += tl.full((), BLOCK_M * BLOCK_N, tl.int64) * left
     finish(
-        b_acc, p_bias, p_scale, p_c, p_z, i_m * BLOCK_M + row, i_n * BLOCK_N, M, N,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z,
+        b_acc, p_bias, p_scale, p_c, p_z, m + row, n, M, N,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
     )  # fmt: skip
 
 
