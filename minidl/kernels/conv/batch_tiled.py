@@ -228,6 +228,8 @@ def estimate(problem: Problem) -> float:
         time = pace.microseconds(tiles, steps, tempo, problem.processors, pace.known().rounds["batch"])
         return costs.at_least(problem, time)
     products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
+    if problem.dtype.itemsize == 1:
+        products *= costs.taps_inside(problem) / problem.taps
     return costs.of_run(problem, problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem))
 
 

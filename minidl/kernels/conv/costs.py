@@ -29,8 +29,10 @@ NARROW = 64
 LEAST_VALUES = 128
 # Columns of a product that are computed in any case: 64->32 channels took as long as 64->64.
 LEAST_COLUMNS = 64
-# Products of 8 bits in the time of one of 16. 256->256 3x3 at 14x14, 256 images, H100: 59 us in place of 89.
-FLOAT8 = 1.5
+# Of float8 on sm_90, by form: products in the time of one of 16 bits. 256 images, H100, boxes / runs / product: 3x3
+# 128->128 at 28x28 64 / 71, 256->256 at 14x14 56 / 59, 512->512 at 7x7 68 / 57 (fewer taps); 1x1 1024->256 at 14x14
+# 37 / - / 37, 256->1024 50 / - / 53.
+FLOAT8 = {"batch": 1.5, "box": 1.8, "product": 1.5}
 
 
 def outputs(problem: Problem) -> int:
@@ -68,8 +70,8 @@ def dense(problem: Problem, channels: int | None = None) -> float:
 
 
 def reading(problem: Problem) -> float:
-    """What the products of runs or boxes of pixels cost for reading pixels of few bytes."""
-    narrow = estimates.of(problem.target).images.narrow
+    """What the products of runs or boxes of pixels cost for reading pixels of few bytes, of 16 bits or more."""
+    narrow = estimates.of(problem.target).images.narrow if problem.dtype.itemsize > 1 else 1.0
     return narrow if problem.C * problem.groups * problem.dtype.itemsize <= NARROW else 1.0
 
 
@@ -95,7 +97,7 @@ def microseconds(problem: Problem, form: str, products: float, programs: float =
     device = estimates.of(problem.target)
     factor = device.forms[form]
     if problem.dtype.itemsize == 1:
-        rate = FLOAT8 * device.products["float16"]
+        rate = FLOAT8[form] * device.products["float16"]
     else:
         rate = device.products[problem.precision if problem.dtype.itemsize == 4 else _name(problem)]
     if problem.target == "interpreted":
@@ -140,8 +142,8 @@ def moved(problem: Problem) -> int:
     if problem.direction in (FORWARD, GRAD_WEIGHT):
         H, W = _needed(problem.geometry.h), _needed(problem.geometry.w)
     written = outputs(problem) // (4 if problem.pool else 1) * (1 + problem.preactivation)
-    values = problem.N * H * W * problem.groups * problem.C + written * problem.groups * problem.M
-    return values * problem.dtype.itemsize
+    read = problem.N * H * W * problem.C * problem.dtype.itemsize
+    return problem.groups * (read + written * problem.M * problem.result.itemsize)
 
 
 def _needed(axis: Axis) -> int:

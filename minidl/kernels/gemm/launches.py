@@ -56,8 +56,7 @@ def prepare(
             Box.of_rows(a_rows, a_row, block_a[::-1] if turned[0] else block_a),
             Box.of_rows(b_rows, b_row, block_b[::-1] if turned[1] else block_b),
         )
-        # Of float8 two programs, as one waits to add to float32 while the other multiplies.
-        programs = min(tiles * split, processors * (2 if dtype.itemsize == 1 and tile.num_warps == 4 else 1))
+        programs = min(tiles * split, processors * at_a_time(dtype, tile))
         product = by_boxes(M, N, K, turned, programs, tile, precision, inner, boxes, target)
     else:
         a, b = (1, a_row) if turned[0] else (a_row, 1), (1, b_row) if turned[1] else (b_row, 1)
@@ -127,6 +126,14 @@ def at_once(M: int, K: int, s_m: int, s_k: int) -> int:
     if s_m == 1:
         return unit(M) if K == 1 else math.gcd(unit(M), s_k)
     return 1
+
+
+def at_a_time(dtype: torch.dtype, tile: launch.Tile) -> int:
+    """Programs of a multiprocessor. Of float8 two: one waits to add to float32 while the other multiplies.
+
+    4096 x 4096 x 4096, H100: 127 us, in place of 157 with one program of eight warps.
+    """
+    return 2 if dtype.itemsize == 1 and tile.num_warps == 4 else 1
 
 
 def tiles_of(M: int, N: int, tile: launch.Tile) -> int:
