@@ -20,8 +20,9 @@ The American Statistician 37(3), 1983). For the gradient x is kept with mean and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -29,6 +30,7 @@ import triton.language as tl
 
 from minidl.kernels import activation, reduce
 from minidl.kernels.activation import NONE, RELU, Activation, activate, activate_grad
+from minidl.kernels.reduce import whole
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
 
@@ -65,10 +67,12 @@ def band_statistics(
 @triton.jit
 def batch_norm_stats_kernel(
     p_x, p_mean, p_m2, p_tracked, M, C, band,
-    TRACKED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    TRACKED: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Mean (less the first row) and sum of squared distances from it of each band, [bands, C]; counts the batch."""
     wait(EARLY)
+    C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     start = tl.program_id(1).to(tl.int64) * band
@@ -110,10 +114,11 @@ def settle(
 def batch_norm_join_kernel(
     p_x, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, CUMULATIVE: tl.constexpr,
-    EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """mean and rstd of each channel from its bands, in float64, and the running statistics moved towards them."""
     wait(EARLY)
+    C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
@@ -211,9 +216,10 @@ def backwards(M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
 def batch_norm_kernel(
     p_x, p_y, p_mean, p_rstd, p_weight, p_bias, M, C,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
+    C = whole(C, ALIGN)
     o_m, o_c, m_c, m_mc = backwards(M, C, BLOCK_M, BLOCK_C)
     b_mean = channel(p_mean, o_c, m_c, True, 0.0, ACC)
     b_scale = channel(p_rstd, o_c, m_c, True, 0.0, ACC) * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
@@ -227,10 +233,11 @@ def batch_norm_kernel(
 def batch_norm_sums_kernel(
     p_dy, p_x, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C, band,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The sums of dz and of dz n over each band of rows: [bands, 2, C]."""
     wait(EARLY)
+    C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     start = tl.program_id(1).to(tl.int64) * band
@@ -251,10 +258,11 @@ def batch_norm_sums_kernel(
 def batch_norm_grad_kernel(
     p_dy, p_x, p_dx, p_sums, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C,
     TRAINING: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx, in training from the sums [2, C] over all rows; copies these to dweight and dbias where given."""
     wait(EARLY)
+    C = whole(C, ALIGN)
     o_m, o_c, m_c, m_mc = backwards(M, C, BLOCK_M, BLOCK_C)
     b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
     b_scale = b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
@@ -311,7 +319,7 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     batches = None if buffers is None else buffers.batches
     launch.run(
         batch_norm_stats_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C, band,
-        TRACKED=batches is not None, ACC=launch.acc(x.dtype), **early.options(), **tile.options,
+        TRACKED=batches is not None, ACC=launch.acc(x.dtype), **options(rows), **tile.options,
     )  # fmt: skip
     found = Statistics(*(torch.empty(C, dtype=acc, device=x.device) for _ in range(2)))
     tile = launch.tile("norm_join", x.dtype, B=bands, C=C)
@@ -321,10 +329,15 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     launch.run(
         batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *moved, batches,
         M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
-        RUNNING=buffers is not None, CUMULATIVE=momentum is None, **early.options(), **tile.options,
+        RUNNING=buffers is not None, CUMULATIVE=momentum is None, **options(rows), **tile.options,
     )  # fmt: skip
     copy_back(running, moved)
     return found
+
+
+def options(rows: torch.Tensor) -> dict[str, Any]:
+    """ALIGN, how many channels of rows [M, C] a load may take at once, up to 16 bytes, and EARLY."""
+    return {"ALIGN": math.gcd(rows.shape[1], 16 // rows.element_size()) or 1, **early.options()}
 
 
 def copy_back(running: Sequence[torch.Tensor | None], moved: Sequence[torch.Tensor | None]) -> None:
@@ -351,7 +364,7 @@ def normalise(
     launch.run(
         batch_norm_kernel, grid, rows, y, *with_, dense(weight), dense(bias), M, C,
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope,
-        ACC=launch.acc(x.dtype), **early.options(), **tile.options,
+        ACC=launch.acc(x.dtype), **options(rows), **tile.options,
     )  # fmt: skip
     return shaped(y, x.shape)
 
@@ -378,7 +391,7 @@ def normalise_grad(
     vectors = *with_, dense(weight), dense(bias)
     meta = {
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ACT": activation.CODES[name], "SLOPE": slope,
-        "ACC": launch.acc(x.dtype), **early.options(),
+        "ACC": launch.acc(x.dtype), **options(rows),
     }  # fmt: skip
     sums, dx = None, None
     dweight, dbias = (

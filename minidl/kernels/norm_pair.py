@@ -20,12 +20,14 @@ from minidl.kernels.norm import (
     channel,
     copy_back,
     dense,
+    options,
     rows_back,
     rows_of,
     settle,
     shaped,
 )  # fmt: skip
-from minidl.runtime import early, launch
+from minidl.kernels.reduce import whole
+from minidl.runtime import launch
 from minidl.runtime.early import wait
 
 
@@ -34,11 +36,13 @@ def batch_norm_pair_kernel(
     p_x, p_y, p_means, p_m2s, p_mean, p_rstd, p_weight, p_bias, p_running_mean, p_running_var, p_tracked,
     M, C, band, bands,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, CUMULATIVE: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, EARLY: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Statistics of BLOCK_C channels from all of their bands, at most BLOCK_B; y of one band."""
     wait(EARLY)
+    C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     o_b = tl.arange(0, BLOCK_B).to(tl.int64)
@@ -76,11 +80,13 @@ def batch_norm_pair_kernel(
 @triton.jit
 def batch_norm_grad_pair_kernel(
     p_dy, p_x, p_dx, p_sums, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C, band, bands,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, EARLY: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dweight and dbias of BLOCK_C channels from the sums [bands, 2, C]; dx of one band."""
     wait(EARLY)
+    C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     o_b = tl.arange(0, BLOCK_B).to(tl.int64)
@@ -143,7 +149,7 @@ def normalised(
     moved = [dense(buffer) for buffer in running]
     launch.run(
         batch_norm_stats_kernel, grid, rows, means, m2s, batches, M, C, band, TRACKED=batches is not None,
-        ACC=launch.acc(x.dtype), **early.options(), **tile.options,
+        ACC=launch.acc(x.dtype), **options(rows), **tile.options,
     )  # fmt: skip
     y = torch.empty_like(rows)
     found = Statistics(*(torch.empty(C, dtype=acc, device=x.device) for _ in range(2)))
@@ -152,7 +158,7 @@ def normalised(
         M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
         RUNNING=buffers is not None, CUMULATIVE=momentum is None, HAS_WEIGHT=weight is not None,
         HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype),
-        BLOCK_B=triton.next_power_of_2(bands), **early.options(), **tile.options,
+        BLOCK_B=triton.next_power_of_2(bands), **options(rows), **tile.options,
     )  # fmt: skip
     copy_back(running, moved)
     return shaped(y, x.shape), found
@@ -175,7 +181,7 @@ def normalised_grad(
     vectors = *with_, dense(weight), dense(bias)
     meta = {
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ACT": activation.CODES[name], "SLOPE": slope,
-        "ACC": launch.acc(x.dtype), **early.options(), **tile.options,
+        "ACC": launch.acc(x.dtype), **options(rows), **tile.options,
     }  # fmt: skip
     sums = torch.empty(bands, 2, C, dtype=launch.acc_torch(x.dtype), device=x.device)
     launch.run(batch_norm_sums_kernel, grid, rows_dy, rows, sums, *vectors, M, C, band, **meta)
