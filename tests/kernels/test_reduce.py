@@ -78,7 +78,7 @@ def test_columns_of_little_take_one_launch(target, rows, columns, launches):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(1024, 4), (1024, 128), (256, 128), (1000, 13), (4096, 20), (3001, 5), (1, 3)]
+    ("rows", "columns"), [(1024, 4), (1024, 128), (256, 128), (1000, 13), (4096, 20), (3001, 5), (2, 3)]
 )
 def test_columns_in_strips(rows, columns, device, monkeypatch):
     """With the tall blocks that GPUs have, also where rows or columns do not fill them."""
