@@ -13,21 +13,9 @@ import triton.language as tl
 
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation, activate
-from minidl.kernels.norm import (
-    Buffers,
-    Statistics,
-    band_statistics,
-    band_sums,
-    channel,
-    copy_back,
-    count_batch,
-    dense,
-    options,
-    rows_back,
-    rows_of,
-    settle,
-    shaped,
-)  # fmt: skip
+from minidl.kernels.norm.gradient import band_sums, rows_back
+from minidl.kernels.norm.rows import channel, dense, options, rows_of, shaped
+from minidl.kernels.norm.statistics import Buffers, Statistics, band_statistics, copy_back, count_batch, settle
 from minidl.kernels.reduce import whole
 from minidl.runtime import launch
 from minidl.runtime.early import wait
