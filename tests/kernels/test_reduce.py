@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from minidl.kernels import reduce
+from minidl.kernels.reduce import positions
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
 
@@ -54,7 +55,9 @@ def test_the_first_of_equal_maxima_is_found_across_shares(device):
 
 
 @pytest.mark.usefixtures("many_shares")
-def test_the_first_nan_wins_across_shares(device):
+@pytest.mark.parametrize("many", [2**31, 8])
+def test_the_first_nan_wins_across_shares(many, device, monkeypatch):
+    monkeypatch.setattr(positions, "MANY", many)
     x = torch.zeros(2, 500, device=device)
     x[0, 20], x[0, 300], x[0, 400], x[1, 10] = torch.inf, torch.nan, torch.nan, torch.inf
     assert reduce.argmax(x, 1).tolist() == [300, 10]
@@ -151,6 +154,20 @@ def test_what_is_not_finite_stays_in_its_column(tile, value, device, monkeypatch
     with launch.force(reduce_columns=tile, reduce_rows=tile):
         torch.testing.assert_close(reduce.amax(x, 1), torch.amax(x, 1), equal_nan=True)
         torch.testing.assert_close(reduce.sum(x, 1), torch.sum(x.float(), 1).half(), equal_nan=True)
+
+
+@pytest.mark.parametrize("dims", [1, (1,), (0, 2)])
+def test_nothing_but_ones_to_reduce_is_a_copy(dims, device):
+    x = torch.randn(1, 7, 1, device=device) if dims == (0, 2) else torch.randn(4, 3, 5, device=device)[:, 1:2].mT
+    x = x if dims == (0, 2) else x.permute(0, 2, 1)
+    for function, same in ((reduce.sum, torch.sum), (reduce.mean, torch.mean), (reduce.amax, torch.amax)):
+        assert grids(lambda function=function: function(x, dims)) == []
+        assert torch.equal(function(x, dims), same(x, dims))
+        assert torch.equal(function(x, dims, True), same(x, dims, keepdim=True))
+    assert torch.equal(reduce.norm(x, dims), x.abs().reshape(same(x, dims).shape))
+    assert torch.equal(reduce.sum(x > 0, dims), (x > 0).sum(dims))
+    if dims == 1:
+        assert torch.equal(reduce.argmax(x, 1), torch.zeros(4, 5, dtype=torch.int64, device=device))
 
 
 def test_the_position_of_an_integer_maximum(device):
