@@ -162,7 +162,7 @@ class Seen(NamedTuple):
         programs, blocks = launch.cdiv(K1, k1) * launch.cdiv(K2, k2), launch.cdiv(R, r)
         share = launch.cdiv(blocks, shares or shares_of(blocks, programs)) * r
         options = {"BLOCK_K1": k1, "BLOCK_R": r, "BLOCK_K2": k2, "num_warps": tile.num_warps}
-        return Cut((programs, launch.cdiv(R, share)), share, {**options, "UNROLL": 1, "num_stages": tile.num_stages})
+        return Cut((programs, launch.cdiv(R, share)), share, {**options, "num_stages": tile.num_stages})
 
 
 def seen(x: torch.Tensor, axes: Sequence[int]) -> Seen:

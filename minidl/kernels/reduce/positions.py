@@ -26,7 +26,7 @@ def better(b_v, b_at, p_x, mask, r, ACC: tl.constexpr):
 def argmax_kernel(
     p_x, p_i, p_y, p_j, K1, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share,
     SHARES: tl.constexpr, LAST: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, EVEN: tl.constexpr,
-    R_LEVELS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    R_LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     LONG: tl.constexpr, BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
 ):  # fmt: skip
     """j[i, k1, k2] = the first r where x[k1, r, k2] is largest over share i of r, and that maximum in y unless LAST.
@@ -42,7 +42,7 @@ def argmax_kernel(
     b_at = tl.zeros((BLOCK_R, BLOCK_K1, BLOCK_K2), dtype=tl.int64 if LONG else tl.int32)
     o_r = tl.arange(0, BLOCK_R)
     last = rows // BLOCK_R * BLOCK_R
-    for r in tl.range(0, last, BLOCK_R, loop_unroll_factor=UNROLL):
+    for r in range(0, last, BLOCK_R):
         p_r = block(p_x, start + r + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
         b_v, b_at = better(b_v, b_at, p_r, m_k, r, ACC)
     if last < rows:

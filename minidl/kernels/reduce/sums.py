@@ -32,7 +32,7 @@ def added(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
 def reduce_kernel(
     p_x, p_m, p_y, K1, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share, count,
     OP: tl.constexpr, FINISH: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, EVEN: tl.constexpr,
-    R_LEVELS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    R_LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
 ):  # fmt: skip
     """y[i, k1, k2] = sum of f(x[k1, r, k2]) over share i of r: f(x) = x, x^2, or 1 where x equals m[k1, k2]; or the
@@ -54,7 +54,7 @@ def reduce_kernel(
         b_m = None
     o_r = start + tl.arange(0, BLOCK_R)
     last = rows // BLOCK_R * BLOCK_R
-    for r in tl.range(0, last, BLOCK_R, loop_unroll_factor=UNROLL):
+    for r in range(0, last, BLOCK_R):
         p_r = block(p_x, r + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
         b_acc = added(b_acc, p_r, m_k, b_m, OP, ACC)
     if last < rows:
