@@ -133,13 +133,14 @@ def test_the_middle_axis(tile, processors, shape, device, monkeypatch):
     for dtype, op, exact in (
         (torch.float16, reduce.sum, torch.sum), (torch.int32, reduce.sum, torch.sum),
         (torch.float32, reduce.amax, torch.amax),
+        (torch.float16, reduce.argmax, lambda x, dim: torch.argmax(x.cpu(), dim).to(x.device)),
     ):  # fmt: skip
         whole = memory.to(dtype)
         part = whole[:outer, :middle, :inner]
         gaps = whole[1:, 1:, 8:], whole[:outer, 1:, 3 : inner + 3], part[:, ::2], part[:, :, ::3]
         views = part.contiguous(), *gaps, part[:1].expand(shape), part.transpose(0, 2)
-        # Integers are read as floats are.
-        for x in views[::3] if dtype == torch.int32 else views:
+        # Integers are read as floats are, and where a maximum is as what it is.
+        for x in views[::3] if dtype == torch.int32 or op is reduce.argmax else views:
             with launch.force(reduce_columns=tile, reduce_rows=tile):
                 assert torch.equal(op(x, 1), exact(x, 1))
 
