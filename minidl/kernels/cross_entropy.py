@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.loss import SHARES, add_up, check_reduction, share_sum
-from minidl.kernels.reduce import offsets
-from minidl.kernels.softmax import (
+from minidl.kernels.reduce import offsets, whole
+from minidl.kernels.softmax.rows import (
     MINUS_INF,
     by_rows,
     end_columns,
@@ -40,7 +40,6 @@ from minidl.kernels.softmax import (
     rows_of,
     shift,
     vectors,
-    whole,
 )  # fmt: skip
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait

@@ -8,8 +8,8 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import norm as kernels
-from minidl.kernels import norm_alone, norm_fold
 from minidl.kernels.activation import Activation
+from minidl.kernels.norm import alone, fold
 from minidl.tensors import Tensor
 
 __all__ = ["batch_norm", "fold_batch_norm"]
@@ -29,15 +29,15 @@ class BatchNorm(Function):
         act: Activation,
     ) -> torch.Tensor:
         ctx.training, ctx.act = training, act
-        if training and momentum is not None and norm_alone.fits(x):
-            y, found = norm_alone.normalised(x, weight, bias, buffers, momentum, eps, act)
+        if training and momentum is not None and alone.fits(x):
+            y, found = alone.normalised(x, weight, bias, buffers, momentum, eps, act)
             ctx.save(x, *found, weight, bias)
             return y
         if training:
             found = kernels.batch_statistics(x, eps, momentum, buffers)
         else:
             assert buffers is not None
-            found = norm_fold.running_statistics(buffers.mean, buffers.var, eps, x.dtype)
+            found = fold.running_statistics(buffers.mean, buffers.var, eps, x.dtype)
         ctx.save(x, *found, weight, bias)
         return kernels.normalise(x, found, weight, bias, act)
 
@@ -46,8 +46,8 @@ class BatchNorm(Function):
         x, mean, rstd, weight, bias = ctx.saved
         want_x, want_weight, want_bias = ctx.needs[:3]
         given = dy, x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
-        if ctx.training and want_x and norm_alone.fits(x):
-            grads: tuple[torch.Tensor | None, ...] = norm_alone.normalised_grad(*given)
+        if ctx.training and want_x and alone.fits(x):
+            grads: tuple[torch.Tensor | None, ...] = alone.normalised_grad(*given)
         else:
             grads = kernels.normalise_grad(*given, ctx.training, want_x=want_x, want_affine=want_weight or want_bias)
         dx, dweight, dbias = grads
@@ -102,7 +102,7 @@ def fold_batch_norm(
     its accumulator (float32 for float16, which cannot hold every shift). No gradient is recorded.
     Raises ValueError for other shapes, TypeError for integers.
     """
-    scale, shift = norm_fold.fold(
+    scale, shift = fold.fold(
         conv_weight.data, _plain(conv_bias), running_mean.data, running_var.data, _plain(weight), _plain(bias), eps,
         wide=wide,
     )  # fmt: skip

@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from minidl import ops
-from minidl.kernels import norm, norm_alone, norm_fold
+from minidl.kernels import norm
 from minidl.kernels.conv import forward
 from minidl.kernels.conv.geometry import Geometry
+from minidl.kernels.norm import alone, fold
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
 
@@ -27,7 +28,7 @@ SMALL = {
 def form(request, monkeypatch):
     """Few values per channel in one launch, and in bands as many values are."""
     if request.param == "bands":
-        monkeypatch.setattr(norm_alone, "MOST", 0)
+        monkeypatch.setattr(alone, "MOST", 0)
 
 
 def numbers(*shape, seed=0, dtype=torch.float64):
@@ -183,7 +184,7 @@ def test_folding_gives_the_batch_norm_of_a_convolution(device):
     x, w = numbers(3, 4, 9, 9).to(device), numbers(6, 4, 3, 3, seed=1).to(device)
     conv_bias, mean, var, weight, bias = (numbers(6, seed=i).to(device) for i in range(2, 7))
     var = var.abs() + 0.1
-    scale, shift = norm_fold.fold(w, conv_bias, mean, var, weight, bias, 1e-3)
+    scale, shift = fold.fold(w, conv_bias, mean, var, weight, bias, 1e-3)
     geometry = Geometry.of((9, 9), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
     y, _ = forward(x, w, geometry, shift, "relu", scale=scale)
     expected = F.relu(F.batch_norm(F.conv2d(x, w, conv_bias, padding=1), mean, var, weight, bias, eps=1e-3))
@@ -204,7 +205,7 @@ def test_an_eps_that_is_no_number_is_refused():
     x, vector = numbers(4, 3), torch.ones(3, dtype=torch.float64)
     for call in (
         lambda: norm.check_arguments(x, None, None, None, None, True, NAN),
-        lambda: norm_fold.fold(x, None, vector[:1].expand(4), vector[:1].expand(4), None, None, NAN),
+        lambda: fold.fold(x, None, vector[:1].expand(4), vector[:1].expand(4), None, None, NAN),
     ):
         with pytest.raises(ValueError, match="eps is nan, expected 0 or more"):
             call()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from minidl.kernels import reduce
+from minidl.kernels.reduce import positions
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
 
@@ -54,7 +55,9 @@ def test_the_first_of_equal_maxima_is_found_across_shares(device):
 
 
 @pytest.mark.usefixtures("many_shares")
-def test_the_first_nan_wins_across_shares(device):
+@pytest.mark.parametrize("many", [2**31, 8])
+def test_the_first_nan_wins_across_shares(many, device, monkeypatch):
+    monkeypatch.setattr(positions, "MANY", many)
     x = torch.zeros(2, 500, device=device)
     x[0, 20], x[0, 300], x[0, 400], x[1, 10] = torch.inf, torch.nan, torch.nan, torch.inf
     assert reduce.argmax(x, 1).tolist() == [300, 10]
@@ -78,7 +81,7 @@ def test_columns_of_little_take_one_launch(target, rows, columns, launches):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(1024, 4), (1024, 128), (256, 128), (1000, 13), (4096, 20), (3001, 5), (1, 3)]
+    ("rows", "columns"), [(1024, 4), (1024, 128), (256, 128), (1000, 13), (4096, 20), (3001, 5), (2, 3)]
 )
 def test_columns_in_strips(rows, columns, device, monkeypatch):
     """With the tall blocks that GPUs have, also where rows or columns do not fill them."""
@@ -130,13 +133,14 @@ def test_the_middle_axis(tile, processors, shape, device, monkeypatch):
     for dtype, op, exact in (
         (torch.float16, reduce.sum, torch.sum), (torch.int32, reduce.sum, torch.sum),
         (torch.float32, reduce.amax, torch.amax),
+        (torch.float16, reduce.argmax, lambda x, dim: torch.argmax(x.cpu(), dim).to(x.device)),
     ):  # fmt: skip
         whole = memory.to(dtype)
         part = whole[:outer, :middle, :inner]
         gaps = whole[1:, 1:, 8:], whole[:outer, 1:, 3 : inner + 3], part[:, ::2], part[:, :, ::3]
         views = part.contiguous(), *gaps, part[:1].expand(shape), part.transpose(0, 2)
-        # Integers are read as floats are.
-        for x in views[::3] if dtype == torch.int32 else views:
+        # Integers are read as floats are, and where a maximum is as what it is.
+        for x in views[::3] if dtype == torch.int32 or op is reduce.argmax else views:
             with launch.force(reduce_columns=tile, reduce_rows=tile):
                 assert torch.equal(op(x, 1), exact(x, 1))
 
@@ -151,6 +155,20 @@ def test_what_is_not_finite_stays_in_its_column(tile, value, device, monkeypatch
     with launch.force(reduce_columns=tile, reduce_rows=tile):
         torch.testing.assert_close(reduce.amax(x, 1), torch.amax(x, 1), equal_nan=True)
         torch.testing.assert_close(reduce.sum(x, 1), torch.sum(x.float(), 1).half(), equal_nan=True)
+
+
+@pytest.mark.parametrize("dims", [1, (1,), (0, 2)])
+def test_nothing_but_ones_to_reduce_is_a_copy(dims, device):
+    x = torch.randn(1, 7, 1, device=device) if dims == (0, 2) else torch.randn(4, 3, 5, device=device)[:, 1:2].mT
+    x = x if dims == (0, 2) else x.permute(0, 2, 1)
+    for function, same in ((reduce.sum, torch.sum), (reduce.mean, torch.mean), (reduce.amax, torch.amax)):
+        assert grids(lambda function=function: function(x, dims)) == []
+        assert torch.equal(function(x, dims), same(x, dims))
+        assert torch.equal(function(x, dims, True), same(x, dims, keepdim=True))
+    assert torch.equal(reduce.norm(x, dims), x.abs().reshape(same(x, dims).shape))
+    assert torch.equal(reduce.sum(x > 0, dims), (x > 0).sum(dims))
+    if dims == 1:
+        assert torch.equal(reduce.argmax(x, 1), torch.zeros(4, 5, dtype=torch.int64, device=device))
 
 
 def test_the_position_of_an_integer_maximum(device):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl import ops
-from minidl.kernels.softmax import loop_tile
+from minidl.kernels.softmax.rows import loop_tile
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
 from minidl.testing.specs.base import Case, integers, records, refuses, tensors

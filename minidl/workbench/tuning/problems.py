@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl import optim
-from minidl.kernels import conv, float8, gemm, images, norm_alone, sparse
+from minidl.kernels import conv, float8, gemm, images, sparse
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv import float8 as float8_products
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.gemm import thin
+from minidl.kernels.norm import alone
 from minidl.runtime import launch
 from minidl.sparse.csr import CSR
 from minidl.sparse.rows import RowGrad
@@ -268,7 +269,7 @@ def _reduce(kind: Kind, axis: int) -> Iterator[Problem]:
 
 def _batch_norm(kind: Kind, *wrt: int) -> Iterator[Problem]:
     for (C,) in kind.extents(C=64):
-        N = max(norm_alone.MOST_OF_MANY // 64 + 1, kind.rest(64 * C))
+        N = max(alone.MOST_OF_FEW // 64 + 1, kind.rest(64 * C))
         vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
         inputs = tensors(_images(N, C, 8), *vectors, extra=(True, 0.1, 1e-5, "relu"))
         yield kind.recorded(f"{N}x{C}x8x8", "batch_norm", wrt, inputs)
@@ -277,7 +278,7 @@ def _batch_norm(kind: Kind, *wrt: int) -> Iterator[Problem]:
 def _few_values(kind: Kind) -> Iterator[Problem]:
     """Batch norm of so few values per channel that one launch does it."""
     for M, C in kind.extents(M=1024, C=256):
-        M = min(M, norm_alone.MOST_OF_MANY if C >= norm_alone.MANY else norm_alone.MOST)
+        M = min(M, alone.MOST_OF_FEW if C <= alone.FEW else alone.MOST)
         vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
         inputs = tensors((M, C), *vectors, extra=(True, 0.1, 1e-5, "relu"))
         yield kind.recorded(f"{M}x{C}", "batch_norm", (), inputs)

@@ -13,26 +13,16 @@ import triton.language as tl
 
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation, activate
-from minidl.kernels.norm import (
-    Buffers,
-    Statistics,
-    band_statistics,
-    band_sums,
-    channel,
-    copy_back,
-    count_batch,
-    dense,
-    rows_back,
-    rows_of,
-    settle,
-    shaped,
-)  # fmt: skip
-from minidl.runtime import early, launch
+from minidl.kernels.norm.gradient import band_sums, rows_back
+from minidl.kernels.norm.rows import channel, dense, options, rows_of, shaped
+from minidl.kernels.norm.statistics import Buffers, Statistics, band_statistics, copy_back, count_batch, settle
+from minidl.kernels.reduce import whole
+from minidl.runtime import launch
 from minidl.runtime.early import wait
 
-# Values per channel, and where there are MANY channels. On an H100, forward and back, 128 channels of 784 take 11.1 us
-# in place of 15.0, 960 of 2156 take 27.7 in place of 32.3, but 192 of 5041 take 37 in place of 31.
-MOST, MOST_OF_MANY, MANY = 1024, 4096, 512
+# The most values per channel, and those of a FEW channels. On an H100, forward and back, 64 channels of 1024 take 11 us
+# in place of 12, 11 of 1800 take 8 in place of 11, but 512 of 3920 take 31 in place of 25, 64 of 2883 22 for 15.
+MOST, MOST_OF_FEW, FEW = 1024, 2048, 64
 
 
 @triton.jit
@@ -40,10 +30,11 @@ def batch_norm_alone_kernel(
     p_x, p_y, p_mean, p_rstd, p_weight, p_bias, p_running_mean, p_running_var, p_tracked, M, C,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, TRACKED: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Statistics of BLOCK_C channels, the running ones moved towards them, and y."""
     wait(EARLY)
+    C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     rows = tl.full((), 0, tl.int64) + M
@@ -72,10 +63,11 @@ def batch_norm_alone_kernel(
 def batch_norm_grad_alone_kernel(
     p_dy, p_x, p_dx, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dweight, dbias and dx of BLOCK_C channels."""
     wait(EARLY)
+    C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     b_mean = channel(p_mean, o_c, m_c, True, 0.0, ACC)
@@ -107,7 +99,7 @@ def batch_norm_grad_alone_kernel(
 
 def fits(x: torch.Tensor) -> bool:
     """Whether x [N, C, ...] has few enough values per channel."""
-    return 0 < x.numel() <= (MOST_OF_MANY if MOST and x.shape[1] >= MANY else MOST) * x.shape[1]
+    return 0 < x.numel() <= (MOST_OF_FEW if MOST and x.shape[1] <= FEW else MOST) * x.shape[1]
 
 
 def normalised(
@@ -132,7 +124,7 @@ def normalised(
         batch_norm_alone_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, y, *found, dense(weight), dense(bias),
         *moved, batches, M, C, EPS=float(eps), MOMENTUM=float(momentum), RUNNING=buffers is not None,
         TRACKED=batches is not None, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **early.options(), **tile.options,
+        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **options(rows), **tile.options,
     )  # fmt: skip
     copy_back(running, moved)
     return shaped(y, x.shape), found
@@ -158,6 +150,6 @@ def normalised_grad(
     launch.run(
         batch_norm_grad_alone_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows_dy, rows, dx, dweight, dbias, *with_,
         dense(weight), dense(bias), M, C, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **early.options(), **tile.options,
+        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **options(rows), **tile.options,
     )  # fmt: skip
     return shaped(dx, x.shape), dweight, dbias

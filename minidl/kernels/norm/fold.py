@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.norm import Statistics, check_vectors
+from minidl.kernels.norm.rows import check_vectors
+from minidl.kernels.norm.statistics import Statistics
 from minidl.runtime import launch
 
 

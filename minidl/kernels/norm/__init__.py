@@ -1,0 +1,29 @@
+"""Batch norm with its activation, for training and with running statistics, and its gradient.
+
+    x, y  [N, C, ...]     weight, bias, running_mean, running_var  [C]     M = values per channel
+
+    y = act(z)      z = (x - mean) rstd weight + bias      rstd = 1 / sqrt(var + eps)
+    mean = sum x / M        var = sum (x - mean)^2 / M
+    running_mean += momentum (mean - running_mean)         running_var += momentum (var M / (M - 1) - running_var)
+
+    dz = dy act'(z)         dbias = sum dz                 dweight = sum dz n,  n = (x - mean) rstd
+    dx = weight rstd (dz - (dbias + n dweight) / M)        with running statistics  dx = weight rstd dz
+
+Ioffe and Szegedy, arXiv 1502.03167. Memory is channels-last inside, a matrix [M, C]. Each program sums a band of rows
+of BLOCK_C channels, so that few channels fill a GPU as well; a second launch joins the bands in order.
+
+Statistics do not cancel where the mean is large: values are taken relative to the channel's first, and each lane of a
+band updates its mean and its sum of squared distances from the mean value by value (Welford, Technometrics 4(3),
+1962); lanes and then bands are joined, in float64, by sum_i [M2_i + n_i (mean_i - mean)^2] (Chan, Golub and LeVeque,
+The American Statistician 37(3), 1983). For the gradient x is kept with mean and rstd, and z is computed again.
+"""
+
+from minidl.kernels.norm.gradient import normalise_grad
+from minidl.kernels.norm.rows import bands, check_arguments, check_vectors, depth
+from minidl.kernels.norm.statistics import Buffers, Statistics, batch_statistics
+from minidl.kernels.norm.values import normalise
+
+__all__ = [
+    "Buffers", "Statistics", "bands", "batch_statistics", "check_arguments", "check_vectors", "depth", "normalise",
+    "normalise_grad",
+]  # fmt: skip

@@ -1,0 +1,166 @@
+"""The gradient of batch norm: sums over bands of rows, which a reduction joins, and dx from them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import activation, reduce
+from minidl.kernels.activation import NONE, RELU, Activation, activate_grad
+from minidl.kernels.norm.rows import backwards, channel, dense, in_bands, options, rows_of, shaped
+from minidl.kernels.norm.statistics import Statistics
+from minidl.kernels.reduce import whole
+from minidl.runtime import launch
+from minidl.runtime.early import wait
+
+
+@triton.jit
+def through(b_dy, b_z, m, ACT: tl.constexpr, SLOPE: tl.constexpr):
+    """dy act'(z), and 0 outside the mask, where act' of the bias alone may not be finite."""
+    if ACT == RELU:
+        return tl.where(b_z <= 0.0, 0.0, b_dy)
+    else:
+        return tl.where(m, b_dy * activate_grad(b_z, ACT, SLOPE), 0.0)
+
+
+@triton.jit
+def rows_back(
+    p_dy, p_x, b_mean, b_scale, b_bias, o_mc, m_mc, ACT: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
+    """x - mean and dz of a block [BLOCK_M, BLOCK_C]."""
+    b_x = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC) - b_mean
+    b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)
+    if ACT != NONE:
+        b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
+    return b_x, b_dz
+
+
+@triton.jit
+def band_sums(
+    p_dy, p_x, b_mean, b_scale, b_bias, o_c, m_c, start, end, band, C,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The sums [BLOCK_C] of dz and of dz (x - mean) over rows start (64 bits) to end, `band` of them or fewer."""
+    b_dbias = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
+    b_dweight = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
+    for m in range(0, band, BLOCK_M):
+        o_m = start + m + tl.arange(0, BLOCK_M)
+        m_mc = (o_m < end)[:, None] & m_c[None, :]
+        o_mc = (o_m * C)[:, None] + o_c[None, :]
+        b_x, b_dz = rows_back(p_dy, p_x, b_mean, b_scale, b_bias, o_mc, m_mc, ACT, SLOPE, ACC)
+        b_dbias += b_dz
+        b_dweight += b_dz * b_x
+    return tl.sum(b_dbias.to(tl.float64), axis=0).to(ACC), tl.sum(b_dweight.to(tl.float64), axis=0).to(ACC)
+
+
+@triton.jit
+def batch_norm_sums_kernel(
+    p_dy, p_x, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C, band,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The sums of dz and of dz n over each band of rows: [bands, 2, C]."""
+    wait(EARLY)
+    C = whole(C, ALIGN)
+    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    start = tl.program_id(1).to(tl.int64) * band
+    end = tl.minimum(start + band, M)
+    b_mean = channel(p_mean, o_c, m_c, True, 0.0, ACC)
+    b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
+    b_scale = b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
+    b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
+    b_dbias, b_dweight = band_sums(
+        p_dy, p_x, b_mean, b_scale, b_bias, o_c, m_c, start, end, band, C, ACT, SLOPE, ACC, BLOCK_M, BLOCK_C
+    )  # fmt: skip
+    o_y = tl.program_id(1).to(tl.int64) * (2 * C) + o_c
+    tl.store(p_sums + o_y, b_dbias, mask=m_c)
+    tl.store((p_sums + o_y + C)[None, :], b_dweight[None, :] * b_rstd, mask=m_c[None, :])
+
+
+@triton.jit
+def batch_norm_grad_kernel(
+    p_dy, p_x, p_dx, p_sums, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C,
+    TRAINING: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """dx, in training from the sums [2, C] over all rows; copies these to dweight and dbias where given."""
+    wait(EARLY)
+    C = whole(C, ALIGN)
+    o_m, o_c, m_c, m_mc = backwards(M, C, BLOCK_M, BLOCK_C)
+    b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
+    b_scale = b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
+    o_mc = (o_m * C)[:, None] + o_c[None, :]
+    b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+    if TRAINING or ACT != NONE:
+        b_x = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+        b_x -= channel(p_mean, o_c, m_c, True, 0.0, ACC)
+    if ACT != NONE:
+        b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
+        b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
+    if TRAINING:
+        b_share = 1.0 / (tl.full((1, BLOCK_C), 0.0, ACC) + M)
+        b_dbias = channel(p_sums, o_c, m_c, True, 0.0, ACC) * b_share
+        b_dweight = channel(p_sums + C, o_c, m_c, True, 0.0, ACC) * b_share * b_rstd
+        b_dz -= b_dbias + b_x * b_dweight
+    m_first = m_c & (tl.num_programs(0) - 1 - tl.program_id(0) < tl.cdiv(C, BLOCK_C))
+    if p_dweight is not None:
+        b_dweight = channel(p_sums + C, o_c, m_c, True, 0.0, ACC)
+        tl.store((p_dweight + o_c)[None, :], b_dweight.to(p_dweight.dtype.element_ty), mask=m_first[None, :])
+    if p_dbias is not None:
+        b_dbias = channel(p_sums, o_c, m_c, True, 0.0, ACC)
+        tl.store((p_dbias + o_c)[None, :], b_dbias.to(p_dbias.dtype.element_ty), mask=m_first[None, :])
+    tl.store(p_dx + o_mc, (b_dz * b_scale).to(p_dx.dtype.element_ty), mask=m_mc)
+
+
+def normalise_grad(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    with_: Statistics,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    act: Activation,
+    training: bool,
+    *,
+    want_x: bool = True,
+    want_affine: bool = True,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """(dx, dweight, dbias), of which only those wanted are computed; the last two in the dtypes of weight and bias.
+
+    In `training` the statistics depend on x, so dx includes the gradient through them.
+    """
+    name, slope = activation.parse(act)
+    rows_dy, rows = rows_of(dy), rows_of(x)
+    M, C = rows.shape
+    vectors = *with_, dense(weight), dense(bias)
+    meta = {
+        "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ACT": activation.CODES[name], "SLOPE": slope,
+        "ACC": launch.acc(x.dtype), **options(rows),
+    }  # fmt: skip
+    sums, dx = None, None
+    dweight, dbias = (
+        torch.empty(C, dtype=launch.acc_torch(x.dtype) if given is None else given.dtype, device=x.device)
+        if want_affine else None for given in (weight, bias)
+    )  # fmt: skip
+    if want_affine or (training and want_x):
+        tile, band = in_bands("norm_sums", M, C, x.dtype)
+        bands = launch.cdiv(M, band)
+        partial = torch.empty(bands, 2, C, dtype=launch.acc_torch(x.dtype), device=x.device)
+        launch.run(
+            batch_norm_sums_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows_dy, rows, partial, *vectors,
+            M, C, band, **meta, **tile.options,
+        )  # fmt: skip
+        sums = (reduce.sum_rows(partial.view(bands, 2 * C)) if bands != 1 else partial).view(2, C)
+    if want_x:
+        tile = launch.tile("norm_grad", x.dtype, M=M, C=C)
+        dx = torch.empty_like(rows)
+        grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
+        launch.run(
+            batch_norm_grad_kernel, grid, rows_dy, rows, dx, sums, dweight, dbias, *vectors, M, C,
+            TRAINING=training, **meta, **tile.options,
+        )  # fmt: skip
+        dx = shaped(dx, x.shape)
+    if sums is not None and dweight is not None and dbias is not None and (dx is None or M == 0):
+        dweight, dbias = sums[1].to(dweight.dtype), sums[0].to(dbias.dtype)
+    return dx, dweight, dbias

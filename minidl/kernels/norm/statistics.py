@@ -1,0 +1,183 @@
+"""Mean and deviation of each channel of a batch: bands of rows, and a second launch that joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.norm.rows import dense, in_bands, options, rows_of
+from minidl.kernels.reduce import whole
+from minidl.runtime import launch
+from minidl.runtime.early import wait
+
+
+@triton.jit
+def band_statistics(
+    p_x, o_c, m_c, start, rows, band, C,
+    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Mean (less the first row, which is returned as well) and sum of squared distances from it of `rows` rows."""
+    b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(ACC)  # [BLOCK_C]
+    b_mean = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
+    b_m2 = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
+    b_count = tl.zeros((1, 1), dtype=ACC)
+    for m in range(0, band, BLOCK_M):
+        o_m = m + tl.arange(0, BLOCK_M)
+        m_mc = (o_m < rows)[:, None] & m_c[None, :]
+        p_m = p_x + (start + o_m) * C
+        b_x = tl.load(p_m[:, None] + o_c[None, :], mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+        b_x -= b_first[None, :]
+        b_count += 1.0
+        b_delta = tl.where(m_mc, b_x - b_mean, 0.0)
+        b_mean += b_delta * (1.0 / b_count)
+        b_m2 += b_delta * (b_x - b_mean)
+    # How many rows each lane has had.
+    o_m = tl.arange(0, BLOCK_M)
+    b_n = tl.maximum((rows - o_m + (BLOCK_M - 1)) // BLOCK_M, 0).to(ACC)[:, None]  # [BLOCK_M, 1]
+    b_all = (tl.sum((b_n * b_mean).to(tl.float64), axis=0) / rows.to(tl.float64)).to(ACC)  # [BLOCK_C]
+    b_apart = b_mean - b_all[None, :]
+    b_m2 = tl.sum((b_m2 + b_n * (b_apart * b_apart)).to(tl.float64), axis=0)
+    return b_first, b_all, b_m2
+
+
+@triton.jit
+def count_batch(p_tracked, first):
+    """One batch more, counted by the first program."""
+    tl.store(p_tracked, tl.load(p_tracked, mask=first, other=0) + 1, mask=first)
+
+
+@triton.jit
+def batch_norm_stats_kernel(
+    p_x, p_mean, p_m2, p_tracked, M, C, band,
+    TRACKED: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Mean (less the first row) and sum of squared distances from it of each band, [bands, C]; counts the batch."""
+    wait(EARLY)
+    C = whole(C, ALIGN)
+    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    start = tl.program_id(1).to(tl.int64) * band
+    rows = tl.minimum(M - start, band)
+    _, b_all, b_m2 = band_statistics(p_x, o_c, m_c, start, rows, band, C, ACC, BLOCK_M, BLOCK_C)
+    o_y = tl.program_id(1).to(tl.int64) * C + o_c
+    tl.store(p_mean + o_y, b_all, mask=m_c)
+    tl.store(p_m2 + o_y, b_m2.to(ACC), mask=m_c)
+    if TRACKED:
+        count_batch(p_tracked, (tl.program_id(0) == 0) & (tl.program_id(1) == 0))
+
+
+@triton.jit
+def settle(
+    b_mean, b_m2, b_count, b_share, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c,
+    EPS: tl.constexpr, RUNNING: tl.constexpr,
+):  # fmt: skip
+    """Write mean and rstd, and move the running statistics by a share towards them; all [BLOCK_C] in float64."""
+    b_rstd = 1.0 / tl.sqrt(b_m2 / b_count + EPS)
+    tl.store(p_mean + o_c, b_mean.to(p_mean.dtype.element_ty), mask=m_c)
+    tl.store(p_rstd + o_c, b_rstd.to(p_rstd.dtype.element_ty), mask=m_c)
+    if RUNNING:
+        b_old = tl.load(p_running_mean + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
+        b_new = (1.0 - b_share) * b_old + b_share * b_mean
+        tl.store(p_running_mean + o_c, b_new.to(p_running_mean.dtype.element_ty), mask=m_c)
+        b_old = tl.load(p_running_var + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
+        b_new = (1.0 - b_share) * b_old + b_share * (b_m2 / (b_count - 1.0))
+        tl.store(p_running_var + o_c, b_new.to(p_running_var.dtype.element_ty), mask=m_c)
+    return b_rstd
+
+
+@triton.jit
+def batch_norm_join_kernel(
+    p_x, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
+    EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, CUMULATIVE: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """mean and rstd of each channel from its bands, in float64, and the running statistics moved towards them."""
+    wait(EARLY)
+    C = whole(C, ALIGN)
+    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
+    for i in range(0, bands, BLOCK_B):
+        o_b = i + tl.arange(0, BLOCK_B).to(tl.int64)
+        b_n = tl.minimum(M - o_b * band, band).to(tl.float64)
+        m_bc = (o_b < bands)[:, None] & m_c[None, :]
+        p_b = p_means + o_b * C
+        b_mean = tl.load(p_b[:, None] + o_c[None, :], mask=m_bc, other=0).to(tl.float64)  # [BLOCK_B, BLOCK_C]
+        b_sum += b_n[:, None] * b_mean
+    b_count = tl.full((BLOCK_C,), 0.0, tl.float64) + M
+    b_all = tl.sum(b_sum, axis=0) / b_count  # [BLOCK_C]
+    b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
+    for i in range(0, bands, BLOCK_B):
+        o_b = i + tl.arange(0, BLOCK_B).to(tl.int64)
+        b_n = tl.minimum(M - o_b * band, band).to(tl.float64)
+        m_bc = (o_b < bands)[:, None] & m_c[None, :]
+        o_bc = (o_b * C)[:, None] + o_c[None, :]
+        b_apart = tl.load(p_means + o_bc, mask=m_bc, other=0).to(tl.float64) - b_all[None, :]  # [BLOCK_B, BLOCK_C]
+        b_m2 = tl.load(p_m2s + o_bc, mask=m_bc, other=0).to(tl.float64)  # [BLOCK_B, BLOCK_C]
+        b_sum += tl.where(m_bc, b_m2 + b_n[:, None] * (b_apart * b_apart), 0.0)
+    b_m2 = tl.sum(b_sum, axis=0)
+    b_all += tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)
+    b_share = tl.full((BLOCK_C,), MOMENTUM, tl.float64)
+    if RUNNING and CUMULATIVE:
+        b_share = 1.0 / (tl.full((BLOCK_C,), 0.0, tl.float64) + tl.load(p_tracked))
+    settle(
+        b_all, b_m2, b_count, b_share, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c, EPS, RUNNING
+    )  # fmt: skip
+
+
+class Statistics(NamedTuple):
+    """What a channel is normalised with: mean and rstd [C], in the accumulate type."""
+
+    mean: torch.Tensor
+    rstd: torch.Tensor
+
+
+class Buffers(NamedTuple):
+    """running_mean and running_var [C], and batches [] int64 counted so far (or None): all changed in training."""
+
+    mean: torch.Tensor
+    var: torch.Tensor
+    batches: torch.Tensor | None = None
+
+
+def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffers: Buffers | None) -> Statistics:
+    """Statistics of x [N, C, ...], with the running ones moved towards them by `momentum`.
+
+    With momentum None they become the mean over all batches, of which buffers.batches is the count; it is increased by
+    1 if given. Running statistics may have any strides.
+    """
+    rows = rows_of(x)
+    M, C = rows.shape
+    acc = launch.acc_torch(x.dtype)
+    tile, band = in_bands("norm_stats", M, C, x.dtype)
+    bands = launch.cdiv(M, band)
+    means, m2s = (torch.empty(bands, C, dtype=acc, device=x.device) for _ in range(2))
+    batches = None if buffers is None else buffers.batches
+    launch.run(
+        batch_norm_stats_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C, band,
+        TRACKED=batches is not None, ACC=launch.acc(x.dtype), **options(rows), **tile.options,
+    )  # fmt: skip
+    found = Statistics(*(torch.empty(C, dtype=acc, device=x.device) for _ in range(2)))
+    tile = launch.tile("norm_join", x.dtype, B=bands, C=C)
+    running = (None, None) if buffers is None else buffers[:2]
+    # The kernel reads and writes C numbers in a row.
+    moved = [dense(buffer) for buffer in running]
+    launch.run(
+        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *moved, batches,
+        M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
+        RUNNING=buffers is not None, CUMULATIVE=momentum is None, **options(rows), **tile.options,
+    )  # fmt: skip
+    copy_back(running, moved)
+    return found
+
+
+def copy_back(running: Sequence[torch.Tensor | None], moved: Sequence[torch.Tensor | None]) -> None:
+    """Copy running statistics to where they are kept, where the kernel moved a copy that is dense."""
+    for buffer, new in zip(running, moved, strict=True):
+        if buffer is not None and new is not None and new is not buffer:
+            buffer.copy_(new)

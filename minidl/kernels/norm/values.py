@@ -1,0 +1,54 @@
+"""Values normalised with the statistics of their channels, and the activation of them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import activation
+from minidl.kernels.activation import Activation, activate
+from minidl.kernels.norm.rows import backwards, channel, dense, options, rows_of, shaped
+from minidl.kernels.norm.statistics import Statistics
+from minidl.kernels.reduce import whole
+from minidl.runtime import launch
+from minidl.runtime.early import wait
+
+
+@triton.jit
+def batch_norm_kernel(
+    p_x, p_y, p_mean, p_rstd, p_weight, p_bias, M, C,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
+    C = whole(C, ALIGN)
+    o_m, o_c, m_c, m_mc = backwards(M, C, BLOCK_M, BLOCK_C)
+    b_mean = channel(p_mean, o_c, m_c, True, 0.0, ACC)
+    b_scale = channel(p_rstd, o_c, m_c, True, 0.0, ACC) * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
+    o_mc = (o_m * C)[:, None] + o_c[None, :]
+    b_z = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+    b_z = (b_z - b_mean) * b_scale + channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
+    tl.store(p_y + o_mc, activate(b_z, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_mc)
+
+
+def normalise(
+    x: torch.Tensor,
+    with_: Statistics,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    act: Activation,
+) -> torch.Tensor:
+    """act((x - mean) rstd weight + bias), in x's shape and dtype, channels-last."""
+    name, slope = activation.parse(act)
+    rows = rows_of(x)
+    y = torch.empty_like(rows)
+    M, C = rows.shape
+    tile = launch.tile("norm", x.dtype, M=M, C=C)
+    grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
+    launch.run(
+        batch_norm_kernel, grid, rows, y, *with_, dense(weight), dense(bias), M, C,
+        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope,
+        ACC=launch.acc(x.dtype), **options(rows), **tile.options,
+    )  # fmt: skip
+    return shaped(y, x.shape)

@@ -1,0 +1,159 @@
+"""Reductions over any axes: sum, mean, 2-norm, maximum, and the position of the maximum.
+
+    x   any shape and strides          y   x's shape without the reduced axes (or with size 1 there)
+
+x is seen as a matrix [K, R], kept index by reduced index, each of at most two levels of strides: the sums over N, H
+and W of an [N, C, H, W] tensor need no copy. Other layouts are copied first. A program holds BLOCK_K x BLOCK_R lanes,
+walks its share of R, and joins its lanes at the end; where K gives too few programs, R is shared out and a second
+launch joins the shares in order. Up to 2^18 numbers, columns are summed in one launch, in narrow strips that hold all
+rows in a few blocks. Results do not depend on scheduling. `depth` is the longest chain of additions, for error bounds.
+
+Floating sums are accumulated in float32 (float64 for float64). Norms are accumulated in float64, in which the squares
+of narrower types neither overflow nor vanish. Sums of integers and bools are int64. As in torch, the sum of nothing
+is 0 and its mean NaN, NaN wins a maximum, and `argmax` gives the first of equal positions.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+
+from minidl.kernels.reduce import positions, sums
+from minidl.kernels.reduce.layout import offsets, seen, whole
+from minidl.kernels.reduce.sums import AS_IT_IS, EQUAL, MAX, OVER_COUNT, ROOT, SQUARES, SUM, depth
+from minidl.runtime import check, launch
+
+__all__ = [
+    "amax", "argmax", "band", "count_equal", "depth", "kept_shape", "mean", "norm", "offsets", "sum", "sum_rows",
+    "sum_to", "whole",
+]  # fmt: skip
+
+
+def sum(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The sum over `dims` (all when None), in x's dtype; int64 for integers and bools. An empty sum is 0."""
+    return _reduced("sum", x, dims, keepdim)
+
+
+def mean(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The mean over `dims` (all when None) of a floating tensor. An empty mean is NaN."""
+    check.floating("mean", x=x)
+    return _reduced("mean", x, dims, keepdim, finish=OVER_COUNT)
+
+
+def norm(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """sqrt(sum of x^2) over `dims` (all when None) of a floating tensor."""
+    check.floating("norm", x=x)
+    return _reduced("norm", x, dims, keepdim, op=SQUARES, finish=ROOT)
+
+
+def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """x summed down to `shape`: the gradient of a broadcast from `shape` to x's shape."""
+    shape = tuple(shape)
+    if tuple(x.shape) == shape:
+        return x
+    new = x.dim() - len(shape)
+    axes = [i for i, size in enumerate(x.shape) if i < new or (shape[i - new] == 1 and size != 1)]
+    y = torch.empty(shape, dtype=_sum_dtype(x), device=x.device)
+    return _sum(x, axes, y)
+
+
+def sum_rows(x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The sum of the rows of x [M, N], added in a fixed order, as [N] in `out_dtype` (default x's)."""
+    y = torch.empty(x.shape[1:], dtype=out_dtype or x.dtype, device=x.device)
+    return _sum(x, (0,), y)
+
+
+def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Sequence[int] | int | None = None) -> torch.Tensor:
+    """How many elements of x along `dims` equal y, which has size 1 there: as y's shape, in the accumulate type."""
+    axes = _axes("count_equal", dims, x.dim())
+    counts = torch.empty(y.shape, dtype=launch.acc_torch(x.dtype), device=x.device)
+    return _sum(x, axes, counts, op=EQUAL, m=y.contiguous())
+
+
+def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The maximum over `dims` (all when None); NaN where any element is NaN.
+
+    Raises ValueError where there are no elements.
+    """
+    axes = _axes("amax", dims, x.dim())
+    _not_empty("amax", x, axes)
+    y = torch.empty(_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
+    return y if x.numel() == 0 else _sum(x, axes, y, op=MAX)
+
+
+def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The first position of the maximum along `dim`, or in x flattened, as int64; the first NaN where there is one.
+
+    Raises ValueError where there are no elements.
+    """
+    axes = _axes("argmax", dim, x.dim())
+    _not_empty("argmax", x, axes)
+    found = torch.empty(_shape(x, axes, keepdim), dtype=torch.int64, device=x.device)
+    if found.numel() == x.numel():
+        return found.zero_()
+    positions.fill(seen(x, axes), found)
+    return found
+
+
+def kept_shape(x: torch.Tensor, dims: Sequence[int] | int | None) -> list[int]:
+    """x's shape with size 1 in place of `dims` (all when None)."""
+    return _shape(x, _axes("kept_shape", dims, x.dim()), keepdim=True)
+
+
+def band(rows: int, tiles: int, block: int) -> int:
+    """Rows per program of `tiles` columns: whole blocks, so that there are at most 8 programs per multiprocessor."""
+    bands = max(1, 8 * launch.processors() // max(tiles, 1))
+    return max(1, launch.cdiv(launch.cdiv(rows, block), bands)) * block
+
+
+def _reduced(
+    name: str, x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, **how: tl.constexpr
+) -> torch.Tensor:
+    axes = _axes(name, dims, x.dim())
+    y = torch.empty(_shape(x, axes, keepdim), dtype=_sum_dtype(x), device=x.device)
+    return _sum(x, axes, y, **how)
+
+
+def _sum(
+    x: torch.Tensor,
+    axes: Sequence[int],
+    y: torch.Tensor,
+    op: tl.constexpr = SUM,
+    finish: tl.constexpr = AS_IT_IS,
+    m: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Fill y, contiguous in the order of the kept axes, and return it."""
+    if x.numel() == 0:
+        return y.fill_(math.nan if finish == OVER_COUNT else 0)
+    if y.numel() == x.numel() and op in (SUM, MAX):
+        return y.copy_(x.reshape(y.shape))
+    sums.fill(seen(x, axes), y, op, finish, m)
+    return y
+
+
+def _sum_dtype(x: torch.Tensor) -> torch.dtype:
+    return x.dtype if x.is_floating_point() else torch.int64
+
+
+def _axes(name: str, dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    """The axes to reduce, counted from the front and in order. Raises IndexError, or ValueError for one named twice."""
+    listed = (dims,) if isinstance(dims, int) else tuple(dims or ())
+    if not listed:  # no dimensions are all of them, as in torch
+        return tuple(range(rank))
+    # torch lets a scalar have a dimension 0.
+    axes = tuple(sorted(check.axis(name, d, max(rank, 1)) for d in listed))
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{name}: dims {list(listed)} name a dimension twice")
+    return axes if rank else ()
+
+
+def _shape(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> list[int]:
+    return [1 if i in axes else size for i, size in enumerate(x.shape) if keepdim or i not in axes]
+
+
+def _not_empty(name: str, x: torch.Tensor, axes: Sequence[int]) -> None:
+    if any(x.shape[i] == 0 for i in axes):
+        raise ValueError(
+            f"{name}: no maximum along dims {list(axes)} of a tensor of shape {list(x.shape)}: it is empty there"
+        )

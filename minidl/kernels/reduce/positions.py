@@ -1,0 +1,90 @@
+"""The positions of maxima."""
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.reduce.layout import LOWEST_INTEGER, Seen, block, kept, lowest, seen, whole
+from minidl.runtime import launch
+from minidl.runtime.early import wait
+
+MANY = 2**31
+NOWHERE, FARTHER = tl.constexpr(2**31 - 1), tl.constexpr(2**62)
+
+
+@triton.jit
+def better(b_v, b_at, p_x, mask, r, ACC: tl.constexpr):
+    """The larger of each lane's value and the next, or its first NaN, and where the block began that had it."""
+    b_x = tl.load(p_x, mask=mask, other=float("-inf") if ACC.is_floating() else 0).to(ACC)
+    if not ACC.is_floating():
+        b_x = tl.where(mask, b_x, LOWEST_INTEGER)
+    found = (b_x > b_v) | ((b_x != b_x) & (b_v == b_v))
+    return tl.where(found, b_x, b_v), tl.where(found, tl.cast(r, b_at.dtype), b_at)
+
+
+@triton.jit
+def argmax_kernel(
+    p_x, p_i, p_y, p_j, K1, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share,
+    SHARES: tl.constexpr, LAST: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, EVEN: tl.constexpr,
+    R_LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    LONG: tl.constexpr, BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
+):  # fmt: skip
+    """j[i, k1, k2] = the first r where x[k1, r, k2] is largest over share i of r, and that maximum in y unless LAST.
+
+    With SHARES, x holds the maxima of shares, and i [shares, K] their positions. Positions in a share have 32 bits
+    unless it is LONG: 64 take twice the registers. Loads are those of `reduce_kernel`.
+    """
+    wait(EARLY)
+    p_x, o_k, m_k = kept(p_x, K1, K2, s_k1, s_k2, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+    start = tl.program_id(1).to(tl.int64) * share
+    rows = tl.minimum(share, R - start)
+    b_v = lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC)
+    b_at = tl.zeros((BLOCK_R, BLOCK_K1, BLOCK_K2), dtype=tl.int64 if LONG else tl.int32)
+    o_r = tl.arange(0, BLOCK_R)
+    last = rows // BLOCK_R * BLOCK_R
+    for r in range(0, last, BLOCK_R):
+        p_r = block(p_x, start + r + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+        b_v, b_at = better(b_v, b_at, p_r, m_k, r, ACC)
+    if last < rows:
+        p_r = block(p_x, start + last + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+        end = whole(R, ALIGN) if EVEN else R
+        m_r = m_k & (start + last + o_r < end)[:, None, None]
+        b_v, b_at = better(b_v, b_at, p_r, m_r, last, ACC)
+    # A maximum over lanes may drop NaN or keep it, so NaN is looked for by itself.
+    missing = b_v != b_v
+    b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
+    b_top = tl.max(tl.where(missing, lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC), b_v), axis=0)
+    at_top = tl.where(b_missing[None, :, :], missing, b_v == b_top[None, :, :]) & (o_r < rows)[:, None, None]
+    b_j = tl.where(at_top, b_at + o_r[:, None, None], FARTHER if LONG else NOWHERE)
+    b_j = tl.min(b_j, axis=0).to(tl.int64)[None, :, :]
+    if SHARES:
+        b_j = tl.load(p_i + b_j * K1 * K2 + o_k, mask=m_k, other=0)  # [1, BLOCK_K1, BLOCK_K2]
+    else:
+        b_j += start
+    o_y = tl.program_id(1).to(tl.int64) * K1 * K2 + o_k
+    tl.store(p_j + o_y, b_j, mask=m_k)
+    if not LAST:
+        if ACC.is_floating():
+            b_top = tl.where(b_missing, float("nan"), b_top)
+        tl.store(p_y + o_y, b_top.to(p_y.dtype.element_ty)[None, :, :], mask=m_k)
+
+
+def fill(x: Seen, positions: torch.Tensor) -> None:
+    """Fill the positions, contiguous in the order of the kept axes."""
+    _run(x, positions, None, None)
+
+
+def _run(x: Seen, positions: torch.Tensor, of_shares: torch.Tensor | None, shares: int | None) -> None:
+    """`of_shares` are the positions of the maxima of shares in x [shares, K], taken in one share."""
+    at = x.cut(shares)
+    top, first = None, positions
+    if at.shares > 1:
+        top = torch.empty(at.shares, x.K, dtype=x.x.dtype, device=x.x.device)
+        first = torch.empty(at.shares, x.K, dtype=torch.int64, device=x.x.device)
+    launch.run(
+        argmax_kernel, at.grid, x.x, of_shares, top, first, *x.extents, at.share,
+        SHARES=of_shares is not None, LAST=top is None, LONG=at.share >= MANY,
+        ACC=launch.acc(x.x.dtype) if x.x.is_floating_point() else tl.int64, **x.options, **at.options,
+    )  # fmt: skip
+    if top is not None:
+        _run(seen(top, (0,)), positions, first, 1)
