@@ -196,7 +196,9 @@ def _estimates(config: Tune) -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted: fitted to what was measured", err=True)
     constants = estimates.fitted(rows, used.of(launch.target()), typer.echo)
-    if config.dry_run:
+    if constants is None:
+        typer.echo("what was left out is chosen worse: the constants stay as they are")
+    if constants is None or config.dry_run:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path, estimates.as_text(estimates.content(rows, constants, path)) + "\n")

@@ -189,7 +189,8 @@ def estimate(problem: Problem) -> float:
     found = narrow.cut(problem)
     each = math.prod(axis.kernel / (axis.stride if problem.direction == TRANSPOSED else 1) for axis in found.axes)
     products = costs.outputs(problem) * problem.groups * problem.M * problem.C * each
-    return costs.of_each_channel(problem, NAME, products, found.grid * found.rows * math.prod(found.taps) * problem.C)
+    rounds = found.grid * found.rows * math.prod(found.taps) * problem.C
+    return costs.beside_tiles(problem, NAME, costs.of_each_channel(problem, NAME, products, rounds))
 
 
 def prepare(problem: Problem) -> Product:

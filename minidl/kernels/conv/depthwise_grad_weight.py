@@ -153,7 +153,8 @@ def estimate(problem: Problem) -> float:
     found = cut(problem)
     products = costs.outputs(problem) * problem.groups * problem.M * problem.C * problem.taps
     rounds = found.parts * math.prod(found.taps) * (found.tiles * found.rows + found.rest)
-    return costs.of_each_channel(problem, "depthwise, weight", products, rounds)
+    time = costs.of_each_channel(problem, "depthwise, weight", products, rounds)
+    return costs.beside_tiles(problem, "depthwise, weight", time)
 
 
 class Cut(NamedTuple):

@@ -29,7 +29,7 @@ from minidl.workbench.tuning.trials import Place, Trial
 TARGET_MS = 4.0
 COPIED = 2**29  # bytes, more than any cache
 # Rows and columns of square products, by dtype or precision of float32: rates of the largest are the device's.
-SQUARES = {"float16": 8192, "bfloat16": 8192, "tf32": 4096, "tf32x3": 4096, "ieee": 2048}
+SQUARES = {"float16": 8192, "bfloat16": 8192, "tf32": 4096, "tf32x3": 4096}
 WIDE = 118  # of a line in a file
 _SAME = "device", "driver", "torch", "triton", "seed", "target", "processors"
 
@@ -128,24 +128,25 @@ def _us(call: Callable[[], Any]) -> float:
 
 
 def with_rates(constants: Constants, rates: dict[str, float]) -> Constants:
-    """The constants with what was measured by itself; products in float64 go with those in float32."""
+    """The constants with what was measured by itself."""
     products = {name: rates.get(name, rate) for name, rate in constants.products.items()}
-    products["float64"] = constants.products["float64"] * products["ieee"] / constants.products["ieee"]
     return constants._replace(copy=rates.get("copy", constants.copy), products=products)
 
 
-def fitted(rows: Rows, start: Constants, say: Callable[[str], None]) -> Constants:
+def fitted(rows: Rows, start: Constants, say: Callable[[str], None]) -> Constants | None:
     """The constants that fit the rows, telling how good they are before and after: on shapes they were fitted to, and
-    on others."""
+    on others. None where on these they choose worse than those before."""
     kept, left_out = fit.halves(rows.trials)
     now = fit.fitted(rows.place, kept, with_rates(start, rows.rates))
+    better = True
     for name, part in (("fitted to", kept), ("left out", left_out)):
         shapes = len({trial.problem[:2] for trial in part})
         before, after = (fit.score(rows.place, part, constants) for constants in (start, now))
+        better = after.regret <= before.regret
         say(f"{name}, {len(part)} trials of {shapes} shapes")
         say(f"  before  {before}")
         say(f"  after   {after}")
-    return now
+    return now if better else None
 
 
 def content(rows: Rows, constants: Constants, own: Path) -> dict[str, Any]:

@@ -21,23 +21,25 @@ from minidl.runtime.devices import Constants
 from minidl.workbench.tuning.trials import FILLED, Place, Trial
 
 Path = tuple[str | int, ...]
-# How far a constant is moved by one trial alone; residuals above this are outliers; and no further than so many times.
-HELD, OUTLIER, FURTHEST = math.log(2.0), 0.2, 6.0
+# A constant that moves so far costs as much as a trial that is off by OUTLIER, above which trials pull less; none moves
+# further than so many times. Held by log 2, 331 trials moved 44 constants by more than 5 %, and the regret of what was
+# left out rose from 1.041 to 1.078.
+HELD, OUTLIER, FURTHEST = math.log(1.15), 0.2, 4.0
 HELD_OUT = 5  # every so many shapes one is left out, to be judged by
-EVALUATIONS = 12
+EVALUATIONS = 8
 DIGITS = 4
 
 # Forms, and the parts of the constants that are fitted to their trials.
 GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("gemm", "copied"), ("gemm.gemm.", "gemm.cop")),
     (("gemm_pointer",), ("gemm.gemm_pointer.",)),
-    (("product", "patches_back"), ("whole.product.0", "relative.product")),
+    (("product", "patches_back"), ("whole.product.", "relative.product")),
     (
         ("pixel_tiled", "pixel_back", "boxed", "paired_box", "batch_tiled", "batch_back"),
         ("tiles.", "boxes.", "boxed.", "steps.launch", "steps.edges", "steps.a", "steps.flat", "steps.flat_values",
-         "steps.narrow.", "steps.turned", "steps.farther", "steps.shares", "steps.cached", "steps.uncached",
-         "steps.rounds.pixel", "steps.rounds.flat", "steps.rounds.b", "reached", "images.pages", "images.many",
-         "relative.pixel"),
+         "steps.narrow.8", "steps.narrow.4", "steps.narrow.2", "steps.turned", "steps.farther", "steps.shares",
+         "steps.cached", "steps.uncached", "steps.rounds.pixel", "steps.rounds.flat", "steps.rounds.b", "images.pages",
+         "images.many", "reached", "relative.pixel"),
     ),
     (
         ("pixel_grad_weight", "batch_grad_weight", "even_grad_weight", "boxed_grad_weight"),
@@ -49,8 +51,8 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("few_outputs",), ("forms.few", "whole.few.1", "relative.few")),
     (("merged",), ("relative.merge",)),
     (("paired",), ("forms.pair", "relative.pair")),
-    (("depthwise",), ("forms.depthwise.",)),
-    (("depthwise_grad_weight",), ("forms.depthwise, weight.",)),
+    (("depthwise",), ("forms.depthwise.", "whole.depthwise.")),
+    (("depthwise_grad_weight",), ("forms.depthwise, weight.", "whole.depthwise, weight.")),
 )  # fmt: skip
 
 

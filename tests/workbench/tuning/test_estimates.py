@@ -105,7 +105,7 @@ def test_trials_that_fail_have_no_time_and_those_that_run_are_measured_in_turn(p
 
     monkeypatch.setattr(trials, "_calls", calls)
     kept, rows = [], []
-    trials.run(place, rows, 0.05, "cpu", Clock, lambda done, said: None, lambda: kept.append(len(rows)), together=2)
+    trials.run(place, rows, 0.5, "cpu", Clock, lambda done, said: None, lambda: kept.append(len(rows)), together=2)
     assert len(kept) > 0
     assert kept[-1] == len(rows)
     by_problem = [trial.ms for trial in rows if trial.problem[:2] == rows[0].problem[:2]]
