@@ -1,0 +1,209 @@
+"""3-D convolution: forward and both gradients, as convolutions of images that a volume is seen as.
+
+    x  [N, groups * C, D, H, W]     w  [groups * M, C, Q, R, S]     y  [N, groups * M, OD, OH, OW]
+    y[n, m, od, oh, ow] = act(sum of x[n, c, od stride - padding + q dilation, ...] w[m, c, q, r, s] + bias[m])
+
+Shapes are torch's; memory is channels-last inside ([N, D, H, W, C]), as in `conv`. What the images are:
+
+    a kernel of 1 x R x S   slices, [N * D, H, W, C]; those that a stride leaves out are not copied
+    a kernel of Q x 1 x 1   one of D rows to a volume, [N, D, H * W, C]
+    any other               the slices that an output reads, side by side as channels: [N * OD, H, W, Q * C]
+
+So all taps of an output are one sum in the type that is accumulated in, whatever form the plan takes, and the first two
+copy nothing. The last one writes and reads x Q times, with zeros for slices outside; products of 64 channels and more
+take longer than that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import conv
+from minidl.kernels.activation import Activation
+from minidl.kernels.conv.geometry import Axis, Geometry, Walk
+from minidl.kernels.conv.prepared import Copy
+from minidl.kernels.conv.problem import MANY
+from minidl.runtime import check, early, launch
+from minidl.runtime.early import wait
+
+__all__ = ["Volume", "forward", "grad_input", "grad_weight"]
+
+
+class Volume(NamedTuple):
+    """A 3-D convolution: the axis of depth, and those of the slices."""
+
+    d: Axis
+    plane: Geometry
+
+    @property
+    def flat(self) -> bool:
+        """Whether each pixel of a slice reads the same pixel of others."""
+        return all((a.kernel, a.stride, a.padding) == (1, 1, 0) and a.size == a.output for a in self.plane[:2])
+
+    @property
+    def columns(self) -> Geometry:
+        """The convolution of images [D, H * W] that a flat one is."""
+        pixels = self.plane.h.size * self.plane.w.size
+        return Geometry(self.d, Axis(pixels, 1, pixels, 1, 0, 1), self.plane.groups)
+
+
+@triton.jit
+def conv_stack_kernel(
+    p_x, p_to, rows, D, pixels, count, in_start, in_step, in_tap,
+    C: tl.constexpr, J: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """to [N, count, pixels, GROUPS, J, C] = x [N, D, pixels, GROUPS, C] at depth in_start + q in_step + j in_tap."""
+    wait(EARLY)
+    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
+    i_first = tl.program_id(0) // tiles_c * BLOCK_M
+    if WIDE:
+        i_first = (tl.program_id(0) // tiles_c).to(tl.int64) * BLOCK_M
+    o_row = i_first + tl.arange(0, BLOCK_M)
+    o_c = tl.program_id(0) % tiles_c * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_group = o_row // J
+    o_pixel = o_group // GROUPS
+    o_image = o_pixel // pixels
+    n = o_image // count
+    d = in_start + (o_image - n * count) * in_step + o_row % J * in_tap
+    m_row = (o_row < rows) & (d >= 0) & (d < D)
+    o_x = ((n * D + d) * pixels + o_pixel % pixels) * (GROUPS * C) + o_group % GROUPS * C
+    m_c = o_c < C
+    b_x = tl.load(p_x + o_x[:, None] + o_c[None, :], mask=m_row[:, None] & m_c[None, :], other=0.0)
+    tl.store(p_to + (o_row * C)[:, None] + o_c[None, :], b_x, mask=(o_row < rows)[:, None] & m_c[None, :])
+
+
+def forward(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    volume: Volume,
+    bias: torch.Tensor | None = None,
+    act: Activation = None,
+    *,
+    scale: torch.Tensor | None = None,
+    preactivation: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(y, z) as `conv.forward` has them. Raises as that."""
+    _check(x, w)
+    d, plane = volume
+    M, C, Q, R, S = w.shape
+    x = conv.channels_last(x)
+    if volume.flat:
+        images, geometry, w = x.flatten(2, 3), volume.columns, w.reshape(M, C, Q, 1)
+    else:
+        images, geometry = stacked(x, d.forward(), plane.groups), plane
+        w = _pictures(w.permute(0, 3, 4, 2, 1).reshape(M, R, S, Q * C))
+    results = conv.forward(
+        _pictures(images), w, geometry, bias, act, scale=scale, preactivation=preactivation
+    )  # fmt: skip
+    y, z = (None if t is None else _volumes(t, x.shape[0], d.output, plane.h.output, plane.w.output) for t in results)
+    assert y is not None
+    return y, z
+
+
+def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume) -> torch.Tensor:
+    """The gradient [N, groups * C, D, H, W] of the input, given that of the output, dy [N, groups * M, OD, OH, OW]."""
+    _check(dy, w)
+    d, plane = volume
+    N, groups = dy.shape[0], plane.groups
+    M, C, Q, R, S = w.shape
+    dy = conv.channels_last(dy)
+    if volume.flat:
+        dx = conv.grad_input(_pictures(dy.flatten(2, 3)), w.reshape(M, C, Q, 1), volume.columns)
+        return _volumes(dx, N, d.size, plane.h.size, plane.w.size)
+    parts = []
+    for walk in map(_rising, d.backward()):
+        images = stacked(dy, walk, groups)
+        step = max(1, walk.tap_step)
+        taps = w[:, :, walk.taps[0] : walk.taps[-1] + 1 : step].unflatten(0, (groups, M // groups))
+        # [groups, taps, M, R, S, C], as the way back reads weights in place.
+        turned = taps.permute(0, 3, 1, 4, 5, 2).reshape(-1, R, S, C)
+        part = conv.grad_input(_pictures(images), _pictures(turned), plane)
+        parts.append(_volumes(part, N, walk.count, plane.h.size, plane.w.size))
+    if len(parts) == 1:
+        return parts[0]
+    sizes = N, d.size, plane.h.size, plane.w.size, groups * C
+    dx = torch.empty(sizes, dtype=dy.dtype, device=dy.device).movedim(-1, 1)
+    for walk, part in zip(d.backward(), parts, strict=True):
+        dx[:, :, walk.out_start :: walk.out_step].copy_(part)
+    return dx
+
+
+def grad_weight(x: torch.Tensor, dy: torch.Tensor, volume: Volume) -> torch.Tensor:
+    """The weight gradient [groups * M, C, Q, R, S], given x [N, groups * C, D, H, W] and dy [N, groups * M, ...]."""
+    _check(x, dy)
+    d, plane = volume
+    x, dy = conv.channels_last(x), conv.channels_last(dy)
+    Q, R, S, C = d.kernel, plane.h.kernel, plane.w.kernel, x.shape[-1] // plane.groups
+    if volume.flat:
+        dw = conv.grad_weight(_pictures(x.flatten(2, 3)), _pictures(dy.flatten(2, 3)), volume.columns)
+        return dw.unsqueeze(-1)
+    dw = conv.grad_weight(_pictures(stacked(x, d.forward(), plane.groups)), _pictures(dy.flatten(0, 1)), plane)
+    dw = dw.permute(0, 2, 3, 1).reshape(-1, R, S, Q, C).permute(0, 4, 3, 1, 2)
+    return dw.contiguous(memory_format=torch.channels_last_3d)
+
+
+def stacked(x: torch.Tensor, walk: Walk, groups: int) -> torch.Tensor:
+    """[N * count, H, W, groups * taps * C] of x [N, D, H, W, groups * C]: what each output of the walk reads in depth.
+
+    Zeros where that is outside. A view where every output reads the slice of its own place.
+    """
+    N, D, H, W, channels = x.shape
+    J = len(walk.taps)
+    if J == 1 and walk.in_start == 0 and walk.in_step == 1 and walk.count == D:
+        return x.flatten(0, 1)
+    shape = N * walk.count, H, W, channels * J
+    return _stacking(shape, D, walk, groups, x.dtype, launch.target()).of(x)
+
+
+@launch.cached
+def _stacking(
+    shape: tuple[int, int, int, int], D: int, walk: Walk, groups: int, dtype: torch.dtype, target: str
+) -> Copy:
+    J = len(walk.taps)
+    C = shape[3] // (J * groups)
+    rows = math.prod(shape[:3]) * groups * J
+    tile = launch.tile("conv_fill", dtype, floor=1, target_=target, M=rows, N=C)
+    options = tile.options
+    block = options["BLOCK_M"] * options["BLOCK_N"]
+    options["BLOCK_N"] = min(options["BLOCK_N"], 1 << max(0, C - 1).bit_length())
+    options["BLOCK_M"] = block // options["BLOCK_N"]
+    grid = launch.cdiv(rows, options["BLOCK_M"]) * launch.cdiv(C, options["BLOCK_N"])
+    volumes = shape[0] // max(walk.count, 1)
+    largest = max(math.prod(shape), volumes * (D + abs(walk.in_start)) * shape[1] * shape[2] * groups * C)
+    scalars = rows, D, shape[1] * shape[2], walk.count, walk.in_start, walk.in_step, walk.in_tap
+    meta = {
+        "C": C, "J": J, "GROUPS": groups, "WIDE": largest >= MANY, **early.options(grid, target), **options,
+    }  # fmt: skip
+    return Copy(shape, launch.Prepared(conv_stack_kernel, (grid,), scalars, meta))
+
+
+def _rising(walk: Walk) -> Walk:
+    """The same with its taps in the order of the weights."""
+    if len(walk.taps) == 1:
+        return walk
+    last = len(walk.taps) - 1
+    return dataclasses.replace(
+        walk, in_start=walk.in_start + last * walk.in_tap, in_tap=-walk.in_tap, taps=walk.taps[::-1]
+    )
+
+
+def _pictures(x: torch.Tensor) -> torch.Tensor:
+    """[N, H, W, C] as torch has the shape."""
+    return x.permute(0, 3, 1, 2)
+
+
+def _volumes(y: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """Images of `sizes`, [N, D, H, W], as torch has the shape of volumes."""
+    return y.permute(0, 2, 3, 1).reshape(*sizes, y.shape[1]).movedim(-1, 1)
+
+
+def _check(a: torch.Tensor, b: torch.Tensor) -> None:
+    check.floating("conv3d", x=a, w=b)
+    check.same("conv3d", x=a, w=b)
