@@ -1,9 +1,9 @@
 """The records of convolutions along one, two and three axes, and of transposed ones.
 
-An output adds up K = C R S products (C of its group; C Q R S of a volume), an element of the input's gradient at most
-M R S, one of the weight's gradient N OH OW. Every form adds a block of products at a time and then the blocks, shares of them first; what
-lies outside the image adds nothing. So the chain is no longer than K, nor than a block and the blocks.
-A transposed one exchanges C with M and the image with the result.
+An output adds up K = C R S products (C of its group; of a volume C Q R S), an element of the input's gradient at most
+M R S, one of the weight's gradient N OH OW. Every form adds a block of products at a time and then the blocks, shares
+of them first; what lies outside the image adds nothing. So the chain is no longer than K, nor than a block and the
+blocks. A transposed one exchanges C with M and the image with the result.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Convolution:
         if x.shape[0] == 0:
             one = self.convolve(x.new_zeros(1, *x.shape[1:]), weight, bias, how)
             return one[:0] + 0 * (x.sum() + weight.sum())
+        if len(how) > 1 and how[1] in ("same", "causal"):
+            # torch warns of a "same" of uneven parts, and has no "causal".
+            x, how = _padded(x, weight, *how)
         return self.function(x, weight, bias, *how)
 
     def terms(self, weight: torch.Tensor, groups: int) -> tuple[int, int]:
@@ -115,6 +118,19 @@ class Convolution:
         )
 
 
+def _padded(
+    x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: str, dilation: Any, groups: int
+) -> tuple[torch.Tensor, list[Any]]:
+    """x with the zeros that a padding by name puts around it, and the settings without it."""
+    axes = x.ndim - 2
+    around = []
+    for i, kernel in enumerate(weight.shape[2:]):
+        reach = (kernel - 1) * (dilation if isinstance(dilation, int) else dilation[i])
+        low = reach if padding == "causal" else reach // 2
+        around = [low, reach - low, *around]
+    return F.pad(x, around), [stride, (0,) * axes, dilation, groups]
+
+
 def _bias_and_act(make: Make, channels: int) -> tuple[torch.Tensor | None, Activation]:
     bias = make.tensor(channels) if make.integer(0, 1) else None
     return bias, make.choice([None, "relu", ("leaky_relu", 0.25)])
@@ -129,7 +145,7 @@ def _inputs(axes: int, make: Make) -> Case:
     groups = make.choice([1, 1, 1, 2, 3])
     N, C, M = make.choice([2, 1, 3, 0]), make.choice([1, 3, 2, 13, 16, 32]), make.choice([2, 1, 5, 12, 16, 20])
     kernel, stride, dilation = each(1, 5 if axes < 3 else 3), each(1, 3), each(1, 2)
-    padding: Any = make.choice(["numbers", "numbers", "numbers", "same", "valid"])
+    padding: Any = make.choice(["numbers", "numbers", "numbers", "same", "valid"] + ["causal"] * (axes == 1))
     low: tuple[int, ...] = (0,) * axes
     if padding == "numbers":
         low = padding = each(0, 3)
@@ -235,7 +251,7 @@ _sequences = _settings((2, 3, 7), (4, 3, 3))
 
 CONV1D = Convolution(ops.conv1d, F.conv1d).record(
     inputs=partial(_inputs, 1),
-    families=(),
+    families=("conv_depthwise",),
     examples={
         "dilated": tensors((2, 16, 20), (20, 16, 3), (20,), extra=(1, 2, 2, 1, "relu")),
         "first layer": tensors((2, 1, 43), (12, 1, 10), (12,), extra=(5,)),
@@ -254,7 +270,7 @@ CONV1D = Convolution(ops.conv1d, F.conv1d).record(
 
 CONV_TRANSPOSE1D = Convolution(ops.conv_transpose1d, F.conv_transpose1d, transposed=True).record(
     inputs=partial(_transposed_inputs, 1),
-    families=(),
+    families=("conv_turn",),
     examples={"upsampling": tensors((2, 16, 9), (16, 8, 4), (8,), extra=(2, 1, 0, 1, 1, "relu"))},
     bad=(
         refuses(ValueError, r"x has shape \[2, 3\].* expected x \[N, C, L\]", (2, 3), (3, 4, 1)),
