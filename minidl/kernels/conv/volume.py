@@ -10,15 +10,16 @@ Shapes are torch's; memory is channels-last inside ([N, D, H, W, C]), as in `con
     any other               the slices that an output reads, side by side as channels: [N * OD, H, W, Q * C]
 
 So all taps of an output are one sum in the type that is accumulated in, whatever form the plan takes, and the first two
-copy nothing. The last one writes and reads x Q times, with zeros for slices outside; products of 64 channels and more
-take longer than that.
+copy nothing. The last one ("stack") writes and reads x Q times, with zeros for slices outside. Where boxes of voxels
+(`cubes`) are able and estimated to take less time than that, nothing is copied either.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,9 +27,12 @@ import triton.language as tl
 
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
+from minidl.kernels.conv import costs, cubes
+from minidl.kernels.conv import plan as plans
+from minidl.kernels.conv.cubes import Cubes
 from minidl.kernels.conv.geometry import Axis, Geometry, Walk
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import MANY
+from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, Problem
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
 
@@ -88,12 +92,18 @@ def forward(
     *,
     scale: torch.Tensor | None = None,
     preactivation: bool = False,
+    form: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(y, z) as `conv.forward` has them. Raises as that."""
+    """(y, z) as `conv.forward` has them. Raises as that. form: "cube" or "stack", where it is able."""
     _check(x, w)
     d, plane = volume
     M, C, Q, R, S = w.shape
     x = conv.channels_last(x)
+    epilogue = bias is not None, scale is not None, act, None, preactivation
+    problem = _problem(x, w, volume, C, M // plane.groups, *epilogue)
+    launches = None if volume.flat else _chosen(problem, x.shape[0], d, False, form)
+    if launches is not None:
+        return _in_cubes(launches, x, w, plane.groups, False, bias, scale)
     if volume.flat:
         images, geometry, w = x.flatten(2, 3), volume.columns, w.reshape(M, C, Q, 1)
     else:
@@ -107,7 +117,7 @@ def forward(
     return y, z
 
 
-def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume) -> torch.Tensor:
+def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str | None = None) -> torch.Tensor:
     """The gradient [N, groups * C, D, H, W] of the input, given that of the output, dy [N, groups * M, OD, OH, OW]."""
     _check(dy, w)
     d, plane = volume
@@ -117,6 +127,10 @@ def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume) -> torch.Tenso
     if volume.flat:
         dx = conv.grad_input(_pictures(dy.flatten(2, 3)), w.reshape(M, C, Q, 1), volume.columns)
         return _volumes(dx, N, d.size, plane.h.size, plane.w.size)
+    problem = _problem(dy, w, volume, M // groups, C)
+    launches = _chosen(problem, N, d, True, form)
+    if launches is not None:
+        return _in_cubes(launches, dy, w, groups, True)[0]
     parts = []
     for walk in map(_rising, d.backward()):
         images = stacked(dy, walk, groups)
@@ -147,6 +161,62 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, volume: Volume) -> torch.Tens
     dw = conv.grad_weight(_pictures(stacked(x, d.forward(), plane.groups)), _pictures(dy.flatten(0, 1)), plane)
     dw = dw.permute(0, 2, 3, 1).reshape(-1, R, S, Q, C).permute(0, 4, 3, 1, 2)
     return dw.contiguous(memory_format=torch.channels_last_3d)
+
+
+def _problem(x: torch.Tensor, w: torch.Tensor, volume: Volume, C: int, M: int, *epilogue: Any) -> Problem:
+    """Of slices of x [N, D, H, W, channels]: what is the same for every way to compute it."""
+    aligned = x.data_ptr() % 16 == 0 == w.data_ptr() % 16
+    made = Problem(FORWARD, volume.plane, x.shape[0], C, M, x.dtype, launch.precision(x.dtype), *epilogue)
+    return made._replace(aligned=aligned, target=launch.target(), processors=launch.processors())
+
+
+@launch.cached
+def _chosen(problem: Problem, N: int, d: Axis, back: bool, form: str | None) -> tuple[Cubes, ...] | None:
+    """The launches in boxes of voxels; None where these are not able or stacks are estimated to take less time."""
+    plane = problem.geometry
+    axes = d, plane.h, plane.w
+    large, small = tuple(axis.size for axis in axes), tuple(axis.output for axis in axes)
+    read, written = (small, large) if back else (large, small)
+    walks = [[_rising(walk) for walk in axis.backward()] if back else [axis.forward()] for axis in axes]
+    made = tuple(Cubes(problem, N, each, read, written) for each in itertools.product(*walks))
+    if form == "stack" or not all(map(cubes.able, made)):
+        return None
+    if form == "cube" or sum(map(cubes.estimate, made)) <= _of_stacks(problem, N, d, back):
+        return made
+    return None
+
+
+def _of_stacks(problem: Problem, N: int, d: Axis, back: bool) -> float:
+    """Microseconds of the copies and of the images' convolutions."""
+    plane, M = problem.geometry, problem.M
+    device, total = costs.DEVICES[problem.target], 0.0
+    h, w = (plane.h.output, plane.w.output) if back else (plane.h.size, plane.w.size)
+    for walk in d.backward() if back else [d.forward()]:
+        C = problem.C * len(walk.taps)
+        images = problem._replace(N=N * walk.count, C=C)
+        if back:
+            turned = plane.h.kernel * plane.w.kernel * M, 1, plane.w.kernel * M, M
+            images = images._replace(direction=TRANSPOSED, strides=turned)
+        # Written, and a part of it read before.
+        values = 1.5 * images.N * h * w * problem.groups * C
+        if d.stride > 1 and back:
+            values += 2 * images.N * plane.h.size * plane.w.size * problem.groups * M
+        total += plans.plan(images).microseconds + device.launch + values * problem.dtype.itemsize / device.copy
+    return total
+
+
+def _in_cubes(
+    launches: tuple[Cubes, ...], x: torch.Tensor, w: torch.Tensor, groups: int, back: bool,
+    bias: torch.Tensor | None = None, scale: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    problem = launches[0].problem
+    y = torch.empty(x.shape[0], *launches[0].written, groups * problem.M, dtype=x.dtype, device=x.device)
+    z = torch.empty_like(y) if problem.preactivation else None
+    bias, scale = (None if t is None else t.contiguous() for t in (bias, scale))
+    for each in launches:
+        taps = cubes.weights(w, each.walks, groups, back)
+        cubes.prepare(each).run(x, taps, bias, scale, y, z)
+    return y.movedim(-1, 1), None if z is None else z.movedim(-1, 1)
 
 
 def stacked(x: torch.Tensor, walk: Walk, groups: int) -> torch.Tensor:

@@ -123,7 +123,7 @@ def _padded(
 ) -> tuple[torch.Tensor, list[Any]]:
     """x with the zeros that a padding by name puts around it, and the settings without it."""
     axes = x.ndim - 2
-    around = []
+    around: list[int] = []
     for i, kernel in enumerate(weight.shape[2:]):
         reach = (kernel - 1) * (dilation if isinstance(dilation, int) else dilation[i])
         low = reach if padding == "causal" else reach // 2

@@ -1,0 +1,246 @@
+"""The boxed form of volumes: a tile of the GEMM is a box of voxels, of one volume or of several.
+
+As `boxed`, with an axis more: the inputs of TILE_N x TILE_D x TILE_H x TILE_W neighbouring outputs at one tap and a
+block of channels are one box of the tensor [N, D, H, W, channels], read through a tensor descriptor (TMA on sm_90),
+with zeros outside of the volume. It takes strides of 1, which walks back have whatever the convolution's stride: then there
+is a launch for each remainder. Depth is an outer loop over taps around those of a slice, in the sum of one tile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.conv import costs, pace
+from minidl.kernels.conv.boxed import BOX_ROUND, BOX_STEP
+from minidl.kernels.conv.epilogue import finish
+from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.problem import Problem
+from minidl.runtime import launch
+from minidl.runtime.boxes import Box
+
+FAMILY = "conv_box"
+
+
+@triton.jit
+def conv_cube_tile(
+    i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
+    N, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w,
+    C: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    IN_TAP_D: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    OUT_STEP_D: tl.constexpr, OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_D: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M channels of a box of outputs. The weights are the left operand, as in `boxed`: [GROUPS * M, taps * C]."""
+    VOXELS: tl.constexpr = TILE_N * TILE_D * TILE_H * TILE_W
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_w = tl.cdiv(QW, TILE_W)
+    tiles_h = tl.cdiv(QH, TILE_H)
+    tiles_d = tl.cdiv(QD, TILE_D)
+    m = i_tile % tiles_m * BLOCK_M
+    i_group = i_tile // tiles_m % GROUPS
+    i_box = i_tile // (tiles_m * GROUPS)
+    q_w = i_box % tiles_w * TILE_W
+    q_h = i_box // tiles_w % tiles_h * TILE_H
+    q_d = i_box // (tiles_w * tiles_h) % tiles_d * TILE_D
+    n = i_box // (tiles_w * tiles_h * tiles_d) * TILE_N
+    o_w = 0 * m
+    c = i_group * C
+    j_w = 0
+    j_h = 0
+    x_d = in_d + q_d
+    x_h = in_h + q_h
+    x_w = in_w + q_w
+    b_acc = tl.zeros((BLOCK_M, VOXELS), dtype=ACC)
+    for _ in range(JD * JH * JW * (C // BLOCK_K)):
+        b_w = d_w.load([i_group * M + m, o_w])  # [BLOCK_M, BLOCK_K]
+        b_x = tl.reshape(d_x.load([n, x_d, x_h, x_w, c]), (VOXELS, BLOCK_K)).T  # [BLOCK_K, VOXELS]
+        b_acc = tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        o_w += BLOCK_K
+        c += BLOCK_K
+        tap = c == i_group * C + C
+        c -= tl.where(tap, C, 0)
+        j_w += tl.where(tap, 1, 0)
+        row = j_w == JW
+        x_w += tl.where(tap, IN_TAP_W, 0) - tl.where(row, JW * IN_TAP_W, 0)
+        j_w = tl.where(row, 0, j_w)
+        j_h += tl.where(row, 1, 0)
+        plane = j_h == JH
+        x_h += tl.where(row, IN_TAP_H, 0) - tl.where(plane, JH * IN_TAP_H, 0)
+        j_h = tl.where(plane, 0, j_h)
+        x_d += tl.where(plane, IN_TAP_D, 0)
+    o_v = tl.arange(0, VOXELS)
+    o_n = n + o_v // (TILE_D * TILE_H * TILE_W)
+    o_d = q_d + o_v // (TILE_H * TILE_W) % TILE_D
+    o_h = q_h + o_v // TILE_W % TILE_H
+    o_w = q_w + o_v % TILE_W
+    m_row = (o_n < N) & (o_d < QD) & (o_h < QH) & (o_w < QW)
+    o_row = o_n.to(tl.int64) * OD + out_d + o_d * OUT_STEP_D
+    o_row = (o_row * OH + out_h + o_h * OUT_STEP_H) * OW + out_w + o_w * OUT_STEP_W
+    finish(
+        b_acc.T, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, GROUPS,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
+    )  # fmt: skip
+
+
+@triton.jit
+def conv_cube_kernel(
+    d_x, d_w, p_bias, p_scale, p_y, p_z,
+    N, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w, tiles, programs,
+    C: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    IN_TAP_D: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    OUT_STEP_D: tl.constexpr, OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_D: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+):  # fmt: skip
+    """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
+    if PER_PROCESSOR == 0:
+        conv_cube_tile(
+            tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
+            N, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w,
+            C, JD, JH, JW, IN_TAP_D, IN_TAP_H, IN_TAP_W, OUT_STEP_D, OUT_STEP_H, OUT_STEP_W,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K, PIECES,
+            TILE_N, TILE_D, TILE_H, TILE_W,
+        )  # fmt: skip
+    else:
+        for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
+            conv_cube_tile(
+                i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
+                N, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w,
+                C, JD, JH, JW, IN_TAP_D, IN_TAP_H, IN_TAP_W, OUT_STEP_D, OUT_STEP_H, OUT_STEP_W,
+                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K, PIECES,
+                TILE_N, TILE_D, TILE_H, TILE_W,
+            )  # fmt: skip
+
+
+class Cubes(NamedTuple):
+    """One launch: three walks, down to the size `written` from `read`, [D, H, W] each; the rest as a problem has it.
+
+    problem: of images that are the slices; only its channels, dtype, epilogue and device count.
+    """
+
+    problem: Problem
+    volumes: int
+    walks: tuple[Walk, Walk, Walk]
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+
+    @property
+    def taps(self) -> int:
+        return math.prod(len(walk.taps) for walk in self.walks)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return (self.volumes, *(walk.count for walk in self.walks))
+
+
+def able(cubes: Cubes) -> bool:
+    """Whether strides, channels, dtype and device suit it. Weights are copied where they do not lie in order."""
+    problem = cubes.problem
+    C, M, groups = problem.C, problem.M, problem.groups
+    return (
+        C > 0 and C % 32 == 0 and M > 0 and math.prod(cubes.counts) > 0
+        and all(walk.in_step == 1 for walk in cubes.walks)
+        and problem.boxes(groups * C, problem.aligned) and problem.boxes(cubes.taps * C)
+    )  # fmt: skip
+
+
+def estimate(cubes: Cubes) -> float:
+    """As that of `boxed`."""
+    problem, tile = cubes.problem, _tile(cubes)
+    device = costs.DEVICES[problem.target]
+    boxes = _boxes(cubes.counts, _shape(cubes, tile))
+    if problem.paced:
+        block = min(tile["BLOCK_K"], problem.C & -problem.C)
+        tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
+        steps = cubes.taps * problem.C / block * (BOX_STEP + (1 - BOX_STEP) * block / pace.FULL_BLOCK)
+        tempo = pace.of_boxes(tile["BLOCK_N"], tile["BLOCK_M"])
+        time = pace.microseconds(tiles, steps, tempo, problem.processors, BOX_ROUND)
+        return max(time, device.launch + _moved(cubes) / (costs.REACHED * device.copy))
+    products = boxes * tile["BLOCK_N"] * problem.groups * cubes.taps * problem.C * costs.columns(problem)
+    rate = device.products[problem.precision if problem.dtype.itemsize == 4 else str(problem.dtype)[6:]]
+    return device.launch + device.factors["box"] * 2 * products / rate
+
+
+@launch.cached
+def prepare(cubes: Cubes) -> launch.Prepared:
+    """The launch, on x, w [groups * M, taps, C], bias, scale, y and z."""
+    problem, N = cubes.problem, cubes.volumes
+    M, C, groups = problem.M, problem.C, problem.groups
+    tile = _tile(cubes)
+    options = tile.options
+    box = _shape(cubes, tile)
+    del options["BLOCK_N"]
+    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
+    tiles = _boxes(cubes.counts, box) * launch.cdiv(M, tile["BLOCK_M"]) * groups
+    walking = tile["PER_PROCESSOR"] * problem.processors
+    programs = min(tiles, walking) if walking else tiles
+    scalars = (
+        *cubes.counts, *cubes.written, M, groups, *(walk.in_start for walk in cubes.walks),
+        *(walk.out_start for walk in cubes.walks), tiles, programs,
+    )  # fmt: skip
+    meta = {"C": C, **problem.constants, **problem.flags("POOL"), **options}
+    meta |= dict(zip(("TILE_N", "TILE_D", "TILE_H", "TILE_W"), box, strict=True))
+    for name, walk in zip("DHW", cubes.walks, strict=True):
+        meta |= {f"J{name}": len(walk.taps), f"IN_TAP_{name}": walk.in_tap, f"OUT_STEP_{name}": walk.out_step}
+    channels = groups * C
+    D, H, W = cubes.read
+    strides = D * H * W * channels, H * W * channels, W * channels, channels, 1
+    boxes = (
+        Box((N, D, H, W, channels), strides, [*box, block]),
+        Box.of_rows(groups * M, cubes.taps * C, (tile["BLOCK_M"], block)),
+    )
+    return launch.Prepared(conv_cube_kernel, (programs,), scalars, meta, boxes)
+
+
+def weights(w: torch.Tensor, walks: tuple[Walk, Walk, Walk], groups: int, back: bool) -> torch.Tensor:
+    """[groups * M, taps, C] of w [groups * M, C, Q, R, S]; back: [groups * C, taps, M] of the walks' taps."""
+    if not back:
+        return w.permute(0, 2, 3, 4, 1).contiguous()
+    d, h, v = (slice(walk.taps[0], walk.taps[-1] + 1, max(1, walk.tap_step)) for walk in walks)
+    return w[:, :, d, h, v].unflatten(0, (groups, -1)).permute(0, 2, 3, 4, 5, 1).contiguous()
+
+
+def _tile(cubes: Cubes) -> launch.Tile:
+    problem = cubes.problem
+    return problem.tile(FAMILY, M=problem.M, N=math.prod(cubes.counts), K=problem.C & -problem.C)
+
+
+def _shape(cubes: Cubes, tile: launch.Tile) -> tuple[int, ...]:
+    return shape_of_cube(cubes.counts, tile["BLOCK_N"])
+
+
+def _moved(cubes: Cubes) -> int:
+    """Bytes that are read and written."""
+    problem = cubes.problem
+    values = cubes.volumes * math.prod(cubes.read) * problem.C + math.prod(cubes.counts) * problem.M
+    return values * problem.groups * problem.dtype.itemsize
+
+
+def _boxes(sizes: tuple[int, ...], box: tuple[int, ...]) -> int:
+    return math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
+
+
+def shape_of_cube(sizes: tuple[int, ...], voxels: int) -> tuple[int, ...]:
+    """Volumes, slices, rows and columns, powers of two of product `voxels`, whose boxes cover `sizes` with least waste.
+
+    Of equals the one of fewest volumes, and of those the nearest to a cube.
+    """
+    sides = [2**i for i in range(9) if 2**i <= voxels]  # a side of a box is 256 at most
+    whole = [
+        (voxels // math.prod(inner), *inner)
+        for inner in itertools.product(sides, repeat=3)
+        if math.prod(inner) <= voxels <= 256 * math.prod(inner)
+    ]
+    return min(whole, key=lambda box: (_boxes(sizes, box), box[0], max(box)))
