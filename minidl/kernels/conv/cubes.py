@@ -2,8 +2,8 @@
 
 As `boxed`, with an axis more: the inputs of TILE_N x TILE_D x TILE_H x TILE_W neighbouring outputs at one tap and a
 block of channels are one box of the tensor [N, D, H, W, channels], read through a tensor descriptor (TMA on sm_90),
-with zeros outside of the volume. It takes strides of 1, which walks back have whatever the convolution's stride: then there
-is a launch for each remainder. Depth is an outer loop over taps around those of a slice, in the sum of one tile.
+with zeros outside of the volume. It takes strides of 1, which walks back have whatever the convolution's stride: then
+there is a launch for each remainder. Depth is an outer loop over taps around those of a slice, in the sum of one tile.
 """
 
 from __future__ import annotations
