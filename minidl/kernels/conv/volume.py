@@ -36,8 +36,6 @@ from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, Problem
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
 
-__all__ = ["Volume", "forward", "grad_input", "grad_weight"]
-
 
 class Volume(NamedTuple):
     """A 3-D convolution: the axis of depth, and those of the slices."""
@@ -137,7 +135,7 @@ def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str |
         step = max(1, walk.tap_step)
         taps = w[:, :, walk.taps[0] : walk.taps[-1] + 1 : step].unflatten(0, (groups, M // groups))
         # [groups, taps, M, R, S, C], as the way back reads weights in place.
-        turned = taps.permute(0, 3, 1, 4, 5, 2).reshape(-1, R, S, C)
+        turned = taps.permute(0, 3, 1, 4, 5, 2).reshape(M * len(walk.taps), R, S, C)
         part = conv.grad_input(_pictures(images), _pictures(turned), plane)
         parts.append(_volumes(part, N, walk.count, plane.h.size, plane.w.size))
     if len(parts) == 1:
@@ -159,7 +157,7 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, volume: Volume) -> torch.Tens
         dw = conv.grad_weight(_pictures(x.flatten(2, 3)), _pictures(dy.flatten(2, 3)), volume.columns)
         return dw.unsqueeze(-1)
     dw = conv.grad_weight(_pictures(stacked(x, d.forward(), plane.groups)), _pictures(dy.flatten(0, 1)), plane)
-    dw = dw.permute(0, 2, 3, 1).reshape(-1, R, S, Q, C).permute(0, 4, 3, 1, 2)
+    dw = dw.permute(0, 2, 3, 1).reshape(dw.shape[0], R, S, Q, C).permute(0, 4, 3, 1, 2)
     return dw.contiguous(memory_format=torch.channels_last_3d)
 
 
