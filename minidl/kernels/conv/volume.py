@@ -44,9 +44,17 @@ class Volume(NamedTuple):
     plane: Geometry
 
     @property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        return self.d, self.plane.h, self.plane.w
+
+    @property
+    def groups(self) -> int:
+        return self.plane.groups
+
+    @property
     def flat(self) -> bool:
         """Whether each pixel of a slice reads the same pixel of others."""
-        return all((a.kernel, a.stride, a.padding) == (1, 1, 0) and a.size == a.output for a in self.plane[:2])
+        return all((a.kernel, a.stride, a.padding) == (1, 1, 0) and a.size == a.output for a in self.axes[1:])
 
     @property
     def columns(self) -> Geometry:
@@ -217,6 +225,21 @@ def _in_cubes(
     return y.movedim(-1, 1), None if z is None else z.movedim(-1, 1)
 
 
+def forms(x: torch.Tensor, w: torch.Tensor, volume: Volume, back: bool) -> tuple[str, ...]:
+    """How y may be computed of x and w, or back dx of dy; the first one is what is taken."""
+    if volume.flat:
+        return ("columns",)
+    if _as_they_are(volume.d.forward(), volume.d.size):
+        return ("slices",)
+    x, groups = conv.channels_last(x), volume.groups
+    M, C = w.shape[0] // groups, w.shape[1]
+    problem = _problem(x, w, volume, *((M, C) if back else (C, M)))
+    made = [_chosen(problem, x.shape[0], volume.d, back, form) for form in (None, "cube")]
+    if made[1] is None:
+        return ("stack",)
+    return ("stack", "cube") if made[0] is None else ("cube", "stack")
+
+
 def stacked(x: torch.Tensor, walk: Walk, groups: int) -> torch.Tensor:
     """[N * count, H, W, groups * taps * C] of x [N, D, H, W, groups * C]: what each output of the walk reads in depth.
 
@@ -224,7 +247,7 @@ def stacked(x: torch.Tensor, walk: Walk, groups: int) -> torch.Tensor:
     """
     N, D, H, W, channels = x.shape
     J = len(walk.taps)
-    if J == 1 and walk.in_start == 0 and walk.in_step == 1 and walk.count == D:
+    if _as_they_are(walk, D):
         return x.flatten(0, 1)
     shape = N * walk.count, H, W, channels * J
     return _stacking(shape, D, walk, groups, x.dtype, launch.target()).of(x)
@@ -250,6 +273,11 @@ def _stacking(
         "C": C, "J": J, "GROUPS": groups, "WIDE": largest >= MANY, **early.options(grid, target), **options,
     }  # fmt: skip
     return Copy(shape, launch.Prepared(conv_stack_kernel, (grid,), scalars, meta))
+
+
+def _as_they_are(walk: Walk, D: int) -> bool:
+    """Whether every output reads the slice of its own place."""
+    return (len(walk.taps), walk.in_start, walk.in_step, walk.count) == (1, 0, 1, D)
 
 
 def _rising(walk: Walk) -> Walk:
