@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from minidl.kernels.conv import cubes, volume
+from minidl.kernels.conv import cubes, stacks, volume
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.volume import Volume
 from minidl.runtime import launch
@@ -125,7 +125,18 @@ def test_slices_and_columns_are_views(kernel, stride, stacks):
 
     with launch.watch(watcher):
         volume.forward(p.x, p.w, p.volume)
-    assert launched.count(volume.conv_stack_kernel) == stacks
+    assert launched.count(stacks.conv_stack_kernel) == stacks
+    p.check(None)
+
+
+@pytest.mark.parametrize("stride", [(2, 2, 2), (1, 2, 3), (3, 1, 1)])
+def test_one_voxel_of_several(stride):
+    """1x1x1 with strides: every other voxel is neither read nor written."""
+    p = Problem(2, 16, 8, (5, 4, 6), (1, 1, 1), stride, (0, 0, 0), (1, 1, 1), 2)
+    p.check(None)
+    read = torch.zeros(5, 4, 6, dtype=torch.bool)
+    read[:: stride[0], :: stride[1], :: stride[2]] = True
+    p.x[:, :, ~read] = torch.nan
     p.check(None)
 
 

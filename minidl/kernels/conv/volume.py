@@ -7,6 +7,7 @@ Shapes are torch's; memory is channels-last inside ([N, D, H, W, C]), as in `con
 
     a kernel of 1 x R x S   slices, [N * D, H, W, C]; those that a stride leaves out are not copied
     a kernel of Q x 1 x 1   one of D rows to a volume, [N, D, H * W, C]
+    a kernel of 1 x 1 x 1   the same, of a copy of the voxels that it reads where it has strides
     any other               the slices that an output reads, side by side as channels: [N * OD, H, W, Q * C]
 
 So all taps of an output are one sum in the type that is accumulated in, whatever form the plan takes, and the first two
@@ -22,8 +23,6 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
@@ -31,10 +30,9 @@ from minidl.kernels.conv import costs, cubes
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.cubes import Cubes
 from minidl.kernels.conv.geometry import Axis, Geometry, Walk
-from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, Problem
-from minidl.runtime import check, early, launch
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import FORWARD, TRANSPOSED, Problem
+from minidl.kernels.conv.stacks import as_they_are, stacked
+from minidl.runtime import check, launch
 
 
 class Volume(NamedTuple):
@@ -57,36 +55,24 @@ class Volume(NamedTuple):
         return all((a.kernel, a.stride, a.padding) == (1, 1, 0) and a.size == a.output for a in self.axes[1:])
 
     @property
+    def dense(self) -> Volume | None:
+        """The convolution of the voxels alone that one of 1 x 1 x 1 with strides reads; None for others."""
+        one = all((axis.kernel, axis.padding) == (1, 0) for axis in self.axes)
+        if not one or all(axis.stride == 1 for axis in self.axes):
+            return None
+        d, h, w = (Axis(axis.output, 1, axis.output, 1, 0, 1) for axis in self.axes)
+        return Volume(d, Geometry(h, w, self.groups))
+
+    def read_by(self, x: torch.Tensor) -> torch.Tensor:
+        """The voxels of x [N, C, D, H, W] that `dense` reads: a view."""
+        d, h, w = (axis.stride for axis in self.axes)
+        return x[:, :, ::d, ::h, ::w]
+
+    @property
     def columns(self) -> Geometry:
         """The convolution of images [D, H * W] that a flat one is."""
         pixels = self.plane.h.size * self.plane.w.size
         return Geometry(self.d, Axis(pixels, 1, pixels, 1, 0, 1), self.plane.groups)
-
-
-@triton.jit
-def conv_stack_kernel(
-    p_x, p_to, rows, D, pixels, count, in_start, in_step, in_tap,
-    C: tl.constexpr, J: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """to [N, count, pixels, GROUPS, J, C] = x [N, D, pixels, GROUPS, C] at depth in_start + q in_step + j in_tap."""
-    wait(EARLY)
-    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
-    i_first = tl.program_id(0) // tiles_c * BLOCK_M
-    if WIDE:
-        i_first = (tl.program_id(0) // tiles_c).to(tl.int64) * BLOCK_M
-    o_row = i_first + tl.arange(0, BLOCK_M)
-    o_c = tl.program_id(0) % tiles_c * BLOCK_N + tl.arange(0, BLOCK_N)
-    o_group = o_row // J
-    o_pixel = o_group // GROUPS
-    o_image = o_pixel // pixels
-    n = o_image // count
-    d = in_start + (o_image - n * count) * in_step + o_row % J * in_tap
-    m_row = (o_row < rows) & (d >= 0) & (d < D)
-    o_x = ((n * D + d) * pixels + o_pixel % pixels) * (GROUPS * C) + o_group % GROUPS * C
-    m_c = o_c < C
-    b_x = tl.load(p_x + o_x[:, None] + o_c[None, :], mask=m_row[:, None] & m_c[None, :], other=0.0)
-    tl.store(p_to + (o_row * C)[:, None] + o_c[None, :], b_x, mask=(o_row < rows)[:, None] & m_c[None, :])
 
 
 def forward(
@@ -102,6 +88,8 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(y, z) as `conv.forward` has them. Raises as that. form: "cube" or "stack", where it is able."""
     _check(x, w)
+    if volume.dense is not None:
+        x, volume = volume.read_by(x), volume.dense
     d, plane = volume
     M, C, Q, R, S = w.shape
     x = conv.channels_last(x)
@@ -129,6 +117,11 @@ def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str |
     d, plane = volume
     N, groups = dy.shape[0], plane.groups
     M, C, Q, R, S = w.shape
+    if volume.dense is not None:
+        sizes = N, d.size, plane.h.size, plane.w.size, groups * C
+        dx = torch.zeros(sizes, dtype=dy.dtype, device=dy.device).movedim(-1, 1)
+        volume.read_by(dx).copy_(grad_input(dy, w, volume.dense))
+        return dx
     dy = conv.channels_last(dy)
     if volume.flat:
         dx = conv.grad_input(_pictures(dy.flatten(2, 3)), w.reshape(M, C, Q, 1), volume.columns)
@@ -158,6 +151,8 @@ def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str |
 def grad_weight(x: torch.Tensor, dy: torch.Tensor, volume: Volume) -> torch.Tensor:
     """The weight gradient [groups * M, C, Q, R, S], given x [N, groups * C, D, H, W] and dy [N, groups * M, ...]."""
     _check(x, dy)
+    if volume.dense is not None:
+        x, volume = volume.read_by(x), volume.dense
     d, plane = volume
     x, dy = conv.channels_last(x), conv.channels_last(dy)
     Q, R, S, C = d.kernel, plane.h.kernel, plane.w.kernel, x.shape[-1] // plane.groups
@@ -227,9 +222,9 @@ def _in_cubes(
 
 def forms(x: torch.Tensor, w: torch.Tensor, volume: Volume, back: bool) -> tuple[str, ...]:
     """How y may be computed of x and w, or back dx of dy; the first one is what is taken."""
-    if volume.flat:
+    if volume.flat or volume.dense is not None:
         return ("columns",)
-    if _as_they_are(volume.d.forward(), volume.d.size):
+    if as_they_are(volume.d.forward(), volume.d.size):
         return ("slices",)
     x, groups = conv.channels_last(x), volume.groups
     M, C = w.shape[0] // groups, w.shape[1]
@@ -238,46 +233,6 @@ def forms(x: torch.Tensor, w: torch.Tensor, volume: Volume, back: bool) -> tuple
     if made[1] is None:
         return ("stack",)
     return ("stack", "cube") if made[0] is None else ("cube", "stack")
-
-
-def stacked(x: torch.Tensor, walk: Walk, groups: int) -> torch.Tensor:
-    """[N * count, H, W, groups * taps * C] of x [N, D, H, W, groups * C]: what each output of the walk reads in depth.
-
-    Zeros where that is outside. A view where every output reads the slice of its own place.
-    """
-    N, D, H, W, channels = x.shape
-    J = len(walk.taps)
-    if _as_they_are(walk, D):
-        return x.flatten(0, 1)
-    shape = N * walk.count, H, W, channels * J
-    return _stacking(shape, D, walk, groups, x.dtype, launch.target()).of(x)
-
-
-@launch.cached
-def _stacking(
-    shape: tuple[int, int, int, int], D: int, walk: Walk, groups: int, dtype: torch.dtype, target: str
-) -> Copy:
-    J = len(walk.taps)
-    C = shape[3] // (J * groups)
-    rows = math.prod(shape[:3]) * groups * J
-    tile = launch.tile("conv_fill", dtype, floor=1, target_=target, M=rows, N=C)
-    options = tile.options
-    block = options["BLOCK_M"] * options["BLOCK_N"]
-    options["BLOCK_N"] = min(options["BLOCK_N"], 1 << max(0, C - 1).bit_length())
-    options["BLOCK_M"] = block // options["BLOCK_N"]
-    grid = launch.cdiv(rows, options["BLOCK_M"]) * launch.cdiv(C, options["BLOCK_N"])
-    volumes = shape[0] // max(walk.count, 1)
-    largest = max(math.prod(shape), volumes * (D + abs(walk.in_start)) * shape[1] * shape[2] * groups * C)
-    scalars = rows, D, shape[1] * shape[2], walk.count, walk.in_start, walk.in_step, walk.in_tap
-    meta = {
-        "C": C, "J": J, "GROUPS": groups, "WIDE": largest >= MANY, **early.options(grid, target), **options,
-    }  # fmt: skip
-    return Copy(shape, launch.Prepared(conv_stack_kernel, (grid,), scalars, meta))
-
-
-def _as_they_are(walk: Walk, D: int) -> bool:
-    """Whether every output reads the slice of its own place."""
-    return (len(walk.taps), walk.in_start, walk.in_step, walk.count) == (1, 0, 1, D)
 
 
 def _rising(walk: Walk) -> Walk:
