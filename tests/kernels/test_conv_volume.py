@@ -63,7 +63,7 @@ def problems(draw):
         return tuple(draw(st.integers(low, high)) for _ in range(3))
 
     kernel, stride, dilation, padding = each(1, 3), each(1, 3), each(1, 2), each(0, 2)
-    size = draw(st.tuples(*[st.sampled_from([1, 2, 3, 5])] * 3))
+    size = draw(st.tuples(*[st.sampled_from([1, 2, 3, 4, 6])] * 3))
     for n, k, p, d in zip(size, kernel, padding, dilation, strict=True):
         assume(n + 2 * p >= d * (k - 1) + 1)
     C, M = draw(st.sampled_from([32, 32, 3, 1])), draw(st.sampled_from([32, 32, 5, 1]))
@@ -81,9 +81,17 @@ SMALL = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "PIECES": 1, "FLATTEN": 0}
 
 @pytest.mark.parametrize("per_processor", [0, 2])
 def test_more_than_a_tile_along_every_axis(per_processor):
-    shape = 2, 64, 40, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 2
-    with launch.force(conv_box=launch.Tile({**SMALL, "PER_PROCESSOR": per_processor})):
-        Problem(*shape).check("cube")
+    """With strides of 1, and with others, of which slices have whole ones and a tile one slice."""
+    shapes = (
+        (2, 64, 40, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 2),
+        (2, 32, 40, (5, 12, 16), (3, 3, 2), (2, 2, 1), (1, 1, 1), (1, 1, 1), 1),
+        (2, 32, 24, (4, 9, 8), (3, 2, 3), (1, 3, 2), (1, 4, 2), (2, 1, 1), 2),
+    )
+    for shape in shapes:
+        with launch.force(conv_box=launch.Tile({**SMALL, "PER_PROCESSOR": per_processor})):
+            p = Problem(*shape)
+            assert volume.forms(p.x, p.w, p.volume, back=False) == ("cube", "stack")
+            p.check("cube")
 
 
 @pytest.mark.parametrize("tile", [(16, 16), (64, 1), (1, 64)])
@@ -111,10 +119,10 @@ def test_slices_are_one_sum(form):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "stacks"),
+    ("kernel", "stride", "copies"),
     [((1, 3, 3), (1, 2, 1), 0), ((3, 1, 1), (2, 1, 1), 0), ((1, 1, 1), (1, 1, 1), 0), ((1, 3, 3), (2, 1, 1), 1)],
 )
-def test_slices_and_columns_are_views(kernel, stride, stacks):
+def test_slices_and_columns_are_views(kernel, stride, copies):
     padding = tuple(k // 2 for k in kernel)
     p = Problem(2, 16, 8, (5, 4, 6), kernel, stride, padding, (1, 1, 1))
     launched = []
@@ -125,7 +133,7 @@ def test_slices_and_columns_are_views(kernel, stride, stacks):
 
     with launch.watch(watcher):
         volume.forward(p.x, p.w, p.volume)
-    assert launched.count(stacks.conv_stack_kernel) == stacks
+    assert launched.count(stacks.conv_stack_kernel) == copies
     p.check(None)
 
 

@@ -2,8 +2,11 @@
 
 As `boxed`, with an axis more: the inputs of TILE_N x TILE_D x TILE_H x TILE_W neighbouring outputs at one tap and a
 block of channels are one box of the tensor [N, D, H, W, channels], read through a tensor descriptor (TMA on sm_90),
-with zeros outside of the volume. It takes strides of 1, which walks back have whatever the convolution's stride: then
-there is a launch for each remainder. Depth is an outer loop over taps around those of a slice, in the sum of one tile.
+with zeros outside of the volume. Depth is an outer loop over taps around those of a slice, in the sum of one tile.
+
+Walks back have strides of 1 whatever the convolution's stride: then there is a launch for each remainder. With a stride
+forward (STRIDED) a tile is of one slice, and slices of sizes that the stride divides are seen as [H / stride, stride,
+W / stride, stride * channels]: what a tap reads lies side by side there, too. A slice outside is read beyond the end.
 """
 
 from __future__ import annotations
@@ -25,13 +28,16 @@ from minidl.runtime import launch
 from minidl.runtime.boxes import Box
 
 FAMILY = "conv_box"
+# Beyond what padding and taps reach before an image, in strides.
+AHEAD = tl.constexpr(2**16)
 
 
 @triton.jit
 def conv_cube_tile(
     i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-    N, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w,
+    N, D, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w,
     C: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    STRIDED: tl.constexpr, IN_STEP_D: tl.constexpr, IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr,
     IN_TAP_D: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_D: tl.constexpr, OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
@@ -56,13 +62,24 @@ def conv_cube_tile(
     c = i_group * C
     j_w = 0
     j_h = 0
-    x_d = in_d + q_d
-    x_h = in_h + q_h
-    x_w = in_w + q_w
+    x_d = in_d + q_d * IN_STEP_D
+    x_h = in_h + q_h * IN_STEP_H
+    x_w = in_w + q_w * IN_STEP_W
     b_acc = tl.zeros((BLOCK_M, VOXELS), dtype=ACC)
     for _ in range(JD * JH * JW * (C // BLOCK_K)):
         b_w = d_w.load([i_group * M + m, o_w])  # [BLOCK_M, BLOCK_K]
-        b_x = tl.reshape(d_x.load([n, x_d, x_h, x_w, c]), (VOXELS, BLOCK_K)).T  # [BLOCK_K, VOXELS]
+        if STRIDED:
+            i_slice = n * D + x_d
+            if JD > 1:
+                i_slice = tl.where((x_d >= 0) & (x_d < D), i_slice, N * D)
+            # Divided so that what is below 0 is rounded down.
+            h = (x_h + AHEAD * IN_STEP_H) // IN_STEP_H - AHEAD
+            w = (x_w + AHEAD * IN_STEP_W) // IN_STEP_W - AHEAD
+            o_c = c + (x_w - w * IN_STEP_W) * (GROUPS * C)
+            b_x = d_x.load([i_slice, h, x_h - h * IN_STEP_H, w, o_c])
+        else:
+            b_x = d_x.load([n, x_d, x_h, x_w, c])
+        b_x = tl.reshape(b_x, (VOXELS, BLOCK_K)).T  # [BLOCK_K, VOXELS]
         b_acc = tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
         o_w += BLOCK_K
         c += BLOCK_K
@@ -94,8 +111,9 @@ def conv_cube_tile(
 @triton.jit
 def conv_cube_kernel(
     d_x, d_w, p_bias, p_scale, p_y, p_z,
-    N, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w, tiles, programs,
+    N, D, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w, tiles, programs,
     C: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    STRIDED: tl.constexpr, IN_STEP_D: tl.constexpr, IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr,
     IN_TAP_D: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_D: tl.constexpr, OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
@@ -108,8 +126,9 @@ def conv_cube_kernel(
     if PER_PROCESSOR == 0:
         conv_cube_tile(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
-            N, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w,
-            C, JD, JH, JW, IN_TAP_D, IN_TAP_H, IN_TAP_W, OUT_STEP_D, OUT_STEP_H, OUT_STEP_W,
+            N, D, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w,
+            C, JD, JH, JW, STRIDED, IN_STEP_D, IN_STEP_H, IN_STEP_W, IN_TAP_D, IN_TAP_H, IN_TAP_W,
+            OUT_STEP_D, OUT_STEP_H, OUT_STEP_W,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K, PIECES,
             TILE_N, TILE_D, TILE_H, TILE_W,
         )  # fmt: skip
@@ -117,8 +136,9 @@ def conv_cube_kernel(
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
             conv_cube_tile(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-                N, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w,
-                C, JD, JH, JW, IN_TAP_D, IN_TAP_H, IN_TAP_W, OUT_STEP_D, OUT_STEP_H, OUT_STEP_W,
+                N, D, QD, QH, QW, OD, OH, OW, M, GROUPS, in_d, in_h, in_w, out_d, out_h, out_w,
+                C, JD, JH, JW, STRIDED, IN_STEP_D, IN_STEP_H, IN_STEP_W, IN_TAP_D, IN_TAP_H, IN_TAP_W,
+                OUT_STEP_D, OUT_STEP_H, OUT_STEP_W,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K, PIECES,
                 TILE_N, TILE_D, TILE_H, TILE_W,
             )  # fmt: skip
@@ -141,6 +161,11 @@ class Cubes(NamedTuple):
         return math.prod(len(walk.taps) for walk in self.walks)
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        """Of outputs, of which one alone has none."""
+        return tuple(walk.in_step if walk.count > 1 else 1 for walk in self.walks)
+
+    @property
     def counts(self) -> tuple[int, ...]:
         return (self.volumes, *(walk.count for walk in self.walks))
 
@@ -151,7 +176,11 @@ def able(cubes: Cubes) -> bool:
     C, M, groups = problem.C, problem.M, problem.groups
     return (
         C > 0 and C % 32 == 0 and M > 0 and math.prod(cubes.counts) > 0
-        and all(walk.in_step == 1 for walk in cubes.walks)
+        and all(walk.in_step > 0 for walk in cubes.walks)
+        and all(
+            step == 1 or (size % step == 0 and abs(walk.in_start) < step * AHEAD.value)
+            for step, size, walk in list(zip(cubes.strides, cubes.read, cubes.walks, strict=True))[1:]
+        )
         and problem.boxes(groups * C, problem.aligned) and problem.boxes(cubes.taps * C)
     )  # fmt: skip
 
@@ -187,18 +216,34 @@ def prepare(cubes: Cubes) -> launch.Prepared:
     walking = tile["PER_PROCESSOR"] * problem.processors
     programs = min(tiles, walking) if walking else tiles
     scalars = (
-        *cubes.counts, *cubes.written, M, groups, *(walk.in_start for walk in cubes.walks),
+        N, cubes.read[0], *cubes.counts[1:], *cubes.written, M, groups, *(walk.in_start for walk in cubes.walks),
         *(walk.out_start for walk in cubes.walks), tiles, programs,
     )  # fmt: skip
-    meta = {"C": C, **problem.constants, **problem.flags("POOL"), **options}
+    strided = max(cubes.strides) > 1
+    meta = {
+        "C": C,
+        "STRIDED": strided,
+        **problem.constants,
+        **problem.flags("POOL"),
+        **options,
+    }
     meta |= dict(zip(("TILE_N", "TILE_D", "TILE_H", "TILE_W"), box, strict=True))
-    for name, walk in zip("DHW", cubes.walks, strict=True):
-        meta |= {f"J{name}": len(walk.taps), f"IN_TAP_{name}": walk.in_tap, f"OUT_STEP_{name}": walk.out_step}
+    for name, walk, step in zip("DHW", cubes.walks, cubes.strides, strict=True):
+        meta |= {
+            f"J{name}": len(walk.taps), f"IN_STEP_{name}": step, f"IN_TAP_{name}": walk.in_tap,
+            f"OUT_STEP_{name}": walk.out_step,
+        }  # fmt: skip
     channels = groups * C
     D, H, W = cubes.read
-    strides = D * H * W * channels, H * W * channels, W * channels, channels, 1
+    if strided:
+        _, h, w = cubes.strides
+        sizes = N * D, H // h, h, W // w, w * channels
+        box = 1, box[2], 1, box[3]
+    else:
+        sizes = N, D, H, W, channels
+    strides = [math.prod(sizes[i + 1 :]) for i in range(5)]
     boxes = (
-        Box((N, D, H, W, channels), strides, [*box, block]),
+        Box(sizes, strides, [*box, block]),
         Box.of_rows(groups * M, cubes.taps * C, (tile["BLOCK_M"], block)),
     )
     return launch.Prepared(conv_cube_kernel, (programs,), scalars, meta, boxes)
@@ -218,7 +263,7 @@ def _tile(cubes: Cubes) -> launch.Tile:
 
 
 def _shape(cubes: Cubes, tile: launch.Tile) -> tuple[int, ...]:
-    return shape_of_cube(cubes.counts, tile["BLOCK_N"])
+    return shape_of_cube(cubes.counts, tile["BLOCK_N"], max(cubes.strides) > 1)
 
 
 def _moved(cubes: Cubes) -> int:
@@ -232,7 +277,7 @@ def _boxes(sizes: tuple[int, ...], box: tuple[int, ...]) -> int:
     return math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
 
 
-def shape_of_cube(sizes: tuple[int, ...], voxels: int) -> tuple[int, ...]:
+def shape_of_cube(sizes: tuple[int, ...], voxels: int, one_slice: bool = False) -> tuple[int, ...]:
     """Volumes, slices, rows and columns, powers of two of product `voxels`, whose boxes cover `sizes` with least waste.
 
     Of equals the one of fewest volumes, and of those the nearest to a cube.
@@ -241,6 +286,7 @@ def shape_of_cube(sizes: tuple[int, ...], voxels: int) -> tuple[int, ...]:
     whole = [
         (voxels // math.prod(inner), *inner)
         for inner in itertools.product(sides, repeat=3)
-        if math.prod(inner) <= voxels <= 256 * math.prod(inner)
+        if math.prod(inner) <= voxels <= (1 if one_slice else 256) * math.prod(inner)
+        and (inner[0] == 1 or not one_slice)
     ]
     return min(whole, key=lambda box: (_boxes(sizes, box), box[0], max(box)))

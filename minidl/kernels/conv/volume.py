@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from typing import Any, NamedTuple
 
 import torch
