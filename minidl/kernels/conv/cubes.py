@@ -20,11 +20,10 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, pace
-from minidl.kernels.conv.boxed import BOX_ROUND, BOX_STEP
 from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import Problem
-from minidl.runtime import launch
+from minidl.runtime import estimates, launch
 from minidl.runtime.boxes import Box
 
 FAMILY = "conv_box"
@@ -81,19 +80,21 @@ def conv_cube_tile(
             b_x = d_x.load([n, x_d, x_h, x_w, c])
         b_x = tl.reshape(b_x, (VOXELS, BLOCK_K)).T  # [BLOCK_K, VOXELS]
         b_acc = tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
-        o_w += BLOCK_K
-        c += BLOCK_K
-        tap = c == i_group * C + C
-        c -= tl.where(tap, C, 0)
-        j_w += tl.where(tap, 1, 0)
+        # All taps of a block of channels, then the next block, as in `boxed`.
+        o_w += C
+        j_w += 1
         row = j_w == JW
-        x_w += tl.where(tap, IN_TAP_W, 0) - tl.where(row, JW * IN_TAP_W, 0)
+        x_w += IN_TAP_W - tl.where(row, JW * IN_TAP_W, 0)
         j_w = tl.where(row, 0, j_w)
         j_h += tl.where(row, 1, 0)
         plane = j_h == JH
         x_h += tl.where(row, IN_TAP_H, 0) - tl.where(plane, JH * IN_TAP_H, 0)
         j_h = tl.where(plane, 0, j_h)
         x_d += tl.where(plane, IN_TAP_D, 0)
+        every = x_d == in_d + q_d * IN_STEP_D + JD * IN_TAP_D
+        x_d -= tl.where(every, JD * IN_TAP_D, 0)
+        o_w -= tl.where(every, JD * JH * JW * C - BLOCK_K, 0)
+        c += tl.where(every, BLOCK_K, 0)
     o_v = tl.arange(0, VOXELS)
     o_n = n + o_v // (TILE_D * TILE_H * TILE_W)
     o_d = q_d + o_v // (TILE_H * TILE_W) % TILE_D
@@ -188,18 +189,23 @@ def able(cubes: Cubes) -> bool:
 def estimate(cubes: Cubes) -> float:
     """As that of `boxed`."""
     problem, tile = cubes.problem, _tile(cubes)
-    device = costs.DEVICES[problem.target]
-    boxes = _boxes(cubes.counts, _shape(cubes, tile))
+    device = estimates.of(problem.target)
     if problem.paced:
-        block = min(tile["BLOCK_K"], problem.C & -problem.C)
-        tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
-        steps = cubes.taps * problem.C / block * (BOX_STEP + (1 - BOX_STEP) * block / pace.FULL_BLOCK)
-        tempo = pace.of_boxes(tile["BLOCK_N"], tile["BLOCK_M"])
-        time = pace.microseconds(tiles, steps, tempo, problem.processors, BOX_ROUND)
-        return max(time, device.launch + _moved(cubes) / (costs.REACHED * device.copy))
+        return max(microseconds(cubes, tile), device.launch + _moved(cubes) / (device.reached * device.copy))
+    boxes = _boxes(cubes.counts, _shape(cubes, tile))
     products = boxes * tile["BLOCK_N"] * problem.groups * cubes.taps * problem.C * costs.columns(problem)
     rate = device.products[problem.precision if problem.dtype.itemsize == 4 else str(problem.dtype)[6:]]
-    return device.launch + device.factors["box"] * 2 * products / rate
+    return device.launch + device.forms["box"] * 2 * products / rate
+
+
+def microseconds(cubes: Cubes, tile: launch.Tile) -> float:
+    """Where tiles' times are known."""
+    problem, known = cubes.problem, estimates.of(pace.TARGET)
+    block = min(tile["BLOCK_K"], problem.C & -problem.C)
+    tiles = _boxes(cubes.counts, _shape(cubes, tile)) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
+    steps = pace.steps(cubes.taps * problem.C / block, block, known.steps.apart_boxes)
+    tempo = pace.of_boxed(tile, problem.groups * problem.C)
+    return pace.microseconds(tiles, steps, tempo, problem.processors, known.steps.rounds["box"])
 
 
 @launch.cached
@@ -213,8 +219,11 @@ def prepare(cubes: Cubes) -> launch.Prepared:
     del options["BLOCK_N"]
     options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
     tiles = _boxes(cubes.counts, box) * launch.cdiv(M, tile["BLOCK_M"]) * groups
+    # As in `boxed`: programs that walk over one tile begin later.
     walking = tile["PER_PROCESSOR"] * problem.processors
-    programs = min(tiles, walking) if walking else tiles
+    if tiles <= walking:
+        walking = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
+    programs = walking or tiles
     scalars = (
         N, cubes.read[0], *cubes.counts[1:], *cubes.written, M, groups, *(walk.in_start for walk in cubes.walks),
         *(walk.out_start for walk in cubes.walks), tiles, programs,
@@ -259,7 +268,8 @@ def weights(w: torch.Tensor, walks: tuple[Walk, Walk, Walk], groups: int, back: 
 
 def _tile(cubes: Cubes) -> launch.Tile:
     problem = cubes.problem
-    return problem.tile(FAMILY, M=problem.M, N=math.prod(cubes.counts), K=problem.C & -problem.C)
+    tiles = problem.tiles(FAMILY, M=problem.M, N=math.prod(cubes.counts), K=problem.C & -problem.C)
+    return min(tiles, key=lambda tile: microseconds(cubes, tile)) if len(tiles) > 1 else tiles[0]
 
 
 def _shape(cubes: Cubes, tile: launch.Tile) -> tuple[int, ...]:

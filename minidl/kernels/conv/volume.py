@@ -25,13 +25,13 @@ import torch
 
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import costs, cubes
+from minidl.kernels.conv import cubes
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.cubes import Cubes
 from minidl.kernels.conv.geometry import Axis, Geometry, Walk
 from minidl.kernels.conv.problem import FORWARD, TRANSPOSED, Problem
 from minidl.kernels.conv.stacks import as_they_are, stacked
-from minidl.runtime import check, launch
+from minidl.runtime import check, estimates, launch
 
 
 class Volume(NamedTuple):
@@ -189,7 +189,7 @@ def _chosen(problem: Problem, N: int, d: Axis, back: bool, form: str | None) -> 
 def _of_stacks(problem: Problem, N: int, d: Axis, back: bool) -> float:
     """Microseconds of the copies and of the images' convolutions."""
     plane, M = problem.geometry, problem.M
-    device, total = costs.DEVICES[problem.target], 0.0
+    device, total = estimates.of(problem.target), 0.0
     h, w = (plane.h.output, plane.w.output) if back else (plane.h.size, plane.w.size)
     for walk in d.backward() if back else [d.forward()]:
         C = problem.C * len(walk.taps)
