@@ -53,8 +53,8 @@ class Problem:
             assert y.is_contiguous(memory_format=torch.channels_last_3d)
             dx = volume.grad_input(self.dy, self.w, self.volume, form=form)
             assert torch.equal(dx, self.dx.to(dx.dtype)), form
-        dw = volume.grad_weight(self.x, self.dy, self.volume)
-        assert torch.equal(dw, self.dw.to(dw.dtype))
+            dw = volume.grad_weight(self.x, self.dy, self.volume, form=form)
+            assert torch.equal(dw, self.dw.to(dw.dtype)), form
 
 
 @st.composite

@@ -174,15 +174,22 @@ class Cubes(NamedTuple):
 def able(cubes: Cubes) -> bool:
     """Whether strides, channels, dtype and device suit it. Weights are copied where they do not lie in order."""
     problem = cubes.problem
-    C, M, groups = problem.C, problem.M, problem.groups
     return (
-        C > 0 and C % 32 == 0 and M > 0 and math.prod(cubes.counts) > 0
+        problem.C % 32 == 0 and problem.M > 0 and in_boxes(cubes) and problem.boxes(cubes.taps * problem.C)
+    )  # fmt: skip
+
+
+def in_boxes(cubes: Cubes) -> bool:
+    """Whether what a tap reads is boxes of x."""
+    problem = cubes.problem
+    return (
+        problem.C > 0 and math.prod(cubes.counts) > 0
+        and problem.boxes(problem.groups * problem.C, problem.aligned)
         and all(walk.in_step > 0 for walk in cubes.walks)
         and all(
             step == 1 or (size % step == 0 and abs(walk.in_start) < step * AHEAD.value)
             for step, size, walk in list(zip(cubes.strides, cubes.read, cubes.walks, strict=True))[1:]
         )
-        and problem.boxes(groups * C, problem.aligned) and problem.boxes(cubes.taps * C)
     )  # fmt: skip
 
 
@@ -191,8 +198,8 @@ def estimate(cubes: Cubes) -> float:
     problem, tile = cubes.problem, _tile(cubes)
     device = estimates.of(problem.target)
     if problem.paced:
-        return max(microseconds(cubes, tile), device.launch + _moved(cubes) / (device.reached * device.copy))
-    boxes = _boxes(cubes.counts, _shape(cubes, tile))
+        return max(microseconds(cubes, tile), device.launch + moved(cubes) / (device.reached * device.copy))
+    boxes = number(cubes.counts, shape_of(cubes, tile["BLOCK_N"]))
     products = boxes * tile["BLOCK_N"] * problem.groups * cubes.taps * problem.C * costs.columns(problem)
     rate = device.products[problem.precision if problem.dtype.itemsize == 4 else str(problem.dtype)[6:]]
     return device.launch + device.forms["box"] * 2 * products / rate
@@ -202,7 +209,11 @@ def microseconds(cubes: Cubes, tile: launch.Tile) -> float:
     """Where tiles' times are known."""
     problem, known = cubes.problem, estimates.of(pace.TARGET)
     block = min(tile["BLOCK_K"], problem.C & -problem.C)
-    tiles = _boxes(cubes.counts, _shape(cubes, tile)) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
+    tiles = (
+        number(cubes.counts, shape_of(cubes, tile["BLOCK_N"]))
+        * launch.cdiv(problem.M, tile["BLOCK_M"])
+        * problem.groups
+    )
     steps = pace.steps(cubes.taps * problem.C / block, block, known.steps.apart_boxes)
     tempo = pace.of_boxed(tile, problem.groups * problem.C)
     return pace.microseconds(tiles, steps, tempo, problem.processors, known.steps.rounds["box"])
@@ -215,10 +226,10 @@ def prepare(cubes: Cubes) -> launch.Prepared:
     M, C, groups = problem.M, problem.C, problem.groups
     tile = _tile(cubes)
     options = tile.options
-    box = _shape(cubes, tile)
+    box = shape_of(cubes, tile["BLOCK_N"])
     del options["BLOCK_N"]
     options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
-    tiles = _boxes(cubes.counts, box) * launch.cdiv(M, tile["BLOCK_M"]) * groups
+    tiles = number(cubes.counts, box) * launch.cdiv(M, tile["BLOCK_M"]) * groups
     # As in `boxed`: programs that walk over one tile begin later.
     walking = tile["PER_PROCESSOR"] * problem.processors
     if tiles <= walking:
@@ -228,34 +239,33 @@ def prepare(cubes: Cubes) -> launch.Prepared:
         N, cubes.read[0], *cubes.counts[1:], *cubes.written, M, groups, *(walk.in_start for walk in cubes.walks),
         *(walk.out_start for walk in cubes.walks), tiles, programs,
     )  # fmt: skip
-    strided = max(cubes.strides) > 1
     meta = {
-        "C": C,
-        "STRIDED": strided,
-        **problem.constants,
-        **problem.flags("POOL"),
-        **options,
-    }
-    meta |= dict(zip(("TILE_N", "TILE_D", "TILE_H", "TILE_W"), box, strict=True))
-    for name, walk, step in zip("DHW", cubes.walks, cubes.strides, strict=True):
-        meta |= {
-            f"J{name}": len(walk.taps), f"IN_STEP_{name}": step, f"IN_TAP_{name}": walk.in_tap,
-            f"OUT_STEP_{name}": walk.out_step,
-        }  # fmt: skip
-    channels = groups * C
-    D, H, W = cubes.read
-    if strided:
-        _, h, w = cubes.strides
-        sizes = N * D, H // h, h, W // w, w * channels
-        box = 1, box[2], 1, box[3]
-    else:
-        sizes = N, D, H, W, channels
-    strides = [math.prod(sizes[i + 1 :]) for i in range(5)]
+        **taps_read(cubes, box), **problem.constants, **problem.flags("POOL"), **options,
+        **{f"OUT_STEP_{name}": walk.out_step for name, walk in zip("DHW", cubes.walks, strict=True)},
+    }  # fmt: skip
     boxes = (
-        Box(sizes, strides, [*box, block]),
+        box_of(cubes, box, block),
         Box.of_rows(groups * M, cubes.taps * C, (tile["BLOCK_M"], block)),
     )
     return launch.Prepared(conv_cube_kernel, (programs,), scalars, meta, boxes)
+
+
+def taps_read(cubes: Cubes, box: tuple[int, ...]) -> dict[str, int | bool]:
+    """The constants by which a kernel finds the inputs of a box of outputs."""
+    found: dict[str, int | bool] = {"C": cubes.problem.C, "STRIDED": max(cubes.strides) > 1}
+    for name, walk, step in zip("DHW", cubes.walks, cubes.strides, strict=True):
+        found |= {f"J{name}": len(walk.taps), f"IN_STEP_{name}": step, f"IN_TAP_{name}": walk.in_tap}
+    return found | dict(zip(("TILE_N", "TILE_D", "TILE_H", "TILE_W"), box, strict=True))
+
+
+def box_of(cubes: Cubes, box: tuple[int, ...], channels: int) -> Box:
+    """Boxes of x, of so many channels."""
+    N, (D, H, W), width = cubes.volumes, cubes.read, cubes.problem.groups * cubes.problem.C
+    sizes: tuple[int, ...] = (N, D, H, W, width)
+    if max(cubes.strides) > 1:
+        _, h, w = cubes.strides
+        sizes, box = (N * D, H // h, h, W // w, w * width), (1, box[2], 1, box[3])
+    return Box(sizes, [math.prod(sizes[i + 1 :]) for i in range(5)], [*box, channels])
 
 
 def weights(w: torch.Tensor, walks: tuple[Walk, Walk, Walk], groups: int, back: bool) -> torch.Tensor:
@@ -272,18 +282,20 @@ def _tile(cubes: Cubes) -> launch.Tile:
     return min(tiles, key=lambda tile: microseconds(cubes, tile)) if len(tiles) > 1 else tiles[0]
 
 
-def _shape(cubes: Cubes, tile: launch.Tile) -> tuple[int, ...]:
-    return shape_of_cube(cubes.counts, tile["BLOCK_N"], max(cubes.strides) > 1)
+def shape_of(cubes: Cubes, voxels: int) -> tuple[int, ...]:
+    """Of the boxes of so many voxels that cover the outputs."""
+    return shape_of_cube(cubes.counts, voxels, max(cubes.strides) > 1)
 
 
-def _moved(cubes: Cubes) -> int:
+def moved(cubes: Cubes) -> int:
     """Bytes that are read and written."""
     problem = cubes.problem
     values = cubes.volumes * math.prod(cubes.read) * problem.C + math.prod(cubes.counts) * problem.M
     return values * problem.groups * problem.dtype.itemsize
 
 
-def _boxes(sizes: tuple[int, ...], box: tuple[int, ...]) -> int:
+def number(sizes: tuple[int, ...], box: tuple[int, ...]) -> int:
+    """Of boxes that cover so many outputs."""
     return math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
 
 
@@ -299,4 +311,4 @@ def shape_of_cube(sizes: tuple[int, ...], voxels: int, one_slice: bool = False) 
         if math.prod(inner) <= voxels <= (1 if one_slice else 256) * math.prod(inner)
         and (inner[0] == 1 or not one_slice)
     ]
-    return min(whole, key=lambda box: (_boxes(sizes, box), box[0], max(box)))
+    return min(whole, key=lambda box: (number(sizes, box), box[0], max(box)))

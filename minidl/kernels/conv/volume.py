@@ -25,11 +25,12 @@ import torch
 
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import cubes
+from minidl.kernels.conv import cubes, cubes_grad_weight
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.cubes import Cubes
 from minidl.kernels.conv.geometry import Axis, Geometry, Walk
-from minidl.kernels.conv.problem import FORWARD, TRANSPOSED, Problem
+from minidl.kernels.conv.prepared import Shares
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
 from minidl.kernels.conv.stacks import as_they_are, stacked
 from minidl.runtime import check, estimates, launch
 
@@ -147,7 +148,7 @@ def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str |
     return dx
 
 
-def grad_weight(x: torch.Tensor, dy: torch.Tensor, volume: Volume) -> torch.Tensor:
+def grad_weight(x: torch.Tensor, dy: torch.Tensor, volume: Volume, *, form: str | None = None) -> torch.Tensor:
     """The weight gradient [groups * M, C, Q, R, S], given x [N, groups * C, D, H, W] and dy [N, groups * M, ...]."""
     _check(x, dy)
     if volume.dense is not None:
@@ -158,6 +159,11 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, volume: Volume) -> torch.Tens
     if volume.flat:
         dw = conv.grad_weight(_pictures(x.flatten(2, 3)), _pictures(dy.flatten(2, 3)), volume.columns)
         return dw.unsqueeze(-1)
+    if x.numel() > 0 and dy.numel() > 0:
+        problem = _problem(x, dy, volume, C, dy.shape[-1] // plane.groups)._replace(direction=GRAD_WEIGHT)
+        boxes = _chosen_weight(problem, x.shape[0], d, form)
+        if boxes is not None:
+            return cubes_grad_weight.run(boxes, x, dy)
     dw = conv.grad_weight(_pictures(stacked(x, d.forward(), plane.groups)), _pictures(dy.flatten(0, 1)), plane)
     dw = dw.permute(0, 2, 3, 1).reshape(dw.shape[0], R, S, Q, C).permute(0, 4, 3, 1, 2)
     return dw.contiguous(memory_format=torch.channels_last_3d)
@@ -184,6 +190,28 @@ def _chosen(problem: Problem, N: int, d: Axis, back: bool, form: str | None) -> 
     if form == "cube" or sum(map(cubes.estimate, made)) <= _of_stacks(problem, N, d, back):
         return made
     return None
+
+
+@launch.cached
+def _chosen_weight(problem: Problem, N: int, d: Axis, form: str | None) -> Shares | None:
+    """The launches of the gradient of the weight in boxes of voxels, or None, as `_chosen`."""
+    plane = problem.geometry
+    axes = d, plane.h, plane.w
+    walks = d.forward(), plane.h.forward(), plane.w.forward()
+    sizes = tuple(axis.size for axis in axes), tuple(axis.output for axis in axes)
+    made = Cubes(problem, N, walks, *sizes)
+    slices = as_they_are(walks[0], d.size)
+    if form == "stack" or not cubes_grad_weight.able(made):
+        return None
+    if form != "cube":
+        images = problem._replace(N=N * d.output, C=problem.C * d.kernel)
+        time, device = plans.plan(images).microseconds, estimates.of(problem.target)
+        if not slices:
+            values = 1.5 * images.N * plane.h.size * plane.w.size * problem.groups * images.C
+            time += device.launch + values * problem.dtype.itemsize / device.copy
+        if time < cubes_grad_weight.estimate(made):
+            return None
+    return cubes_grad_weight.prepare(made)
 
 
 def _of_stacks(problem: Problem, N: int, d: Axis, back: bool) -> float:
