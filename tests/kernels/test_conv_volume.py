@@ -140,12 +140,14 @@ def test_slices_and_columns_are_views(kernel, stride, copies):
 @pytest.mark.parametrize("stride", [(2, 2, 2), (1, 2, 3), (3, 1, 1)])
 def test_one_voxel_of_several(stride):
     """1x1x1 with strides: every other voxel is neither read nor written."""
-    p = Problem(2, 16, 8, (5, 4, 6), (1, 1, 1), stride, (0, 0, 0), (1, 1, 1), 2)
-    p.check(None)
-    read = torch.zeros(5, 4, 6, dtype=torch.bool)
-    read[:: stride[0], :: stride[1], :: stride[2]] = True
-    p.x[:, :, ~read] = torch.nan
-    p.check(None)
+    for C, memory in ((16, torch.contiguous_format), (32, torch.channels_last_3d)):
+        p = Problem(2, C, 8, (5, 4, 6), (1, 1, 1), stride, (0, 0, 0), (1, 1, 1), 2)
+        p.x = p.x.contiguous(memory_format=memory)
+        p.check(None)
+        read = torch.zeros(5, 4, 6, dtype=torch.bool)
+        read[:: stride[0], :: stride[1], :: stride[2]] = True
+        p.x[:, :, ~read] = torch.nan
+        p.check(None)
 
 
 def test_what_is_not_finite_stays_with_its_neighbours():

@@ -57,7 +57,7 @@ def workloads(name: str = "") -> list[Workload]:
             "convolution", tuple(f for f in conv.FAMILIES if f not in TRANSPOSED + PRODUCTS), FLOATS, _convolution
         ),
         Workload("convolution as a product", (), FLOATS, _products),
-        Workload("convolution of volumes", ("conv_box",), FLOATS, _volumes),
+        Workload("convolution of volumes", ("conv_box", "conv_box_grad_weight"), FLOATS, _volumes),
         Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
         Workload("float8", ("float8",), float8.SOURCES, _float8),
         Workload("products of float8", ("conv_box", "conv_batch", "gemm"), float8.DTYPES, _float8_products),
@@ -258,7 +258,7 @@ def _volumes(dtype: torch.dtype) -> Calls:
             call = partial(volume.forward, x, w, at, bias, "gelu_tanh", preactivation=True, scale=bias, form=form)
             yield name, call
             yield f"{name}, gradient of the input", partial(volume.grad_input, dy, w, at, form=form)
-        yield f"{C} to {M} at {size}, gradient of the weight", partial(volume.grad_weight, x, dy, at)
+            yield f"{name}, gradient of the weight", partial(volume.grad_weight, x, dy, at, form=form)
 
 
 def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:
