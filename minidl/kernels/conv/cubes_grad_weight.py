@@ -10,6 +10,7 @@ gradient: one that is not finite makes NaN of border taps.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ import triton.language as tl
 from minidl.kernels.conv import cubes, pace
 from minidl.kernels.conv.cubes import AHEAD, Cubes
 from minidl.kernels.conv.prepared import Shares
+from minidl.kernels.conv.problem import MANY
 from minidl.runtime import early, estimates, launch
 from minidl.runtime.early import wait
 
@@ -69,7 +71,7 @@ def conv_cube_grad_weight_kernel(
     v_d = o_v // (TILE_H * TILE_W) % TILE_D
     v_h = o_v // TILE_W % TILE_H
     v_w = o_v % TILE_W
-    o_dy = ((v_n.to(tl.int64) * QD + v_d) * QH + v_h) * QW + v_w
+    o_dy = ((v_n * QD + v_d) * QH + v_h) * QW + v_w
     r_m = m + tl.arange(0, BLOCK_M)
     p_dy += i_group * M
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
@@ -107,6 +109,7 @@ def able(cubes_: Cubes) -> bool:
     return (
         (size == 2 or problem.target == "interpreted")
         and problem.M > 0 and problem.C * size % 16 == 0 == problem.M * size % 16 and cubes.in_boxes(cubes_)
+        and cubes.shape_of(cubes_, _tile(cubes_)["BLOCK_K"])[0] * math.prod(cubes_.counts[1:]) < MANY
     )  # fmt: skip
 
 
@@ -135,6 +138,10 @@ def prepare(cubes_: Cubes) -> Shares:
     return Shares(made, shares, (problem.groups * problem.M, *taps, problem.C))
 
 
+def _tile(cubes_: Cubes) -> launch.Tile:
+    return cubes_.problem.tile(FAMILY, M=cubes_.problem.M, N=cubes_.problem.C)
+
+
 class _Cut(NamedTuple):
     """A box of voxels and how many there are, tiles of the gradient, and the shares of the boxes."""
 
@@ -146,8 +153,7 @@ class _Cut(NamedTuple):
 
 
 def _cut(cubes_: Cubes) -> _Cut:
-    problem = cubes_.problem
-    tile = problem.tile(FAMILY, M=problem.M, N=problem.C)
+    problem, tile = cubes_.problem, _tile(cubes_)
     box = cubes.shape_of(cubes_, tile["BLOCK_K"])
     boxes = cubes.number(cubes_.counts, box)
     tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
