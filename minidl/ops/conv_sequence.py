@@ -19,6 +19,9 @@ __all__ = ["conv1d", "conv_transpose1d"]
 
 ONE = Axis(1, 1, 1, 1, 0, 1)
 ROW, COLUMN = 2, 3  # where a size of 1 is added
+# Columns of which the gradient of the weight has as rows: 5120 channels of 4096, 4 taps, one of them, on an H100 82 us
+# in place of 391; eight of 4096 channels 215 us in place of 192.
+FEW = 4
 
 
 class _OfRows(Convolution):
@@ -37,11 +40,22 @@ class _OfRows(Convolution):
 
 
 class Conv1d(_OfRows, Conv2d):
-    pass
+    @staticmethod
+    def grad_weight(ctx: Any, dz: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return _grad_weight(x, dz, ctx.geometry)
 
 
 class ConvTranspose1d(_OfRows, ConvTranspose2d):
-    pass
+    @staticmethod
+    def grad_weight(ctx: Any, dz: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return _grad_weight(dz, x, ctx.geometry)
+
+
+def _grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    if geometry.w == ONE and x.shape[0] < FEW:
+        row = Geometry(ONE, geometry.h, geometry.groups)
+        return conv.grad_weight(x.transpose(2, 3), dy.transpose(2, 3), row).transpose(2, 3)
+    return conv.grad_weight(x, dy, geometry)
 
 
 def conv1d(

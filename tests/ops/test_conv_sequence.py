@@ -51,6 +51,21 @@ def test_channels_are_last_in_memory(op, groups):
     assert leaf.grad.data.transpose(1, 2).is_contiguous()
 
 
+@pytest.mark.parametrize("sequences", [1, 5])
+@pytest.mark.parametrize(("op", "theirs"), [(ops.conv1d, F.conv1d), (ops.conv_transpose1d, F.conv_transpose1d)])
+def test_the_gradient_of_depthwise_weights(sequences, op, theirs):
+    """Of few sequences it is that of rows."""
+    x, w = Tensor(whole(sequences, 6, 9), True), Tensor(whole(6, 1, 3, seed=1), True)
+    y = op(x, w, stride=2, padding=1, groups=6)
+    a, b = x.data.double().requires_grad_(), w.data.double().requires_grad_()
+    expected = theirs(a, b, stride=2, padding=1, groups=6)
+    dy = whole(*y.shape, seed=2)
+    y.backward(Tensor(dy))
+    expected.backward(dy.double())
+    assert torch.equal(w.grad.data.double(), b.grad)
+    assert torch.equal(x.grad.data.double(), a.grad)
+
+
 def test_scale_and_wide_bias():
     x, w = Tensor(whole(2, 3, 9, dtype=torch.float16)), Tensor(whole(4, 3, 3, seed=1, dtype=torch.float16))
     scale, bias = whole(4, seed=4), torch.tensor([70000.0, 1.0, 0.0, -1.0]).to(default_device())
