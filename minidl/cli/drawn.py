@@ -28,7 +28,7 @@ class DrawnShapes(Profiling):
     ] = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --drawn: what the shapes are drawn from.")] = 0
     of: Annotated[
-        Literal["conv", "conv_transpose", "gemm", "softmax", "norm", "pool", "reduce"],
+        Literal["conv", "conv_transpose", "conv1d", "conv3d", "gemm", "softmax", "norm", "pool", "reduce"],
         Field(description="With --drawn: the operation:"),
     ] = "conv"
     dtype: Annotated[
@@ -78,7 +78,7 @@ def run(config: DrawnShapes, given: Mapping[str, Any]) -> None:
     if config.from_ >= config.drawn:
         raise ConfigError(f"--from {config.from_} leaves none of the {config.drawn} shapes of --drawn, numbered from 0")
     if config.regret and not config.of.startswith("conv"):
-        raise ConfigError(f"--regret is for conv and conv_transpose, which have forms; --of is {config.of}")
+        raise ConfigError(f"--regret is for convolutions, which have forms; --of is {config.of}")
     if "list" in given:
         check_alone("list", given, "json", "minutes", "regret")
         _list(config, config.drawn)

@@ -42,11 +42,13 @@ def average_(average: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -
             f"average_: weight has shape {list(weight.shape)} on {weight.device}, expected one number on "
             f"{average.device}"
         )
+    if check.memory_order(value) != order:
+        value = torch.empty_like(average, memory_format=order).copy_(value)
     n = average.numel()
     tile = launch.tile("elementwise", average.dtype, N=n)
     launch.run(
         average_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), average,
-        value.contiguous(memory_format=order), weight, n,
+        value, weight, n,
         ACC=launch.acc(average.dtype), enable_fp_fusion=False, **tile.options,
     )  # fmt: skip
     torch.autograd.graph.increment_version(average)

@@ -1,7 +1,7 @@
 """Layers and models' building blocks, with torch's names where torch has the thing."""
 
 from minidl.nn import init
-from minidl.nn.conv import Conv2d, ConvTranspose2d
+from minidl.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d
 from minidl.nn.float8 import to_float8
 from minidl.nn.fold import fold_batch_norms
 from minidl.nn.layers import (
@@ -28,7 +28,10 @@ __all__ = [
     "AvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",
+    "Conv1d",
     "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
     "Dropout",
     "Flatten",

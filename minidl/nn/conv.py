@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -13,18 +14,68 @@ from minidl.nn import init
 from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
 from minidl.ops import conv_transpose
-from minidl.ops.conv import check_settings
-from minidl.runtime.check import Pair, pair
-from minidl.tensors import Tensor
+from minidl.ops.conv import axes_in, check_pool, check_settings
+from minidl.runtime.check import Pair, numbers
+from minidl.tensors import Tensor, default_device
 
 
-class Conv2d(Module):
+class _Conv(Module):
+    """What convolutions of any number of axes have: `_op` computes, and its name says how many."""
+
+    _op: Callable[..., Tensor]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair | str = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        act: Activation = None,
+        device: Device = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        activation.parse(act)
+        _check_channels(type(self).__name__, in_channels, out_channels, groups)
+        self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
+        self.kernel_size = check_settings(self._op.__name__, kernel_size, stride, padding, dilation)
+        self.stride, self.padding, self.dilation = stride, padding, dilation
+        self.weight = _weight(out_channels, in_channels // groups, self.kernel_size, device, dtype)
+        self.bias = _bias(self.weight, out_channels) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return type(self)._op(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.act
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return _shown(self, stride=1, padding=0, dilation=1, groups=1)
+
+
+class Conv1d(_Conv):
+    """act(conv(x, weight) + bias): weight [out, in / groups, length], named and initialised as torch's.
+
+    Shapes: [N, in, L] -> [N, out, OL], see `ops.conv1d`, also for padding="causal". `act` is fused into the
+    convolution. The weight's channels are the last in memory, which the kernels read directly; a weight in another
+    layout is copied at every call.
+    """
+
+    _op = staticmethod(ops.conv1d)
+
+
+class Conv2d(_Conv):
     """act(conv(x, weight) + bias): weight [out, in / groups, height, width], named and initialised as torch's.
 
     Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv2d`. `act` is fused into the convolution; so is `pool`
     ("max" or "avg" over 2x2 windows) if no gradient is recorded. The weight is in torch.channels_last memory, which the
     kernels read directly; a weight in another layout is copied at every call.
     """
+
+    _op = staticmethod(ops.conv2d)
 
     def __init__(
         self,
@@ -41,16 +92,11 @@ class Conv2d(Module):
         device: Device = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__()
-        activation.parse(act)
-        _check_channels("Conv2d", in_channels, out_channels, groups)
-        self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
-        self.kernel_size = check_settings(kernel_size, stride, padding, dilation, pool)
-        self.stride, self.padding, self.dilation, self.pool = stride, padding, dilation, pool
-        shape = out_channels, in_channels // groups, *self.kernel_size
-        self.weight = _empty(*shape, device=device, dtype=dtype, memory_format=torch.channels_last)
-        init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
-        self.bias = _bias(self.weight, out_channels) if bias else None
+        check_pool(pool)
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, act, device, dtype
+        )
+        self.pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv2d(
@@ -59,16 +105,23 @@ class Conv2d(Module):
 
     def extra_repr(self) -> str:
         pool = "" if self.pool is None else f", pool={self.pool!r}"
-        return f"{_shown(self, stride=1, padding=0, dilation=1, groups=1)}{pool}"
+        return f"{super().extra_repr()}{pool}"
 
 
-class ConvTranspose2d(Module):
-    """act(conv_transpose(x, weight) + bias): weight [in, out / groups, height, width], named and initialised as
-    torch's.
+class Conv3d(_Conv):
+    """act(conv(x, weight) + bias): weight [out, in / groups, depth, height, width], named and initialised as torch's.
 
-    Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv_transpose2d`. `act` is fused into it. The weight is in
-    torch.channels_last memory, as that of `Conv2d`.
+    Shapes: [N, in, D, H, W] -> [N, out, OD, OH, OW], see `ops.conv3d`. `act` is fused into the convolution. The weight
+    is in torch.channels_last_3d memory.
     """
+
+    _op = staticmethod(ops.conv3d)
+
+
+class _ConvTranspose(Module):
+    """As `_Conv`, of transposed convolutions."""
+
+    _op: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -87,24 +140,52 @@ class ConvTranspose2d(Module):
     ) -> None:
         super().__init__()
         activation.parse(act)
-        _check_channels("ConvTranspose2d", in_channels, out_channels, groups)
+        op = self._op.__name__
+        _check_channels(type(self).__name__, in_channels, out_channels, groups)
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
-        self.kernel_size = pair("conv_transpose2d", "kernel_size", kernel_size, 1)
-        conv_transpose.check_settings(stride, padding, output_padding, dilation)
+        self.kernel_size = numbers(op, "kernel_size", kernel_size, 1, axes_in(op))
+        conv_transpose.check_settings(op, stride, padding, output_padding, dilation)
         self.stride, self.padding, self.output_padding, self.dilation = stride, padding, output_padding, dilation
-        shape = in_channels, out_channels // groups, *self.kernel_size
-        self.weight = _empty(*shape, device=device, dtype=dtype, memory_format=torch.channels_last)
-        init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
+        self.weight = _weight(in_channels, out_channels // groups, self.kernel_size, device, dtype)
         self.bias = _bias(self.weight, out_channels) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.conv_transpose2d(
+        return type(self)._op(
             x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation,
             self.act,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
         return _shown(self, stride=1, padding=0, output_padding=0, dilation=1, groups=1)
+
+
+class ConvTranspose1d(_ConvTranspose):
+    """act(conv_transpose(x, weight) + bias): weight [in, out / groups, length], named and initialised as torch's.
+
+    Shapes: [N, in, L] -> [N, out, OL], see `ops.conv_transpose1d`. `act` is fused into it. The weight lies as that of
+    `Conv1d`.
+    """
+
+    _op = staticmethod(ops.conv_transpose1d)
+
+
+class ConvTranspose2d(_ConvTranspose):
+    """act(conv_transpose(x, weight) + bias): weight [in, out / groups, height, width], named and initialised as
+    torch's.
+
+    Shapes: [N, in, H, W] -> [N, out, OH, OW], see `ops.conv_transpose2d`. `act` is fused into it. The weight is in
+    torch.channels_last memory, as that of `Conv2d`.
+    """
+
+    _op = staticmethod(ops.conv_transpose2d)
+
+
+def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dtype: torch.dtype) -> Parameter:
+    """[rows, columns, *kernel] with the columns last in memory, in torch's range."""
+    place = device or default_device()
+    weight = Parameter(torch.empty(rows, *kernel, columns, device=place, dtype=dtype).movedim(-1, 1))
+    init.kaiming_uniform_(weight, a=math.sqrt(5.0))
+    return weight
 
 
 def _check_channels(layer: str, in_channels: int, out_channels: int, groups: int) -> None:
@@ -123,10 +204,10 @@ def _bias(weight: Parameter, channels: int) -> Parameter:
     return bias
 
 
-def _shown(layer: Conv2d | ConvTranspose2d, **usual: int) -> str:
+def _shown(layer: _Conv | _ConvTranspose, **usual: int) -> str:
     """The layer's settings, without those that have their usual value."""
     shown = f"{layer.in_channels}, {layer.out_channels}, kernel_size={layer.kernel_size}"
     for name, value in usual.items():
-        if getattr(layer, name) not in (value, (value, value)):
+        if getattr(layer, name) not in (value, (value,) * len(layer.kernel_size)):
             shown += f", {name}={getattr(layer, name)!r}"
     return f"{shown}, bias={layer.bias is not None}{_act_repr(layer.act)}"

@@ -20,11 +20,8 @@ from minidl.tensors import Tensor, default_device
 Device = torch.device | str | None
 
 
-def _empty(
-    *shape: int, device: Device, dtype: torch.dtype, memory_format: torch.memory_format = torch.contiguous_format
-) -> Parameter:
-    place = device or default_device()
-    return Parameter(torch.empty(shape, device=place, dtype=dtype, memory_format=memory_format))
+def _empty(*shape: int, device: Device, dtype: torch.dtype) -> Parameter:
+    return Parameter(torch.empty(shape, device=device or default_device(), dtype=dtype))
 
 
 def _act_repr(act: Activation) -> str:

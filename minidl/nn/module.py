@@ -174,8 +174,8 @@ class Module:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The torch tensors of all parameters and buffers by name, sharing memory. A shared one has several names.
 
-        Weights of convolutions are in torch.channels_last: call `.contiguous()` before writing them with safetensors,
-        which writes memory as it is.
+        Weights of convolutions have their channels last in memory: call `.contiguous()` before writing them with
+        safetensors, which writes memory as it is.
         """
         return {name: tensor.data for name, tensor in self._places()}
 

@@ -14,7 +14,9 @@ from minidl.ops import (
     activation,
     batchnorm,
     conv,
+    conv_sequence,
     conv_transpose,
+    conv_volume,
     elementwise,
     linalg,
     loss,
@@ -27,7 +29,9 @@ from minidl.ops import float8 as float8
 from minidl.ops.activation import *
 from minidl.ops.batchnorm import *
 from minidl.ops.conv import *
+from minidl.ops.conv_sequence import *
 from minidl.ops.conv_transpose import *
+from minidl.ops.conv_volume import *
 from minidl.ops.elementwise import *
 from minidl.ops.linalg import *
 from minidl.ops.loss import *
@@ -42,7 +46,9 @@ __all__ = ["dropout", "rand", "randn"]  # in the form that type checkers underst
 __all__ += activation.__all__
 __all__ += batchnorm.__all__
 __all__ += conv.__all__
+__all__ += conv_sequence.__all__
 __all__ += conv_transpose.__all__
+__all__ += conv_volume.__all__
 __all__ += elementwise.__all__
 __all__ += linalg.__all__
 __all__ += loss.__all__

@@ -1,4 +1,5 @@
-"""Convolution of images, with bias and activation in the product's epilogue."""
+"""Convolution of images, with bias and activation in the product's epilogue; and what is checked of every convolution,
+whatever the number of its axes."""
 
 from __future__ import annotations
 
@@ -11,12 +12,16 @@ import torch
 from minidl.autograd import Function, is_grad_enabled
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv.geometry import Geometry
+from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.ops import pool as pools
-from minidl.runtime.check import Pair, pair
+from minidl.runtime.check import SEVERAL, Pair, numbers
 from minidl.tensors import Tensor
 
 __all__ = ["conv2d"]
+
+AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+SHAPES = {1: "L", 2: "H, W", 3: "D, H, W"}
+KERNELS = {1: "K", 2: "R, S", 3: "Q, R, S"}
 
 
 class Convolution(Function):
@@ -52,7 +57,7 @@ class Convolution(Function):
         kept = dy if kept is None else conv.channels_last(kept)
         dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
         assert dz is not None
-        dz = dz.permute(0, 3, 1, 2)
+        dz = dz.movedim(-1, 1)
         dx = cls.grad_input(ctx, dz, weight) if ctx.needs[0] else None
         dw = cls.grad_weight(ctx, dz, x) if ctx.needs[1] else None
         return dx, dw, db, None, None, None
@@ -110,8 +115,7 @@ def conv2d(
     """
     geometry = geometry_of(x, weight, stride, padding, dilation, groups)
     check_vectors("conv2d", weight.shape[0], bias=bias, scale=scale)
-    if pool not in (None, "max", "avg"):
-        raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
+    check_pool(pool)
     if pool is not None and min(geometry.h.output, geometry.w.output) < 2:
         raise ValueError(
             f"conv2d: a 2x2 pool needs two rows and columns, got {geometry.h.output} x {geometry.w.output}"
@@ -137,20 +141,29 @@ def recorded(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Ten
     return wanted
 
 
-def sizes_of(op: str, x: Tensor, weight: Tensor, expected: str, groups: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(height, width) of image and kernel. Raises ValueError for other ranks, sizes of 0 and bad groups."""
-    if x.ndim != 4 or weight.ndim != 4:
+def sizes_of(op: str, x: Tensor, weight: Tensor, channels: str, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes of image and kernel along the axes. Raises ValueError for other ranks, sizes of 0 and bad groups.
+
+    channels: what the weight's first two sizes are.
+    """
+    axes = axes_in(op)
+    if x.ndim != axes + 2 or weight.ndim != axes + 2:
         raise ValueError(
-            f"{op}: x has shape {list(x.shape)}, weight {list(weight.shape)}; expected x [N, C, H, W] and "
-            f"weight {expected}"
+            f"{op}: x has shape {list(x.shape)}, weight {list(weight.shape)}; expected x [N, C, {SHAPES[axes]}] and "
+            f"weight [{channels}, {KERNELS[axes]}]"
         )
     # type, because 1.0 and True are found in a cache under 1.
     if type(groups) is not int or groups < 1:
         raise ValueError(f"{op}: groups is {groups!r}, expected a whole number of 1 or more")
-    size, kernel = (x.shape[2], x.shape[3]), (weight.shape[2], weight.shape[3])
+    size, kernel = tuple(x.shape[2:]), tuple(weight.shape[2:])
     if 0 in kernel or 0 in size:
         raise ValueError(f"{op}: an image of {size} with a kernel of {kernel}: neither may have a size of 0")
     return size, kernel
+
+
+def axes_in(op: str) -> int:
+    """The number of axes of an operation that is named by it, as conv2d."""
+    return int(op[-2])
 
 
 def check_vectors(op: str, channels: int, **vectors: Tensor | None) -> None:
@@ -162,44 +175,63 @@ def check_vectors(op: str, channels: int, **vectors: Tensor | None) -> None:
 
 def geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int) -> Geometry:
     """The geometry for x [N, C, H, W] and weight [M, C / groups, R, S]. Raises ValueError if they do not fit."""
-    size, kernel = sizes_of("conv2d", x, weight, "[M, C / groups, R, S]", groups)
+    h, w = axes_of("conv2d", x, weight, stride, padding, dilation, groups)
+    return Geometry(h, w, groups)
+
+
+def axes_of(
+    op: str, x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int
+) -> tuple[Axis, ...]:
+    """The axes for x [N, C, ...] and weight [M, C / groups, ...]. Raises ValueError if they do not fit."""
+    size, kernel = sizes_of(op, x, weight, "M, C / groups", groups)
     channels, M = x.shape[1], weight.shape[0]
     if channels != weight.shape[1] * groups or M % groups:
         raise ValueError(
-            f"conv2d: x has {channels} channels, weight {list(weight.shape)}, groups {groups}; expected x's channels "
+            f"{op}: x has {channels} channels, weight {list(weight.shape)}, groups {groups}; expected x's channels "
             f"to be groups * {weight.shape[1]} and weight's {M} outputs a multiple of groups"
         )
-    strides, dilations = pair("conv2d", "stride", stride, 1), pair("conv2d", "dilation", dilation, 1)
-    return _geometry(size, kernel, strides, _padding(padding, kernel, strides, dilations), dilations, groups)
+    axes = len(size)
+    strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
+    return _axes(op, size, kernel, strides, _padding(op, padding, kernel, strides, dilations), dilations)
 
 
-_geometry = functools.lru_cache(maxsize=4096)(Geometry.of)
+@functools.lru_cache(maxsize=4096)
+def _axes(op: str, *settings: tuple[Any, ...]) -> tuple[Axis, ...]:
+    named = zip(AXES[axes_in(op)], *settings, strict=True)
+    return tuple(Axis.of(op, *each) for each in named)
 
 
-def check_settings(kernel: Any, stride: Any, padding: Any, dilation: Any, pool: Any) -> tuple[int, int]:
-    """The (height, width) of a kernel. Raises ValueError for settings that fit no image and weight, TypeError for
-    settings that are not whole numbers."""
-    size = pair("conv2d", "kernel_size", kernel, 1)
-    _padding(padding, size, pair("conv2d", "stride", stride, 1), pair("conv2d", "dilation", dilation, 1))
-    if pool not in (None, "max", "avg"):
-        raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
+def check_settings(op: str, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[int, ...]:
+    """The sizes of a kernel. Raises ValueError for settings that fit no image and weight, TypeError for settings that
+    are not whole numbers."""
+    axes = axes_in(op)
+    size = numbers(op, "kernel_size", kernel, 1, axes)
+    _padding(op, padding, size, numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes))
     return size
 
 
+def check_pool(pool: Any) -> None:
+    """Raises ValueError unless there is such a pool."""
+    if pool not in (None, "max", "avg"):
+        raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
+
+
 def _padding(
-    padding: Pair | str, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """((top, bottom), (left, right))."""
-    if isinstance(padding, str):
-        if padding == "valid":
-            return (0, 0), (0, 0)
-        if padding != "same":
-            raise ValueError(f'conv2d: padding is {padding!r}, expected "same", "valid", a whole number or a pair')
-        if stride != (1, 1):
-            raise ValueError(f'conv2d: padding "same" is for stride 1, got stride {stride}')
-        (a, b), (c, d) = (
-            ((k - 1) * s // 2, (k - 1) * s - (k - 1) * s // 2) for k, s in zip(kernel, dilation, strict=True)
+    op: str, padding: Pair | str, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
+    """(before, after) of each axis."""
+    if not isinstance(padding, str):
+        return tuple((p, p) for p in numbers(op, "padding", padding, 0, len(kernel)))
+    reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+    if padding == "valid":
+        return tuple((0, 0) for _ in reach)
+    if padding == "causal" and len(kernel) == 1:
+        return ((reach[0], 0),)
+    if padding != "same":
+        also = ', "causal"' if len(kernel) == 1 else ""
+        raise ValueError(
+            f'{op}: padding is {padding!r}, expected "same", "valid"{also}, a whole number or {SEVERAL[len(kernel)]}'
         )
-        return (a, b), (c, d)
-    h, w = pair("conv2d", "padding", padding, 0)
-    return (h, h), (w, w)
+    if any(s != 1 for s in stride):
+        raise ValueError(f'{op}: padding "same" is for stride 1, got stride {stride}')
+    return tuple((all_ // 2, all_ - all_ // 2) for all_ in reach)

@@ -10,8 +10,8 @@ import torch
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.ops.conv import Convolution, check_vectors, recorded, sizes_of
-from minidl.runtime.check import Pair, pair
+from minidl.ops.conv import AXES, Convolution, axes_in, check_vectors, recorded, sizes_of
+from minidl.runtime.check import Pair, numbers
 from minidl.tensors import Tensor
 
 __all__ = ["conv_transpose2d"]
@@ -65,7 +65,8 @@ def conv_transpose2d(
     Raises ValueError for shapes that do not fit, a result without pixels, or a scale with a gradient; TypeError for
     different dtypes. Source: Dumoulin and Visin, arXiv 1603.07285, chapter 4.
     """
-    geometry = _geometry_of(x, weight, stride, padding, output_padding, groups, dilation)
+    h, w = axes_of(OP, x, weight, stride, padding, output_padding, groups, dilation)
+    geometry = Geometry(h, w, groups)
     check_vectors(OP, weight.shape[1] * groups, bias=bias, scale=scale)
     if not recorded(OP, x, weight, bias, scale):
         y, _ = conv.transposed(
@@ -76,50 +77,45 @@ def conv_transpose2d(
     return ConvTranspose2d.apply(x, weight, bias, geometry, act, form)
 
 
-def _geometry_of(
-    x: Tensor, weight: Tensor, stride: Pair, padding: Pair, output_padding: Pair, groups: int, dilation: Pair
-) -> Geometry:
-    """The geometry of the convolution whose input gradient this is. Raises ValueError if x and weight do not fit."""
-    size, kernel = sizes_of(OP, x, weight, "[C, M / groups, R, S]", groups)
+def axes_of(
+    op: str, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, output_padding: Pair, groups: int, dilation: Pair
+) -> tuple[Axis, ...]:
+    """The axes of the convolution whose input gradient this is. Raises ValueError if x and weight do not fit."""
+    size, kernel = sizes_of(op, x, weight, "C, M / groups", groups)
     if x.shape[1] != weight.shape[0] or x.shape[1] % groups:
         raise ValueError(
-            f"{OP}: x has {x.shape[1]} channels, weight {list(weight.shape)}, groups {groups}; expected x's channels "
+            f"{op}: x has {x.shape[1]} channels, weight {list(weight.shape)}, groups {groups}; expected x's channels "
             f"to be weight's first size, {weight.shape[0]}, and a multiple of groups"
         )
-    return _geometry(size, kernel, *check_settings(stride, padding, output_padding, dilation), groups)
+    return _axes(op, size, kernel, *check_settings(op, stride, padding, output_padding, dilation))
 
 
-def check_settings(stride: Any, padding: Any, output_padding: Any, dilation: Any) -> tuple[tuple[int, int], ...]:
-    """The four as pairs. Raises ValueError for settings that fit no image and weight, TypeError for settings that are
-    not whole numbers."""
-    strides, dilations = pair(OP, "stride", stride, 1), pair(OP, "dilation", dilation, 1)
-    ends = pair(OP, "output_padding", output_padding, 0)
+def check_settings(
+    op: str, stride: Any, padding: Any, output_padding: Any, dilation: Any
+) -> tuple[tuple[int, ...], ...]:
+    """The four for each axis. Raises ValueError for settings that fit no image and weight, TypeError for settings that
+    are not whole numbers."""
+    axes = axes_in(op)
+    strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
+    ends = numbers(op, "output_padding", output_padding, 0, axes)
     for end, step, apart in zip(ends, strides, dilations, strict=True):
         if end >= max(step, apart):
             raise ValueError(
-                f"{OP}: output_padding is {output_padding!r}, expected less than stride {stride!r} or than dilation "
+                f"{op}: output_padding is {output_padding!r}, expected less than stride {stride!r} or than dilation "
                 f"{dilation!r}"
             )
-    return strides, pair(OP, "padding", padding, 0), ends, dilations
+    return strides, numbers(op, "padding", padding, 0, axes), ends, dilations
 
 
 @functools.lru_cache(maxsize=4096)
-def _geometry(
-    size: tuple[int, int],
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    output_padding: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: int,
-) -> Geometry:
+def _axes(op: str, *settings: tuple[int, ...]) -> tuple[Axis, ...]:
     axes = []
-    for name, i in (("height", 0), ("width", 1)):
-        out = (size[i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + output_padding[i] + 1
+    for name, size, kernel, stride, padding, end, dilation in zip(AXES[axes_in(op)], *settings, strict=True):
+        out = (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + end + 1
         if out < 1:
             raise ValueError(
-                f"{OP}: the result would have a {name} of {out}; use less padding than {padding[i]}, or a larger image "
+                f"{op}: the result would have a {name} of {out}; use less padding than {padding}, or a larger image "
                 "or kernel"
             )
-        axes.append(Axis(out, kernel[i], size[i], stride[i], padding[i], dilation[i]))
-    return Geometry(axes[0], axes[1], groups)
+        axes.append(Axis(out, kernel, size, stride, padding, dilation))
+    return tuple(axes)

@@ -7,6 +7,8 @@ import torch
 Pair = int | Sequence[int]
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SEVERAL = {1: "a sequence of one", 2: "a pair of them", 3: "three of them"}
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 MOST = 2**30  # of sizes, strides, paddings and dilations: kernels take them as int32
 
 
@@ -39,22 +41,31 @@ def axis(op: str, dim: int, rank: int) -> int:
 
 
 def pair(op: str, name: str, value: Pair, least: int) -> tuple[int, int]:
-    """(height, width) of a whole number or a pair of them; a sequence of one counts for both, as in torch.
+    """(height, width), as `numbers` has them."""
+    height, width = numbers(op, name, value, least, 2)
+    return height, width
+
+
+def numbers(op: str, name: str, value: Pair, least: int, count: int) -> tuple[int, ...]:
+    """A whole number for each of `count` axes; one, or a sequence of one, counts for all, as in torch.
 
     Raises TypeError for anything else, ValueError for numbers that are not from `least` to MOST.
     """
     values = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
     # bool is an int to Python, and True is found in a cache under 1.
-    whole = len(values) in (1, 2) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+    whole = len(values) in (1, count) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
     if not whole or not all(least <= v <= MOST for v in values):
-        text = f"{op}: {name} is {value!r}, expected a whole number from {least} to {MOST}, or a pair of them"
+        text = f"{op}: {name} is {value!r}, expected a whole number from {least} to {MOST}, or {SEVERAL[count]}"
         raise ValueError(text) if whole else TypeError(text)
-    return values[0], values[-1]
+    return values if len(values) == count else values * count
 
 
 def memory_order(tensor: torch.Tensor) -> torch.memory_format | None:
-    """torch.contiguous_format or torch.channels_last, whichever the tensor is dense in; None for other strides."""
+    """torch.contiguous_format, torch.channels_last or torch.channels_last_3d, whichever the tensor is dense in; for
+    [N, C, L] in the order [N, L, C], which has no name, torch.preserve_format; None for other strides."""
     if tensor.is_contiguous():
         return torch.contiguous_format
-    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else None
+    if tensor.dim() == 3:
+        return torch.preserve_format if tensor.transpose(1, 2).is_contiguous() else None
+    last = LAST.get(tensor.dim())
+    return last if last is not None and tensor.is_contiguous(memory_format=last) else None

@@ -195,7 +195,7 @@ def test_drawn_shapes_are_listed_without_a_gpu(command):
         (("--minutes", "3"), "--minutes requires --drawn"),
         (("--from", "3"), "--from requires --drawn"),
         (("--drawn", "0"), "--drawn is 0, expected a whole number from 1 to 1000000"),
-        (("--drawn", "3", "--of", "fft"), "--of is fft, expected one of conv, conv_transpose"),
+        (("--drawn", "3", "--of", "fft"), "--of is fft, expected one of conv, conv_transpose, conv1d, conv3d"),
         (("--drawn", "3", "--from", "-1"), "--from is -1, expected a whole number from 0 to 999999"),
         (("--drawn", "3", "--minutes", "0"), "--minutes is 0.0, expected a number above 0, at most 1440"),
         (("softmax", "--drawn", "3"), "NAME cannot be combined with --drawn"),
@@ -204,7 +204,7 @@ def test_drawn_shapes_are_listed_without_a_gpu(command):
         (("--drawn", "3", "--peers"), "--peers cannot be combined with --drawn"),
         (("--drawn", "3", "--profile"), "--profile cannot be combined with --drawn"),
         (("--drawn", "3", "--from", "3"), "--from 3 leaves none of the 3 shapes of --drawn, numbered from 0"),
-        (("--drawn", "3", "--of", "gemm", "--regret"), "--regret is for conv and conv_transpose"),
+        (("--drawn", "3", "--of", "gemm", "--regret"), "--regret is for convolutions"),
         (("--drawn", "3", "--list", "--json", "r.json"), "--list only lists what is available: leave out --json"),
     ],
 )

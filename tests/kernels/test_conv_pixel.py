@@ -83,6 +83,15 @@ def test_all_walks_back_are_one_launch(stride, kernel, channels):
     assert torch.equal(y.double(), expected.relu())
 
 
+@pytest.mark.parametrize("M", [72, 96])
+def test_channels_that_fill_no_block_where_rows_of_taps_are_inside(M):
+    """A single walk would count two taps as one of twice the channels."""
+    tile = launch.Tile({"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 64}, 4, 2)
+    p = Problem((2, 32, M, (6, 8), (3, 2), (2, 1), (1, 1), (1, 1), 1))
+    with launch.force(conv=tile):
+        assert torch.equal(conv.grad_input(p.dy, p.w, p.geometry, form="pixel"), p.dx.to(p.w.dtype))
+
+
 def test_what_the_one_launch_leaves_to_single_walks():
     for change, why in (({"stride": 5}, "above 4"), ({"dilation": 2}, "a dilation"), ({"stride": 1}, "of 1")):
         axis = Geometry.of((40, 40), (3, 3), (2, 2), ((0, 0), (0, 0)), (1, 1)).h._replace(**change)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import minidl
-from minidl import nn, no_grad
+from minidl import nn, no_grad, optim
 from minidl.kernels import conv
+from minidl.runtime import check
 from minidl.tensors import Tensor, default_device
 
 
@@ -127,3 +128,48 @@ def test_what_a_transposed_layer_shows():
         nn.ConvTranspose2d(3, 8, 3, groups=2)
     with pytest.raises(ValueError, match="output_padding is 1, expected less than stride 1"):
         nn.ConvTranspose2d(3, 8, 3, output_padding=1)
+
+
+OTHERS = [
+    (nn.Conv1d, torch.nn.Conv1d, (2, 6, 9), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    (nn.Conv1d, torch.nn.Conv1d, (2, 6, 9), {"kernel_size": 4, "groups": 3, "bias": False}),
+    (nn.ConvTranspose1d, torch.nn.ConvTranspose1d, (2, 6, 5), {"kernel_size": 3, "stride": 2, "output_padding": 1}),
+    (nn.Conv3d, torch.nn.Conv3d, (2, 6, 4, 5, 6), {"kernel_size": (1, 2, 3), "padding": (0, 1, 1), "dilation": 2}),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "shape", "how"), OTHERS)
+def test_torchs_sequences_and_volumes(ours, theirs, shape, how):
+    """Weights load both ways, an optimizer takes them as they lie, and initial values are in torch's range."""
+    theirs = theirs(6, 9, **how, dtype=torch.float64, device=default_device())
+    ours = ours(6, 9, **how, dtype=torch.float64)
+    bound = 1 / math.prod(ours.weight.shape[1:]) ** 0.5
+    assert bound / 2 < ours.weight.data.abs().max() <= bound
+    ours.load_state_dict(theirs.state_dict())
+    assert not ours.weight.data.is_contiguous()
+    x = images(*shape)
+    adams = torch.optim.AdamW(theirs.parameters(), lr=0.1), optim.AdamW(ours.parameters(), lr=0.1)
+    for _ in range(2):
+        y, expected = ours(Tensor(x)), theirs(x)
+        torch.testing.assert_close(y.data, expected.detach(), rtol=1e-12, atol=1e-12)
+        y.square().sum().backward()
+        expected.square().sum().backward()
+        assert check.memory_order(ours.weight.grad.data) == check.memory_order(ours.weight.data)
+        for adam in adams:
+            adam.step()
+            adam.zero_grad()
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(theirs(x).detach(), ours(Tensor(x)).data, rtol=1e-12, atol=1e-12)
+
+
+def test_what_other_layers_show_and_refuse():
+    assert repr(nn.Conv1d(4, 8, 3, padding="causal")) == "Conv1d(4, 8, kernel_size=(3,), padding='causal', bias=True)"
+    assert repr(nn.Conv3d(4, 8, 3, stride=(1, 2, 2))) == (
+        "Conv3d(4, 8, kernel_size=(3, 3, 3), stride=(1, 2, 2), bias=True)"
+    )
+    with pytest.raises(TypeError, match=r"conv1d: kernel_size is \(3, 3\), .* or a sequence of one"):
+        nn.Conv1d(4, 8, (3, 3))
+    with pytest.raises(ValueError, match="Conv3d: got 3 input"):
+        nn.Conv3d(3, 8, 3, groups=2)
+    with pytest.raises(ValueError, match="conv_transpose1d: output_padding is 1"):
+        nn.ConvTranspose1d(4, 8, 3, output_padding=1)

@@ -156,8 +156,8 @@ def _precision(x: torch.Tensor, form: str | None) -> str:
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """x [N, C, H, W] as a contiguous [N, H, W, C]: a view where it is channels-last, else a copy."""
-    return x.permute(0, 2, 3, 1).contiguous()
+    """x [N, C, H, W] as a contiguous [N, H, W, C]: a view where it is channels-last, else a copy. So for more axes."""
+    return x.movedim(1, -1).contiguous()
 
 
 def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:

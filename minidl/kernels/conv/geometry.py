@@ -52,6 +52,19 @@ class Axis(NamedTuple):
     padding: int
     dilation: int
 
+    @staticmethod
+    def of(op: str, name: str, size: int, kernel: int, stride: int, padding: tuple[int, int], dilation: int) -> Axis:
+        """That of an input padded at the low and the high end. Raises ValueError where the kernel does not fit."""
+        low, high = padding
+        reach = dilation * (kernel - 1) + 1
+        room = size + low + high - reach
+        if room < 0:
+            raise ValueError(
+                f"{op}: the kernel's {name} {reach} (dilation included) is above that of the padded input, "
+                f"{size + low + high}; pad more, or use a smaller kernel"
+            )
+        return Axis(size, kernel, room // stride + 1, stride, low, dilation)
+
     def forward(self) -> Walk:
         """The walk from outputs to inputs."""
         return Walk(0, 1, self.output, -self.padding, self.stride, self.dilation, tuple(range(self.kernel)))
@@ -106,14 +119,8 @@ class Geometry(NamedTuple):
 
         Raises ValueError where the kernel does not fit into the padded input.
         """
-        axes = []
-        for name, i in (("height", 0), ("width", 1)):
-            low, high = padding[i]
-            room = size[i] + low + high - dilation[i] * (kernel[i] - 1) - 1
-            if room < 0:
-                raise ValueError(
-                    f"conv2d: the kernel's {name} {dilation[i] * (kernel[i] - 1) + 1} (dilation included) is above "
-                    f"that of the padded input, {size[i] + low + high}; pad more, or use a smaller kernel"
-                )
-            axes.append(Axis(size[i], kernel[i], room // stride[i] + 1, stride[i], low, dilation[i]))
+        axes = [
+            Axis.of("conv2d", name, size[i], kernel[i], stride[i], padding[i], dilation[i])
+            for i, name in enumerate(("height", "width"))
+        ]
         return Geometry(axes[0], axes[1], groups)

@@ -71,7 +71,7 @@ def able(problem: Problem) -> bool | No:
 def estimate(problem: Problem) -> float:
     """That of the walk with most taps in its tile, for the mean number of taps."""
     walk = _longest(problem)
-    at = pixel_choice.chosen(walk)
+    at = pixel_choice.chosen(walk)._replace(C=problem.C)  # no row of taps counts as one here
     if not problem.paced:
         return costs.microseconds(
             problem, NAME, costs.outputs(problem) * pixel_choice.products(walk) * costs.taps(problem) / walk.taps,
@@ -89,7 +89,7 @@ def prepare(problem: Problem) -> Product:
     time = estimate(problem._replace(N=problem.images))
     turn = problem.in_place and not pixel_choice.turns(problem, time)
     walk = _longest(problem)
-    at = pixel_choice.chosen(walk)
+    at = pixel_choice.chosen(walk)._replace(C=problem.C)
     most_h, most_w = len(walk.at.h.taps), len(walk.at.v.taps)
     scalars = (problem.N, H, W, h.size, v.size, h.kernel, v.kernel)
     meta = {

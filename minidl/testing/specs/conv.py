@@ -1,9 +1,9 @@
-"""The records of `conv2d` and `conv_transpose2d`.
+"""The records of convolutions along one, two and three axes, and of transposed ones.
 
-An output adds up K = C R S products (C of its group), an element of the input's gradient at most M R S, one of the
-weight's gradient N OH OW. Every form adds a block of products at a time and then the blocks, shares of them first; what
-lies outside the image adds nothing. So the chain is no longer than K, nor than a block and the blocks.
-A transposed one exchanges C with M and the image with the result.
+An output adds up K = C R S products (C of its group; of a volume C Q R S), an element of the input's gradient at most
+M R S, one of the weight's gradient N OH OW. Every form adds a block of products at a time and then the blocks, shares
+of them first; what lies outside the image adds nothing. So the chain is no longer than K, nor than a block and the
+blocks. A transposed one exchanges C with M and the image with the result.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def chain(terms: int, rows: int) -> int:
 
 @dataclass(frozen=True)
 class Convolution:
-    """The reference and the bounds of `conv2d` and, with the roles of C and M exchanged, of `conv_transpose2d`.
+    """The reference and the bounds of a convolution and, with the roles of C and M exchanged, of a transposed one.
 
     `op` is minidl's function and `function` torch's. Both take x, weight, bias and settings, of which the fourth is the
     number of groups; minidl's takes the activation after them.
@@ -63,11 +64,14 @@ class Convolution:
         if x.shape[0] == 0:
             one = self.convolve(x.new_zeros(1, *x.shape[1:]), weight, bias, how)
             return one[:0] + 0 * (x.sum() + weight.sum())
+        if len(how) > 1 and how[1] in ("same", "causal"):
+            # torch warns of a "same" of uneven parts, and has no "causal".
+            x, how = _padded(x, weight, *how)
         return self.function(x, weight, bias, *how)
 
     def terms(self, weight: torch.Tensor, groups: int) -> tuple[int, int]:
         """The most products in an output, and in an element of the input's gradient."""
-        taps = weight.shape[2] * weight.shape[3]
+        taps = math.prod(weight.shape[2:])
         of_C, of_M = weight.shape[1] * taps, weight.shape[0] // groups * taps
         return (of_M, of_C) if self.transposed else (of_C, of_M)
 
@@ -76,7 +80,7 @@ class Convolution:
         x, weight, bias, *how, _ = case.arguments(self.op)
         z, total = self.convolve(x, weight, bias, how), self.convolve(x.abs(), weight.abs(), None, how)
         terms, _ = self.terms(weight, how[3])
-        error = products.sum_error(total, terms, chain(terms, weight.shape[2] * weight.shape[3]), dtype)
+        error = products.sum_error(total, terms, chain(terms, math.prod(weight.shape[2:])), dtype)
         return z, products.with_bias(z, error, bias, dtype)
 
     def grad_bound(self, case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -90,10 +94,12 @@ class Convolution:
             dx_error, dw_error = torch.autograd.grad(y, (a, w), error)
         _, terms = self.terms(weight, how[3])
         image = x if self.transposed else dy
-        pixels = image.shape[0] * image.shape[2] * image.shape[3]
-        dx = dx_error + products.sum_error(dx_known, terms, chain(terms, weight.shape[2] * weight.shape[3]), dtype)
+        pixels = image.shape[0] * math.prod(image.shape[2:])
+        dx = dx_error + products.sum_error(dx_known, terms, chain(terms, math.prod(weight.shape[2:])), dtype)
         dw = dw_error + products.sum_error(dw_known, pixels, chain(pixels, 1), dtype)
-        return products.gradient_bounds(grads, (dx, dw, products.bias_error(known, error, (0, 2, 3), dtype)), dtype)
+        return products.gradient_bounds(
+            grads, (dx, dw, products.bias_error(known, error, (0, *range(2, x.ndim)), dtype)), dtype
+        )
 
     def record(self, **fields: Any) -> OpSpec:
         """The record with everything that both have."""
@@ -112,40 +118,59 @@ class Convolution:
         )
 
 
+def _padded(
+    x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: str, dilation: Any, groups: int
+) -> tuple[torch.Tensor, list[Any]]:
+    """x with the zeros that a padding by name puts around it, and the settings without it."""
+    axes = x.ndim - 2
+    around: list[int] = []
+    for i, kernel in enumerate(weight.shape[2:]):
+        reach = (kernel - 1) * (dilation if isinstance(dilation, int) else dilation[i])
+        low = reach if padding == "causal" else reach // 2
+        around = [low, reach - low, *around]
+    return F.pad(x, around), [stride, (0,) * axes, dilation, groups]
+
+
 def _bias_and_act(make: Make, channels: int) -> tuple[torch.Tensor | None, Activation]:
     bias = make.tensor(channels) if make.integer(0, 1) else None
     return bias, make.choice([None, "relu", ("leaky_relu", 0.25)])
 
 
-def _inputs(make: Make) -> Case:
+def _inputs(axes: int, make: Make) -> Case:
+    """Of `conv1d`, `conv2d` and `conv3d`."""
+
+    def each(least: int, most: int) -> tuple[int, ...]:
+        return tuple(make.integer(least, most) for _ in range(axes))
+
     groups = make.choice([1, 1, 1, 2, 3])
     N, C, M = make.choice([2, 1, 3, 0]), make.choice([1, 3, 2, 13, 16, 32]), make.choice([2, 1, 5, 12, 16, 20])
-    R, S = make.integer(1, 5), make.integer(1, 5)
-    stride = (make.integer(1, 3), make.integer(1, 3))
-    dilation = (make.integer(1, 2), make.integer(1, 2))
-    padding: Any = make.choice(["numbers", "numbers", "numbers", "same", "valid"])
-    low = (0, 0)
+    kernel, stride, dilation = each(1, 5 if axes < 3 else 3), each(1, 3), each(1, 2)
+    padding: Any = make.choice(["numbers", "numbers", "numbers", "same", "valid"] + ["causal"] * (axes == 1))
+    low: tuple[int, ...] = (0,) * axes
     if padding == "numbers":
-        low = padding = (make.integer(0, 3), make.integer(0, 3))
+        low = padding = each(0, 3)
     elif padding == "same":
-        stride, low = (1, 1), (dilation[0] * (R - 1) // 2, dilation[1] * (S - 1) // 2)
-    least = [max(1, d * (k - 1) + 1 - 2 * p) for d, k, p in zip(dilation, (R, S), low, strict=True)]
-    H, W = (smallest + make.choice([0, 1, 2, 5, 9]) for smallest in least)
+        stride, low = (1,) * axes, tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
+    least = [max(1, d * (k - 1) + 1 - 2 * p) for d, k, p in zip(dilation, kernel, low, strict=True)]
+    size = [smallest + make.choice([0, 1, 2, 5, 9] if axes < 3 else [0, 1, 3]) for smallest in least]
     bias, act = _bias_and_act(make, groups * M)
-    x, weight = make.tensor(N, groups * C, H, W), make.tensor(groups * M, C, R, S)
+    x, weight = make.tensor(N, groups * C, *size), make.tensor(groups * M, C, *kernel)
     return Case((x, weight, bias, stride, padding, dilation, groups, act))
 
 
-def _transposed_inputs(make: Make) -> Case:
+def _transposed_inputs(axes: int, make: Make) -> Case:
+    """Of `conv_transpose1d` and `conv_transpose2d`."""
+
+    def each(least: int, most: int) -> tuple[int, ...]:
+        return tuple(make.integer(least, most) for _ in range(axes))
+
     groups = make.choice([1, 1, 1, 2, 3])
     N, C, M = make.choice([2, 1, 3, 0]), make.choice([1, 3, 2, 13, 16, 32]), make.choice([2, 1, 3, 5, 12, 16])
-    kernel = make.integer(1, 5), make.integer(1, 5)
-    stride = make.integer(1, 3), make.integer(1, 3)
-    dilation = make.integer(1, 2), make.integer(1, 2)
+    kernel, stride, dilation = each(1, 5), each(1, 3), each(1, 2)
     ends = tuple(make.integer(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True))
-    size = make.choice([1, 2, 5, 9]), make.choice([1, 3, 4, 10])
+    size = (make.choice([1, 2, 5, 9]), make.choice([1, 3, 4, 10]))[:axes]
     padding = []
-    for i in range(2):
+    for i in range(axes):
         whole = (size[i] - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + ends[i]
         padding.append(min(make.integer(0, 3), whole // 2))
     bias, act = _bias_and_act(make, groups * M)
@@ -162,7 +187,7 @@ _conv = _settings((2, 3, 4, 4), (4, 3, 1, 1))
 _transposed = _settings((2, 4, 4, 4), (4, 3, 3, 3))
 
 CONV2D = Convolution(ops.conv2d, F.conv2d).record(
-    inputs=_inputs,
+    inputs=partial(_inputs, 2),
     families=FAMILIES,
     examples={
         "few channels": tensors((2, 1, 9, 11), (6, 1, 3, 3), (6,)),
@@ -194,7 +219,7 @@ CONV2D = Convolution(ops.conv2d, F.conv2d).record(
 )
 
 CONV_TRANSPOSE2D = Convolution(ops.conv_transpose2d, F.conv_transpose2d, transposed=True).record(
-    inputs=_transposed_inputs,
+    inputs=partial(_transposed_inputs, 2),
     families=("conv_turn", "conv_few"),
     examples={
         "few outputs": tensors((2, 16, 5, 6), (16, 3, 5, 5), (3,), extra=(2, 2, 1, 1, 1, "tanh")),
@@ -222,4 +247,61 @@ CONV_TRANSPOSE2D = Convolution(ops.conv_transpose2d, F.conv_transpose2d, transpo
     ),
 )
 
-SPECS = [CONV2D, CONV_TRANSPOSE2D]
+_sequences = _settings((2, 3, 7), (4, 3, 3))
+
+CONV1D = Convolution(ops.conv1d, F.conv1d).record(
+    inputs=partial(_inputs, 1),
+    families=("conv_depthwise",),
+    examples={
+        "dilated": tensors((2, 16, 20), (20, 16, 3), (20,), extra=(1, 2, 2, 1, "relu")),
+        "first layer": tensors((2, 1, 43), (12, 1, 10), (12,), extra=(5,)),
+        "depthwise": tensors((2, 8, 17), (8, 1, 31), (8,), extra=(1, "same", 1, 8, "silu")),
+    },
+    bad=(
+        refuses(ValueError, r"x has shape \[2, 3\].* expected x \[N, C, L\]", (2, 3), (4, 3, 1)),
+        refuses(ValueError, "conv1d: x has 3 channels, weight", (2, 3, 4), (4, 2, 1)),
+        refuses(ValueError, "kernel's length 5 .* is above that of the padded input, 4", (2, 3, 4), (4, 3, 5)),
+        _sequences(ValueError, "conv1d: stride is 0, expected a whole number", None, 0),
+        _sequences(TypeError, "or a sequence of one", None, 1, 0, (1, 2)),
+        _sequences(ValueError, 'expected "same", "valid", "causal", a whole number', None, 1, "full"),
+        _sequences(ValueError, 'padding "same" is for stride 1', None, 2, "same"),
+    ),
+)
+
+CONV_TRANSPOSE1D = Convolution(ops.conv_transpose1d, F.conv_transpose1d, transposed=True).record(
+    inputs=partial(_transposed_inputs, 1),
+    families=("conv_turn",),
+    examples={"upsampling": tensors((2, 16, 9), (16, 8, 4), (8,), extra=(2, 1, 0, 1, 1, "relu"))},
+    bad=(
+        refuses(ValueError, r"x has shape \[2, 3\].* expected x \[N, C, L\]", (2, 3), (3, 4, 1)),
+        refuses(ValueError, "conv_transpose1d: x has 3 channels, weight", (2, 3, 4), (2, 3, 1)),
+        refuses(ValueError, "output_padding is 2, expected less", (2, 3, 4), (3, 2, 3), extra=(None, 2, 0, 2)),
+        refuses(ValueError, "the result would have a length of 0", (2, 4, 4), (4, 3, 3), extra=(None, 1, 3)),
+    ),
+)
+
+_volumes = _settings((2, 3, 4, 4, 4), (4, 3, 3, 3, 3))
+
+CONV3D = Convolution(ops.conv3d, F.conv3d).record(
+    inputs=partial(_inputs, 3),
+    families=("conv_fill",),
+    examples={
+        "3x3x3": tensors((2, 16, 4, 5, 6), (20, 16, 3, 3, 3), (20,), extra=(1, 1, 1, 1, "relu")),
+        "stride": tensors((2, 5, 6, 7, 5), (7, 5, 3, 2, 3), (7,), extra=((2, 1, 2), (1, 0, 1), (1, 2, 1))),
+        "slices": tensors((2, 6, 4, 5, 5), (8, 6, 1, 3, 3), (8,), extra=(1, (0, 1, 1), 1, 1, "gelu")),
+        "depth": tensors((2, 6, 7, 3, 3), (8, 6, 3, 1, 1), (8,), extra=((2, 1, 1), (1, 0, 0))),
+        "depthwise": tensors((1, 8, 4, 5, 5), (8, 1, 3, 3, 3), extra=(None, 1, 1, 1, 8)),
+    },
+    bad=(
+        refuses(ValueError, r"x has shape .* expected x \[N, C, D, H, W\]", (2, 3, 4, 4), (4, 3, 1, 1)),
+        refuses(ValueError, "conv3d: x has 3 channels, weight", (2, 3, 4, 4, 4), (4, 2, 1, 1, 1)),
+        refuses(
+            ValueError, "kernel's depth 5 .* is above that of the padded input, 4", (2, 3, 4, 4, 4), (4, 3, 5, 1, 1)
+        ),
+        _volumes(TypeError, "or three of them", None, (1, 2)),
+        _volumes(ValueError, 'expected "same", "valid", a whole number or three', None, 1, "causal"),
+        refuses(TypeError, "convert one of", (2, 3, 4, 4, 4), of(torch.float16, 4, 3, 1, 1, 1)),
+    ),
+)
+
+SPECS = [CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D]

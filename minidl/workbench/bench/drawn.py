@@ -12,8 +12,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from minidl.workbench.bench.published import CONV, CONV_TRANSPOSE, GEMM, IMAGES, SOFTMAX
-from minidl.workbench.bench.shapes import Conv, Gemm, Images, Pair, Reduced, Rows, Shape
+from minidl.workbench.bench.published import CONV, CONV1D, CONV3D, CONV_TRANSPOSE, GEMM, IMAGES, SOFTMAX
+from minidl.workbench.bench.shapes import Conv, Gemm, Images, Pair, Reduced, Rows, Shape, Sizes
 
 LIMIT = 8e9
 PUBLISHED = 0.4
@@ -71,6 +71,47 @@ def _conv_transpose(rng: Random) -> Conv:
     return Conv(_batch(rng), channels, outputs, size, kernels, strides, padding, dilation, groups, "", True, ends)
 
 
+def _conv1d(rng: Random) -> Conv:
+    """A sequence is an image of one row."""
+    if rng.random() < PUBLISHED:
+        source, channels, outputs, length, kernel, stride, padding, dilation, groups, transposed = rng.choice(CONV1D)
+        return Conv(
+            _batch(rng), channels, outputs, (1, length), (1, kernel), (1, stride), (0, padding), (1, dilation),
+            groups, source, transposed, sequence=True,
+        )  # fmt: skip
+    groups, channels, outputs = _channels(rng)
+    kernel = rng.choices((1, 2, 3, 4, 5, 7, 9, 15, 31, 64), (3, 2, 8, 3, 4, 3, 2, 1, 2, 1))[0]
+    transposed = rng.random() < 0.15
+    stride = rng.choices((1, 2, 3, 4), (12, 5, 1, 1))[0]
+    dilation = 1 if kernel == 1 or transposed else rng.choices((1, 2, 4, 16, 64, 512), (9, 2, 2, 1, 1, 1))[0]
+    padding = rng.choices((0, dilation * (kernel - 1) // 2), (3, 6))[0]
+    return Conv(
+        _batch(rng), channels, outputs, (1, _log(rng, 1, 65536)), (1, kernel), (1, stride), (0, padding),
+        (1, dilation), groups, "", transposed, sequence=True,
+    )  # fmt: skip
+
+
+def _conv3d(rng: Random) -> Conv:
+    if rng.random() < PUBLISHED:
+        source, channels, outputs, size, kernel, stride, padding, dilation, groups = rng.choice(CONV3D)
+        return Conv(
+            _log(rng, 1, 32), channels, outputs, size, _three(kernel), _three(stride), _three(padding),
+            _three(dilation), groups, source, ends=(0, 0, 0),
+        )  # fmt: skip
+    groups, channels, outputs = _channels(rng)
+    size = rng.choices((1, 2, 3, 4, 5, 7), (4, 2, 12, 1, 2, 1))[0]
+    kernel = rng.choices(((size,) * 3, (1, size, size), (size, 1, 1)), (8, 1, 1))[0]
+    stride = rng.choices(((1, 1, 1), (2, 2, 2), (1, 2, 2)), (12, 4, 2))[0]
+    dilation = (1, 1, 1) if size == 1 or rng.random() < 0.85 else (2, 2, 2)
+    same = tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
+    side = _log(rng, 1, 128)
+    sizes = _log(rng, 1, 64), side, side if rng.random() < 0.8 else _log(rng, 1, 128)
+    padding = rng.choices(((0, 0, 0), same), (3, 6))[0]
+    return Conv(
+        _log(rng, 1, 32), channels, outputs, sizes, kernel, stride, padding, dilation, groups, ends=(0, 0, 0)
+    )  # fmt: skip
+
+
 def _gemm(rng: Random) -> Gemm:
     kind = rng.choices(("AB", "AB^T", "A^TB"), (2, 2, 1))[0]
     if rng.random() < PUBLISHED:
@@ -109,8 +150,8 @@ def _reduce(rng: Random) -> Reduced:
 
 
 KINDS: dict[str, Callable[[Random], Shape]] = {
-    "conv": _conv, "conv_transpose": _conv_transpose, "gemm": _gemm, "softmax": _softmax, "norm": _norm,
-    "pool": _pool, "reduce": _reduce,
+    "conv": _conv, "conv_transpose": _conv_transpose, "conv1d": _conv1d, "conv3d": _conv3d, "gemm": _gemm,
+    "softmax": _softmax, "norm": _norm, "pool": _pool, "reduce": _reduce,
 }  # fmt: skip
 
 
@@ -165,3 +206,7 @@ def _log(rng: Random, low: int, high: int) -> int:
 
 def _pair(size: int | Pair) -> Pair:
     return (size, size) if isinstance(size, int) else size
+
+
+def _three(size: int | Sizes) -> Sizes:
+    return (size,) * 3 if isinstance(size, int) else size

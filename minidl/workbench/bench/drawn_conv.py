@@ -7,6 +7,7 @@ transposed convolution, and each is the other's gradient of the input. A sample 
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import statistics
@@ -50,14 +51,14 @@ class Layer:
         self.shape, self.dtype, self.seed = shape, dtype, seed
         generator = torch.Generator(device).manual_seed(Random(seed).getrandbits(63))
         large, small = _pair(shape)
-        self.geometry = _geometry(shape)
-        self.pixels = shape.images * small[1] * small[2]
+        self.geometry = self.of_axes(*_axes(shape))
+        self.pixels = shape.images * math.prod(small[1:])
         sets = input_sets(float(dtype.itemsize) * sum(shape.elements))
 
         def made(images: int, size: tuple[int, ...], scale: float) -> torch.Tensor:
-            channels, rows, columns = size
-            values = torch.randn(images, rows, columns, channels, device=device, dtype=dtype, generator=generator)
-            return values.mul_(scale).permute(0, 3, 1, 2)
+            channels, *sizes = size
+            values = torch.randn(images, *sizes, channels, device=device, dtype=dtype, generator=generator)
+            return values.mul_(scale).movedim(-1, 1)
 
         # The gradient of the output is the large one of a transposed convolution.
         scale = min(1.0, LARGEST / math.sqrt(self.pixels))
@@ -67,14 +68,33 @@ class Layer:
         weights = large[0] // shape.groups, *shape.kernel
         self.w = made(small[0], weights, math.prod(weights) ** -0.5)
 
+    def of_axes(self, *axes: Axis) -> Any:
+        """The geometry with these axes."""
+        return Geometry(axes[0], axes[1], self.shape.groups)
+
     def ours(self, direction: str, form: str | None = None) -> list[sides.Call]:
         """Our calls, in a form or in the one taken for the shape."""
         kind = kind_of(self.shape, direction)
+        if _is_column(self.shape):
+            return [partial(_back, call) for call in self._turned().ours(direction, form)]
         if kind == "weight":
             pairs = zip(self.large, self.small, strict=True)
             return [partial(conv.grad_weight, x, dy, self.geometry, form=form) for x, dy in pairs]
         function, images = (conv.forward, self.large) if kind == "down" else (conv.transposed, self.small)
         return [partial(_first, function, x, self.w, self.geometry, form=form) for x in images]
+
+    def _turned(self) -> Layer:
+        """The same with rows as columns."""
+        turned = copy.copy(self)
+        turned.shape = _turned(self.shape)
+        turned.w = self.w.permute(0, 2, 3, 1).reshape(-1, *turned.shape.kernel, 1).permute(0, 3, 1, 2)
+        turned.large, turned.small = ([t.transpose(2, 3) for t in images] for images in (self.large, self.small))
+        turned.geometry = turned.of_axes(*_axes(turned.shape))
+        return turned
+
+    def forms(self, direction: str) -> tuple[str, ...]:
+        """Those that may be asked for."""
+        return FORMS
 
     def theirs(self, direction: str) -> dict[str, list[sides.Call]]:
         """torch's calls in both memory orders."""
@@ -111,8 +131,7 @@ class Layer:
 
     def floor(self) -> float:
         """The least time: for the products whose input is inside the image, and for all three tensors."""
-        h, w = self.geometry.h, self.geometry.w
-        inside = float(sum(h.inside())) * sum(w.inside())
+        inside = math.prod(float(sum(axis.inside())) for axis in reference.axes_of(self.geometry))
         flop = 2.0 * self.shape.images * inside * self.w.shape[0] * self.w.shape[1]
         return floor_ms(self.dtype.itemsize * float(sum(self.shape.elements)), flop, rate(self.dtype))
 
@@ -126,7 +145,7 @@ class Layer:
         if kind == "weight":
             got = reference.part(got.unflatten(0, groups), of_groups, Ms, Cs)
             exact, total = (torch.zeros_like(got, dtype=torch.float64) for _ in range(2))
-            values = len(of_groups) * (len(Cs) + len(Ms)) * max(at.h.size * at.w.size, at.h.output * at.w.output)
+            values = len(of_groups) * (len(Cs) + len(Ms)) * max(large.shape[3:].numel(), small.shape[3:].numel())
             step = max(1, reference.CHUNK // values)
             for first in range(0, len(images), step):
                 x = reference.part(large[first : first + step], range(len(large)), of_groups, Cs).double()
@@ -145,7 +164,7 @@ class Layer:
             got = reference.part(got.unflatten(1, groups), images, of_groups, to)
             function = reference.down if kind == "down" else reference.up
             exact, total = function(x, w, at), function(x.abs(), w.abs(), at)
-            taps = at.h.kernel * at.w.kernel
+            taps = math.prod(self.shape.kernel)
             terms = len(from_) * taps
             depth = chain(terms, taps)
         return holds(got, exact, products.sum_error(total, terms, depth, self.dtype))
@@ -160,10 +179,13 @@ def kind_of(shape: Conv, direction: str) -> str:
 
 def problem(shape: Conv, direction: str, dtype: torch.dtype, target: str, processors: int) -> Problem:
     """What a call on the tensors of a `Layer` looks up its plan by, on such a device."""
+    if _is_column(shape):
+        shape = _turned(shape)
     (large, *_), (small, *_) = _pair(shape)
     M, C, (R, S) = small // shape.groups, large // shape.groups, shape.kernel
+    h, w = _axes(shape)
     made = Problem(
-        FORWARD, _geometry(shape), shape.images, C, M, dtype, launch.precision(dtype),
+        FORWARD, Geometry(h, w, shape.groups), shape.images, C, M, dtype, launch.precision(dtype),
         target=target, processors=processors,
     )  # fmt: skip
     kind = kind_of(shape, direction)
@@ -180,11 +202,21 @@ def _pair(shape: Conv) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (y, x) if shape.transposed else (x, y)
 
 
-def _geometry(shape: Conv) -> Geometry:
+def _axes(shape: Conv) -> tuple[Axis, ...]:
     large, small = _pair(shape)
     settings = zip(large[1:], shape.kernel, small[1:], shape.stride, shape.padding, shape.dilation, strict=True)
-    h, w = (Axis(*each) for each in settings)
-    return Geometry(h, w, shape.groups)
+    return tuple(Axis(*each) for each in settings)
+
+
+def _is_column(shape: Conv) -> bool:
+    """Whether conv1d sees a sequence as a column: where each channel has a group of its own."""
+    return shape.sequence and _pair(shape)[0][0] == shape.groups
+
+
+def _turned(shape: Conv) -> Conv:
+    """A row as a column."""
+    names = "size", "kernel", "stride", "padding", "dilation", "ends"
+    return shape._replace(**{name: getattr(shape, name)[::-1] for name in names}, sequence=False)
 
 
 def work(layer: Layer, direction: str, name: str) -> Work:
@@ -201,7 +233,7 @@ def regret(layer: Layer, direction: str, make_clock: MakeClock, rounds: int) -> 
     limit = SLOW * clocks[""].time()
     times: dict[str, float] = {}
     failed: dict[str, str] = {}
-    for form in FORMS:
+    for form in layer.forms(direction):
         calls = layer.ours(direction, form)
         try:
             ms = min(once(calls[0]) for _ in range(3))
@@ -230,6 +262,11 @@ def rate(dtype: torch.dtype) -> str:
 
 def _first(function: Callable[..., tuple[torch.Tensor, Any]], *args: Any, **how: Any) -> torch.Tensor:
     return function(*args, **how)[0]
+
+
+def _back(call: sides.Call) -> torch.Tensor:
+    """A column as a row."""
+    return call().transpose(2, 3)
 
 
 def once(call: sides.Call) -> float:

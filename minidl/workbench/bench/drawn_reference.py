@@ -1,12 +1,13 @@
 """A float64 reference of a sample of a convolution's results: the products of one tap after another.
 
 Images are [n, groups, channels, H, W] and weights [groups, M, C, R, S], of the convolution from images with C channels
-to a group to smaller ones with M: "down". "up" is its way back, the transposed convolution.
+to a group to smaller ones with M: "down". "up" is its way back, the transposed convolution. Volumes have D before H.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from random import Random
 from types import EllipsisType
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.volume import Volume
 
 # Products in float64 that a check takes, and values of images at a time.
 BUDGET = 4e9
@@ -30,14 +32,24 @@ class Sample(NamedTuple):
     Cs: list[int]
 
 
-def sample(kind: str, geometry: Geometry, N: int, M: int, C: int, random: Random) -> Sample:
+At = Geometry | Volume
+Place = tuple[EllipsisType | int | slice, ...]
+
+
+def axes_of(at: At) -> tuple[Axis, ...]:
+    """Those along which a convolution goes."""
+    return at.axes if isinstance(at, Volume) else at[:2]
+
+
+def sample(kind: str, geometry: At, N: int, M: int, C: int, random: Random) -> Sample:
     """All positions of as many images, groups and channels as BUDGET allows.
 
     A result of "down" and "up" takes all channels read, one of "weight" all images.
     """
-    h, w = geometry.h, geometry.w
-    groups, taps = geometry.groups, h.kernel * w.kernel
-    left = BUDGET / (h.output * w.output * taps)
+    axes = axes_of(geometry)
+    taps, small, large = (math.prod(getattr(a, name) for a in axes) for name in ("kernel", "output", "size"))
+    groups = geometry.groups
+    left = BUDGET / (small * taps)
     if kind == "weight":
         images, left = N, left / N
         of_groups = _between(left / (M * C), groups)
@@ -45,7 +57,7 @@ def sample(kind: str, geometry: Geometry, N: int, M: int, C: int, random: Random
         Cs = _between(left / (of_groups * Ms), C)
     else:
         # Whole images first, then whole groups.
-        values = CHUNK / (max(h.size * w.size, h.output * w.output) * (M + C))
+        values = CHUNK / (max(large, small) * (M + C))
         each = min(left / (M * C), values)
         images = _between(each / groups, N)
         of_groups = _between(each / images, groups)
@@ -64,40 +76,39 @@ def part(t: torch.Tensor, *wanted: Sequence[int]) -> torch.Tensor:
     return t
 
 
-def down(x: torch.Tensor, w: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+def down(x: torch.Tensor, w: torch.Tensor, geometry: At) -> torch.Tensor:
     """The convolution of x with C channels to a group."""
-    h, v = geometry.h, geometry.w
-    y = x.new_zeros(*x.shape[:2], w.shape[1], h.output, v.output)
+    y = x.new_zeros(*x.shape[:2], w.shape[1], *(axis.output for axis in axes_of(geometry)))
     x = _padded(x, geometry)
-    for r, s, at in _taps(geometry):
-        y += torch.einsum("ngchw,gmc->ngmhw", x[at], w[..., r, s])
+    for tap, at in _taps(geometry):
+        y += torch.einsum("ngc...,gmc->ngm...", x[at], w[tap])
     return y
 
 
-def up(y: torch.Tensor, w: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+def up(y: torch.Tensor, w: torch.Tensor, geometry: At) -> torch.Tensor:
     """The transposed convolution of y with M channels to a group."""
-    h, v = geometry.h, geometry.w
-    x = _padded(y.new_zeros(*y.shape[:2], w.shape[2], h.size, v.size), geometry)
-    for r, s, at in _taps(geometry):
-        x[at] += torch.einsum("ngmhw,gmc->ngchw", y, w[..., r, s])
-    return x[..., h.padding : h.padding + h.size, v.padding : v.padding + v.size]
+    axes = axes_of(geometry)
+    x = _padded(y.new_zeros(*y.shape[:2], w.shape[2], *(axis.size for axis in axes)), geometry)
+    for tap, at in _taps(geometry):
+        x[at] += torch.einsum("ngm...,gmc->ngc...", y, w[tap])
+    return x[_middle(geometry)]
 
 
-def weight(x: torch.Tensor, y: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+def weight(x: torch.Tensor, y: torch.Tensor, geometry: At) -> torch.Tensor:
     """The gradient of the weights, from x and the gradient of "down"'s result."""
-    h, v = geometry.h, geometry.w
-    dw = x.new_zeros(x.shape[1], y.shape[2], x.shape[2], h.kernel, v.kernel)
+    dw = x.new_zeros(x.shape[1], y.shape[2], x.shape[2], *(axis.kernel for axis in axes_of(geometry)))
     x = _padded(x, geometry)
-    for r, s, at in _taps(geometry):
-        dw[..., r, s] = torch.einsum("ngchw,ngmhw->gmc", x[at], y)
+    y = y.flatten(3)
+    for tap, at in _taps(geometry):
+        dw[tap] = torch.einsum("ngcp,ngmp->gmc", x[at].flatten(3), y)
     return dw
 
 
-def _taps(geometry: Geometry) -> Iterator[tuple[int, int, tuple[EllipsisType, slice, slice]]]:
-    """Each tap, and where in padded images it reads."""
-    h, v = geometry.h, geometry.w
-    for r, s in itertools.product(range(h.kernel), range(v.kernel)):
-        yield r, s, (..., _reads(h, r), _reads(v, s))
+def _taps(geometry: At) -> Iterator[tuple[Place, Place]]:
+    """Where in weights each tap is, and where in padded images it reads."""
+    axes = axes_of(geometry)
+    for tap in itertools.product(*(range(axis.kernel) for axis in axes)):
+        yield (..., *tap), (..., *map(_reads, axes, tap))
 
 
 def _reads(axis: Axis, tap: int) -> slice:
@@ -105,15 +116,19 @@ def _reads(axis: Axis, tap: int) -> slice:
     return slice(first, first + (axis.output - 1) * axis.stride + 1, axis.stride)
 
 
-def _padded(x: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+def _middle(geometry: At) -> Place:
+    """Where in padded images the images are."""
+    return (..., *(slice(axis.padding, axis.padding + axis.size) for axis in axes_of(geometry)))
+
+
+def _padded(x: torch.Tensor, geometry: At) -> torch.Tensor:
     """x with zeros around it, at least up to what the last tap reads."""
-    h, v = geometry.h, geometry.w
-    rows, columns = (
+    sizes = (
         max(axis.padding + axis.size, (axis.kernel - 1) * axis.dilation + (axis.output - 1) * axis.stride + 1)
-        for axis in (h, v)
+        for axis in axes_of(geometry)
     )
-    wide = x.new_zeros(*x.shape[:3], rows, columns)
-    wide[..., h.padding : h.padding + h.size, v.padding : v.padding + v.size] = x
+    wide = x.new_zeros(*x.shape[:3], *sizes)
+    wide[_middle(geometry)] = x
     return wide
 
 

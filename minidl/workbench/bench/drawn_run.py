@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from minidl.rehearsal import compile_ahead
-from minidl.workbench.bench import drawn_conv, drawn_other
+from minidl.workbench.bench import drawn_conv, drawn_other, drawn_volume
 from minidl.workbench.bench.drawn import draw
 from minidl.workbench.bench.drawn_results import Drawn, Key
 from minidl.workbench.bench.measure import MakeClock, Replay, Work, measure
@@ -66,7 +66,8 @@ class Row:
         """Inputs on the device and the calls; of a convolution its layer, too."""
         seed = f"{self.seed}:{self.name}"
         if isinstance(self.shape, Conv):
-            layer = drawn_conv.Layer(self.shape, self.dtype, self.device, seed)
+            of_shape = drawn_volume.Layer if len(self.shape.size) == 3 else drawn_conv.Layer
+            layer = of_shape(self.shape, self.dtype, self.device, seed)
             return drawn_conv.work(layer, self.direction, self.name), layer
         return drawn_other.work(self.shape, self.direction, self.name, self.dtype, self.device, seed), None
 
@@ -154,7 +155,7 @@ def rehearsed(rows: Iterable[Row], regret: bool = False) -> None:
             work.ours[0]()
             if layer is None or not regret:
                 continue
-            for form in drawn_conv.FORMS:
+            for form in layer.forms(row.direction):
                 with contextlib.suppress(Exception):
                     layer.ours(row.direction, form)[0]()
 

@@ -6,28 +6,31 @@ import math
 from typing import NamedTuple
 
 Pair = tuple[int, int]
+Sizes = tuple[int, ...]
 
 
 class Conv(NamedTuple):
-    """A convolution, or a transposed one of images of `size`, with the padding of its output."""
+    """A convolution, or a transposed one of images of `size`, with the padding of its output; or one of volumes, with
+    three sizes. A `sequence` is an image of one row."""
 
     images: int
     channels: int
     outputs: int
-    size: Pair
-    kernel: Pair
-    stride: Pair = (1, 1)
-    padding: Pair = (0, 0)
-    dilation: Pair = (1, 1)
+    size: Sizes
+    kernel: Sizes
+    stride: Sizes = (1, 1)
+    padding: Sizes = (0, 0)
+    dilation: Sizes = (1, 1)
     groups: int = 1
     source: str = ""
     transposed: bool = False
-    ends: Pair = (0, 0)
+    ends: Sizes = (0, 0)
+    sequence: bool = False
 
     @property
-    def out(self) -> Pair:
-        """Rows and columns of the result; below 1 where the kernel does not fit."""
-        down, across = (
+    def out(self) -> Sizes:
+        """The sizes of the result; below 1 where the kernel does not fit."""
+        return tuple(
             (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + end + 1
             if self.transposed
             else (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
@@ -35,7 +38,6 @@ class Conv(NamedTuple):
                 self.size, self.kernel, self.stride, self.padding, self.dilation, self.ends, strict=True
             )
         )
-        return down, across
 
     @property
     def valid(self) -> bool:
@@ -56,13 +58,14 @@ class Conv(NamedTuple):
         """The kind it is counted with: "depthwise", "grouped", "1x1" or "other"."""
         if self.groups > 1:
             return "depthwise" if self.groups == min(self.channels, self.outputs) else "grouped"
-        return "1x1" if self.kernel == (1, 1) else "other"
+        return "1x1" if math.prod(self.kernel) == 1 else "other"
 
     def __str__(self) -> str:
-        said = f"{_by(self.kernel)} {self.channels}->{self.outputs}, {self.images} images of {_by(self.size)}"
-        for name, usual in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1)), ("ends", (0, 0))):
+        of = "volumes" if len(self.size) == 3 else "images"
+        said = f"{_by(self.kernel)} {self.channels}->{self.outputs}, {self.images} {of} of {_by(self.size)}"
+        for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1), ("ends", 0)):
             value = getattr(self, name)
-            said += "" if value == usual else f", {'output padding' if name == 'ends' else name} {_by(value)}"
+            said += "" if set(value) == {usual} else f", {'output padding' if name == 'ends' else name} {_by(value)}"
         return said + (f", {self.groups} groups" if self.groups > 1 else "") + _from(self.source)
 
 
@@ -180,8 +183,8 @@ class Reduced(NamedTuple):
 Shape = Conv | Gemm | Rows | Images | Reduced
 
 
-def _by(pair: Pair) -> str:
-    return f"{pair[0]}x{pair[1]}"
+def _by(sizes: Sizes) -> str:
+    return "x".join(map(str, sizes))
 
 
 def _from(source: str) -> str:

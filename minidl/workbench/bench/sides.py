@@ -34,7 +34,7 @@ def in_both_orders(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], xs: Sequence[torch.Tensor], w: torch.Tensor
 ) -> Calls:
     """cuDNN's calls on channels-last tensors and on contiguous ones."""
-    last, plain = w.contiguous(memory_format=torch.channels_last), w.contiguous()
+    last, plain = w.movedim(1, -1).contiguous().movedim(-1, 1), w.contiguous()
     return {
         "cuDNN, channels last": [partial(function, x, last) for x in xs],
         "cuDNN, contiguous": [partial(function, x.contiguous(), plain) for x in xs],

@@ -14,7 +14,7 @@ import torch
 from minidl import optim
 from minidl.kernels import activation, average, conv, float8, gemm, images
 from minidl.kernels import random as random_kernels
-from minidl.kernels.conv import few_outputs
+from minidl.kernels.conv import few_outputs, volume
 from minidl.kernels.conv import float8 as float8_products
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.runtime import launch
@@ -57,6 +57,7 @@ def workloads(name: str = "") -> list[Workload]:
             "convolution", tuple(f for f in conv.FAMILIES if f not in TRANSPOSED + PRODUCTS), FLOATS, _convolution
         ),
         Workload("convolution as a product", (), FLOATS, _products),
+        Workload("convolution of volumes", ("conv_box", "conv_box_grad_weight"), FLOATS, _volumes),
         Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
         Workload("float8", ("float8",), float8.SOURCES, _float8),
         Workload("products of float8", ("conv_box", "conv_batch", "gemm"), float8.DTYPES, _float8_products),
@@ -239,6 +240,25 @@ def _float8_products(dtype: torch.dtype) -> Calls:
             yield f"{what}, bare", partial(_if_able, partial(call, out_dtype=out), form)
             result = partial(call, bias, "relu", out_dtype=dtype, scale_result=torch.ones(()))
             yield f"{what}, in float8", partial(_if_able, result, form)
+
+
+def _volumes(dtype: torch.dtype) -> Calls:
+    """In boxes of voxels and as slices side by side, with strides and groups."""
+    for C, M, size, kernel, stride, groups, N in (
+        (64, 64, 16, 3, 1, 1, 4), (32, 16, 64, 3, 1, 1, 1), (128, 96, 14, 3, 2, 1, 8), (128, 128, 8, 3, 1, 4, 2),
+        (3, 64, 32, 3, 1, 1, 2), (24, 24, 16, 3, 1, 24, 2),
+    ):  # fmt: skip
+        axis = Axis.of("conv3d", "depth", size, kernel, stride, (1, 1), 1)
+        at = volume.Volume(axis, Geometry(axis, axis, groups))
+        x, bias = torch.zeros(N, size, size, size, C, dtype=dtype).movedim(-1, 1), torch.zeros(M, dtype=dtype)
+        w = torch.zeros(M, kernel, kernel, kernel, C // groups, dtype=dtype).movedim(-1, 1)
+        dy = torch.zeros(N, *(axis.output,) * 3, M, dtype=dtype).movedim(-1, 1)
+        for form in ("cube", "stack"):
+            name = f"{form}, {C} to {M} at {size}, stride {stride}, {groups} groups"
+            call = partial(volume.forward, x, w, at, bias, "gelu_tanh", preactivation=True, scale=bias, form=form)
+            yield name, call
+            yield f"{name}, gradient of the input", partial(volume.grad_input, dy, w, at, form=form)
+            yield f"{name}, gradient of the weight", partial(volume.grad_weight, x, dy, at, form=form)
 
 
 def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:

@@ -37,6 +37,21 @@ def test_memory_by_hand():
     assert drawn.memory(shapes.Gemm(2, 3, 4), 4) == 2 * 4 * (8 + 12 + 6)
 
 
+@pytest.mark.parametrize("kind", ["conv1d", "conv3d"])
+def test_every_sort_of_sequence_and_volume_is_among_500(kind):
+    found = [drawn.draw(kind, 0, index) for index in range(500)]
+    assert {shape.group for shape in found} == {"depthwise", "grouped", "1x1", "other"}
+    assert 150 < sum(bool(shape.source) for shape in found) < 250
+    assert {max(shape.stride) for shape in found} >= {1, 2}
+    assert {max(shape.dilation) for shape in found} >= {1, 2}
+    if kind == "conv1d":
+        assert all(shape.sequence and shape.size[0] == shape.kernel[0] == 1 for shape in found)
+        assert any(shape.transposed for shape in found)
+    else:
+        assert all(len(shape.size) == len(shape.out) == 3 for shape in found)
+        assert {shape.kernel for shape in found} > {(3, 3, 3), (1, 3, 3), (3, 1, 1), (1, 1, 1)}
+
+
 @pytest.mark.parametrize("kind", ["conv", "conv_transpose"])
 def test_every_sort_of_convolution_is_among_500(kind):
     found = [drawn.draw(kind, 0, index) for index in range(500)]

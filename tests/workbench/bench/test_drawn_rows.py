@@ -12,13 +12,24 @@ from torch.nn import functional as F
 from minidl import rehearsal
 from minidl.kernels import conv
 from minidl.training.errors import ConfigError
-from minidl.workbench.bench import drawn_conv, drawn_other, drawn_reference, drawn_results, drawn_run, shapes
+from minidl.workbench.bench import (
+    drawn_conv,
+    drawn_other,
+    drawn_reference,
+    drawn_results,
+    drawn_run,
+    drawn_volume,
+    shapes,
+)
 from minidl.workbench.bench.drawn_results import Drawn
 from minidl.workbench.bench.measure import HostClock
 
 CLOCK = partial(HostClock, target_ms=0.1)
 CONV = shapes.Conv(2, 6, 9, (4, 5), (3, 2), (2, 1), (1, 0), (1, 2), 3)
 DEPTHWISE = shapes.Conv(1, 3, 6, (4, 3), (3, 3), padding=(1, 1), groups=3, source="a net")
+SEQUENCE = shapes.Conv(2, 6, 9, (1, 9), (1, 3), (1, 2), (0, 1), (1, 2), 3, sequence=True)
+COLUMN = shapes.Conv(2, 6, 6, (1, 9), (1, 4), padding=(0, 3), groups=6, sequence=True)
+VOLUME = shapes.Conv(2, 6, 9, (3, 4, 5), (3, 1, 2), (2, 1, 2), (1, 0, 1), (1, 1, 2), 3, ends=(0, 0, 0))
 TRANSPOSED = shapes.Conv(2, 6, 9, (2, 3), (3, 2), (2, 3), (1, 0), (1, 2), 3, "", True, (1, 2))
 OTHERS = {
     "gemm": [shapes.Gemm(5, 7, 9, "AB^T"), shapes.Gemm(9, 5, 6, "A^TB")],
@@ -62,9 +73,14 @@ def run(found, count, regret=False, **how):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("shape", [CONV, DEPTHWISE, TRANSPOSED], ids=["plain", "depthwise", "transposed"])
+@pytest.mark.parametrize(
+    "shape",
+    [CONV, DEPTHWISE, TRANSPOSED, SEQUENCE, COLUMN, VOLUME],
+    ids=["plain", "depthwise", "transposed", "sequence", "column", "volume"],
+)
 def test_a_convolution_agrees_with_torch_and_its_reference_and_a_wrong_one_is_told(shape, dtype):
-    layer = drawn_conv.Layer(shape, getattr(torch, dtype), "cpu", "a seed")
+    of_shape = drawn_volume.Layer if shape is VOLUME else drawn_conv.Layer
+    layer = of_shape(shape, getattr(torch, dtype), "cpu", "a seed")
     for direction in drawn_conv.DIRECTIONS:
         work = drawn_conv.work(layer, direction, "name")
         got = work.ours[0]()
@@ -73,9 +89,11 @@ def test_a_convolution_agrees_with_torch_and_its_reference_and_a_wrong_one_is_to
         assert work.judge(got)
         for place in (0, -1):
             wrong = got.clone()
-            wrong[(place,) * 4] += 1.0
+            wrong[(place,) * got.ndim] += 1.0
             assert not work.judge(wrong)
         assert not work.judge(got * float("nan"))
+        if shape not in (CONV, DEPTHWISE, TRANSPOSED):
+            continue
         (taken,) = {call.func for call in work.ours}
         assert taken in (conv.grad_weight, drawn_conv._first)
         assert layer.taken(direction)["plan"].split(": ")[0].split()[-1] in drawn_conv.FORMS
@@ -85,7 +103,7 @@ def test_the_plan_that_is_named_is_the_one_that_runs(monkeypatch):
     seen = []
     plan = conv.plans.plan
     monkeypatch.setattr(conv.plans, "plan", lambda problem: seen.append(problem) or plan(problem))
-    for shape in (CONV, DEPTHWISE, TRANSPOSED):
+    for shape in (CONV, DEPTHWISE, TRANSPOSED, COLUMN):
         layer = drawn_conv.Layer(shape, torch.float16, "cpu", "a seed")
         for direction in drawn_conv.DIRECTIONS:
             layer.ours(direction)[0]()

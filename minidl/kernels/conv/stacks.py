@@ -1,0 +1,81 @@
+"""Slices of volumes side by side as channels: what each output of a walk in depth reads, as one image."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.prepared import Copy
+from minidl.kernels.conv.problem import MANY
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
+
+
+@triton.jit
+def conv_stack_kernel(
+    p_x, p_to, rows, D, pixels, count, in_start, in_step, in_tap,
+    C: tl.constexpr, J: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """to [N, count, pixels, GROUPS, J, C] = x [N, D, pixels, GROUPS, C] at depth in_start + q in_step + j in_tap."""
+    wait(EARLY)
+    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
+    i_first = tl.program_id(0) // tiles_c * BLOCK_M
+    if WIDE:
+        i_first = (tl.program_id(0) // tiles_c).to(tl.int64) * BLOCK_M
+    o_row = i_first + tl.arange(0, BLOCK_M)
+    o_c = tl.program_id(0) % tiles_c * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_group = o_row // J
+    o_pixel = o_group // GROUPS
+    o_image = o_pixel // pixels
+    n = o_image // count
+    d = in_start + (o_image - n * count) * in_step + o_row % J * in_tap
+    m_row = (o_row < rows) & (d >= 0) & (d < D)
+    o_x = ((n * D + d) * pixels + o_pixel % pixels) * (GROUPS * C) + o_group % GROUPS * C
+    m_c = o_c < C
+    b_x = tl.load(p_x + o_x[:, None] + o_c[None, :], mask=m_row[:, None] & m_c[None, :], other=0.0)
+    tl.store(p_to + (o_row * C)[:, None] + o_c[None, :], b_x, mask=(o_row < rows)[:, None] & m_c[None, :])
+
+
+def stacked(x: torch.Tensor, walk: Walk, groups: int) -> torch.Tensor:
+    """[N * count, H, W, groups * taps * C] of x [N, D, H, W, groups * C]: what each output of the walk reads in depth.
+
+    Zeros where that is outside. A view where every output reads the slice of its own place.
+    """
+    N, D, H, W, channels = x.shape
+    J = len(walk.taps)
+    if as_they_are(walk, D):
+        return x.flatten(0, 1)
+    shape = N * walk.count, H, W, channels * J
+    return _stacking(shape, D, walk, groups, x.dtype, launch.target()).of(x)
+
+
+@launch.cached
+def _stacking(
+    shape: tuple[int, int, int, int], D: int, walk: Walk, groups: int, dtype: torch.dtype, target: str
+) -> Copy:
+    J = len(walk.taps)
+    C = shape[3] // (J * groups)
+    rows = math.prod(shape[:3]) * groups * J
+    tile = launch.tile("conv_fill", dtype, floor=1, target_=target, M=rows, N=C)
+    options = tile.options
+    block = options["BLOCK_M"] * options["BLOCK_N"]
+    options["BLOCK_N"] = min(options["BLOCK_N"], 1 << max(0, C - 1).bit_length())
+    options["BLOCK_M"] = block // options["BLOCK_N"]
+    grid = launch.cdiv(rows, options["BLOCK_M"]) * launch.cdiv(C, options["BLOCK_N"])
+    volumes = shape[0] // max(walk.count, 1)
+    largest = max(math.prod(shape), volumes * (D + abs(walk.in_start)) * shape[1] * shape[2] * groups * C)
+    scalars = rows, D, shape[1] * shape[2], walk.count, walk.in_start, walk.in_step, walk.in_tap
+    meta = {
+        "C": C, "J": J, "GROUPS": groups, "WIDE": largest >= MANY, **early.options(grid, target), **options,
+    }  # fmt: skip
+    return Copy(shape, launch.Prepared(conv_stack_kernel, (grid,), scalars, meta))
+
+
+def as_they_are(walk: Walk, D: int) -> bool:
+    """Whether every output reads the slice of its own place."""
+    return (len(walk.taps), walk.in_start, walk.in_step, walk.count) == (1, 0, 1, D)

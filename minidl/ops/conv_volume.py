@@ -1,0 +1,68 @@
+"""Convolution of volumes, with bias and activation in the product's epilogue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minidl.kernels.activation import Activation
+from minidl.kernels.conv import volume
+from minidl.kernels.conv.geometry import Geometry
+from minidl.kernels.conv.volume import Volume
+from minidl.ops.conv import Convolution, axes_of, check_vectors, recorded
+from minidl.runtime.check import Pair
+from minidl.tensors import Tensor
+
+__all__ = ["conv3d"]
+
+
+class Conv3d(Convolution):
+    @staticmethod
+    def compute(x: torch.Tensor, weight: torch.Tensor, geometry: Any, *how: Any, form: None, **kept: Any) -> Any:
+        return volume.forward(x, weight, geometry, *how, **kept)
+
+    @staticmethod
+    def grad_input(ctx: Any, dz: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return volume.grad_input(dz, weight, ctx.geometry)
+
+    @staticmethod
+    def grad_weight(ctx: Any, dz: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return volume.grad_weight(x, dz, ctx.geometry)
+
+
+def conv3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    act: Activation = None,
+    *,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """act(scale * conv(x, weight) + bias) of volumes, as `conv2d` of images.
+
+    Shapes: x [N, C, D, H, W], weight [M, C / groups, Q, R, S], bias and scale [M] -> [N, M, OD, OH, OW], each size as
+    in `conv2d`, in x's dtype. Memory is channels-last inside: x in torch.channels_last_3d is used as it is, other
+    layouts are copied once, and the result is in torch.channels_last_3d. All taps are one sum, of float32 for float16
+    and bfloat16.
+
+    stride, padding, dilation: a number or (depth, height, width); padding also "valid" or "same". The rest as in
+    `conv2d`, where NaN and infinity may spread to neighbouring outputs, here also to those of slices beside it.
+
+    Raises ValueError for shapes that do not fit, a kernel larger than the padded volume, or a scale with a gradient;
+    TypeError for different dtypes and for settings that are not whole numbers.
+    """
+    d, h, w = axes_of("conv3d", x, weight, stride, padding, dilation, groups)
+    check_vectors("conv3d", weight.shape[0], bias=bias, scale=scale)
+    geometry = Volume(d, Geometry(h, w, groups))
+    if not recorded("conv3d", x, weight, bias, scale):
+        y, _ = volume.forward(
+            x.data, weight.data, geometry, None if bias is None else bias.data, act,
+            scale=None if scale is None else scale.data,
+        )  # fmt: skip
+        return Tensor(y)
+    return Conv3d.apply(x, weight, bias, geometry, act, None)

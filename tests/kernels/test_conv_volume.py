@@ -1,0 +1,188 @@
+"""Convolutions of volumes: whole numbers in both forms, tiles, sums that are never rounded between slices, views."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from minidl.kernels.conv import cubes, stacks, volume
+from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.volume import Volume
+from minidl.runtime import launch
+from minidl.tensors import default_device
+
+FORMS = ("cube", "stack", None)
+
+
+def whole(*shape, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-3, 4, shape, generator=generator).to(dtype).to(default_device())
+
+
+class Problem:
+    """A convolution of whole numbers, which are exact in float32, with its float64 reference."""
+
+    def __init__(self, N, C, M, size, kernel, stride, padding, dilation, groups=1, dtype=torch.float32, seed=0):
+        axes = (
+            Axis.of("conv3d", "depth", n, k, s, (p, p), d)
+            for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
+        )
+        d, h, w = axes
+        self.volume = Volume(d, Geometry(h, w, groups))
+        self.x = whole(N, groups * C, *size, seed=seed, dtype=dtype)
+        self.w = whole(groups * M, C, *kernel, seed=seed + 1, dtype=dtype)
+        self.bias, self.scale = (whole(groups * M, seed=seed + i, dtype=dtype) for i in (2, 3))
+        x, w_ = (t.double().requires_grad_() for t in (self.x, self.w))
+        y = F.conv3d(x, w_, None, stride, padding, dilation, groups)
+        self.dy = whole(*y.shape, seed=seed + 4, dtype=dtype)
+        self.dx, self.dw = torch.autograd.grad(y, (x, w_), self.dy.double())
+        of_channel = (slice(None), None, None, None)
+        self.z = y.detach() * self.scale.double()[of_channel] + self.bias.double()[of_channel]
+
+    def check(self, *forms):
+        for form in forms:
+            y, z = volume.forward(
+                self.x, self.w, self.volume, self.bias, "relu", scale=self.scale, preactivation=True, form=form
+            )
+            assert torch.equal(y, self.z.relu().to(y.dtype)), form
+            assert torch.equal(z, self.z.to(z.dtype)), form
+            assert y.is_contiguous(memory_format=torch.channels_last_3d)
+            dx = volume.grad_input(self.dy, self.w, self.volume, form=form)
+            assert torch.equal(dx, self.dx.to(dx.dtype)), form
+            dw = volume.grad_weight(self.x, self.dy, self.volume, form=form)
+            assert torch.equal(dw, self.dw.to(dw.dtype)), form
+
+
+@st.composite
+def problems(draw):
+    def each(low, high):
+        return tuple(draw(st.integers(low, high)) for _ in range(3))
+
+    kernel, stride, dilation, padding = each(1, 3), each(1, 3), each(1, 2), each(0, 2)
+    size = draw(st.tuples(*[st.sampled_from([1, 2, 3, 4, 6])] * 3))
+    for n, k, p, d in zip(size, kernel, padding, dilation, strict=True):
+        assume(n + 2 * p >= d * (k - 1) + 1)
+    C, M = draw(st.sampled_from([32, 32, 3, 1])), draw(st.sampled_from([32, 32, 5, 1]))
+    return draw(st.integers(1, 2)), C, M, size, kernel, stride, padding, dilation, draw(st.sampled_from([1, 1, 2]))
+
+
+@settings(max_examples=max(2, settings.default.max_examples // 2))
+@given(problems(), st.sampled_from([torch.float32, torch.float16, torch.float64]), st.integers(0, 9))
+def test_every_form_gives_the_same_integers(shape, dtype, seed):
+    Problem(*shape, dtype=dtype, seed=seed).check(*FORMS)
+
+
+SMALL = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "PIECES": 1, "FLATTEN": 0}
+
+
+@pytest.mark.parametrize("per_processor", [0, 2])
+def test_more_than_a_tile_along_every_axis(per_processor):
+    """With strides of 1, and with others, of which slices have whole ones and a tile one slice."""
+    shapes = (
+        (2, 64, 40, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 2),
+        (2, 32, 40, (5, 12, 16), (3, 3, 2), (2, 2, 1), (1, 1, 1), (1, 1, 1), 1),
+        (2, 32, 24, (4, 9, 8), (3, 2, 3), (1, 3, 2), (1, 4, 2), (2, 1, 1), 2),
+    )
+    for shape in shapes:
+        with launch.force(conv_box=launch.Tile({**SMALL, "PER_PROCESSOR": per_processor})):
+            p = Problem(*shape)
+            assert volume.forms(p.x, p.w, p.volume, back=False) == ("cube", "stack")
+            p.check("cube")
+
+
+@pytest.mark.parametrize("tile", [(16, 16), (64, 1), (1, 64)])
+def test_slices_side_by_side_in_any_tile(tile):
+    with launch.force(conv_fill=launch.Tile({"BLOCK_M": tile[0], "BLOCK_N": tile[1]})):
+        for groups in (1, 3):
+            Problem(2, 5, 4, (4, 5, 3), (3, 1, 2), (2, 1, 1), (2, 0, 1), (1, 1, 1), groups).check("stack")
+
+
+@pytest.mark.parametrize("form", ["cube", "stack"])
+def test_slices_are_one_sum(form):
+    """2048 + 1 - 2048 is 0 where float16 holds the sum in between."""
+    x = torch.zeros(1, 32, 3, 2, 2, dtype=torch.float16)
+    x[:, 0, 0], x[:, 0, 1], x[:, 0, 2] = 2048, 1, -2048
+    x, w = x.to(default_device()), torch.ones(32, 32, 3, 1, 2, dtype=torch.float16).to(default_device())
+    w[..., 1:] = 0
+    at = Volume(
+        Axis.of("conv3d", "depth", 3, 3, 1, (0, 0), 1), Geometry(Axis(2, 1, 2, 1, 0, 1), Axis(2, 2, 1, 1, 0, 1))
+    )
+    assert (volume.forward(x, w, at, form=form)[0] == 1).all()
+    dy = torch.zeros(1, 32, 3, 2, 1, dtype=torch.float16)
+    dy[:, 0] = x[:, 0, ..., :1].cpu()
+    at = at._replace(d=Axis.of("conv3d", "depth", 5, 3, 1, (0, 0), 1))
+    assert (volume.grad_input(dy.to(default_device()), w, at, form=form)[:, 0, 2, :, 0] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "copies"),
+    [((1, 3, 3), (1, 2, 1), 0), ((3, 1, 1), (2, 1, 1), 0), ((1, 1, 1), (1, 1, 1), 0), ((1, 3, 3), (2, 1, 1), 1)],
+)
+def test_slices_and_columns_are_views(kernel, stride, copies):
+    padding = tuple(k // 2 for k in kernel)
+    p = Problem(2, 16, 8, (5, 4, 6), kernel, stride, padding, (1, 1, 1))
+    launched = []
+
+    def watcher(kernel, grid, args, meta, go):
+        launched.append(kernel)
+        go()
+
+    with launch.watch(watcher):
+        volume.forward(p.x, p.w, p.volume)
+    assert launched.count(stacks.conv_stack_kernel) == copies
+    p.check(None)
+
+
+@pytest.mark.parametrize("stride", [(2, 2, 2), (1, 2, 3), (3, 1, 1)])
+def test_one_voxel_of_several(stride):
+    """1x1x1 with strides: every other voxel is neither read nor written."""
+    for C, memory in ((16, torch.contiguous_format), (32, torch.channels_last_3d)):
+        p = Problem(2, C, 8, (5, 4, 6), (1, 1, 1), stride, (0, 0, 0), (1, 1, 1), 2)
+        p.x = p.x.contiguous(memory_format=memory)
+        p.check(None)
+        read = torch.zeros(5, 4, 6, dtype=torch.bool)
+        read[:: stride[0], :: stride[1], :: stride[2]] = True
+        p.x[:, :, ~read] = torch.nan
+        p.check(None)
+
+
+def test_what_is_not_finite_stays_with_its_neighbours():
+    x, w = whole(1, 32, 6, 6, 6), whole(32, 32, 3, 3, 3, seed=1)
+    axis = Axis.of("conv3d", "depth", 6, 3, 1, (1, 1), 1)
+    at = Volume(axis, Geometry(axis, axis))
+    expected, _ = volume.forward(x, w, at, form="cube")
+    x[:, 5, 2, 3, 1] = torch.nan
+    got, _ = volume.forward(x, w, at, form="cube")
+    touched = torch.zeros(6, 6, 6, dtype=torch.bool)
+    touched[1:4, 2:5, 0:3] = True
+    assert got[:, :, touched].isnan().all()
+    assert torch.equal(got[:, :, ~touched], expected[:, :, ~touched])
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 16, 56, 56), (3, 5, 7, 9), (1, 1, 2, 1000), (300, 1, 1, 2)])
+def test_shape_of_cube(sizes):
+    """Powers of two with the product asked for; no other such box needs fewer of them."""
+
+    def number(box):
+        return math.prod(-(-size // extent) for size, extent in zip(sizes, box, strict=True))
+
+    box = cubes.shape_of_cube(sizes, 128)
+    others = [other for other in itertools.product([2**i for i in range(8)], repeat=4) if math.prod(other) == 128]
+    assert box in others
+    assert number(box) == min(map(number, others))
+
+
+@pytest.mark.parametrize("kernel", [(3, 3, 3), (3, 1, 1), (1, 3, 3)])
+def test_no_volumes_and_no_channels(kernel):
+    padding = tuple(k // 2 for k in kernel)
+    Problem(0, 3, 4, (3, 4, 5), kernel, (1, 1, 1), padding, (1, 1, 1)).check(None)
+    at = Problem(2, 1, 4, (3, 4, 5), kernel, (1, 1, 1), padding, (1, 1, 1)).volume
+    x, w, bias = whole(2, 0, 3, 4, 5), whole(4, 0, *kernel), whole(4)
+    y, _ = volume.forward(x, w, at, bias)
+    assert torch.equal(y, bias[:, None, None, None].expand(2, 4, 3, 4, 5))
+    assert volume.grad_input(y, w, at).shape == x.shape
+    assert volume.grad_weight(x, y, at).shape == w.shape
