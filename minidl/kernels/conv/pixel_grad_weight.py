@@ -168,9 +168,11 @@ def chosen(problem: Problem) -> Chosen:
     of_x = pace.narrow(C, 2) * min(C, tile["BLOCK_N"]) * TAPS
     narrow = max(1.0, (of_dy + of_x) / (tile["BLOCK_M"] + tile["BLOCK_N"] * TAPS))
     values = problem.groups * problem.M * problem.taps * problem.C
+    strided = problem.at.v.in_step > 1
+    flat = pace.known().flat_weight * (costs.relative(problem, "pixel, strided taps") if strided else 1.0)
     found = pace.in_shares(
         tiles, blocks, block, pace.of_grad_weight(tile, TAPS), problem.processors, values,
-        pace.known().flat_weight if joined else narrow, LEAST,
+        flat if joined else narrow, LEAST,
     )  # fmt: skip
     return Chosen(tile, TAPS, C, JW, joined, tiles, *_whole(blocks, block, found.count), found.microseconds)
 
