@@ -8,7 +8,7 @@ from minidl.kernels.reduce.layout import LOWEST_INTEGER, Seen, block, kept, lowe
 from minidl.runtime import launch
 from minidl.runtime.early import wait
 
-MANY = 2**31
+MANY = 2**31  # of a share: positions in it take 64 bits from here on
 NOWHERE, FARTHER = tl.constexpr(2**31 - 1), tl.constexpr(2**62)
 
 
