@@ -40,7 +40,6 @@ OTHERS = {
     "padding": (3, 32, 24, (5, 6), (1, 1), (1, 1), (0, 1), (1, 1), 1),
     "groups": (3, 32, 24, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1), 2),
     "3x3": (3, 32, 24, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1), 1),
-    "patches": (3, 8, 16, (4, 4), (2, 2), (2, 2), (0, 0), (1, 1), 1),
     "columns of an image": (3, 8, 16, (4, 5), (4, 1), (1, 1), (0, 0), (1, 1), 1),
     "the whole image, with gaps": (3, 8, 16, (3, 5), (3, 3), (1, 1), (0, 0), (1, 2), 1),
     "a rest": (3, 8, 16, (1, 13), (1, 4), (1, 4), (0, 0), (1, 1), 1),
@@ -87,6 +86,8 @@ def able(name, shape, dtype=torch.float32):
     """What the form does of a shape: float32 gradients of the weight are not for tensor cores."""
     back = ["grad_input", "grad_input, weights channels-last"] if shape[4] == (1, 1) else []
     precise = launch.INTERPRETED or dtype != torch.float32 or launch.precision(dtype) == "ieee"
+    if name in ("patches of a row", "a column") and precise:
+        back = ["grad_input, weights channels-last"]
     return ["forward", "epilogue", "scale", "preactivation", *back, *["grad_weight"] * precise]
 
 

@@ -18,7 +18,7 @@ from minidl.kernels.gemm import launches
 from minidl.runtime import estimates, launch
 
 MOST = 8  # shares of a tile of the last round
-TAIL = 1.06  # measured over estimated, where the last round has shares (23 products on an H100)
+TAIL = 1.06  # a margin: a last round in shares is taken where it is clearly faster
 WARPS = 16  # of programs that wait at the same time
 # Of float8 the larger tile is taken unless rounds of programs are left half empty, a tile costing as many values more:
 # 64x128 of 512 x 4096 x 4096 in one round 20 us, 128x128 in half a round 28; 4096 x 4096 x 4096 147 and 127 (H100).

@@ -13,8 +13,8 @@ from minidl.runtime.tables import FLAGS
 # Families of matrix products: tl.dot needs blocks of 16 or more, and more than 256 fills the registers.
 PRODUCTS = {
     "gemm", "gemm_parts", "gemm_pointer", "conv", "conv_back", "conv_banded", "conv_banded_grad_weight",
-    "conv_batch", "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_few", "conv_fft_product",
-    "conv_flat", "conv_grad_weight", "conv_held", "conv_pair_pool", "conv_two_rows",
+    "conv_batch", "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_box_grad_weight", "conv_few",
+    "conv_fft_product", "conv_flat", "conv_grad_weight", "conv_held", "conv_pair_pool", "conv_two_rows",
 }  # fmt: skip
 # Families whose block has three axes, where others have blocks of two.
 CUBES = {"gemm_thin"}
