@@ -219,8 +219,9 @@ def _of_rows(kind: Kind, record: str, wrt: tuple[int, ...], M: int, N: int) -> P
 
 
 def _rows(kind: Kind, record: str, *wrt: int) -> Iterator[Problem]:
-    for (N,) in kind.extents(N=1000 if kind.small else 4096):
-        yield _of_rows(kind, record, wrt, kind.rest(N), N)
+    odd = () if kind.small else ((4096, 100), (12288, 100), (65536, 100))
+    for M, N in (*kind.extents(M=0, N=1000 if kind.small else 4096), *odd):
+        yield _of_rows(kind, record, wrt, min(M, kind.rest(N)) or kind.rest(N), N)
 
 
 def _long_rows(kind: Kind, record: str, short: str, *wrt: int) -> Iterator[Problem]:
