@@ -129,8 +129,8 @@ def test_a_copy_has_rows_that_begin_at_16_bytes():
 
 
 @triton.jit
-def inside_kernel(p_y, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    low_m, low_n, m, n = tiled.inside(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, 2, 8)
+def inside_kernel(p_y, M, N, A: tl.constexpr, B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    low_m, low_n, m, n = tiled.inside(tl.program_id(0), M, N, A, B, BLOCK_M, BLOCK_N, 2, 2)
     p_y += tl.program_id(0) * 4
     tl.store(p_y, low_m)
     tl.store(p_y + 1, low_n)
@@ -138,14 +138,21 @@ def inside_kernel(p_y, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     tl.store(p_y + 3, n)
 
 
-def test_blocks_lie_inside_and_each_place_is_stored_once():
-    for M, N in ((8, 16), (40, 16), (64, 96), (104, 24), (16, 136)):
+@pytest.mark.parametrize("b_turned", [False, True])
+@pytest.mark.parametrize("a_turned", [False, True])
+def test_blocks_lie_inside_and_each_place_is_stored_once(a_turned, b_turned):
+    """Along the rows of b in memory they begin at a multiple of 16 values, and reach less than that beyond; along those
+    of a where the tile does."""
+    more_m, more_n = 31 * a_turned, 15 * (not b_turned)
+    for M, N in ((8, 16), (40, 16), (64, 96), (104, 24), (16, 136), (46, 54)):
         places = torch.zeros(launch.cdiv(M, 32) * launch.cdiv(N, 16), 4, dtype=torch.int32, device=default_device())
-        launch.run(inside_kernel, (len(places),), places, M, N, BLOCK_M=32, BLOCK_N=16)
+        launch.run(inside_kernel, (len(places),), places, M, N, A=a_turned, B=b_turned, BLOCK_M=32, BLOCK_N=16)
         stored = torch.zeros(M, N)
         for low_m, low_n, m, n in places.tolist():
-            assert m + 32 <= max(M, 32)
-            assert n + 16 <= max(N, 16)
+            assert m + 32 <= max(M + more_m, 32)
+            assert n + 16 <= max(N + more_n, 16)
+            assert not a_turned or m == low_m
+            assert b_turned or n % 16 == 0
             stored[max(low_m, m) : m + 32, max(low_n, n) : n + 16] += 1
         assert torch.equal(stored, torch.ones(M, N))
 

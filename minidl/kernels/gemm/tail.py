@@ -47,7 +47,9 @@ def gemm_tail_kernel(
             end = tl.minimum(begin + share, steps)
             i_tile = whole + (i_work - whole) % left
         tl.assume(end > begin)
-        low_m, low_n, m, n = inside(i_tile, M, N, BLOCK_M, BLOCK_N, GROUP_M, UNIT_N)
+        low_m, low_n, m, n = inside(
+            i_tile, M, N, A_TRANSPOSED, B_TRANSPOSED, BLOCK_M, BLOCK_N, GROUP_M, UNIT_N
+        )  # fmt: skip
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
         for i_k in range(begin, end):
             k = i_k * BLOCK_K
@@ -75,6 +77,7 @@ def gemm_tail_kernel(
 @triton.jit
 def gemm_tail_sum_kernel(
     p_partial, p_bias, p_scale, p_c, p_z, M, N, whole, left, SPLIT,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     UNIT_N: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, ROWS: tl.constexpr,
@@ -85,7 +88,9 @@ def gemm_tail_sum_kernel(
     PARTS: tl.constexpr = BLOCK_M // ROWS
     i_tile = tl.program_id(0) // PARTS
     row = tl.program_id(0) % PARTS * ROWS
-    low_m, low_n, m, n = inside(whole + i_tile, M, N, BLOCK_M, BLOCK_N, GROUP_M, UNIT_N)
+    low_m, low_n, m, n = inside(
+        whole + i_tile, M, N, A_TRANSPOSED, B_TRANSPOSED, BLOCK_M, BLOCK_N, GROUP_M, UNIT_N
+    )  # fmt: skip
     o_mn = (row + tl.arange(0, ROWS))[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     p_share = p_partial + i_tile.to(tl.int64) * (BLOCK_M * BLOCK_N) + o_mn
     b_acc = tl.zeros((ROWS, BLOCK_N), dtype=ACC)
@@ -128,10 +133,13 @@ def prepare(
     whole, split = tiles - left, launches.filled(launch.cdiv(K, tile["BLOCK_K"]), split)
     flags = {"HAS_SCALE": False, **flags, "UNIT_N": launches.unit(N), "ACC": launch.acc(dtype)}
     flags |= early.options()
-    turns = {"A_TRANSPOSED": turned[0], "B_TRANSPOSED": turned[1], "PRECISION": precision}
+    turns = {"A_TRANSPOSED": turned[0], "B_TRANSPOSED": turned[1]}
     programs = min(processors, whole + left * split)
     product = launch.Prepared(
-        gemm_tail_kernel, (programs,), (M, N, K, whole, split, programs), {**turns, **flags, **tile.options}
+        gemm_tail_kernel,
+        (programs,),
+        (M, N, K, whole, split, programs),
+        {**turns, "PRECISION": precision, **flags, **tile.options},
     )
     partial = split, left, tile["BLOCK_M"], tile["BLOCK_N"]
     of_sum = launch.tile("gemm_sum", dtype, total=left * tile["BLOCK_M"] * tile["BLOCK_N"])
@@ -139,6 +147,6 @@ def prepare(
     sizes = {name: tile[name] for name in ("BLOCK_M", "BLOCK_N", "GROUP_M")}
     total = launch.Prepared(
         gemm_tail_sum_kernel, (left * (tile["BLOCK_M"] // rows),), (M, N, whole, left, split),
-        {**flags, **sizes, "ROWS": rows, "num_warps": of_sum.num_warps, "num_stages": of_sum.num_stages},
+        {**turns, **flags, **sizes, "ROWS": rows, "num_warps": of_sum.num_warps, "num_stages": of_sum.num_stages},
     )  # fmt: skip
     return Tail(product, partial, total)

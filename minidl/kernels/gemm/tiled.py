@@ -100,16 +100,25 @@ def known(x, UNIT: tl.constexpr):
 
 
 @triton.jit
-def inside(i_tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, UNIT_N: tl.constexpr):
+def inside(
+    i_tile, M, N, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, UNIT_N: tl.constexpr,
+):  # fmt: skip
     """(row, column) of the i-th tile, and those of its block: the last block of an axis ends where the axis ends.
 
-    Boxes that reach beyond it are slow: 76x4096x4096 took 24 us with 52 of 128 rows beyond, 16 without (H100).
+    Boxes that reach beyond it are slow: 76x4096x4096 took 24 us with 52 of 128 rows beyond, 16 without (H100). Along
+    the rows of b in memory a block begins at a multiple of 16 values, and along those of a where its tile does: A^T B
+    of 646x542x9752, copied to rows of 648 and 544 values and read from column 518 of one and 414 of the other, ended in
+    an illegal instruction.
     """
+    ALONG_N: tl.constexpr = 1 if B_TRANSPOSED else 16
     i_m, i_n = tile_position(i_tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
     low_m = i_m * BLOCK_M
     low_n = i_n * BLOCK_N
-    m = tl.minimum(low_m, tl.maximum(M - BLOCK_M, 0))
-    n = tl.minimum(low_n, tl.maximum(N - BLOCK_N, 0))
+    m = low_m
+    if not A_TRANSPOSED:
+        m = tl.minimum(low_m, tl.maximum(M - BLOCK_M, 0))
+    n = tl.minimum(low_n, tl.maximum(tl.cdiv(N, ALONG_N) * ALONG_N - BLOCK_N, 0))
     return low_m, low_n, m, known(n, UNIT_N)
 
 
@@ -194,7 +203,9 @@ def gemm_tma_kernel(
         work = tl.where(tl.load(p_wild) == 0, 0, work)  # `parts` has done it
     for i_work in tl.range(tl.program_id(0), work, PROGRAMS, flatten=FLATTEN):
         i_split = i_work // tiles
-        low_m, low_n, m, n = inside(i_work % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M, UNIT_N)
+        low_m, low_n, m, n = inside(
+            i_work % tiles, M, N, A_TRANSPOSED, B_TRANSPOSED, BLOCK_M, BLOCK_N, GROUP_M, UNIT_N
+        )  # fmt: skip
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
         # Every share walks the same number of blocks: past the end of K the boxes are zeros.
         for i_k in range(share):
