@@ -16,7 +16,7 @@ from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks, all_inside
 from minidl.kernels.gemm.tiled import halves
-from minidl.runtime import early, launch
+from minidl.runtime import early, estimates, launch
 from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
 
@@ -87,31 +87,28 @@ def estimate(problem: Problem) -> float:
     32->64 5x5, 10,000 images of 12x12: 0.139 ms in place of 0.172; 64->32 0.198 in place of 0.316. In large images,
     whose runs lie in many pages, no gain was measured.
     """
+    if problem.paced and not problem.pool:
+        # Stored value by value: 1x5 272->9 at 18x18, 326 images, 855 us.
+        odd = costs.relative(problem, "pair, odd") if problem.M % 2 else 1.0
+        return odd * batch_tiled.estimate(_pairs(problem)) + estimates.of(problem.target).launch
     S = len(problem.at.v.taps)
     factor = (S + 1) / S * (1.0 if problem.M > 32 else 32 / costs.LEAST_COLUMNS)
     if min(problem.C, problem.M) > 32:
         factor *= costs.relative(problem, "pair, full")
     if costs.pages(problem) > 1:
         factor = costs.relative(problem, "pair, large") * costs.reading(problem) * costs.pages(problem)
-    if problem.paced and problem.M % 2:  # stored value by value: 1x5 272->9 at 18x18, 326 images, 855 us
-        factor *= costs.relative(problem, "pair, odd")
     products = factor * costs.dense(problem)
     time = costs.microseconds(problem, NAME, products, costs.outputs(problem) / 2)
     return costs.of_run(problem, problem.images) * time
 
 
 def prepare(problem: Problem) -> Product:
-    h, v, (H, W), (OH, OW) = problem.at
+    h, v, _, _ = problem.at
     taps = (len(v.taps) + 1) // 2
     made = bands.prepare(problem, 2, taps * 2 * problem.C, 2 * problem.M, turned=True)
-    across = Walk(0, 1, v.count // 2, v.in_start // 2, 1, 1, tuple(range(taps)))
     if problem.pool:
-        return Product(made, _pooled(problem, h, across, taps * 2 * problem.C))
-    pairs = problem._replace(
-        direction=WALK, C=2 * problem.C, M=2 * problem.M, strides=(),
-        walks=Walks(h, across, (H, W // 2), (OH, OW // 2)),
-    )  # fmt: skip
-    return Product(made, batch_tiled.prepare(pairs))
+        return Product(made, _pooled(problem, h, _across(v), taps * 2 * problem.C))
+    return Product(made, batch_tiled.prepare(_pairs(problem)))
 
 
 def run(prepared: Product, t: Tensors) -> None:
@@ -121,6 +118,18 @@ def run(prepared: Product, t: Tensors) -> None:
         prepared.launch.run(t.x, made, bias, scale, t.y)
     else:
         batch_tiled.run(prepared.launch, Tensors(t.x, made, t.y, bias, scale, t.z))
+
+
+def _across(v: Walk) -> Walk:
+    """The walk from pairs to pairs."""
+    return Walk(0, 1, v.count // 2, v.in_start // 2, 1, 1, tuple(range((len(v.taps) + 1) // 2)))
+
+
+def _pairs(problem: Problem) -> Problem:
+    """The problem of pairs, of twice the channels."""
+    h, v, (H, W), (OH, OW) = problem.at
+    walks = Walks(h, _across(v), (H, W // 2), (OH, OW // 2))
+    return problem._replace(direction=WALK, C=2 * problem.C, M=2 * problem.M, strides=(), walks=walks)
 
 
 def _pools(problem: Problem) -> bool:
