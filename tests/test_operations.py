@@ -34,7 +34,6 @@ TESTED_ELSEWHERE = {
     "conv_box": "tests/kernels/test_conv.py",
     "conv_box_grad_weight": "tests/kernels/test_conv.py",
     "conv_back": "tests/kernels/test_conv.py",
-    "conv_fill": "tests/kernels/test_conv.py",
     "conv_pair_pool": "tests/kernels/test_conv.py",
     "conv_batch_grad_weight": "tests/kernels/test_conv.py",
     "gemm_cut": "tests/kernels/test_gemm.py",

@@ -21,6 +21,7 @@ DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box", "conv_band")
 # Channels of the output with which a tile is full.
 MOST = 64
+FAR = 1000
 
 
 def able(problem: Problem) -> bool | No:
@@ -44,7 +45,7 @@ def estimate(problem: Problem) -> float:
     if problem.paced:
         return costs.at_least(problem, boxed.microseconds(pairs)) + made
     # Where tiles' times are not known it has no measured place, and is taken where it is asked for.
-    return 2 * boxed.estimate(pairs) + made
+    return FAR * boxed.estimate(pairs) + made
 
 
 def prepare(problem: Problem) -> Product:
