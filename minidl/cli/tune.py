@@ -134,7 +134,7 @@ def _tune(wanted: list[ShapeClass], config: Tune) -> None:
     folder = tables.FOLDER if write else out or written.usual_folder()
     if not dry_run:
         _check_folder(folder, "--write:" if write else "--out" if out else "the folder of tables")
-    tables_there = {(folder / f"{family}.json").resolve() for family in launch.families()}
+    tables_there = {(folder / f"{name}.json").resolve() for name in (*launch.families(), "estimates")}
     for flag, path in (("--json", json), ("--plot", plot)):
         if path is not None and path.resolve() in tables_there:
             raise ConfigError(f"{flag} {path} is a tile table in {folder}: give another name")

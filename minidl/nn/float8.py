@@ -19,6 +19,8 @@ UNIT = 32  # features that tensor cores take at once: layers with others stay as
 class Float8Linear(Linear):
     """A linear layer whose weight is float8: the buffers weight and weight_scale; bias is a buffer, too."""
 
+    _fixed = "weight", "weight_scale"
+
     def forward(self, x: Tensor) -> Tensor:
         y = ops.float8.linear(x, Float8(self.weight, self.weight_scale), self.bias, self.act)
         assert isinstance(y, Tensor)
@@ -27,6 +29,8 @@ class Float8Linear(Linear):
 
 class Float8Conv2d(Conv2d):
     """A convolution whose weight is float8, as `Float8Linear`; `scale` is the buffer of a folded batch norm or None."""
+
+    _fixed = "weight", "weight_scale"
 
     def forward(self, x: Tensor) -> Tensor:
         y = ops.float8.conv2d(

@@ -29,6 +29,7 @@ class Module:
 
     training: bool
     _shown: tuple[str, ...] = ()  # attributes that `repr` shows
+    _fixed: tuple[str, ...] = ()  # buffers whose dtype `to` leaves as it is
 
     def __init__(self) -> None:
         self.__dict__["_parameters"] = {}
@@ -165,8 +166,10 @@ class Module:
         """Move parameters and buffers in place to a device, a dtype (if floating) or both. Gradients are dropped."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
+        fixed = {id(module._buffers.get(name)) for module in self.modules() for name in module._fixed}
         for tensor in (*self.parameters(), *self.buffers()):
-            to_dtype = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
+            changes = dtype is not None and tensor.dtype.is_floating_point and id(tensor) not in fixed
+            to_dtype = dtype if changes else tensor.dtype
             tensor.data = tensor.data.to(device or tensor.device, to_dtype)
             tensor.grad = None
         return self

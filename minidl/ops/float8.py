@@ -76,7 +76,7 @@ def linear(
     Raises ValueError for shapes that do not fit or an unknown activation and where a gradient would be recorded,
     TypeError for dtypes.
     """
-    x, weight, out_dtype = _operands("linear", x, weight, bias, out_dtype, scale_result)
+    x, weight, out_dtype = _operands("linear", x, weight, out_dtype, scale_result, bias)
     rows, out = x.values, weight.values.shape[0] if weight.values.ndim else 0
     if weight.values.ndim != 2 or rows.ndim == 0 or rows.shape[-1] != weight.values.shape[1]:
         raise ValueError(
@@ -89,7 +89,7 @@ def linear(
     y = kernels.forward(
         rows.data.reshape(pixels, features, 1, 1), weight.values.data.reshape(out, features, 1, 1),
         x.scale.data, weight.scale.data, one, _float32(bias), act, out_dtype=out_dtype,
-        scale_result=_data(scale_result), fast=use_fast_accum,
+        scale_result=_data(scale_result), fast=use_fast_accum, op="linear",
     )  # fmt: skip
     return _result(y.reshape(*rows.shape[:-1], out), scale_result)
 
@@ -114,7 +114,7 @@ def conv2d(
 
     `form`, of those that take float8, is "box", "batch" or "product". Raises as `ops.conv2d` and `linear` here.
     """
-    x, weight, out_dtype = _operands("conv2d", x, weight, bias, out_dtype, scale_result)
+    x, weight, out_dtype = _operands("conv2d", x, weight, out_dtype, scale_result, bias, scale)
     geometry = geometry_of(x.values, weight.values, stride, padding, dilation, groups)
     check_vectors("conv2d", weight.values.shape[0], bias=bias, scale=scale)
     y = kernels.forward(
@@ -125,12 +125,13 @@ def conv2d(
 
 
 def _operands(
-    op: str, x: Float8 | Tensor, weight: Float8 | Tensor, bias: Tensor | None, out_dtype: torch.dtype | None,
-    scale_result: Tensor | None,
+    op: str, x: Float8 | Tensor, weight: Float8 | Tensor, out_dtype: torch.dtype | None,
+    scale_result: Tensor | None, *vectors: Tensor | None,
 ) -> tuple[Float8, Float8, torch.dtype]:  # fmt: skip
     """Both in float8, and the dtype of the result."""
-    if bias is not None:
-        _no_gradient(op, bias)
+    for vector in vectors:
+        if vector is not None:
+            _no_gradient(op, vector)
     if not isinstance(weight, Float8):
         weight = quantize(weight)
     if scale_result is not None:

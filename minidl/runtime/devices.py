@@ -240,7 +240,7 @@ def of_file(path: Path) -> Constants:
         why, cure = error.strerror, "make it a file that can be read, or delete it"
     except RecursionError:
         why, cure = "it is nested too deeply", _CURE
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         why, cure = str(error), _CURE
     raise tables.TableError(errno.EINVAL, f"no estimates for this version ({why}); {cure}", str(path))
 

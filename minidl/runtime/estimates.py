@@ -44,7 +44,9 @@ def use(constants: Constants) -> Iterator[None]:
 
 @functools.cache
 def _of(target: str) -> Constants:
-    here = not launch.INTERPRETED and torch.cuda.is_available() and launch.device_target() == target
+    here = not launch.INTERPRETED and torch.cuda.is_available()
+    # A device that is too old is of no target: kernels are compiled beside it for others.
+    here = here and torch.cuda.get_device_capability() >= (8, 0) and launch.device_target() == target
     if not here:
         return devices.of_file(devices.usual(target))
     own = devices.own_file()

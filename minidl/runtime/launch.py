@@ -7,8 +7,8 @@ rules read from the top. A rule is
 
 with an optional "when" (all of its conditions must hold; "precision" is that of float32 products) and sizes of two to
 some power. A rule with "or": true leaves the choice between its tile and those of rules below to the kernel's launcher,
-which estimates their times. The choice depends on dtype, precision and shape alone, so results are the same in every
-process.
+which estimates their times (`estimates`). The choice depends on dtype, precision, shape and device alone, so results
+are the same in every process.
 """
 
 import contextlib

@@ -20,7 +20,7 @@ def choose(device: str) -> None:
     """Set up this process for "auto", "cuda" or "cpu".
 
     Raises ConfigError when a CUDA device is needed and missing, when the user's TRITON_INTERPRET contradicts it, and
-    when MINIDL_TILES names invalid tile tables.
+    when MINIDL_TILES names invalid tile tables or estimates.
     """
     given = os.environ.get(_VARIABLE)
     interpret = given is not None and given.lower() in ("1", "true", "on", "yes", "y")

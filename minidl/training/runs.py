@@ -1,7 +1,8 @@
 """Run folders: creating, replacing and continuing them; `saved_run` reads them.
 
     config.json       command, settings, checksums of the data and of the documents; written first
-    environment.json  what else the result depends on: versions, device, BLAS and its threads, precision, tile tables
+    environment.json  what else the result depends on: versions, device, BLAS and its threads, precision, tile tables,
+                      estimates
     labels.json, vocabulary.json | hashing.json | schema.json | pictures.json    the documents, needed to use the model
     metrics.jsonl     a line per epoch
     checkpoints/      while and after training: last and best state

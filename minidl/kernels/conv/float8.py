@@ -39,6 +39,7 @@ def forward(
     scale_result: torch.Tensor | None = None,
     fast: bool = False,
     form: str | None = None,
+    op: str = "conv2d",
 ) -> torch.Tensor:
     """y [N, groups * M, OH, OW] of x [N, groups * C, H, W] and w [groups * M, C, R, S], float8 of either kind.
 
@@ -47,7 +48,7 @@ def forward(
     Raises TypeError for dtypes; ValueError for devices, for scales, for an activation that has no result in float8, and
     for a form that cannot take the shape.
     """
-    check_operands("conv2d", x, w, scale_x, scale_w, out_dtype, scale_result, act, scale=scale, bias=bias)
+    check_operands(op, x, w, scale_x, scale_w, out_dtype, scale_result, act, scale=scale, bias=bias)
     check_form(form)
     M, C, _, _ = w.shape
     values, weights = channels_last(x), channels_last(w)

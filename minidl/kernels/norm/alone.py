@@ -37,8 +37,9 @@ def batch_norm_alone_kernel(
     C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
-    rows = tl.full((), 0, tl.int64) + M
-    b_first, b_mean, b_m2 = band_statistics(p_x, o_c, m_c, 0, rows, M, C, ACC, BLOCK_M, BLOCK_C)
+    none = tl.full((), 0, tl.int64)
+    rows = none + M
+    b_first, b_mean, b_m2 = band_statistics(p_x, o_c, m_c, none, rows, M, C, ACC, BLOCK_M, BLOCK_C)
     b_mean = b_mean.to(tl.float64) + b_first.to(tl.float64)
     b_count = tl.full((BLOCK_C,), 0.0, tl.float64) + M
     b_share = tl.full((BLOCK_C,), MOMENTUM, tl.float64)

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
+from minidl.kernels import conv
 from minidl.kernels.conv import volume
 from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.problem import GRAD_WEIGHT
+from minidl.kernels.conv.stacks import as_they_are
 from minidl.kernels.conv.volume import Volume
 from minidl.workbench.bench import drawn_conv, sides
 
@@ -38,7 +41,19 @@ class Layer(drawn_conv.Layer):
 
     def taken(self, direction: str) -> dict[str, Any]:
         """The form taken for the shape."""
-        return {"plan": "stack" if drawn_conv.kind_of(self.shape, direction) == "weight" else self._forms(direction)[0]}
+        weight = drawn_conv.kind_of(self.shape, direction) == "weight"
+        return {"plan": self._of_weight() if weight else self._forms(direction)[0]}
+
+    def _of_weight(self) -> str:
+        at = self.geometry
+        if at.flat or at.dense is not None:
+            return "columns"
+        x, dy = (conv.channels_last(images[0]) for images in (self.large, self.small))
+        C, M = (t.shape[-1] // at.groups for t in (x, dy))
+        problem = volume._problem(x, dy, at, C, M)._replace(direction=GRAD_WEIGHT)
+        if volume._chosen_weight(problem, x.shape[0], at.d, None) is not None:
+            return "cube"
+        return "slices" if as_they_are(at.d.forward(), at.d.size) else "stack"
 
     def _forms(self, direction: str) -> tuple[str, ...]:
         back = drawn_conv.kind_of(self.shape, direction) == "up"

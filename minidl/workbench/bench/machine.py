@@ -13,7 +13,7 @@ from minidl.training.environment import driver, tile_hash
 
 
 def machine() -> dict[str, str]:
-    """Device, driver, versions, date, and tile tables other than the package's: what results depend on.
+    """Device, driver, versions, date, estimates, and tile tables other than the package's: what results depend on.
 
     Needs a CUDA device.
     """

@@ -21,6 +21,7 @@ from minidl.runtime import devices, launch
 from minidl.runtime.devices import Constants
 from minidl.training import files
 from minidl.training.errors import ConfigError
+from minidl.training.progress import is_number
 from minidl.workbench.bench import machine
 from minidl.workbench.bench.measure import Replay
 from minidl.workbench.tuning import fit, trials
@@ -71,9 +72,15 @@ def load(path: Path) -> Rows:
         known = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(known, dict) or known.keys() != {"estimates", "rates", "rows"}:
             raise ValueError("expected estimates, rates and rows")
-        if any(name not in known["estimates"] for name in _SAME):
+        about, rates = known["estimates"], known["rates"]
+        if not isinstance(about, dict) or any(name not in about for name in _SAME):
             raise ValueError("expected the machine")
-        return Rows(known["estimates"], known["rates"], [Trial.made(row) for row in known["rows"]])
+        if not isinstance(rates, dict) or not all(is_number(rate) and rate > 0 for rate in rates.values()):
+            raise ValueError("expected rates above 0")
+        rows = [Trial.made(row) for row in known["rows"]]
+        if not all(row.known for row in rows):
+            raise ValueError("a row is of no shape or form of this version, or has no time")
+        return Rows(about, rates, rows)
     except OSError as error:
         why = str(error.strerror)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -26,6 +26,7 @@ from minidl.kernels.gemm import choice
 from minidl.rehearsal import compile_ahead
 from minidl.runtime import estimates, launch
 from minidl.runtime.launch import Tile
+from minidl.training.progress import is_number
 from minidl.workbench.bench import drawn, drawn_conv
 from minidl.workbench.bench.measure import Clock, in_turn, input_sets
 from minidl.workbench.bench.shapes import Gemm
@@ -65,6 +66,14 @@ class Trial:
     def name(self) -> str:
         """What the form of a convolution is asked for by."""
         return filled.NAME if self.form.startswith(FILLED) else MODULES[self.form].NAME
+
+    @property
+    def known(self) -> bool:
+        """Whether it is of a shape and a form that there are, with a time above 0 or none."""
+        forms = FORMS if self.of == "gemm" else MODULES
+        timed = self.ms is None or (is_number(self.ms) and self.ms > 0)
+        placed = self.of in KINDS and type(self.index) is int and (self.tile is not None or self.of != "gemm")
+        return placed and timed and self.form.removeprefix(FILLED) in forms
 
     def as_json(self) -> dict[str, Any]:
         tile = self.tile
