@@ -52,6 +52,15 @@ def test_a_model(fold):
     ]  # fmt: skip
 
 
+def test_another_type_is_that_of_the_other_layers():
+    net, x = nn.to_float8(model()), drawn(2, 3, 10, 10)
+    with no_grad():
+        before = net(x)
+        after = net.to(torch.float64).to(torch.float32)(x)
+    assert net[1].weight.dtype == torch.float8_e4m3fn
+    assert torch.equal(after.data, before.data)
+
+
 def test_operations_are_those_of_the_values():
     x, w, bias = drawn(3, 5, 64), drawn(40, 64, seed=1), drawn(40, seed=2)
     small, weight = ops.float8.quantize(x), ops.float8.quantize(w, torch.float8_e5m2)
@@ -92,6 +101,9 @@ def test_refusals():
         ops.float8.linear(Tensor(x.data, requires_grad=True), w)
     with pytest.raises(ValueError, match="float8 is for inference"):
         ops.float8.linear(x, w, Tensor(drawn(8).data, requires_grad=True))
+    pictures = drawn(1, 32, 4, 4), drawn(32, 32, 1, 1)
+    with pytest.raises(ValueError, match="float8 is for inference"):
+        ops.float8.conv2d(*pictures, scale=Tensor(drawn(32).data, requires_grad=True))
     with pytest.raises(ValueError, match="one float32"):
         ops.float8.quantize(x, scale=drawn(2))
     if default_device().type == "cpu":
