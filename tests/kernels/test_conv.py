@@ -204,6 +204,8 @@ def test_patches_side_by_side_are_a_product_on_the_way_back(shape, dtype):
     w = p.w.to(memory_format=torch.channels_last)
     assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form="product"), p.dx.to(dtype))
     bias = whole(sizes[1], dtype=dtype)
+    y, _ = conv.transposed(p.dy, w, p.geometry, form="product", blind=True)
+    assert torch.equal(y, p.dx.to(dtype))
     y, z = conv.transposed(p.dy, w, p.geometry, bias, "relu", preactivation=True, form="product")
     expected = p.dx + bias.double().view(-1, 1, 1)
     assert torch.equal(z, expected.to(dtype))

@@ -86,6 +86,8 @@ def test_more_than_a_tile_along_every_axis(per_processor):
         (2, 64, 40, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 2),
         (2, 32, 40, (5, 12, 16), (3, 3, 2), (2, 2, 1), (1, 1, 1), (1, 1, 1), 1),
         (2, 32, 24, (4, 9, 8), (3, 2, 3), (1, 3, 2), (1, 4, 2), (2, 1, 1), 2),
+        # One tap in depth, with padding there: what is beyond a volume is not its neighbour.
+        (2, 32, 8, (2, 4, 4), (1, 3, 3), (1, 2, 2), (1, 1, 1), (1, 1, 1), 1),
     )
     for shape in shapes:
         with launch.force(conv_box=launch.Tile({**SMALL, "PER_PROCESSOR": per_processor})):

@@ -9,7 +9,8 @@ read through pointers (Triton 3.6 computes one that is a reshaped box wrongly).
 
 A program sums one tap of a block of output and input channels over its share of the boxes. Shares are interleaved, so
 that programs running together read one neighbourhood; their partial sums are added in order. Zeros outside the image
-are multiplied with the output's gradient: one that is not finite makes NaN of border taps.
+are multiplied with the output's gradient: one that is not finite makes NaN of border taps. An input that is not finite
+makes NaN of taps whose boxes reach it beyond the outputs.
 """
 
 import math
@@ -22,7 +23,7 @@ import triton.language as tl
 from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.boxed import images_box, shape_of_box
 from minidl.kernels.conv.prepared import Shares
-from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, No, Problem, Tensors
+from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, NO_BOXES, No, Problem, Tensors
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
 
@@ -92,6 +93,7 @@ def able(problem: Problem) -> bool | No:
         and (all(channels * size % 16 == 0 for channels in (problem.C, problem.M))
              or No("channels of a group whose bytes are not a multiple of 16"))
         and ((problem.x_boxes and problem.M > 0) or NO_BOXES)
+        and (cut(problem).box[0] * h.count * v.count < MANY or No("a box whose pixels 32 bits do not count"))
     )  # fmt: skip
 
 

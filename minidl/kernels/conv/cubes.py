@@ -68,9 +68,7 @@ def conv_cube_tile(
     for _ in range(JD * JH * JW * (C // BLOCK_K)):
         b_w = d_w.load([i_group * M + m, o_w])  # [BLOCK_M, BLOCK_K]
         if STRIDED:
-            i_slice = n * D + x_d
-            if JD > 1:
-                i_slice = tl.where((x_d >= 0) & (x_d < D), i_slice, N * D)
+            i_slice = tl.where((x_d >= 0) & (x_d < D), n * D + x_d, N * D)
             # Divided so that what is below 0 is rounded down.
             h = (x_h + AHEAD * IN_STEP_H) // IN_STEP_H - AHEAD
             w = (x_w + AHEAD * IN_STEP_W) // IN_STEP_W - AHEAD

@@ -69,8 +69,8 @@ def prepare(problem: Problem) -> Prepared:
     tile, split, family, shape = _choice(problem)
     split = launches.filled(launch.cdiv(shape.K, tile["BLOCK_K"]), split)
     made = launches.prepare(
-        shape.M, shape.N, shape.K, (False, False), family == "gemm", tile, split, problem.dtype, problem.precision,
-        problem.flags("POOL"), problem.target, problem.processors,
+        _patches(problem), shape.N, shape.K, (False, False), family == "gemm", tile, split, problem.dtype,
+        problem.precision, problem.flags("POOL"), problem.target, problem.processors,
     )  # fmt: skip
     return Prepared(made, (problem.N, h.output, v.output), (h.kernel, v.kernel * problem.M), problem.shape)
 
