@@ -6,6 +6,7 @@ channels: 81 us in place of 88), and their partial sums are added in order.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -146,7 +147,7 @@ def able(problem: Problem) -> bool | No:
 
 def estimate(problem: Problem) -> float:
     if problem.paced:
-        return costs.at_least(problem, shares_of(problem).microseconds)
+        return costs.at_least(problem, cut(problem).shares.microseconds)
     rows = problem.N * (parts_of(problem) if problem.C > ROW_OF_TAPS and problem.N >= LEAST_RUN else 1)
     factor = costs.of_run(problem, rows, costs.HALF_RUN)
     tile = tile_of(problem)
@@ -170,12 +171,8 @@ def tile_of(problem: Problem) -> launch.Tile:
 def prepare(problem: Problem) -> Shares:
     h, v = problem.at.h, problem.at.v
     (H, W), (QH, QW) = problem.read, problem.written
-    N, M, C, taps, groups = problem.N, problem.M, problem.C, problem.taps, problem.groups
-    tile = tile_of(problem)
-    together = tile["TAPS"] if len(v.taps) == 3 else 1
-    parts = parts_of(problem) if together == 1 else 1
-    tiles = launch.cdiv(C, tile["BLOCK_N"]) * launch.cdiv(M, tile["BLOCK_M"]) * groups * (taps // together)
-    shares = shares_of(problem).count
+    N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
+    tile, together, parts, tiles, (shares, _) = cut(problem)
     sizes = {**tile.options, "TAPS": together, "PARTS": parts}
     del sizes["PER_PROCESSOR"], sizes["EVEN"]
     scalars = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares)
@@ -192,13 +189,27 @@ def prepare(problem: Problem) -> Shares:
     return Shares(made, shares, problem.shape)
 
 
-def shares_of(problem: Problem) -> pace.Shares:
-    """How many shares, and how long they take where that is known: enough for the device, or those of least time."""
+class Cut(NamedTuple):
+    """TAPS of a tile, parts of an image, tiles of the gradient, and the shares of their steps."""
+
+    tile: launch.Tile
+    together: int
+    parts: int
+    tiles: int
+    shares: pace.Shares
+
+
+def cut(problem: Problem) -> Cut:
+    """How the gradient is cut: into shares enough for the device or, where times are known, of least time."""
     tile, taps = tile_of(problem), problem.taps
     together = tile["TAPS"] if len(problem.at.v.taps) == 3 else 1
     parts = parts_of(problem) if together == 1 else 1
     tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
     tiles *= taps // together
+    return Cut(tile, together, parts, tiles, _shares(problem, tile, together, parts, tiles))
+
+
+def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tiles: int) -> pace.Shares:
     h, w = problem.geometry.h.inside(), problem.geometry.w.inside()
     runs = launch.cdiv(problem.images, tile["BLOCK_K"])
     work = max(1, max(h) * max(w)) * runs
@@ -208,7 +219,7 @@ def shares_of(problem: Problem) -> pace.Shares:
     columns = sum(w) / len(w) if together == 1 else problem.at.v.count
     blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
     tempo = pace.of_programs(tile, together)
-    values = problem.groups * problem.M * taps * problem.C
+    values = problem.groups * problem.M * problem.taps * problem.C
     found = pace.in_shares(tiles, blocks, tile["BLOCK_K"], tempo, problem.processors, values, 1.0, LEAST)
     # Runs that are not full: 4x4 stride 2, 256->512 at 16x16, 5 images, 26 us.
     times = costs.relative(problem, "batch, weight, short") if problem.images < RUN else 1.0

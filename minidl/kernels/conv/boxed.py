@@ -10,6 +10,7 @@ A block of channels of the weights is the left operand and the box the right one
 are multiplied with the weights: a weight that is not finite makes NaN at the border.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -276,6 +277,7 @@ def pairs_box(N: int, H: int, W: int, C: int, block: Sequence[int]) -> Box:
     return Box((N, H, W // 2, 2, C), (H * W * C, W * C, 2 * C, C, 1), block)
 
 
+@functools.lru_cache(maxsize=4096)
 def shape_of_box(N: int, height: int, width: int, pixels: int) -> tuple[int, int, int]:
     """Images, rows and columns, powers of two of product `pixels`, whose boxes cover the outputs with least waste.
 

@@ -107,10 +107,12 @@ def microseconds(problem: Problem, form: str, products: float, programs: float =
     return device.launch + moved(problem) / device.copy + factor * waves * 2 * products / rate
 
 
-def at_least(problem: Problem, time: float) -> float:
-    """A launch that takes so many us, or as long as memory does, of which tiles reach a part."""
+def at_least(problem: Problem, time: float, size: int | None = None) -> float:
+    """A launch that takes so many us, or as long as memory does for `size` bytes (those of the problem), of which tiles
+    reach a part."""
     device = estimates.of(problem.target)
-    return max(time, device.launch + moved(problem) / (device.reached * device.copy))
+    size = moved(problem) if size is None else size
+    return max(time, device.launch + size / (device.reached * device.copy))
 
 
 def relative(problem: Problem, form: str) -> float:

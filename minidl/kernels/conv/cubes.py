@@ -194,9 +194,9 @@ def in_boxes(cubes: Cubes) -> bool:
 def estimate(cubes: Cubes) -> float:
     """As that of `boxed`."""
     problem, tile = cubes.problem, _tile(cubes)
-    device = estimates.of(problem.target)
     if problem.paced:
-        return max(microseconds(cubes, tile), device.launch + moved(cubes) / (device.reached * device.copy))
+        return costs.at_least(problem, microseconds(cubes, tile), moved(cubes))
+    device = estimates.of(problem.target)
     boxes = number(cubes.counts, shape_of(cubes, tile["BLOCK_N"]))
     products = boxes * tile["BLOCK_N"] * problem.groups * cubes.taps * problem.C * costs.columns(problem)
     rate = device.products[problem.precision if problem.dtype.itemsize == 4 else str(problem.dtype)[6:]]

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import cubes, pace
+from minidl.kernels.conv import costs, cubes, pace
 from minidl.kernels.conv.cubes import AHEAD, Cubes
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import MANY
@@ -115,10 +115,10 @@ def able(cubes_: Cubes) -> bool:
 
 def estimate(cubes_: Cubes) -> float:
     """As that of `boxed_grad_weight`."""
-    device, at = estimates.of(cubes_.problem.target), _cut(cubes_)
+    at = _cut(cubes_)
     if cubes_.problem.paced:
-        return max(at.shares.microseconds, device.launch + cubes.moved(cubes_) / (device.reached * device.copy))
-    return device.launch * at.tiles * at.shares.count
+        return costs.at_least(cubes_.problem, at.shares.microseconds, cubes.moved(cubes_))
+    return estimates.of(cubes_.problem.target).launch * at.tiles * at.shares.count
 
 
 @launch.cached
