@@ -20,6 +20,7 @@ from minidl.kernels.conv import (
     batch_grad_weight,
     batch_tiled,
     boxed,
+    boxed_grad_weight,
     depthwise,
     depthwise_grad_weight,
     even_grad_weight,
@@ -31,7 +32,7 @@ from minidl.kernels.conv import (
     turned,
     two_rows,
 )
-from minidl.kernels.conv.geometry import Geometry
+from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, No
 from minidl.kernels.conv.problem import Problem as Described
 from minidl.kernels.gemm.tiled import gemm_sum_kernel
@@ -462,6 +463,67 @@ def test_equal_parts_of_the_weight_gradient(shape, processors, dtype, monkeypatc
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(dtype))
     assert even_grad_weight.conv_even_grad_weight_kernel in launched
     assert gemm_sum_kernel not in launched, "shares, not equal parts"
+
+
+def boxes(taps):
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": taps, "PER_PROCESSOR": 1}
+    return launch.force(conv_box_grad_weight=launch.Tile(sizes))
+
+
+@pytest.mark.parametrize(
+    ("processors", "taps", "dtype"), [(1, 3, torch.float32), (7, 1, torch.float16), (132, 3, torch.float16)]
+)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 32, 40, (9, 8), (3, 3), (1, 1), (1, 1), (1, 1), 2),
+        (5, 32, 72, (8, 12), (4, 3), (2, 2), (1, 1), (1, 1), 1),
+        # Rows of x that no stride divides; more outputs than inputs; strides above padding and taps.
+        (2, 32, 32, (17, 17), (3, 3), (2, 2), (0, 0), (1, 1), 1),
+        (3, 32, 32, (9, 9), (3, 3), (1, 1), (2, 2), (1, 1), 1),
+        (2, 32, 32, (8, 9), (2, 3), (1, 3), (3, 1), (2, 1), 1),
+        (2, 32, 32, (8, 8), (1, 1), (4, 2), (0, 0), (1, 1), 1),
+    ],
+)
+def test_equal_parts_of_the_weight_gradient_in_boxes(shape, processors, taps, dtype, monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda: processors)
+    p = Problem(shape, dtype=dtype)
+    with boxes(taps):
+        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="box"), p.dw.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("shape", "swaps"),
+    [
+        ((3, 11, 1, (9, 10), (3, 3), (1, 1), (1, 1), (1, 1), 1), True),
+        ((2, 13, 6, (9, 7), (5, 5), (1, 1), (2, 2), (1, 1), 1), True),
+        ((2, 13, 2, (6, 7), (2, 3), (1, 1), (2, 3), (2, 1), 1), True),
+        ((2, 3, 8, (8, 9), (3, 2), (1, 1), (0, 0), (2, 1), 1), False),
+        ((2, 13, 6, (9, 7), (5, 5), (2, 1), (2, 2), (1, 1), 1), False),
+    ],
+)
+def test_bands_of_the_output_gradient(shape, swaps):
+    """Where its channels are fewer, the output's gradient is what the bands are of."""
+    p = Problem(shape)
+    assert banded_grad_weight.cheapest(p.described(GRAD_WEIGHT))[1] == swaps
+    assert p.check("banded", lambda name: name == "grad_weight") or not swaps
+
+
+@given(
+    size=st.integers(1, 12), stride=st.integers(1, 4), kernel=st.integers(1, 4), padding=st.integers(0, 4),
+    dilation=st.integers(1, 3), extent=st.sampled_from([1, 2, 4, 8]),
+)  # fmt: skip
+def test_boxes_that_read_beyond_an_image_are_found(size, stride, kernel, padding, dilation, extent):
+    assume(size + 2 * padding > dilation * (kernel - 1))
+    walk = Axis.of("conv2d", "height", size, kernel, stride, (padding, padding), dilation).forward()
+    read = [
+        at
+        for tap in range(kernel)
+        for o in range(-(-walk.count // extent) * extent)
+        for at in [o * stride + tap * dilation - padding]
+        if 0 <= at // stride < -(-size // stride)
+    ]
+    assert boxed_grad_weight._ends(walk, size, extent) == (size % stride == 0 or max(read, default=0) < size)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

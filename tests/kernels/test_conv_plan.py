@@ -70,6 +70,20 @@ def test_the_layers_of_the_benchmark(name):
     assert module(layer(*shape, direction=GRAD_WEIGHT)) == GRADIENTS.get(name, "batch_grad_weight")
 
 
+# Images, channels in and out, pixels a side, kernel, padding, stride.
+WEIGHTS = {
+    (21, 512, 512, 28, 3, 1): "boxed", (55, 512, 1024, 56, 2, 0, 2): "boxed", (81, 512, 512, 33, 3, 0, 2): "boxed",
+    (216, 128, 256, 32, 4, 1, 2): "boxed", (16, 256, 256, 64, 3, 1): "boxed", (16, 256, 512, 28, 3, 1): "boxed",
+    (64, 256, 256, 56, 3, 1): "batch", (16, 128, 256, 112, 2, 0, 2): "pixel", (42, 144, 48, 340, 7, 3): "pixel",
+    (80, 13, 6, 90, 5, 2): "banded", (264, 11, 1, 265, 3, 1): "banded", (18, 3, 64, 224, 3, 1): "pixel",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "expected"), WEIGHTS.items(), ids=map(str, WEIGHTS))
+def test_gradients_of_weights_take_what_was_fastest(shape, expected):
+    assert module(layer(*shape, direction=GRAD_WEIGHT)) == f"{expected}_grad_weight"
+
+
 @pytest.mark.parametrize(("shape", "expected"), BACK.items(), ids=BACK.values())
 def test_the_layers_of_generators(shape, expected):
     assert module(layer(*shape, 5, 2, 2, direction=TRANSPOSED)) == expected

@@ -1,10 +1,12 @@
 """The weight gradient in the banded form, for few channels.
 
 The product of `banded` turned round: the gradient of the bands, in shares of the rows whose sums are added in order,
-folded back by adding the G places of each weight. An input that is not finite makes all weights NaN that a band has at
-its column.
+folded back by adding the G places of each weight. Without strides x and the gradient of the output may each be the
+other, with taps in reverse: where its channels are fewer, or its rows better aligned, a product takes less. A value of
+either that is not finite makes all weights NaN that a band has at its column.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ import triton.language as tl
 from minidl.kernels import reduce
 from minidl.kernels.conv import banded, bands, costs
 from minidl.kernels.conv.bands import group_of
+from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
@@ -21,6 +24,8 @@ from minidl.runtime.early import wait
 NAME = "banded"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_banded_grad_weight", "conv_band")
+# What reading takes in pieces of so many bytes beside those of 16.
+PIECES = {16: 1.0, 8: 1.2, 4: 3.0, 2: 6.0}
 
 
 @triton.jit
@@ -69,16 +74,24 @@ def conv_banded_grad_weight_kernel(
 @triton.jit
 def conv_band_fold_kernel(
     p_bands, p_dw, total, M, G,
-    SC: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    SC: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
+    SWAPPED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dw [M, R, SC]: the places of each weight in the bands [R, KP, NP], added pixel by pixel."""
+    """dw [M, R, SC]: the places of each weight in the bands [R, KP, NP], added pixel by pixel.
+
+    SWAPPED: dw [SC / S, R, S, M], from bands whose taps are in reverse.
+    """
     wait(EARLY)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_o = o < total
-    sc = o % SC
-    r = o // SC % R
-    column = o // (SC * R)
+    if SWAPPED:
+        column = o % M
+        r = R - 1 - o // (M * S) % R
+        sc = (S - 1 - o // M % S) * (SC // S) + o // (M * S * R)
+    else:
+        sc = o % SC
+        r = o // SC % R
+        column = o // (SC * R)
     o_first = (r * KP + sc) * NP + column
     b_dw = tl.zeros((BLOCK,), dtype=ACC)
     for p in range(G):
@@ -87,19 +100,60 @@ def conv_band_fold_kernel(
 
 
 def able(problem: Problem) -> bool | No:
-    return banded.able(problem)
+    found, other = banded.able(problem), swapped(problem)
+    return True if not found and other is not None and banded.able(other) else found
+
+
+def swapped(problem: Problem) -> Problem | None:
+    """The problem in which x and the gradient of the output are each the other; None where there are strides."""
+    if any(axis.stride > 1 for axis in problem.geometry[:2]):
+        return None
+    h, w = (
+        axis._replace(size=axis.output, output=axis.size, padding=axis.dilation * (axis.kernel - 1) - axis.padding)
+        for axis in problem.geometry[:2]
+    )
+    return problem._replace(geometry=Geometry(h, w, problem.groups), C=problem.M, M=problem.C)
+
+
+@launch.cached
+def cheapest(problem: Problem) -> tuple[Problem, bool]:
+    """The problem whose bands take less time, and whether it is swapped."""
+    other = swapped(problem)
+    if other is None or not banded.able(other):
+        return problem, False
+    if not banded.able(problem) or _microseconds(other) < _microseconds(problem):
+        return other, True
+    return problem, False
 
 
 def estimate(problem: Problem) -> float:
-    """With two launches more; small ones take 17 to 21 us, 3->32 3x3 stride 2 at 224x224 1.5 times the products.
+    """With two launches more; small ones take 17 to 21 us."""
+    return costs.beside_tiles(problem, "banded, weight", _microseconds(cheapest(problem)[0]))
 
-    3->64 3x3 at 224x224, 18 images: 144 us; 2x2 stride 2, 8->53 at 242x242, whose rows begin at no multiple of 4 bytes:
-    480 us.
+
+def _microseconds(problem: Problem) -> float:
+    """Rows that begin at no multiple of 16 bytes are read in smaller pieces.
+
+    5x5 16->8 at 90x90, 80 images, 73 us, 13->6 330; 3x3 16->8 at 265x265, 264 images, 1041, 11->1 3706.
     """
     time = costs.microseconds(problem, NAME, banded.products(problem))
-    if problem.paced and problem.M > banded.LEAST_APART and problem.M % 2:
-        time *= costs.relative(problem, "banded, weight, odd")
-    return costs.beside_tiles(problem, "banded, weight", time)
+    if not problem.paced:
+        return time
+    G, KP, NP = banded.groups_of(problem)
+    x, dy = (PIECES[_bytes(problem, values)] for values in _rows(problem, G))
+    # The gradient's rows are shorter.
+    return time * (KP * x + NP * (1 + dy) / 2) / (KP + NP)
+
+
+def _rows(problem: Problem, G: int) -> tuple[int, int]:
+    """How many values the beginnings of rows of x lie apart, and of the output's gradient: the greatest divisor."""
+    v, C, M = problem.at.v, problem.C, problem.M
+    return math.gcd(v.in_start * C, G * v.in_step * C, problem.read[1] * C), math.gcd(G * M, v.count * M)
+
+
+def _bytes(problem: Problem, values: int) -> int:
+    """That are read at once of rows so many values apart."""
+    return math.gcd(values * problem.dtype.itemsize, 16)
 
 
 class Prepared(NamedTuple):
@@ -109,14 +163,18 @@ class Prepared(NamedTuple):
     partial: tuple[int, ...]
     shape: tuple[int, ...]
     fold: launch.Prepared
+    swapped: bool
 
 
 def prepare(problem: Problem) -> Prepared:
+    shape = problem.shape
+    problem, swap = cheapest(problem)
     M, R, S, C = problem.shape
     G, KP, NP = banded.groups_of(problem)
     constants = bands.constants(problem, G, KP, NP)
     rows = problem.N * constants["QH"] * constants["GROUPS"]
-    tile = problem.tile("conv_banded_grad_weight", M=rows, K=R * KP, N=NP)
+    apart = _bytes(problem, _rows(problem, G)[1])
+    tile = problem.tile("conv_banded_grad_weight", M=rows, K=R * KP, N=NP, APART=apart)
     tiles = launch.cdiv(R * KP, tile["BLOCK_K"])
     blocks = launch.cdiv(rows, tile["BLOCK_M"])
     share = launch.cdiv(blocks, max(1, min(4 * problem.processors // tiles, blocks // 8)))
@@ -126,17 +184,19 @@ def prepare(problem: Problem) -> Prepared:
     total = M * R * S * C
     block = problem.tile("conv_band", floor=1, total=total)
     shared = {name: constants[name] for name in ("STEP", "R", "KP", "NP", "ACC")}
-    fold = {"SC": S * C, **shared, **early.options(target=problem.target), **block.options}
+    fold = {"SC": S * C, "S": S, "SWAPPED": swap, **shared, **early.options(target=problem.target), **block.options}
     return Prepared(
         launch.Prepared(conv_banded_grad_weight_kernel, (tiles, shares), scalars, meta),
-        (shares, R * KP * NP), problem.shape,
+        (shares, R * KP * NP), shape,
         launch.Prepared(conv_band_fold_kernel, (launch.cdiv(total, block["BLOCK"]),), (total, M, G), fold),
+        swap,
     )  # fmt: skip
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
     partial = torch.empty(prepared.partial, dtype=launch.acc_torch(t.x.dtype), device=t.x.device)
-    prepared.launch.run(t.w, t.x, partial)
+    dy, x = (t.x, t.w) if prepared.swapped else (t.w, t.x)
+    prepared.launch.run(dy, x, partial)
     found = reduce.sum_rows(partial) if prepared.partial[0] > 1 else partial
     dw = torch.empty(prepared.shape, dtype=t.x.dtype, device=t.x.device)
     prepared.fold.run(found, dw)

@@ -128,7 +128,7 @@ def prepare(cubes_: Cubes) -> Shares:
     at = _cut(cubes_)
     shares = at.shares.count
     options = at.tile.options
-    del options["BLOCK_K"], options["PER_PROCESSOR"]
+    del options["BLOCK_K"], options["PER_PROCESSOR"], options["TAPS"]
     starts = (walk.in_start for walk in cubes_.walks)
     scalars = (at.boxes, N, cubes_.read[0], QD, QH, QW, problem.M, problem.groups, *starts, shares)
     meta = {**cubes.taps_read(cubes_, at.box), **problem.constants, **early.options(target=problem.target), **options}
@@ -139,7 +139,7 @@ def prepare(cubes_: Cubes) -> Shares:
 
 
 def _tile(cubes_: Cubes) -> launch.Tile:
-    return cubes_.problem.tile(FAMILY, M=cubes_.problem.M, N=cubes_.problem.C)
+    return cubes_.problem.tile(FAMILY, M=cubes_.problem.M, N=cubes_.problem.C, T=0)
 
 
 class _Cut(NamedTuple):

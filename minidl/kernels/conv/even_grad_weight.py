@@ -16,6 +16,7 @@ import triton.language as tl
 from minidl.kernels.conv import batch_grad_weight, costs, pace
 from minidl.kernels.conv.batch_grad_weight import parts_of, tile_of
 from minidl.kernels.conv.batch_tiled import inside
+from minidl.kernels.conv.even_parts import slots_of, step_at
 from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
 from minidl.runtime import early, launch
 from minidl.runtime.boxes import Box
@@ -71,17 +72,6 @@ def tile_at(
 
 
 @triton.jit
-def slots_of(first, steps, Q):
-    """(first program, number of programs, its step at the tile's first, the last one's step at the tile's end).
-
-    The tile's first step and steps are here those after its pause.
-    """
-    before = first // Q
-    last = (first + steps - 1) // Q
-    return before, last - before + 1, first - before * Q, first + steps - last * Q
-
-
-@triton.jit
 def conv_even_grad_weight_kernel(
     d_dy, d_x, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, Q, total,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
@@ -118,14 +108,11 @@ def conv_even_grad_weight_kernel(
         o_c = i_group * C + c
         before, slots, opening, closing = slots_of(first + PAUSE, steps - PAUSE, Q)
         slot = tl.program_id(0) - before
-        within = tl.where(slots > 1, 1, 0)
         begin = tl.maximum(start, first + PAUSE) - start
         stop = tl.minimum(first + steps, end) - start
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
         for t in range(begin, stop):
-            # Steps that slots do before t, then those of earlier slots at t: the first slot has begun, or not yet.
-            k = tl.maximum(t - opening, 0) + tl.maximum(slots - 2, 0) * t + within * tl.minimum(t, closing)
-            k += slot - tl.where((t < opening) & (slot > 0), 1, 0)
+            k = step_at(t, slot, slots, opening, closing)
             n = tl.where(nothing, N, k // places * BLOCK_K)
             q = k % places
             h = q_h + q // columns

@@ -51,7 +51,12 @@ def of_grad_weight(tile: launch.Tile, taps: int) -> Pace:
     return found or estimates.of(TARGET).weights["other"]
 
 
-def _known(what: str, *sizes: int) -> Pace | None:
+def of_box_weight(tile: launch.Tile, taps: int) -> Pace:
+    """The same of a tile whose inputs are read in boxes, the output's gradient through pointers."""
+    return _known("weights", "box", tile["BLOCK_M"], tile["BLOCK_N"], taps) or of_programs(tile, taps)
+
+
+def _known(what: str, *sizes: int | str) -> Pace | None:
     found: Pace | None = getattr(estimates.of(TARGET), what).get("x".join(map(str, sizes)))
     return found
 

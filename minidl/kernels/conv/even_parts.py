@@ -1,0 +1,100 @@
+"""Tiles in equal parts: all their steps stand in a line, of which every program takes as many.
+
+A tile has `boxes` steps, and a PAUSE at its head, steps of the line in which nothing is done: to end a tile and begin
+another takes time, too. It is summed by some programs, its slots, and what they found is added in order of the slots.
+A program that is at its step t reads near the share t / Q of a tile's steps, whatever tile it is in.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.conv.problem import Problem
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
+
+TOGETHER = tl.constexpr(4)  # slots whose sums are read at once
+VALUES = 2048  # that a program adds
+
+
+@triton.jit
+def slots_of(first, steps, Q):
+    """(first program, number of programs, its step at the tile's first, the last one's step at the tile's end).
+
+    The tile's first step and steps are here those after its pause.
+    """
+    before = first // Q
+    last = (first + steps - 1) // Q
+    return before, last - before + 1, first - before * Q, first + steps - last * Q
+
+
+@triton.jit
+def step_at(t, slot, slots, opening, closing):
+    """Which of a tile's steps a slot does at its step t, of slots as `slots_of` has them.
+
+    Steps that slots do before t, then those of earlier slots at t: the first slot has begun, or not yet.
+    """
+    k = tl.maximum(t - opening, 0) + tl.maximum(slots - 2, 0) * t + tl.where(slots > 1, tl.minimum(t, closing), 0)
+    return k + slot - tl.where((t < opening) & (slot > 0), 1, 0)
+
+
+@triton.jit
+def conv_even_parts_sum_kernel(
+    p_partial, p_total, boxes, M, GROUPS, Q, PAUSE,
+    C: tl.constexpr, J: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """total [groups * M, J * C]: ROWS rows of a tile, the sums of its slots in their order."""
+    wait(EARLY)
+    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
+    PIECES: tl.constexpr = BLOCK_M // ROWS
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    i_tile = tl.program_id(0) // (PIECES * TAPS)
+    i_group = i_tile // (tiles_c * tiles_m) % GROUPS
+    j = i_tile // (tiles_c * tiles_m * GROUPS) * TAPS + tl.program_id(0) // PIECES % TAPS
+    _, slots, _, _ = slots_of(i_tile * (boxes + PAUSE) + PAUSE, boxes, Q)
+    r_c = i_tile % tiles_c * BLOCK_N + tl.arange(0, BLOCK_N)
+    r_m = i_tile // tiles_c % tiles_m * BLOCK_M + tl.program_id(0) % PIECES * ROWS + tl.arange(0, ROWS)
+    m_mc = (r_m < M)[:, None] & (r_c < C)[None, :]
+    o_mc = (i_group * M + r_m).to(tl.int64)[:, None] * (J * C) + j * C + r_c[None, :]
+    o_slot = o_mc
+    b_total = tl.load(p_partial + o_slot, mask=m_mc, other=0.0)
+    for first in range(1, slots, TOGETHER):
+        for i in tl.static_range(TOGETHER):
+            o_slot += GROUPS * M * (J * C)
+            b_total += tl.load(p_partial + o_slot, mask=m_mc & (first + i < slots), other=0.0)
+    tl.store(p_total + o_mc, b_total.to(p_total.dtype.element_ty), mask=m_mc)
+
+
+class Prepared(NamedTuple):
+    """The product, the sum of its slots, and the shapes of their results."""
+
+    launch: launch.Prepared
+    partial: tuple[int, int]
+    sum: launch.Prepared
+    shape: tuple[int, ...]
+
+    def run(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The gradient."""
+        partial = torch.empty(self.partial, dtype=launch.acc_torch(x.dtype), device=x.device)
+        self.launch.run(dy, x, partial)
+        found = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        self.sum.run(partial, found)
+        return found
+
+
+def prepare_sum(
+    problem: Problem, tiles: int, boxes: int, each: int, pause: int, blocks: dict[str, int]
+) -> launch.Prepared:
+    """The sum of the slots of so many tiles, of BLOCK_M x BLOCK_N channels and TAPS taps; a program takes `each`."""
+    # Of few values a program adds few, that there are enough programs.
+    values = min(VALUES, max(VALUES // 16, launch.cdiv(math.prod(problem.shape), 8 * problem.processors)))
+    rows = max(1, min((1 << values.bit_length() - 1) // blocks["BLOCK_N"], blocks["BLOCK_M"]))
+    return launch.Prepared(
+        conv_even_parts_sum_kernel, (tiles * blocks["TAPS"] * blocks["BLOCK_M"] // rows,),
+        (boxes, problem.M, problem.groups, each, pause),
+        {"C": problem.C, "J": problem.taps, "ROWS": rows, **blocks, **early.options(target=problem.target)},
+    )  # fmt: skip
