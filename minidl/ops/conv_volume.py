@@ -8,8 +8,7 @@ import torch
 
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv import volume
-from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.volume import Volume
+from minidl.kernels.conv.geometry import Geometry, Volume
 from minidl.ops.conv import Convolution, axes_of, check_vectors, recorded
 from minidl.runtime.check import Pair
 from minidl.tensors import Tensor

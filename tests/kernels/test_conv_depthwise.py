@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minidl.kernels import conv
-from minidl.kernels.conv import depthwise, depthwise_grad_weight, narrow, plan
+from minidl.kernels.conv import depthwise, depthwise_grad_weight, depthwise_rows, narrow, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
 from tests.kernels.transposed import whole
 
@@ -73,6 +73,27 @@ def test_any_shape(direct, N, groups, channels, kernel, stride, padding, dilatio
         plan.plan.cache_clear()
         Drawn(N, groups, *channels, size, kernel, stride, padding, dilation, ends, dtype).check()
     plan.plan.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "size", "dilation", "groups"),
+    [((3, 3), (11, 12), (1, 1), 5), ((5, 5), (9, 8), (1, 1), 24), ((4, 1), (16, 7), (2, 3), 5)],
+)
+def test_down_the_rows(kernel, size, dilation, groups):
+    """Rows and columns that fill no tile, padding beyond what the kernel reaches, bias and a preactivation."""
+    for padding, ends in (((0, 0), (0, 1)), ((2, 2), (0, 0)), ((5, 3), (1, 0))):
+        fits = zip(size, kernel, dilation, padding, ends, strict=True)
+        if any(n + 2 * p + end < d * (k - 1) + 1 for n, k, d, p, end in fits):
+            continue
+        p = Drawn(2, groups, 1, 1, size, kernel, (1, 1), padding, dilation, ends, torch.float16)
+        bias = whole(groups, seed=3, dtype=torch.float16)
+        with plan.among(depthwise_rows):
+            y, z = conv.forward(p.x, p.w, p.geometry, bias, "relu", scale=bias, preactivation=True)
+            dx = conv.grad_input(p.dy, p.w, p.geometry)
+        exact = (p.y + 1) * bias.double()[:, None, None]
+        assert torch.equal(z.double(), exact)
+        assert torch.equal(y.double(), exact.relu())
+        assert torch.equal(dx.double(), p.dx)
 
 
 @BOTH
@@ -160,10 +181,15 @@ def test_taps_that_find_an_input_are_left(size, kernel, stride, padding, dilatio
 @pytest.mark.parametrize("JH", [1, 3, 7])
 def test_rows_of_the_gradient(most, JH):
     """A tile is no larger than the rows that there are, and a divisor of them where one is near."""
+
+    def rows_of(QH, most, JH):
+        axis = Axis(QH, JH, QH, 1, JH // 2, 1)
+        return depthwise_grad_weight.rows_of(axis, axis, QH, most, 1, (JH, JH))
+
     for QH in range(1, 40):
-        assert 1 <= depthwise_grad_weight.rows_of(QH, most, JH) <= min(QH, most)
-    assert depthwise_grad_weight.rows_of(14, 8, 7) == 7
-    assert depthwise_grad_weight.rows_of(16, 8, 3) == 8
+        assert 1 <= rows_of(QH, most, JH) <= min(QH, most)
+    assert rows_of(14, 8, 7) == 7
+    assert rows_of(16, 8, 3) == 8
 
 
 @pytest.mark.parametrize("size", [(11, 9), (7, 16), (1, 30)])

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from minidl.kernels.conv import cubes, stacks, volume
-from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.volume import Volume
+from minidl.kernels.conv import depthwise, stacks, volume, voxels
+from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.runtime import launch
 from minidl.tensors import default_device
 
@@ -86,6 +85,10 @@ def test_more_than_a_tile_along_every_axis(per_processor):
         (2, 64, 40, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 2),
         (2, 32, 40, (5, 12, 16), (3, 3, 2), (2, 2, 1), (1, 1, 1), (1, 1, 1), 1),
         (2, 32, 24, (4, 9, 8), (3, 2, 3), (1, 3, 2), (1, 4, 2), (2, 1, 1), 2),
+        # Channels that end within a block, forward and back; walks back without taps, with a common divisor.
+        (1, 72, 80, (3, 4, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 1, 1), 1),
+        (1, 32, 64, (6, 8, 8), (2, 3, 3), (3, 2, 2), (0, 1, 2), (1, 2, 1), 1),
+        (2, 32, 32, (7, 6, 6), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), 2),
         # One tap in depth, with padding there: what is beyond a volume is not its neighbour.
         (2, 32, 8, (2, 4, 4), (1, 3, 3), (1, 2, 2), (1, 1, 1), (1, 1, 1), 1),
     )
@@ -139,6 +142,33 @@ def test_slices_and_columns_are_views(kernel, stride, copies):
     p.check(None)
 
 
+@pytest.mark.parametrize(
+    ("channels", "size", "kernel", "stride", "padding", "dilation"),
+    [
+        ((1, 1), (5, 6, 7), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+        ((1, 1), (7, 5, 8), (3, 2, 3), (2, 2, 1), (1, 0, 1), (1, 1, 2)),
+        ((1, 1), (9, 4, 5), (5, 3, 3), (3, 1, 2), (2, 1, 1), (2, 1, 1)),
+        ((1, 1), (6, 5, 5), (2, 3, 3), (4, 1, 1), (0, 1, 1), (1, 1, 1)),
+        ((1, 2), (5, 5, 6), (3, 3, 3), (1, 2, 1), (1, 1, 1), (1, 1, 1)),
+        ((2, 1), (4, 5, 6), (3, 1, 3), (2, 1, 1), (1, 0, 1), (1, 1, 1)),
+        ((1, 1), (6, 5, 4), (1, 3, 3), (2, 1, 1), (0, 1, 1), (1, 1, 1)),
+    ],
+)
+def test_a_group_for_each_channel_copies_nothing(channels, size, kernel, stride, padding, dilation):
+    """Slices outside, walks back in depth without taps, several outputs or inputs to a group."""
+    launched = []
+
+    def watcher(kernel, grid, args, meta, go):
+        launched.append(kernel)
+        go()
+
+    for dtype in (torch.float16, torch.float32):
+        with launch.watch(watcher):
+            Problem(2, *channels, size, kernel, stride, padding, dilation, 6, dtype).check(None)
+    assert stacks.conv_stack_kernel not in launched
+    assert depthwise.conv_depthwise_kernel in launched
+
+
 @pytest.mark.parametrize("stride", [(2, 2, 2), (1, 2, 3), (3, 1, 1)])
 def test_one_voxel_of_several(stride):
     """1x1x1 with strides: every other voxel is neither read nor written."""
@@ -172,7 +202,7 @@ def test_shape_of_cube(sizes):
     def number(box):
         return math.prod(-(-size // extent) for size, extent in zip(sizes, box, strict=True))
 
-    box = cubes.shape_of_cube(sizes, 128)
+    box = voxels.shape_of_cube(sizes, 128)
     others = [other for other in itertools.product([2**i for i in range(8)], repeat=4) if math.prod(other) == 128]
     assert box in others
     assert number(box) == min(map(number, others))

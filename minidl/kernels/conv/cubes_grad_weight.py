@@ -17,10 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, cubes, pace
-from minidl.kernels.conv.cubes import AHEAD, Cubes
+from minidl.kernels.conv import costs, pace, voxels
+from minidl.kernels.conv.cubes import AHEAD
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import MANY
+from minidl.kernels.conv.voxels import Cubes
 from minidl.runtime import early, estimates, launch
 from minidl.runtime.early import wait
 
@@ -108,8 +109,8 @@ def able(cubes_: Cubes) -> bool:
     size = problem.dtype.itemsize
     return (
         (size == 2 or problem.target == "interpreted")
-        and problem.M > 0 and problem.C * size % 16 == 0 == problem.M * size % 16 and cubes.in_boxes(cubes_)
-        and cubes.shape_of(cubes_, _tile(cubes_)["BLOCK_K"])[0] * math.prod(cubes_.counts[1:]) < MANY
+        and problem.M > 0 and problem.C * size % 16 == 0 == problem.M * size % 16 and voxels.in_boxes(cubes_)
+        and voxels.shape_of(cubes_, _tile(cubes_)["BLOCK_K"])[0] * math.prod(cubes_.counts[1:]) < MANY
     )  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def estimate(cubes_: Cubes) -> float:
     """As that of `boxed_grad_weight`."""
     at = _cut(cubes_)
     if cubes_.problem.paced:
-        return costs.at_least(cubes_.problem, at.shares.microseconds, cubes.moved(cubes_))
+        return costs.at_least(cubes_.problem, at.shares.microseconds, voxels.moved(cubes_))
     return estimates.of(cubes_.problem.target).launch * at.tiles * at.shares.count
 
 
@@ -131,8 +132,8 @@ def prepare(cubes_: Cubes) -> Shares:
     del options["BLOCK_K"], options["PER_PROCESSOR"], options["TAPS"]
     starts = (walk.in_start for walk in cubes_.walks)
     scalars = (at.boxes, N, cubes_.read[0], QD, QH, QW, problem.M, problem.groups, *starts, shares)
-    meta = {**cubes.taps_read(cubes_, at.box), **problem.constants, **early.options(target=problem.target), **options}
-    of_boxes = (None, cubes.box_of(cubes_, at.box, at.tile["BLOCK_N"]))
+    meta = {**voxels.taps_read(cubes_, at.box), **problem.constants, **early.options(target=problem.target), **options}
+    of_boxes = (None, voxels.box_of(cubes_, at.box, at.tile["BLOCK_N"]))
     made = launch.Prepared(conv_cube_grad_weight_kernel, (at.tiles * shares,), scalars, meta, of_boxes)
     taps = (len(walk.taps) for walk in cubes_.walks)
     return Shares(made, shares, (problem.groups * problem.M, *taps, problem.C))
@@ -154,8 +155,8 @@ class _Cut(NamedTuple):
 
 def _cut(cubes_: Cubes) -> _Cut:
     problem, tile = cubes_.problem, _tile(cubes_)
-    box = cubes.shape_of(cubes_, tile["BLOCK_K"])
-    boxes = cubes.number(cubes_.counts, box)
+    box = voxels.shape_of(cubes_, tile["BLOCK_K"])
+    boxes = voxels.number(cubes_.counts, box)
     tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
     tiles *= cubes_.taps
     if not problem.paced:

@@ -16,12 +16,14 @@ All walks of a transposed convolution are one launch, with as many taps as the l
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs, narrow, spread
+from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem, Tensors
 from minidl.runtime import early, launch
@@ -32,6 +34,7 @@ DIRECTIONS = FORWARD, TRANSPOSED
 FAMILIES = (narrow.FAMILY, "conv_turn")
 # Channels that an output reads, which are unrolled.
 MOST_CHANNELS = 4
+NO_DEPTH = {"JD": 0, "IN_STEP_D": 0, "IN_TAP_D": 0, "OUT_STEP_D": 0}
 
 
 @triton.jit
@@ -53,7 +56,8 @@ def walk_back(
 @triton.jit
 def conv_depthwise_kernel(
     p_x, p_w, p_bias, p_scale, p_y, p_z,
-    total, vectors, QH, QW, H, W, OH, OW, pad_h, pad_w, first, s_g, s_m, s_c, s_r, s_s,
+    total, vectors, QH, QW, H, W, OH, OW, pad_h, pad_w, D, QD, OD, in_d, out_d, first, s_g, s_m, s_c, s_q, s_r, s_s,
+    JD: tl.constexpr, IN_STEP_D: tl.constexpr, IN_TAP_D: tl.constexpr, OUT_STEP_D: tl.constexpr,
     C: tl.constexpr, M: tl.constexpr, BACK: tl.constexpr, SPREAD: tl.constexpr, VEC: tl.constexpr,
     WALKS_H: tl.constexpr, KERNEL_H: tl.constexpr, STRIDE_H: tl.constexpr, PERIOD_H: tl.constexpr,
     INVERSE_H: tl.constexpr, DILATION_H: tl.constexpr,
@@ -63,7 +67,10 @@ def conv_depthwise_kernel(
     EARLY: tl.constexpr, ACC: tl.constexpr, UNROLL: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Rows of at most QH x QW outputs for each walk; `total` vectors of VEC channels in a row of all images."""
+    """Rows of at most QH x QW outputs for each walk; `total` vectors of VEC channels in a row of all images.
+
+    Images are slices of volumes where there are taps in depth, JD: QD outputs of D slices, written to OD.
+    """
     wait(EARLY)
     JH: tl.constexpr = (KERNEL_H + PERIOD_H - 1) // PERIOD_H
     JW: tl.constexpr = (KERNEL_W + PERIOD_W - 1) // PERIOD_W
@@ -86,6 +93,11 @@ def conv_depthwise_kernel(
     o_p = o_k // vectors
     o_c = (o_k % vectors * VEC)[:, None] + tl.arange(0, VEC)[None, :]  # [BLOCK_K, VEC]
     n = (o_p // QW).to(tl.int64)
+    n_y = n
+    if JD > 0:
+        x_d = in_d + o_p // QW % QD * IN_STEP_D
+        n_y = n // QD * OD + out_d + n % QD * OUT_STEP_D
+        n = n // QD * D + x_d
     q_w = o_p % QW
     if BACK:
         tap_h, in_h, rows = walk_back(i_h, OH, pad_h, KERNEL_H, STRIDE_H, PERIOD_H, INVERSE_H, DILATION_H)
@@ -116,15 +128,23 @@ def conv_depthwise_kernel(
     b_sums = ()
     for _ in tl.static_range(BLOCK_R):
         b_sums += (tl.zeros((BLOCK_K, VEC), dtype=ACC),)
-    for i in tl.range(0, JW * PARTS, loop_unroll_factor=UNROLL):
-        if PARTS == 1:
+    for i in tl.range(0, JW * PARTS * max(JD, 1), loop_unroll_factor=UNROLL):
+        m_d = m_k
+        p_d = p_x
+        p_q = p_w
+        if JD > 0:
+            d = x_d + i // (JW * PARTS) * IN_TAP_D
+            m_d = m_k & (d >= 0) & (d < D)
+            p_d += tl.cast(i // (JW * PARTS) * IN_TAP_D, tl.int64) * H * W * CHANNELS
+            p_q += i // (JW * PARTS) * s_q
+        if PARTS == 1 and JD <= 1:
             s = i
             first_r = 0
         else:
             s = i % JW
-            first_r = i // JW * ROWS
+            first_r = i // JW % PARTS * ROWS
         w = x_w + s * IN_TAP_W
-        m_w = m_k
+        m_w = m_d
         if BACK:
             m_w = m_w & (tap_w + s * PERIOD_W < KERNEL_W)
         m_x = m_w & (w >= 0) & (w < W)
@@ -132,7 +152,7 @@ def conv_depthwise_kernel(
             b_ws = ()
             for r in tl.static_range(ROWS):
                 tap = tap_h + (first_r + r) * PERIOD_H
-                p_tap = p_w + (tap * s_r + (tap_w + s * PERIOD_W) * s_s + c * s_c)
+                p_tap = p_q + (tap * s_r + (tap_w + s * PERIOD_W) * s_s + c * s_c)
                 m_tap = m_w
                 if r >= SURE:
                     m_tap = m_w & (tap < KERNEL_H)
@@ -143,7 +163,7 @@ def conv_depthwise_kernel(
                 for r in tl.static_range(ROWS):
                     h = x_h + first_r * IN_TAP_H + (b * IN_STEP_H + r * IN_TAP_H)
                     o_tap = (h * W + s * IN_TAP_W) * CHANNELS + c
-                    b_x = tl.load(p_x + o_tap, mask=(m_x & (h >= 0) & (h < H))[:, None], other=0.0)  # [BLOCK_K, VEC]
+                    b_x = tl.load(p_d + o_tap, mask=(m_x & (h >= 0) & (h < H))[:, None], other=0.0)  # [BLOCK_K, VEC]
                     if r >= SURE:
                         # A mask of its own would keep the load from being merged.
                         b_x = tl.where(tap_h + (first_r + r) * PERIOD_H < KERNEL_H, b_x, 0.0)
@@ -156,7 +176,7 @@ def conv_depthwise_kernel(
             b_sum *= tl.load(p_scale + o_c, mask=m_y[:, None], other=0.0).to(ACC)
         if HAS_BIAS:
             b_sum += tl.load(p_bias + o_c, mask=m_y[:, None], other=0.0).to(ACC)
-        o_row = (n * OH + i_h + (i_row + b) * OUT_STEP_H) * OW + i_w + q_w * OUT_STEP_W
+        o_row = (n_y * OH + i_h + (i_row + b) * OUT_STEP_H) * OW + i_w + q_w * OUT_STEP_W
         o_y = (o_row * OUT)[:, None] + o_c
         m_row = (m_y & (i_row + b < rows))[:, None]
         if SAVE_Z:
@@ -193,21 +213,53 @@ def estimate(problem: Problem) -> float:
     return costs.beside_tiles(problem, NAME, costs.of_each_channel(problem, NAME, products, rounds))
 
 
-def prepare(problem: Problem) -> Product:
+class Depth(NamedTuple):
+    """The third axis, of slices: `size` of a volume that is read and `written`, one walk, and the kernel's taps."""
+
+    size: int
+    written: int
+    walk: Walk
+    kernel: int
+
+    def seen(self, problem: Problem) -> Problem:
+        """With the rows of all slices of the kernel one below the other."""
+        at = problem.geometry
+        return problem._replace(geometry=at._replace(h=at.h._replace(kernel=at.h.kernel * self.kernel)))
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a kernel of slices takes."""
+        walk = self.walk
+        return {"JD": len(walk.taps), "IN_STEP_D": walk.in_step, "IN_TAP_D": walk.in_tap, "OUT_STEP_D": walk.out_step}
+
+
+def prepare(problem: Problem, depth: Depth | None = None) -> Product:
+    """The launch; with a depth, the images are the slices of volumes that outputs of a walk are."""
     found, out = narrow.cut(problem), problem.groups * problem.M
-    strides = spread.strides(problem)
+    whole = problem if depth is None else depth.seen(problem)
+    strides = spread.strides(whole)
     weights = None
     if not found.direct:
-        weights = spread.prepare(problem, strides)
+        weights = spread.prepare(whole, strides)
         _, S, C, width = weights.shape
         strides = 1, 1, width, S * C * width, C * width
+    of_depth: tuple[int, ...] = (0, 0, 0, 0, 0)
+    unroll = found.unroll
+    first_q = s_q = 0
+    if depth is not None:
+        if found.rows * math.prod(found.taps) * found.vec > narrow.MOST_PRODUCTS // 2:
+            unroll = 1  # 24 channels at 16x16x16 back: 84 bytes of spills
+        walk, slice_ = depth.walk, problem.geometry.h.kernel * strides[3]
+        of_depth = depth.size, walk.count, depth.written, walk.in_start, walk.out_start
+        first_q, s_q = walk.taps[0] * slice_, walk.tap_step * slice_
     options = found.tile.options
     del options["VEC"]
     meta = {
         "C": problem.C, "M": problem.M, "BACK": problem.direction == TRANSPOSED, "SPREAD": not found.direct,
         "ACC": launch.acc(problem.dtype), **early.options(found.grid, problem.target), **problem.flags("POOL"),
-        "UNROLL": found.unroll, "ROWS": found.step,
+        "UNROLL": unroll, "ROWS": found.step,
         **options, "VEC": found.vec, "BLOCK_R": found.rows,
+        **(NO_DEPTH if depth is None else depth.constants),
     }  # fmt: skip
     for name, axis, walks, period in zip("HW", found.axes, found.walks, found.periods, strict=True):
         # On the way back taps first, first + period, ... solve tap * dilation = remainder (mod stride).
@@ -221,7 +273,8 @@ def prepare(problem: Problem) -> Product:
     down, across = found.first
     scalars = (
         problem.N * found.count[1] * vectors, vectors, *found.count, *found.read, *found.written,
-        *(axis.padding for axis in found.axes), down * strides[3] + across * strides[4], *strides,
+        *(axis.padding for axis in found.axes), *of_depth, first_q + down * strides[3] + across * strides[4],
+        *strides[:3], s_q, *strides[3:],
     )  # fmt: skip
     return Product(weights, launch.Prepared(conv_depthwise_kernel, (found.grid,), scalars, meta))
 

@@ -2,9 +2,10 @@
 
     dw[o, j, c] = sum over images and pixels q of dy[n, q, o] x[n, at(q, j), i],    i = o // M * C + c
 
-A program walks over a share of the tiles (BLOCK_R rows, BLOCK_P pixels along the rows of all images, BLOCK_C channels)
-with a sum for each tap of TAPS columns, so that a tile of x and dy is loaded for all of them; rows that are left over
-are tiles of one. The pixels of a tile are added at the end, the shares after that, both in a fixed order.
+A program walks over a share of the tiles (BLOCK_R rows of BLOCK_P sets of COLUMNS pixels, of all images, and BLOCK_C
+channels) with a sum for each tap of TAPS columns. A tile goes down the rows of x: each value of x is loaded once for
+all the taps and pixels of a set that it belongs to. Rows that are left over are tiles of their own. The pixels of a
+tile are added at the end, the shares after that, both in a fixed order.
 """
 
 import math
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, depthwise, narrow
+from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
 from minidl.runtime import early, launch
@@ -27,51 +29,87 @@ FAMILIES = ("conv_depthwise_grad_weight",)
 MOST_ROWS = 11
 # Sums and gradients of a thread that registers hold, with as many addresses of inputs of several channels.
 MOST_VALUES = 140
+# Those with inputs of a row, of which all are loaded together: 164 take 240 registers, and none spills.
+MOST_LIVE = 168
 
 
 @triton.jit
 def add_tile(
-    b_sums, p_x, p_dy, i_row, o_p, m_p, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
-    JH: tl.constexpr, IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr,
-    IN_TAP_W: tl.constexpr, ACC: tl.constexpr, TAPS: tl.constexpr, BLOCK_R: tl.constexpr,
+    b_sums, p_x, p_dy, i_row, o_p, m_p, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h, in_w, D, QD, in_d,
+    JD: tl.constexpr, IN_STEP_D: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, UNIT_H: tl.constexpr, UNIT_W: tl.constexpr,
+    STEP_H: tl.constexpr, STEP_W: tl.constexpr, TAP_H: tl.constexpr, TAP_W: tl.constexpr, ACC: tl.constexpr,
+    FULL: tl.constexpr, FIRST: tl.constexpr, END: tl.constexpr,
+    JH: tl.constexpr, TAPS: tl.constexpr, BLOCK_R: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The sums with the products of rows i_row to i_row + BLOCK_R, all of which there are."""
-    n = (o_p // QW).to(tl.int64)
-    q_w = o_p % QW
+    """The sums with the products of rows i_row to i_row + BLOCK_R, all of which there are.
+
+    The rows of x that these read are UNIT_H apart: row b and tap r meet at number b STEP_H + r TAP_H; columns alike.
+    """
+    n = (o_p // (QW // COLUMNS)).to(tl.int64)
+    q_w = o_p % (QW // COLUMNS) * COLUMNS
     x_w = in_w + q_w * IN_STEP_W
     x_h = in_h + i_row * IN_STEP_H
-    p_x += ((n * H * W + x_w) * CHANNELS)[:, None] + o_in[None, :]
-    p_dy += (((n * QH + i_row) * QW + q_w) * OUT)[:, None] + o_out[None, :]
+    n_x = n
+    m_x = m_p
+    if JD > 0:
+        d = in_d + o_p // (QW // COLUMNS) % QD * IN_STEP_D
+        m_x = m_p & (d >= 0) & (d < D)
+        n_x = n // QD * D + d
+    o_x = ((n_x * H * W + x_w) * CHANNELS)[:, None] + o_in[None, :]
+    o_dy = ((n * QH * QW + q_w) * OUT)[:, None] + o_out[None, :]
+    m_dy = m_p[:, None]
+    m_x = m_x[:, None]
+    if not FULL:
+        m_dy = m_dy & m_c[None, :]
+        m_x = m_x & m_c[None, :]
+    # One comparison for a row and a column: below 0 is very large, as what no output reads.
+    o_ws = ()
+    for v in tl.static_range((COLUMNS - 1) * STEP_W + (TAPS - 1) * TAP_W + 1):
+        o_ws += (tl.where(m_x, (x_w + v * UNIT_W)[:, None], -1).to(tl.uint32, bitcast=True),)
     b_dys = ()
-    for b in tl.static_range(BLOCK_R):
-        b_dy = tl.load(p_dy + b * QW * OUT, mask=m_p[:, None] & m_c[None, :], other=0.0)  # [BLOCK_P, BLOCK_C]
-        b_dys += (b_dy.to(ACC),)
-    b_next = ()
-    for s in tl.static_range(TAPS):
-        w = x_w + s * IN_TAP_W
-        m_x = m_p & (w >= 0) & (w < W)
-        for r in tl.static_range(JH):
-            b_sum = b_sums[s * JH + r]
-            for b in tl.static_range(BLOCK_R):
-                h = x_h + (b * IN_STEP_H + r * IN_TAP_H)
-                o_tap = (h * W + s * IN_TAP_W) * CHANNELS
-                m_tap = (m_x & (h >= 0) & (h < H))[:, None] & m_c[None, :]
-                b_x = tl.load(p_x + o_tap, mask=m_tap, other=0.0)  # [BLOCK_P, BLOCK_C]
-                b_sum += b_x.to(ACC) * b_dys[b]
-            b_next += (b_sum,)
-    return b_next
+    for k in tl.static_range((BLOCK_R - 1) * STEP_H + (JH - 1) * TAP_H + 1):
+        if k % STEP_H == 0 and k // STEP_H < BLOCK_R:
+            for v in tl.static_range(COLUMNS):
+                p_row = p_dy + ((i_row + k // STEP_H) * QW + v) * OUT
+                b_dys += (tl.load(p_row + o_dy, mask=m_dy, other=0.0).to(ACC),)  # [BLOCK_P, BLOCK_C]
+        h = x_h + k * UNIT_H
+        inside = (h >= 0) & (h < H)
+        end = tl.where(inside, W, 0).to(tl.uint32, bitcast=True)
+        m_row = m_x & inside
+        b_xs = ()
+        for v in tl.static_range((COLUMNS - 1) * STEP_W + (TAPS - 1) * TAP_W + 1):
+            m_v = m_row
+            if v < FIRST or v >= END:
+                m_v = o_ws[v] < end
+            p_row = p_x + (h * W + v * UNIT_W) * CHANNELS
+            b_xs += (tl.load(p_row + o_x, mask=m_v, other=0.0).to(ACC),)  # [BLOCK_P, BLOCK_C]
+        b_next = ()
+        for s in tl.static_range(TAPS):
+            for r in tl.static_range(JH):
+                b_sum = b_sums[s * JH + r]
+                if k >= r * TAP_H and (k - r * TAP_H) % STEP_H == 0 and (k - r * TAP_H) // STEP_H < BLOCK_R:
+                    for v in tl.static_range(COLUMNS):
+                        b_sum += b_xs[v * STEP_W + s * TAP_W] * b_dys[(k - r * TAP_H) // STEP_H * COLUMNS + v]
+                b_next += (b_sum,)
+        b_sums = b_next
+    return b_sums
 
 
 @triton.jit
 def conv_depthwise_grad_weight_kernel(
-    p_dy, p_x, p_partial, pixels, H, W, QH, QW, vectors, in_h, in_w, tiles, share, rest, share_rest,
+    p_dy, p_x, p_partial, sets, H, W, QH, QW, vectors, in_h, in_w, D, QD, in_d, tiles, share, rest, share_rest,
+    JD: tl.constexpr, IN_STEP_D: tl.constexpr, IN_TAP_D: tl.constexpr,
     C: tl.constexpr, M: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    UNIT_H: tl.constexpr, STEP_H: tl.constexpr, TAP_H: tl.constexpr,
+    UNIT_W: tl.constexpr, STEP_W: tl.constexpr, TAP_W: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, REST: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr,
-    TAPS: tl.constexpr,
+    TAPS: tl.constexpr, COLUMNS: tl.constexpr, FULL: tl.constexpr,
+    FIRST: tl.constexpr, END: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """partial [shares, OUT, JH * JW, C]: the sums over one share of the tiles, and of the REST of the rows."""
+    """partial [shares, OUT, (JD *) JH * JW, C]: the sums over one share of the tiles, and of the REST of the rows."""
     wait(EARLY)
     PAIRS = vectors * VEC
     CHANNELS = PAIRS // M
@@ -81,7 +119,19 @@ def conv_depthwise_grad_weight_kernel(
     i_part = tl.program_id(0)
     i_s = i_part // tiles_c % tiles_s * TAPS
     i_r = i_part // (tiles_c * tiles_s) * ROWS
-    o_c = i_part % tiles_c * BLOCK_C + tl.arange(0, BLOCK_C)
+    taps = JH * JW
+    if JD > 0:
+        tiles_r: tl.constexpr = (JH + ROWS - 1) // ROWS
+        i_q = i_part // (tiles_c * tiles_s * tiles_r)
+        i_r = i_part // (tiles_c * tiles_s) % tiles_r * ROWS
+        in_d += i_q * IN_TAP_D
+        p_partial += i_q * (JH * JW * C)
+        taps = JD * JH * JW
+    i_c = i_part % tiles_c * BLOCK_C
+    if FULL:
+        # The last block is whole, too: its first channels are those of another one, with the same sums.
+        i_c = tl.where(i_c + BLOCK_C > PAIRS, PAIRS - BLOCK_C, i_c)
+    o_c = i_c + tl.arange(0, BLOCK_C)
     m_c = o_c < PAIRS
     o_in = o_c
     if M > 1:
@@ -104,19 +154,20 @@ def conv_depthwise_grad_weight_kernel(
         i_row = i_tile % whole * BLOCK_R
         o_p = i_tile // whole * BLOCK_P + tl.arange(0, BLOCK_P)
         b_sums = add_tile(
-            b_sums, p_x, p_dy, i_row, o_p, o_p < pixels, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
-            ROWS, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, ACC, TAPS, BLOCK_R,
+            b_sums, p_x, p_dy, i_row, o_p, o_p < sets, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
+            D, QD, in_d, JD, IN_STEP_D, IN_STEP_H, IN_STEP_W, UNIT_H, UNIT_W, STEP_H, STEP_W, TAP_H, TAP_W, ACC, FULL,
+            FIRST, END, ROWS, TAPS, BLOCK_R, COLUMNS,
         )  # fmt: skip
     if REST > 0:
         first = tl.program_id(1) * share_rest
         for i_tile in range(first, tl.minimum(first + share_rest, rest)):
-            i_row = QH - REST + i_tile % REST
-            o_p = i_tile // REST * BLOCK_P + tl.arange(0, BLOCK_P)
+            o_p = i_tile * BLOCK_P + tl.arange(0, BLOCK_P)
             b_sums = add_tile(
-                b_sums, p_x, p_dy, i_row, o_p, o_p < pixels, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h, in_w,
-                ROWS, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, ACC, TAPS, 1,
+                b_sums, p_x, p_dy, QH - REST, o_p, o_p < sets, m_c, o_in, o_out, H, W, QH, QW, OUT, CHANNELS, in_h,
+                in_w, D, QD, in_d, JD, IN_STEP_D, IN_STEP_H, IN_STEP_W, UNIT_H, UNIT_W, STEP_H, STEP_W, TAP_H, TAP_W,
+                ACC, FULL, FIRST, END, ROWS, TAPS, REST, COLUMNS,
             )  # fmt: skip
-    p_partial += tl.program_id(1).to(tl.int64) * PAIRS * (JH * JW) + o_out.to(tl.int64) * (JH * JW * C)
+    p_partial += tl.program_id(1).to(tl.int64) * PAIRS * taps + o_out.to(tl.int64) * (taps * C)
     if C > 1:
         p_partial += o_c % C
     for s in tl.static_range(TAPS):
@@ -152,44 +203,64 @@ def able(problem: Problem) -> bool | No:
 def estimate(problem: Problem) -> float:
     found = cut(problem)
     products = costs.outputs(problem) * problem.groups * problem.M * problem.C * problem.taps
-    rounds = found.parts * math.prod(found.taps) * (found.tiles * found.rows + found.rest)
+    QH = narrow.joined(problem, problem.geometry[:2])[1][0]
+    rows = found.tiles * found.rows + found.rest * (QH % found.rows)
+    rounds = found.parts * math.prod(found.taps) * rows * found.columns
     time = costs.of_each_channel(problem, "depthwise, weight", products, rounds)
     return costs.beside_tiles(problem, "depthwise, weight", time)
 
 
 class Cut(NamedTuple):
-    """How a problem is cut: `taps` (rows, columns) and `rows` of outputs of a program, `parts` of the gradient, and of
-    every part so many `tiles` and tiles of one row, the `rest`."""
+    """How a problem is cut: `taps` (rows, columns), `rows` and `columns` of outputs of a program, `parts` of the
+    gradient, and of every part so many `tiles` and tiles of the rows that are left, the `rest`."""
 
     tile: launch.Tile
     taps: tuple[int, int]
     rows: int
+    columns: int
     parts: int
     tiles: int
     rest: int
 
 
 def cut(problem: Problem) -> Cut:
-    _, (QH, QW) = narrow.joined(problem, problem.geometry[:2])
-    pairs, (JH, JW) = problem.groups * problem.M * problem.C, (axis.kernel for axis in problem.geometry[:2])
-    tile = problem.tile(FAMILIES[0], floor=1, R=QH, P=problem.N * QW, C=pairs, T=JH * JW, S=problem.geometry.h.stride)
+    h, v = problem.geometry[:2]
+    _, (QH, QW) = narrow.joined(problem, (h, v))
+    pairs, JH, JW = problem.groups * problem.M * problem.C, h.kernel, v.kernel
+    tile = problem.tile(FAMILIES[0], floor=1, R=QH, P=problem.N * QW, C=pairs, T=JH * JW, S=h.stride)
     compiled = problem.target != "interpreted"
     of_a_thread = max(1, tile["BLOCK_P"] * tile["BLOCK_C"] // (32 * tile.num_warps)) if compiled else 1
     held = MOST_VALUES // of_a_thread // (1 if problem.M == problem.C == 1 else 2)
-    taps = launch.cdiv(JH, launch.cdiv(JH, max(1, min(MOST_ROWS, held // 2))))
-    columns = launch.cdiv(JW, launch.cdiv(JW, max(1, min(tile["SUMS"], held - 1) // taps)))
-    rows = rows_of(QH, max(1, min(tile["BLOCK_R"], held - taps * columns)), taps)
-    parts = launch.cdiv(pairs, tile["BLOCK_C"]) * launch.cdiv(JH, taps) * launch.cdiv(JW, columns)
-    blocks = launch.cdiv(problem.N * QW, tile["BLOCK_P"])
-    return Cut(tile, (taps, columns), rows, parts, blocks * (QH // rows), blocks * (QH % rows))
+    down = launch.cdiv(JH, launch.cdiv(JH, max(1, min(MOST_ROWS, held // 2))))
+    across = launch.cdiv(JW, launch.cdiv(JW, max(1, min(tile["SUMS"], held - 1) // down)))
+
+    def live(columns: int) -> int:
+        """Values of a thread's: sums, the rows of dy that a row of x meets, and that row."""
+        _, step, tap, _ = narrow.met(h, 2, down)
+        rows = min(tile["BLOCK_R"], (down - 1) * tap // step + 1)
+        return of_a_thread * (down * across + rows * columns + narrow.met(v, columns, across)[3])
+
+    columns = max(n for n in range(1, tile["BLOCK_W"] + 1) if n == 1 or (QW % n == 0 and live(n) <= MOST_LIVE))
+    rows = rows_of(h, v, QH, tile["BLOCK_R"], columns, (down, across))
+    parts = launch.cdiv(pairs, tile["BLOCK_C"]) * launch.cdiv(JH, down) * launch.cdiv(JW, across)
+    blocks = launch.cdiv(problem.N * (QW // columns), tile["BLOCK_P"])
+    rest = blocks if QH % rows else 0
+    return Cut(tile, (down, across), rows, columns, parts, blocks * (QH // rows), rest)
 
 
-def prepare(problem: Problem) -> Shares:
+def prepare(problem: Problem, depth: depthwise.Depth | None = None) -> Shares:
+    """The launches; with a depth, the images are slices of volumes."""
     h, v = problem.at.h, problem.at.v
     (H, W), (QH, QW) = narrow.joined(problem, problem.geometry[:2])
-    tile, (taps, columns), rows, parts, tiles, rest = cut(problem)
+    tile, (down, across), rows, columns, parts, tiles, rest = cut(problem)
+    shape, of_depth, constants = problem.shape, (0, 0, 0), {"JD": 0, "IN_STEP_D": 0, "IN_TAP_D": 0}
+    if depth is not None:
+        parts *= depth.kernel
+        shape = shape[0], depth.kernel, *shape[1:]
+        of_depth = depth.size, depth.walk.count, depth.walk.in_start
+        constants = {name: depth.constants[name] for name in constants}
     options = tile.options
-    del options["SUMS"]
+    del options["SUMS"], options["BLOCK_W"]
     outputs, most_shares = options.pop("OUTPUTS"), options.pop("SHARES")
     wanted = max(1, min(options.pop("PER_PROCESSOR") * problem.processors // parts, tiles + rest))
     share = launch.cdiv(tiles, wanted)
@@ -197,31 +268,39 @@ def prepare(problem: Problem) -> Shares:
     pairs = problem.groups * problem.M * problem.C
     vec = narrow.vector(pairs, problem)
     scalars = (
-        problem.N * QW, H, W, QH, QW, pairs // vec, h.in_start, v.in_start, tiles, share, rest,
+        problem.N * (QW // columns), H, W, QH, QW, pairs // vec, h.in_start, v.in_start, *of_depth, tiles, share, rest,
         launch.cdiv(rest, shares),
     )  # fmt: skip
     meta = {
         **problem.taps_read, "M": problem.M, "ACC": launch.acc(problem.dtype), "REST": QH % rows, "VEC": vec,
-        **early.options(parts * shares, problem.target), **options, "ROWS": taps, "TAPS": columns, "BLOCK_R": rows,
+        **early.options(parts * shares, problem.target), **options, **constants,
+        **narrow.met_constants("H", problem.geometry.h, rows, down),
+        **narrow.met_constants("W", problem.geometry.w, columns, across),
+        "ROWS": down, "TAPS": across, "BLOCK_R": rows, "COLUMNS": columns, "FULL": pairs >= tile["BLOCK_C"],
     }  # fmt: skip
     made = launch.Prepared(conv_depthwise_grad_weight_kernel, (parts, shares), scalars, meta)
-    total = math.prod(problem.shape)
+    first, end = narrow.always_inside(problem.geometry.w, W, QW, columns, across)
+    meta |= {"FIRST": first, "END": end}
+    total = math.prod(shape)
     grid = launch.cdiv(total, outputs)
     blocks = {"SHARES": min(most_shares, triton.next_power_of_2(shares)), "OUTPUTS": outputs}
     joined = launch.Prepared(
         conv_depthwise_sum_kernel, (grid,), (shares, total),
         {"ACC": launch.acc(problem.dtype), **early.options(grid, problem.target), **blocks, "num_warps": 4},
     )  # fmt: skip
-    return Shares(made, shares, problem.shape, joined)
+    return Shares(made, shares, shape, joined)
 
 
-def rows_of(QH: int, most: int, JH: int) -> int:
-    """Rows of a tile, of which QH may leave a rest that is added row by row: with the fewest loads and products."""
+def rows_of(h: Axis, v: Axis, QH: int, most: int, columns: int, taps: tuple[int, int]) -> int:
+    """Rows of a tile, of which QH may leave a rest that is a tile of its own: with the fewest loads and products."""
+    across = narrow.met(v, columns, taps[1])[3]
 
     def cost(rows: int) -> float:
-        return QH // rows * (JH * rows + 1.5 * (2 * rows + JH - 1)) + QH % rows * (JH + 1.5 * (JH + 1))
+        if rows == 0:
+            return 0.0
+        return rows * columns * (math.prod(taps) + 1.5) + 1.5 * across * narrow.met(h, rows, taps[0])[3]
 
-    return min(range(1, most + 1), key=lambda rows: (cost(rows), rows))
+    return min(range(1, most + 1), key=lambda rows: (QH // rows * cost(rows) + cost(QH % rows), rows))
 
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:

@@ -11,11 +11,14 @@ gradient, with a part of the taps in reverse. So everything here is a list of `W
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import torch
 
 # An input index that no image has: a walk without taps reads there, and gets zeros.
 NOWHERE = -(2**30)
@@ -40,6 +43,14 @@ class Walk:
     def tap_step(self) -> int:
         """From the weight of one tap to that of the next."""
         return self.taps[1] - self.taps[0] if len(self.taps) > 1 else 0
+
+    @property
+    def rising(self) -> Walk:
+        """The same with its taps in the order of the weights."""
+        if len(self.taps) == 1:
+            return self
+        start = self.in_start + (len(self.taps) - 1) * self.in_tap
+        return dataclasses.replace(self, in_start=start, in_tap=-self.in_tap, taps=self.taps[::-1])
 
 
 class Axis(NamedTuple):
@@ -124,3 +135,43 @@ class Geometry(NamedTuple):
             for i, name in enumerate(("height", "width"))
         ]
         return Geometry(axes[0], axes[1], groups)
+
+
+class Volume(NamedTuple):
+    """A 3-D convolution: the axis of depth, and those of the slices."""
+
+    d: Axis
+    plane: Geometry
+
+    @property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        return self.d, self.plane.h, self.plane.w
+
+    @property
+    def groups(self) -> int:
+        return self.plane.groups
+
+    @property
+    def flat(self) -> bool:
+        """Whether each pixel of a slice reads the same pixel of others."""
+        return all((a.kernel, a.stride, a.padding) == (1, 1, 0) and a.size == a.output for a in self.axes[1:])
+
+    @property
+    def dense(self) -> Volume | None:
+        """The convolution of the voxels alone that one of 1 x 1 x 1 with strides reads; None for others."""
+        one = all((axis.kernel, axis.padding) == (1, 0) for axis in self.axes)
+        if not one or all(axis.stride == 1 for axis in self.axes):
+            return None
+        d, h, w = (Axis(axis.output, 1, axis.output, 1, 0, 1) for axis in self.axes)
+        return Volume(d, Geometry(h, w, self.groups))
+
+    def read_by(self, x: torch.Tensor) -> torch.Tensor:
+        """The voxels of x [N, C, D, H, W] that `dense` reads: a view."""
+        d, h, w = (axis.stride for axis in self.axes)
+        return x[:, :, ::d, ::h, ::w]
+
+    @property
+    def columns(self) -> Geometry:
+        """The convolution of images [D, H * W] that a flat one is."""
+        pixels = self.plane.h.size * self.plane.w.size
+        return Geometry(self.d, Axis(pixels, 1, pixels, 1, 0, 1), self.plane.groups)

@@ -117,6 +117,32 @@ def cropped(axis: Axis) -> tuple[int, Axis]:
     return first, axis._replace(kernel=inside[-1] + 1 - first, padding=axis.padding - first * axis.dilation)
 
 
+def met(axis: Axis, outputs: int, taps: int) -> tuple[int, int, int, int]:
+    """How so many outputs and taps meet inputs that are (the first number) apart: from one output to the next, from one
+    tap to the next, and how many inputs."""
+    apart = math.gcd(axis.stride, axis.dilation)
+    if outputs == 1:
+        apart = axis.dilation
+    elif taps == 1:
+        apart = axis.stride
+    step, tap = max(1, axis.stride // apart), max(1, axis.dilation // apart)
+    return apart, step, tap, (outputs - 1) * step + (taps - 1) * tap + 1
+
+
+def met_constants(name: str, axis: Axis, outputs: int, taps: int) -> dict[str, int]:
+    """What `met` finds as a kernel takes it."""
+    return dict(zip((f"UNIT_{name}", f"STEP_{name}", f"TAP_{name}"), met(axis, outputs, taps), strict=False))
+
+
+def always_inside(axis: Axis, W: int, QW: int, columns: int, taps: int) -> tuple[int, int]:
+    """Of the columns of x that a set of outputs reads, the first one and the end of those that are in every image."""
+    apart, _, _, count = met(axis, columns, taps)
+    starts = [tap * axis.dilation - axis.padding for tap in range(0, axis.kernel, taps)]
+    last = starts[-1] + (QW - columns) * axis.stride
+    inside = [v for v in range(count) if starts[0] + v * apart >= 0 and last + v * apart < W] or [0, -1]
+    return inside[0], inside[-1] + 1
+
+
 def _finds(axis: Axis, start: int) -> bool:
     """Whether one of start, start + stride, ... (one for each output) is inside."""
     o = max(0, -(start // axis.stride))

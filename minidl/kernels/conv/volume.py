@@ -12,70 +12,29 @@ Shapes are torch's; memory is channels-last inside ([N, D, H, W, C]), as in `con
 
 So all taps of an output are one sum in the type that is accumulated in, whatever form the plan takes, and the first two
 copy nothing. The last one ("stack") writes and reads x Q times, with zeros for slices outside. Where boxes of voxels
-(`cubes`) are able and estimated to take less time than that, nothing is copied either.
+(`cubes`) are able and estimated to take less time than that, nothing is copied either, nor where each channel or each
+output has a group of its own: the depthwise form has a loop over slices.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import cubes, cubes_grad_weight
+from minidl.kernels.conv import cubes, cubes_grad_weight, slices, voxels
 from minidl.kernels.conv import plan as plans
-from minidl.kernels.conv.cubes import Cubes
-from minidl.kernels.conv.geometry import Axis, Geometry, Walk
+from minidl.kernels.conv.geometry import Axis, Volume, Walk
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
 from minidl.kernels.conv.stacks import as_they_are, stacked
+from minidl.kernels.conv.voxels import Cubes
 from minidl.runtime import check, estimates, launch
 
 # Of an estimate for slices side by side: on an H100 27 took 1.01 to 2.2 of it, 1.34 in geometric mean, boxes 1.09.
 STACKED = 1.25
-
-
-class Volume(NamedTuple):
-    """A 3-D convolution: the axis of depth, and those of the slices."""
-
-    d: Axis
-    plane: Geometry
-
-    @property
-    def axes(self) -> tuple[Axis, Axis, Axis]:
-        return self.d, self.plane.h, self.plane.w
-
-    @property
-    def groups(self) -> int:
-        return self.plane.groups
-
-    @property
-    def flat(self) -> bool:
-        """Whether each pixel of a slice reads the same pixel of others."""
-        return all((a.kernel, a.stride, a.padding) == (1, 1, 0) and a.size == a.output for a in self.axes[1:])
-
-    @property
-    def dense(self) -> Volume | None:
-        """The convolution of the voxels alone that one of 1 x 1 x 1 with strides reads; None for others."""
-        one = all((axis.kernel, axis.padding) == (1, 0) for axis in self.axes)
-        if not one or all(axis.stride == 1 for axis in self.axes):
-            return None
-        d, h, w = (Axis(axis.output, 1, axis.output, 1, 0, 1) for axis in self.axes)
-        return Volume(d, Geometry(h, w, self.groups))
-
-    def read_by(self, x: torch.Tensor) -> torch.Tensor:
-        """The voxels of x [N, C, D, H, W] that `dense` reads: a view."""
-        d, h, w = (axis.stride for axis in self.axes)
-        return x[:, :, ::d, ::h, ::w]
-
-    @property
-    def columns(self) -> Geometry:
-        """The convolution of images [D, H * W] that a flat one is."""
-        pixels = self.plane.h.size * self.plane.w.size
-        return Geometry(self.d, Axis(pixels, 1, pixels, 1, 0, 1), self.plane.groups)
 
 
 def forward(
@@ -104,9 +63,12 @@ def forward(
     d, plane = volume
     x = conv.channels_last(x)
     problem = _problem(x, w, volume, C, M // plane.groups, *epilogue)
-    launches = None if volume.flat else _chosen(problem, x.shape[0], d, False, form)
-    if launches is not None:
-        return _in_cubes(launches, x, w, plane.groups, False, bias, scale)
+    boxes = None if volume.flat else _chosen(problem, x.shape[0], d, False, form)
+    if boxes is not None:
+        return _in_cubes(boxes, x, w, bias, scale)
+    made = () if form else slices.prepare(problem, x.shape[0], volume)
+    if made:
+        return slices.run(made, x, w, volume, problem, bias, scale)
     if volume.flat:
         images, geometry, w = x.flatten(2, 3), volume.columns, w.reshape(M, C, Q, 1)
     else:
@@ -136,11 +98,14 @@ def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str |
         dx = conv.grad_input(_pictures(dy.flatten(2, 3)), w.reshape(M, C, Q, 1), volume.columns)
         return _volumes(dx, N, d.size, plane.h.size, plane.w.size)
     problem = _problem(dy, w, volume, M // groups, C)
-    launches = _chosen(problem, N, d, True, form)
-    if launches is not None:
-        return _in_cubes(launches, dy, w, groups, True)[0]
+    boxes = _chosen(problem, N, d, True, form, voxels.lie(w, groups))
+    if boxes is not None:
+        return _in_cubes(boxes, dy, w)[0]
+    made = () if form else slices.prepare(problem._replace(direction=TRANSPOSED), N, volume)
+    if made:
+        return slices.run(made, dy, w, volume, problem._replace(direction=TRANSPOSED))[0]
     parts = []
-    for walk in map(_rising, d.backward()):
+    for walk in (walk.rising for walk in d.backward()):
         images = stacked(dy, walk, groups)
         step = max(1, walk.tap_step)
         taps = w[:, :, walk.taps[0] : walk.taps[-1] + 1 : step].unflatten(0, (groups, M // groups))
@@ -173,6 +138,9 @@ def grad_weight(x: torch.Tensor, dy: torch.Tensor, volume: Volume, *, form: str 
         boxes = _chosen_weight(problem, x.shape[0], d, form)
         if boxes is not None:
             return cubes_grad_weight.run(boxes, x, dy)
+        deep = None if form else slices.grad_weight(problem, x.shape[0], volume)
+        if deep is not None:
+            return deep.run(dy, x).movedim(-1, 1)
     dw = conv.grad_weight(_pictures(stacked(x, d.forward(), plane.groups)), _pictures(dy.flatten(0, 1)), plane)
     dw = dw.permute(0, 2, 3, 1).reshape(dw.shape[0], R, S, Q, C).permute(0, 4, 3, 1, 2)
     return dw.contiguous(memory_format=torch.channels_last_3d)
@@ -186,17 +154,13 @@ def _problem(x: torch.Tensor, w: torch.Tensor, volume: Volume, C: int, M: int, *
 
 
 @launch.cached
-def _chosen(problem: Problem, N: int, d: Axis, back: bool, form: str | None) -> tuple[Cubes, ...] | None:
-    """The launches in boxes of voxels; None where these are not able or stacks are estimated to take less time."""
-    plane = problem.geometry
-    axes = d, plane.h, plane.w
-    large, small = tuple(axis.size for axis in axes), tuple(axis.output for axis in axes)
-    read, written = (small, large) if back else (large, small)
-    walks = [[_rising(walk) for walk in axis.backward()] if back else [axis.forward()] for axis in axes]
-    made = tuple(Cubes(problem, N, each, read, written) for each in itertools.product(*walks))
-    if form == "stack" or not all(map(cubes.able, made)):
+def _chosen(problem: Problem, N: int, d: Axis, back: bool, form: str | None, turn: bool = False) -> Cubes | None:
+    """The launch in boxes of voxels; None where these are not able or stacks are estimated to take less time."""
+    axes = d, problem.geometry.h, problem.geometry.w
+    made = voxels.backward(problem, N, axes, turn) if back else voxels.forward(problem, N, axes)
+    if form == "stack" or not cubes.able(made):
         return None
-    if form == "cube" or sum(map(cubes.estimate, made)) <= _of_stacks(problem, N, d, back):
+    if form == "cube" or cubes.estimate(made) <= _of_stacks(problem, N, d, back):
         return made
     return None
 
@@ -206,14 +170,12 @@ def _chosen_weight(problem: Problem, N: int, d: Axis, form: str | None) -> Share
     """The launches of the gradient of the weight in boxes of voxels, or None, as `_chosen`."""
     plane = problem.geometry
     axes = d, plane.h, plane.w
-    walks = d.forward(), plane.h.forward(), plane.w.forward()
-    sizes = tuple(axis.size for axis in axes), tuple(axis.output for axis in axes)
-    made = Cubes(problem, N, walks, *sizes)
+    made = voxels.forward(problem, N, axes)
     if form == "stack" or not cubes_grad_weight.able(made):
         return None
     if form != "cube":
         images = problem._replace(N=N * d.output, C=problem.C * d.kernel)
-        if _of_images(images, walks[0], d.size, plane.h.size, plane.w.size) < cubes_grad_weight.estimate(made):
+        if _of_images(images, d.forward(), d.size, plane.h.size, plane.w.size) < cubes_grad_weight.estimate(made):
             return None
     return cubes_grad_weight.prepare(made)
 
@@ -221,7 +183,10 @@ def _chosen_weight(problem: Problem, N: int, d: Axis, form: str | None) -> Share
 def _of_stacks(problem: Problem, N: int, d: Axis, back: bool) -> float:
     """Microseconds of the copies and of the images' convolutions."""
     plane, M = problem.geometry, problem.M
-    device, total = estimates.of(problem.target), 0.0
+    device = estimates.of(problem.target)
+    # The weights are copied, too, in another order: 14 MB in some 24 us on an H100.
+    weights = d.kernel * plane.h.kernel * plane.w.kernel * problem.groups * problem.C * M * problem.dtype.itemsize
+    total = device.launch + 8 * weights / device.copy if problem.paced else 0.0
     D, h, w = (d.output, plane.h.output, plane.w.output) if back else (d.size, plane.h.size, plane.w.size)
     for walk in d.backward() if back else [d.forward()]:
         images = problem._replace(N=N * walk.count, C=problem.C * len(walk.taps))
@@ -246,16 +211,14 @@ def _of_images(images: Problem, walk: Walk, D: int, h: int, w: int) -> float:
 
 
 def _in_cubes(
-    launches: tuple[Cubes, ...], x: torch.Tensor, w: torch.Tensor, groups: int, back: bool,
-    bias: torch.Tensor | None = None, scale: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    problem = launches[0].problem
-    y = torch.empty(x.shape[0], *launches[0].written, groups * problem.M, dtype=x.dtype, device=x.device)
+    boxes: Cubes, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    problem = boxes.problem
+    sizes = x.shape[0], *boxes.written, problem.groups * problem.M
+    y = torch.empty(sizes, dtype=x.dtype, device=x.device)
     z = torch.empty_like(y) if problem.preactivation else None
     bias, scale = (None if t is None else t.contiguous() for t in (bias, scale))
-    for each in launches:
-        taps = cubes.weights(w, each.walks, groups, back)
-        cubes.prepare(each).run(x, taps, bias, scale, y, z)
+    cubes.prepare(boxes).run(x, cubes.weights(w, boxes), bias, scale, y, z)
     return y.movedim(-1, 1), None if z is None else z.movedim(-1, 1)
 
 
@@ -269,20 +232,13 @@ def forms(x: torch.Tensor, w: torch.Tensor, volume: Volume, back: bool) -> tuple
     x, groups = conv.channels_last(x), volume.groups
     M, C = w.shape[0] // groups, w.shape[1]
     problem = _problem(x, w, volume, *((M, C) if back else (C, M)))
-    made = [_chosen(problem, x.shape[0], volume.d, back, form) for form in (None, "cube")]
+    if slices.prepare(problem._replace(direction=TRANSPOSED) if back else problem, x.shape[0], volume):
+        return ("depthwise",)
+    turn = back and voxels.lie(w, groups)
+    made = [_chosen(problem, x.shape[0], volume.d, back, form, turn) for form in (None, "cube")]
     if made[1] is None:
         return ("stack",)
     return ("stack", "cube") if made[0] is None else ("cube", "stack")
-
-
-def _rising(walk: Walk) -> Walk:
-    """The same with its taps in the order of the weights."""
-    if len(walk.taps) == 1:
-        return walk
-    last = len(walk.taps) - 1
-    return dataclasses.replace(
-        walk, in_start=walk.in_start + last * walk.in_tap, in_tap=-walk.in_tap, taps=walk.taps[::-1]
-    )
 
 
 def _pictures(x: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.volume import Volume
+from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 
 # Products in float64 that a check takes, and values of images at a time.
 BUDGET = 4e9

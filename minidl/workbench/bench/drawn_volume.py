@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from minidl.kernels import conv
-from minidl.kernels.conv import volume
-from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv import slices, volume
+from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.kernels.conv.problem import GRAD_WEIGHT
 from minidl.kernels.conv.stacks import as_they_are
-from minidl.kernels.conv.volume import Volume
 from minidl.workbench.bench import drawn_conv, sides
 
 
@@ -53,6 +52,8 @@ class Layer(drawn_conv.Layer):
         problem = volume._problem(x, dy, at, C, M)._replace(direction=GRAD_WEIGHT)
         if volume._chosen_weight(problem, x.shape[0], at.d, None) is not None:
             return "cube"
+        if slices.grad_weight(problem, x.shape[0], at) is not None:
+            return "depthwise"
         return "slices" if as_they_are(at.d.forward(), at.d.size) else "stack"
 
     def _forms(self, direction: str) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ import torch
 from minidl import optim
 from minidl.kernels import activation, average, conv, float8, gemm, images
 from minidl.kernels import random as random_kernels
-from minidl.kernels.conv import few_outputs, volume
+from minidl.kernels.conv import depthwise_rows, few_outputs, plan, volume
 from minidl.kernels.conv import float8 as float8_products
-from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
@@ -190,6 +190,7 @@ def _convolution(dtype: torch.dtype) -> Calls:
         for act, preactivation in (("gelu_tanh", True), ("relu", False)):
             call = partial(conv.forward, x, w, geometry, bias, act, scale=bias, form="depthwise")
             yield f"{name}, {act}", partial(call, preactivation=preactivation)
+            yield f"{name}, {act}, down the rows", partial(_among, depthwise_rows, partial(call, preactivation=False))
         yield f"{name}, gradient of the input", partial(conv.grad_input, dy, w, geometry, form="depthwise")
         yield f"{name}, gradient of the weight", partial(conv.grad_weight, x, dy, geometry, form="depthwise")
     for padding, act in itertools.product((0, 3), ("relu", "gelu")):
@@ -249,16 +250,22 @@ def _volumes(dtype: torch.dtype) -> Calls:
         (3, 64, 32, 3, 1, 1, 2), (24, 24, 16, 3, 1, 24, 2),
     ):  # fmt: skip
         axis = Axis.of("conv3d", "depth", size, kernel, stride, (1, 1), 1)
-        at = volume.Volume(axis, Geometry(axis, axis, groups))
+        at = Volume(axis, Geometry(axis, axis, groups))
         x, bias = torch.zeros(N, size, size, size, C, dtype=dtype).movedim(-1, 1), torch.zeros(M, dtype=dtype)
         w = torch.zeros(M, kernel, kernel, kernel, C // groups, dtype=dtype).movedim(-1, 1)
         dy = torch.zeros(N, *(axis.output,) * 3, M, dtype=dtype).movedim(-1, 1)
-        for form in ("cube", "stack"):
-            name = f"{form}, {C} to {M} at {size}, stride {stride}, {groups} groups"
+        for form in ("cube", "stack", None):
+            name = f"{form or 'chosen'}, {C} to {M} at {size}, stride {stride}, {groups} groups"
             call = partial(volume.forward, x, w, at, bias, "gelu_tanh", preactivation=True, scale=bias, form=form)
             yield name, call
             yield f"{name}, gradient of the input", partial(volume.grad_input, dy, w, at, form=form)
             yield f"{name}, gradient of the weight", partial(volume.grad_weight, x, dy, at, form=form)
+
+
+def _among(form: Any, call: Callable[[], object]) -> None:
+    """A call in one form, where it is able, whatever the estimates say."""
+    with contextlib.suppress(conv.UnableError), plan.among(form):
+        call()
 
 
 def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:
