@@ -68,7 +68,7 @@ def estimate(problem: Problem) -> float:
     if problem.paced:
         time = choice.microseconds(*_shape(problem), tile, split, problem.processors, problem.target)
         time = costs.beside_tiles(problem, NAME, time)
-        if time > SHORT and min(problem.M, _width(problem)) in FEW:
+        if time > SHORT and min(problem.M, _width(problem)) in FEW and _by_boxes(problem):
             return time * costs.relative(problem, "product, few channels")
         # Rows that begin at no multiple of 4 bytes are written value by value. 322->391 at 82x82, 65 images: 1.09 ms.
         odd = problem.direction != GRAD_WEIGHT and problem.M > MANY_OUTPUTS and problem.M % 2
@@ -77,7 +77,7 @@ def estimate(problem: Problem) -> float:
     programs = launches.tiles_of(M, N, tile) * (1 + launch.cdiv(depth, tile["BLOCK_K"])) / 2
     if problem.dtype.itemsize == 1 and _width(problem) < problem.M:
         products *= WIDE_FLOAT8
-    return costs.microseconds(problem, NAME if _boxed(problem) else "product, by pointers", products, programs)
+    return costs.microseconds(problem, NAME if _by_boxes(problem) else "product, by pointers", products, programs)
 
 
 def prepare(problem: Problem) -> Prepared:
@@ -87,7 +87,7 @@ def prepare(problem: Problem) -> Prepared:
     # x lies along K; so do the weights, but for those of a way back that are read in place.
     turned = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
     made = launches.prepare(
-        M, N, K, turned, _boxed(problem), tile, split, problem.dtype, problem.precision,
+        M, N, K, turned, _by_boxes(problem), tile, split, problem.dtype, problem.precision,
         problem.flags("POOL"), problem.target, problem.processors,
     )  # fmt: skip
     return Prepared(made, problem.shape)
@@ -141,7 +141,7 @@ def _shape(problem: Problem) -> tuple[str, choice.Shape]:
     """The family of tiles and the product. What decides the order of a sum is the same for any number of images where
     that is asked for."""
     M, N, K = _sizes(problem._replace(N=problem.images))
-    if _boxed(problem):
+    if _by_boxes(problem):
         return FAMILIES[0], choice.Shape(M, N, K)
     along = (M, N, N) if problem.direction == GRAD_WEIGHT else (K, K, N)
     a, b, c = map(launches.unit, along)
@@ -163,6 +163,13 @@ def _boxed(problem: Problem) -> bool:
     if problem.direction == GRAD_WEIGHT:
         return boxed and problem.boxes(problem.M, problem.aligned)
     return boxed and problem.w_boxes
+
+
+def _by_boxes(problem: Problem) -> bool:
+    """Whether they are; what has a short K is not, which does not depend on the images that there are."""
+    M, N, K = _sizes(problem._replace(N=problem.images))
+    short = problem.target != "interpreted" and choice.in_one_block(problem.dtype, M, N, K)
+    return _boxed(problem) and not short
 
 
 def _turns(problem: Problem) -> bool:

@@ -144,6 +144,8 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
     if form is None:
         if not boxed:
             return "copied" if flat and not launch.INTERPRETED and _copies_pay(a, b) else "pointer"
+        if not launch.INTERPRETED and choice.in_one_block(a.dtype, a.shape[0], b.shape[1], a.shape[1]):
+            return "pointer"
         compiled = a.dtype == torch.float32 and precision == "tf32x3" and not launch.INTERPRETED
         return "parts" if compiled and min(*a.shape, *b.shape) >= LEAST_PARTS else "tma"
     if form not in FAMILIES:

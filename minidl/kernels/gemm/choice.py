@@ -19,6 +19,10 @@ from minidl.runtime import estimates, launch
 
 MOST = 8  # shares of a tile of the last round
 TAIL = 1.06  # a margin: a last round in shares is taken where it is clearly faster
+# Products of 16 bits with so short a K have one block, and are done by pointers: programs that are many to a processor
+# write while others read. 787136x144x24 takes 123 us, 201 in boxes, 262x16264x56 6.5 and 10, 434 images of 64->64 at
+# 56x56 121 and 130; but 200704x256x64 69, and 57 in boxes (H100).
+SHORT, LEAST_WRITTEN = 64, 2**20
 WARPS = 16  # of programs that wait at the same time
 # Of float8 the larger tile is taken unless rounds of programs are left half empty, a tile costing as many values more:
 # 64x128 of 512 x 4096 x 4096 in one round 20 us, 128x128 in half a round 28; 4096 x 4096 x 4096 147 and 127 (H100).
@@ -41,6 +45,12 @@ class Shape(NamedTuple):
     K: int
     batch: int = 1
     units: tuple[int, int, int] = (8, 8, 8)
+
+
+def in_one_block(dtype: torch.dtype, M: int, N: int, K: int) -> bool:
+    """Whether a product in boxes is better done by pointers, in one block of K."""
+    short = K < SHORT or (K == SHORT and N <= SHORT)
+    return dtype.itemsize == 2 and short and M >= 256 and N >= 64 and M * N >= LEAST_WRITTEN
 
 
 @launch.cached

@@ -25,33 +25,15 @@ def through(b_dy, b_z, m, ACT: tl.constexpr, SLOPE: tl.constexpr):
 
 
 @triton.jit
-def rows_back(
-    p_dy, p_x, b_mean, b_scale, b_bias, o_mc, m_mc, ACT: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr
+def back(
+    b_x, b_dy, b_mean, b_scale, b_bias, m_mc, ACT: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr
 ):  # fmt: skip
-    """x - mean and dz of a block [BLOCK_M, BLOCK_C]."""
-    b_x = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC) - b_mean
-    b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)
+    """x - mean and dz of a block."""
+    b_x = b_x.to(ACC) - b_mean
+    b_dz = b_dy.to(ACC)
     if ACT != NONE:
         b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
     return b_x, b_dz
-
-
-@triton.jit
-def band_sums(
-    p_dy, p_x, b_mean, b_scale, b_bias, o_c, m_c, start, end, band, C,
-    ACT: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """The sums [BLOCK_C] of dz and of dz (x - mean) over rows start (64 bits) to end, `band` of them or fewer."""
-    b_dbias = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
-    b_dweight = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
-    for m in range(0, band, BLOCK_M):
-        o_m = start + m + tl.arange(0, BLOCK_M)
-        m_mc = (o_m < end)[:, None] & m_c[None, :]
-        o_mc = (o_m * C)[:, None] + o_c[None, :]
-        b_x, b_dz = rows_back(p_dy, p_x, b_mean, b_scale, b_bias, o_mc, m_mc, ACT, SLOPE, ACC)
-        b_dbias += b_dz
-        b_dweight += b_dz * b_x
-    return tl.sum(b_dbias.to(tl.float64), axis=0).to(ACC), tl.sum(b_dweight.to(tl.float64), axis=0).to(ACC)
 
 
 @triton.jit
@@ -71,9 +53,19 @@ def batch_norm_sums_kernel(
     b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
     b_scale = b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
     b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
-    b_dbias, b_dweight = band_sums(
-        p_dy, p_x, b_mean, b_scale, b_bias, o_c, m_c, start, end, band, C, ACT, SLOPE, ACC, BLOCK_M, BLOCK_C
-    )  # fmt: skip
+    b_dbias = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
+    b_dweight = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
+    for m in range(0, band, BLOCK_M):
+        o_m = start + m + tl.arange(0, BLOCK_M)
+        m_mc = (o_m < end)[:, None] & m_c[None, :]
+        o_mc = (o_m * C)[:, None] + o_c[None, :]
+        b_x = tl.load(p_x + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
+        b_dy = tl.load(p_dy + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
+        b_x, b_dz = back(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
+        b_dbias += b_dz
+        b_dweight += b_dz * b_x
+    b_dbias = tl.sum(b_dbias.to(tl.float64), axis=0).to(ACC)
+    b_dweight = tl.sum(b_dweight.to(tl.float64), axis=0).to(ACC)
     o_y = tl.program_id(1).to(tl.int64) * (2 * C) + o_c
     tl.store(p_sums + o_y, b_dbias, mask=m_c)
     tl.store((p_sums + o_y + C)[None, :], b_dweight[None, :] * b_rstd, mask=m_c[None, :])

@@ -62,6 +62,11 @@ def in_bands(family: str, M: int, C: int, dtype: torch.dtype) -> tuple[launch.Ti
     return tile, reduce.band(M, launch.cdiv(C, tile["BLOCK_C"]), tile["BLOCK_M"])
 
 
+def alone_tile(M: int, C: int, dtype: torch.dtype) -> launch.Tile:
+    """The tile of one launch for M values of each of C channels. P is the largest power of two that divides C."""
+    return launch.tile("norm_alone", dtype, M=M, C=C, P=C & -C)
+
+
 def bands(M: int, C: int, dtype: torch.dtype, family: str) -> int:
     """How many bands of rows there are."""
     return launch.cdiv(M, in_bands(family, M, C, dtype)[1])
@@ -73,7 +78,7 @@ def depth(M: int, C: int, dtype: torch.dtype, family: str) -> int:
     Lanes are joined in float64.
     """
     tile, band = in_bands(family, M, C, dtype)
-    alone = launch.tile("norm_alone", dtype, M=M, C=C)["BLOCK_M"]
+    alone = alone_tile(M, C, dtype)["BLOCK_M"]
     chains = ((lanes, launch.cdiv(rows, lanes)) for lanes, rows in ((tile["BLOCK_M"], band), (alone, M)))
     return max(chain + (lanes if dtype == torch.float64 else 2) for lanes, chain in chains)
 

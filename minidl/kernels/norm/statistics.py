@@ -16,11 +16,24 @@ from minidl.runtime.early import wait
 
 
 @triton.jit
-def band_statistics(
-    p_x, o_c, m_c, start, rows, band, C,
-    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+def count_batch(p_tracked, first):
+    """One batch more, counted by the first program."""
+    tl.store(p_tracked, tl.load(p_tracked, mask=first, other=0) + 1, mask=first)
+
+
+@triton.jit
+def batch_norm_stats_kernel(
+    p_x, p_mean, p_m2, p_tracked, M, C, band,
+    TRACKED: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Mean (less the first row, which is returned as well) and sum of squared distances from it of `rows` rows."""
+    """Mean (less the first row) and sum of squared distances from it of each band, [bands, C]; counts the batch."""
+    wait(EARLY)
+    C = whole(C, ALIGN)
+    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    start = tl.program_id(1).to(tl.int64) * band
+    rows = tl.minimum(M - start, band)
     b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(ACC)  # [BLOCK_C]
     b_mean = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
     b_m2 = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
@@ -41,29 +54,6 @@ def band_statistics(
     b_all = (tl.sum((b_n * b_mean).to(tl.float64), axis=0) / rows.to(tl.float64)).to(ACC)  # [BLOCK_C]
     b_apart = b_mean - b_all[None, :]
     b_m2 = tl.sum((b_m2 + b_n * (b_apart * b_apart)).to(tl.float64), axis=0)
-    return b_first, b_all, b_m2
-
-
-@triton.jit
-def count_batch(p_tracked, first):
-    """One batch more, counted by the first program."""
-    tl.store(p_tracked, tl.load(p_tracked, mask=first, other=0) + 1, mask=first)
-
-
-@triton.jit
-def batch_norm_stats_kernel(
-    p_x, p_mean, p_m2, p_tracked, M, C, band,
-    TRACKED: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Mean (less the first row) and sum of squared distances from it of each band, [bands, C]; counts the batch."""
-    wait(EARLY)
-    C = whole(C, ALIGN)
-    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_c = o_c < C
-    start = tl.program_id(1).to(tl.int64) * band
-    rows = tl.minimum(M - start, band)
-    _, b_all, b_m2 = band_statistics(p_x, o_c, m_c, start, rows, band, C, ACC, BLOCK_M, BLOCK_C)
     o_y = tl.program_id(1).to(tl.int64) * C + o_c
     tl.store(p_mean + o_y, b_all, mask=m_c)
     tl.store(p_m2 + o_y, b_m2.to(ACC), mask=m_c)

@@ -20,13 +20,13 @@ import torch
 import triton.language as tl
 
 from minidl.kernels.reduce import positions, sums
-from minidl.kernels.reduce.layout import offsets, seen, whole
+from minidl.kernels.reduce.layout import again, offsets, seen, whole
 from minidl.kernels.reduce.sums import AS_IT_IS, EQUAL, MAX, OVER_COUNT, ROOT, SQUARES, SUM, depth
 from minidl.runtime import check, launch
 
 __all__ = [
-    "amax", "argmax", "band", "count_equal", "depth", "kept_shape", "mean", "norm", "offsets", "sum", "sum_rows",
-    "sum_to", "whole",
+    "again", "amax", "argmax", "band", "count_equal", "depth", "kept_shape", "mean", "norm", "offsets", "sum",
+    "sum_rows", "sum_to", "whole",
 ]  # fmt: skip
 
 

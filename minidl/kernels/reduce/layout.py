@@ -34,6 +34,14 @@ def whole(o, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def again(b_x, OPAQUE: tl.constexpr):
+    """b_x, hidden from the compiler, which would otherwise also keep float32 copies of 16-bit numbers."""
+    if OPAQUE:
+        b_x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=b_x.dtype, is_pure=False, pack=2)
+    return b_x
+
+
+@triton.jit
 def lowest(shape: tl.constexpr, dtype: tl.constexpr):
     """A block of what no maximum is below."""
     if dtype.is_floating():

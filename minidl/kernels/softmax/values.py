@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import exponential
-from minidl.kernels.reduce import offsets, whole
+from minidl.kernels.reduce import again, offsets, whole
 from minidl.kernels.softmax.rows import (
     MINUS_INF,
     by_rows,
@@ -27,14 +27,6 @@ from minidl.kernels.softmax.rows import (
 )  # fmt: skip
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
-
-
-@triton.jit
-def again(b_x, OPAQUE: tl.constexpr):
-    """b_x, hidden from the compiler, which would otherwise also keep float32 copies of 16-bit numbers."""
-    if OPAQUE:
-        b_x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=b_x.dtype, is_pure=False, pack=2)
-    return b_x
 
 
 @triton.jit

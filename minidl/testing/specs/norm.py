@@ -4,7 +4,8 @@ Per channel, R = max |x - x_0|, x_0 its first value, s^2 = var, u the unit of th
 u R. A lane's mean of n of them is off by its steps' roundings, each of a mean (u R) and of a step towards the next
 value (5 u 2 R / k in step k), of which later steps keep a share: (n / 2 + 12) u R. Lanes and bands are joined by sums
 in float64: together D = u R (17 + depth), where a band's depth is n and 2 roundings, for float64 n and its lanes, to
-which the bands add. Then x_0 is added in float64, and the mean is rounded.
+which the bands add. In one launch a lane's n values are added: n u R of its mean. Then x_0 is added in float64, and the
+mean is rounded.
 
 The sum of squares takes each distance from such a mean. An error of D in distances of mean square s^2 makes at most
 2 D s + D^2 in it; both factors of a lane's product are off by D, distances of lanes from a band and of bands from all
@@ -123,7 +124,7 @@ def _errors(given: Any, dtype: torch.dtype) -> Errors:
         if dtype == torch.float64:
             depth += norm.bands(M, C, dtype, "norm_stats")
         largest = (x - x[0]).abs().amax(0)
-        apart = u * largest * (17 + depth) + tiny
+        apart = _known(u * largest * (17 + depth) + tiny, 4 * M * largest, dtype=dtype)
         var_error = 12 * apart * var.sqrt() + 12 * apart**2 + bounds.gamma(depth + 8, u) * var + 8 * tiny
         var_error = _known(var_error, 4 * M * largest**2, dtype=dtype)
         mean_error = apart + (u + DOUBLE) * (mean.abs() + apart) + tiny

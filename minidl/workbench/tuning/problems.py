@@ -270,7 +270,7 @@ def _reduce(kind: Kind, axis: int) -> Iterator[Problem]:
 
 def _batch_norm(kind: Kind, *wrt: int) -> Iterator[Problem]:
     for (C,) in kind.extents(C=64):
-        N = max(alone.MOST_OF_FEW // 64 + 1, kind.rest(64 * C))
+        N = max(alone.MOST // 64 + 1, kind.rest(64 * C))
         vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
         inputs = tensors(_images(N, C, 8), *vectors, extra=(True, 0.1, 1e-5, "relu"))
         yield kind.recorded(f"{N}x{C}x8x8", "batch_norm", wrt, inputs)
@@ -278,8 +278,7 @@ def _batch_norm(kind: Kind, *wrt: int) -> Iterator[Problem]:
 
 def _few_values(kind: Kind) -> Iterator[Problem]:
     """Batch norm of so few values per channel that one launch does it."""
-    for M, C in kind.extents(M=1024, C=256):
-        M = min(M, alone.MOST_OF_FEW if C <= alone.FEW else alone.MOST)
+    for M, C in kind.extents(M=alone.MOST, C=256):
         vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
         inputs = tensors((M, C), *vectors, extra=(True, 0.1, 1e-5, "relu"))
         yield kind.recorded(f"{M}x{C}", "batch_norm", (), inputs)
