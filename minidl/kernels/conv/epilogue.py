@@ -15,10 +15,10 @@ AVERAGE_POOL = tl.constexpr(2)
 POOLS = {None: 0, "max": 1, "avg": 2}
 
 
-def twice(x: torch.Tensor | None) -> torch.Tensor | None:
-    """A vector [M] of an epilogue as [2 * M], for two neighbouring pixels that count as one; None stays None."""
+def repeated(x: torch.Tensor | None, times: int = 2) -> torch.Tensor | None:
+    """A vector [M] of an epilogue as [times * M], for neighbouring pixels that count as one; None stays None."""
     # Of one value a reshape alone would be a view of stride 0.
-    return None if x is None else x.expand(2, -1).reshape(-1).contiguous()
+    return None if x is None else x.expand(times, -1).reshape(-1).contiguous()
 
 
 @triton.jit

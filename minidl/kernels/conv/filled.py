@@ -11,7 +11,7 @@ What is then computed is a problem with a plan of its own (`plan`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -86,6 +86,13 @@ class Filling(NamedTuple):
             made = made.permute(0, 3, 1, 2)
         return (x if self.x is None else self.x.of(x)), made
 
+    def run(
+        self, problem: Problem, part: Any, x: torch.Tensor, w: torch.Tensor, *vectors: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(y, z) by the plan `part` of the wider problem; vectors: bias and scale."""
+        y, z = part.run(*self.before(x, w, problem.direction), *vectors)
+        return self.after(y, problem.shape), z
+
     def after(self, y: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """What is wanted of the result; of a gradient of the weight the first rows, where it is not copied."""
         return y[: shape[0]] if self.result is None else self.result.of(y)
@@ -99,7 +106,7 @@ def wider(problem: Problem) -> Problem | No:
         return No("nothing gained with float64, or by the interpreter")
     if problem.pool:
         return No("a pool")
-    if problem.direction == TRANSPOSED and problem.geometry.h.stride * problem.geometry.w.stride > MOST_WALKS:
+    if problem.direction == TRANSPOSED and not _few_walks(problem):
         return No("more walks than two strides of 2 have")
     unit = 16 // problem.dtype.itemsize
     groups, C, M = problem.groups, problem.C, problem.M
@@ -120,6 +127,12 @@ def wider(problem: Problem) -> Problem | No:
         R, S = problem.geometry.h.kernel, problem.geometry.w.kernel
         made = made._replace(strides=(R * S * M, 1, S * M, M))
     return made
+
+
+def _few_walks(problem: Problem) -> bool:
+    """Whether the walks back are few, or one launch (`pixel_back`)."""
+    h, v = problem.geometry.h, problem.geometry.w
+    return h.stride * v.stride <= (MOST_WALKS if h.dilation * v.dilation > 1 else 4 * MOST_WALKS)
 
 
 def cost(problem: Problem, made: Problem) -> float:

@@ -1,8 +1,8 @@
-"""The paired form: two neighbouring pixels count as one of twice the channels, for few channels and many images.
+"""The paired form: two neighbouring pixels count as one of repeated the channels, for few channels and many images.
 
 Channels-last, x [N, H, W, C] is also x [N, H, W / 2, 2 C], and y alike; a convolution with S taps across is one of
 (S + 1) / 2 taps over pairs, whose weights are a band: a sixth of them are zeros with S = 5. For that each input is read
-(S + 1) / 2 times in place of S, in rows of twice the length; reading them is what limits `batch_tiled`, which does the
+(S + 1) / 2 times in place of S, in rows of repeated the length; reading them is what limits `batch_tiled`, which does the
 rest. An input that is not finite makes all outputs NaN whose pairs it is in reach of.
 """
 
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import bands, batch_tiled, costs
-from minidl.kernels.conv.epilogue import affine, pool_four, twice
+from minidl.kernels.conv.epilogue import affine, pool_four, repeated
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks, all_inside
@@ -113,7 +113,7 @@ def prepare(problem: Problem) -> Product:
 
 def run(prepared: Product, t: Tensors) -> None:
     made = prepared.weights.of(t.w)
-    bias, scale = twice(t.bias), twice(t.scale)
+    bias, scale = repeated(t.bias), repeated(t.scale)
     if prepared.launch.kernel is conv_paired_pool_kernel:
         prepared.launch.run(t.x, made, bias, scale, t.y)
     else:
@@ -126,7 +126,7 @@ def _across(v: Walk) -> Walk:
 
 
 def _pairs(problem: Problem) -> Problem:
-    """The problem of pairs, of twice the channels."""
+    """The problem of pairs, of repeated the channels."""
     h, v, (H, W), (OH, OW) = problem.at
     walks = Walks(h, _across(v), (H, W // 2), (OH, OW // 2))
     return problem._replace(direction=WALK, C=2 * problem.C, M=2 * problem.M, strides=(), walks=walks)

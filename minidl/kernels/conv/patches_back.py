@@ -3,35 +3,89 @@
     y [patches, R * S * M] = act(scale x [patches, C] w [C, R * S * M] + bias)
 
 Every output is of one patch, so each patch is a row of the product and the weights are read as they lie. Its R rows of
-S pixels are then copied to where they belong in the image. Walk by walk there would be R * S launches of one tap each:
-16x16 patches of 768 channels, 205 images of 224x224, took 8.1 ms so on an H100.
+S pixels are written where they belong in the image: a row of the product and a column each have an offset of their own.
+Walk by walk there would be R * S launches of one tap each: 16x16 patches of 768 channels, 205 images of 224x224, took
+8.1 ms so on an H100.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
+import triton
+import triton.language as tl
 
+from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs
-from minidl.kernels.conv.problem import MANY, TRANSPOSED, No, Problem, Tensors
+from minidl.kernels.conv.problem import MANY, NO_BOXES, TRANSPOSED, No, Problem, Tensors
 from minidl.kernels.gemm import choice, launches
-from minidl.runtime import estimates, launch
+from minidl.kernels.gemm.tiled import halves, tile_position
+from minidl.runtime import early, launch
+from minidl.runtime.boxes import Box
+from minidl.runtime.early import wait
 
 NAME = "product"
 DIRECTIONS = (TRANSPOSED,)
-FAMILIES = ("gemm", "gemm_pointer")
-# Walks of smaller strides are taken together in one launch.
-LEAST = 5
+FAMILIES = ("gemm",)
 
 
-class Prepared(NamedTuple):
-    """The product, patches [N, QH, QW] of [R, S * M] values, and the shape of y."""
+@triton.jit
+def finish_patches(
+    b_acc, p_bias, p_scale, p_y, p_z, o_row, m_row, n, N, M, below,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    """The epilogue of a block [patches, columns from n on] in PIECES; `below`: values from a row of pixels to the next."""
+    if PIECES == 1:
+        o_n = n + tl.arange(0, b_acc.shape[1])
+        if HAS_SCALE:
+            b_acc *= tl.load(p_scale + o_n % M, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
+        if HAS_BIAS:
+            b_acc += tl.load(p_bias + o_n % M, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
+        m_y = m_row[:, None] & (o_n < N)[None, :]
+        o_y = o_row[:, None] + (o_n // WIDTH * below + o_n % WIDTH)[None, :]
+        if SAVE_Z:
+            tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
+        tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+    else:
+        b_left, b_right = halves(b_acc)
+        finish_patches(
+            b_left, p_bias, p_scale, p_y, p_z, o_row, m_row, n, N, M, below, WIDTH,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
+        )  # fmt: skip
+        finish_patches(
+            b_right, p_bias, p_scale, p_y, p_z, o_row, m_row, n + b_left.shape[1], N, M, below, WIDTH,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
+        )  # fmt: skip
 
-    product: launches.Product
-    patches: tuple[int, ...]
-    rows: tuple[int, int]
-    shape: tuple[int, ...]
+
+@triton.jit
+def conv_patches_kernel(
+    d_x, d_w, p_bias, p_scale, p_y, p_z, patches, N, K, M, QW, R, programs,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, FLATTEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    """x [patches, K], QW patches in a row of the image, and w [K, N] with R rows of WIDTH values, pixels of M."""
+    wait(EARLY)
+    tiles = tl.cdiv(patches, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    steps = tl.cdiv(K, BLOCK_K)
+    tl.assume(steps > 0)
+    for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
+        i_m, i_n = tile_position(i_tile, patches, N, BLOCK_M, BLOCK_N, GROUP_M)
+        b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+        for i_k in range(steps):
+            b_x = d_x.load([i_m * BLOCK_M, i_k * BLOCK_K])  # [BLOCK_M, BLOCK_K]
+            b_w = d_w.load([i_k * BLOCK_K, i_n * BLOCK_N])  # [BLOCK_K, BLOCK_N]
+            b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        patch = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        o_row = (patch // QW * (R * QW) + patch % QW).to(tl.int64) * WIDTH
+        finish_patches(
+            b_acc, p_bias, p_scale, p_y, p_z, o_row, patch < patches, i_n * BLOCK_N, N, M, QW * WIDTH, WIDTH,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
+        )  # fmt: skip
 
 
 def able(problem: Problem) -> bool | No:
@@ -43,54 +97,55 @@ def able(problem: Problem) -> bool | No:
     return (
         (problem.pool is None or No("a pool"))
         and (groups == 1 or No("more than one group"))
-        and (side_by_side or No("patches that are not side by side"))
-        and (max(h.stride, v.stride) >= LEAST or problem.form == NAME or No("a stride below 5"))
-        and (0 < _patches(problem) < MANY or No("no patches, or more than 32 bits count"))
+        and ((side_by_side and h.stride * v.stride > 1) or No("patches that are not side by side"))
+        and (0 < _patches(problem) * h.kernel < MANY or No("no patches, or more than 32 bits count"))
         and (min(problem.C, problem.M) > 0 or No("no channels"))
         and (_as_they_lie(problem) or No("weights that do not lie in rows of channels"))
+        and ((problem.boxes(problem.C, problem.aligned) and problem.boxes(_columns(problem), problem.w_aligned))
+             or NO_BOXES)
         and (problem.dtype != torch.float32 or problem.target == "interpreted" or problem.precision == "ieee"
              or No("float32 that does not lie along the rows, for tensor cores"))
     )  # fmt: skip
 
 
 def estimate(problem: Problem) -> float:
-    tile, split, family, shape = _choice(problem)
-    device = estimates.of(problem.target)
-    copied = 2 * shape.M * shape.N * problem.dtype.itemsize / device.copy + device.launch
+    tile, shape = _choice(problem)
     if problem.paced:
-        time = choice.microseconds(family, shape, tile, split, problem.processors, problem.target)
-        return costs.beside_tiles(problem, NAME, time) + copied
+        time = choice.microseconds(FAMILIES[0], shape, tile, 1, problem.processors, problem.target)
+        return costs.beside_tiles(problem, NAME, time)
     programs = launches.tiles_of(shape.M, shape.N, tile) * (1 + launch.cdiv(shape.K, tile["BLOCK_K"])) / 2
-    return costs.microseconds(problem, NAME, costs.dense(problem), programs) + copied
+    return costs.microseconds(problem, NAME, costs.dense(problem), programs)
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: Problem) -> launch.Prepared:
     h, v, _ = problem.geometry
-    tile, split, family, shape = _choice(problem)
-    split = launches.filled(launch.cdiv(shape.K, tile["BLOCK_K"]), split)
-    made = launches.prepare(
-        _patches(problem), shape.N, shape.K, (False, False), family == "gemm", tile, split, problem.dtype,
-        problem.precision, problem.flags("POOL"), problem.target, problem.processors,
-    )  # fmt: skip
-    return Prepared(made, (problem.N, h.output, v.output), (h.kernel, v.kernel * problem.M), problem.shape)
+    tile, _ = _choice(problem)
+    patches, N, K = _patches(problem), _columns(problem), problem.C
+    programs = min(launches.tiles_of(patches, N, tile), problem.processors)
+    meta = {
+        "WIDTH": v.kernel * problem.M, **problem.constants, **problem.flags("POOL"),
+        **early.options(target=problem.target), **tile.options,
+    }  # fmt: skip
+    boxes = (
+        Box.of_rows(patches, K, (tile["BLOCK_M"], tile["BLOCK_K"])),
+        Box.of_rows(K, N, (tile["BLOCK_K"], tile["BLOCK_N"])),
+    )
+    scalars = (patches, N, K, problem.M, v.output, h.kernel, programs)
+    return launch.Prepared(conv_patches_kernel, (programs,), scalars, meta, boxes)
 
 
-def run(prepared: Prepared, t: Tensors) -> None:
-    R, width = prepared.rows
-    pixels = R * width // prepared.shape[-1]
-    y = torch.empty(*prepared.patches, R, width, dtype=t.x.dtype, device=t.x.device)
-    z = None if t.z is None else torch.empty_like(y)
-    bias, scale = (None if each is None else each.repeat(pixels) for each in (t.bias, t.scale))
-    prepared.product.run(t.x, t.w, bias, scale, y, z)
-    for made, wanted in ((y, t.y), (z, t.z)):
-        if wanted is not None:
-            N, QH, QW = prepared.patches
-            wanted.view(N, QH, R, QW, width).copy_(made.transpose(2, 3))
+def run(prepared: launch.Prepared, t: Tensors) -> None:
+    prepared.run(t.x, t.w, t.bias, t.scale, t.y, t.z)
 
 
 def _patches(problem: Problem) -> int:
     h, v, _ = problem.geometry
     return problem.N * h.output * v.output
+
+
+def _columns(problem: Problem) -> int:
+    h, v, _ = problem.geometry
+    return h.kernel * v.kernel * problem.M
 
 
 def _as_they_lie(problem: Problem) -> bool:
@@ -103,14 +158,10 @@ def _as_they_lie(problem: Problem) -> bool:
     )
 
 
-def _choice(problem: Problem) -> tuple[launch.Tile, int, str, choice.Shape]:
-    """The tile, the shares of K, the family of the tile, and the product."""
-    h, v, _ = problem.geometry
-    M, N, K = _patches(problem._replace(N=problem.images)), h.kernel * v.kernel * problem.M, problem.C
-    boxed = problem.boxes(K, problem.aligned) and problem.boxes(N, problem.w_aligned)
-    units = (8, 8, 8) if boxed else (launches.unit(K), launches.unit(N), launches.unit(N))
-    family, shape = FAMILIES[0 if boxed else 1], choice.Shape(M, N, K, units=units)
-    tile, split, _ = choice.choose(
-        family, problem.dtype, problem.precision, shape, None, problem.target, problem.processors, tail=False
+def _choice(problem: Problem) -> tuple[launch.Tile, choice.Shape]:
+    """The tile, and the product."""
+    shape = choice.Shape(_patches(problem._replace(N=problem.images)), _columns(problem), problem.C)
+    tile, _, _ = choice.choose(
+        FAMILIES[0], problem.dtype, problem.precision, shape, 1, problem.target, problem.processors, tail=False
     )  # fmt: skip
-    return tile, split, family, shape
+    return tile, shape

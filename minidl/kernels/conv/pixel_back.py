@@ -19,8 +19,8 @@ from minidl.runtime.early import wait
 NAME = pixel_choice.NAME
 DIRECTIONS = (TRANSPOSED,)
 FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
-# Strides whose walks are counted in the kernel.
-MOST = 4
+# Walks that are counted in the kernel.
+MOST = 16
 
 
 @triton.jit(do_not_specialize=["OH", "OW"])
@@ -62,7 +62,7 @@ def able(problem: Problem) -> bool | No:
     return (
         (h.stride * v.stride > 1 or No("a stride of 1"))
         and (h.dilation == v.dilation == 1 or No("a dilation"))
-        and (max(h.stride, v.stride) <= MOST or No("a stride above 4"))
+        and (h.stride * v.stride <= MOST or No("more than 16 walks"))
         and (max(h.kernel, v.kernel) < pixel_choice.BITS or No("more taps than there are bits"))
         and (_most(problem) < MANY or No("more values than 32 bits count"))
     )  # fmt: skip

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ from minidl.kernels.conv import (
     batch_tiled,
     boxed,
     boxed_grad_weight,
+    columns,
     costs,
     depthwise,
     depthwise_grad_weight,
@@ -52,11 +53,12 @@ from minidl.kernels.conv import (
     pixel_grad_weight,
     pixel_tiled,
     product,
+    tap_sums,
     turned,
     two_rows,
 )
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import GRAD_WEIGHT, SAID, TRANSPOSED, WALK, Problem, Tensors, walks_back
+from minidl.kernels.conv.problem import GRAD_WEIGHT, SAID, TRANSPOSED, WALK, No, Problem, Tensors, walks_back
 from minidl.runtime import launch
 
 FORMS: tuple[Any, ...] = (
@@ -105,7 +107,7 @@ class Plan(NamedTuple):
 
     shape  of the result, channels-last
     turn   how the weights of a part are turned before it; None where they are read as they are
-    fill   what is copied before the one part, which has more channels, and of its result; None where nothing is
+    other  how the one part, a problem of other sizes, is made of this one (`filled`, `columns`, `tap_sums`); else None
     """
 
     problem: Problem
@@ -116,13 +118,12 @@ class Plan(NamedTuple):
     prepared: Any = None
     parts: tuple[Plan, ...] = ()
     turn: Copy | None = None
-    fill: filled.Filling | None = None
+    other: filled.Filling | columns.Columns | tap_sums.TapSums | None = None
 
     def run(self, x: torch.Tensor, w: torch.Tensor, bias: Any = None, scale: Any = None) -> tuple[torch.Tensor, Any]:
         """(y, z), channels-last: what is computed of x, w, bias and scale as `Tensors` has them; z None unless kept."""
-        if self.fill is not None:
-            y, z = self.parts[0].run(*self.fill.before(x, w, self.problem.direction), bias, scale)
-            return self.fill.after(y, self.shape), z
+        if self.other is not None:
+            return self.other.run(self.problem, self.parts[0], x, w, bias, scale)
         if self.parts and self.problem.pool:
             return self._pooled(x, w, bias, scale), None
         if self.problem.direction == GRAD_WEIGHT:
@@ -159,7 +160,7 @@ def among(*modules: Any) -> Iterator[None]:
 
 def names() -> tuple[str, ...]:
     """What forms can be asked for by."""
-    return (*dict.fromkeys(form.NAME for form in FORMS), filled.NAME)
+    return (*dict.fromkeys(form.NAME for form in FORMS), filled.NAME, columns.NAME, tap_sums.NAME)
 
 
 def takes(problem: Problem) -> bool:
@@ -234,8 +235,7 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     parts = _in_parts(problem)
     if parts is not None:
         found.append((parts, _said_of_parts(parts)))
-    if problem.form in (None, filled.NAME) and problem.dtype.itemsize > 1:
-        found.append(_wider(problem))
+    found += [other(problem) for name, other in _OTHERS.items() if problem.form in (None, name)]
     return found
 
 
@@ -246,14 +246,45 @@ def _cheapest(problem: Problem) -> Plan | None:
 
 def _wider(problem: Problem) -> tuple[Plan | None, str]:
     """The problem with more channels: as a candidate."""
-    made = filled.wider(problem)
-    if not made:
-        return None, f"{filled.NAME:<34} unable: {made}"
+    made = filled.wider(problem) if problem.dtype.itemsize > 1 else No("float8")
+    counted = problem._replace(N=problem.images)
+    return _of_other(
+        problem, filled.NAME, made, lambda made: filled.cost(counted, made._replace(N=problem.images)),
+        lambda made: filled.prepare(problem, made),
+    )  # fmt: skip
+
+
+def _joined(problem: Problem) -> tuple[Plan | None, str]:
+    """The problem with the columns of a stride as one: as a candidate."""
+    return _of_other(
+        problem, columns.NAME, columns.joined(problem), lambda _: 0.0, lambda _: columns.prepare(problem)
+    )  # fmt: skip
+
+
+def _tap_sums(problem: Problem) -> tuple[Plan | None, str]:
+    """The products of all taps, and their sums: as a candidate."""
+    counted = problem._replace(N=problem.images)
+    return _of_other(
+        problem, tap_sums.NAME, tap_sums.apart(problem),
+        lambda made: tap_sums.cost(counted, made._replace(N=problem.images)),
+        lambda made: tap_sums.prepare(problem, made),
+    )  # fmt: skip
+
+
+_OTHERS = {filled.NAME: _wider, tap_sums.NAME: _tap_sums, columns.NAME: _joined}
+
+
+def _of_other(
+    problem: Problem, name: str, made: Problem | No, cost: Callable[[Problem], float], prepare: Callable[[Problem], Any]
+) -> tuple[Plan | None, str]:  # fmt: skip
+    """The candidate that does a problem by the one that was made of it."""
+    if not isinstance(made, Problem):
+        return None, f"{name:<34} unable: {made}"
     best = _cheapest(made)
     if best is None:
-        return None, f"{filled.NAME:<34} unable: no form for what it makes"
-    cost = best.microseconds + filled.cost(problem._replace(N=problem.images), made._replace(N=problem.images))
-    found = Plan(problem, filled.NAME, cost, problem.shape, parts=(best,), fill=filled.prepare(problem, made))
+        return None, f"{name:<34} unable: no form for what it makes"
+    time = best.microseconds + cost(made)
+    found = Plan(problem, name, time, problem.shape, parts=(best,), other=prepare(made))
     return found, _said_of_parts(found)
 
 
@@ -296,8 +327,8 @@ def _said(form: Any) -> str:
 def _said_of_parts(parts: Plan) -> str:
     if parts.form is not None:
         return _said_of(parts)
-    if parts.fill is not None:
-        return f"{filled.NAME}, {_said_of_parts(parts.parts[0])}"
+    if parts.other is not None:
+        return f"{parts.name}, {_said_of_parts(parts.parts[0])}"
     if parts.problem.pool:
         return f"{_said_of(parts.parts[0])}, then a pool"
     said = "+".join(dict.fromkeys(_said_of(part) for part in parts.parts))

@@ -1,0 +1,156 @@
+"""Few outputs of many channels: the products of every pixel and every tap first, then each output's sum of its own.
+
+    z[n, i, (r, s, m)] = sum over c of x[n, i, c] w[m, r, s, c]      y[n, o, m] = sum over r, s of z[n, i(o, r, s), r, s, m]
+
+The first is a convolution with a kernel of 1x1 and R S M outputs, which reads x once and not once for every tap, and
+fills tiles that M outputs leave empty. z is float32; its sums are in the order of the taps. So it is on the way back,
+whatever the stride; forward where a dilation is a multiple of the stride, so that all taps of a pixel are wanted.
+
+The 1x1 convolution is a problem with a plan of its own (`plan`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.activation import activate
+from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem
+from minidl.runtime import early, estimates, launch
+from minidl.runtime.early import wait
+
+NAME = "taps"
+FAMILIES = ("gemm_sum",)
+
+@triton.jit
+def conv_tap_sum_kernel(
+    p_z, p_bias, p_scale, p_y, p_kept, total, H, W, OH, OW, M,
+    R: tl.constexpr, S: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    STEP_H: tl.constexpr, STEP_W: tl.constexpr, START_H: tl.constexpr, START_W: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, TAP_H: tl.constexpr, TAP_W: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y [N, OH, OW, M] of z [N, H, W, R, S, M]: output o of an axis reads tap rho + j * STRIDE at input
+    (o * STEP + START) // STRIDE + j * TAP, rho being what the division leaves."""
+    wait(EARLY)
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m_y = o < total
+    m = (o % M).to(tl.int32)
+    o_pixel = o // M
+    q_w = (o_pixel % OW).to(tl.int32)
+    n = o_pixel // OW // OH
+    q_h = (o_pixel // OW % OH).to(tl.int32)
+    at_h = q_h * STEP_H + START_H
+    at_w = q_w * STEP_W + START_W
+    # Neither is below 0 where a stride is above 1.
+    r = at_h % STRIDE_H
+    s = at_w % STRIDE_W
+    x_h = at_h // STRIDE_H
+    x_w = at_w // STRIDE_W
+    p_z += ((n * H + x_h) * W + x_w) * (R * S * M) + (r * S + s) * M + m
+    b_acc = tl.zeros((BLOCK,), dtype=ACC)
+    for j in tl.range(0, JH * JW, loop_unroll_factor=4):
+        h = x_h + j // JW * TAP_H
+        w = x_w + j % JW * TAP_W
+        m_z = m_y & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        m_z = m_z & (r + j // JW * STRIDE_H < R) & (s + j % JW * STRIDE_W < S)
+        o_tap = (j // JW * TAP_H * W + j % JW * TAP_W) * (R * S * M) + (j // JW * STRIDE_H * S + j % JW * STRIDE_W) * M
+        b_acc += tl.load(p_z + o_tap, mask=m_z, other=0.0)  # [BLOCK]
+    if HAS_SCALE:
+        b_acc *= tl.load(p_scale + m, mask=m_y, other=0.0).to(ACC)
+    if HAS_BIAS:
+        b_acc += tl.load(p_bias + m, mask=m_y, other=0.0).to(ACC)
+    if SAVE_Z:
+        tl.store(p_kept + o, b_acc.to(p_kept.dtype.element_ty), mask=m_y)
+    tl.store(p_y + o, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+
+
+class TapSums(NamedTuple):
+    """The launch that adds the products of the taps."""
+
+    launch: launch.Prepared
+
+    def run(
+        self, problem: Problem, part: Any, x: torch.Tensor, w: torch.Tensor, *vectors: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(y, z) by the plan `part` of the problem that was made; vectors: bias and scale."""
+        if problem.direction == TRANSPOSED:  # [C, M, R, S]
+            rows = w.permute(0, 2, 3, 1).contiguous()
+            w = rows.view(rows.shape[0], -1, 1, 1)
+        else:  # [M, R, S, C]
+            w = w.permute(1, 2, 0, 3).reshape(-1, 1, 1, w.shape[3])
+        products, _ = part.run(x, w)
+        y = torch.empty(problem.shape, dtype=problem.result, device=x.device)
+        z = torch.empty_like(y) if problem.preactivation else None
+        self.launch.run(products, *vectors, y, z)
+        return y, z
+
+
+def apart(problem: Problem) -> Problem | No:
+    """The problem of a kernel of 1x1."""
+    if problem.direction not in (FORWARD, TRANSPOSED):
+        return No("neither a convolution nor a way back")
+    h, v, groups = problem.geometry
+    R, S, M = h.kernel, v.kernel, problem.M
+    if groups > 1 or problem.pool or problem.dtype.itemsize != 2:
+        return No("groups, a pool, or no numbers of 16 bits")
+    if R * S == 1 or min(problem.C, M) == 0:
+        return No("one tap, or no channels")
+    back = problem.direction == TRANSPOSED
+    if any(axis.dilation % axis.stride if not back else min(axis.stride, axis.dilation) > 1 for axis in (h, v)):
+        return No("a stride that leaves taps out, or a dilation with a stride on the way back")
+    H, W = problem.read
+    axes = [Axis(H, 1, H, 1, 0, 1), Axis(W, 1, W, 1, 0, 1)] if back else [_wanted(h), _wanted(v)]
+    made = problem._replace(
+        direction=problem.direction, geometry=Geometry(*axes), M=R * S * M, bias=False, scale=False, act=None,
+        preactivation=False, w_aligned=True, strides=(R * S * M, 1, R * S * M, R * S * M) if back else (), form=None,
+        out=launch.acc_torch(problem.dtype),
+    )  # fmt: skip
+    if min(made.written) < 1 or problem.N * math.prod(made.written) * made.M >= MANY:
+        return No("no pixels, or more values than 32 bits count")
+    return made
+
+
+def cost(problem: Problem, made: Problem) -> float:
+    """Microseconds of adding, of what is read and written."""
+    device = estimates.of(problem.target)
+    products = problem.N * math.prod(made.written) * made.M * made.result.itemsize
+    return 2 * device.launch + 2 * products / device.copy
+
+
+def prepare(problem: Problem, made: Problem) -> TapSums:
+    h, v, _ = problem.geometry
+    back = problem.direction == TRANSPOSED
+    (H, W), (OH, OW) = made.written, problem.written
+    total = problem.N * OH * OW * problem.M
+    tile = launch.tile("gemm_sum", problem.dtype, target_=problem.target, total=total)
+    meta = {"R": h.kernel, "S": v.kernel}
+    for name, axis in (("H", h), ("W", v)):
+        if back:
+            found = 1, axis.padding, axis.stride, -axis.dilation, launch.cdiv(axis.kernel, axis.stride)
+        else:
+            g = axis.stride
+            first = -axis.padding % g
+            found = 1, (-axis.padding - first) // g, 1, axis.dilation // g, axis.kernel
+        meta |= {f"{one}_{name}": value for one, value in zip(("STEP", "START", "STRIDE", "TAP"), found[:4])}
+        meta[f"J{name}"] = found[4]
+    meta |= {
+        **problem.flags("POOL"), "ACC": launch.acc(problem.dtype), **early.options(launch.cdiv(total, tile["BLOCK"]), problem.target),
+        **tile.options,
+    }  # fmt: skip
+    made_launch = launch.Prepared(
+        conv_tap_sum_kernel, (launch.cdiv(total, tile["BLOCK"]),), (total, H, W, OH, OW, problem.M), meta
+    )
+    return TapSums(made_launch)
+
+
+def _wanted(axis: Axis) -> Axis:
+    """Of the inputs those that taps read: every one, or every one of a stride that divides the dilation."""
+    first = -axis.padding % axis.stride
+    return Axis(axis.size, 1, -(-(axis.size - first) // axis.stride), axis.stride, -first, 1)
