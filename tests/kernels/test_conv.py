@@ -42,7 +42,8 @@ from minidl.tensors import default_device
 pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
 # The FFT's results are not whole numbers: test_conv_fft.py has its bound. Few outputs have a way back only:
 # test_conv_few.py. Products are for kernels of 1x1 and without a scale: test_conv_product.py.
-FORMS = pytest.mark.parametrize("form", [form for form in conv.FORMS if form not in ("fft", "few", "merge", "product")])
+OTHERS = "fft", "few", "merge", "product", "columns"
+FORMS = pytest.mark.parametrize("form", [form for form in conv.FORMS if form not in OTHERS])
 # A shape each form takes: (N, C, M, (H, W), kernel, stride, padding, dilation, groups).
 SHAPES = {
     "pixel": (2, 5, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
@@ -52,6 +53,7 @@ SHAPES = {
     "banded": (2, 3, 6, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
     "depthwise": (3, 1, 2, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 5),
     "fill": (2, 21, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
+    "taps": (2, 21, 7, (9, 8), (3, 2), (1, 1), (1, 2), (1, 2), 1),
 }
 
 
@@ -190,7 +192,8 @@ def test_each_form_does_all_that_it_is_for(form, dtype):
     assert {"forward", "epilogue", "preactivation"} <= set(done)
     assert "grad_input" in done or form in ("banded", "batch", "pair")
     # A GPU's boxes hold float32 only along the pixels.
-    assert "grad_weight" in done or form == "pair" or (form, dtype, launch.INTERPRETED) == ("box", torch.float32, False)
+    without = form in ("pair", "taps") or (form, dtype, launch.INTERPRETED) == ("box", torch.float32, False)
+    assert "grad_weight" in done or without
     assert "max" in done or form != "pixel"
 
 
@@ -204,7 +207,7 @@ def test_pairs_of_pixels_in_boxes(kernel, padding, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
-    "shape", [(2, 3, 8, (12, 18), (6, 6)), (1, 1, 40, (10, 7), (5, 7)), (3, 5, 16, (6, 6), (6, 6))]
+    "shape", [(2, 4, 8, (12, 18), (6, 6)), (1, 1, 40, (10, 8), (5, 8)), (3, 8, 16, (6, 3), (2, 1)), (3, 40, 8, (2, 4), (2, 2))]
 )
 def test_patches_side_by_side_are_a_product_on_the_way_back(shape, dtype):
     if dtype == torch.float32 and not launch.INTERPRETED:
@@ -638,7 +641,7 @@ def test_runs_are_bitwise_equal(form):
     x, dy = torch.randn_like(p.x), torch.randn_like(p.dy)
     for call in (
         lambda: conv.forward(x, p.w, p.geometry, form=form)[0],
-        lambda: conv.grad_weight(x, dy, p.geometry, form=None if form in ("box", "pair") else form),
+        lambda: conv.grad_weight(x, dy, p.geometry, form=None if form in ("box", "pair", "taps") else form),
     ):
         assert torch.equal(call(), call())
 

@@ -93,7 +93,7 @@ def test_channels_that_fill_no_block_where_rows_of_taps_are_inside(M):
 
 
 def test_what_the_one_launch_leaves_to_single_walks():
-    for change, why in (({"stride": 5}, "above 4"), ({"dilation": 2}, "a dilation"), ({"stride": 1}, "of 1")):
+    for change, why in (({"stride": 5}, "16 walks"), ({"dilation": 2}, "a dilation"), ({"stride": 1}, "of 1")):
         axis = Geometry.of((40, 40), (3, 3), (2, 2), ((0, 0), (0, 0)), (1, 1)).h._replace(**change)
         problem = Problem(SHAPES["all inside"]).described(TRANSPOSED)._replace(geometry=Geometry(axis, axis))
         assert why in pixel_back.able(problem)

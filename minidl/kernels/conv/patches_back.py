@@ -101,6 +101,7 @@ def able(problem: Problem) -> bool | No:
         and (0 < _patches(problem) * h.kernel < MANY or No("no patches, or more than 32 bits count"))
         and (min(problem.C, problem.M) > 0 or No("no channels"))
         and (_as_they_lie(problem) or No("weights that do not lie in rows of channels"))
+        and (v.kernel * problem.M * problem.dtype.itemsize % 16 == 0 or No("rows of a patch that no 16 bytes divide"))
         and ((problem.boxes(problem.C, problem.aligned) and problem.boxes(_columns(problem), problem.w_aligned))
              or NO_BOXES)
         and (problem.dtype != torch.float32 or problem.target == "interpreted" or problem.precision == "ieee"

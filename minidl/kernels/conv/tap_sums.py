@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
+from minidl.kernels.conv import pace
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem
 from minidl.runtime import early, estimates, launch
@@ -26,42 +27,43 @@ from minidl.runtime.early import wait
 
 NAME = "taps"
 FAMILIES = ("gemm_sum",)
+# Products of a pixel are a multiple of this: rows that no 16 bytes divide are written value by value.
+UNIT = 8
+# Bytes of products that may exceed the images twice.
+ROOM = 2**26
 
 @triton.jit
 def conv_tap_sum_kernel(
-    p_z, p_bias, p_scale, p_y, p_kept, total, H, W, OH, OW, M,
-    R: tl.constexpr, S: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    p_z, p_bias, p_scale, p_y, p_kept, total, H, W, OH, OW,
+    M: tl.constexpr, PITCH: tl.constexpr, R: tl.constexpr, S: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     STEP_H: tl.constexpr, STEP_W: tl.constexpr, START_H: tl.constexpr, START_W: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, TAP_H: tl.constexpr, TAP_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y [N, OH, OW, M] of z [N, H, W, R, S, M]: output o of an axis reads tap rho + j * STRIDE at input
-    (o * STEP + START) // STRIDE + j * TAP, rho being what the division leaves."""
+    """y [N, OH, OW, M] of z [N, H, W, PITCH], where a pixel begins with its [R, S, M] products: output o of an axis reads
+    tap rho + j * STRIDE at input (o * STEP + START) // STRIDE + j * TAP, rho being what the division leaves."""
     wait(EARLY)
-    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_y = o < total
-    m = (o % M).to(tl.int32)
+    m = o % M
     o_pixel = o // M
-    q_w = (o_pixel % OW).to(tl.int32)
-    n = o_pixel // OW // OH
-    q_h = (o_pixel // OW % OH).to(tl.int32)
-    at_h = q_h * STEP_H + START_H
-    at_w = q_w * STEP_W + START_W
+    at_h = o_pixel // OW % OH * STEP_H + START_H
+    at_w = o_pixel % OW * STEP_W + START_W
     # Neither is below 0 where a stride is above 1.
     r = at_h % STRIDE_H
     s = at_w % STRIDE_W
     x_h = at_h // STRIDE_H
     x_w = at_w // STRIDE_W
-    p_z += ((n * H + x_h) * W + x_w) * (R * S * M) + (r * S + s) * M + m
+    o_z = ((o_pixel // OW // OH * H + x_h) * W + x_w) * PITCH + (r * S + s) * M + m
     b_acc = tl.zeros((BLOCK,), dtype=ACC)
     for j in tl.range(0, JH * JW, loop_unroll_factor=4):
         h = x_h + j // JW * TAP_H
         w = x_w + j % JW * TAP_W
         m_z = m_y & (h >= 0) & (h < H) & (w >= 0) & (w < W)
         m_z = m_z & (r + j // JW * STRIDE_H < R) & (s + j % JW * STRIDE_W < S)
-        o_tap = (j // JW * TAP_H * W + j % JW * TAP_W) * (R * S * M) + (j // JW * STRIDE_H * S + j % JW * STRIDE_W) * M
-        b_acc += tl.load(p_z + o_tap, mask=m_z, other=0.0)  # [BLOCK]
+        o_tap = (j // JW * TAP_H * W + j % JW * TAP_W) * PITCH + (j // JW * STRIDE_H * S + j % JW * STRIDE_W) * M
+        b_acc += tl.load(p_z + o_z + o_tap, mask=m_z, other=0.0)  # [BLOCK]
     if HAS_SCALE:
         b_acc *= tl.load(p_scale + m, mask=m_y, other=0.0).to(ACC)
     if HAS_BIAS:
@@ -72,24 +74,35 @@ def conv_tap_sum_kernel(
 
 
 class TapSums(NamedTuple):
-    """The launch that adds the products of the taps."""
+    """The launch that adds the products of the taps, and how many columns these have."""
 
     launch: launch.Prepared
+    pitch: int
 
     def run(
         self, problem: Problem, part: Any, x: torch.Tensor, w: torch.Tensor, *vectors: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(y, z) by the plan `part` of the problem that was made; vectors: bias and scale."""
-        if problem.direction == TRANSPOSED:  # [C, M, R, S]
-            rows = w.permute(0, 2, 3, 1).contiguous()
-            w = rows.view(rows.shape[0], -1, 1, 1)
-        else:  # [M, R, S, C]
-            w = w.permute(1, 2, 0, 3).reshape(-1, 1, 1, w.shape[3])
-        products, _ = part.run(x, w)
+        products, _ = part.run(x, self._columns(w, problem.direction == TRANSPOSED))
         y = torch.empty(problem.shape, dtype=problem.result, device=x.device)
         z = torch.empty_like(y) if problem.preactivation else None
         self.launch.run(products, *vectors, y, z)
         return y, z
+
+    def _columns(self, w: torch.Tensor, back: bool) -> torch.Tensor:
+        """The weights of a kernel of 1x1: a row for each tap and output, back a column. Columns beyond are not read."""
+        if back:  # [C, M, R, S]
+            C, M, R, S = w.shape
+            rows = w.permute(0, 2, 3, 1)
+            if self.pitch == M * R * S:
+                return rows.contiguous().view(C, -1, 1, 1)
+            made = torch.empty(C, self.pitch, dtype=w.dtype, device=w.device)
+            made[:, : M * R * S].view(C, R, S, M).copy_(rows)
+            return made.view(C, -1, 1, 1)
+        M, R, S, C = w.shape
+        made = torch.empty(self.pitch, C, dtype=w.dtype, device=w.device)
+        made[: M * R * S].view(R, S, M, C).copy_(w.permute(1, 2, 0, 3))
+        return made.view(-1, 1, 1, C)
 
 
 def apart(problem: Problem) -> Problem | No:
@@ -98,8 +111,10 @@ def apart(problem: Problem) -> Problem | No:
         return No("neither a convolution nor a way back")
     h, v, groups = problem.geometry
     R, S, M = h.kernel, v.kernel, problem.M
-    if groups > 1 or problem.pool or problem.dtype.itemsize != 2:
-        return No("groups, a pool, or no numbers of 16 bits")
+    if groups > 1 or problem.pool:
+        return No("groups, or a pool")
+    if not problem.paced and problem.form != NAME:
+        return No("tiles whose time is not known")
     if R * S == 1 or min(problem.C, M) == 0:
         return No("one tap, or no channels")
     back = problem.direction == TRANSPOSED
@@ -107,21 +122,30 @@ def apart(problem: Problem) -> Problem | No:
         return No("a stride that leaves taps out, or a dilation with a stride on the way back")
     H, W = problem.read
     axes = [Axis(H, 1, H, 1, 0, 1), Axis(W, 1, W, 1, 0, 1)] if back else [_wanted(h), _wanted(v)]
+    pitch = UNIT * launch.cdiv(R * S * M, UNIT)
     made = problem._replace(
-        direction=problem.direction, geometry=Geometry(*axes), M=R * S * M, bias=False, scale=False, act=None,
-        preactivation=False, w_aligned=True, strides=(R * S * M, 1, R * S * M, R * S * M) if back else (), form=None,
+        geometry=Geometry(*axes), M=pitch, bias=False, scale=False, act=None,
+        preactivation=False, w_aligned=True, strides=(pitch, 1, pitch, pitch) if back else (), form=None,
         out=launch.acc_torch(problem.dtype),
     )  # fmt: skip
-    if min(made.written) < 1 or problem.N * math.prod(made.written) * made.M >= MANY:
-        return No("no pixels, or more values than 32 bits count")
+    if made.N * min(made.written) < 1 or max(_bytes(made), math.prod(problem.shape)) >= MANY:
+        return No("no pixels, or more than 32 bits count")
+    images = problem.images
+    if _bytes(made._replace(N=images)) > max(ROOM, 2 * images * problem.image_bytes):
+        return No("products that take more room than the images")
     return made
 
 
+def _bytes(made: Problem) -> int:
+    """Of the products of all taps."""
+    return made.N * math.prod(made.written) * made.M * made.result.itemsize
+
+
 def cost(problem: Problem, made: Problem) -> float:
-    """Microseconds of adding, of what is read and written."""
-    device = estimates.of(problem.target)
-    products = problem.N * math.prod(made.written) * made.M * made.result.itemsize
-    return 2 * device.launch + 2 * products / device.copy
+    """Microseconds of writing products as float32 and adding them, and of the outputs."""
+    taps = problem.geometry.h.kernel * problem.geometry.w.kernel
+    outputs = problem.N * math.prod(problem.written) * problem.M * problem.result.itemsize
+    return pace.of_shares(taps, _bytes(made) // (4 * taps)) + outputs / estimates.of(problem.target).copy
 
 
 def prepare(problem: Problem, made: Problem) -> TapSums:
@@ -130,7 +154,7 @@ def prepare(problem: Problem, made: Problem) -> TapSums:
     (H, W), (OH, OW) = made.written, problem.written
     total = problem.N * OH * OW * problem.M
     tile = launch.tile("gemm_sum", problem.dtype, target_=problem.target, total=total)
-    meta = {"R": h.kernel, "S": v.kernel}
+    meta: dict[str, Any] = {"M": problem.M, "PITCH": made.M, "R": h.kernel, "S": v.kernel}
     for name, axis in (("H", h), ("W", v)):
         if back:
             found = 1, axis.padding, axis.stride, -axis.dilation, launch.cdiv(axis.kernel, axis.stride)
@@ -138,16 +162,16 @@ def prepare(problem: Problem, made: Problem) -> TapSums:
             g = axis.stride
             first = -axis.padding % g
             found = 1, (-axis.padding - first) // g, 1, axis.dilation // g, axis.kernel
-        meta |= {f"{one}_{name}": value for one, value in zip(("STEP", "START", "STRIDE", "TAP"), found[:4])}
+        meta |= {f"{one}_{name}": value for one, value in zip(("STEP", "START", "STRIDE", "TAP"), found, strict=False)}
         meta[f"J{name}"] = found[4]
     meta |= {
         **problem.flags("POOL"), "ACC": launch.acc(problem.dtype), **early.options(launch.cdiv(total, tile["BLOCK"]), problem.target),
         **tile.options,
     }  # fmt: skip
     made_launch = launch.Prepared(
-        conv_tap_sum_kernel, (launch.cdiv(total, tile["BLOCK"]),), (total, H, W, OH, OW, problem.M), meta
+        conv_tap_sum_kernel, (launch.cdiv(total, tile["BLOCK"]),), (total, H, W, OH, OW), meta
     )
-    return TapSums(made_launch)
+    return TapSums(made_launch, made.M)
 
 
 def _wanted(axis: Axis) -> Axis:
