@@ -128,7 +128,7 @@ def apart(problem: Problem) -> Problem | No:
         preactivation=False, w_aligned=True, strides=(pitch, 1, pitch, pitch) if back else (), form=None,
         out=launch.acc_torch(problem.dtype),
     )  # fmt: skip
-    if made.N * min(made.written) < 1 or max(_bytes(made), math.prod(problem.shape)) >= MANY:
+    if made.N * min(made.written) < 1 or max(_bytes(made) // made.result.itemsize, math.prod(problem.shape)) >= MANY:
         return No("no pixels, or more than 32 bits count")
     images = problem.images
     if _bytes(made._replace(N=images)) > max(ROOM, 2 * images * problem.image_bytes):
