@@ -207,7 +207,8 @@ def test_pairs_of_pixels_in_boxes(kernel, padding, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
-    "shape", [(2, 4, 8, (12, 18), (6, 6)), (1, 1, 40, (10, 8), (5, 8)), (3, 8, 16, (6, 3), (2, 1)), (3, 40, 8, (2, 4), (2, 2))]
+    "shape",
+    [(2, 4, 8, (12, 18), (6, 6)), (1, 1, 40, (10, 8), (5, 8)), (3, 8, 16, (6, 3), (2, 1)), (3, 40, 8, (2, 4), (2, 2))],
 )
 def test_patches_side_by_side_are_a_product_on_the_way_back(shape, dtype):
     if dtype == torch.float32 and not launch.INTERPRETED:

@@ -11,8 +11,8 @@ A call is described by a `Problem` (problem.py); `plan` (plan.py) finds the form
 time, once per problem, and its form runs. `batch` is for many images and channels, `pair` for many images and some
 channels, `box` for few images or large ones, `product` for kernels of 1x1, `banded` for few channels, `few` for few
 channels of a transposed convolution and `merge` for some, `depthwise` for channels with a group of their own, `pixel`
-for every shape; `fft` where it is asked for. `explain` tells what was chosen and why; with MINIDL_EXPLAIN=1 in the
-environment it is logged for every new problem.
+for every shape; `fft` where it is asked for. `fill`, `columns` and `taps` do it by another convolution. `explain`
+tells what was chosen and why; with MINIDL_EXPLAIN=1 in the environment it is logged for every new problem.
 """
 
 import torch

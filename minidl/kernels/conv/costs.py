@@ -29,7 +29,7 @@ NARROW = 64
 LEAST_VALUES = 128
 # Columns of a product that are computed in any case: 64->32 channels took as long as 64->64.
 LEAST_COLUMNS = 64
-# Values of a band that are made in a microsecond. 208->1874 3x3, 90 images of 4x4: 9.4 million, and 117 us in place of 18.
+# Values of a band that are made in a microsecond. 208->1874 3x3, 90 images of 4x4: 9.4 million, 117 us in place of 18.
 BAND = 1e5
 # Of float8 on sm_90, by form: products in the time of one of 16 bits. 256 images, H100, boxes / runs / product: 3x3
 # 128->128 at 28x28 64 / 71, 256->256 at 14x14 56 / 59, 512->512 at 7x7 68 / 57 (fewer taps); 1x1 1024->256 at 14x14

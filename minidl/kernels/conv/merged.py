@@ -1,13 +1,13 @@
 """Two walks back as one, for some output channels: with a stride of 2 neighbouring columns of the output share a tile.
 
-Both columns of a pair read inputs from one window, so the pair counts as one pixel of repeated the channels, with a stride
+Both columns of a pair read inputs from one window, so the pair counts as one pixel of twice the channels, with a stride
 of 1 along the row:
 
     y[n, oh, q, (p, m)] = sum over c, r, l of x[n, ih(oh, r), q + low + l, c] w[c, m, r, s(p, l)]
     s(p, l) = p + padding - 2 (low + l), and no weight where that is outside the filter
 
 With few output channels most of what a tile reads are inputs, and these are read once for both columns, in exchange for
-products with the zeros between: 5 taps in a row become 3 of repeated the outputs (1,000 images, 128 to 64 channels, 16x16
+products with the zeros between: 5 taps in a row become 3 of twice the outputs (1,000 images, 128 to 64 channels, 16x16
 to 32x32, 5x5). `batch_back` does the rest. An input that is not finite makes all outputs NaN whose window it is in.
 """
 

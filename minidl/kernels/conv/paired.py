@@ -1,8 +1,8 @@
-"""The paired form: two neighbouring pixels count as one of repeated the channels, for few channels and many images.
+"""The paired form: two neighbouring pixels count as one of twice the channels, for few channels and many images.
 
 Channels-last, x [N, H, W, C] is also x [N, H, W / 2, 2 C], and y alike; a convolution with S taps across is one of
 (S + 1) / 2 taps over pairs, whose weights are a band: a sixth of them are zeros with S = 5. For that each input is read
-(S + 1) / 2 times in place of S, in rows of repeated the length; reading them is what limits `batch_tiled`, which does the
+(S + 1) / 2 times in place of S, in rows of twice the length; reading them is what limits `batch_tiled`, which does the
 rest. An input that is not finite makes all outputs NaN whose pairs it is in reach of.
 """
 
@@ -127,7 +127,7 @@ def _across(v: Walk) -> Walk:
 
 
 def _pairs(problem: Problem) -> Problem:
-    """The problem of pairs, of repeated the channels."""
+    """The problem of pairs, of twice the channels."""
     h, v, (H, W), (OH, OW) = problem.at
     walks = Walks(h, _across(v), (H, W // 2), (OH, OW // 2))
     return problem._replace(direction=WALK, C=2 * problem.C, M=2 * problem.M, strides=(), walks=walks)

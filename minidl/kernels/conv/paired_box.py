@@ -1,4 +1,4 @@
-"""The boxed form with two neighbouring pixels as one output of repeated the channels, for few channels and large images.
+"""The boxed form with two neighbouring pixels as one output of twice the channels, for few channels and large images.
 
 With 64 channels half of a tile of outputs is empty, and each input is read once for every tap. Seen as a pair, outputs
 2q and 2q + 1 need S + 1 columns of inputs, each once: their weights are a band [2 M, R, S + 1, C], with a column of
@@ -61,7 +61,7 @@ def run(prepared: Product, t: Tensors) -> None:
 
 
 def _pairs(problem: Problem) -> Problem:
-    """The outputs as pairs of repeated the channels; the inputs are single pixels."""
+    """The outputs as pairs of twice the channels; the inputs are single pixels."""
     h, v, read, (OH, OW) = problem.at
     across = Walk(0, 1, v.count // 2, v.in_start, 1, 1, tuple(range(len(v.taps) + 1)))
     return problem._replace(direction=WALK, M=2 * problem.M, strides=(), walks=Walks(h, across, read, (OH, OW // 2)))

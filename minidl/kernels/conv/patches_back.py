@@ -35,7 +35,7 @@ def finish_patches(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue of a block [patches, columns from n on] in PIECES; `below`: values from a row of pixels to the next."""
+    """The epilogue of a block [patches, columns from n on] in PIECES; `below`: from a row of pixels to the next."""
     if PIECES == 1:
         o_n = n + tl.arange(0, b_acc.shape[1])
         if HAS_SCALE:

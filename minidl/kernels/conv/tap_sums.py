@@ -1,6 +1,7 @@
 """Few outputs of many channels: the products of every pixel and every tap first, then each output's sum of its own.
 
-    z[n, i, (r, s, m)] = sum over c of x[n, i, c] w[m, r, s, c]      y[n, o, m] = sum over r, s of z[n, i(o, r, s), r, s, m]
+    z[n, i, (r, s, m)] = sum over c of x[n, i, c] w[m, r, s, c]
+    y[n, o, m] = sum over r, s of z[n, i(o, r, s), (r, s, m)]
 
 The first is a convolution with a kernel of 1x1 and R S M outputs, which reads x once and not once for every tap, and
 fills tiles that M outputs leave empty. z is float32; its sums are in the order of the taps. So it is on the way back,
@@ -32,24 +33,25 @@ UNIT = 8
 # Bytes of products that may exceed the images twice.
 ROOM = 2**26
 
+
 @triton.jit
 def conv_tap_sum_kernel(
     p_z, p_bias, p_scale, p_y, p_kept, total, H, W, OH, OW,
     M: tl.constexpr, PITCH: tl.constexpr, R: tl.constexpr, S: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
-    STEP_H: tl.constexpr, STEP_W: tl.constexpr, START_H: tl.constexpr, START_W: tl.constexpr,
+    START_H: tl.constexpr, START_W: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, TAP_H: tl.constexpr, TAP_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y [N, OH, OW, M] of z [N, H, W, PITCH], where a pixel begins with its [R, S, M] products: output o of an axis reads
-    tap rho + j * STRIDE at input (o * STEP + START) // STRIDE + j * TAP, rho being what the division leaves."""
+    """y [N, OH, OW, M] of z [N, H, W, PITCH], where a pixel begins with its [R, S, M] products. Output o reads
+    tap rho + j * STRIDE at input (o + START) // STRIDE + j * TAP, rho being what the division leaves."""
     wait(EARLY)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_y = o < total
     m = o % M
     o_pixel = o // M
-    at_h = o_pixel // OW % OH * STEP_H + START_H
-    at_w = o_pixel % OW * STEP_W + START_W
+    at_h = o_pixel // OW % OH + START_H
+    at_w = o_pixel % OW + START_W
     # Neither is below 0 where a stride is above 1.
     r = at_h % STRIDE_H
     s = at_w % STRIDE_W
@@ -154,23 +156,19 @@ def prepare(problem: Problem, made: Problem) -> TapSums:
     (H, W), (OH, OW) = made.written, problem.written
     total = problem.N * OH * OW * problem.M
     tile = launch.tile("gemm_sum", problem.dtype, target_=problem.target, total=total)
+    grid = launch.cdiv(total, tile["BLOCK"])
     meta: dict[str, Any] = {"M": problem.M, "PITCH": made.M, "R": h.kernel, "S": v.kernel}
     for name, axis in (("H", h), ("W", v)):
         if back:
-            found = 1, axis.padding, axis.stride, -axis.dilation, launch.cdiv(axis.kernel, axis.stride)
+            found = axis.padding, axis.stride, -axis.dilation, launch.cdiv(axis.kernel, axis.stride)
         else:
             g = axis.stride
             first = -axis.padding % g
-            found = 1, (-axis.padding - first) // g, 1, axis.dilation // g, axis.kernel
-        meta |= {f"{one}_{name}": value for one, value in zip(("STEP", "START", "STRIDE", "TAP"), found, strict=False)}
-        meta[f"J{name}"] = found[4]
-    meta |= {
-        **problem.flags("POOL"), "ACC": launch.acc(problem.dtype), **early.options(launch.cdiv(total, tile["BLOCK"]), problem.target),
-        **tile.options,
-    }  # fmt: skip
-    made_launch = launch.Prepared(
-        conv_tap_sum_kernel, (launch.cdiv(total, tile["BLOCK"]),), (total, H, W, OH, OW), meta
-    )
+            found = (-axis.padding - first) // g, 1, axis.dilation // g, axis.kernel
+        meta |= {f"START_{name}": found[0], f"STRIDE_{name}": found[1], f"TAP_{name}": found[2], f"J{name}": found[3]}
+    meta |= {**problem.flags("POOL"), "ACC": launch.acc(problem.dtype)}
+    meta |= {**early.options(grid, problem.target), **tile.options}
+    made_launch = launch.Prepared(conv_tap_sum_kernel, (grid,), (total, H, W, OH, OW), meta)
     return TapSums(made_launch, made.M)
 
 

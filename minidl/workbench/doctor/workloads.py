@@ -300,6 +300,14 @@ def _transposed(dtype: torch.dtype) -> Calls:
                 what = f"{name}, merged" if form == "merge" else name
                 yield what, partial(_if_able, partial(call, scale=bias), form)
                 yield f"{what}, before the activation", partial(_if_able, partial(call, preactivation=True), form)
+    for C, M, size, kernel, act in ((256, 128, 64, 2, "gelu_tanh"), (768, 3, 14, 16, "tanh"), (64, 24, 4, 3, "relu")):
+        axis = Axis(kernel * size, kernel, size, kernel, 0, 1)
+        x, bias = _images(6, C, size, dtype), torch.zeros(M, dtype=dtype)
+        w = torch.zeros(C, M, kernel, kernel, dtype=dtype).contiguous(memory_format=torch.channels_last)
+        call = partial(conv.transposed, x, w, Geometry(axis, axis), bias, act, scale=bias)
+        for keep in (False, True):
+            name = f"patches of {kernel}x{kernel}, {C} to {M} at {size}{', before the activation' if keep else ''}"
+            yield name, partial(_if_able, partial(call, preactivation=keep), "product")
 
 
 def _if_able(call: Callable[..., Any], form: str | None) -> None:

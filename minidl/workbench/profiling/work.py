@@ -38,6 +38,7 @@ PRODUCTS: dict[str, Callable[[Arguments], int]] = {
     "gemm_thin_kernel": lambda a: a["M"] * a["N"] * a["K"],
     "gemm_vector_kernel": lambda a: a["M"] * a["K"],
     "gemm_pointer_kernel": lambda a: a["p_c"].numel() // a["SPLIT"] * a["K"],
+    "conv_patches_kernel": lambda a: a["patches"] * a["N"] * a["K"],
     "conv_pixel_kernel": lambda a: a["pixels"] * _taps(a),
     "conv_pixel_back_kernel": lambda a: a["N"] * a["H"] * a["W"] * a["CHANNELS"] * a["M"] * a["R"] * a["S"],
     "conv_pixel_grad_weight_kernel": lambda a: a["pixels"] * _taps(a),
