@@ -66,6 +66,17 @@ def test_sums_of_taps_where_a_stride_divides_the_dilation(stride, dilation, padd
     assert {"forward", "epilogue", "preactivation"} <= set(p.check("taps"))
 
 
+@pytest.mark.parametrize("form", ["columns", "taps"])
+def test_weights_that_begin_anywhere(form):
+    """In memory that no 16 bytes divide, of rows that they divide."""
+    p = transposed.Problem(form, 2, 24, 8, (3, 5), (4, 6), (3, 2), (1, 2), (0, 0), dtype=torch.float16)
+    rows = p.w.permute(0, 2, 3, 1)
+    memory = torch.zeros(rows.numel() + 1, dtype=rows.dtype, device=rows.device)
+    memory[1:].view(rows.shape).copy_(rows)
+    p.w = memory[1:].view(rows.shape).permute(0, 3, 1, 2)
+    p.check()
+
+
 def test_nothing_is_written_beside_the_results():
     with GuardedAllocations() as guards:
         transposed.Problem("columns", 2, 21, 3, (3, 5), (4, 6), (3, 2), (1, 2), (0, 0)).check()

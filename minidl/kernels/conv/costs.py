@@ -156,9 +156,8 @@ def _needed(axis: Axis) -> int:
 
 
 def of_band(problem: Problem, values: int) -> float:
-    """Making so many values of a band of weights, in a launch before."""
-    launch_ = estimates.of(problem.target).launch
-    return launch_ + (values / BAND if problem.paced else 0.0)
+    """Making so many values of a band of weights; its launch is not counted."""
+    return values / BAND if problem.paced else 0.0
 
 
 def of_pool(problem: Problem) -> float:

@@ -16,7 +16,7 @@ from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks, all_inside
 from minidl.kernels.gemm.tiled import halves
-from minidl.runtime import early, launch
+from minidl.runtime import early, estimates, launch
 from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
 
@@ -91,7 +91,11 @@ def estimate(problem: Problem) -> float:
         # Stored value by value: 1x5 272->9 at 18x18, 326 images, 855 us.
         odd = costs.relative(problem, "pair, odd") if problem.M % 2 else 1.0
         band = 2 * problem.M * len(problem.at.h.taps) * (len(problem.at.v.taps) + 1) * problem.C
-        return odd * batch_tiled.estimate(_pairs(problem)) + costs.of_band(problem, band)
+        return (
+            odd * batch_tiled.estimate(_pairs(problem))
+            + 3 * estimates.of(problem.target).launch
+            + costs.of_band(problem, band)
+        )
     S = len(problem.at.v.taps)
     factor = (S + 1) / S * (1.0 if problem.M > 32 else 32 / costs.LEAST_COLUMNS)
     if min(problem.C, problem.M) > 32:

@@ -82,7 +82,7 @@ def steps_of(problem: Problem, at: Chosen, taps: float) -> tuple[float, float]:
     full = min(1.0, problem.images * image(problem) / at.tile["BLOCK_M"])
     times = 1 + (pace.narrow(C, problem.dtype.itemsize) - 1) * full
     times *= known.turned if problem.in_place else 1.0
-    # 512->512 3x3 stride 2, 81 images of 33x33: 165 us with 256 columns, 192 with 128, alike at a stride of 1.
+    # 512->512 3x3 stride 2, 81 images of 33x33: 165 us with 256 columns, 192 with 128; alike at a stride of 1.
     if problem.direction == FORWARD and problem.at.v.in_step > 1 and at.tile["BLOCK_N"] < WIDE_TILE:
         times *= costs.relative(problem, "pixel, strided")
     return (pace.steps(taps * (C // BLOCK_K), BLOCK_K) + rest) * times, known.rounds["pixel"]
