@@ -124,6 +124,14 @@ def test_what_taps_are_apart():
     assert not apart(N=10000, M=700)
 
 
+@pytest.mark.parametrize("tile", launch.tiles("conv_taps", launch.target(), torch.float16), ids=str)
+def test_every_tile_of_sums_of_taps(tile):
+    """Sums that fill no program, and some of several."""
+    with launch.force(conv_taps=tile):
+        transposed.Problem("taps", 2, 21, 3, (3, 5), (4, 5), (3, 2), (1, 2), (1, 1)).check()
+        assert test_conv.Problem((9, 21, 7, (19, 18), (3, 2), (1, 1), (1, 2), (1, 2), 1)).check("taps")
+
+
 def test_one_launch_makes_the_sums():
     p = test_conv.Problem((2, 24, 4, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
     names = []

@@ -46,7 +46,8 @@ LAYERS_INTERPRETED = (
 # (N, channels, size, side, stride): MobileNetV2, ConvNeXt and EfficientNet.
 DEPTHWISE = (
     (128, 32, 112, 3, 1), (128, 96, 112, 3, 2), (128, 144, 56, 3, 1), (128, 384, 14, 3, 1), (64, 96, 56, 7, 1),
-    (128, 240, 28, 5, 1), (128, 672, 14, 5, 2), (256, 56, 13, 1, 1), (256, 8, 28, 3, 1),
+    (128, 240, 28, 5, 1), (128, 672, 14, 5, 2), (256, 56, 13, 1, 1), (256, 8, 28, 3, 1), (102, 168, 128, 5, 1),
+    (256, 96, 28, 5, 2), (128, 96, 28, 7, 2), (64, 32, 56, 9, 1),
 )  # fmt: skip
 DEPTHWISE_INTERPRETED = ((4, 16, 8, 3, 1), (4, 16, 9, 5, 2))
 # (N, C, M, size): transposed, 5x5 with stride 2.
@@ -392,6 +393,14 @@ def _odd_channels(kind: Kind) -> Iterator[Problem]:
         yield kind.problem(f"{groups} x {C}->{M} 3x3 at {size}, {N} images", kernel(_forward), inputs)
 
 
+def _taps(kind: Kind) -> Iterator[Problem]:
+    """Few outputs of many channels."""
+    for N, C, M, size in ((2, 40, 3, 8),) if kind.small else ((16, 512, 4, 16), (16, 256, 8, 64)):
+        geometry = Geometry.of((size, size), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+        inputs = tensors(_images(N, C, size), _images(M, C, 3), extra=(geometry,), form="taps")
+        yield kind.problem(f"{C}->{M} 3x3 at {size}, {N} images", kernel(_forward), inputs)
+
+
 def _depthwise(kind: Kind, gradient: str = "") -> Iterator[Problem]:
     launcher = conv.grad_weight if gradient == "weight" else _forward
     for N, C, size, side, stride in DEPTHWISE_INTERPRETED if kind.small else DEPTHWISE:
@@ -464,6 +473,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "conv conv_flat": (_convolution, "pixel"),
         "conv_grad_weight": (_convolution, "pixel", "weight"),
         "conv_fill": (_odd_channels,),
+        "conv_taps": (_taps,),
         "conv_batch conv_batch_narrow": (_convolution, "batch"),
         "conv_batch_grad_weight": (_convolution, "batch", "weight"),
         "conv_back": (_transposed, "batch"),
