@@ -83,7 +83,7 @@ def check(shape, dtype=torch.float32, seed=0):
 
 
 def able(name, shape, dtype=torch.float32):
-    """What the form does of a shape: float32 gradients of the weight are not for tensor cores, float64 not for boxes."""
+    """What the form does of a shape: tensor cores take no float32 gradients of the weight, boxes no float64."""
     back = ["grad_input", "grad_input, weights channels-last"] if shape[4] == (1, 1) else []
     precise = launch.INTERPRETED or dtype != torch.float32 or launch.precision(dtype) == "ieee"
     if name in ("patches of a row", "a column") and precise and dtype != torch.float64:
