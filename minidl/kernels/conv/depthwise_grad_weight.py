@@ -128,10 +128,10 @@ def conv_depthwise_grad_weight_kernel(
         p_partial += i_q * (JH * JW * C)
         taps = JD * JH * JW
     i_c = i_part % tiles_c * BLOCK_C
-    if FULL:
-        # The last block is whole, too: its first channels are those of another one, with the same sums.
-        i_c = tl.where(i_c + BLOCK_C > PAIRS, PAIRS - BLOCK_C, i_c)
     o_c = i_c + tl.arange(0, BLOCK_C)
+    if FULL:
+        # The last block is whole, too: its first channels are those of another one, which stores them.
+        o_c = tl.where(i_c + BLOCK_C > PAIRS, PAIRS - BLOCK_C, i_c) + tl.arange(0, BLOCK_C)
     m_c = o_c < PAIRS
     o_in = o_c
     if M > 1:
@@ -173,7 +173,7 @@ def conv_depthwise_grad_weight_kernel(
     for s in tl.static_range(TAPS):
         for r in tl.static_range(ROWS):
             b_sum = tl.sum(b_sums[s * ROWS + r], axis=0)
-            m_sum = m_c & (i_r + r < JH) & (i_s + s < JW)
+            m_sum = m_c & (o_c >= i_c) & (i_r + r < JH) & (i_s + s < JW)
             tl.store(p_partial + ((i_r + r) * JW + i_s + s) * C, b_sum.to(p_partial.dtype.element_ty), mask=m_sum)
 
 
