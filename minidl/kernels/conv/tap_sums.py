@@ -94,7 +94,7 @@ class TapSums(NamedTuple):
         return y, z
 
     def _columns(self, w: torch.Tensor, back: bool) -> torch.Tensor:
-        """The weights of a kernel of 1x1: a row for each tap and output, back a column. Columns beyond are not read."""
+        """The weights of a kernel of 1x1: a row for each tap and output, back a column. Those beyond are 0."""
         if back:  # [C, M, R, S]
             C, M, R, S = w.shape
             rows = w.permute(0, 2, 3, 1)
@@ -102,10 +102,12 @@ class TapSums(NamedTuple):
                 return rows.contiguous().view(C, -1, 1, 1)
             made = torch.empty(C, self.pitch, dtype=w.dtype, device=w.device)
             made[:, : M * R * S].view(C, R, S, M).copy_(rows)
+            made[:, M * R * S :].zero_()
             return made.view(C, -1, 1, 1)
         M, R, S, C = w.shape
         made = torch.empty(self.pitch, C, dtype=w.dtype, device=w.device)
         made[: M * R * S].view(R, S, M, C).copy_(w.permute(1, 2, 0, 3))
+        made[M * R * S :].zero_()
         return made.view(-1, 1, 1, C)
 
 
