@@ -172,14 +172,21 @@ def test_a_group_for_each_channel_copies_nothing(channels, size, kernel, stride,
 @pytest.mark.parametrize("stride", [(2, 2, 2), (1, 2, 3), (3, 1, 1)])
 def test_one_voxel_of_several(stride):
     """1x1x1 with strides: every other voxel is neither read nor written."""
-    for C, memory in ((16, torch.contiguous_format), (32, torch.channels_last_3d)):
-        p = Problem(2, C, 8, (5, 4, 6), (1, 1, 1), stride, (0, 0, 0), (1, 1, 1), 2)
+    memories = torch.contiguous_format, torch.channels_last_3d
+    for C, groups, memory in ((16, 2, memories[0]), (32, 2, memories[1]), (40, 1, memories[1])):
+        p = Problem(2, C, 8, (6, 4, 6), (1, 1, 1), stride, (0, 0, 0), (1, 1, 1), groups)
         p.x = p.x.contiguous(memory_format=memory)
         p.check(None)
-        read = torch.zeros(5, 4, 6, dtype=torch.bool)
+        read = torch.zeros(6, 4, 6, dtype=torch.bool)
         read[:: stride[0], :: stride[1], :: stride[2]] = True
         p.x[:, :, ~read] = torch.nan
         p.check(None)
+
+
+def test_a_gradient_of_no_voxels():
+    axis, none = Axis.of("conv3d", "depth", 6, 3, 1, (1, 1), 1), Axis(0, 3, 0, 1, 1, 1)
+    dx = volume.grad_input(torch.zeros(2, 8, 6, 0, 6), torch.zeros(8, 4, 3, 3, 3), Volume(axis, Geometry(none, axis)))
+    assert list(dx.shape) == [2, 4, 6, 0, 6]
 
 
 def test_what_is_not_finite_stays_with_its_neighbours():

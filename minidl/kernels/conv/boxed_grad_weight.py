@@ -7,8 +7,8 @@ So a batch need be no multiple of a run, and where images are large a box lies i
 take one for each image. Where an image has as many rows as its outputs in strides, the rows of all images are one axis
 (MERGED): boxes of 16 x 4 leave none of 21 images of 28x28 empty, those of one image an eighth. With strides x is seen
 as [.., H / stride, stride, W / stride, stride * channels], in which a tap's inputs are a box, too. The gradient is the
-left operand and read through pointers (Triton 3.6 computes one that is a reshaped box wrongly); it is zero where a tap
-is outside of its image.
+left operand and read through pointers (Triton 3.6 computes one that is a reshaped box wrongly); it is zero in
+rows where a tap is outside of its image.
 
 All boxes of all tiles stand in a line, of which every program takes as many, as in `even_parts`. An input that is
 not finite makes NaN of taps whose boxes reach it beyond the outputs.

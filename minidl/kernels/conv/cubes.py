@@ -200,9 +200,13 @@ def conv_cube_kernel(
 
 
 def able(cubes: Cubes) -> bool:
-    """Whether strides, channels, dtype and device suit it. Weights are copied where they do not lie in order."""
+    """Whether strides, channels, dtype and device suit it. Weights are copied where they do not lie in order.
+
+    A block of channels that is not full ends in zeros; with a stride along W those places are the next voxel's.
+    """
     problem = cubes.problem
-    whole = problem.C % voxels.LEAST_BLOCK == 0 or (problem.groups == 1 and problem.C > voxels.LEAST_BLOCK)
+    filled = problem.groups == 1 and problem.C > voxels.LEAST_BLOCK and cubes.strides[2] == 1
+    whole = problem.C % voxels.LEAST_BLOCK == 0 or filled
     row = cubes.taps * (problem.M if cubes.turn else voxels.width(problem, voxels.LEAST_BLOCK))
     return whole and problem.M > 0 and voxels.in_boxes(cubes) and problem.boxes(row)
 

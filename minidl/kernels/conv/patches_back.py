@@ -101,6 +101,7 @@ def able(problem: Problem) -> bool | No:
         and (groups == 1 or No("more than one group"))
         and ((side_by_side and h.stride * v.stride > 1) or No("patches that are not side by side"))
         and (0 < _patches(problem) * h.kernel < MANY or No("no patches, or more than 32 bits count"))
+        and (v.size * max(problem.C, problem.M) * h.kernel < MANY or No("rows of patches that 32 bits do not count"))
         and (min(problem.C, problem.M) > 0 or No("no channels"))
         and (_as_they_lie(problem) or No("weights that do not lie in rows of channels"))
         and (_row(problem) % 16 == 0 or No("rows of a patch that no 16 bytes divide"))

@@ -67,7 +67,7 @@ def conv_tap_sum_kernel(
         m_z = m_y & (h >= 0) & (h < H) & (w >= 0) & (w < W)
         m_z = m_z & (r + j // JW * STRIDE_H < R) & (s + j % JW * STRIDE_W < S)
         o_tap = (j // JW * TAP_H * W + j % JW * TAP_W) * PITCH + (j // JW * STRIDE_H * S + j % JW * STRIDE_W) * M
-        b_acc += tl.load(p_z + o_z + o_tap, mask=m_z, other=0.0)  # [BLOCK]
+        b_acc += tl.load(p_z + (o_z + o_tap), mask=m_z, other=0.0)  # [BLOCK]
     if HAS_SCALE:
         b_acc *= tl.load(p_scale + m, mask=m_y, other=0.0).to(ACC)
     if HAS_BIAS:

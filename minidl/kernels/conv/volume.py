@@ -56,7 +56,7 @@ def forward(
         # Boxes read these voxels in place: 64->128 at 16x56x56, 8 volumes, stride 2, copied first 42 us, cuDNN 13.
         problem = _problem(x, w, volume, C, M // volume.groups, *epilogue)
         lies = x.is_contiguous(memory_format=torch.channels_last_3d)
-        if not lies or _chosen(problem, x.shape[0], volume.d, False, "cube") is None:
+        if form == "stack" or not lies or _chosen(problem, x.shape[0], volume.d, False, "cube") is None:
             x, volume = volume.read_by(x), volume.dense
         else:
             form = "cube"
@@ -88,8 +88,10 @@ def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str |
     d, plane = volume
     N, groups = dy.shape[0], plane.groups
     M, C, Q, R, S = w.shape
+    sizes = N, d.size, plane.h.size, plane.w.size, groups * C
+    if 0 in sizes:
+        return dy.new_empty(sizes).movedim(-1, 1)
     if volume.dense is not None:
-        sizes = N, d.size, plane.h.size, plane.w.size, groups * C
         dx = torch.zeros(sizes, dtype=dy.dtype, device=dy.device).movedim(-1, 1)
         volume.read_by(dx).copy_(grad_input(dy, w, volume.dense))
         return dx
