@@ -124,8 +124,8 @@ def able(problem: Problem) -> bool | No:
     h, v = problem.geometry[:2]
     if max(h.stride, v.stride) > 1 or h.kernel * v.kernel > MOST_TAPS:
         return No(f"a stride, or more than {MOST_TAPS} taps")
-    # What is unrolled grows with it: 3x3, dilation 6 spills 2.4 KB.
-    if max(h.dilation, v.dilation) > (2 if h.kernel * v.kernel <= 9 else 1):
+    # Rows and columns between taps are unrolled: 3x3 with a dilation of 6 spills 2.4 KB.
+    if max((axis.kernel - 1) * (axis.dilation - 1) for axis in (h, v)) > 3:
         return No("a dilation")
     if problem.target != "interpreted" and (problem.dtype.itemsize != 2 or problem.target != "sm_90"):
         return No("not measured but with 16 bits on sm_90")
