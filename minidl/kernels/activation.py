@@ -3,7 +3,7 @@
     relu        max(z, 0)                        leaky_relu  z if z > 0 else slope * z
     sigmoid     1 / (1 + exp(-z))                tanh        1 - 2 / (1 + exp(2 z))
     gelu        z Phi(z)                         gelu_tanh   z/2 * (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3)))
-    silu        z * sigmoid(z)
+    silu        z * sigmoid(z)                   relu6       min(max(z, 0), 6)
 
 Phi is the normal distribution function. GELU: Hendrycks and Gimpel, arXiv 1606.08415. SiLU: Elfwing et al.,
 arXiv 1702.03118. All propagate NaN, and take blocks of float32 or float64 of any shape.
@@ -17,12 +17,12 @@ last place.
 import triton
 import triton.language as tl
 
-NAMES = ("relu", "leaky_relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu")
+NAMES = ("relu", "leaky_relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "relu6")
 # As plain numbers, which the host compares and hashes in C.
 CODES = {name: code for code, name in enumerate((None, *NAMES))}
-NONE, RELU, LEAKY_RELU, SIGMOID, TANH, GELU, GELU_TANH, SILU = map(tl.constexpr, CODES.values())
+NONE, RELU, LEAKY_RELU, SIGMOID, TANH, GELU, GELU_TANH, SILU, RELU6 = map(tl.constexpr, CODES.values())
 # The derivative of these follows from the output alone, so nothing else needs keeping for the gradient.
-FROM_OUTPUT = (None, "relu", "leaky_relu", "sigmoid", "tanh")
+FROM_OUTPUT = (None, "relu", "leaky_relu", "sigmoid", "tanh", "relu6")
 NEGATIVE_SLOPE = 0.01
 
 Activation = str | tuple[str, float] | None
@@ -129,13 +129,15 @@ def activate(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
         return z * sigmoid(z * (1.5957691216057308 + 0.0713548162726002 * z * z))
     elif ACT == SILU:
         return z * sigmoid(z)
+    elif ACT == RELU6:
+        return tl.where(z <= 0.0, 0.0, tl.where(z >= 6.0, 6.0, z))
     else:
         return z
 
 
 @triton.jit
 def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
-    """act'(z). At 0, relu and leaky_relu take the left derivative, as torch does."""
+    """act'(z). At 0, relu and leaky_relu take the left derivative, as torch does; relu6 has 0 at 0 and at 6."""
     if ACT == RELU:
         return tl.where(z <= 0.0, 0.0, 1.0).to(z.dtype)
     elif ACT == LEAKY_RELU:
@@ -156,6 +158,8 @@ def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
     elif ACT == SILU:
         # sigmoid(-z) and not 1 - sigmoid(z), whose rounding error z would multiply.
         return sigmoid(z) * (1.0 + z * sigmoid(-z))
+    elif ACT == RELU6:
+        return tl.where((z <= 0.0) | (z >= 6.0), 0.0, 1.0).to(z.dtype)
     else:
         return tl.full(z.shape, 1.0, z.dtype)
 
@@ -168,4 +172,4 @@ def activate_grad_from_output(y, ACT: tl.constexpr, SLOPE: tl.constexpr):
     elif ACT == TANH:
         return 1.0 - y * y
     else:
-        return activate_grad(y, ACT, SLOPE)  # y has the sign of z
+        return activate_grad(y, ACT, SLOPE)  # y has the sign of z, and is 6 where z is above

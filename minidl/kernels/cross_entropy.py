@@ -302,7 +302,7 @@ def scale_kernel(
 
 
 class CrossEntropy(NamedTuple):
-    """A cross-entropy and, when wanted, the gradient of its logits, contiguous.
+    """A cross-entropy and, when wanted, the gradient of its logits, which lies as they do or is contiguous.
 
     `divisor` (one number on the device, or None) remains to be divided out of the gradient: in float16 the gradient of
     a mean over many rows would vanish before a scaled loss could lift it.
@@ -351,6 +351,17 @@ def cross_entropy_parts(
     for a target that is no class (on a GPU its row becomes NaN).
     """
     soft = _check_cross_entropy(x, target, weight, ignore_index, reduction, label_smoothing)
+    if _classes_last(x):
+        whole = x.movedim(1, -1)
+        flat = whole.reshape(-1, x.shape[1])
+        found = cross_entropy_parts(
+            flat, target.movedim(1, -1).reshape(flat.shape) if soft else target.reshape(-1), weight, ignore_index,
+            reduction, label_smoothing, with_grad,
+        )  # fmt: skip
+        grad = None if found.grad is None else found.grad.view(whole.shape).movedim(-1, 1)
+        return CrossEntropy(
+            found.loss.view(whole.shape[:-1]) if reduction == "none" else found.loss, grad, found.divisor
+        )
     axis = min(1, x.dim() - 1)
     (rows, *shares_), tile, fits = rows_of(
         "cross_entropy", "cross_entropy_loop", axis, *((x, target) if soft else (x,))
@@ -409,8 +420,12 @@ def cross_entropy_grad_(
 
     dy is one number on the device, or the gradient of each row's loss; None stands for 1.
     """
-    axis = min(1, grad.dim() - 1)
     each = dy is not None and dy.dim() > 0
+    if _classes_last(grad):
+        flat = grad.movedim(1, -1).view(-1, grad.shape[1])
+        cross_entropy_grad_(flat, dy.reshape(-1) if each else dy, divisor)
+        return grad
+    axis = min(1, grad.dim() - 1)
     n = grad.numel()
     tile = launch.tile("loss", grad.dtype, N=n)
     launch.run(
@@ -419,6 +434,11 @@ def cross_entropy_grad_(
         **tile.options,
     )  # fmt: skip
     return grad
+
+
+def _classes_last(x: torch.Tensor) -> bool:
+    """Whether [R, N, ...] lies in rows of classes, as channels-last images do."""
+    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
 def _target_weights(target, weight, R, N, ignore_index, acc, dtype):

@@ -200,10 +200,13 @@ def normal_rows_kernel(p_y, p_seeds, rows, columns, BLOCK_R: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "threshold", "scale"])
 def dropout_kernel(
-    p_x, p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, threshold, scale,
-    HAS_KEY: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
+    p_x, p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, threshold, scale, C, P,
+    HAS_KEY: tl.constexpr, LAST: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """y = scale * x where the element's word is at least the threshold (its bits as int32), else 0."""
+    """y = scale * x where the element's word is at least the threshold (its bits as int32), else 0.
+
+    Words are numbered as the elements of a contiguous tensor, also LAST, where x and y [N, C, P] lie as [N, P, C].
+    """
     seed_low, seed_high, stream_low, stream_high = halves(
         p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY
     )  # fmt: skip
@@ -212,9 +215,13 @@ def dropout_kernel(
     o_g = i * (BLOCK_N // 4) + tl.arange(0, BLOCK_N // 4)
     a, b, c, d = words(seed_low, seed_high, stream_low, stream_high, o_g)
     m_kept = interleave_4(a, b, c, d) >= threshold.to(tl.uint32, bitcast=True)
-    b_x = tl.load(p_x + o, mask=o < n, other=0.0).to(ACC)  # [BLOCK_N]
+    m = o < n
+    if LAST:
+        row = o // P
+        o = ((row // C) * P + o - row * P) * C + row % C
+    b_x = tl.load(p_x + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
     b_y = tl.where(m_kept, b_x * from_bits(scale).to(ACC), 0.0)
-    tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=o < n)
+    tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
 
 
 def uniform(
@@ -291,16 +298,18 @@ def randint(
 
 
 def dropout(x: torch.Tensor, p: float, seed: int, stream: int | DeviceStream = 0) -> torch.Tensor:
-    """x / (1 - p), but 0 for a share p of the elements: a new contiguous tensor. Dropped NaN are 0 too.
+    """x / (1 - p), but 0 for a share p of the elements: a new tensor, channels-last if x is. Dropped NaN are 0 too.
 
-    The gradient is `dropout(dy, p, seed, stream)`. Raises TypeError for an integer tensor, ValueError for p outside
-    [0, 1] or a seed or stream out of [0, 2^63).
+    Which elements are kept depends on their places in x's shape alone, not in memory. The gradient is
+    `dropout(dy, p, seed, stream)`. Raises TypeError for an integer tensor, ValueError for p outside [0, 1] or a seed
+    or stream out of [0, 2^63).
     """
     check.floating("dropout", x=x)
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout: p is {p}, expected a probability from 0 to 1")
     key = _key("dropout", seed, stream)
-    x = x.contiguous()
+    last = x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+    x = x if last else x.contiguous()
     threshold = round(p * 2**32)
     if threshold == 2**32:
         return torch.zeros_like(x)
@@ -309,8 +318,8 @@ def dropout(x: torch.Tensor, p: float, seed: int, stream: int | DeviceStream = 0
     tile = launch.tile("dropout", x.dtype, floor=4, N=n)
     launch.run(
         dropout_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, n, *key,
-        _halves(threshold)[0], _bits(1.0 / (1.0 - p)),
-        HAS_KEY=key[0] is not None, ACC=launch.acc(x.dtype), **tile.options,
+        _halves(threshold)[0], _bits(1.0 / (1.0 - p)), *((x.shape[1], x.shape[2:].numel()) if last else (1, 1)),
+        HAS_KEY=key[0] is not None, LAST=last, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return y
 

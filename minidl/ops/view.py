@@ -10,7 +10,7 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import reduce
-from minidl.runtime import check
+from minidl.runtime import check, order
 from minidl.tensors import Tensor
 
 __all__ = [
@@ -53,19 +53,26 @@ def _view(name: str, there: Callable[..., torch.Tensor], back: Callable[..., tor
 
 def _permuted_back(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> torch.Tensor:
     """By the inverse permutation."""
-    return dy.permute(sorted(range(len(dims)), key=dims.__getitem__))
-
-
-def _put_back(dy: torch.Tensor, shape: torch.Size, index: Any) -> torch.Tensor:
-    dx = torch.zeros(shape, dtype=dy.dtype, device=dy.device)
-    dx[index].copy_(dy)
-    return dx
+    return dy.permute(order.back(dims))
 
 
 Reshape = _view("Reshape", torch.reshape, lambda dy, shape, _: dy.reshape(shape))
 Permute = _view("Permute", torch.permute, _permuted_back)
 Expand = _view("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
-GetItem = _view("GetItem", lambda x, index: x[index], _put_back)
+
+
+class GetItem(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, index: Any) -> torch.Tensor:
+        ctx.shape, ctx.index, ctx.dims = x.shape, index, order.dims(x)
+        return x[index]
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        dx = torch.zeros([ctx.shape[dim] for dim in ctx.dims], dtype=dy.dtype, device=dy.device)
+        dx = dx.permute(order.back(ctx.dims))
+        dx[ctx.index].copy_(dy)
+        return dx, None
 
 
 class Cat(Function):

@@ -57,7 +57,7 @@ def forward(
     estimated to take less time. blind: form and tile are the same for any number of images.
     Raises ValueError for shapes that do not fit, a form that cannot take the shape, or pool with preactivation.
     """
-    _check("conv2d", x, w, bias, scale)
+    check_arguments("conv2d", x, w, bias, scale)
     check_form(form)
     if pool not in POOLS:
         raise ValueError(f"conv2d: unknown pool {pool!r}, expected 'max', 'avg' or None")
@@ -95,7 +95,7 @@ def transposed(
     geometry and w [groups * M, C, R, S] are those of the convolution from y to x, whose gradient of the input this is;
     bias and scale [groups * C] are applied as in `forward`.
     """
-    _check("conv_transpose2d", x, w, bias, scale)
+    check_arguments("conv_transpose2d", x, w, bias, scale)
     check_form(form)
     groups = geometry.groups
     C, M, R, S = w.shape
@@ -170,7 +170,10 @@ def check_form(form: str | None) -> None:
         raise ValueError(f"conv2d: unknown form {form!r}; known: {', '.join(FORMS)}")
 
 
-def _check(op: str, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+def check_arguments(
+    op: str, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None = None
+) -> None:
+    """Raises TypeError and ValueError for dtypes and devices that do not fit together."""
     check.floating(op, x=x, w=w)
     check.same(op, x=x, w=w)
     if bias is None and scale is None:

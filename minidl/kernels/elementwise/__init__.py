@@ -1,7 +1,7 @@
 """Element-wise arithmetic with broadcasting: y = f(a), f(a, b) or f(a, b, c), and its gradients.
 
     a, b, c   any shapes that broadcast, any strides; Python numbers may stand for operands
-    y         the broadcast shape, contiguous, in the operands' dtype; torch.bool for comparisons
+    y         the broadcast shape, in the operands' dtype and order in memory (`order`); torch.bool for comparisons
 
 Floating values are computed in float32 (float64 for float64, and for powers) and rounded once at the end. Integers
 are computed in their own type. A gradient is such a function, too, of dy and the kept values: `functions` has them all,
@@ -96,6 +96,11 @@ def act_grad(dy: torch.Tensor, x: torch.Tensor, act: Activation, from_output: bo
     return compute("act_grad", functions.ACTIVATE_GRAD_FROM_OUTPUT, dy, x, act=act)
 
 
+def add_act(a: torch.Tensor, b: torch.Tensor, act: Activation) -> torch.Tensor:
+    """act(a + b)."""
+    return compute("add", functions.ADD_ACTIVATE, a, b, act=act)
+
+
 add = _of_two("add", "a + b.", integers=True)
 sub = _of_two("sub", "a - b.", integers=True)
 mul = _of_two("mul", "a b.", integers=True)
@@ -148,9 +153,10 @@ def clamp_grad(dy: torch.Tensor, x: torch.Tensor, low: float | None, high: float
 
 def norm_grad(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """dy x / y for y = |x|_2 (of size 1, as dy, along what was reduced); 0 where y is 0."""
-    return compute("norm_grad", functions.NORM_GRAD, dy, x, y)
+    return compute("norm_grad", functions.NORM_GRAD, dy, x, y, like=x)
 
 
 def amax_grad(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """dy / count where x equals its maximum y (of size 1, as dy and count, along what was reduced), else 0."""
-    return compute("amax_grad", functions.AMAX_GRAD, compute("amax_grad", functions.DIV, dy, count, wide=True), x, y)
+    share = compute("amax_grad", functions.DIV, dy, count, wide=True)
+    return compute("amax_grad", functions.AMAX_GRAD, share, x, y, like=x)

@@ -13,7 +13,7 @@ import triton.language as tl
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.elementwise.functions import CHOICES, COMPARISONS, function
-from minidl.runtime import check, launch
+from minidl.runtime import check, launch, order
 
 Operand = torch.Tensor | float | int | bool
 
@@ -105,11 +105,12 @@ def compute(
     act: Activation = None,
     condition: bool = False,
     wide: bool = False,
+    like: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """f of up to three operands of one dtype, that of the first tensor; numbers take the type computed in.
 
     With `condition`, a torch.bool tensor stands before them. With `wide`, tensors of the accumulate type may be among
-    them.
+    them. The result lies in memory as `like` does, or by the rule of `order`.
     """
     number = op.value
     first = _first_tensor(name, operands[1:] if condition else operands)
@@ -123,7 +124,7 @@ def compute(
         x if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device, number in CHOICES) for x in operands
     ]
     shape = broadcast(name, [x.shape for x in tensors])
-    y = torch.empty(shape, dtype=torch.bool if comparison else dtype, device=device)
+    y = order.empty(shape, tensors if like is None else [like], torch.bool if comparison else dtype)
     activation_, slope = activation.parse(act)
     flags = {
         "OP": number,
@@ -142,21 +143,24 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, fl
     if total == 0:
         return
     padding = [tensors[0]] * (3 - len(tensors))
-    if all(x.numel() == 1 or (x.numel() == total and x.is_contiguous()) for x in tensors):
+    if all(x.numel() == 1 or _in_a_run(x, y) for x in tensors):
         tile = launch.tile("elementwise", dtype, N=total)
         # One element in all is a run of length 1, so that no result is a scalar.
         scalars = sum((x.numel() == 1 < total) << i for i, x in enumerate(tensors))
         grid = (launch.cdiv(total, tile["BLOCK_N"]),)
         launch.run(flat_kernel, grid, *tensors, *padding, y, total, SCALARS=scalars, **flags, **tile.options)
         return
-    sizes, strides = collapse(y.shape, [*(_strides(x, y.shape) for x in tensors), y.stride()])
+    # Dimensions in the order of memory, so that the last one is a run of the result.
+    dims = sorted(range(y.dim()), key=y.stride, reverse=True)
+    in_order = [[steps[dim] for dim in dims] for steps in (*(_strides(x, y.shape) for x in tensors), y.stride())]
+    sizes, strides = collapse([y.shape[dim] for dim in dims], in_order)
     if len(sizes) > MAX_OUTER + 2:
-        whole = [x if x.numel() == 1 else x.expand(y.shape).contiguous() for x in tensors]
+        whole = [x if x.numel() == 1 else torch.empty_like(y, dtype=x.dtype).copy_(x) for x in tensors]
         _launch(whole, y, dtype, flags)
         return
     # The plane is the innermost dimension and the largest other one: programs do not loop, so a large plane is best.
-    order = sorted(range(len(sizes) - 1), key=lambda i: sizes[i])
-    outer, plane = sorted(order[:-1]), [*order[-1:], len(sizes) - 1]
+    others = sorted(range(len(sizes) - 1), key=lambda i: sizes[i])
+    outer, plane = sorted(others[:-1]), [*others[-1:], len(sizes) - 1]
     extents = [1] * (2 - len(plane)) + [sizes[i] for i in plane]
     outside = [1] * (MAX_OUTER - len(outer)) + [sizes[i] for i in outer]
     steps = []
@@ -171,6 +175,13 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, fl
         tile_kernel, (programs,), *tensors, *padding, y, M, N, *outside[1:], *steps,
         OUTER=bool(outer), **flags, **tile.options,
     )  # fmt: skip
+
+
+def _in_a_run(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether the elements of x lie one after another in y's order; y is dense."""
+    return x.numel() == y.numel() and (
+        (x.stride() == y.stride() and x.shape == y.shape) or (x.is_contiguous() and y.is_contiguous())
+    )
 
 
 def broadcast(name: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:

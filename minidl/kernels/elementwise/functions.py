@@ -9,6 +9,7 @@ from minidl.kernels.activation import activate, activate_grad, activate_grad_fro
 NEG, ABS, EXP, LOG, SQRT, SQUARE, RECIPROCAL, SIGN, ACTIVATE = map(tl.constexpr, range(1, 10))
 # Two.
 ADD, SUB, MUL, DIV, POW, MAXIMUM, MINIMUM = map(tl.constexpr, range(20, 27))
+ADD_ACTIVATE = tl.constexpr(33)
 EQ, NE, LT, LE, GT, GE = map(tl.constexpr, range(27, 33))
 # dy and what the operation kept.
 ABS_GRAD, SQRT_GRAD, SQUARE_GRAD, RECIPROCAL_GRAD, ACTIVATE_GRAD = map(tl.constexpr, range(40, 45))
@@ -106,6 +107,8 @@ def function_of_1(a, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
 def function_of_2(a, b, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
     if OP == ADD:
         return a + b
+    elif OP == ADD_ACTIVATE:
+        return activate(a + b, ACT, SLOPE)
     elif OP == SUB:
         return a - b
     elif OP == MUL:

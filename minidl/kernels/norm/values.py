@@ -17,7 +17,7 @@ from minidl.runtime.early import wait
 
 @triton.jit
 def batch_norm_kernel(
-    p_x, p_y, p_mean, p_rstd, p_weight, p_bias, M, C,
+    p_x, p_added, p_y, p_mean, p_rstd, p_weight, p_bias, M, C,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
     ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -29,6 +29,8 @@ def batch_norm_kernel(
     o_mc = (o_m * C)[:, None] + o_c[None, :]
     b_z = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
     b_z = (b_z - b_mean) * b_scale + channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
+    if p_added is not None:
+        b_z += tl.load(p_added + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
     tl.store(p_y + o_mc, activate(b_z, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_mc)
 
 
@@ -38,8 +40,9 @@ def normalise(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     act: Activation,
+    added: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """act((x - mean) rstd weight + bias), in x's shape and dtype, channels-last."""
+    """act((x - mean) rstd weight + bias + added), in x's shape and dtype, channels-last."""
     name, slope = activation.parse(act)
     rows = rows_of(x)
     y = torch.empty_like(rows)
@@ -47,7 +50,8 @@ def normalise(
     tile = launch.tile("norm", x.dtype, M=M, C=C)
     grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
     launch.run(
-        batch_norm_kernel, grid, rows, y, *with_, dense(weight), dense(bias), M, C,
+        batch_norm_kernel, grid, rows, None if added is None else rows_of(added), y, *with_, dense(weight),
+        dense(bias), M, C,
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope,
         ACC=launch.acc(x.dtype), **options(rows), **tile.options,
     )  # fmt: skip

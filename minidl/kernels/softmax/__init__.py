@@ -3,7 +3,7 @@
     y = exp(x - m) / s                 dx = y * (dy - sum(dy * y))
     y = (x - m) - log(s)               dx = dy - exp(y) * sum(dy)             m = max x,  s = sum exp(x - m)
 
-    x   any shape and strides          y, dx   x's shape, contiguous
+    x   any shape and strides          y, dx   x's shape and order in memory
 
 The shifted form neither overflows nor loses accuracy (Blanchard, D. J. Higham and N. J. Higham, IMA Journal of
 Numerical Analysis 41(4), 2021). A tensor is seen as [outer, N, inner] with rows of N elements, `inner` apart, and a
@@ -14,9 +14,12 @@ none kept. Long rows that are not contiguous are copied first: each element's ad
 NaN anywhere in a row makes the row NaN, and so do +inf and a row of nothing but -inf.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from minidl.kernels.softmax import gradient, values
+from minidl.runtime import check, order
 
 __all__ = ["log_softmax", "log_softmax_grad", "softmax", "softmax_grad"]
 
@@ -26,19 +29,31 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     Raises TypeError for an integer tensor, IndexError for a dimension out of range.
     """
-    return values.forward("softmax", x, dim, log=False)
+    return _in_order("softmax", values.forward, (x,), dim, log=False)
 
 
 def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """The logarithm of `softmax(x, dim)`, without its underflow. Raises as `softmax`."""
-    return values.forward("log_softmax", x, dim, log=True)
+    return _in_order("log_softmax", values.forward, (x,), dim, log=True)
 
 
 def softmax_grad(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """dx of y = softmax(x, dim), from dy (any strides) and y. Raises ValueError when their shapes differ."""
-    return gradient.backward("softmax_grad", dy, y, dim, log=False)
+    return _in_order("softmax_grad", gradient.backward, (dy, y), dim, log=False)
 
 
 def log_softmax_grad(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """dx of y = log_softmax(x, dim), from dy (any strides) and y. Raises as `softmax_grad`."""
-    return gradient.backward("log_softmax_grad", dy, y, dim, log=True)
+    return _in_order("log_softmax_grad", gradient.backward, (dy, y), dim, log=True)
+
+
+def _in_order(
+    op: str, function: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...], dim: int, log: bool
+) -> torch.Tensor:
+    """The function with the last tensor's dimensions as they lie in memory, so that it is contiguous if it is dense."""
+    x = tensors[-1]
+    if x.is_contiguous() or any(t.shape != x.shape for t in tensors):
+        return function(op, *tensors, dim, log=log)
+    dims = order.dims(x)
+    axis = dims.index(check.axis(op, dim, x.dim()))
+    return function(op, *(t.permute(dims) for t in tensors), axis, log=log).permute(order.back(dims))
