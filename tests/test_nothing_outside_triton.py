@@ -110,7 +110,7 @@ def test_text_classifier(name):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("act", ["relu", "leaky_relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("act", ["relu", "leaky_relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "relu6"])
 def test_regression(act):
     minidl.manual_seed(0)
     model = nn.MLP(7, [16], 1, act=act)

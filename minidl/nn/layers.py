@@ -128,6 +128,23 @@ class ReLU(Module):
         return ops.relu(x)
 
 
+class ReLU6(Module):
+    """min(max(x, 0), 6)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.relu6(x)
+
+
+class Identity(Module):
+    """x itself. Arguments are ignored, as torch's are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 class LeakyReLU(Module):
     """x where it is above 0, else negative_slope * x."""
 

@@ -11,9 +11,10 @@ from minidl.kernels import activation
 from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
+from minidl.later import take
 from minidl.tensors import Tensor
 
-__all__ = ["bias_act", "gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "tanh"]
+__all__ = ["bias_act", "gelu", "leaky_relu", "log_softmax", "relu", "relu6", "sigmoid", "silu", "softmax", "tanh"]
 
 
 class BiasAct(Function):
@@ -32,11 +33,18 @@ class BiasAct(Function):
         return dx, db, None
 
 
+def activated(x: Tensor, act: Activation) -> Tensor:
+    """act(x), by the operation that makes x where it can take the activation in."""
+    activation.parse(act)
+    taken = take(x, "with_act", act) if type(x) is Tensor else None  # what is no tensor is told by the operation
+    return BiasAct.apply(x, None, act) if taken is None else Tensor._of_later(taken)
+
+
 def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
     """act(x + b), adding b to each row.
 
     Shapes: x [..., N], b [N] or None -> [..., N], in x's dtype.
-    act: None, "relu", "leaky_relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh" or "silu".
+    act: None, "relu", "leaky_relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu" or "relu6".
     Raises ValueError for an unknown activation or a bias whose length is not x's last size, TypeError for integers or
     different dtypes.
     """
@@ -45,22 +53,27 @@ def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
 
 def relu(x: Tensor) -> Tensor:
     """max(x, 0); NaN stays NaN. The gradient at 0 is 0."""
-    return BiasAct.apply(x, None, "relu")
+    return activated(x, "relu")
+
+
+def relu6(x: Tensor) -> Tensor:
+    """min(max(x, 0), 6); NaN stays NaN. The gradient at 0 and at 6 is 0."""
+    return activated(x, "relu6")
 
 
 def leaky_relu(x: Tensor, negative_slope: float = activation.NEGATIVE_SLOPE) -> Tensor:
     """x where it is above 0, else negative_slope * x. Raises ValueError unless negative_slope is above 0."""
-    return BiasAct.apply(x, None, ("leaky_relu", negative_slope))
+    return activated(x, ("leaky_relu", negative_slope))
 
 
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(-x))."""
-    return BiasAct.apply(x, None, "sigmoid")
+    return activated(x, "sigmoid")
 
 
 def tanh(x: Tensor) -> Tensor:
     """The hyperbolic tangent."""
-    return BiasAct.apply(x, None, "tanh")
+    return activated(x, "tanh")
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -70,12 +83,12 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f'gelu: approximate is {approximate!r}, expected "none" or "tanh"')
-    return BiasAct.apply(x, None, "gelu_tanh" if approximate == "tanh" else "gelu")
+    return activated(x, "gelu_tanh" if approximate == "tanh" else "gelu")
 
 
 def silu(x: Tensor) -> Tensor:
     """x * sigmoid(x)."""
-    return BiasAct.apply(x, None, "silu")
+    return activated(x, "silu")
 
 
 class Softmax(Function):

@@ -23,7 +23,7 @@ def test_the_gradient_of_a_bias_alone(device):
     assert b.grad.tolist() == [3, 3, 3, 3]
 
 
-@pytest.mark.parametrize("name", ["relu", "leaky_relu", "sigmoid", "tanh", "gelu", "silu"])
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "sigmoid", "tanh", "gelu", "silu", "relu6"])
 def test_nan_stays(name, device):
     x = Tensor(torch.tensor([torch.nan, 1.0], device=device))
     assert getattr(ops, name)(x).data.isnan().tolist() == [True, False]

@@ -42,7 +42,7 @@ def apply(z: torch.Tensor, act: Activation) -> torch.Tensor:
         return 0.5 * z * torch.erfc(-math.sqrt(0.5) * z)
     if name == "gelu_tanh":
         return z * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))
-    return F.silu(z) if name == "silu" else getattr(torch, name)(z)
+    return getattr(F if name in ("silu", "relu6") else torch, name)(z)
 
 
 def derivative(z: torch.Tensor, act: Activation) -> torch.Tensor:
@@ -58,7 +58,7 @@ def evaluation(z: torch.Tensor, act: Activation, dtype: torch.dtype) -> torch.Te
     u = bounds.acc_unit(dtype)
     y, below = apply(z, act).abs(), (-z).clamp(min=0)
     tiny = bounds.TINY[launch.acc_torch(dtype)]
-    if name in (None, "relu"):
+    if name in (None, "relu", "relu6"):
         return torch.zeros_like(z)
     if name == "leaky_relu":
         return u * y
@@ -95,6 +95,10 @@ def gradient_error(
         return torch.zeros_like(dy)
     if name == "leaky_relu":
         return 2 * u * dy.abs() * max(1.0, slope)
+    if name == "relu6":
+        # The sign of a sum is certain, but not the side of 6, which what is kept may be rounded to.
+        near = (z - 6).abs() <= z_error + (6 * torch.finfo(dtype).eps if isinstance(z_error, torch.Tensor) else 0)
+        return torch.where(near & (z != 6), dy.abs(), 0.0)
     if name not in ("sigmoid", "tanh"):
         return u * (DERIVATIVE_UNITS[name] + 2) * dy.abs()
     y = apply(z, act)
@@ -175,6 +179,7 @@ def _bias_act_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: 
 
 SPECS = [
     _record("relu", exact=True),
+    _record("relu6", exact=True),
     *map(_record, ("sigmoid", "tanh", "silu")),
     _record(
         "leaky_relu",

@@ -180,6 +180,8 @@ def _derivative(z: torch.Tensor, z_error: torch.Tensor, act: Activation, dtype: 
     if name in ("relu", "leaky_relu"):
         low = slope if name == "leaky_relu" else 0.0
         return p, torch.where(z.abs() <= z_error, abs(1 - low), 0.0) + 2 * u * low
+    if name == "relu6":
+        return p, torch.where(torch.minimum(z.abs(), (z - 6).abs()) <= z_error, 1.0, 0.0)
     return p, z_error + u * DERIVATIVE_UNITS.get(name, BOUNDED_UNITS)
 
 

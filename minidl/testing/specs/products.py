@@ -20,6 +20,7 @@ Preactivation = Callable[[Case, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
 
 ACTIVATIONS: tuple[Activation, ...] = (
     None, "relu", "leaky_relu", ("leaky_relu", 0.25), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu",
+    "relu6",
 )  # fmt: skip
 # sup |act''|.
 _CURVATURES = {"gelu": 0.8, "gelu_tanh": 0.86, "silu": 0.5}
@@ -58,6 +59,9 @@ def slope_error(
         # The side of 0 is certain beyond the error of z.
         other = 1.0 if name == "relu" else abs(1.0 - slope)
         return exact, torch.where(z.abs() <= error + bounds.TINY[dtype], other, u * exact)
+    if name == "relu6":
+        near = torch.minimum(z.abs(), (z - 6).abs() - 6 * torch.finfo(dtype).eps)
+        return exact, torch.where(near <= error + bounds.TINY[dtype], 1.0, 0.0)
     if name in activation.FROM_OUTPUT:
         kept = bounds.rounded(apply(z, act), output_error(z, error, act, dtype), dtype)
         return exact, (2 if name == "tanh" else 1) * kept + 4 * u
