@@ -20,6 +20,7 @@ __all__ = [
     "enable_grad",
     "from_torch",
     "full",
+    "fusion",
     "is_grad_enabled",
     "manual_seed",
     "models",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from minidl.autograd import is_grad_enabled as is_grad_enabled
     from minidl.autograd import no_grad as no_grad
     from minidl.captured import capture as capture
+    from minidl.later import fusion as fusion
     from minidl.ops.random import rand as rand
     from minidl.ops.random import randn as randn
     from minidl.random import manual_seed as manual_seed
@@ -76,6 +78,7 @@ _HOMES = {
     "enable_grad": "minidl.autograd",
     "from_torch": "minidl.tensors",
     "full": "minidl.tensors",
+    "fusion": "minidl.later",
     "is_grad_enabled": "minidl.autograd",
     "manual_seed": "minidl.random",
     "no_grad": "minidl.autograd",

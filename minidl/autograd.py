@@ -84,13 +84,14 @@ class Context:
     def save(self, *tensors: torch.Tensor | None) -> None:
         """Keep tensors for backward. Changing one of them in place before that is an error."""
         self._saved = tensors
-        self._versions = tuple(-1 if t is None else t._version for t in tensors)
+        # What torch made under inference_mode counts no versions.
+        self._versions = tuple(-1 if t is None or t.is_inference() else t._version for t in tensors)
 
     @property
     def saved(self) -> tuple[Any, ...]:
         """The saved tensors. Raises RuntimeError when one was changed in place since."""
         for index, (tensor, version) in enumerate(zip(self._saved, self._versions, strict=True)):
-            if tensor is not None and tensor._version != version:
+            if tensor is not None and version >= 0 and tensor._version != version:
                 raise RuntimeError(
                     f"{self._where}: saved tensor {index} of shape {list(tensor.shape)} was changed in place "
                     f"(version {tensor._version}, saved at {version}) before backward() used it; "
@@ -102,10 +103,23 @@ class Context:
 class Variable:
     """A value and its place in the graph: the operation that made it, or the gradient that collects at a leaf."""
 
-    __slots__ = ("__weakref__", "_grad", "_hooks", "_index", "_node", "_requires_grad", "data", "name")
+    __slots__ = (
+        "__weakref__",
+        "_grad",
+        "_held",
+        "_hooks",
+        "_index",
+        "_later",
+        "_node",
+        "_requires_grad",
+        "_taken",
+        "name",
+    )
 
     def __init__(self, data: torch.Tensor) -> None:
-        self.data = data
+        self._held = data
+        self._later: Any = None
+        self._taken = False  # in by an operation that computed it as a part of its own
         self.name = ""
         self._grad: Grad | None = None
         self._node: Node | None = None
@@ -113,10 +127,34 @@ class Variable:
         self._hooks: dict[int, Hook] = {}
         self._requires_grad = False
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The value; computed now where it was not needed so far (see `later`)."""
+        later = self._later
+        if later is not None:
+            later.settle(self)
+        return self._held
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        later = self._later
+        if later is not None:
+            later.settle(self)
+        self._held = value
+
+    def _become(self, made: Variable) -> None:
+        """Take the value and the place in the graph of another variable."""
+        self._held = made.data
+        self._node, self._index, self._requires_grad = made._node, made._index, made._requires_grad
+        self._later = None
+
     def _recorded_by(self, node: Node, index: int) -> None:
         self._node, self._index, self._requires_grad = node, index, True
 
     def _edge(self) -> Edge | None:
+        later = self._later
+        if later is not None:
+            later.settle(self)
         if self._node is not None:
             return self._node, self._index
         return (self, 0) if self._requires_grad else None

@@ -23,6 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import random
+from minidl.later import settle_all
 from minidl.runtime import launch
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
@@ -216,7 +217,13 @@ class Captured(Generic[T]):
         try:
             _thread.recording = True
             with self._watched(known, device):
-                graph, outputs = _recorded(lambda: _map(self._step(*kept), _detached), *self._shared)
+
+                def call() -> Any:
+                    made = _map(self._step(*kept), _detached)
+                    settle_all()
+                    return made
+
+                graph, outputs = _recorded(call, *self._shared)
             known.draws = random.get_state()["stream"] - state["stream"]
         except BaseException:
             self._shared = None  # the allocator counts the memory of a failed recording as in use
@@ -296,10 +303,13 @@ def _copied(output: Tensor | torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def _inside() -> Iterator[None]:
-    """A context for a captured step that runs in this thread."""
+    """A context for a captured step that runs in this thread: nothing is computed later that was asked for before it or
+    in it."""
+    settle_all()
     before, _thread.inside = getattr(_thread, "inside", False), True
     try:
         yield
+        settle_all()
     finally:
         _thread.inside = before
 

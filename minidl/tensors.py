@@ -15,11 +15,13 @@ import torch
 
 from minidl import autograd
 from minidl.autograd import Function, Grad, Variable
+from minidl.later import Later, open_, settle_all
 from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 
 Scalar = int | float | bool
 TensorLike = "Tensor | Scalar"
+_NOTHING = torch.empty(0)  # the memory of a result that is not computed yet
 
 
 def default_device() -> torch.device:
@@ -45,33 +47,48 @@ class Tensor(Variable):
         super().__init__(data.detach())
         self.requires_grad_(requires_grad)
 
+    @classmethod
+    def _of_later(cls, later: Later) -> Tensor:
+        """The tensor of a result that is computed when it is first needed."""
+        tensor = cls.__new__(cls)
+        Variable.__init__(tensor, _NOTHING)
+        tensor._later, tensor._requires_grad = later, later.requires_grad
+        open_(tensor)
+        return tensor
+
+    @property
+    def _known(self) -> Any:
+        """What knows shape, dtype and device: the value, or what it will be computed from."""
+        later = self._later
+        return self.data if later is None else later
+
     @property
     def shape(self) -> torch.Size:
-        return self.data.shape
+        return self._known.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.data.dtype
+        return self._known.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.data.device
+        return self._known.device
 
     @property
     def ndim(self) -> int:
-        return self.data.dim()
+        return len(self._known.shape)
 
     def dim(self) -> int:
         """Number of dimensions."""
-        return self.data.dim()
+        return len(self._known.shape)
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """The shape, or the extent of one dimension."""
-        return self.data.shape if dim is None else self.data.shape[dim]
+        return self._known.shape if dim is None else self._known.shape[dim]
 
     def numel(self) -> int:
         """Number of elements."""
-        return self.data.numel()
+        return self._known.shape.numel()
 
     def item(self) -> float | int | bool:
         """The value of a one-element tensor as a Python number. Raises RuntimeError for any other size."""
@@ -144,14 +161,16 @@ class Tensor(Variable):
         """
         if value and not self.data.is_floating_point():
             raise TypeError(f"only floating tensors can have a gradient, this one is {self.dtype}")
-        if not value and self._node is not None:
+        if not value and self._edge_node() is not None:
             raise RuntimeError("this tensor was made by an operation; use .detach() for one without a graph")
+        if value != self._requires_grad:
+            settle_all()
         self._requires_grad = value
         return self
 
     @property
     def is_leaf(self) -> bool:
-        return self._node is None
+        return self._edge_node() is None
 
     @property
     def grad(self) -> Tensor | None:
@@ -213,7 +232,9 @@ class Tensor(Variable):
         """
         if not self.requires_grad:
             raise RuntimeError("register_hook(): this tensor has no gradient; set requires_grad=True")
-        hooks = self._hooks if self._node is None else self._node.hooks.setdefault(self._index, {})
+        self._check_not_taken("register_hook")
+        node = self._edge_node()
+        hooks = self._hooks if node is None else node.hooks.setdefault(self._index, {})
         key = max(hooks, default=-1) + 1
 
         def on_data(grad: torch.Tensor) -> torch.Tensor | None:
@@ -230,8 +251,24 @@ class Tensor(Variable):
 
     def retain_grad(self) -> None:
         """Also fill `grad` of this tensor, made by an operation, during backward."""
-        if self._node is not None:
-            self._node.retained[self._index] = weakref.ref(self)
+        self._check_not_taken("retain_grad")
+        node = self._edge_node()
+        if node is not None:
+            node.retained[self._index] = weakref.ref(self)
+
+    def _check_not_taken(self, name: str) -> None:
+        if self._taken:
+            raise RuntimeError(
+                f"{name}: this tensor was computed as a part of the operation after it, through which its gradient "
+                "does not pass; call it before the tensor is used, or compute under minidl.fusion(False)"
+            )
+
+    def _edge_node(self) -> autograd.Node | None:
+        """The operation that made this tensor."""
+        later = self._later
+        if later is not None:
+            later.settle(self)
+        return self._node
 
     def detach(self) -> Tensor:
         """The same values without a graph, sharing memory."""
@@ -279,6 +316,7 @@ class Tensor(Variable):
         return self
 
     def _check_in_place(self, name: str) -> None:
+        settle_all()
         if self.requires_grad and autograd.is_grad_enabled():
             raise RuntimeError(
                 f"{name}: a tensor whose gradient is recorded cannot be changed in place; "

@@ -48,7 +48,7 @@ class Bench(drawn.DrawnShapes):
     names: Annotated[
         tuple[str, ...],
         Positional("[NAME]..."),
-        Field(description="Rows whose name contains one of these words. Default: all."),
+        Field(description="Rows whose name contains one of these words. Default: all but whole networks (networks)."),
         REPEATED,
     ] = ()
     json_file: Annotated[

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from minidl.later import deferring, settle_all
 from minidl.tensors import Tensor
 
 M = TypeVar("M", bound="Module")
@@ -42,7 +43,8 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} does not define forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+        with deferring():
+            return self.forward(*args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_parameters" not in self.__dict__:
@@ -166,6 +168,7 @@ class Module:
         """Move parameters and buffers in place to a device, a dtype (if floating) or both. Gradients are dropped."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
+        settle_all()
         fixed = {id(module._buffers.get(name)) for module in self.modules() for name in module._fixed}
         for tensor in (*self.parameters(), *self.buffers()):
             changes = dtype is not None and tensor.dtype.is_floating_point and id(tensor) not in fixed
@@ -212,6 +215,7 @@ class Module:
         ]
         if wrong:
             raise ValueError(f"state_dict does not fit {type(self).__name__}: {'; '.join(wrong)}")
+        settle_all()
         for name, tensor in places.items():
             if name in state:
                 source = state[name]

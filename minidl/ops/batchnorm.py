@@ -7,51 +7,101 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.kernels import activation, elementwise
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
+from minidl.later import Later, may_wait, take, waiting
+from minidl.ops.activation import activated
 from minidl.tensors import Tensor
 
 __all__ = ["batch_norm", "fold_batch_norm"]
 
 
 class BatchNorm(Function):
+    """act(normalised x + added), where `added` has x's shape or is None."""
+
     @staticmethod
     def forward(
         ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
-        buffers: kernels.Buffers | None,
+        added: torch.Tensor | None,
+        statistics: kernels.Statistics,
         training: bool,
-        momentum: float | None,
-        eps: float,
         act: Activation,
     ) -> torch.Tensor:
-        ctx.training, ctx.act = training, act
-        if training and momentum is not None and alone.fits(x):
-            y, found = alone.normalised(x, weight, bias, buffers, momentum, eps, act)
-            ctx.save(x, *found, weight, bias)
-            return y
-        if training:
-            found = kernels.batch_statistics(x, eps, momentum, buffers)
-        else:
-            assert buffers is not None
-            found = fold.running_statistics(buffers.mean, buffers.var, eps, x.dtype)
-        ctx.save(x, *found, weight, bias)
-        return kernels.normalise(x, found, weight, bias, act)
+        ctx.training, ctx.act, ctx.added = training, act, added is not None
+        y = kernels.normalise(x, statistics, weight, bias, act, added)
+        # What is added cannot be found again from x, but the derivative from the result.
+        ctx.save(x, *statistics, weight, bias, None if added is None or act is None else y)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, mean, rstd, weight, bias = ctx.saved
-        want_x, want_weight, want_bias = ctx.needs[:3]
-        given = dy, x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
+        x, mean, rstd, weight, bias, y = ctx.saved
+        want_x, want_weight, want_bias, want_added = ctx.needs[:4]
+        act = ctx.act
+        if y is not None:
+            dy, act = elementwise.act_grad(dy, y, act, from_output=True), None
+        given = dy, x, kernels.Statistics(mean, rstd), weight, bias, act
+        dadded = dy if want_added else None
         if ctx.training and want_x and alone.fits(x):
             grads: tuple[torch.Tensor | None, ...] = alone.normalised_grad(*given)
         else:
             grads = kernels.normalise_grad(*given, ctx.training, want_x=want_x, want_affine=want_weight or want_bias)
         dx, dweight, dbias = grads
-        return dx, dweight if want_weight else None, dbias if want_bias else None, None, None, None, None, None
+        return dx, dweight if want_weight else None, dbias if want_bias else None, dadded, None, None, None
+
+
+class BatchNormAlone(BatchNorm):
+    """Statistics and values of few values per channel, in one launch."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        added: None,
+        buffers: kernels.Buffers | None,
+        momentum: float,
+        eps: float,
+        act: Activation,
+    ) -> torch.Tensor:
+        ctx.training, ctx.act = True, act
+        y, found = alone.normalised(x, weight, bias, buffers, momentum, eps, act)
+        ctx.save(x, *found, weight, bias, None)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return *BatchNorm.backward(ctx, dy), None
+
+
+class NormLater(Later):
+    """A batch norm whose statistics are known, which takes in a sum and an activation after it."""
+
+    def __init__(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: kernels.Statistics, training: bool,
+        added: Tensor | None = None, act: Activation = None,
+    ) -> None:  # fmt: skip
+        wants = any(t is not None and t.requires_grad for t in (x, weight, bias, added))
+        super().__init__(x.shape, x.dtype, x.device, wants, x, weight, bias, added, *statistics)
+        self.given = x, weight, bias, statistics, training
+        self.added, self.act = added, act
+
+    def compute(self) -> Tensor:
+        x, weight, bias, statistics, training = self.given
+        return BatchNorm.apply(x, weight, bias, self.added, statistics, training, self.act)
+
+    def with_act(self, act: Activation) -> Later | None:
+        known = self.added is None or activation.parse(act)[0] in activation.FROM_OUTPUT
+        return NormLater(*self.given, self.added, act) if self.act is None and known else None
+
+    def with_sum(self, other: Any) -> Later | None:
+        return NormLater(*self.given, other) if self.act is None and self.added is None else None
 
 
 def batch_norm(
@@ -76,12 +126,29 @@ def batch_norm(
     Raises ValueError for other shapes, fewer than two values per channel in training, or missing running statistics
     in evaluation; TypeError for integers.
     """
+    activation.parse(act)
     mean, var, batches = _plain(running_mean), _plain(running_var), _plain(num_batches_tracked)
-    kernels.check_arguments(x.data, mean, var, _plain(weight), _plain(bias), training, eps)
+    later = None if training or mean is None or x.ndim != 4 else waiting(x)
+    like = x.data if later is None else torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
+    kernels.check_arguments(like, mean, var, _plain(weight), _plain(bias), training, eps)
+    if later is not None:
+        taken = take(x, "with_norm", running_mean, running_var, weight, bias, eps)
+        if taken is not None:
+            made = Tensor._of_later(taken)
+            return made if act is None else activated(made, act)
     buffers = None if mean is None or var is None else kernels.Buffers(mean, var, batches)
     if training and momentum is None and buffers is not None and batches is None:
         raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
-    return BatchNorm.apply(x, weight, bias, buffers, training, momentum, eps, act)
+    if training and momentum is not None and alone.fits(x.data):
+        return BatchNormAlone.apply(x, weight, bias, None, buffers, momentum, eps, act)
+    if training:
+        found = kernels.batch_statistics(x.data, eps, momentum, buffers)
+    else:
+        assert buffers is not None
+        found = fold.running_statistics(buffers.mean, buffers.var, eps, x.dtype)
+    if act is None and may_wait(x):
+        return Tensor._of_later(NormLater(x, weight, bias, found, training))
+    return BatchNorm.apply(x, weight, bias, None, found, training, act)
 
 
 def fold_batch_norm(

@@ -13,6 +13,8 @@ from minidl.autograd import Function, is_grad_enabled
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.norm import fold
+from minidl.later import Later, may_wait
 from minidl.ops import pool as pools
 from minidl.runtime.check import SEVERAL, Pair, numbers
 from minidl.tensors import Tensor
@@ -45,6 +47,7 @@ class Convolution(Function):
         name, _ = activation.parse(act)
         ctx.act, ctx.geometry, ctx.form, ctx.from_output = act, geometry, form, name in activation.FROM_OUTPUT
         keep_z = any(ctx.needs) and not ctx.from_output
+        x = conv.channels_last(x).movedim(-1, 1)  # a copy of rows of pixels serves the gradient of the weight as well
         y, z = cls.compute(x, weight, geometry, bias, act, preactivation=keep_z, form=form)
         if any(ctx.needs):
             ctx.save(x, weight, z if keep_z else y if name is not None else None)
@@ -74,6 +77,45 @@ class Conv2d(Convolution):
     @staticmethod
     def grad_weight(ctx: Any, dz: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return conv.grad_weight(x, dz, ctx.geometry)
+
+
+class ConvLater(Later):
+    """A convolution, or a transposed one, that takes in a batch norm with running statistics where no gradient is
+    recorded, and an activation."""
+
+    def __init__(
+        self, function: type[Convolution], kernel: Callable[..., Any], shape: tuple[int, ...], x: Tensor,
+        weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Tensor | None = None, act: Activation = None,
+    ) -> None:  # fmt: skip
+        wants = any(t.requires_grad for t in (x, weight, bias) if t is not None)
+        super().__init__(shape, x.dtype, x.device, wants, x, weight, bias, scale)
+        self.given = function, kernel, shape, x, weight, bias, geometry
+        self.scale, self.act = scale, act
+
+    def compute(self) -> Tensor:
+        function, kernel, _, x, weight, bias, geometry = self.given
+        if self.requires_grad:
+            return function.apply(x, weight, bias, geometry, self.act, None)
+        y, _ = kernel(
+            x.data, weight.data, geometry, None if bias is None else bias.data, self.act,
+            scale=None if self.scale is None else self.scale.data,
+        )  # fmt: skip
+        return Tensor(y)
+
+    def with_act(self, act: Activation) -> Later | None:
+        return ConvLater(*self.given, self.scale, act) if self.act is None else None
+
+    def with_norm(self, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+        wanted = is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
+        if self.requires_grad or wanted or self.act is not None or self.scale is not None:
+            return None
+        function, kernel, shape, x, w, conv_bias, geometry = self.given
+        outputs = x.data.new_empty(shape[1])
+        given = None if conv_bias is None else conv_bias.data
+        factor, shift = (None if t is None else t.data for t in (weight, bias))
+        folded = fold.fold(outputs, given, mean.data, var.data, factor, shift, eps, wide=True)
+        scale, bias = map(Tensor, folded)
+        return ConvLater(function, kernel, shape, x, w, bias, geometry, scale)
 
 
 def conv2d(
@@ -120,6 +162,10 @@ def conv2d(
         raise ValueError(
             f"conv2d: a 2x2 pool needs two rows and columns, got {geometry.h.output} x {geometry.w.output}"
         )
+    if scale is None and pool is act is form is None and may_wait(x):
+        conv.check_arguments("conv2d", x.data, weight.data, None if bias is None else bias.data)
+        shape = x.shape[0], weight.shape[0], geometry.h.output, geometry.w.output
+        return Tensor._of_later(ConvLater(Conv2d, conv.forward, shape, x, weight, bias, geometry))
     if not recorded("conv2d", x, weight, bias, scale):
         y, _ = conv.forward(
             x.data, weight.data, geometry, None if bias is None else bias.data, act,

@@ -10,7 +10,8 @@ import torch
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.ops.conv import AXES, Convolution, axes_in, check_vectors, recorded, sizes_of
+from minidl.later import may_wait
+from minidl.ops.conv import AXES, ConvLater, Convolution, axes_in, check_vectors, recorded, sizes_of
 from minidl.runtime.check import Pair, numbers
 from minidl.tensors import Tensor
 
@@ -68,6 +69,10 @@ def conv_transpose2d(
     h, w = axes_of(OP, x, weight, stride, padding, output_padding, groups, dilation)
     geometry = Geometry(h, w, groups)
     check_vectors(OP, weight.shape[1] * groups, bias=bias, scale=scale)
+    if scale is None and act is form is None and may_wait(x):
+        conv.check_arguments(OP, x.data, weight.data, None if bias is None else bias.data)
+        shape = x.shape[0], weight.shape[1] * groups, h.size, w.size
+        return Tensor._of_later(ConvLater(ConvTranspose2d, conv.transposed, shape, x, weight, bias, geometry))
     if not recorded(OP, x, weight, bias, scale):
         y, _ = conv.transposed(
             x.data, weight.data, geometry, None if bias is None else bias.data, act,

@@ -7,12 +7,14 @@ is summed back to its operand's shape.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import elementwise, reduce
+from minidl.kernels import activation, elementwise, reduce
+from minidl.kernels.activation import Activation
+from minidl.later import Later, may_wait, take
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [
@@ -89,6 +91,38 @@ class Add(Function):
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
         return tuple(reduce.sum_to(dy, shape) if need else None for shape, need in _wanted(ctx))
+
+
+class AddAct(Function):
+    """act(a + b) of two tensors of one shape, for the activations whose derivative follows from their result."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, act: Activation) -> torch.Tensor:
+        y = elementwise.add_act(a, b, act)
+        ctx.act = act
+        ctx.save(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        (y,) = ctx.saved
+        dz = elementwise.act_grad(dy, y, ctx.act, from_output=True)
+        return (*(dz if need else None for need in ctx.needs[:2]), None)
+
+
+class SumLater(Later):
+    """A sum of two tensors of one shape, which takes in an activation."""
+
+    def __init__(self, a: Tensor, b: Tensor, act: Activation = None) -> None:
+        super().__init__(a.shape, a.dtype, a.device, a.requires_grad or b.requires_grad, a, b)
+        self.a, self.b, self.act = a, b, act
+
+    def compute(self) -> Tensor:
+        return Add.apply(self.a, self.b) if self.act is None else AddAct.apply(self.a, self.b, self.act)
+
+    def with_act(self, act: Activation) -> Later | None:
+        known = self.act is None and activation.parse(act)[0] in activation.FROM_OUTPUT
+        return SumLater(self.a, self.b, act) if known else None
 
 
 class Sub(Add):
@@ -225,7 +259,17 @@ def reciprocal(x: Tensor) -> Tensor:
 
 def add(a: Operand, b: Operand) -> Tensor:
     """a + b. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
-    return Add.apply(a, b)
+    if not (_waits(a) and _waits(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
+        return Add.apply(a, b)
+    for one, other in ((a, b), (b, a)):
+        taken = take(one, "with_sum", other)
+        if taken is not None:
+            return Tensor._of_later(taken)
+    return Tensor._of_later(SumLater(a, b)) if a.ndim > 1 else Add.apply(a, b)
+
+
+def _waits(x: Any) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and may_wait(x) and x.dtype.is_floating_point
 
 
 def sub(a: Operand, b: Operand) -> Tensor:

@@ -95,7 +95,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activatio
     """act(x weight^T + bias), in one kernel.
 
     Shapes: x [..., in], weight [out, in], bias [out] -> [..., out], in x's dtype.
-    act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh" or "silu".
+    act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu" or "relu6".
     Raises ValueError for shapes that do not fit or an unknown activation, TypeError for different dtypes.
     """
     if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:

@@ -49,7 +49,7 @@ def sparse_linear(x: CSR, weight: Tensor, bias: Tensor | None = None, act: Activ
 
     Shapes: x [B, V], weight [V, H], bias [H] -> [B, H], in weight's dtype. The gradient of `weight` holds only the
     rows for which x has values; x gets no gradient.
-    act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh" or "silu".
+    act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu" or "relu6".
     Raises ValueError for shapes that do not fit or an unknown activation, TypeError when x is not a CSR or for
     different dtypes.
     """

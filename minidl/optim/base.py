@@ -10,6 +10,7 @@ import torch
 
 from minidl import captured
 from minidl.kernels import update
+from minidl.later import settle_all
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
@@ -138,6 +139,7 @@ class Optimizer:
 
         Raises RuntimeError when a parameter was moved or converted after the optimiser was made.
         """
+        settle_all()
         self._synchronize()
         captured.at_replay(self._prepare_replay)
         if captured.recording() and not self._update.decay:

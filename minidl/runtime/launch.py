@@ -69,6 +69,7 @@ class _State:
 
 
 _state = _State()
+_settlers: list[Callable[[], None]] = []
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -312,6 +313,16 @@ def tile_of(rule: Mapping[str, Any]) -> Tile:
     return Tile(dict(rule["tile"]), rule.get("warps", 4), rule.get("stages", 3))
 
 
+def before_changes(settle: Callable[[], None]) -> None:
+    """Have `settle` called before a setting of launches changes: it launches what is still to be launched by it."""
+    _settlers.append(settle)
+
+
+def _settle() -> None:
+    for settle in _settlers:
+        settle()
+
+
 @contextlib.contextmanager
 def _changed(*caches: Any, **fields: Any) -> Iterator[None]:
     """A context in which `_state` has these fields; `caches` depend on them."""
@@ -322,10 +333,12 @@ def _changed(*caches: Any, **fields: Any) -> Iterator[None]:
         for cached in caches:
             cached.cache_clear()
 
+    _settle()
     before = {name: getattr(_state, name) for name in fields}
     change(fields)
     try:
         yield
+        _settle()
     finally:
         change(before)
 
@@ -401,7 +414,9 @@ def set_float32_precision(name: str) -> None:
     multiply-adds, "tf32" keeps 10 fraction bits of each input. The interpreter always computes as "ieee".
     Raises ValueError for another name.
     """
-    _state.precision = _known_precision(name)
+    known = _known_precision(name)
+    _settle()
+    _state.precision = known
 
 
 def _known_precision(name: str) -> str:

@@ -22,7 +22,7 @@ _PACKAGES = ("torch", "triton", "numpy", "scipy", "scikit-learn", "safetensors")
 # kernels) and file libraries are not among them.
 DECIDING = (
     "minidl", "python", *_PACKAGES[:-1], "libc", "device", "kernels", "target", "processor", "blas", "threads",
-    "float32_precision", "tile_tables", "estimates",
+    "float32_precision", "tile_tables", "estimates", "fusion",
 )  # fmt: skip
 MOST_THREADS = 1024  # 65,536 take more memory maps than Linux gives a process
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -31,6 +31,7 @@ _USUAL_THREADS = 4
 
 def describe(threads: int) -> dict[str, Any]:
     """The content of environment.json, once `fix_threads` and the precision are set."""
+    from minidl.later import is_fused
     from minidl.runtime import estimates, launch
 
     return {
@@ -49,6 +50,7 @@ def describe(threads: int) -> dict[str, Any]:
         "float32_precision": launch.float32_precision(),
         "tile_tables": tile_hash(),
         "estimates": estimates.digest(launch.target()),
+        "fusion": is_fused(),
     }
 
 

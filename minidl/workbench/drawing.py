@@ -117,12 +117,13 @@ def draw(result: Tensor, names: Module | Mapping[str, Tensor] | None = None) -> 
     `names` labels the leaves: a Module (its parameters' names) or a dict from name to Tensor. The returned Drawing has
     `.dot`, `.svg` and `.save(path)`; a notebook displays it. Raises RuntimeError when nothing was recorded.
     """
-    if result._node is None:
+    last = result._edge_node()
+    if last is None:
         raise RuntimeError("draw: nothing was recorded for this tensor; set requires_grad=True on its inputs")
     named = () if names is None else names.items() if isinstance(names, Mapping) else names.named_parameters()
     labels = {id(tensor): name for name, tensor in named}
     nodes: set[Node] = set()
-    stack = [result._node]
+    stack = [last]
     while stack:
         node = stack.pop()
         if node not in nodes:
@@ -140,10 +141,17 @@ def draw(result: Tensor, names: Module | Mapping[str, Tensor] | None = None) -> 
                 boxes.append(_Box(labels.get(id(source), source.name or "leaf"), _shape(source.data.shape), "leaf"))
             sources.append(number[id(source)])
         number[id(node)] = len(boxes)
-        kind = "result" if node is result._node else "operation"
-        boxes.append(_Box(node.name, ", ".join(_shape(s) for s in node.outputs), kind))
+        kind = "result" if node is last else "operation"
+        boxes.append(_Box(_said(node), ", ".join(_shape(s) for s in node.outputs), kind))
         arrows += [(s, number[id(node)]) for s in sources]
     return Drawing(tuple(boxes), tuple(arrows))
+
+
+def _said(node: Node) -> str:
+    """The operation, and what is done in the same kernel."""
+    act, added = (getattr(node.context, name, None) for name in ("act", "added"))
+    act = act[0] if isinstance(act, tuple) else act
+    return node.name + " + sum" * bool(added) + (f", {act}" if act else "")
 
 
 def _shape(shape: tuple[int, ...]) -> str:

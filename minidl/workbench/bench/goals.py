@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minidl.workbench.bench import generator_rows, image_rows, matrix_rows
+from minidl.workbench.bench import generator_rows, image_rows, matrix_rows, network_rows
 
 NOISE = 0.01
-ROWS = (*matrix_rows.rows(), *image_rows.rows(), *generator_rows.rows())
+ROWS = (*matrix_rows.rows(), *image_rows.rows(), *generator_rows.rows(), *network_rows.rows())
 GOALS = {name: goal for name, goal, _ in ROWS}
 
 
 def chosen(words: Sequence[str]) -> list[str]:
-    """The rows whose name contains one of `words`; all rows without words. Raises ValueError for an unmatched word."""
+    """The rows whose name contains one of `words`; without words all but whole networks. Raises ValueError for an
+    unmatched word."""
     for word in words:
         if not word or not any(word in name for name in GOALS):
             raise ValueError(f"no row's name contains {word!r}; `minidl bench --list` shows them")
-    return [name for name in GOALS if not words or any(word in name for word in words)]
+    words = words or [""]
+    of_networks = any(words)
+    return [
+        name for name in GOALS
+        if any(word in name for word in words) and (of_networks or not name.startswith(network_rows.WORD))
+    ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minidl import optim
-from minidl.kernels import activation, average, conv, float8, gemm, images
+from minidl.kernels import activation, average, conv, elementwise, float8, gemm, images, norm
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv import depthwise_rows, few_outputs, plan, volume
 from minidl.kernels.conv import float8 as float8_products
@@ -63,6 +63,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("products of float8", ("conv_box", "conv_batch", "gemm"), float8.DTYPES, _float8_products),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("moving averages", ("elementwise",), FLOATS, _averages),
+        Workload("fused", ("norm", "elementwise", "dropout"), FLOATS, _fused),
         Workload("pictures", ("images",), FLOATS, _pictures),
         Workload("random numbers", ("random",), FLOATS, _random),
     ]
@@ -362,6 +363,17 @@ def _pictures(dtype: torch.dtype) -> Calls:
         yield what, partial(images.pick, x, index, None, *how)
         yield f"{what}, moved", partial(images.pick, x, index, moves, *how)
         yield f"{what}, moved, edges repeated", partial(images.pick, x, index, moves, *how, replicate=True)
+
+
+def _fused(dtype: torch.dtype) -> Calls:
+    """What no single operation launches: a batch norm with a sum, a sum with an activation; dropout of images."""
+    x, y = (torch.zeros(4, 64, 8, 8, dtype=dtype).to(memory_format=torch.channels_last) for _ in "xy")
+    wide = launch.acc_torch(dtype)
+    found = norm.Statistics(torch.zeros(64, dtype=wide), torch.ones(64, dtype=wide))
+    for act in (None, "relu", "relu6"):
+        yield f"batch norm, sum, {act}", partial(norm.normalise, x, found, None, None, act, y)
+    yield "sum and activation", partial(elementwise.add_act, x, y, "relu")
+    yield "dropout of images", partial(random_kernels.dropout, x, 0.5, 1)
 
 
 def _averages(dtype: torch.dtype) -> Calls:
