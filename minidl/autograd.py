@@ -104,17 +104,8 @@ class Variable:
     """A value and its place in the graph: the operation that made it, or the gradient that collects at a leaf."""
 
     __slots__ = (
-        "__weakref__",
-        "_grad",
-        "_held",
-        "_hooks",
-        "_index",
-        "_later",
-        "_node",
-        "_requires_grad",
-        "_taken",
-        "name",
-    )
+        "__weakref__", "_grad", "_held", "_hooks", "_index", "_later", "_node", "_requires_grad", "_taken", "name",
+    )  # fmt: skip
 
     def __init__(self, data: torch.Tensor) -> None:
         self._held = data
@@ -130,17 +121,19 @@ class Variable:
     @property
     def data(self) -> torch.Tensor:
         """The value; computed now where it was not needed so far (see `later`)."""
-        later = self._later
-        if later is not None:
-            later.settle(self)
+        self._settle()
         return self._held
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        self._settle()
+        self._held = value
+
+    def _settle(self) -> None:
+        """Compute the value now if it is not computed yet."""
         later = self._later
         if later is not None:
             later.settle(self)
-        self._held = value
 
     def _become(self, made: Variable) -> None:
         """Take the value and the place in the graph of another variable."""
@@ -152,9 +145,7 @@ class Variable:
         self._node, self._index, self._requires_grad = node, index, True
 
     def _edge(self) -> Edge | None:
-        later = self._later
-        if later is not None:
-            later.settle(self)
+        self._settle()
         if self._node is not None:
             return self._node, self._index
         return (self, 0) if self._requires_grad else None

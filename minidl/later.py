@@ -105,7 +105,6 @@ class Later:
     ) -> None:
         self.shape, self.dtype, self.device = torch.Size(shape), dtype, device
         self.requires_grad = requires_grad and is_grad_enabled()
-        self.operands = operands
         self._recorded = is_grad_enabled()
         held = ((operand, _held(operand)) for operand in operands)
         self._versions = [(operand, t, t._version) for operand, t in held if t is not None]

@@ -265,9 +265,7 @@ class Tensor(Variable):
 
     def _edge_node(self) -> autograd.Node | None:
         """The operation that made this tensor."""
-        later = self._later
-        if later is not None:
-            later.settle(self)
+        self._settle()
         return self._node
 
     def detach(self) -> Tensor:

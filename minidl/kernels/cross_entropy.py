@@ -41,7 +41,7 @@ from minidl.kernels.softmax.rows import (
     shift,
     vectors,
 )  # fmt: skip
-from minidl.runtime import check, early, launch
+from minidl.runtime import check, early, launch, order
 from minidl.runtime.early import wait
 
 NO_CLASS = tl.constexpr(-(2**63))
@@ -351,7 +351,7 @@ def cross_entropy_parts(
     for a target that is no class (on a GPU its row becomes NaN).
     """
     soft = _check_cross_entropy(x, target, weight, ignore_index, reduction, label_smoothing)
-    if _classes_last(x):
+    if order.channels_last(x):
         whole = x.movedim(1, -1)
         flat = whole.reshape(-1, x.shape[1])
         found = cross_entropy_parts(
@@ -421,7 +421,7 @@ def cross_entropy_grad_(
     dy is one number on the device, or the gradient of each row's loss; None stands for 1.
     """
     each = dy is not None and dy.dim() > 0
-    if _classes_last(grad):
+    if order.channels_last(grad):
         flat = grad.movedim(1, -1).view(-1, grad.shape[1])
         cross_entropy_grad_(flat, dy.reshape(-1) if each else dy, divisor)
         return grad
@@ -434,11 +434,6 @@ def cross_entropy_grad_(
         **tile.options,
     )  # fmt: skip
     return grad
-
-
-def _classes_last(x: torch.Tensor) -> bool:
-    """Whether [R, N, ...] lies in rows of classes, as channels-last images do."""
-    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
 def _target_weights(target, weight, R, N, ignore_index, acc, dtype):

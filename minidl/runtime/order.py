@@ -31,6 +31,11 @@ def dims(x: torch.Tensor) -> list[int]:
     return sorted(range(x.dim()), key=x.stride, reverse=True)
 
 
+def channels_last(x: torch.Tensor) -> bool:
+    """Whether [N, C, ...] lies in rows of C, and in no other order that is known."""
+    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
 def back(permuted: Sequence[int]) -> list[int]:
     """The permutation that undoes one."""
     return sorted(range(len(permuted)), key=permuted.__getitem__)

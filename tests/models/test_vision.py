@@ -15,7 +15,6 @@ from minidl.optim import SGD
 from minidl.tensors import Tensor, default_device
 
 RECORDED = sorted(Path(__file__).with_name("torchvision").glob("*.txt"))
-SMALL = {"resnet18": {}, "resnet50": {}, "mobilenet_v2": {}, "densenet121": {}, "unet": {"width": 8, "depth": 2}}
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)

@@ -17,9 +17,6 @@ def chosen(words: Sequence[str]) -> list[str]:
     for word in words:
         if not word or not any(word in name for name in GOALS):
             raise ValueError(f"no row's name contains {word!r}; `minidl bench --list` shows them")
-    words = words or [""]
-    of_networks = any(words)
-    return [
-        name for name in GOALS
-        if any(word in name for word in words) and (of_networks or not name.startswith(network_rows.WORD))
-    ]  # fmt: skip
+    if not words:
+        return [name for name in GOALS if not name.startswith(network_rows.WORD)]
+    return [name for name in GOALS if any(word in name for word in words)]
