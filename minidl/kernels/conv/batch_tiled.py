@@ -23,7 +23,7 @@ from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, TRANSPOSED, No, Problem, Tensors, all_inside, taps_of
-from minidl.runtime import early, launch
+from minidl.runtime import early, estimates, launch
 from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
 
@@ -226,7 +226,8 @@ def estimate(problem: Problem) -> float:
         steps = pace.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
         tempo = pace.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
         time = pace.microseconds(tiles, steps, tempo, problem.processors, pace.known().rounds["batch"])
-        return costs.at_least(problem, time)
+        few = estimates.of(problem.target).images.short_run if problem.images < costs.FEWEST else 1.0
+        return costs.at_least(problem, few * time)
     products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
     if problem.dtype.itemsize == 1:
         products *= costs.taps_inside(problem) / problem.taps

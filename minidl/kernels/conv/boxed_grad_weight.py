@@ -39,6 +39,9 @@ FAMILIES = ("conv_box_grad_weight",)
 LEAST = 8  # boxes of a program
 MOST = 256  # places of a side of a box
 PAUSE = 6  # at the head of a tile, as in `even_grad_weight`; 0, 3 and 10 take as long
+# Times as long: of boxes with pixels of 32 bytes and fewer (1x1 16->984 at 225x225, 12 images, 1138 us for 393), of
+# half a tile's outputs (7x7 192->32 at 98x98, 197 images, 10413 for 6601; 3x3 360->32 at 74x74, 453, 5093 for 3182).
+THIN_X, THIN_Y = 2.9, 1.6
 SLOT = 0.25  # us of adding a slot to those before. 2x2 stride 2, 128->256 at 112x112, 34 slots: 47 us
 
 
@@ -181,7 +184,8 @@ def estimate(problem: Problem) -> float:
     """With the pixels of boxes that are outside of an image."""
     at = cut(problem)
     if problem.paced:
-        return costs.at_least(problem, _microseconds(at))
+        thin = THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
+        return costs.at_least(problem, thin * _microseconds(at))
     return costs.microseconds(problem, NAME, costs.dense(problem), at.tiles + launch.cdiv(at.total, at.each))
 
 

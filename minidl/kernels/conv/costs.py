@@ -22,6 +22,11 @@ HALF_RUN = RUN // 2
 # From so many bytes of an image on, its runs lie in too many pages of memory. 256@56, 64 images: the gradient of the
 # weight took 1.23 times as long, the forward 1.03 times as long as boxes, which cost 1.1 elsewhere.
 LARGE = 2**20
+# The same of runs of many images on, measured as weight gradients: 2048->256 at 33x33 (4.4 MB) 145 images 1.6 times the
+# estimate, 15 images 1.0; 416->88 at 90x90 (3.4 MB) 481 images 2.8 times; 1024->512 at 32x32 (2 MB) 1.1.
+VAST = 3 * 2**20
+# Of fewer images a run is all but empty. 128->32 at 14x14: of 1 and 5 images 2.9 times the estimate, of 26 1.4.
+FEWEST = 16
 # Of a pixel of so few bytes reading takes longer: 32->64 5x5 0.172 ms, of which 0.04 are bytes, for products of 0.083.
 NARROW = 64
 # Values of a pixel that the pixel-tiled form counts at least; with fewer it would seem to pool in less time than others
@@ -80,6 +85,11 @@ def reading(problem: Problem) -> float:
 def pages(problem: Problem) -> float:
     """What the products of runs of images cost for reading them where they lie far apart."""
     return estimates.of(problem.target).images.pages if problem.image_bytes >= LARGE else 1.0
+
+
+def far_apart(problem: Problem) -> float:
+    """The same of the gradient of the weight, where it reads runs in equal parts or shares."""
+    return 1.8 if problem.image_bytes >= VAST and problem.images >= RUN else 1.0
 
 
 def of_run(problem: Problem, images: int, least: int = RUN) -> float:

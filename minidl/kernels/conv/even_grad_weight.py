@@ -191,7 +191,7 @@ def estimate(problem: Problem) -> float:
     """512@7: 0.97 of cuDNN, in shares 0.89."""
     if problem.paced:
         parts, tile = _parts(problem), tile_of(problem)
-        steps = pace.steps(parts.each, tile["BLOCK_K"])
+        steps = costs.far_apart(problem) * pace.steps(parts.each, tile["BLOCK_K"])
         tempo = pace.of_grad_weight(tile, 1)
         # A program ends a tile and may begin another: of so many tiles sums are written and added.
         written = launch.cdiv(parts.total, parts.each) + parts.tiles * problem.taps

@@ -39,9 +39,11 @@ BOX = 32
 @triton.jit
 def conv_fill_kernel(
     p_from, p_to, rows, pitch, to, per_group, each,
-    MERGED: tl.constexpr, BACK: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    MERGED: tl.constexpr, ALL: tl.constexpr, BACK: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """to [rows, to] = from [.., pitch], with zeros beyond. Of `per_group` rows that are written `each` are read.
+    """to [rows, to] = from [.., pitch], with zeros beyond. Of `per_group` rows that are written `each` are read; ALL
+    where that is each of them, which needs no division in 64 bits.
 
     MERGED above 1: of a row of group g, g % MERGED, times `each`, is the first column that is written; with BACK the
     first one that is read. All rows are read.
@@ -53,11 +55,11 @@ def conv_fill_kernel(
     o_from = o_to + o_row * 0
     o_read = o_row
     m_row = o_row < rows
-    if MERGED == 1:
+    if MERGED == 1 and not ALL:
         within = o_row % per_group
         o_read = o_row // per_group * each + within
         m_row &= within < each
-    else:
+    if MERGED > 1:
         first = o_row // per_group % MERGED * each
         if BACK:
             o_from += first
@@ -187,7 +189,8 @@ def _copy(
     grid = launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(to, tile["BLOCK_N"])
     parts, per_group, each = merged or (1, rows, rows)
     scalars = (rows, pitch, to, per_group, each)
-    meta = {"MERGED": parts, "BACK": back, **early.options(grid, problem.target), **tile.options}
+    meta = {"MERGED": parts, "ALL": parts == 1 and each == per_group, "BACK": back}
+    meta |= {**early.options(grid, problem.target), **tile.options}
     return Copy(shape, launch.Prepared(conv_fill_kernel, (grid,), scalars, meta))
 
 
