@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import activation, elementwise
+from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
@@ -42,17 +42,16 @@ class BatchNorm(Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, mean, rstd, weight, bias, y = ctx.saved
         want_x, want_weight, want_bias, want_added = ctx.needs[:4]
-        act = ctx.act
-        if y is not None:
-            dy, act = elementwise.act_grad(dy, y, act, from_output=True), None
-        given = dy, x, kernels.Statistics(mean, rstd), weight, bias, act
-        dadded = dy if want_added else None
-        if ctx.training and want_x and alone.fits(x):
-            grads: tuple[torch.Tensor | None, ...] = alone.normalised_grad(*given)
+        given = dy, x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
+        dx: torch.Tensor | None
+        if ctx.training and want_x and y is None and alone.fits(x):
+            dx, dweight, dbias, dz = *alone.normalised_grad(*given), dy
         else:
-            grads = kernels.normalise_grad(*given, ctx.training, want_x=want_x, want_affine=want_weight or want_bias)
-        dx, dweight, dbias = grads
-        return dx, dweight if want_weight else None, dbias if want_bias else None, dadded, None, None, None
+            dx, dweight, dbias, dz = kernels.normalise_grad(
+                *given, ctx.training, y=y, want_x=want_x, want_affine=want_weight or want_bias
+            )
+        wanted = zip((dweight, dbias, dz), (want_weight, want_bias, want_added), strict=True)
+        return dx, *(grad if want else None for grad, want in wanted), None, None, None
 
 
 class BatchNormAlone(BatchNorm):

@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, reduce
-from minidl.kernels.activation import NONE, RELU, Activation, activate_grad
+from minidl.kernels import activation, elementwise, reduce
+from minidl.kernels.activation import NONE, RELU, Activation, activate_grad, activate_grad_from_output
 from minidl.kernels.norm.rows import backwards, channel, dense, in_bands, options, rows_of, shaped
 from minidl.kernels.norm.statistics import Statistics
 from minidl.kernels.reduce import whole
@@ -38,11 +38,14 @@ def back(
 
 @triton.jit
 def batch_norm_sums_kernel(
-    p_dy, p_x, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C, band,
+    p_dy, p_x, p_y, p_dz, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C, band,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
     ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The sums of dz and of dz n over each band of rows: [bands, 2, C]."""
+    """The sums of dz and of dz n over each band of rows: [bands, 2, C].
+
+    Where y is given, act' follows from it and dz is written, rounded as it is summed.
+    """
     wait(EARLY)
     C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -61,7 +64,13 @@ def batch_norm_sums_kernel(
         o_mc = (o_m * C)[:, None] + o_c[None, :]
         b_x = tl.load(p_x + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
         b_dy = tl.load(p_dy + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
-        b_x, b_dz = back(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
+        if p_y is not None:
+            b_y = tl.load(p_y + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+            b_dy = (b_dy.to(ACC) * activate_grad_from_output(b_y, ACT, SLOPE)).to(p_dz.dtype.element_ty)
+            tl.store(p_dz + o_mc, b_dy, mask=m_mc)
+            b_x, b_dz = back(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, NONE, SLOPE, ACC)
+        else:
+            b_x, b_dz = back(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
         b_dbias += b_dz
         b_dweight += b_dz * b_x
     b_dbias = tl.sum(b_dbias.to(tl.float64), axis=0).to(ACC)
@@ -115,15 +124,22 @@ def normalise_grad(
     act: Activation,
     training: bool,
     *,
+    y: torch.Tensor | None = None,
     want_x: bool = True,
     want_affine: bool = True,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dweight, dbias), of which only those wanted are computed; the last two in the dtypes of weight and bias.
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+    """(dx, dweight, dbias, dz), of which the first three are computed where they are wanted.
 
-    In `training` the statistics depend on x, so dx includes the gradient through them.
+    In `training` the statistics depend on x, so dx includes the gradient through them. dweight and dbias have the
+    dtypes of weight and bias. Where something was added before the activation, which is one of `activation.FROM_OUTPUT`
+    then, y is the result, and dz the gradient of what was added; else dz is dy.
     """
     name, slope = activation.parse(act)
-    rows_dy, rows = rows_of(dy), rows_of(x)
+    summed = want_affine or (training and want_x)
+    dz = dy
+    if y is not None and not summed:
+        dz, name, y = elementwise.act_grad(dy, y, act, from_output=True), None, None
+    rows_dy, rows = rows_of(dz), rows_of(x)
     M, C = rows.shape
     vectors = *with_, dense(weight), dense(bias)
     meta = {
@@ -135,15 +151,18 @@ def normalise_grad(
         torch.empty(C, dtype=launch.acc_torch(x.dtype) if given is None else given.dtype, device=x.device)
         if want_affine else None for given in (weight, bias)
     )  # fmt: skip
-    if want_affine or (training and want_x):
+    if summed:
         tile, band = in_bands("norm_sums", M, C, x.dtype)
         bands = launch.cdiv(M, band)
         partial = torch.empty(bands, 2, C, dtype=launch.acc_torch(x.dtype), device=x.device)
+        rows_y, rows_dz = (None, None) if y is None else (rows_of(y), torch.empty_like(rows))
         launch.run(
-            batch_norm_sums_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows_dy, rows, partial, *vectors,
-            M, C, band, **meta, **tile.options,
+            batch_norm_sums_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows_dy, rows, rows_y, rows_dz, partial,
+            *vectors, M, C, band, **meta, **tile.options,
         )  # fmt: skip
         sums = (reduce.sum_rows(partial.view(bands, 2 * C)) if bands != 1 else partial).view(2, C)
+        if rows_dz is not None:
+            rows_dy, dz, meta["ACT"] = rows_dz, shaped(rows_dz, x.shape), activation.CODES[None]
     if want_x:
         tile = launch.tile("norm_grad", x.dtype, M=M, C=C)
         dx = torch.empty_like(rows)
@@ -155,4 +174,4 @@ def normalise_grad(
         dx = shaped(dx, x.shape)
     if sums is not None and dweight is not None and dbias is not None and (dx is None or M == 0):
         dweight, dbias = sums[1].to(dweight.dtype), sums[0].to(dbias.dtype)
-    return dx, dweight, dbias
+    return dx, dweight, dbias, dz
