@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from minidl.autograd import Function
+from minidl.autograd import Function, OpenSum
 from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
-from minidl.later import Later, may_wait, take, waiting
+from minidl.later import Later, is_fused, may_wait, take, waiting
 from minidl.ops.activation import activated
 from minidl.tensors import Tensor
 
@@ -20,6 +20,8 @@ __all__ = ["batch_norm", "fold_batch_norm"]
 
 class BatchNorm(Function):
     """act(normalised x + added), where `added` has x's shape or is None."""
+
+    takes_sums = staticmethod(is_fused)
 
     @staticmethod
     def forward(
@@ -39,16 +41,18 @@ class BatchNorm(Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: torch.Tensor | OpenSum) -> Any:
         x, mean, rstd, weight, bias, y = ctx.saved
         want_x, want_weight, want_bias, want_added = ctx.needs[:4]
-        given = dy, x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
+        given = x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
         dx: torch.Tensor | None
         if ctx.training and want_x and y is None and alone.fits(x):
-            dx, dweight, dbias, dz = *alone.normalised_grad(*given), dy
+            dz = dy.dense() if isinstance(dy, OpenSum) else dy
+            dx, dweight, dbias = alone.normalised_grad(dz, *given)
         else:
+            first, more = dy if isinstance(dy, OpenSum) else (dy, None)
             dx, dweight, dbias, dz = kernels.normalise_grad(
-                *given, ctx.training, y=y, want_x=want_x, want_affine=want_weight or want_bias
+                first, *given, ctx.training, more=more, y=y, want_x=want_x, want_affine=want_weight or want_bias
             )
         wanted = zip((dweight, dbias, dz), (want_weight, want_bias, want_added), strict=True)
         return dx, *(grad if want else None for grad, want in wanted), None, None, None
@@ -75,7 +79,7 @@ class BatchNormAlone(BatchNorm):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: torch.Tensor | OpenSum) -> Any:
         return *BatchNorm.backward(ctx, dy), None
 
 

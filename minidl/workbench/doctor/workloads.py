@@ -372,7 +372,10 @@ def _fused(dtype: torch.dtype) -> Calls:
     found = norm.Statistics(torch.zeros(64, dtype=wide), torch.ones(64, dtype=wide))
     for act in (None, "relu", "relu6"):
         yield f"batch norm, sum, {act}", partial(norm.normalise, x, found, None, None, act, y)
-        yield f"gradient of it, {act}", partial(norm.normalise_grad, x, x, found, None, None, act, True, y=y)
+        for more in (None, y):
+            back = partial(norm.normalise_grad, x, x, found, None, None, act, True, y=y, more=more)
+            yield f"gradient of it, {act}{'' if more is None else ', in two parts'}", back
+    yield "gradient in two parts", partial(norm.normalise_grad, x, x, found, None, None, "gelu", True, more=y)
     yield "sum and activation", partial(elementwise.add_act, x, y, "relu")
     yield "dropout of images", partial(random_kernels.dropout, x, 0.5, 1)
 
