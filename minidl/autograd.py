@@ -19,14 +19,26 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from minidl.kernels import elementwise
 from minidl.sparse.rows import RowGrad
 
+
+class OpenSum(NamedTuple):
+    """The gradient of an output used twice, in two parts, which an operation that `takes_sums` adds as it reads."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+    def dense(self) -> torch.Tensor:
+        return elementwise.add(self.first, self.second)
+
+
 Grad = torch.Tensor | RowGrad
+Arrived = Grad | OpenSum | None
 Hook = Callable[[torch.Tensor], "torch.Tensor | None"]
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
@@ -225,6 +237,11 @@ class Function:
     def backward(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError
 
+    @staticmethod
+    def takes_sums() -> bool:
+        """Whether backward may be given an `OpenSum` in place of a gradient, which is the same but not added yet."""
+        return False
+
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Run forward on the arguments (variables unwrapped) and wrap what it returns."""
@@ -325,8 +342,10 @@ def _count_uses(root: Node) -> dict[Variable | Node, int]:
 def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | Node, int], retain_graph: bool) -> None:
     root, index = edge
     assert isinstance(root, Node)
-    pending: dict[Variable | Node, list[Grad | None]] = {root: [None] * len(root.outputs)}
+    pending: dict[Variable | Node, list[Arrived]] = {root: [None] * len(root.outputs)}
     pending[root][index] = gradient
+    # A hook may change in place what another gradient shares memory with: then no sum waits.
+    hooked = any(any(t.hooks.values()) if isinstance(t, Node) else t._hooks for t in waiting)
     # Leaves whose one gradient so far lies in memory that something else uses too.
     borrowed: set[Variable] = set()
     ready = [(-root.sequence, root)]
@@ -343,7 +362,11 @@ def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | No
                         borrowed.add(target)
                     else:
                         borrowed.discard(target)
-                slot[position] = _add(slot[position], grad)
+                last = waiting[target] == 1 and not hooked
+                if last and isinstance(target, Node) and target.function.takes_sums():
+                    slot[position] = _open(slot[position], grad)
+                else:
+                    slot[position] = _add(slot[position], grad)
             waiting[target] -= 1
             if waiting[target]:
                 continue
@@ -351,12 +374,13 @@ def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | No
                 heapq.heappush(ready, (-target.sequence, target))
             else:
                 total = pending.pop(target)[0]
+                assert not isinstance(total, OpenSum)
                 if total is not None:
                     _to_leaf(target, total, target in borrowed)
 
 
 def _through(
-    node: Node, grads: list[Grad | None], retain_graph: bool, one: bool
+    node: Node, grads: list[Arrived], retain_graph: bool, one: bool
 ) -> Iterator[tuple[Edge, Grad | None, bool]]:
     """The gradients of a node's inputs, each with the edge it goes to and whether its memory is also used elsewhere.
 
@@ -374,7 +398,8 @@ def _through(
         returned = result if isinstance(result, tuple) else (result,)
     if len(returned) != len(node.edges):
         raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
-    in_use = {_memory(t) for t in (*grads, *context._saved) if t is not None}
+    parts = (part for g in grads for part in (g if isinstance(g, OpenSum) else (g,)))
+    in_use = {_memory(t) for t in (*parts, *context._saved) if t is not None}
     for edge, meta, grad in zip(node.edges, node.metas, returned, strict=True):
         if edge is None or meta is None:
             continue
@@ -395,9 +420,11 @@ def _memory(grad: Grad) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _run_hooks(node: Node, index: int, grad: Grad | None) -> Grad | None:
-    if grad is None:
-        return None
+def _run_hooks(node: Node, index: int, grad: Arrived) -> Arrived:
+    if isinstance(grad, OpenSum) and (node.hooks.get(index) or index in node.retained):
+        grad = grad.dense()
+    if grad is None or isinstance(grad, OpenSum):
+        return grad
     for hook in node.hooks.get(index, {}).values():
         grad = _apply_hook(hook, grad, str(node))
     reference = node.retained.get(index)
@@ -430,10 +457,11 @@ def _to_leaf(leaf: Variable, grad: Grad, shared: bool) -> None:
     leaf._grad = _add(leaf._grad, grad)
 
 
-def _add(old: Grad | None, new: Grad) -> Grad:
+def _add(old: Arrived, new: Grad) -> Grad:
     """old + new; either may be rows, and the sum of two is dense."""
-    if old is None:
-        return new
-    a = old.dense() if isinstance(old, RowGrad) else old
-    b = new.dense() if isinstance(new, RowGrad) else new
-    return elementwise.add(a, b)
+    total = _open(old, new)
+    return total.dense() if isinstance(total, OpenSum) else total
+
+
+def _open(old: Arrived, new: Grad) -> Grad | OpenSum:
+    return new if old is None else OpenSum(*(g if isinstance(g, torch.Tensor) else g.dense() for g in (old, new)))

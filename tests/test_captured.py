@@ -90,6 +90,22 @@ def pictures(dtype=torch.float32, scale=None):
     return Training(model, optimizer, lambda i: (numbers(12, 1, 8, 8, seed=i, dtype=dtype), classes(12, 4, i)), loss)
 
 
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return ops.relu(self.bn(self.conv(x)) + x)
+
+
+def residual():
+    """Blocks of so many values that gradients in two parts are added by the sums of a batch norm."""
+    model = nn.Sequential(Residual(), Residual(), nn.Flatten(), nn.Linear(484, 4))
+    optimizer = optim.SGD(model.parameters(), lr=0.05, momentum=0.9, max_norm=0.5)
+    return Training(model, optimizer, lambda i: (numbers(9, 4, 11, 11, seed=i), classes(9, 4, i)))
+
+
 def half_pictures():
     """A loss scale that is too large at first, so that steps are skipped and the scale falls."""
     return pictures(torch.float16, 2.0**24)
@@ -97,7 +113,7 @@ def half_pictures():
 
 TRAININGS = {
     "text": text, "text, clipped and lazy": clipped_text, "table": table, "pictures": pictures,
-    "pictures in float16": half_pictures,
+    "pictures in float16": half_pictures, "residual": residual,
 }  # fmt: skip
 
 

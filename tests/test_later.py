@@ -9,6 +9,7 @@ import minidl
 from minidl import models, nn, ops
 from minidl.autograd import no_grad
 from minidl.kernels.norm import alone
+from minidl.ops.batchnorm import BatchNorm
 from minidl.optim import SGD
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
@@ -105,6 +106,22 @@ def test_a_block_is_computed_in_few_launches(in_bands):
         _, found = launches(lambda: model.train()(Tensor(x)).data)
     assert found["batch_norm_kernel"] == 1
     assert found["flat_kernel"] == 2
+
+
+@pytest.mark.parametrize("act", [ops.relu, ops.tanh, lambda x: x])
+def test_sums_of_gradients_are_taken_in_by_the_batch_norm_before(act, in_bands, monkeypatch):
+    """What a block passes to the next and beside it comes back in two parts: the same bits in fewer launches."""
+    model, x = nn.Sequential(*(Block(act) for _ in range(3))), image(2, 8, 5, 6)
+    x = x.contiguous(memory_format=torch.channels_last)
+    taken, few = launches(lambda: step(model, x, True))
+    monkeypatch.setattr(BatchNorm, "takes_sums", staticmethod(lambda: False))
+    apart, many = launches(lambda: step(model, x, True))
+    # That of the picture itself is left.
+    assert few["flat_kernel"] == 1
+    assert many["flat_kernel"] == 3
+    assert many - few == {"flat_kernel": 2}
+    for a, b in zip(taken, apart, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from minidl.autograd import Function
-from minidl.kernels import activation, elementwise
+from minidl.autograd import Function, OpenSum
+from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
-from minidl.later import Later, may_wait, take, waiting
+from minidl.later import Later, is_fused, may_wait, take, waiting
 from minidl.ops.activation import activated
 from minidl.tensors import Tensor
 
@@ -20,6 +20,8 @@ __all__ = ["batch_norm", "fold_batch_norm"]
 
 class BatchNorm(Function):
     """act(normalised x + added), where `added` has x's shape or is None."""
+
+    takes_sums = staticmethod(is_fused)
 
     @staticmethod
     def forward(
@@ -39,20 +41,21 @@ class BatchNorm(Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: torch.Tensor | OpenSum) -> Any:
         x, mean, rstd, weight, bias, y = ctx.saved
         want_x, want_weight, want_bias, want_added = ctx.needs[:4]
-        act = ctx.act
-        if y is not None:
-            dy, act = elementwise.act_grad(dy, y, act, from_output=True), None
-        given = dy, x, kernels.Statistics(mean, rstd), weight, bias, act
-        dadded = dy if want_added else None
-        if ctx.training and want_x and alone.fits(x):
-            grads: tuple[torch.Tensor | None, ...] = alone.normalised_grad(*given)
+        given = x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
+        dx: torch.Tensor | None
+        if ctx.training and want_x and y is None and alone.fits(x):
+            dz = dy.dense() if isinstance(dy, OpenSum) else dy
+            dx, dweight, dbias = alone.normalised_grad(dz, *given)
         else:
-            grads = kernels.normalise_grad(*given, ctx.training, want_x=want_x, want_affine=want_weight or want_bias)
-        dx, dweight, dbias = grads
-        return dx, dweight if want_weight else None, dbias if want_bias else None, dadded, None, None, None
+            first, more = dy if isinstance(dy, OpenSum) else (dy, None)
+            dx, dweight, dbias, dz = kernels.normalise_grad(
+                first, *given, ctx.training, more=more, y=y, want_x=want_x, want_affine=want_weight or want_bias
+            )
+        wanted = zip((dweight, dbias, dz), (want_weight, want_bias, want_added), strict=True)
+        return dx, *(grad if want else None for grad, want in wanted), None, None, None
 
 
 class BatchNormAlone(BatchNorm):
@@ -76,7 +79,7 @@ class BatchNormAlone(BatchNorm):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: torch.Tensor | OpenSum) -> Any:
         return *BatchNorm.backward(ctx, dy), None
 
 

@@ -16,7 +16,7 @@ from minidl.kernels import activation
 from minidl.kernels.activation import Activation, activate
 from minidl.kernels.norm.gradient import back
 from minidl.kernels.norm.rows import alone_tile, channel, dense, options, rows_of, shaped
-from minidl.kernels.norm.statistics import Buffers, Statistics, copy_back, count_batch, settle
+from minidl.kernels.norm.statistics import Buffers, Statistics, copy_back, count_batch, running, settle
 from minidl.kernels.reduce import again, whole
 from minidl.runtime import launch
 from minidl.runtime.early import wait
@@ -56,6 +56,7 @@ def batch_norm_alone_kernel(
     o_c, m_c, o_mc, m_mc = place(M, C, STEPS, BLOCK_M, BLOCK_C)
     b_kept = tl.load(p_x + o_mc, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
     b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(ACC)  # [BLOCK_C]
+    b_old_mean, b_old_var = running(p_running_mean, p_running_var, o_c, m_c, RUNNING)
     b_mean = joined(tl.where(m_mc, b_kept.to(ACC) - b_first[None, None, :], 0.0)) / M
     b_kept = again(b_kept, OPAQUE)
     b_apart = b_kept.to(ACC) - b_first[None, None, :] - b_mean.to(ACC)[None, None, :]
@@ -65,7 +66,8 @@ def batch_norm_alone_kernel(
     b_count = tl.full((BLOCK_C,), 0.0, tl.float64) + M
     b_share = tl.full((BLOCK_C,), MOMENTUM, tl.float64)
     b_rstd = settle(
-        b_mean, b_m2, b_count, b_share, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c, EPS, RUNNING
+        b_mean, b_m2, b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c,
+        EPS, RUNNING,
     )  # fmt: skip
     if TRACKED:
         count_batch(p_tracked, tl.program_id(0) == 0)
@@ -137,15 +139,15 @@ def normalised(
     tile, held = _tile(M, C, x.dtype)
     y = torch.empty_like(rows)
     found = Statistics(*(torch.empty(C, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2)))
-    running, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
-    moved = [dense(buffer) for buffer in running]
+    old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
+    moved = [dense(buffer) for buffer in old]
     launch.run(
         batch_norm_alone_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, y, *found, dense(weight), dense(bias),
         *moved, batches, M, C, EPS=float(eps), MOMENTUM=float(momentum), RUNNING=buffers is not None,
         TRACKED=batches is not None, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
         ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **options(rows), **held,
     )  # fmt: skip
-    copy_back(running, moved)
+    copy_back(old, moved)
     return shaped(y, x.shape), found
 
 

@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, reduce
-from minidl.kernels.activation import NONE, RELU, Activation, activate_grad
-from minidl.kernels.norm.rows import backwards, channel, dense, in_bands, options, rows_of, shaped
+from minidl.kernels import activation, elementwise, reduce
+from minidl.kernels.activation import NONE, RELU, Activation, activate_grad, activate_grad_from_output
+from minidl.kernels.norm.rows import backwards, channel, dense, in_bands, in_rows, options, rows_of, shaped
 from minidl.kernels.norm.statistics import Statistics
 from minidl.kernels.reduce import whole
 from minidl.runtime import launch
@@ -38,11 +38,15 @@ def back(
 
 @triton.jit
 def batch_norm_sums_kernel(
-    p_dy, p_x, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C, band,
+    p_dy, p_more, p_x, p_y, p_dz, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C, band,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
     ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The sums of dz and of dz n over each band of rows: [bands, 2, C]."""
+    """The sums of dz and of dz n over each band of rows: [bands, 2, C].
+
+    dy may be in two parts, and is written to p_dz in one. Where y is given, act' follows from it and dz is written
+    there. What is written is rounded before it is summed, as other launches would have it.
+    """
     wait(EARLY)
     C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -61,7 +65,18 @@ def batch_norm_sums_kernel(
         o_mc = (o_m * C)[:, None] + o_c[None, :]
         b_x = tl.load(p_x + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
         b_dy = tl.load(p_dy + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
-        b_x, b_dz = back(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
+        if p_more is not None:
+            b_more = tl.load(p_more + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
+            b_dy = (b_dy.to(ACC) + b_more.to(ACC)).to(p_dz.dtype.element_ty)
+        if p_y is not None:
+            b_y = tl.load(p_y + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+            b_dy = (b_dy.to(ACC) * activate_grad_from_output(b_y, ACT, SLOPE)).to(p_dz.dtype.element_ty)
+        if p_dz is not None:
+            tl.store(p_dz + o_mc, b_dy, mask=m_mc)
+        if p_y is not None:
+            b_x, b_dz = back(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, NONE, SLOPE, ACC)
+        else:
+            b_x, b_dz = back(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
         b_dbias += b_dz
         b_dweight += b_dz * b_x
     b_dbias = tl.sum(b_dbias.to(tl.float64), axis=0).to(ACC)
@@ -115,15 +130,27 @@ def normalise_grad(
     act: Activation,
     training: bool,
     *,
+    more: torch.Tensor | None = None,
+    y: torch.Tensor | None = None,
     want_x: bool = True,
     want_affine: bool = True,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dweight, dbias), of which only those wanted are computed; the last two in the dtypes of weight and bias.
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+    """(dx, dweight, dbias, dz), of which the first three are computed where they are wanted.
 
-    In `training` the statistics depend on x, so dx includes the gradient through them.
+    In `training` the statistics depend on x, so dx includes the gradient through them. dweight and dbias have the
+    dtypes of weight and bias. dy + `more` is the gradient where that is given. Where something was added before the
+    activation, which is one of `activation.FROM_OUTPUT` then, y is the result, and dz the gradient of what was added;
+    else dz is dy.
     """
     name, slope = activation.parse(act)
-    rows_dy, rows = rows_of(dy), rows_of(x)
+    summed = want_affine or (training and want_x)
+    dz = dy
+    if more is not None and not (summed and in_rows(dy) and in_rows(more)):
+        dy = dz = elementwise.add(dy, more)
+        more = None
+    if y is not None and not summed:
+        dz, name, y = elementwise.act_grad(dy, y, act, from_output=True), None, None
+    rows_dy, rows = rows_of(dz), rows_of(x)
     M, C = rows.shape
     vectors = *with_, dense(weight), dense(bias)
     meta = {
@@ -135,15 +162,21 @@ def normalise_grad(
         torch.empty(C, dtype=launch.acc_torch(x.dtype) if given is None else given.dtype, device=x.device)
         if want_affine else None for given in (weight, bias)
     )  # fmt: skip
-    if want_affine or (training and want_x):
+    if summed:
         tile, band = in_bands("norm_sums", M, C, x.dtype)
         bands = launch.cdiv(M, band)
         partial = torch.empty(bands, 2, C, dtype=launch.acc_torch(x.dtype), device=x.device)
+        rows_more, rows_y = (None if given is None else rows_of(given) for given in (more, y))
+        rows_dz = None if more is None and y is None else torch.empty_like(rows)
         launch.run(
-            batch_norm_sums_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows_dy, rows, partial, *vectors,
-            M, C, band, **meta, **tile.options,
+            batch_norm_sums_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows_dy, rows_more, rows, rows_y, rows_dz,
+            partial, *vectors, M, C, band, **meta, **tile.options,
         )  # fmt: skip
         sums = (reduce.sum_rows(partial.view(bands, 2 * C)) if bands != 1 else partial).view(2, C)
+        if rows_dz is not None:
+            rows_dy, dz = rows_dz, shaped(rows_dz, x.shape)
+        if y is not None:
+            meta["ACT"] = activation.CODES[None]
     if want_x:
         tile = launch.tile("norm_grad", x.dtype, M=M, C=C)
         dx = torch.empty_like(rows)
@@ -155,4 +188,4 @@ def normalise_grad(
         dx = shaped(dx, x.shape)
     if sums is not None and dweight is not None and dbias is not None and (dx is None or M == 0):
         dweight, dbias = sums[1].to(dweight.dtype), sums[0].to(dbias.dtype)
-    return dx, dweight, dbias
+    return dx, dweight, dbias, dz

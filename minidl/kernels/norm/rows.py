@@ -46,6 +46,11 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     return last.view(last.shape[:-1].numel(), x.shape[1])
 
 
+def in_rows(x: torch.Tensor) -> bool:
+    """Whether `rows_of` x is a view."""
+    return x.permute(0, *range(2, x.dim()), 1).is_contiguous()
+
+
 def shaped(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     last = rows.view(shape[0], *shape[2:], shape[1])
     return last.permute(0, last.dim() - 1, *range(1, last.dim() - 1))

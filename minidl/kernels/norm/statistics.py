@@ -62,8 +62,19 @@ def batch_norm_stats_kernel(
 
 
 @triton.jit
+def running(p_running_mean, p_running_var, o_c, m_c, RUNNING: tl.constexpr):
+    """The running statistics so far, in float64, or zeros: read long before they are moved, as waiting takes a us."""
+    b_mean = tl.zeros((o_c.shape[0],), dtype=tl.float64)
+    b_var = b_mean
+    if RUNNING:
+        b_mean = tl.load(p_running_mean + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
+        b_var = tl.load(p_running_var + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
+    return b_mean, b_var
+
+
+@triton.jit
 def settle(
-    b_mean, b_m2, b_count, b_share, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c,
+    b_mean, b_m2, b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c,
     EPS: tl.constexpr, RUNNING: tl.constexpr,
 ):  # fmt: skip
     """Write mean and rstd, and move the running statistics by a share towards them; all [BLOCK_C] in float64."""
@@ -71,52 +82,66 @@ def settle(
     tl.store(p_mean + o_c, b_mean.to(p_mean.dtype.element_ty), mask=m_c)
     tl.store(p_rstd + o_c, b_rstd.to(p_rstd.dtype.element_ty), mask=m_c)
     if RUNNING:
-        b_old = tl.load(p_running_mean + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
-        b_new = (1.0 - b_share) * b_old + b_share * b_mean
+        b_new = (1.0 - b_share) * b_old_mean + b_share * b_mean
         tl.store(p_running_mean + o_c, b_new.to(p_running_mean.dtype.element_ty), mask=m_c)
-        b_old = tl.load(p_running_var + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
-        b_new = (1.0 - b_share) * b_old + b_share * (b_m2 / (b_count - 1.0))
+        b_new = (1.0 - b_share) * b_old_var + b_share * (b_m2 / (b_count - 1.0))
         tl.store(p_running_var + o_c, b_new.to(p_running_var.dtype.element_ty), mask=m_c)
     return b_rstd
+
+
+@triton.jit
+def of_bands(p, o_b, bands, C, o_c, m_c):
+    """A number of each band and channel, with its mask."""
+    m_bc = (o_b < bands)[:, None] & m_c[None, :]
+    return tl.load(p + (o_b * C)[:, None] + o_c[None, :], mask=m_bc, other=0), m_bc  # [BLOCK_B, BLOCK_C]
 
 
 @triton.jit
 def batch_norm_join_kernel(
     p_x, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, CUMULATIVE: tl.constexpr,
-    ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    HELD: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """mean and rstd of each channel from its bands, in float64, and the running statistics moved towards them."""
+    """mean and rstd of each channel from its bands, in float64, and the running statistics moved towards them.
+
+    With HELD a block has all bands, and everything is read at once: the time goes into waiting for memory.
+    """
     wait(EARLY)
     C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
-    b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
-    for i in range(0, bands, BLOCK_B):
-        o_b = i + tl.arange(0, BLOCK_B).to(tl.int64)
-        b_n = tl.minimum(M - o_b * band, band).to(tl.float64)
-        m_bc = (o_b < bands)[:, None] & m_c[None, :]
-        p_b = p_means + o_b * C
-        b_mean = tl.load(p_b[:, None] + o_c[None, :], mask=m_bc, other=0).to(tl.float64)  # [BLOCK_B, BLOCK_C]
-        b_sum += b_n[:, None] * b_mean
-    b_count = tl.full((BLOCK_C,), 0.0, tl.float64) + M
-    b_all = tl.sum(b_sum, axis=0) / b_count  # [BLOCK_C]
-    b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
-    for i in range(0, bands, BLOCK_B):
-        o_b = i + tl.arange(0, BLOCK_B).to(tl.int64)
-        b_n = tl.minimum(M - o_b * band, band).to(tl.float64)
-        m_bc = (o_b < bands)[:, None] & m_c[None, :]
-        o_bc = (o_b * C)[:, None] + o_c[None, :]
-        b_apart = tl.load(p_means + o_bc, mask=m_bc, other=0).to(tl.float64) - b_all[None, :]  # [BLOCK_B, BLOCK_C]
-        b_m2 = tl.load(p_m2s + o_bc, mask=m_bc, other=0).to(tl.float64)  # [BLOCK_B, BLOCK_C]
-        b_sum += tl.where(m_bc, b_m2 + b_n[:, None] * (b_apart * b_apart), 0.0)
-    b_m2 = tl.sum(b_sum, axis=0)
-    b_all += tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)
+    o_b = tl.arange(0, BLOCK_B).to(tl.int64)
+    if HELD:
+        b_held, m_bc = of_bands(p_means, o_b, bands, C, o_c, m_c)
+        b_held_m2, m_bc = of_bands(p_m2s, o_b, bands, C, o_c, m_c)
+    b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
+    b_old_mean, b_old_var = running(p_running_mean, p_running_var, o_c, m_c, RUNNING)
     b_share = tl.full((BLOCK_C,), MOMENTUM, tl.float64)
     if RUNNING and CUMULATIVE:
         b_share = 1.0 / (tl.full((BLOCK_C,), 0.0, tl.float64) + tl.load(p_tracked))
+    b_count = tl.full((BLOCK_C,), 0.0, tl.float64) + M
+    b_n = tl.minimum(M - o_b * band, band).to(tl.float64)[:, None]  # [BLOCK_B, 1]
+    if HELD:
+        b_all = tl.sum(b_n * b_held.to(tl.float64), axis=0) / b_count  # [BLOCK_C]
+        b_apart = b_held.to(tl.float64) - b_all[None, :]
+        b_sum = tl.where(m_bc, b_held_m2.to(tl.float64) + b_n * (b_apart * b_apart), 0.0)
+    else:
+        b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
+        for i in range(0, bands, BLOCK_B):
+            b_n = tl.minimum(M - (i + o_b) * band, band).to(tl.float64)[:, None]
+            b_mean, m_bc = of_bands(p_means, i + o_b, bands, C, o_c, m_c)
+            b_sum += b_n * b_mean.to(tl.float64)
+        b_all = tl.sum(b_sum, axis=0) / b_count  # [BLOCK_C]
+        b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
+        for i in range(0, bands, BLOCK_B):
+            b_n = tl.minimum(M - (i + o_b) * band, band).to(tl.float64)[:, None]
+            b_mean, m_bc = of_bands(p_means, i + o_b, bands, C, o_c, m_c)
+            b_m2, m_bc = of_bands(p_m2s, i + o_b, bands, C, o_c, m_c)
+            b_apart = b_mean.to(tl.float64) - b_all[None, :]
+            b_sum += tl.where(m_bc, b_m2.to(tl.float64) + b_n * (b_apart * b_apart), 0.0)
     settle(
-        b_all, b_m2, b_count, b_share, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c, EPS, RUNNING
+        b_all + b_first, tl.sum(b_sum, axis=0), b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd,
+        p_running_mean, p_running_var, o_c, m_c, EPS, RUNNING,
     )  # fmt: skip
 
 
@@ -154,15 +179,16 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     )  # fmt: skip
     found = Statistics(*(torch.empty(C, dtype=acc, device=x.device) for _ in range(2)))
     tile = launch.tile("norm_join", x.dtype, B=bands, C=C)
-    running = (None, None) if buffers is None else buffers[:2]
+    old = (None, None) if buffers is None else buffers[:2]
     # The kernel reads and writes C numbers in a row.
-    moved = [dense(buffer) for buffer in running]
+    moved = [dense(buffer) for buffer in old]
     launch.run(
         batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *moved, batches,
         M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
-        RUNNING=buffers is not None, CUMULATIVE=momentum is None, **options(rows), **tile.options,
+        RUNNING=buffers is not None, CUMULATIVE=momentum is None, HELD=bands <= tile["BLOCK_B"], **options(rows),
+        **tile.options,
     )  # fmt: skip
-    copy_back(running, moved)
+    copy_back(old, moved)
     return found
 
 

@@ -63,7 +63,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("products of float8", ("conv_box", "conv_batch", "gemm"), float8.DTYPES, _float8_products),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("moving averages", ("elementwise",), FLOATS, _averages),
-        Workload("fused", ("norm", "elementwise", "dropout"), FLOATS, _fused),
+        Workload("fused", ("norm", "norm_sums", "elementwise", "dropout"), FLOATS, _fused),
         Workload("pictures", ("images",), FLOATS, _pictures),
         Workload("random numbers", ("random",), FLOATS, _random),
     ]
@@ -372,6 +372,10 @@ def _fused(dtype: torch.dtype) -> Calls:
     found = norm.Statistics(torch.zeros(64, dtype=wide), torch.ones(64, dtype=wide))
     for act in (None, "relu", "relu6"):
         yield f"batch norm, sum, {act}", partial(norm.normalise, x, found, None, None, act, y)
+        for more in (None, y):
+            back = partial(norm.normalise_grad, x, x, found, None, None, act, True, y=y, more=more)
+            yield f"gradient of it, {act}{'' if more is None else ', in two parts'}", back
+    yield "gradient in two parts", partial(norm.normalise_grad, x, x, found, None, None, "gelu", True, more=y)
     yield "sum and activation", partial(elementwise.add_act, x, y, "relu")
     yield "dropout of images", partial(random_kernels.dropout, x, 0.5, 1)
 
