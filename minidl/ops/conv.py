@@ -109,12 +109,14 @@ class ConvLater(Later):
 
     def with_sum(self, other: Any) -> Later | None:
         recorded = self.requires_grad or (is_grad_enabled() and other.requires_grad)
-        last = self.act is self.added is None and self.given[0] is Conv2d
-        return ConvLater(*self.given, self.scale, None, other) if last and not recorded else None
+        if recorded or self.act is not None or self.added is not None or self.given[0] is not Conv2d:
+            return None
+        return ConvLater(*self.given, self.scale, None, other)
 
     def with_norm(self, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
         wanted = is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
-        if self.requires_grad or wanted or not (self.act is self.scale is self.added is None):
+        taken = any(each is not None for each in (self.act, self.scale, self.added))
+        if self.requires_grad or wanted or taken:
             return None
         function, kernel, shape, x, w, conv_bias, geometry = self.given
         outputs = x.data.new_empty(shape[1])

@@ -769,7 +769,8 @@ def test_no_images_and_no_channels():
 SUMS = {
     pixel_tiled: SHAPES["pixel"], boxed: SHAPES["box"], batch_tiled: SHAPES["batch"], paired: SHAPES["pair"],
     paired_box: (2, 32, 7, (5, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1), banded: SHAPES["banded"],
-    held: (2, 1, 16, (9, 16), (3, 3), (1, 1), (0, 1), (1, 1), 1), product: (3, 16, 24, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    held: (2, 1, 16, (9, 16), (3, 3), (1, 1), (0, 1), (1, 1), 1),
+    product: (3, 16, 24, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1), 1),
 }  # fmt: skip
 
 

@@ -182,7 +182,7 @@ def of_pool(problem: Problem) -> float:
 
 
 def of_sum(problem: Problem, apart: bool = False) -> float:
-    """What is added to the outputs, read as they are written; apart they are read and written once more, by a launch."""
+    """Reading what is added to the outputs; apart they are read and written once more, in a launch."""
     if not problem.added:
         return 0.0
     device = estimates.of(problem.target)

@@ -307,7 +307,7 @@ def _of_other(
 
 
 def _in_parts(problem: Problem) -> Plan | None:
-    """The walks back one by one, or a convolution and its pool or sum; None where there are no parts or one is not able."""
+    """The walks back one by one, or a convolution and its pool or sum; None where that is not possible."""
     cost = 0.0
     if problem.direction == TRANSPOSED:
         parts = [_cheapest(problem._replace(direction=WALK, walks=walks)) for walks in walks_back(problem.geometry)]

@@ -52,8 +52,8 @@ class Tensors(NamedTuple):
 
     x [N, H, W, groups * C] is read. w is [groups * M, R, S, C] forward; on the way back the convolution's own
     [groups * C, M, R, S] in any strides; for the gradient of the weight that of the output, [N, OH, OW, groups * M].
-    y [N, OH, OW, groups * M] is written, None for the gradient of the weight; bias and scale [groups * M]; z like y, where
-    the value before the activation is kept, or what is added to it.
+    y [N, OH, OW, groups * M] is written, None for the gradient of the weight; bias and scale [groups * M]; z like y,
+    where the value before the activation is kept, or what is added to it.
     """
 
     x: torch.Tensor

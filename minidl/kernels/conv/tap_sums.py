@@ -133,8 +133,8 @@ def apart(problem: Problem) -> Problem | No:
     # Back, rows of weights that are not filled up are read where they lie.
     aligned = problem.w_aligned or not back or pitch > R * S * M
     made = problem._replace(
-        geometry=Geometry(*axes), M=pitch, bias=False, scale=False, act=None, preactivation=False, added=False, w_aligned=aligned,
-        strides=(pitch, 1, pitch, pitch) if back else (), out=launch.acc_torch(problem.dtype),
+        geometry=Geometry(*axes), M=pitch, bias=False, scale=False, act=None, preactivation=False, added=False,
+        w_aligned=aligned, strides=(pitch, 1, pitch, pitch) if back else (), out=launch.acc_torch(problem.dtype),
         form=product.NAME if back or h.stride == v.stride == 1 else None,
     )  # fmt: skip
     if made.N * min(made.written) < 1 or max(_bytes(made) // made.result.itemsize, math.prod(problem.shape)) >= MANY:

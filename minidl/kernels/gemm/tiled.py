@@ -47,8 +47,8 @@ def finish(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     low_m=0, low_n=0,
 ):  # fmt: skip
-    """The activation of z = scale A B + bias is stored, and z or a sum with it is `beside`; the block's corner is at (m, n). What is
-    before row `low_m` or column `low_n` another tile stores."""
+    """The activation of z = scale A B + bias, kept or added to (`beside`), is stored; the block's corner is at (m, n).
+    What is before row `low_m` or column `low_n` another tile stores."""
     o_m = m + tl.arange(0, b_acc.shape[0])
     o_n = n + tl.arange(0, b_acc.shape[1])
     m_mn = ((o_m >= low_m) & (o_m < M))[:, None] & ((o_n >= low_n) & (o_n < N))[None, :]
