@@ -108,8 +108,8 @@ def test_a_block_is_computed_in_few_launches(in_bands):
 
 def test_sums_that_a_convolution_takes_in():
     """As either operand, with a sum of its own or none; of two convolutions the first takes the second's result."""
-    conv, down = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
-    x = Tensor(image(2, 4, 3, 3).contiguous(memory_format=torch.channels_last))
+    conv, down = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+    x = Tensor(image(2, 8, 3, 3).contiguous(memory_format=torch.channels_last))
     for body, convolutions, sums in (
         (lambda: ops.relu(conv(x) + x), 1, 0),
         (lambda: ops.relu(x + conv(x)), 1, 0),
@@ -117,7 +117,7 @@ def test_sums_that_a_convolution_takes_in():
         (lambda: ops.relu(down(x) + (conv(x) + x)), 2, 0),
         (lambda: ops.relu(conv(x)) + x, 1, 1),
         (lambda: conv(x) + x + x, 1, 1),
-        (lambda: ops.batch_norm(conv(x) + x, *(Tensor(torch.ones(4)) for _ in range(4))), 1, 0),
+        (lambda: ops.batch_norm(conv(x) + x, *(Tensor(torch.ones(8)) for _ in range(4))), 1, 0),
     ):
         with no_grad():
             y, found = launches(lambda body=body: in_a_module(body).data)

@@ -315,6 +315,24 @@ def test_permuting_the_batch_permutes_the_output(form):
     assert torch.equal(permuted, y[order])
 
 
+# Each form that takes a sum, with a shape that it is able to.
+SUMS = {
+    pixel_tiled: (2, 5, 8, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
+    boxed: SHAPES["box"],
+    batch_tiled: (3, 32, 48, (6, 7), (3, 3), (1, 2), (1, 1), (1, 1), 1),
+    paired: SHAPES["pair"],
+    paired_box: (2, 32, 8, (5, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    banded: (2, 3, 8, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
+    held: (2, 1, 16, (9, 16), (3, 3), (1, 1), (0, 1), (1, 1), 1),
+    product: (3, 16, 24, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1), 1),
+}
+# Those of them that a family of tiles serves.
+ADDING = {
+    "conv": pixel_tiled, "conv_flat": pixel_tiled, "conv_box": boxed, "conv_batch": batch_tiled,
+    "conv_batch_narrow": batch_tiled, "conv_banded": banded, "conv_held": held,
+}  # fmt: skip
+
+
 def tiles_of_forms():
     """Every tile of every table, once per size, with a form that it serves."""
     forms = {
@@ -356,7 +374,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
         pytest.skip("a GPU's boxes hold float32 only along the pixels")
     which = served(family)
     with launch.force(**{family: tile}):
-        assert Problem(SHAPES[form], dtype=dtype).check(form, lambda name: which(name) and name in ("sum", *TELLING))
+        assert Problem(SHAPES[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
         # Two or three tiles along every axis, the last one of images, rows and columns with one of them.
         larger = {
             "pixel": (6, 40, 150, (9, 8), (3, 2), (1, 1), (1, 0), (2, 3), 1),
@@ -368,6 +386,11 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "fill": (3, 70, 40, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
+        if family in ADDING:
+            N, C, *rest = SUMS[ADDING[family]]
+            more = Problem((N, 64 if family in ("conv", "conv_batch") else C, *rest), dtype=dtype)
+            with plan.among(ADDING[family]):
+                assert more.check(which=lambda name: name == "sum")
         if form == "batch":
             # Images in halves, even widths.
             halves = Problem((40, 64, 136, (6, 4), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=dtype)
@@ -765,17 +788,8 @@ def test_no_images_and_no_channels():
     assert torch.equal(y, bias.relu()[None, :, None, None].expand(2, 4, 5, 6))
 
 
-# Each form that takes a sum, with a shape that it is able to.
-SUMS = {
-    pixel_tiled: SHAPES["pixel"], boxed: SHAPES["box"], batch_tiled: SHAPES["batch"], paired: SHAPES["pair"],
-    paired_box: (2, 32, 7, (5, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1), banded: SHAPES["banded"],
-    held: (2, 1, 16, (9, 16), (3, 3), (1, 1), (0, 1), (1, 1), 1),
-    product: (3, 16, 24, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1), 1),
-}  # fmt: skip
-
-
 def test_sums_of_every_form_that_takes_them():
-    assert {form for form in plan.FORMS if getattr(form, "ADDED", False)} == set(SUMS)
+    assert {form for form in plan.FORMS if hasattr(form, "ADDED")} == set(SUMS)
 
 
 @pytest.mark.parametrize("form", SUMS, ids=lambda form: form.__name__.rpartition(".")[2])

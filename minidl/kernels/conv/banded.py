@@ -25,7 +25,7 @@ from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
 
 NAME = "banded"
-ADDED = True
+ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_band", "conv_banded")
 

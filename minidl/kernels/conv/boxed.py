@@ -29,7 +29,7 @@ from minidl.runtime.boxes import Box
 NAME = "box"
 IN_PLACE = True
 FLOAT8 = True
-ADDED = True
+ADDED = 16
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
 LEAST = 64  # rows of a tile

@@ -23,7 +23,7 @@ from minidl.runtime.early import wait
 
 NAME = "banded"
 MANY_OUTPUTS = 32
-ADDED = True
+ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_held", "conv_band")
 
