@@ -1,7 +1,7 @@
 """Results of a module that are computed when they are first needed, so that the operation after can take them in.
 
 `relu(bn(conv(x)) + x)` in a module's `forward` makes one or two launches: a convolution's result is not computed before
-the batch norm has been asked for, the sum not before the activation. An operation that can be taken in makes a `Tensor`
+the batch norm and the sum have been asked for, the sum not before the activation. An operation that can be taken in makes a `Tensor`
 with a `Later`; one that takes it in makes another of that. Whatever else touches the values (`data`, an operation that
 knows no Later, the graph) settles the result first: it is computed then, as if at once.
 

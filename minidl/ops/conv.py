@@ -80,34 +80,43 @@ class Conv2d(Convolution):
 
 
 class ConvLater(Later):
-    """A convolution, or a transposed one, that takes in a batch norm with running statistics where no gradient is
-    recorded, and an activation."""
+    """A convolution, or a transposed one, that takes in an activation; and before it, where no gradient is recorded, a
+    batch norm with running statistics and, not transposed, a sum."""
 
     def __init__(
         self, function: type[Convolution], kernel: Callable[..., Any], shape: tuple[int, ...], x: Tensor,
         weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Tensor | None = None, act: Activation = None,
+        added: Tensor | None = None,
     ) -> None:  # fmt: skip
         wants = any(t.requires_grad for t in (x, weight, bias) if t is not None)
-        super().__init__(shape, x.dtype, x.device, wants, x, weight, bias, scale)
+        super().__init__(shape, x.dtype, x.device, wants, x, weight, bias, scale, added)
         self.given = function, kernel, shape, x, weight, bias, geometry
-        self.scale, self.act = scale, act
+        self.scale, self.act, self.added = scale, act, added
 
     def compute(self) -> Tensor:
         function, kernel, _, x, weight, bias, geometry = self.given
         if self.requires_grad:
             return function.apply(x, weight, bias, geometry, self.act, None)
+        more = {} if self.added is None else {"added": self.added.data}
         y, _ = kernel(
             x.data, weight.data, geometry, None if bias is None else bias.data, self.act,
-            scale=None if self.scale is None else self.scale.data,
+            scale=None if self.scale is None else self.scale.data, **more,
         )  # fmt: skip
         return Tensor(y)
 
     def with_act(self, act: Activation) -> Later | None:
-        return ConvLater(*self.given, self.scale, act) if self.act is None else None
+        return ConvLater(*self.given, self.scale, act, self.added) if self.act is None else None
+
+    def with_sum(self, other: Any) -> Later | None:
+        recorded = self.requires_grad or (is_grad_enabled() and other.requires_grad)
+        if recorded or self.act is not None or self.added is not None or self.given[0] is not Conv2d:
+            return None
+        return ConvLater(*self.given, self.scale, None, other)
 
     def with_norm(self, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
         wanted = is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
-        if self.requires_grad or wanted or self.act is not None or self.scale is not None:
+        taken = any(each is not None for each in (self.act, self.scale, self.added))
+        if self.requires_grad or wanted or taken:
             return None
         function, kernel, shape, x, w, conv_bias, geometry = self.given
         outputs = x.data.new_empty(shape[1])

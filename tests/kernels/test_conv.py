@@ -25,10 +25,13 @@ from minidl.kernels.conv import (
     depthwise_grad_weight,
     even_grad_weight,
     held,
+    paired,
+    paired_box,
     pixel_choice,
     pixel_grad_weight,
     pixel_tiled,
     plan,
+    product,
     turned,
     two_rows,
 )
@@ -38,6 +41,7 @@ from minidl.kernels.conv.problem import Problem as Described
 from minidl.kernels.gemm.tiled import gemm_sum_kernel
 from minidl.runtime import launch
 from minidl.tensors import default_device
+from minidl.testing.memory import GuardedAllocations
 
 pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
 # The FFT's results are not whole numbers: test_conv_fft.py has its bound. Few outputs have a way back only:
@@ -100,6 +104,7 @@ class Problem:
         self.y = F.conv2d(x, w, None, *self.how)
         self.dx, self.dw = torch.autograd.grad(self.y, (x, w), self.dy.double())
         self.y = self.y.detach()
+        self.added = whole(*self.y.shape, seed=seed + 5, dtype=dtype)
 
     def check(self, form=None, which=lambda name: True):
         """The names of what the form could do, of those that `which` chooses; all of it exact."""
@@ -118,6 +123,12 @@ class Problem:
                     self.x, self.w, self.geometry, self.bias, "relu", scale=self.scale, preactivation=True, form=form
                 )[1],
             ),
+            "sum": (
+                (self.rounded_where_apart(z, form, added=True) + self.added.double()).relu(),
+                lambda: conv.forward(
+                    self.x, self.w, self.geometry, self.bias, "relu", scale=self.scale, added=self.added, form=form
+                )[0],
+            ),
             "grad_input": (self.dx, lambda: conv.grad_input(self.dy, self.w, self.geometry, form=form)),
             "grad_input, weights channels-last": (
                 self.dx,
@@ -128,9 +139,7 @@ class Problem:
             "grad_weight": (self.dw, lambda: conv.grad_weight(self.x, self.dy, self.geometry, form=form)),
         }
         if min(self.y.shape[2:]) > 1:
-            unpooled = z.relu()
-            if self.pooled_apart(form):
-                unpooled = unpooled.to(self.x.dtype).double()
+            unpooled = self.rounded_where_apart(z.relu(), form, pool="max")
             for pool, function in (("max", F.max_pool2d), ("avg", F.avg_pool2d)):
                 calls[pool] = (
                     function(unpooled, 2),
@@ -158,13 +167,13 @@ class Problem:
             launch.precision(self.x.dtype), target=launch.target(), processors=launch.processors(), **more,
         )  # fmt: skip
 
-    def pooled_apart(self, form):
-        """Whether a pool afterwards reads outputs that are rounded."""
+    def rounded_where_apart(self, x, form, **more):
+        """x, rounded where a pool or a sum is a launch after the convolution."""
         try:
-            found = plan.plan(self.described(bias=True, scale=True, act="relu", pool="max", form=form))
+            found = plan.plan(self.described(bias=True, scale=True, act="relu", form=form, **more))
         except conv.UnableError:
-            return False
-        return bool(found.parts)
+            return x
+        return x.to(self.x.dtype).double() if found.parts and found.other is None else x
 
 
 @st.composite
@@ -306,6 +315,24 @@ def test_permuting_the_batch_permutes_the_output(form):
     assert torch.equal(permuted, y[order])
 
 
+# Each form that takes a sum, with a shape that it is able to.
+SUMS = {
+    pixel_tiled: (2, 5, 8, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
+    boxed: SHAPES["box"],
+    batch_tiled: (3, 32, 48, (6, 7), (3, 3), (1, 2), (1, 1), (1, 1), 1),
+    paired: SHAPES["pair"],
+    paired_box: (2, 32, 8, (5, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    banded: (2, 3, 8, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
+    held: (2, 1, 16, (9, 16), (3, 3), (1, 1), (0, 1), (1, 1), 1),
+    product: (3, 16, 24, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1), 1),
+}
+# Those of them that a family of tiles serves.
+ADDING = {
+    "conv": pixel_tiled, "conv_flat": pixel_tiled, "conv_box": boxed, "conv_batch": batch_tiled,
+    "conv_batch_narrow": batch_tiled, "conv_banded": banded, "conv_held": held,
+}  # fmt: skip
+
+
 def tiles_of_forms():
     """Every tile of every table, once per size, with a form that it serves."""
     forms = {
@@ -359,6 +386,11 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "fill": (3, 70, 40, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
+        if family in ADDING:
+            N, C, *rest = SUMS[ADDING[family]]
+            more = Problem((N, 64 if family in ("conv", "conv_batch") else C, *rest), dtype=dtype)
+            with plan.among(ADDING[family]):
+                assert more.check(which=lambda name: name == "sum")
         if form == "batch":
             # Images in halves, even widths.
             halves = Problem((40, 64, 136, (6, 4), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=dtype)
@@ -749,10 +781,53 @@ def test_no_images_and_no_channels():
     w, bias = whole(4, 2, 3, 3), whole(4)
     y, _ = conv.forward(whole(0, 2, 5, 6), w, geometry, bias)
     assert y.shape == (0, 4, 5, 6)
+    assert conv.forward(whole(0, 2, 5, 6), w, geometry, bias, "relu", added=y)[0].shape == (0, 4, 5, 6)
     assert conv.grad_input(y, w, geometry).shape == (0, 2, 5, 6)
     assert torch.equal(conv.grad_weight(whole(0, 2, 5, 6), y, geometry), torch.zeros_like(w))
     y, _ = conv.forward(whole(2, 0, 5, 6), whole(4, 0, 3, 3), geometry, bias, "relu")
     assert torch.equal(y, bias.relu()[None, :, None, None].expand(2, 4, 5, 6))
+
+
+def test_sums_of_every_form_that_takes_them():
+    assert {form for form in plan.FORMS if hasattr(form, "ADDED")} == set(SUMS)
+
+
+@pytest.mark.parametrize("form", SUMS, ids=lambda form: form.__name__.rpartition(".")[2])
+def test_a_sum_is_rounded_once_and_its_operand_read_alone(form):
+    """2049 - 2048 is 1, and in float16 the first is 2048. What is added may lie in any order."""
+    p = Problem(SUMS[form], dtype=torch.float16)
+    added = torch.full_like(p.added, -2048)
+    bias = torch.full(p.bias.shape, 2049.0, device=added.device)
+    scale = torch.ones_like(bias)
+    with plan.among(form), GuardedAllocations():
+        assert plan.plan(p.described(bias=True, scale=True, added=True)).form is form
+        for given in (added, added.to(memory_format=torch.channels_last), added[..., :1].expand_as(added)):
+            y, z = conv.forward(p.x, p.w, p.geometry, bias, scale=scale, added=given)
+            assert z is None
+            assert torch.equal(y.double(), p.y + 1)
+        assert (added == -2048).all()
+        added[0, -1] = torch.nan
+        y, _ = conv.forward(p.x, p.w, p.geometry, bias, "relu", scale=scale, added=added)
+        assert torch.equal(y.isnan(), added.isnan())
+
+
+@pytest.mark.parametrize("form", ["box", "pixel", "product"])
+def test_an_image_is_added_to_its_own_convolution(form):
+    kernel, padding = ((1, 1), (0, 0)) if form == "product" else ((3, 3), (1, 1))
+    p = Problem((2, 32, 32, (5, 6), kernel, (1, 1), padding, (1, 1), 1))
+    x = p.x.to(memory_format=torch.channels_last)
+    y, _ = conv.forward(x, p.w, p.geometry, p.bias, "relu", added=x, form=form)
+    assert torch.equal(y.double(), (p.y + p.bias.double()[:, None, None] + p.x.double()).relu())
+    assert torch.equal(x, p.x)
+
+
+def test_a_sum_in_a_launch_of_its_own():
+    p = Problem(SHAPES["depthwise"], dtype=torch.float16)
+    assert "sum" in p.check("depthwise", lambda name: name == "sum")
+    problem = p.described(added=True, form="depthwise")
+    (part,) = plan.plan(problem).parts
+    assert (part.problem.added, part.problem.act, part.name) == (False, None, "depthwise")
+    assert "depthwise, then a sum" in plan.explain(problem)
 
 
 def test_layouts_are_copied_only_where_they_must_be():
@@ -1104,6 +1179,15 @@ def test_refusals():
         conv.forward(p.x, p.w, p.geometry, form="banded")
     with pytest.raises(ValueError, match="unknown pool"):
         conv.forward(p.x, p.w, p.geometry, pool="min")
+    for more, why in (
+        ({"added": p.added, "pool": "max"}, "with a pool or preactivation"),
+        ({"added": p.added, "preactivation": True}, "with a pool or preactivation"),
+        ({"added": p.added[:, 1:]}, r"added has shape \[2, 13, .*expected \[2, 14"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            conv.forward(p.x, p.w, p.geometry, **more)
+    with pytest.raises(TypeError, match="convert one of them"):
+        conv.forward(p.x, p.w, p.geometry, added=p.added.double())
     with pytest.raises(ValueError, match="pool afterwards"):
         conv.forward(p.x, p.w, p.geometry, pool="max", preactivation=True)
     with pytest.raises(TypeError, match="convert one of them"):

@@ -66,6 +66,10 @@ def check(shape, dtype=torch.float32, seed=0):
             z,
             lambda: conv.forward(p.x, p.w, p.geometry, p.bias, "relu", preactivation=True, form="product")[1],
         ),
+        "sum": (
+            (z + p.added.double()).relu(),
+            lambda: conv.forward(p.x, p.w, p.geometry, p.bias, "relu", added=p.added, form="product")[0],
+        ),
         "grad_input": (p.dx, lambda: conv.grad_input(p.dy, p.w, p.geometry, form="product")),
         "grad_input, weights channels-last": (p.dx, lambda: conv.grad_input(p.dy, last, p.geometry, form="product")),
         "grad_weight": (p.dw, lambda: conv.grad_weight(p.x, p.dy, p.geometry, form="product")),
@@ -88,7 +92,7 @@ def able(name, shape, dtype=torch.float32):
     precise = launch.INTERPRETED or dtype != torch.float32 or launch.precision(dtype) == "ieee"
     if name in ("patches of a row", "a column") and precise and dtype != torch.float64:
         back = ["grad_input, weights channels-last"]
-    return ["forward", "epilogue", "scale", "preactivation", *back, *["grad_weight"] * precise]
+    return ["forward", "epilogue", "scale", "preactivation", "sum", *back, *["grad_weight"] * precise]
 
 
 def skip_bfloat16(dtype):

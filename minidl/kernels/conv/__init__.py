@@ -43,6 +43,7 @@ def forward(
     act: Activation = None,
     *,
     scale: torch.Tensor | None = None,
+    added: torch.Tensor | None = None,
     pool: str | None = None,
     preactivation: bool = False,
     form: str | None = None,
@@ -52,10 +53,13 @@ def forward(
     """(y, z): z is the value before the activation where `preactivation` is set, else None.
 
     scale and bias [groups * M]: y = act(scale * conv(x, w) + bias), as a folded batch norm has it; together they may
-    have the dtype in which x is accumulated. pool "max" or "avg" takes the maximum or the mean of 2x2 windows (stride
+    have the dtype in which x is accumulated. added, like the result and in x's dtype, is added before the activation:
+    in the same kernel, where the sum is not rounded in between, or in one of its own where that is estimated to take
+    less time. pool "max" or "avg" takes the maximum or the mean of 2x2 windows (stride
     2, incomplete windows left out) after the activation: in the same kernel, or in one of its own where that is
     estimated to take less time. blind: form and tile are the same for any number of images.
-    Raises ValueError for shapes that do not fit, a form that cannot take the shape, or pool with preactivation.
+    Raises ValueError for shapes that do not fit, a form that cannot take the shape, or more than one of pool,
+    preactivation and added.
     """
     check_arguments("conv2d", x, w, bias, scale)
     check_form(form)
@@ -65,6 +69,9 @@ def forward(
         raise ValueError("conv2d: preactivation has no meaning for pooled outputs; pool afterwards")
     groups = geometry.groups
     M, C, _, _ = w.shape
+    if added is not None:
+        _check_added(x, added, (x.shape[0], M, geometry.h.output, geometry.w.output), pool or preactivation)
+        added = channels_last(added)
     x, w = channels_last(x), channels_last(w)
     if C == 0:
         # No channels: one of zeros, so that the sum is empty and the epilogue still runs.
@@ -72,9 +79,9 @@ def forward(
     problem = Problem(
         FORWARD, geometry, x.shape[0], C, M // groups, x.dtype, precision or _precision(x, form),
         bias is not None, scale is not None, act, pool, preactivation, x.data_ptr() % 16 == 0, w.data_ptr() % 16 == 0,
-        (), form, blind, launch.target(), launch.processors(),
+        (), form, blind, launch.target(), launch.processors(), added=added is not None,
     )  # fmt: skip
-    return _run(problem, x, w, bias, scale)
+    return _run(problem, x, w, bias, scale, added)
 
 
 def transposed(
@@ -143,11 +150,20 @@ def grad_weight(
 
 
 def _run(
-    problem: Problem, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    problem: Problem, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None,
+    added: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Both results of a problem, as torch has their shapes."""
-    y, z = plans.plan(problem).run(x, w, _contiguous(bias), _contiguous(scale))
+    y, z = plans.plan(problem).run(x, w, _contiguous(bias), _contiguous(scale), added)
     return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)
+
+
+def _check_added(x: torch.Tensor, added: torch.Tensor, shape: tuple[int, ...], more: object) -> None:
+    check.same("conv2d", x=x, added=added)
+    if tuple(added.shape) != shape:
+        raise ValueError(f"conv2d: added has shape {list(added.shape)}, expected {list(shape)}")
+    if more:
+        raise ValueError("conv2d: added cannot be given with a pool or preactivation")
 
 
 def _precision(x: torch.Tensor, form: str | None) -> str:

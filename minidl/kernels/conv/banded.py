@@ -25,6 +25,7 @@ from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
 
 NAME = "banded"
+ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_band", "conv_banded")
 

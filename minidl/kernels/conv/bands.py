@@ -13,6 +13,7 @@ from minidl.kernels.conv.epilogue import pool_last
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import Problem
+from minidl.kernels.gemm.tiled import beside
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
 
@@ -118,10 +119,9 @@ def store_groups(
         o_y = ((n * QH + q_h) * QW + g * G) * M
         limit = tl.minimum(G, QW - g * G) * M
         m_y = m_row[:, None] & (o_column[None, :] < limit[:, None])
-        if SAVE_Z:
-            tl.store(p_z + o_y[:, None] + o_column[None, :], b_acc.to(p_z.dtype.element_ty), mask=m_y)
-        b_y = activate(b_acc, ACT, SLOPE)
-        tl.store(p_y + o_y[:, None] + o_column[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
+        o_y = o_y[:, None] + o_column[None, :]
+        b_y = activate(beside(b_acc, p_z, o_y, m_y, SAVE_Z), ACT, SLOPE)
+        tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=m_y)
 
 
 @functools.lru_cache(maxsize=4096)

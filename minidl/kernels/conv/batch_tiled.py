@@ -30,6 +30,7 @@ from minidl.runtime.early import wait
 NAME = "batch"
 IN_PLACE = True
 FLOAT8 = True
+ADDED = 16
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_batch", "conv_batch_narrow")
 WHOLE = tl.constexpr(0)

@@ -29,6 +29,7 @@ from minidl.runtime.boxes import Box
 NAME = "box"
 IN_PLACE = True
 FLOAT8 = True
+ADDED = 16
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
 LEAST = 64  # rows of a tile
@@ -206,7 +207,7 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     if tiles <= walking:
         walking = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
     programs = walking or tiles
-    if problem.preactivation and tile.num_warps == 8:
+    if problem.beside and tile.num_warps == 8:
         options["PIECES"] = 8  # 96->312 with two pieces: 4 KB of spilled registers
     whole = stores_boxes(problem)
     piece = max(tile["BLOCK_M"] // options["PIECES"], 16 // problem.result.itemsize)
@@ -240,7 +241,7 @@ def _tile(problem: Problem) -> launch.Tile:
     if len(tiles) == 1:
         return tiles[0]
     # Four warps have no registers for two results of a large tile.
-    fitting = [tile for tile in tiles if not problem.preactivation or tile.num_warps == 8 or tile["BLOCK_M"] <= LEAST]
+    fitting = [tile for tile in tiles if not problem.beside or tile.num_warps == 8 or tile["BLOCK_M"] <= LEAST]
     return min(fitting, key=lambda tile: microseconds(problem, tile))
 
 
@@ -264,7 +265,7 @@ def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
 def stores_boxes(problem: Problem) -> bool:
     """Whether a box of outputs is one of y [N, OH, OW, groups * M], and can be stored as such."""
     alike = problem.at.h.out_step == problem.at.v.out_step == problem.groups == 1
-    return alike and problem.M * problem.result.itemsize % 16 == 0 and not problem.preactivation
+    return alike and problem.M * problem.result.itemsize % 16 == 0 and not problem.beside
 
 
 def images_box(N: int, H: int, W: int, channels: int, block: Sequence[int]) -> Box:

@@ -181,5 +181,14 @@ def of_pool(problem: Problem) -> float:
     return device.launch / 2 + device.forms["pool"] * moved_ / device.copy
 
 
+def of_sum(problem: Problem, apart: bool = False) -> float:
+    """Reading what is added to the outputs; apart they are read and written once more, in a launch."""
+    if not problem.added:
+        return 0.0
+    device = estimates.of(problem.target)
+    moved_ = outputs(problem) * problem.groups * problem.M * problem.result.itemsize
+    return (3 * moved_ / device.copy + device.launch / 2) if apart else moved_ / device.copy
+
+
 def _name(problem: Problem) -> str:
     return str(problem.dtype).removeprefix("torch.")

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.float8 import stored
-from minidl.kernels.gemm.tiled import halves
+from minidl.kernels.gemm.tiled import beside, halves
 
 MAX_POOL = tl.constexpr(1)
 AVERAGE_POOL = tl.constexpr(2)
@@ -49,8 +49,7 @@ def finish(
         o_m = m + tl.arange(0, b_acc.shape[1])
         m_y = m_row[:, None] & (o_m < M)[None, :]
         o_y = (o_row * (GROUPS * M))[:, None] + (i_group * M + o_m)[None, :]
-        if SAVE_Z:
-            tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
+        b_acc = beside(b_acc, p_z, o_y, m_y, SAVE_Z)
         tl.store(p_y + o_y, stored(activate(b_acc, ACT, SLOPE), p_y.dtype.element_ty), mask=m_y)
     else:
         b_left, b_right = halves(b_acc)

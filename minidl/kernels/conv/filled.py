@@ -91,7 +91,7 @@ class Filling(NamedTuple):
     def run(
         self, problem: Problem, part: Any, x: torch.Tensor, w: torch.Tensor, *vectors: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(y, z) by the plan `part` of the wider problem; vectors: bias and scale."""
+        """(y, z) by the plan `part` of the wider problem; vectors: bias, scale, and what is added."""
         y, z = part.run(*self.before(x, w, problem.direction), *vectors)
         return self.after(y, problem.shape), z
 

@@ -23,6 +23,7 @@ from minidl.runtime.early import wait
 
 NAME = "banded"
 MANY_OUTPUTS = 32
+ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_held", "conv_band")
 
@@ -150,7 +151,7 @@ def run(prepared: Product, t: Tensors) -> None:
 def whole(problem: Problem) -> bool:
     """Whether a row has whole groups and these all columns of the band, so that a tile is one piece of y."""
     found = _found(problem)
-    plain = problem.pool is None and not problem.preactivation
+    plain = problem.pool is None and not problem.beside
     return plain and found is not None and problem.at.v.count % found[0] == 0 and found[0] * problem.M == found[3]
 
 

@@ -21,6 +21,7 @@ from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
 
 NAME = "pair"
+ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_pair_pool", "conv_band")
 

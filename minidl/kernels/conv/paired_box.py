@@ -17,6 +17,7 @@ from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Proble
 from minidl.runtime import estimates
 
 NAME = "pair"
+ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box", "conv_band")
 # Channels of the output with which a tile is full.

@@ -29,6 +29,7 @@ from minidl.runtime.early import wait
 
 NAME = pixel_choice.NAME
 IN_PLACE = True
+ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
 

@@ -8,11 +8,13 @@ A form is a module of this folder with
     able(problem)      True, or No with the reason why not
     estimate(problem)  microseconds, by `costs`; for problems that it is able to
     FLOAT8     optional: whether it takes values of 8 bits, forward
+    ADDED      optional: of how many output channels a multiple takes a sum before the activation, forward
     prepare(problem)   tiles, grids, flags, scalars and boxes: all that `run` needs beside tensors
     run(prepared, tensors)
 
 and a line of FORMS. `plan` asks them all, once per problem, and takes the cheapest one. A problem may also be done in
-parts, each with a plan of its own: the way back one pair of walks at a time, and a pool as an operation of its own.
+parts, each with a plan of its own: the way back one pair of walks at a time, and a pool or a sum as an operation of its
+own.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from minidl.kernels import elementwise
 from minidl.kernels import pool as pools
 from minidl.kernels.conv import (
     banded,
@@ -108,7 +111,7 @@ class UnableError(ValueError):
 
 
 class Plan(NamedTuple):
-    """What runs a problem: one form with what it has prepared, or parts, and a pool after them.
+    """What runs a problem: one form with what it has prepared, or parts, and a pool or a sum after them.
 
     shape  of the result, channels-last
     turn   how the weights of a part are turned before it; None where they are read as they are
@@ -125,22 +128,28 @@ class Plan(NamedTuple):
     turn: Copy | None = None
     other: filled.Filling | columns.Columns | tap_sums.TapSums | None = None
 
-    def run(self, x: torch.Tensor, w: torch.Tensor, bias: Any = None, scale: Any = None) -> tuple[torch.Tensor, Any]:
+    def run(
+        self, x: torch.Tensor, w: torch.Tensor, bias: Any = None, scale: Any = None, added: Any = None
+    ) -> tuple[torch.Tensor, Any]:
         """(y, z), channels-last: what is computed of x, w, bias and scale as `Tensors` has them; z None unless kept."""
         if self.other is not None:
-            return self.other.run(self.problem, self.parts[0], x, w, bias, scale)
+            return self.other.run(self.problem, self.parts[0], x, w, bias, scale, added)
         if self.parts and self.problem.pool:
             return self._pooled(x, w, bias, scale), None
+        if self.parts and self.problem.added:
+            y, _ = self.parts[0].run(x, w, bias, scale)
+            return elementwise.add_act(y, added, self.problem.act), None
         if self.problem.direction == GRAD_WEIGHT:
             return self.form.run(self.prepared, Tensors(x, w)), None
         y = torch.empty(self.shape, dtype=self.problem.result, device=x.device)
-        tensors = Tensors(x, w, y, bias, scale, torch.empty_like(y) if self.problem.preactivation else None)
+        z = torch.empty_like(y) if self.problem.preactivation else None
+        tensors = Tensors(x, w, y, bias, scale, added if self.problem.added else z)
         if self.form is not None:
             self.form.run(self.prepared, tensors)
         for part in self.parts:
             turned_ = w if part.turn is None else part.turn.of(w)
             part.form.run(part.prepared, tensors._replace(w=turned_))
-        return y, tensors.z
+        return y, z
 
     def _pooled(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         (part,) = self.parts
@@ -232,11 +241,14 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
             continue
         if problem.dtype.itemsize == 1 and not getattr(form, "FLOAT8", False):
             continue
+        if problem.added and not _adds(form, problem):
+            continue
         able = form.able(problem)
         if not able:
             found.append((None, f"{said:<34} unable: {able}"))
             continue
-        found.append((Plan(problem, form.NAME, form.estimate(counted), problem.shape, form), said))
+        time = form.estimate(counted) + costs.of_sum(counted)
+        found.append((Plan(problem, form.NAME, time, problem.shape, form), said))
     parts = _in_parts(problem)
     if parts is not None:
         found.append((parts, _said_of_parts(parts)))
@@ -247,6 +259,12 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
 def _cheapest(problem: Problem) -> Plan | None:
     """With nothing prepared; None where no form is able."""
     return min((made for made, _ in _candidates(problem) if made is not None), key=_microseconds, default=None)
+
+
+def _adds(form: Any, problem: Problem) -> bool:
+    """Whether a form takes a sum. Of other channels it would be read value by value, and the addresses fill the
+    registers: 3.4 KB of these spill of 64->41 1x1 in tiles of 128x128."""
+    return hasattr(form, "ADDED") and problem.M % form.ADDED == 0
 
 
 def _wider(problem: Problem) -> tuple[Plan | None, str]:
@@ -295,7 +313,7 @@ def _of_other(
 
 
 def _in_parts(problem: Problem) -> Plan | None:
-    """The walks back one by one, or a convolution and its pool; None where there are no parts or one is not able."""
+    """The walks back one by one, or a convolution and its pool or sum; None where that is not possible."""
     cost = 0.0
     if problem.direction == TRANSPOSED:
         parts = [_cheapest(problem._replace(direction=WALK, walks=walks)) for walks in walks_back(problem.geometry)]
@@ -303,6 +321,9 @@ def _in_parts(problem: Problem) -> Plan | None:
     elif problem.pool and min(problem.at.h.count, problem.at.v.count) > 1:
         parts = [_cheapest(problem._replace(pool=None))]
         cost = costs.of_pool(problem._replace(N=problem.images))
+    elif problem.added:
+        parts = [_cheapest(problem._replace(added=False, act=None))]
+        cost = costs.of_sum(problem._replace(N=problem.images), apart=True)
     else:
         return None
     if None in parts:
@@ -339,6 +360,8 @@ def _said_of_parts(parts: Plan) -> str:
         return f"{parts.name}, {_said_of_parts(parts.parts[0])}"
     if parts.problem.pool:
         return f"{_said_of(parts.parts[0])}, then a pool"
+    if parts.problem.added:
+        return f"{_said_of(parts.parts[0])}, then a sum"
     said = "+".join(dict.fromkeys(_said_of(part) for part in parts.parts))
     return said if len(parts.parts) == 1 else f"{len(parts.parts)} walks by {said}"
 

@@ -11,6 +11,7 @@ from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry, Walk
+from minidl.kernels.gemm.tiled import ADDED
 from minidl.runtime import launch
 
 FORWARD, TRANSPOSED, GRAD_WEIGHT, WALK = "forward", "transposed", "grad_weight", "walk"
@@ -51,7 +52,8 @@ class Tensors(NamedTuple):
 
     x [N, H, W, groups * C] is read. w is [groups * M, R, S, C] forward; on the way back the convolution's own
     [groups * C, M, R, S] in any strides; for the gradient of the weight that of the output, [N, OH, OW, groups * M].
-    y [N, OH, OW, groups * M] is written, None for the gradient of the weight; bias and scale [groups * M]; z like y.
+    y [N, OH, OW, groups * M] is written, None for the gradient of the weight; bias and scale [groups * M]; z like y,
+    where the value before the activation is kept, or what is added to it.
     """
 
     x: torch.Tensor
@@ -79,6 +81,7 @@ class Problem(NamedTuple):
     target, processors   the tile table in use and the number of multiprocessors
     walks      those of a WALK; None for the others
     out        the dtype of the results; None for `dtype`
+    added      whether a tensor like the result is added before the activation (FORWARD)
     """
 
     direction: str
@@ -102,6 +105,7 @@ class Problem(NamedTuple):
     processors: int = 1
     walks: Walks | None = None
     out: torch.dtype | None = None
+    added: bool = False
 
     @property
     def groups(self) -> int:
@@ -116,6 +120,11 @@ class Problem(NamedTuple):
     def result(self) -> torch.dtype:
         """The dtype of the results."""
         return self.out or self.dtype
+
+    @property
+    def beside(self) -> bool:
+        """Whether the epilogue reads or writes a tensor like the result."""
+        return self.preactivation or self.added
 
     @property
     def at(self) -> Walks:
@@ -221,7 +230,7 @@ class Problem(NamedTuple):
         name, slope = activation.parse(self.act)
         found = {
             "HAS_BIAS": self.bias, "HAS_SCALE": self.scale, "ACT": activation.CODES[name], "SLOPE": slope,
-            "SAVE_Z": self.preactivation, "POOL": POOLS[self.pool],
+            "SAVE_Z": ADDED.value if self.added else self.preactivation, "POOL": POOLS[self.pool],
         }  # fmt: skip
         return {name: value for name, value in found.items() if name not in without}
 
@@ -234,6 +243,7 @@ class Problem(NamedTuple):
             *(f"{name} {getattr(h, name)}x{getattr(w, name)}" for name in ("stride", "padding", "dilation")),
         ]
         said += [f"{groups} groups"] * (groups > 1) + [f"{self.pool} pool"] * bool(self.pool)
+        said += ["a sum"] * self.added
         said += ["any number of images"] * self.blind
         said += [str(self.dtype).removeprefix("torch.")] + [self.precision] * (self.dtype == torch.float32)
         said += [f"form {self.form}"] * bool(self.form)

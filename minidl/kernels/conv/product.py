@@ -27,6 +27,7 @@ from minidl.runtime import launch
 NAME = "product"
 IN_PLACE = True
 FLOAT8 = True
+ADDED = 8
 DIRECTIONS = FORWARD, WALK, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
 # Of float8 boxes write more values than they read sooner (`costs.FLOAT8`).

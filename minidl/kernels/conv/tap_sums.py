@@ -20,9 +20,10 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import pace, product
+from minidl.kernels.conv import costs, pace, product
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem
+from minidl.kernels.gemm.tiled import beside
 from minidl.runtime import early, estimates, launch
 from minidl.runtime.early import wait
 
@@ -38,7 +39,7 @@ ROOM = 2**26
 
 @triton.jit
 def conv_tap_sum_kernel(
-    p_z, p_bias, p_scale, p_y, p_kept, total, H, W, OH, OW,
+    p_z, p_bias, p_scale, p_y, p_beside, total, H, W, OH, OW,
     M: tl.constexpr, PITCH: tl.constexpr, R: tl.constexpr, S: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     START_H: tl.constexpr, START_W: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, TAP_H: tl.constexpr, TAP_W: tl.constexpr,
@@ -72,8 +73,7 @@ def conv_tap_sum_kernel(
         b_acc *= tl.load(p_scale + m, mask=m_y, other=0.0).to(ACC)
     if HAS_BIAS:
         b_acc += tl.load(p_bias + m, mask=m_y, other=0.0).to(ACC)
-    if SAVE_Z:
-        tl.store(p_kept + o, b_acc.to(p_kept.dtype.element_ty), mask=m_y)
+    b_acc = beside(b_acc, p_beside, o, m_y, SAVE_Z)
     tl.store(p_y + o, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
 
 
@@ -84,13 +84,14 @@ class TapSums(NamedTuple):
     pitch: int
 
     def run(
-        self, problem: Problem, part: Any, x: torch.Tensor, w: torch.Tensor, *vectors: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(y, z) by the plan `part` of the problem that was made; vectors: bias and scale."""
+        self, problem: Problem, part: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None,
+        scale: torch.Tensor | None, added: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        """(y, z) by the plan `part` of the problem that was made."""
         products, _ = part.run(x, self._columns(w, problem.direction == TRANSPOSED))
         y = torch.empty(problem.shape, dtype=problem.result, device=x.device)
         z = torch.empty_like(y) if problem.preactivation else None
-        self.launch.run(products, *vectors, y, z)
+        self.launch.run(products, bias, scale, y, z if added is None else added)
         return y, z
 
     def _columns(self, w: torch.Tensor, back: bool) -> torch.Tensor:
@@ -132,8 +133,8 @@ def apart(problem: Problem) -> Problem | No:
     # Back, rows of weights that are not filled up are read where they lie.
     aligned = problem.w_aligned or not back or pitch > R * S * M
     made = problem._replace(
-        geometry=Geometry(*axes), M=pitch, bias=False, scale=False, act=None, preactivation=False, w_aligned=aligned,
-        strides=(pitch, 1, pitch, pitch) if back else (), out=launch.acc_torch(problem.dtype),
+        geometry=Geometry(*axes), M=pitch, bias=False, scale=False, act=None, preactivation=False, added=False,
+        w_aligned=aligned, strides=(pitch, 1, pitch, pitch) if back else (), out=launch.acc_torch(problem.dtype),
         form=product.NAME if back or h.stride == v.stride == 1 else None,
     )  # fmt: skip
     if made.N * min(made.written) < 1 or max(_bytes(made) // made.result.itemsize, math.prod(problem.shape)) >= MANY:
@@ -154,7 +155,7 @@ def cost(problem: Problem, made: Problem, time: float) -> float:
     taps = problem.geometry.h.kernel * problem.geometry.w.kernel
     outputs = problem.N * math.prod(problem.written) * problem.M * problem.result.itemsize
     added = pace.of_shares(taps, _bytes(made) // (4 * taps)) + outputs / estimates.of(problem.target).copy
-    return added + (WRITTEN * time if made.form == product.NAME else 0.0)
+    return added + costs.of_sum(problem) + (WRITTEN * time if made.form == product.NAME else 0.0)
 
 
 def prepare(problem: Problem, made: Problem) -> TapSums:

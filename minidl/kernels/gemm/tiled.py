@@ -7,6 +7,10 @@ from minidl.kernels import float8
 from minidl.kernels.activation import activate
 from minidl.runtime.early import wait
 
+# What a tensor like the result is for: SAVE_Z of an epilogue, 0 without one.
+KEPT = tl.constexpr(1)
+ADDED = tl.constexpr(2)
+
 
 @triton.jit
 def tile_position(i_tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
@@ -28,13 +32,23 @@ def halves(b_x):
 
 
 @triton.jit
+def beside(b_z, p_z, o_z, m_z, SAVE_Z: tl.constexpr):
+    """The value before the activation: it is KEPT in p_z, or what stands there is ADDED to it."""
+    if SAVE_Z == KEPT:
+        tl.store(p_z + o_z, b_z.to(p_z.dtype.element_ty), mask=m_z)
+    if SAVE_Z == ADDED:
+        b_z += tl.load(p_z + o_z, mask=m_z, other=0.0).to(b_z.dtype)
+    return b_z
+
+
+@triton.jit
 def finish(
     b_acc, p_bias, p_scale, p_c, p_z, m, n, M, N,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     low_m=0, low_n=0,
 ):  # fmt: skip
-    """z = scale A B + bias, kept where asked, and its activation are stored; the block's corner is at (m, n). What is
-    before row `low_m` or column `low_n` another tile stores."""
+    """The activation of z = scale A B + bias, kept or added to (`beside`), is stored; the block's corner is at (m, n).
+    What is before row `low_m` or column `low_n` another tile stores."""
     o_m = m + tl.arange(0, b_acc.shape[0])
     o_n = n + tl.arange(0, b_acc.shape[1])
     m_mn = ((o_m >= low_m) & (o_m < M))[:, None] & ((o_n >= low_n) & (o_n < N))[None, :]
@@ -43,8 +57,7 @@ def finish(
         b_acc *= tl.load(p_scale + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
     if HAS_BIAS:
         b_acc += tl.load(p_bias + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
-    if SAVE_Z:
-        tl.store(p_z + o_mn, b_acc.to(p_z.dtype.element_ty), mask=m_mn)
+    b_acc = beside(b_acc, p_z, o_mn, m_mn, SAVE_Z)
     tl.store(p_c + o_mn, float8.stored(activate(b_acc, ACT, SLOPE), p_c.dtype.element_ty), mask=m_mn)
 
 
@@ -245,6 +258,5 @@ def gemm_sum_kernel(
         b_acc *= tl.load(p_scale + o % N, mask=m, other=0.0).to(ACC)
     if HAS_BIAS:
         b_acc += tl.load(p_bias + o % N, mask=m, other=0.0).to(ACC)
-    if SAVE_Z:
-        tl.store(p_z + o, b_acc.to(p_z.dtype.element_ty), mask=m)
+    b_acc = beside(b_acc, p_z, o, m, SAVE_Z)
     tl.store(p_c + o, float8.stored(activate(b_acc, ACT, SLOPE), p_c.dtype.element_ty), mask=m)

@@ -14,16 +14,18 @@ import triton.language as tl
 
 from minidl.kernels.norm.rows import check_vectors
 from minidl.kernels.norm.statistics import Statistics
-from minidl.runtime import launch
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
 
 
 @triton.jit
 def batch_norm_fold_kernel(
     p_mean, p_var, p_weight, p_bias, p_conv_bias, p_scale, p_shift, C,
     EPS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CONV_BIAS: tl.constexpr,
-    SHIFT: tl.constexpr, BLOCK_C: tl.constexpr,
+    SHIFT: tl.constexpr, EARLY: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """scale = weight / sqrt(var + eps) and, with SHIFT, shift = bias + (conv_bias - mean) scale, in float64."""
+    wait(EARLY)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     b_scale = 1.0 / tl.sqrt(tl.load(p_var + o_c, mask=m_c, other=1).to(tl.float64) + EPS)  # [BLOCK_C]
@@ -91,5 +93,5 @@ def _fold(
     launch.run(
         batch_norm_fold_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), *given, scale, shift, C,
         EPS=float(eps), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-        HAS_CONV_BIAS=conv_bias is not None, SHIFT=shift is not None, **tile.options,
+        HAS_CONV_BIAS=conv_bias is not None, SHIFT=shift is not None, **early.options(), **tile.options,
     )  # fmt: skip

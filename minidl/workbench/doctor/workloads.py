@@ -168,6 +168,7 @@ def _convolution(dtype: torch.dtype) -> Calls:
         for form in conv.FORMS:
             calls: dict[str, Callable[..., Any]] = {
                 "forward": partial(conv.forward, x, w, geometry, bias, "gelu_tanh", preactivation=True, scale=bias),
+                "sum": partial(conv.forward, x, w, geometry, bias, "relu", scale=bias, added=dy),
                 "pooled": partial(conv.forward, x, w, geometry, bias, "gelu_tanh", pool="max"),
                 "gradient of the input": partial(conv.grad_input, dy, w, geometry),
                 "gradient of the weight": partial(conv.grad_weight, x, dy, geometry),
@@ -209,6 +210,7 @@ def _products(dtype: torch.dtype) -> Calls:
         dy = _images(N, M, geometry.h.output, dtype)
         for name, call in (
             ("forward", partial(conv.forward, x, w, geometry, bias, "gelu_tanh", preactivation=True)),
+            ("sum", partial(conv.forward, x, w, geometry, bias, "relu", scale=bias, added=dy)),
             ("gradient of the input", partial(conv.grad_input, dy, w, geometry)),
             ("gradient of the weight", partial(conv.grad_weight, x, dy, geometry)),
         ):
