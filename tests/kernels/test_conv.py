@@ -262,10 +262,10 @@ SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1, "
         ("box", "conv_box", {"PER_PROCESSOR": 1, "PIECES": 2}, (3, 32, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 2)),
         # Boxes of 4 rows: the fifth down an image has one.
         ("box", "conv_box", {}, (2, 32, 32, (17, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1)),
-        ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (2, 64, 96, (5, 4), (3, 3), (1, 1), (2, 2), (1, 1), 1)),
-        ("batch", "conv_batch", {"PIXELS": 1, "WIDE": 0}, (2, 32, 96, (5, 6), (3, 2), (1, 1), (3, 2), (2, 2), 2)),
-        # Two pixels at a time of rows of five, and more images than a tile has.
-        ("batch", "conv_batch", {"PIXELS": 2, "WIDE": 0}, (67, 32, 96, (4, 7), (2, 3), (1, 1), (0, 0), (1, 1), 2)),
+        ("batch", "conv_batch", {"WIDE": 0}, (2, 64, 96, (5, 4), (3, 3), (1, 1), (2, 2), (1, 1), 1)),
+        ("batch", "conv_batch", {"WIDE": 0}, (2, 32, 96, (5, 6), (3, 2), (1, 1), (3, 2), (2, 2), 2)),
+        # More images than a tile has.
+        ("batch", "conv_batch", {"WIDE": 0}, (67, 32, 96, (4, 7), (2, 3), (1, 1), (0, 0), (1, 1), 2)),
     ],
 )
 def test_more_than_a_tile_of_channels_and_images(form, family, sizes, shape):
@@ -544,7 +544,7 @@ def test_pairs_of_tiles_as_one_of_twice_the_channels(processors, groups, monkeyp
         run(kernel, grid, *args, **meta)
 
     monkeypatch.setattr(launch, "run", spy)
-    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "PIXELS": 1, "PIECES": 1, "PER_PROCESSOR": 1, "FLATTEN": 0}
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "PIECES": 1, "PER_PROCESSOR": 1, "FLATTEN": 0}
     dtype = torch.float32 if processors in (1, 7) else torch.float16
     p = Problem((33, 64, 64, (2, 3), (3, 2), (1, 1), (1, 1), (1, 1), groups), dtype=dtype)
     with launch.force(conv_batch=launch.Tile({**sizes, "WIDE": 1})):

@@ -80,7 +80,7 @@ def conv_back_kernel(
         N, H, W, columns, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
         last_h * w_row + last_w * w_tap, -STRIDE_H * w_row, -STRIDE_W * w_tap, 0, 0,
         C, taps_h, taps_w, 1, 1, 1, 1, STRIDE_H, STRIDE_W, TURN,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, 1, PIECES, WHOLE, True,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIECES, WHOLE, True,
     )  # fmt: skip
 
 

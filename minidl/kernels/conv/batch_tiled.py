@@ -22,7 +22,7 @@ from minidl.kernels import float8
 from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, TRANSPOSED, No, Problem, Tensors, all_inside, taps_of
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, TRANSPOSED, No, Problem, Tensors, taps_of
 from minidl.runtime import early, estimates, launch
 from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
@@ -54,24 +54,21 @@ def conv_batch_tile(
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIXELS: tl.constexpr, PIECES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     PART: tl.constexpr, ALL_TAPS: tl.constexpr = False,
 ):  # fmt: skip
-    """A run of images at one pixel, or at two neighbours (PIXELS) that share the weights' boxes, with every tap inside.
-
-    PART says which rows of the output: all; of half an image all but the first `low` and the last `high`; or just
-    those, of both halves of an image. With TURN the rows of d_w are the channels of x: [groups * C, taps * M]. With
-    ALL_TAPS d_w has taps that are not of this walk, too, as with TURN.
+    """A run of images at one pixel. PART says which rows of the output: all; of half an image all but the first `low`
+    and the last `high`; or just those, of both halves of an image. With TURN the rows of d_w are the channels of x:
+    [groups * C, taps * M]. With ALL_TAPS d_w has taps that are not of this walk, too, as with TURN.
     """
     tiles_n = tl.cdiv(M, BLOCK_N)
     runs = tl.cdiv(N, BLOCK_M)
-    columns = tl.cdiv(QW, PIXELS)
     m = i_tile % tiles_n * BLOCK_N
     i_group = i_tile // tiles_n % GROUPS
     n = i_tile // (tiles_n * GROUPS) % runs * BLOCK_M
     q = i_tile // (tiles_n * GROUPS * runs)
-    q_w = q % columns * PIXELS
-    q_h = q // columns
+    q_w = q % QW
+    q_h = q // QW
     if PART == INNER:
         q_h += low
     if PART == BORDER:
@@ -95,8 +92,6 @@ def conv_batch_tile(
     else:
         o_w = (j_h * JW + j_w) * C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    if PIXELS == 2:
-        b_acc_1 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     # Of the weights' columns, from a tap to the next one of its row, and to the one below.
     step_w = w_tap_w if TURN or ALL_TAPS else C
     step_h = w_tap_h if TURN or ALL_TAPS else JW * C
@@ -109,9 +104,6 @@ def conv_batch_tile(
         b_w = d_w.load([c, o_w]) if TURN else d_w.load([i_group * M + m, o_w]).T
         b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
         b_acc = float8.product(b_x, b_w, b_acc, ACC, PRECISION)
-        if PIXELS == 2:
-            b_x = d_x.load([n, o_x + IN_STEP_W * channels])
-            b_acc_1 = float8.product(b_x, b_w, b_acc_1, ACC, PRECISION)
         # All taps of a block of channels, then the next block: programs that run together share what they read.
         i_w += 1
         row = i_w == taps_w
@@ -130,12 +122,6 @@ def conv_batch_tile(
         b_acc, p_bias, p_scale, p_y, p_z, o_row, o_n < N, m, M, i_group, GROUPS,
         HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
     )  # fmt: skip
-    if PIXELS == 2:
-        # None where the row ends before the second pixel.
-        finish(
-            b_acc_1, p_bias, p_scale, p_y, p_z, o_row + OUT_STEP_W, (o_n < N) & (q_w + 1 < QW), m, M, i_group, GROUPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -149,7 +135,7 @@ def conv_batch_kernel(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PIXELS: tl.constexpr, PIECES: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+    PIECES: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
     WIDE: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles.
@@ -165,8 +151,7 @@ def conv_batch_kernel(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
             N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
             C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS,
-            PIECES, WHOLE,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIECES, WHOLE,
         )  # fmt: skip
     elif HALVES:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
@@ -176,7 +161,7 @@ def conv_batch_kernel(
                 low, high, C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
                 TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
-                PIXELS, PIECES, INNER,
+                PIECES, INNER,
             )  # fmt: skip
         # The next tile in line is the border's first for the program whose turn it is.
         first = (tl.program_id(0) + programs - tiles % programs) % programs
@@ -187,7 +172,7 @@ def conv_batch_kernel(
                 low, high, C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
                 TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M // 2, BLOCK_N, BLOCK_K,
-                PIXELS, PIECES, BORDER,
+                PIECES, BORDER,
             )  # fmt: skip
     else:
         if WIDE:
@@ -197,7 +182,7 @@ def conv_batch_kernel(
                     N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
                     C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
                     HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, 2 * BLOCK_N, BLOCK_K,
-                    PIXELS, 2 * PIECES, WHOLE,
+                    2 * PIECES, WHOLE,
                 )  # fmt: skip
         for i_tile in tl.range(tl.program_id(0) + 2 * wide_tiles, tiles, programs, flatten=FLATTEN):
             conv_batch_tile(
@@ -205,7 +190,7 @@ def conv_batch_kernel(
                 N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
                 C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
-                PIXELS, PIECES, WHOLE,
+                PIECES, WHOLE,
             )  # fmt: skip
 
 
@@ -245,10 +230,9 @@ def prepare(problem: Problem) -> launch.Prepared:
     halved = halved and tile["BLOCK_M"] >= 32
     if not halved:
         parts, low, high = 1, 0, 0
-    options["PIXELS"] = tile["PIXELS"] if all_inside(h, H) and all_inside(v, W) else 1
     options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
     options["PER_PROCESSOR"] = tile["PER_PROCESSOR"] or int(halved)
-    across = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(v.count, options["PIXELS"])
+    across = launch.cdiv(M, tile["BLOCK_N"]) * groups * v.count
     tiles = across * launch.cdiv(parts * N, tile["BLOCK_M"]) * (h.count // parts - low - high)
     border = across * launch.cdiv(N, tile["BLOCK_M"] // 2) * 2 * (low + high)
     walking = options["PER_PROCESSOR"] * problem.processors
