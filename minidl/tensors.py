@@ -20,7 +20,6 @@ from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 
 Scalar = int | float | bool
-TensorLike = "Tensor | Scalar"
 _NOTHING = torch.empty(0)  # the memory of a result that is not computed yet
 
 

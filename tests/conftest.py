@@ -82,6 +82,12 @@ def device():
 
 
 @pytest.fixture(autouse=True)
+def _seeded():
+    """The same numbers in every run, whatever ran before."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _sanitized(request):
     if not request.config.getoption("--sanitize") or request.node.get_closest_marker("unsanitized"):
         yield

@@ -76,7 +76,7 @@ def _bench(given: dict[str, Any]) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.list_:
-        check_alone("list", given, "json", "plot", "show", "peers", "profile", "trace")
+        check_alone(given, "json", "plot", "show", "peers", "profile", "trace")
         for name in wanted:
             typer.echo(f"{GOALS[name]:>5g}  {name}")
         return

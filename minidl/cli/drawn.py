@@ -80,7 +80,7 @@ def run(config: DrawnShapes, given: Mapping[str, Any]) -> None:
     if config.regret and not config.of.startswith("conv"):
         raise ConfigError(f"--regret is for convolutions, which have forms; --of is {config.of}")
     if "list" in given:
-        check_alone("list", given, "json", "minutes", "regret")
+        check_alone(given, "json", "minutes", "regret")
         _list(config, config.drawn)
         return
     path = given.get("json")

@@ -61,11 +61,11 @@ def taken(given: dict[str, Any], settings: type[_Settings]) -> _Settings:
     return settings(**{name: given.pop(name) for name in settings.model_fields if name in given})
 
 
-def check_alone(name: str, given: Container[str], *others: str) -> None:
-    """Raises ConfigError when settings are given that have no effect with the setting `name`."""
+def check_alone(given: Container[str], *others: str) -> None:
+    """Raises ConfigError when settings are given that have no effect with --list."""
     for other in others:
         if other in given:
-            raise ConfigError(f"{flag(name)} only lists what is available: leave out {flag(other)}")
+            raise ConfigError(f"--list only lists what is available: leave out {flag(other)}")
 
 
 def _in_order(settings: type[Settings]) -> dict[str, FieldInfo]:

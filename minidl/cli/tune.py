@@ -95,7 +95,7 @@ def _run(given: dict[str, Any]) -> None:
     from minidl.workbench.tuning import space
 
     if config.list_:
-        check_alone("list", given, "out", "write", "dry_run", "json", "plot")
+        check_alone(given, "out", "write", "dry_run", "json", "plot")
         for shapes in wanted:
             count = len(space.candidates(shapes.family, shapes.target, shapes.tile))
             met = ", ".join(problem.name for problem in shapes.problems) or "no problem meets it"

@@ -104,7 +104,7 @@ def load_digits() -> ImageDataset:
         "about": "scikit-learn's digits, 8x8 pixels (UCI optical recognition of handwritten digits, test half)",
         "split": "by class and hash of the pixels: 10% validation, 20% test",
     }
-    parts = _split(Images(pixels, rows[:, 64].astype(np.int64)), 0.1, 0.2, 0)
+    parts = _split(Images(pixels, rows[:, 64].astype(np.int64)), 0.1, 0.2)
     return _dataset("digits", DIGITS, parts, Augment(1), source)
 
 
@@ -148,7 +148,7 @@ def load_mnist(
         "sha256": {key: resource.sha256 for key, resource in resources.items()},
         "split": "the published halves; a twelfth of the training half by class and hash is the validation split",
     }
-    train, validation, _ = _split(halves["train"], VALIDATION_SHARE, 0.0, 0)
+    train, validation, _ = _split(halves["train"], VALIDATION_SHARE, 0.0)
     return _dataset(name, labels, (train, validation, halves["t10k"]), augment, source)
 
 
@@ -294,9 +294,9 @@ def _check_classes(
             )
 
 
-def _split(whole: Images, validation: float, test: float, seed: int) -> tuple[Images, Images, Images]:
+def _split(whole: Images, validation: float, test: float) -> tuple[Images, Images, Images]:
     """(training, validation, test)."""
-    sides = sides_of(digests(_keys(whole.pixels), seed), whole.labels, validation, test)
+    sides = sides_of(digests(_keys(whole.pixels)), whole.labels, validation, test)
     masks = (sides == TRAIN, sides == VALIDATION, sides == TEST)
     parts = [Images(whole.pixels[mask], whole.labels[mask]) for mask in masks]
     return parts[0], parts[1], parts[2]

@@ -218,17 +218,15 @@ def families() -> list[str]:
     return sorted(path.stem for path in tables.FOLDER.glob("*.json"))
 
 
-def tiles(
-    family: str, name: str | None = None, dtype: torch.dtype | None = None, precision: str | None = None
-) -> list[Tile]:
+def tiles(family: str, name: str | None = None, dtype: torch.dtype | None = None) -> list[Tile]:
     """Every distinct tile of a family in the table `name` (default: the one in use), before clamping to a shape.
 
-    With `dtype`, only the tiles that some shape of it can get, float32 in `precision` (default: the one in use).
+    With `dtype`, only the tiles that some shape of it can get, float32 in the precision in use.
     """
     found: list[Tile] = []
     for rule in table(family)[name or target()]:
         when = rule.get("when", {})
-        if dtype is not None and not _takes(when, dtype, precision or _precision(dtype)):
+        if dtype is not None and not _takes(when, dtype, _precision(dtype)):
             continue
         tile_ = tile_of(rule)
         if tile_ not in found:

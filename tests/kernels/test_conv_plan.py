@@ -96,6 +96,11 @@ def test_kernels_of_one_tap_are_products(shape):
         assert {part.form.__name__.rpartition(".")[2] for part in made.parts or (made,)} == {"product"}
 
 
+@pytest.mark.parametrize(("name", "expected"), [("1->32 5x5", "held"), ("32->64 5x5", "paired")])
+def test_the_pooled_layers_of_the_benchmark(name, expected):
+    assert module(layer(*LAYERS[name][0], pool="avg", bias=True, act="relu")) == expected
+
+
 def test_a_product_is_pooled_afterwards():
     pooled = plan.plan(layer(64, 64, 256, 56, 1, pool="max"))
     assert [part.form.NAME for part in pooled.parts] == ["product"]

@@ -24,12 +24,6 @@ def reads(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    """The same numbers in every run."""
-    torch.manual_seed(0)
-
-
 def classes(*values, device):
     return torch.tensor(values, device=device)
 

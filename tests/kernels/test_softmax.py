@@ -23,12 +23,6 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    """The same numbers in every run."""
-    torch.manual_seed(0)
-
-
 def forced(tile, kept=4):
     """The tile for whole rows, and with `kept` for those that do not fit it."""
     loop = launch.Tile({**tile.sizes, "BLOCK_KEPT": kept})

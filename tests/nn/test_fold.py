@@ -6,9 +6,9 @@ import torch
 import minidl
 from minidl import nn, no_grad, ops, random
 from minidl.models import Generator
+from minidl.models.resnet import BasicBlock
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
-from tests.models.test_resnet import basic_block
 
 KIT = {"dtype": torch.float64}
 
@@ -145,7 +145,9 @@ class OfAnyShape(nn.Module):
 FOLDED = {
     "attributes": lambda: block(lambda self, x: self.norm(self.a(x)).relu() + x, a=conv(), norm=norm()),
     "other order of names": lambda: block(lambda self, x: self.first(self.z(x)), first=norm(), z=conv()),
-    "a residual block": lambda: drawn(basic_block(nn, lambda a, b: ops.relu(a + b))(3, 6, 2, **KIT)),
+    "a residual block": lambda: drawn(
+        BasicBlock(3, 6, 2, nn.Sequential(nn.Conv2d(3, 6, 1, 2, **KIT), nn.BatchNorm2d(6)), **KIT).to(**KIT)
+    ),
     "blocks in a Sequential": lambda: nn.Sequential(
         FOLDED["attributes"](), FOLDED["a residual block"]()
     ).eval(),

@@ -9,12 +9,6 @@ from minidl.kernels import cross_entropy as kernels
 from minidl.runtime import launch
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    """The same numbers in every run."""
-    torch.manual_seed(0)
-
-
 def leaf(*shape, device):
     return from_torch(torch.randn(*shape, dtype=torch.float64, device=device), requires_grad=True)
 

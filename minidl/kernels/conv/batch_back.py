@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import batch_tiled, turned
-from minidl.kernels.conv.batch_tiled import WHOLE, conv_batch_tile
+from minidl.kernels.conv.batch_tiled import conv_batch_tile
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
 from minidl.runtime import early, launch
@@ -78,9 +78,9 @@ def conv_back_kernel(
     conv_batch_tile(
         i_tile - before, d_x, d_w, p_bias, p_scale, p_y, p_z,
         N, H, W, columns, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
-        last_h * w_row + last_w * w_tap, -STRIDE_H * w_row, -STRIDE_W * w_tap, 0, 0,
+        last_h * w_row + last_w * w_tap, -STRIDE_H * w_row, -STRIDE_W * w_tap,
         C, taps_h, taps_w, 1, 1, 1, 1, STRIDE_H, STRIDE_W, TURN,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, 1, PIECES, WHOLE, True,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIECES, True,
     )  # fmt: skip
 
 

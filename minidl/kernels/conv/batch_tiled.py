@@ -10,9 +10,6 @@ multiple of BLOCK_K channels, so that no neighbour's value is multiplied.
 Programs that walk over tiles may take pairs of tiles as one of twice the channels while all of them have such a pair:
 those read a quarter less for the same products (256 channels at 14x14: 392 tiles are three rounds of 132, of which two
 become one).
-
-With 64 images or fewer, the halves of an image count as two, so that tiles have twice the rows: but for the output rows
-next to the border and to the middle, whose taps reach beyond their half.
 """
 
 import triton
@@ -21,8 +18,7 @@ import triton.language as tl
 from minidl.kernels import float8
 from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.epilogue import finish
-from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, TRANSPOSED, No, Problem, Tensors, all_inside, taps_of
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, TRANSPOSED, No, Problem, Tensors, taps_of
 from minidl.runtime import early, estimates, launch
 from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
@@ -33,9 +29,6 @@ FLOAT8 = True
 ADDED = 16
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_batch", "conv_batch_narrow")
-WHOLE = tl.constexpr(0)
-INNER = tl.constexpr(1)
-BORDER = tl.constexpr(2)
 
 
 @triton.jit
@@ -49,35 +42,26 @@ def inside(start, size, STEP: tl.constexpr, COUNT):
 @triton.jit
 def conv_batch_tile(
     i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, low, high,
+    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
     C: tl.constexpr, JH, JW,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIXELS: tl.constexpr, PIECES: tl.constexpr,
-    PART: tl.constexpr, ALL_TAPS: tl.constexpr = False,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
+    ALL_TAPS: tl.constexpr = False,
 ):  # fmt: skip
-    """A run of images at one pixel, or at two neighbours (PIXELS) that share the weights' boxes, with every tap inside.
-
-    PART says which rows of the output: all; of half an image all but the first `low` and the last `high`; or just
-    those, of both halves of an image. With TURN the rows of d_w are the channels of x: [groups * C, taps * M]. With
+    """A run of images at one pixel. With TURN the rows of d_w are the channels of x: [groups * C, taps * M]. With
     ALL_TAPS d_w has taps that are not of this walk, too, as with TURN.
     """
     tiles_n = tl.cdiv(M, BLOCK_N)
     runs = tl.cdiv(N, BLOCK_M)
-    columns = tl.cdiv(QW, PIXELS)
     m = i_tile % tiles_n * BLOCK_N
     i_group = i_tile // tiles_n % GROUPS
     n = i_tile // (tiles_n * GROUPS) % runs * BLOCK_M
     q = i_tile // (tiles_n * GROUPS * runs)
-    q_w = q % columns * PIXELS
-    q_h = q // columns
-    if PART == INNER:
-        q_h += low
-    if PART == BORDER:
-        inner = OH // 2 - low - high
-        q_h += tl.where(q_h >= low, inner, 0) + tl.where(q_h >= 2 * low + high, inner, 0)
+    q_w = q % QW
+    q_h = q // QW
     start_h = in_h + q_h * IN_STEP_H
     start_w = in_w + q_w * IN_STEP_W
     j_h, taps_h = inside(start_h, H, IN_TAP_H, JH)
@@ -96,8 +80,6 @@ def conv_batch_tile(
     else:
         o_w = (j_h * JW + j_w) * C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    if PIXELS == 2:
-        b_acc_1 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     # Of the weights' columns, from a tap to the next one of its row, and to the one below.
     step_w = w_tap_w if TURN or ALL_TAPS else C
     step_h = w_tap_h if TURN or ALL_TAPS else JW * C
@@ -110,9 +92,6 @@ def conv_batch_tile(
         b_w = d_w.load([c, o_w]) if TURN else d_w.load([i_group * M + m, o_w]).T
         b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
         b_acc = float8.product(b_x, b_w, b_acc, ACC, PRECISION)
-        if PIXELS == 2:
-            b_x = d_x.load([n, o_x + IN_STEP_W * channels])
-            b_acc_1 = float8.product(b_x, b_w, b_acc_1, ACC, PRECISION)
         # All taps of a block of channels, then the next block: programs that run together share what they read.
         i_w += 1
         row = i_w == taps_w
@@ -131,82 +110,50 @@ def conv_batch_tile(
         b_acc, p_bias, p_scale, p_y, p_z, o_row, o_n < N, m, M, i_group, GROUPS,
         HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
     )  # fmt: skip
-    if PIXELS == 2:
-        # None where the row ends before the second pixel.
-        finish(
-            b_acc_1, p_bias, p_scale, p_y, p_z, o_row + OUT_STEP_W, (o_n < N) & (q_w + 1 < QW), m, M, i_group, GROUPS,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
-        )  # fmt: skip
 
 
 @triton.jit
 def conv_batch_kernel(
-    d_x, d_halves, d_w, d_wide, p_bias, p_scale, p_y, p_z,
+    d_x, d_w, d_wide, p_bias, p_scale, p_y, p_z,
     N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-    tiles, wide_tiles, border_tiles, low, high, programs,
+    tiles, wide_tiles, programs,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PIXELS: tl.constexpr, PIECES: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
-    WIDE: tl.constexpr, HALVES: tl.constexpr,
+    PIECES: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles.
 
     With WIDE the first 2 * wide_tiles of the tiles go two by two, whose weights are boxes of d_wide.
-
-    With HALVES the upper and the lower half of an image are two rows of the matrix that the tiles are cut from; `low`
-    and `high` rows at the ends of the halves read beyond theirs, and are left to tiles of whole images.
     """
     wait(EARLY)
     if PER_PROCESSOR == 0:
         conv_batch_tile(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
-            N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
+            N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
             C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIXELS,
-            PIECES, WHOLE,
+            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIECES,
         )  # fmt: skip
-    elif HALVES:
-        for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
-            conv_batch_tile(
-                i_tile, d_halves, d_w, p_bias, p_scale, p_y, p_z,
-                2 * N, H // 2, W, QW, OH // 2, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-                low, high, C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
-                TURN,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
-                PIXELS, PIECES, INNER,
-            )  # fmt: skip
-        # The next tile in line is the border's first for the program whose turn it is.
-        first = (tl.program_id(0) + programs - tiles % programs) % programs
-        for i_tile in tl.range(first, border_tiles, programs):
-            conv_batch_tile(
-                i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-                low, high, C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
-                TURN,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M // 2, BLOCK_N, BLOCK_K,
-                PIXELS, PIECES, BORDER,
-            )  # fmt: skip
     else:
         if WIDE:
             for i_tile in tl.range(tl.program_id(0), wide_tiles, programs):
                 conv_batch_tile(
                     i_tile, d_x, d_wide, p_bias, p_scale, p_y, p_z,
-                    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
+                    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
                     C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
                     HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, 2 * BLOCK_N, BLOCK_K,
-                    PIXELS, 2 * PIECES, WHOLE,
+                    2 * PIECES,
                 )  # fmt: skip
         for i_tile in tl.range(tl.program_id(0) + 2 * wide_tiles, tiles, programs, flatten=FLATTEN):
             conv_batch_tile(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, 0, 0,
+                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
                 C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
-                PIXELS, PIECES, WHOLE,
+                PIECES,
             )  # fmt: skip
 
 
@@ -238,39 +185,27 @@ def estimate(problem: Problem) -> float:
 def prepare(problem: Problem) -> launch.Prepared:
     h, v, (H, W), (OH, OW) = problem.at
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
-    low, high = _beyond_half(h, H, OH)
-    halved = _halved(problem)
-    parts = 2 if halved else 1
     tile = tile_of(problem)
     options = tile.options
-    halved = halved and tile["BLOCK_M"] >= 32
-    if not halved:
-        parts, low, high = 1, 0, 0
-    options["PIXELS"] = tile["PIXELS"] if all_inside(h, H) and all_inside(v, W) else 1
     options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
-    options["PER_PROCESSOR"] = tile["PER_PROCESSOR"] or int(halved)
-    across = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(v.count, options["PIXELS"])
-    tiles = across * launch.cdiv(parts * N, tile["BLOCK_M"]) * (h.count // parts - low - high)
-    border = across * launch.cdiv(N, tile["BLOCK_M"] // 2) * 2 * (low + high)
-    walking = options["PER_PROCESSOR"] * problem.processors
-    programs = min(tiles + border, walking) if walking else tiles
-    pairs = tile["WIDE"] and walking and not halved and M % (2 * tile["BLOCK_N"]) == 0
+    tiles = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(N, tile["BLOCK_M"]) * h.count * v.count
+    walking = tile["PER_PROCESSOR"] * problem.processors
+    programs = min(tiles, walking) if walking else tiles
+    pairs = tile["WIDE"] and walking and M % (2 * tile["BLOCK_N"]) == 0
     wide = tiles // 2 // walking * walking if pairs else 0
     options["WIDE"] = int(wide > 0)
     turn = problem.in_place
-    row = H * W * groups * C
     scalars = (
         N, H, W, v.count, OH, OW, M, groups, h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(problem),
-        tiles, wide, border, low, high, programs,
+        tiles, wide, programs,
     )  # fmt: skip
     meta = {
         **problem.taps_read, "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
-        "TURN": turn, "HALVES": halved, **problem.constants,
+        "TURN": turn, **problem.constants,
         **early.options(target=problem.target), **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
-        Box.of_rows(N, row, (tile["BLOCK_M"] // (1 + halved), block)),
-        Box.of_rows(parts * N, row // parts, (tile["BLOCK_M"], block)),
+        Box.of_rows(N, H * W * groups * C, (tile["BLOCK_M"], block)),
         weights(problem, turn, block, tile["BLOCK_N"]),
         weights(problem, turn, block, tile["BLOCK_N"] << options["WIDE"]),
     )
@@ -278,19 +213,11 @@ def prepare(problem: Problem) -> launch.Prepared:
 
 
 def tile_of(problem: Problem) -> launch.Tile:
-    """The tile, which may be of halves of images."""
     C = problem.C
     # A short K leaves no time for wide epilogues.
     family = "conv_batch_narrow" if problem.dtype.itemsize == 2 and C % 64 else "conv_batch"
-    parts = 2 if problem.direction != TRANSPOSED and _halved(problem) else 1
-    pixels = costs.outputs(problem) // max(problem.N, 1) // parts
-    return problem.tile(family, M=parts * problem.images, N=problem.M, K=C & -C, pixels=pixels)
-
-
-def _halved(problem: Problem) -> bool:
-    h, (H, _), (OH, _) = problem.at.h, problem.read, problem.written
-    low, high = _beyond_half(h, H, OH)
-    return problem.images <= 64 and low + high < OH // 2
+    pixels = costs.outputs(problem) // max(problem.N, 1)
+    return problem.tile(family, M=problem.images, N=problem.M, K=C & -C, pixels=pixels)
 
 
 def weights(problem: Problem, turn: bool, block_k: int, block_n: int) -> Box:
@@ -303,15 +230,4 @@ def weights(problem: Problem, turn: bool, block_k: int, block_n: int) -> Box:
 
 
 def run(prepared: launch.Prepared, t: Tensors) -> None:
-    prepared.run(t.x, t.x, t.w, t.w, t.bias, t.scale, t.y, t.z)
-
-
-def _beyond_half(h: Walk, H: int, OH: int) -> tuple[int, int]:
-    """How many of the first and of the last rows of half an output read outside their half of the input.
-
-    A row count that leaves no row inside where the halves of output and input do not match.
-    """
-    if OH % 2 or (h.out_step, h.count, h.count * h.in_step) != (1, OH, H):
-        return OH, OH
-    first, last = -h.in_start, h.in_start + (len(h.taps) - 1) * h.in_tap - (h.in_step - 1)
-    return max(0, -(-first // h.in_step)), max(0, -(-last // h.in_step))
+    prepared.run(t.x, t.w, t.w, t.bias, t.scale, t.y, t.z)

@@ -11,12 +11,13 @@ rows    in the order of their shapes: index, direction, name, of, group, shape, 
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from minidl.data.parsing import cut, parse_json
 from minidl.training import files
@@ -125,30 +126,16 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which this share of all is, between its two neighbours in proportion."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """The exponential of the mean of logarithms."""
-    return math.exp(statistics.fmean(map(math.log, values)))
-
-
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """What a group of measured rows says: of the ratios, and of the regrets if there are any."""
     ratios = [row["ratio"] for row in rows]
     regrets = [row["regret"] for row in rows if "regret" in row]
     found = {
-        "rows": len(ratios), "worst": min(ratios), "5 %": percentile(ratios, 0.05),
-        "median": statistics.median(ratios), "mean": geometric_mean(ratios),
+        "rows": len(ratios), "worst": min(ratios), "5 %": float(np.percentile(ratios, 5)),
+        "median": statistics.median(ratios), "mean": statistics.geometric_mean(ratios),
         f"< {CLIFF}": sum(ratio < CLIFF for ratio in ratios), f"< {BEHIND}": sum(ratio < BEHIND for ratio in ratios),
     }  # fmt: skip
-    return found | ({"regret": geometric_mean(regrets), "worst regret": max(regrets)} if regrets else {})
+    return found | ({"regret": statistics.geometric_mean(regrets), "worst regret": max(regrets)} if regrets else {})
 
 
 def summary(found: Drawn) -> Iterator[str]:

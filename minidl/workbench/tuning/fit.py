@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,9 +69,7 @@ class Score(NamedTuple):
         return f"{self.error:.1%} off in the median, regret {self.regret:.3f}, at worst {self.worst:.2f}"
 
 
-def fitted(
-    place: Place, trials: Sequence[Trial], start: Constants, told: Callable[[str], None] = lambda forms: None
-) -> Constants:  # fmt: skip
+def fitted(place: Place, trials: Sequence[Trial], start: Constants) -> Constants:
     """The constants that fit the trials best, from `start`."""
     timed = [trial for trial in trials if trial.ms]
     best = _best(timed)
@@ -80,7 +78,6 @@ def fitted(
         rows = [trial for trial in timed if trial.form.removeprefix(FILLED) in forms]
         paths = [path for path in _paths(known) if f"{'.'.join(map(str, path))}.".startswith(parts)]
         if rows:
-            told(forms[0])
             known = _moved(place, rows, [math.sqrt(best[row.problem] / (row.ms or 1.0)) for row in rows], known, paths)
     return devices.made(known)
 
@@ -95,7 +92,7 @@ def score(place: Place, trials: Iterable[Trial], constants: Constants) -> Score:
     for guess, us, problem in guessed:
         by_problem.setdefault(problem, []).append((guess, us))
     regrets = [min(every)[1] / min(us for _, us in every) for every in by_problem.values() if len(every) > 1]
-    mean = math.exp(statistics.fmean(map(math.log, regrets))) if regrets else 1.0
+    mean = statistics.geometric_mean(regrets) if regrets else 1.0
     return Score(len(timed), math.expm1(statistics.median(errors)) if errors else 0.0, mean, max(regrets, default=1.0))
 
 

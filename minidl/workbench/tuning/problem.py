@@ -32,6 +32,7 @@ class Problem:
     wrt        positions of the arguments whose gradients the call returns; empty: it returns the result
     in_place   the call changes its inputs, so only the result of the first call can be checked
     off        for a transform, the allowed distance from the present tile's result, relative to its norm
+    by_values  the call makes tensors whose sizes depend on the values of its inputs
     """
 
     name: str
@@ -43,6 +44,7 @@ class Problem:
     wrt: tuple[int, ...] = ()
     in_place: bool = False
     off: float = 0.0
+    by_values: bool = False
 
     def set_up(self) -> AbstractContextManager[None]:
         """A context in which float32 products have the problem's precision."""
@@ -53,8 +55,9 @@ class Problem:
         return self._made(SeededMake(seed, self.dtype, device, kinds=(kind,)))
 
     def empty(self) -> Call:
-        """The call on uninitialised inputs, for recording launches."""
-        return self._made(Empty(SEED, self.dtype))
+        """The call on uninitialised inputs, for recording launches; of a GPU if possible without memory."""
+        looked_at = self.by_values or launch.target() == "interpreted"
+        return self._made(Empty(SEED, self.dtype, "cpu" if looked_at else "meta"))
 
     def _made(self, make: Make) -> Call:
         with self.set_up():
@@ -75,7 +78,7 @@ class Problem:
 
 
 class Empty(SeededMake):
-    """A Make of uninitialised tensors: their memory is never touched."""
+    """A Make of uninitialised tensors."""
 
     def tensor(self, *shape: int, low: float | None = None, high: float | None = None) -> torch.Tensor:
         """Whatever was in the memory."""

@@ -326,7 +326,7 @@ def _documents(kind: Kind) -> Iterator[Problem]:
         x = CSR.from_torch(crow, col.reshape(-1).to(torch.int32), make.tensor(rows * each), (rows, columns))
         return Case((x.crow, x.col, x.val, x.order, make.tensor(columns, 128), make.tensor(128), "relu"))
 
-    yield kind.problem(f"{rows} x {each} of {columns}", kernel(sparse.csr_matmul), inputs)
+    yield kind.problem(f"{rows} x {each} of {columns}", kernel(sparse.csr_matmul), inputs, by_values=True)
 
 
 def _updates(kind: Kind) -> Iterator[Problem]:

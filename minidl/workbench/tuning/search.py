@@ -8,7 +8,6 @@ hold in a second measurement.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import Counter
@@ -50,7 +49,7 @@ class Trial:
     @property
     def ratio(self) -> float:
         """Geometric mean of the ratios; 0 for a candidate that was not timed."""
-        return math.exp(statistics.fmean(map(math.log, self.ratios.values()))) if self.ratios else 0.0
+        return statistics.geometric_mean(self.ratios.values()) if self.ratios else 0.0
 
     def better(self, noise: float) -> bool:
         """Whether it is faster by more than the noise, and on no problem slower by more than that."""
