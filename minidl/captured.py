@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minidl import random
 from minidl.later import settle_all
 from minidl.runtime import launch
+from minidl.runtime.together import together
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
 
@@ -124,7 +125,8 @@ class Captured(Generic[T]):
                 outputs = _map(self._step(*inputs), _copied)
         elif known.graph is None and known.calls < self._eager:
             # Copies, as in the recording: kernels are compiled for memory that begins at multiples of 16 bytes.
-            with self._watched(known, device):
+            first = together(device) if known.calls == 0 else contextlib.nullcontext()
+            with self._watched(known, device), first:
                 outputs = _map(self._step(*map(_clone, inputs)), _copied)
         else:
             if known.graph is None:
