@@ -39,6 +39,9 @@ _thread = threading.local()
 def capture(step: Callable[..., T], *, eager: int = EAGER, shapes: int = 1) -> Captured[T]:
     """`step` as a CUDA graph: its first `eager` calls run normally, the next is recorded, all later ones replay it.
 
+    In the first call launches wait until all kernels that they need are compiled, on every processor at once, or until
+    a value is read; `minidl.compile_ahead` does that earlier.
+
     On a CPU every call runs the step normally. `step` takes Tensors, torch tensors and CSR batches by position, all on
     one device and without requires_grad, and returns tensors: one, None, or tuples, lists and dicts of them. A call
     returns new tensors without a graph of operations. A captured step inside another one runs as a part of it. Capture

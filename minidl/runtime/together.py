@@ -2,9 +2,9 @@
 
 Triton compiles a kernel as it is first launched, one after another: 115 kernels of a ResNet-50 step take 41 s. Here
 launches are noted in place of being run, missing kernels are compiled on every processor, and then the launches run in
-their order. They run earlier, with what is known by then, as soon as anything else could see their results: an operation
-of torch on memory that they use (a value read on the host, a copy), a kernel that is not launched by minidl, another
-stream, or little memory left, as what they use is not freed meanwhile.
+their order. They run earlier, with what is known by then, as soon as anything else could see their results: before an
+operation of torch on memory that they use (a value read on the host, a copy), a kernel that is not launched by minidl,
+another stream; and where little memory is left, as what they use is not freed meanwhile.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class _Waiting(TorchDispatchMode):
         self._gpu = device.type == "cuda"
         self._launches: list[Callable[[], None]] = []
         self._used: set[int] = set()  # storages, which the launches keep
-        self._jobs: dict[str, Job] = {}
         self._missing: list[Job] = []
         self._stream: Any = None
         self._least = self._free() * (1.0 - _MOST) if self._gpu else 0.0
@@ -134,10 +133,7 @@ class _Waiting(TorchDispatchMode):
             job = ahead.job_of(_architecture(self._device), kernel, grid, args, meta)
         except TypeError:  # a constant that cannot be told to another process
             return
-        if job.key in self._jobs:
-            return
-        self._jobs[job.key] = job
-        if not ahead.is_compiled(job):
+        if ahead.is_wanted(job):
             self._missing.append(job)
             if len(self._missing) == _FEW:
                 self._started(self._missing)

@@ -56,7 +56,7 @@ _ALL = (
     *_both("resnet50", 64, 224, (1.15, 1.4)),
     *_both("resnet50", 256, 224, (1.2, 1.5)),
     *_both("resnet18", 512, 32, options=_SMALL),
-    *_both("unet", 16, 256),
+    *_both("unet", 16, 256, given=(2,)),
     *_both("mobilenet_v2", 64, 224),
     *_both("mobilenet_v2", 256, 224),
     *_both("vgg16_bn", 64, 224),

@@ -75,21 +75,15 @@ def measured(
         keep(row.wrong())
         return
     row.clock("ours", ours, ours.given(batch))
-    for peer in (peer for peer in PEERS if peer in peers):
-        call = theirs.given(batch)
-        if peer in ("compile", "autotune"):
-            theirs.calls = {name: _compiled(each, peer) for name, each in theirs.networks.items()}
-            call = theirs.given(batch)
-        name = PEERS[peer]
+    for peer, name in PEERS.items():
+        if peer not in peers:
+            continue
         try:
-            if peer in ("compile", "autotune"):
-                row.first(name, call)
-                row.memory(name, theirs, call, "torch")
-            row.clock(name, theirs, call, graph=peer != "eager")
+            row.beside(peer, name, theirs, batch)
         except Exception as error:  # noqa: BLE001 (whatever torch raises is why it is left out)
             row.found.setdefault("left_out", {})[name] = first_line(error)
-            continue
-        keep(row.timed())
+        if len(row.clocks) > 1:
+            keep(row.timed())
 
 
 def _compiled(network: torch.nn.Module, peer: str) -> Any:
@@ -170,6 +164,14 @@ class _Row:
             del alone
             self._emptied()
         self.clocks[name] = Replay([call], True, pool=self._pool) if graph else Launched([call], True)
+
+    def beside(self, peer: str, name: str, theirs: sides.Side, batch: sides.Batch) -> None:
+        """Make the clock of torch running the network in one of its ways."""
+        if peer in ("compile", "autotune"):
+            theirs.calls = {part: _compiled(network, peer) for part, network in theirs.networks.items()}
+            self.first(name, theirs.given(batch))
+            self.memory(name, theirs, theirs.given(batch), "torch")
+        self.clock(name, theirs, theirs.given(batch), graph=peer != "eager")
 
     def timed(self) -> dict[str, Any]:
         """The row with what all clocks say in turn."""
