@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import Field
 
-from minidl.cli import drawn, networks
+from minidl.cli import drawn, kept_results, networks
 from minidl.cli.common import check_files, check_plot
 from minidl.cli.options import check_alone, command
 from minidl.cli.profiling import profiled
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
 from minidl.training.settings import REPEATED, Positional
-
-if TYPE_CHECKING:
-    from minidl.workbench.bench.results import Results
 
 
 class Bench(networks.WholeNetworks):
@@ -48,7 +45,7 @@ class Bench(networks.WholeNetworks):
         "minidl bench --list",
         "minidl bench --show results.json --plot results.svg",
         "minidl bench --drawn 500 --seed 1 --of conv --json drawn.json --minutes 9",
-        "minidl bench networks resnet50 unet --against eager,graph --json networks.json --minutes 9",
+        "minidl bench networks resnet50 unet --json networks.json --minutes 9",
     )
     names: Annotated[
         tuple[str, ...],
@@ -109,13 +106,13 @@ def _bench(given: dict[str, Any]) -> None:
     console = Console(width=None if Console().is_terminal else 140)
     failures: list[str] = []
     if show is None:
-        found = earlier(json)
+        found = kept_results.earlier(json)
         with profiled(config, None):
             failures = run.run(
                 wanted, found, console, lambda: found.save(json) if json is not None else None, config.peers
             )
     else:
-        found = shown(show, wanted)
+        found = kept_results.shown(show, wanted)
         console.print(run.table(found, wanted))
     if plot is not None:
         files.write_bytes(plot, table.picture(found))
@@ -136,34 +133,6 @@ def _check_peers() -> None:
     typer.echo(f"with {', '.join(f'{name} {version}' for name, version in there.items())}")
     for line in missing:
         typer.echo(line, err=True)
-
-
-def shown(path: Path, wanted: list[str]) -> Results:
-    """The wanted rows of those in the file. Raises ConfigError if it has none of them."""
-    from minidl.workbench.bench import results
-
-    found = results.load(path)
-    rows = {name: row for name, row in found.rows.items() if name in wanted}
-    if not rows:
-        has = ", ".join(found.rows) or "none"
-        raise ConfigError(f"--show {path} has none of the rows asked for; the rows in it: {has}")
-    return results.Results(found.machine, rows)
-
-
-def earlier(json: Path | None) -> Results:
-    """Earlier results of this machine in the file, to be updated. Raises ConfigError for another device's."""
-    from minidl.workbench.bench import machine, results
-
-    drawn.check_device()
-    here = machine.machine()
-    if json is None or not json.exists():
-        return results.Results(here)
-    before = results.load(json)
-    if before.machine["device"] != here["device"]:
-        raise ConfigError(
-            f"--json {json} has results of a {before.machine['device']}; this is a {here['device']}; give another"
-        )
-    return results.Results(here, before.rows)
 
 
 add_to = command("bench", Bench, _bench)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
-from minidl.cli import drawn
+from minidl.cli import drawn, kept_results
 from minidl.cli.common import check_files, check_plot
 from minidl.cli.options import check_alone
 from minidl.training.errors import ConfigError
@@ -79,9 +79,10 @@ def run(config: Any, given: Mapping[str, Any]) -> None:
 
     from minidl.training import files
 
-    found, failures = _shown(show, nets) if show is not None else _measured(config, nets)
+    names = [net.row for net in nets]
+    found, failures = (kept_results.shown(show, names), []) if show is not None else _measured(config, nets)
     console = Console(width=None if Console().is_terminal else 240)
-    console.print(network_table.table(found, [net.row for net in nets]))
+    console.print(network_table.table(found, names))
     if plot is not None:
         files.write_bytes(plot, network_table.picture(found, plot.suffix[1:]))
     typer.echo(network_table.summary(found))
@@ -89,21 +90,14 @@ def run(config: Any, given: Mapping[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _shown(path: Any, nets: list[Net]) -> tuple[Results, list[str]]:
-    from minidl.cli.bench import shown
-
-    return shown(path, [net.row for net in nets]), []
-
-
 def _measured(config: Any, nets: list[Net]) -> tuple[Results, list[str]]:
-    from minidl.cli.bench import earlier
     from minidl.workbench.bench import network_run
 
     peers = config.against.split(",")
     unknown = [peer for peer in peers if peer not in network_run.PEERS]
     if unknown:
         raise ConfigError(f"--against has {unknown[0]!r}, expected some of {', '.join(network_run.PEERS)}")
-    found, path = earlier(config.json_file), config.json_file
+    found, path = kept_results.earlier(config.json_file), config.json_file
 
     def keep(name: str, row: dict[str, Any]) -> None:
         found.add(name, row)

@@ -141,7 +141,7 @@ class _Row:
         exact = sides.Side(self.net, sides.torchs(batch[0].device.type, torch.float64))
         theirs.load(ours)
         exact.load(ours)
-        compile_ahead(lambda: sides.errors_of([ours], exact, batch))
+        compile_ahead(lambda: ours.compared(sides.few_of(batch)))
         own, torchs = sides.errors_of([ours, theirs], exact, batch)
         self.found["errors"], self.found["torch_errors"] = own.as_json(), torchs.as_json()
         self.found["error_ok"] = sides.right(own, torchs, self.dtype)
@@ -328,7 +328,8 @@ def _in_process(net: Net, peers: Sequence[str], seconds: float | None) -> tuple[
                 # With the processes that it compiles in.
                 _end_group(process.pid)
                 process.wait()
-        lines = [line for line in out.read_text().splitlines() if line.startswith(MARK)]
+        whole, _, _ = out.read_text().rpartition("\n")
+        lines = [line for line in whole.splitlines() if line.startswith(MARK)]
         said = [line for line in err.read_text(errors="replace").splitlines() if line.strip()]
         if why == "it failed":
             why = f"it failed: {said[-1][:300]}" if said else f"it failed with {process.returncode}"

@@ -147,6 +147,10 @@ class Side:
         found = [weight.grad.data for network in self.networks.values() for weight in network.parameters()]
         return [float(value) for value in values], found
 
+    def compared(self, batch: Batch) -> Any:
+        """What is compared with float64."""
+        return self.gradients(batch) if self.net.training else self.answer(batch)
+
     def forget_gradients(self) -> None:
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
@@ -187,9 +191,14 @@ class Errors:
         return {name: float(f"{value:.3g}") for name, value in vars(self).items()}
 
 
+def few_of(batch: Batch) -> Batch:
+    """The batch on which sides are compared."""
+    return tuple(each[:JUDGED] for each in batch)
+
+
 def errors_of(sides: Sequence[Side], exact: Side, batch: Batch) -> list[Errors]:
     """The errors of sides that have the same weights as `exact`, which computes in float64."""
-    few = tuple(each[:JUDGED] for each in batch)
+    few = few_of(batch)
     if not exact.net.training:
         wanted = exact.answer(few).data.double()
         return [Errors(float((side.answer(few).data.double() - wanted).norm() / wanted.norm())) for side in sides]

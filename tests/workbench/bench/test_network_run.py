@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from minidl.runtime import launch
 from minidl.training.errors import ConfigError
 from minidl.workbench.bench import network_run, network_sides, network_table
 from minidl.workbench.bench.network_rows import NETS, Net
@@ -43,6 +44,23 @@ def test_a_network_is_measured_beside_each_peer(net, copies):
     assert row["copies"] == copies  # the joined images
     assert row["first_step_s"].keys() == {"ours", "torch"}
     json.dumps(row)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(launch.INTERPRETED, reason="kernels are interpreted")
+@pytest.mark.parametrize("training", [False, True])
+def test_a_network_is_measured_on_a_gpu(training):
+    """With graphs of both sides, and what memory they take."""
+    rows = []
+    net = Net("resnet18", 4, 32, training, given=(10,), options=(("small", True),))
+    network_run.measured(net, PEERS, rows.append)
+    row = rows[-1]
+    assert row["error_ok"], row
+    assert row["peak_mb"].keys() == {"ours", "torch"}
+    assert row["pool_mb"].keys() == {"ours", "torch, CUDA graph"}
+    assert all(0 < value < 2000 for value in row["peak_mb"].values())
+    assert row["ours_ms"] < row["peers_ms"]["torch"]
+    assert row["copies"] == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels are measured")
