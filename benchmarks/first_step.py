@@ -18,28 +18,25 @@ BATCHES = (64, 256)
 
 def ours() -> Callable[[int], object]:
     import minidl
-    from benchmarks.second_batch import resnet50
-    from minidl import ops, optim
+    from minidl import models, ops, optim
     from minidl.tensors import Tensor
 
-    model = resnet50(torch.bfloat16)
+    model = models.resnet50(dtype=torch.bfloat16)
     optimizer = optim.SGD(list(model.parameters()), lr=0.1, momentum=0.9, weight_decay=1e-4)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = ops.cross_entropy(model(x).to(torch.float32), y)
+        loss = ops.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
         return loss
 
+    captured = minidl.capture(step, shapes=len(BATCHES))
+
     def first(size: int) -> object:
         x = torch.randn(size, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
-        batch = (
-            Tensor(x.contiguous(memory_format=torch.channels_last)),
-            Tensor(torch.zeros(size, dtype=torch.int64).cuda()),
-        )
-        print(size, minidl.compile_ahead(step, *batch), "kernels", flush=True)
-        return step(*batch).item()
+        labels = Tensor(torch.zeros(size, dtype=torch.int64).cuda())
+        return captured(Tensor(x.contiguous(memory_format=torch.channels_last)), labels).item()
 
     return first
 

@@ -19,60 +19,17 @@ os.environ.setdefault("TRITON_INTERPRET", "0")
 
 import torch
 
-from minidl import nn, ops, optim
+from minidl import models, ops, optim
 from minidl.jobs import Job
 from minidl.rehearsal import launched
 from minidl.runtime import ahead
 from minidl.tensors import Tensor
 from minidl.workbench.doctor.jobs import target_name
 
-STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
-
-
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut, as torchvision has them."""
-
-    def __init__(self, channels: int, width: int, stride: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 1, bias=False, dtype=dtype)
-        self.bn1 = nn.BatchNorm2d(width, dtype=dtype)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False, dtype=dtype)
-        self.bn2 = nn.BatchNorm2d(width, dtype=dtype)
-        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False, dtype=dtype)
-        self.bn3 = nn.BatchNorm2d(4 * width, dtype=dtype)
-        self.relu = nn.ReLU()
-        self.downsample: nn.Module | None = None
-        if stride != 1 or channels != 4 * width:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(channels, 4 * width, 1, stride, bias=False, dtype=dtype),
-                nn.BatchNorm2d(4 * width, dtype=dtype),
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.relu(self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x))))))
-        y = self.bn3(self.conv3(y))
-        return ops.relu(y + (x if self.downsample is None else self.downsample(x)))
-
-
-def resnet50(dtype: torch.dtype, classes: int = 1000) -> nn.Module:
-    """The network for pictures of 224 x 224."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, padding=3, bias=False, dtype=dtype), nn.BatchNorm2d(64, dtype=dtype), nn.ReLU(),
-        nn.MaxPool2d(3, 2, padding=1),
-    ]  # fmt: skip
-    channels = 64
-    for width, count, stride in STAGES:
-        for i in range(count):
-            layers.append(Bottleneck(channels, width, stride if i == 0 else 1, dtype))
-            channels = 4 * width
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes, dtype=dtype)
-    )  # fmt: skip
-
 
 def step(size: int, dtype: torch.dtype) -> None:
     """A training step on a batch."""
-    model = resnet50(dtype)
+    model = models.resnet50(dtype=dtype)
     optimizer = optim.SGD(list(model.parameters()), lr=0.1, momentum=0.9, weight_decay=1e-4)
     x = torch.empty(size, 3, 224, 224, dtype=dtype).contiguous(memory_format=torch.channels_last)
     loss = ops.cross_entropy(model(Tensor(x)), Tensor(torch.zeros(size, dtype=torch.int64)))

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minidl import random
 from minidl.later import settle_all
 from minidl.runtime import launch
+from minidl.runtime.together import together
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
 
@@ -37,6 +38,9 @@ _thread = threading.local()
 
 def capture(step: Callable[..., T], *, eager: int = EAGER, shapes: int = 1) -> Captured[T]:
     """`step` as a CUDA graph: its first `eager` calls run normally, the next is recorded, all later ones replay it.
+
+    In the first call launches wait until all kernels that they need are compiled, on every processor at once, or until
+    a value is read; `minidl.compile_ahead` does that earlier.
 
     On a CPU every call runs the step normally. `step` takes Tensors, torch tensors and CSR batches by position, all on
     one device and without requires_grad, and returns tensors: one, None, or tuples, lists and dicts of them. A call
@@ -124,7 +128,8 @@ class Captured(Generic[T]):
                 outputs = _map(self._step(*inputs), _copied)
         elif known.graph is None and known.calls < self._eager:
             # Copies, as in the recording: kernels are compiled for memory that begins at multiples of 16 bytes.
-            with self._watched(known, device):
+            first = together(device) if known.calls == 0 else contextlib.nullcontext()
+            with self._watched(known, device), first:
                 outputs = _map(self._step(*map(_clone, inputs)), _copied)
         else:
             if known.graph is None:

@@ -40,11 +40,12 @@ def compile_ahead(
             loss = step(x, y)
 
     The kernels of a step are compiled one after another as it first meets them; with many of them, that takes most of
-    a minute. Here the Python code of the step runs once, and its launches are listed and not run. `examples` are
-    tensors of the shapes and dtypes of the batches to come, on their device; a captured step may be given as it is.
-    Whatever the step has made before this call keeps its value: weights, the optimizer's state, the random state; only
-    gradients hold no numbers until `zero_grad()`, with which a step begins. What a step counts or collects in Python
-    counts this call, too. A step that reads a value on the host is followed up to there.
+    a minute. The first call of a captured step compiles them all at once by itself; this does it for any function, and
+    before the first batch is there. Here the Python code of the step runs once, and its launches are listed and not
+    run. `examples` are tensors of the shapes and dtypes of the batches to come, on their device; a captured step may be
+    given as it is. Whatever the step has made before this call keeps its value: weights, the optimizer's state, the
+    random state; only gradients hold no numbers until `zero_grad()`, with which a step begins. What a step counts or
+    collects in Python counts this call, too. A step that reads a value on the host is followed up to there.
 
     `processes` compile at a time (0: as many as there are processors), and `progress(done, of)` is called as kernels
     are done. Returns the number of kernels that were compiled: those that Triton's cache had not; 0 on a CPU, where
@@ -71,7 +72,7 @@ def rehearse(step: Callable[..., Any], *examples: Any) -> None:
 def missing(work: Callable[[], object]) -> list[Job]:
     """The kernels that `work` would launch on the device in use, and that Triton's cache lacks."""
     major, minor = torch.cuda.get_device_capability()
-    return [job for job in launched(work, 10 * major + minor) if not ahead.is_compiled(job)]
+    return [job for job in launched(work, 10 * major + minor) if ahead.is_wanted(job)]
 
 
 def launched(work: Callable[[], object], arch: int, target: str | None = None) -> list[Job]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import Field
 
-from minidl.cli import drawn
+from minidl.cli import drawn, kept_results, networks
 from minidl.cli.common import check_files, check_plot
 from minidl.cli.options import check_alone, command
 from minidl.cli.profiling import profiled
@@ -16,11 +16,8 @@ from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
 from minidl.training.settings import REPEATED, Positional
 
-if TYPE_CHECKING:
-    from minidl.workbench.bench.results import Results
 
-
-class Bench(drawn.DrawnShapes):
+class Bench(networks.WholeNetworks):
     """Measure minidl and torch side by side on this GPU.
 
     Both sides run alternately as CUDA graphs, on fresh inputs outside of the L2 cache; the result is the median of five
@@ -34,6 +31,10 @@ class Bench(drawn.DrawnShapes):
     kernels in both memory orders; the summary has the ratios' percentiles and the worst rows. Shapes that torch cannot
     run are skipped. Rows already in the file of --json are kept, so a run can be done in parts.
 
+    networks [NAME]... measures whole networks, in inference and training, each in a process of its own: images a
+    second, memory, seconds to the first step, launches, and the share of the floor. A row is kept with each way of
+    torch to run it that was measured; the same command goes on with what the file has not.
+
     The exit code is 1 if a row is wrong or cannot be measured.
     """
 
@@ -44,11 +45,14 @@ class Bench(drawn.DrawnShapes):
         "minidl bench --list",
         "minidl bench --show results.json --plot results.svg",
         "minidl bench --drawn 500 --seed 1 --of conv --json drawn.json --minutes 9",
+        "minidl bench networks resnet50 unet --json networks.json --minutes 9",
     )
     names: Annotated[
         tuple[str, ...],
         Positional("[NAME]..."),
-        Field(description="Rows whose name contains one of these words. Default: all but whole networks (networks)."),
+        Field(
+            description="Rows whose name contains one of these words, or networks and words. Default: all but networks."
+        ),
         REPEATED,
     ] = ()
     json_file: Annotated[
@@ -65,6 +69,9 @@ class Bench(drawn.DrawnShapes):
 
 def _bench(given: dict[str, Any]) -> None:
     config = Bench(**given)
+    if networks.wanted(config, config.names, given):
+        networks.run(config, given)
+        return
     if drawn.wanted(config, given):
         drawn.run(config, given)
         return
@@ -99,13 +106,13 @@ def _bench(given: dict[str, Any]) -> None:
     console = Console(width=None if Console().is_terminal else 140)
     failures: list[str] = []
     if show is None:
-        found = _results(json)
+        found = kept_results.earlier(json)
         with profiled(config, None):
             failures = run.run(
                 wanted, found, console, lambda: found.save(json) if json is not None else None, config.peers
             )
     else:
-        found = _shown(show, wanted)
+        found = kept_results.shown(show, wanted)
         console.print(run.table(found, wanted))
     if plot is not None:
         files.write_bytes(plot, table.picture(found))
@@ -126,34 +133,6 @@ def _check_peers() -> None:
     typer.echo(f"with {', '.join(f'{name} {version}' for name, version in there.items())}")
     for line in missing:
         typer.echo(line, err=True)
-
-
-def _shown(path: Path, wanted: list[str]) -> Results:
-    """The wanted rows of those in the file. Raises ConfigError if it has none of them."""
-    from minidl.workbench.bench import results
-
-    found = results.load(path)
-    rows = {name: row for name, row in found.rows.items() if name in wanted}
-    if not rows:
-        has = ", ".join(found.rows) or "none"
-        raise ConfigError(f"--show {path} has none of the rows asked for; the rows in it: {has}")
-    return results.Results(found.machine, rows)
-
-
-def _results(json: Path | None) -> Results:
-    """Earlier results of this machine in the file, to be updated. Raises ConfigError for another device's."""
-    from minidl.workbench.bench import machine, results
-
-    drawn.check_device()
-    here = machine.machine()
-    if json is None or not json.exists():
-        return results.Results(here)
-    before = results.load(json)
-    if before.machine["device"] != here["device"]:
-        raise ConfigError(
-            f"--json {json} has results of a {before.machine['device']}; this is a {here['device']}; give another"
-        )
-    return results.Results(here, before.rows)
 
 
 add_to = command("bench", Bench, _bench)

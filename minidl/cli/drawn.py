@@ -38,7 +38,8 @@ class DrawnShapes(Profiling):
         int, Field(ge=0, le=999_999, description="With --drawn: the number of the first shape to measure.")
     ] = 0
     minutes: Annotated[
-        float | None, Field(gt=0, le=1440, description="With --drawn: begin no further row after so many minutes.")
+        float | None,
+        Field(gt=0, le=1440, description="With --drawn or networks: begin no further row after so many minutes."),
     ] = None
     regret: Annotated[
         bool, Field(description="With --drawn: time convolutions in every form; the form taken beside the best.")

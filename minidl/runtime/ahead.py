@@ -101,6 +101,19 @@ def is_compiled(job: Job) -> bool:
     return bool(get_cache_manager(hashlib.sha256(cache_key(job).encode()).hexdigest()).get_group(f"{name}.json"))
 
 
+def is_wanted(job: Job) -> bool:
+    """Whether Triton's cache lacks the kernel of a job, and nobody in this process has asked yet: who asks has it
+    compiled. A question takes milliseconds."""
+    asked = (str(triton.knobs.cache.dir), job.key)
+    if asked in _asked:
+        return False
+    _asked.add(asked)
+    return not is_compiled(job)
+
+
+_asked: set[tuple[str, str]] = set()
+
+
 def cache_key(job: Job) -> str:
     """The text whose hash names the kernel of a job in Triton's cache."""
     source, backend = source_of(job), make_backend(GPUTarget("cuda", job.arch, WARP))

@@ -365,6 +365,11 @@ def recording() -> bool:
     return _state.target is not None
 
 
+def handed_over() -> bool:
+    """Whether launches go to a recorder or a watcher."""
+    return _state.instead is not None
+
+
 def is_gpu(device: torch.device) -> bool:
     """Whether what is on a device is a GPU's: while launches are recorded for one, everything is."""
     return device.type == "cuda" or recording()

@@ -297,3 +297,56 @@ def test_a_lost_device_is_told_and_what_was_measured_is_kept(command, drawing, m
     done = command("bench", "--drawn", "2", "--of", "gemm", "--json", tmp_path / "r.json")
     assert done.code == 1
     assert "the device is lost after gemm 0 forward" in done.err
+
+
+def test_networks_are_listed(command):
+    every = command("bench", "networks", "--list").out.splitlines()
+    assert len(every) == 21
+    assert [line.split(maxsplit=1)[1] for line in command("bench", "networks", "unet", "--list").out.splitlines()] == [
+        "networks unet inference 16x256x256", "networks unet training 16x256x256"
+    ]  # fmt: skip
+    assert command("bench", "networks", "--part", "2/2", "--list").out.splitlines() == every[1::2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("networks", "vgg19"), "no network's row contains 'vgg19'; `minidl bench networks --list` shows them"),
+        (("networks", "--part", "3/2"), "expected a part as 1/2, got '3/2'"),
+        (("networks", "--peers"), "--peers cannot be combined with networks"),
+        (("networks", "--drawn", "3"), "--drawn cannot be combined with networks"),
+        (("networks", "--plot", "r.pdf"), "--plot is r.pdf, expected a name that ends with .png or .svg"),
+        (("networks", "--show", "r.json", "--part", "1/2"), "--part cannot be combined with --show"),
+        (("networks", "--list", "--minutes", "3"), "--list only lists what is available: leave out --minutes"),
+        (("--against", "graph"), "--against requires networks, as in `minidl bench networks --against graph`"),
+    ],
+)
+def test_bad_settings_of_networks(command, flags, message):
+    done = command("bench", *flags)
+    assert (done.code, done.err) == (2, f"error: {message}\n")
+
+
+def test_networks_are_measured_in_parts_and_shown(command, gpu, monkeypatch, tmp_path):
+    path, asked = tmp_path / "r.json", []
+
+    def run(nets, rows, peers, keep, tell, minutes):
+        asked.append((len(nets), peers, minutes))
+        ratios = {"torch": 1.3}
+        keep(nets[0].row, {
+            "name": "a network", "dtype": "float16", "error_ok": True, "ours_ms": 1.0, "peer": "torch", "peer_ms": 1.3,
+            "ratio": 1.3, "share_of_floor": 0.5, "images_per_second": 16000, "peers_ms": ratios, "ratios": ratios,
+            "first_step_s": {"ours": 7.0}, "peak_mb": {}, "pool_mb": {},
+        })  # fmt: skip
+        return len(nets) - 1, []
+
+    monkeypatch.setattr("minidl.workbench.bench.network_run.run", run)
+    flags = "--against", "eager,graph", "--json", path, "--minutes", "9"
+    done = command("bench", "networks", "unet", *flags)
+    assert done.code == 0, done.err
+    assert "1 of 2 networks are left: run the same command again" in done.err
+    assert command("bench", "networks", "--part", "1/2", *flags).code == 0
+    assert asked == [(2, ["eager", "graph"], 9.0), (11, ["eager", "graph"], 9.0)]
+    assert len(results.load(path).rows) == 2
+    shown = command("bench", "networks", "--show", path)
+    assert "2 of 2 networks at their goal, 2 ahead of torch's best (bench has 21)" in shown.out
+    assert "--against has 'jit'" in command("bench", "networks", "--against", "eager,jit").err

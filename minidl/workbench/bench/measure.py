@@ -153,14 +153,15 @@ class Launched(HostClock):
 class Replay:
     """A CUDA graph with enough calls to last `target_ms`, cycling through the input sets.
 
+    `pool` is where the graph's memory comes from (default: one of its own): graphs may share one that run in turn.
     How many these are a first graph says: launched one by one, short calls take as long as Python does (98x50 of
     softmax, its gradient included: 22 us in a graph of few calls, to which the launch of the graph adds).
     """
 
     most = 400
 
-    def __init__(self, calls: Sequence[Call], whole_step: bool, target_ms: float = TARGET_MS) -> None:
-        self.calls, self.replays = calls, 1
+    def __init__(self, calls: Sequence[Call], whole_step: bool, target_ms: float = TARGET_MS, pool: Any = None) -> None:
+        self.calls, self.replays, self.pool = calls, 1, pool
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -179,7 +180,7 @@ class Replay:
 
     def _capture(self, count: int) -> None:
         self.count, self.graph = count, torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, pool=self.pool):
             for index in range(count):
                 self.calls[index % len(self.calls)]()
         self.graph.replay()

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from minidl.workbench.bench.goals import GOALS, ROWS
+from minidl.workbench.bench.goals import ROWS
 from minidl.workbench.bench.measure import measure
 from minidl.workbench.bench.results import Results
 
@@ -74,5 +74,5 @@ def summary(results: Results) -> str:
     """How many rows reach their goals, as a sentence."""
     reached = sum(row["at_goal"] for row in results.rows.values())
     ahead = sum(row["error_ok"] and row["ratio"] >= 1.0 for row in results.rows.values())
-    part = f" (bench has {len(GOALS)} rows)" if len(results.rows) < len(GOALS) else ""
+    part = f" (bench has {len(ROWS)} rows)" if len(results.rows) < len(ROWS) else ""
     return f"{reached} of {len(results.rows)} rows at their goal, {ahead} ahead of the best other{part}"

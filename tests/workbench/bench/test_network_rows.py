@@ -7,6 +7,7 @@ from minidl import models, ops
 from minidl.autograd import no_grad
 from minidl.tensors import Tensor, default_device
 from minidl.workbench.bench import goals, network_rows
+from minidl.workbench.bench.in_torch import in_torch
 
 # Large enough that the last batch norms have several values.
 SIZES = {"resnet18": 40, "resnet50": 40, "mobilenet_v2": 40, "densenet121": 64, "unet": 16}
@@ -16,7 +17,7 @@ SIZES = {"resnet18": 40, "resnet50": 40, "mobilenet_v2": 40, "densenet121": 64, 
 def test_torch_runs_the_same_definition(name):
     """In evaluation, and a step's loss and gradients in training."""
     options = {"width": 4, "depth": 2} if name == "unet" else {}
-    ours, theirs = getattr(models, name)(7, **options), network_rows.in_torch(name, 7, **options)
+    ours, theirs = getattr(models, name)(7, **options), in_torch(name, 7, **options)
     for layer in (*ours.modules(), *theirs.modules()):
         if type(layer).__name__ == "Dropout":
             layer.p = 0.0
@@ -53,9 +54,29 @@ def test_operations_are_counted_from_the_layers():
     assert elements == 4 * (192 + 512 + 512 + 128 + 128 + 128 + 128 + 5) + 216 + 64 + 640
 
 
+def test_a_pool_in_a_convolution_is_counted_by_what_it_pools():
+    layer = in_torch("ece408").get_submodule("0")
+    elements, flop = network_rows.work_of(layer, torch.zeros(3, 1, 28, 28))
+    assert (elements, flop) == (3 * (784 + 32 * 144) + 800, 2 * 3 * 32 * 576 * 25)
+
+
+def test_a_training_step_is_three_forwards():
+    training, inference = (network_rows.floor_of(network_rows.Net("resnet18", 2, 64, which)) for which in (True, False))
+    assert training == pytest.approx(3 * inference)
+    assert all(network_rows.floor_of(net) > 0 for net in network_rows.NETS.values() if net.name == "dcgan")
+
+
 def test_networks_are_measured_where_they_are_asked_for():
     assert not any(name.startswith("networks") for name in goals.chosen([]))
-    assert len(goals.chosen(["networks"])) == 15
-    assert goals.chosen(["networks unet"]) == [
+    nets = network_rows.chosen(())
+    assert [net.row for net in nets] == [name for name in goals.GOALS if name.startswith("networks")]
+    assert [net.row for net in network_rows.chosen(("unet",))] == [
         "networks unet inference 16x256x256", "networks unet training 16x256x256"
     ]  # fmt: skip
+    halves = [network_rows.part_of(nets, part) for part in ("1/2", "2/2")]
+    assert {net.row for half in halves for net in half} == {net.row for net in nets}
+    for part in ("3/2", "0/2", "half", "1"):
+        with pytest.raises(ValueError, match="expected a part as 1/2"):
+            network_rows.part_of(nets, part)
+    with pytest.raises(ValueError, match="no network's row contains 'vgg19'"):
+        network_rows.chosen(("unet", "vgg19"))

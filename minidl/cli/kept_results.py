@@ -1,0 +1,40 @@
+"""Results files that `minidl bench` shows, or goes on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minidl.cli import drawn
+from minidl.training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from minidl.workbench.bench.results import Results
+
+
+def shown(path: Path, wanted: list[str]) -> Results:
+    """The wanted rows of those in the file. Raises ConfigError if it has none of them."""
+    from minidl.workbench.bench import results
+
+    found = results.load(path)
+    rows = {name: row for name, row in found.rows.items() if name in wanted}
+    if not rows:
+        has = ", ".join(found.rows) or "none"
+        raise ConfigError(f"--show {path} has none of the rows asked for; the rows in it: {has}")
+    return results.Results(found.machine, rows)
+
+
+def earlier(json: Path | None) -> Results:
+    """Earlier results of this machine in the file, to be updated. Raises ConfigError for another device's."""
+    from minidl.workbench.bench import machine, results
+
+    drawn.check_device()
+    here = machine.machine()
+    if json is None or not json.exists():
+        return results.Results(here)
+    before = results.load(json)
+    if before.machine["device"] != here["device"]:
+        raise ConfigError(
+            f"--json {json} has results of a {before.machine['device']}; this is a {here['device']}; give another"
+        )
+    return results.Results(here, before.rows)

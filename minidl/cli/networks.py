@@ -1,0 +1,110 @@
+"""`minidl bench networks`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import Field
+
+from minidl.cli import drawn, kept_results
+from minidl.cli.common import check_files, check_plot
+from minidl.cli.options import check_alone
+from minidl.training.errors import ConfigError
+from minidl.training.outputs import check_different
+
+if TYPE_CHECKING:
+    from minidl.workbench.bench.network_rows import Net
+    from minidl.workbench.bench.results import Results
+
+WORD = "networks"
+
+
+class WholeNetworks(drawn.DrawnShapes):
+    """The options of whole networks."""
+
+    against: Annotated[
+        str,
+        Field(description="With networks: how torch runs them, of eager, graph, compile and autotune."),
+    ] = "eager,graph,compile,autotune"
+    part: Annotated[
+        str | None, Field(description="With networks: every second one for 1/2 or 2/2, as for two GPUs. Default: all.")
+    ] = None
+
+
+_OTHERS = "peers", "profile", "trace", "drawn", "seed", "of", "dtype", "from_", "regret"
+_MEASURING = "against", "part", "minutes"
+
+
+def wanted(config: WholeNetworks, names: tuple[str, ...], given: Mapping[str, Any]) -> bool:
+    """Whether the first name asks for networks. Raises ConfigError for their settings without them."""
+    if names[:1] == (WORD,):
+        return True
+    for name in ("against", "part"):
+        if name in given:
+            raise ConfigError(f"--{name} requires {WORD}, as in `minidl bench {WORD} --{name} {given[name]}`")
+    return False
+
+
+def run(config: Any, given: Mapping[str, Any]) -> None:
+    """Measure networks, list them, or show those in a file."""
+    from minidl.workbench.bench import network_rows, network_table
+
+    for name in _OTHERS:
+        if name in given:
+            raise ConfigError(f"--{name.rstrip('_')} cannot be combined with {WORD}")
+    try:
+        nets = network_rows.chosen(config.names[1:])
+        if config.part is not None:
+            nets = network_rows.part_of(nets, config.part)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if config.list_:
+        check_alone(given, "json", "plot", "show", "against", "minutes")
+        for net in nets:
+            typer.echo(f"{net.goal:>5g}  {net.row}")
+        return
+    show, json, plot = config.show, config.json_file, config.plot
+    check_files(json=json, plot=plot)
+    for name in ("json", *_MEASURING) if show is not None else ():
+        if name in given:
+            raise ConfigError(f"--{name} cannot be combined with --show")
+    check_different(show=show, json=json, plot=plot)
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise ConfigError(f"--plot is {plot}, expected a name that ends with .png or .svg")
+    check_plot(plot)
+
+    from rich.console import Console
+
+    from minidl.training import files
+
+    names = [net.row for net in nets]
+    found, failures = (kept_results.shown(show, names), []) if show is not None else _measured(config, nets)
+    console = Console(width=None if Console().is_terminal else 240)
+    console.print(network_table.table(found, names))
+    if plot is not None:
+        files.write_bytes(plot, network_table.picture(found, plot.suffix[1:]))
+    typer.echo(network_table.summary(found))
+    if failures or not found.right:
+        raise typer.Exit(1)
+
+
+def _measured(config: Any, nets: list[Net]) -> tuple[Results, list[str]]:
+    from minidl.workbench.bench import network_run
+
+    peers = config.against.split(",")
+    unknown = [peer for peer in peers if peer not in network_run.PEERS]
+    if unknown:
+        raise ConfigError(f"--against has {unknown[0]!r}, expected some of {', '.join(network_run.PEERS)}")
+    found, path = kept_results.earlier(config.json_file), config.json_file
+
+    def keep(name: str, row: dict[str, Any]) -> None:
+        found.add(name, row)
+        if path is not None:
+            found.save(path)
+
+    left, failures = network_run.run(nets, found.rows, peers, keep, typer.echo, config.minutes)
+    if left:
+        typer.echo(f"{left} of {len(nets)} networks are left: run the same command again", err=True)
+    return found, failures

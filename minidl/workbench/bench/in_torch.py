@@ -1,0 +1,77 @@
+"""Networks of `minidl.models` made by torch: the code of their modules with torch's layers and functions for ours."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from minidl import models
+
+# Rows name networks as functions of `models` are named.
+CLASSES = {"ece408": "ECE408", "small_cnn": "SmallCNN"}
+
+
+def in_torch(name: str, *args: Any, **options: Any) -> torch.nn.Module:
+    """A network of `minidl.models` made by torch from the same code."""
+    name = CLASSES.get(name, name)
+    module = importlib.import_module(getattr(models, name).__module__)
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    tree.body = [
+        line for line in tree.body if not (isinstance(line, ast.ImportFrom) and str(line.module).startswith("minidl"))
+    ]
+    names: dict[str, Any] = {
+        "__name__": module.__name__, "nn": _Layers(), "init": torch.nn.init, "ops": _FUNCTIONS, "Tensor": torch.Tensor,
+    }  # fmt: skip
+    exec(compile(tree, str(module.__file__), "exec"), names)  # noqa: S102 (minidl's own file)
+    made = names[name](*args, **options)
+    assert isinstance(made, torch.nn.Module)
+    return made
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: Any = None) -> torch.Tensor:
+    return _after(F.linear(x, weight, bias), act)
+
+
+def _after(x: torch.Tensor, act: Any, pool: str | None = None) -> torch.Tensor:
+    """The activation and the pool that a layer of minidl includes."""
+    kind, *numbers = act if isinstance(act, tuple) else (act,)
+    if kind is not None:
+        x = torch.tanh(x) if kind == "tanh" else getattr(F, kind)(x, *numbers)
+    if pool is None:
+        return x
+    return F.max_pool2d(x, 2) if pool == "max" else F.avg_pool2d(x, 2)
+
+
+def _with_act(kind: type[Any]) -> type[Any]:
+    """A layer of torch that takes `act` and `pool`."""
+
+    class Layer(kind):  # type: ignore[misc]
+        def __init__(self, *args: Any, act: Any = None, pool: str | None = None, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.act, self.pool = act, pool
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return _after(super().forward(x), self.act, self.pool)
+
+    return Layer
+
+
+class _Layers:
+    """torch.nn, whose layers take what those of `minidl.nn` do."""
+
+    Conv2d, ConvTranspose2d = _with_act(torch.nn.Conv2d), _with_act(torch.nn.ConvTranspose2d)
+    Linear, BatchNorm2d = _with_act(torch.nn.Linear), _with_act(torch.nn.BatchNorm2d)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.nn, name)
+
+
+_FUNCTIONS = types.SimpleNamespace(
+    cat=torch.cat, relu=F.relu, adaptive_avg_pool2d=F.adaptive_avg_pool2d, linear=_linear
+)

@@ -1,0 +1,224 @@
+"""A network with what trains it, for both sides from one definition: steps, calls, losses and gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from minidl import models, ops, optim
+from minidl.autograd import no_grad
+from minidl.tensors import Tensor
+from minidl.workbench.bench.in_torch import CLASSES, in_torch
+from minidl.workbench.bench.network_rows import Net
+
+LAST = torch.channels_last
+JUDGED = 8  # images
+# How far, in the norm, 50 layers of a dtype may be off. Batch norms of few images make it more in training.
+OFF = {torch.float16: 2.0**-6, torch.bfloat16: 2.0**-4, torch.float32: 2.0**-12}
+# Gradients of a step in bfloat16 may be further off than that: as far as this many times torch's under autocast.
+AS_TORCH = 2.0
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What a side computes with. `make(name, *given, **options)` gives a network, `tensor` what networks take."""
+
+    make: Callable[..., Any]
+    tensor: Callable[[torch.Tensor], Any]
+    functions: Any
+    sgd: Callable[[Any], Any]
+    adam: Callable[[Any], Any]
+    casting: Callable[[], contextlib.AbstractContextManager[Any]]
+    no_grad: Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def ours(device: str, dtype: torch.dtype) -> Kit:
+    """minidl, with weights of a dtype."""
+
+    def make(name: str, *given: Any, **options: Any) -> Any:
+        return getattr(models, CLASSES.get(name, name))(*given, **options, device=device, dtype=dtype)
+
+    return Kit(
+        make, Tensor, ops, lambda weights: optim.SGD(weights, lr=1e-3, momentum=0.9),
+        lambda weights: optim.Adam(weights, lr=1e-3), contextlib.nullcontext, no_grad,
+    )  # fmt: skip
+
+
+def torchs(device: str, dtype: torch.dtype, autocast: torch.dtype | None = None) -> Kit:
+    """torch, with weights of a dtype in channels-last memory; under autocast to another."""
+
+    class Functions:
+        cat = staticmethod(torch.cat)
+        cross_entropy = staticmethod(F.cross_entropy)
+        binary_cross_entropy_with_logits = staticmethod(F.binary_cross_entropy_with_logits)
+
+    def make(name: str, *given: Any, **options: Any) -> Any:
+        return in_torch(name, *given, **options).to(device, dtype).to(memory_format=LAST)  # type: ignore[call-overload]
+
+    def casting() -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if autocast is None else torch.autocast(device, autocast)
+
+    fused: dict[str, Any] = {"fused": True} if device == "cuda" else {}
+    return Kit(
+        make, lambda x: x.to(dtype) if x.is_floating_point() and autocast is None else x, Functions,
+        lambda weights: torch.optim.SGD(weights, lr=1e-3, momentum=0.9, **fused),
+        lambda weights: torch.optim.Adam(weights, lr=1e-3, capturable=device == "cuda", **fused), casting,
+        torch.no_grad,
+    )  # fmt: skip
+
+
+Batch = tuple[torch.Tensor, ...]
+
+
+def batch_of(net: Net, device: str, dtype: torch.dtype) -> Batch:
+    """Images in channels-last memory, and the classes of images or pixels; of a DCGAN the latents."""
+    x = torch.randn(net.images, net.channels, net.size, net.size, device=device, dtype=dtype).to(memory_format=LAST)
+    if net.name == "dcgan":
+        return x, torch.randn(net.images, dict(net.options)["latent"], device=device, dtype=dtype)
+    shape = (net.images, net.size, net.size) if net.name == "unet" else (net.images,)
+    classes = net.given[-1]  # the last argument of each
+    return x, torch.randint(classes, shape, device=device)
+
+
+class Side:
+    """A network of one side. `calls` are what is called for its networks: themselves, or compiled."""
+
+    def __init__(self, net: Net, kit: Kit) -> None:
+        self.net, self.kit = net, kit
+        if net.name == "dcgan":
+            image, options = (net.channels, (net.size, net.size)), dict(net.options)
+            latent = options.pop("latent")
+            self.networks = {
+                "generator": kit.make("Generator", latent, *image, **options),
+                "discriminator": kit.make("Discriminator", *image, **options),
+            }
+        else:
+            self.networks = {"": kit.make(net.name, *net.given, **dict(net.options))}
+        for network in self.networks.values():
+            network.train(net.training)
+            for layer in network.modules():
+                if type(layer).__name__ == "Dropout":
+                    layer.p = 0.0
+        optimizer = kit.adam if net.name == "dcgan" else kit.sgd
+        self.calls = dict(self.networks)
+        self.optimizers = {
+            name: optimizer(list(network.parameters())) for name, network in self.networks.items() if net.training
+        }
+
+    def load(self, other: Side) -> None:
+        """Take the weights and buffers of another side."""
+        for name, network in self.networks.items():
+            network.load_state_dict(other.networks[name].state_dict())
+
+    def given(self, batch: Batch) -> Callable[[], Any]:
+        """What is timed: a step on a batch, or a call."""
+        if self.net.training:
+            return lambda: self.step(batch)
+        return lambda: self.answer(batch)
+
+    def answer(self, batch: Batch) -> Any:
+        """The network's result on the images."""
+        x = self.kit.tensor(batch[0])
+        with self.kit.no_grad(), self.kit.casting():
+            return self.calls[""](x)
+
+    def step(self, batch: Batch) -> list[Any]:
+        """A training step: the losses, in their order."""
+        values = []
+        for optimizer, loss in self._losses(batch):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            values.append(loss.detach())
+        return values
+
+    def gradients(self, batch: Batch) -> tuple[list[float], list[torch.Tensor]]:
+        """The losses, and the gradients of all weights; nothing is updated."""
+        values = []
+        for optimizer, loss in self._losses(batch):
+            optimizer.zero_grad()
+            loss.backward()
+            values.append(loss.detach().data)
+        found = [weight.grad.data for network in self.networks.values() for weight in network.parameters()]
+        return [float(value) for value in values], found
+
+    def compared(self, batch: Batch) -> Any:
+        """What is compared with float64."""
+        return self.gradients(batch) if self.net.training else self.answer(batch)
+
+    def forget_gradients(self) -> None:
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
+
+    def _losses(self, batch: Batch) -> Iterator[tuple[Any, Any]]:
+        """Each optimizer with the loss that it lessens, one after another."""
+        kit = self.kit
+        if self.net.name != "dcgan":
+            with kit.casting():
+                loss = kit.functions.cross_entropy(self.calls[""](kit.tensor(batch[0])), kit.tensor(batch[1]))
+            yield self.optimizers[""], loss
+            return
+        generator, discriminator = self.calls["generator"], self.calls["discriminator"]
+        how_sure = kit.functions.binary_cross_entropy_with_logits
+        x, z = (kit.tensor(each) for each in batch)
+        real = torch.ones(len(batch[0]), dtype=batch[0].dtype, device=batch[0].device)
+        judged = kit.tensor(torch.cat([real, torch.zeros_like(real)]))
+        with kit.casting():
+            made = generator(z)
+            loss = how_sure(discriminator(kit.functions.cat([x, made.detach()])), judged)
+        yield self.optimizers["discriminator"], loss
+        self.networks["discriminator"].requires_grad_(False)
+        with kit.casting():
+            loss = how_sure(discriminator(made), kit.tensor(real))
+        yield self.optimizers["generator"], loss
+        self.networks["discriminator"].requires_grad_(True)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a side is from float64 on a small batch, relative: losses (or results), all gradients, the worst one."""
+
+    loss: float
+    gradients: float = 0.0
+    worst: float = 0.0
+
+    def as_json(self) -> dict[str, float]:
+        return {name: float(f"{value:.3g}") for name, value in vars(self).items()}
+
+
+def few_of(batch: Batch) -> Batch:
+    """The batch on which sides are compared."""
+    return tuple(each[:JUDGED] for each in batch)
+
+
+def errors_of(sides: Sequence[Side], exact: Side, batch: Batch) -> list[Errors]:
+    """The errors of sides that have the same weights as `exact`, which computes in float64."""
+    few = few_of(batch)
+    if not exact.net.training:
+        wanted = exact.answer(few).data.double()
+        return [Errors(float((side.answer(few).data.double() - wanted).norm() / wanted.norm())) for side in sides]
+    losses, gradients = exact.gradients(few)
+    exact.forget_gradients()
+    return [_errors(*side.gradients(few), losses, gradients) for side in sides]
+
+
+def _errors(got: list[float], found: list[torch.Tensor], losses: list[float], gradients: list[torch.Tensor]) -> Errors:
+    loss = max(abs(a - b) / abs(b) for a, b in zip(got, losses, strict=True))
+    off = torch.stack([(a.double() - b).norm() for a, b in zip(found, gradients, strict=True)])
+    size = torch.stack([gradient.norm() for gradient in gradients])
+    # Gradients that are nearly zero, as those of biases before batch norms, are all rounding.
+    least = size.norm() / 32
+    return Errors(loss, float(off.norm() / size.norm()), float((off / size.clamp(min=least)).max()))
+
+
+def right(own: Errors, torchs_: Errors, dtype: torch.dtype) -> bool:
+    """Whether errors are those of rounding alone: within OFF, of gradients also within AS_TORCH times torch's own."""
+    allowed = OFF[dtype]
+    pairs = (own.gradients, torchs_.gradients), (own.worst, torchs_.worst)
+    # A NaN is never within.
+    return own.loss <= allowed and all(a <= max(allowed, AS_TORCH * b) for a, b in pairs)

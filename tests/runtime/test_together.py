@@ -1,0 +1,157 @@
+"""A captured step's first call: launches wait, and nothing sees that they do."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from minidl import ops
+from minidl.captured import capture
+from minidl.ops.view import cat
+from minidl.runtime import launch
+from minidl.runtime.together import together
+from minidl.tensors import Tensor, default_device
+from tests.graphs import graphs, same_random  # noqa: F401 (fixtures)
+
+DEVICE = torch.device(default_device())
+
+
+@triton.jit
+def doubled(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, 2.0 * tl.load(x + at))
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """The names of kernels as they are launched, and "|" where the code asks for it."""
+    found, run = [], launch._run_by_triton
+
+    def noted(kernel, *rest):
+        found.append(kernel.__name__)
+        run(kernel, *rest)
+
+    monkeypatch.setattr(launch, "_run_by_triton", noted)
+    monkeypatch.setattr(launch.direct, "launch", lambda *launched: False)
+    return found
+
+
+def numbers(*shape):
+    return Tensor(torch.rand(*shape, device=DEVICE) + 0.5)
+
+
+def test_launches_wait_for_the_end(order):
+    x = numbers(16)
+    with together(DEVICE):
+        y = ops.exp(x)
+        z = ops.sum(ops.log(y))
+        order.append("|")
+    assert order[0] == "|"
+    assert len(order) > 3
+    assert torch.allclose(z.data, x.data.sum())
+
+
+@pytest.mark.parametrize(
+    "see",
+    [
+        lambda y: y.item(),
+        lambda y: y.data.to(torch.float64),
+        lambda y: y.data.clone(),
+        lambda y: y.data.zero_(),
+        lambda y: torch.zeros(1, device=DEVICE).copy_(y.data),
+        lambda y: torch.stack([y.data]),
+        lambda y: y.data.detach().view(1, 1).add(1.0),
+    ],
+)
+def test_they_run_before_torch_sees_what_they_use(order, see):
+    x = numbers(1)
+    with together(DEVICE):
+        y = ops.exp(x)
+        see(y)
+        order.append("|")
+    assert len(order) > 1
+    assert order[-1] == "|"
+
+
+def test_new_memory_lets_them_wait(order):
+    x = numbers(4)
+    with together(DEVICE):
+        y = ops.exp(x)
+        torch.empty_like(y.data).fill_(3.0)
+        y.data.view(2, 2)
+        torch.zeros(3, device=DEVICE)
+        order.append("|")
+    assert order[0] == "|"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(launch.INTERPRETED, reason="Triton calls no hook where kernels are interpreted")
+def test_they_run_before_another_kernel(order):
+    x, out = numbers(16), torch.zeros(16, device=DEVICE)
+    with together(DEVICE):
+        y = ops.exp(x)
+        doubled[(1,)](y.data, out, BLOCK=16)
+        assert order
+    assert torch.allclose(out, 2.0 * torch.exp(x.data))
+
+
+def test_what_was_launched_before_an_error_has_run(order):
+    def step():
+        with together(DEVICE):
+            ops.exp(numbers(4))
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        step()
+    assert order
+
+
+def test_a_watcher_sees_launches_at_once():
+    seen = []
+
+    def watcher(kernel, grid, args, meta, go):
+        seen.append(kernel)
+        go()
+
+    with launch.watch(watcher), together(DEVICE):
+        ops.exp(numbers(4))
+        assert seen
+
+
+def test_a_captured_step_gives_what_it_gives_plain(graphs):  # noqa: F811
+    """With memory freed and taken again, results in place, and a value read on the host."""
+    weight = numbers(8, 8)
+
+    def step(x):
+        y = x
+        for _ in range(3):
+            y = ops.relu(y @ weight) - 0.25
+        weight.data.copy_((weight - y * 0.01).data)
+        total = cat([y, y]).sum()
+        return total, y
+
+    x = numbers(8, 8)
+    before = weight.data.clone()
+    plain = [t.data.clone() for t in step(Tensor(x.data.clone()))]
+    after = weight.data.clone()
+    weight.data.copy_(before)
+    for got, wanted in zip(capture(step)(x), plain, strict=True):
+        assert torch.equal(got.data, wanted)
+    assert torch.equal(weight.data, after)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(launch.INTERPRETED, reason="kernels are interpreted")
+def test_a_first_call_compiles_before_it_launches(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    hits = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **seen: hits.append(seen["cache_hit"]))
+    x, weight = numbers(48, 40).data.half(), numbers(40, 56).data.half()
+
+    def step(x):
+        y = ops.gelu(Tensor(x) @ Tensor(weight))
+        return ops.softmax(ops.tanh(y), 1), ops.sum(ops.exp(y), 0), ops.max(y, 1)[0]
+
+    capture(step)(x)
+    assert hits
+    assert all(hits)
