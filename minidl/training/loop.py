@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class Learner:
     """What the loop trains and how it is judged. `loss(x, y)` is a scalar Tensor.
 
     `rehearse()` launches what `validate` does, see `rehearsal`; None: as far as that goes without values.
+    `begins` are the epochs from which on a step is another one (0 is the first), and `enter(epoch)` readies the model
+    for the steps of an epoch; None: in training mode.
     """
 
     model: nn.Module
@@ -64,6 +66,15 @@ class Learner:
     loss: Callable[[CSR | Tensor, Tensor], Tensor]
     validate: Callable[[], Judgement]
     rehearse: Callable[[], object] | None = None
+    begins: Sequence[int] = (0,)
+    enter: Callable[[int], None] | None = None
+
+    def ready(self, epoch: int) -> None:
+        """The model as the steps of an epoch have it."""
+        if self.enter is None:
+            self.model.train()
+        else:
+            self.enter(epoch)
 
 
 class Trainer(BaseTrainer):
@@ -84,6 +95,7 @@ class Trainer(BaseTrainer):
         super().__init__(folder, epochs, display, state, hint, captured, figures)
         self.learner, self.patience, self.steps = learner, patience, len(learner.batches)
         self.progress = Progress()
+        self._taken: Callable[..., torch.Tensor] | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -122,16 +134,19 @@ class Trainer(BaseTrainer):
         batches = copy.copy(self.learner.batches)
         batches.batch_size = size
         self._figures.pending.clear()
-        self.learner.model.train()
-        self._step(*_on_device(*next(iter(batches.epoch(0)))))
+        # The last epoch has the largest step.
+        self.learner.ready(self.epochs - 1)
+        self._step(*_on_device(*next(iter(batches.epoch(self.epochs - 1)))))
 
     def rehearse(self) -> None:
         learner = self.learner
-        learner.model.train()
-        step = capture(self._step, shapes=2) if self.captured else self._step
-        for place in sorted({0, self.steps - 1}):
-            x, y = next(iter(learner.batches.epoch(0, place)))
-            rehearsal.rehearse(step, *_on_device(x, y))
+        for epoch in learner.begins:
+            if epoch < self.epochs:
+                learner.ready(epoch)
+                step = self._new_step()
+                for place in sorted({0, self.steps - 1}):
+                    x, y = next(iter(learner.batches.epoch(epoch, place)))
+                    rehearsal.rehearse(step, *_on_device(x, y))
         learner.model.eval()
         rehearsal.rehearse(learner.rehearse or learner.validate)
 
@@ -157,11 +172,13 @@ class Trainer(BaseTrainer):
         return self.progress.finished
 
     def _train(self, interrupts: Interrupts) -> None:
-        self._taken = capture(self._step, shapes=2) if self.captured else self._step
         try:
             super()._train(interrupts)
         finally:
-            del self._taken  # and the memory of the graphs with it
+            self._taken = None  # and the memory of the graphs with it
+
+    def _new_step(self) -> Callable[..., torch.Tensor]:
+        return capture(self._step, shapes=2) if self.captured else self._step
 
     def _epoch(self, interrupts: Interrupts) -> bool:
         best, progress = super()._epoch(interrupts), self.progress
@@ -186,7 +203,11 @@ class Trainer(BaseTrainer):
 
     def _steps(self) -> Iterator[torch.Tensor]:
         progress, learner = self.progress, self.learner
-        learner.model.train()
+        if progress.epoch in learner.begins:
+            self._taken = None  # before another is made
+        learner.ready(progress.epoch)
+        if self._taken is None:
+            self._taken = self._new_step()
         for x, y in learner.batches.epoch(progress.epoch, progress.step):
             loss = self._taken(*_on_device(x, y))
             learner.schedule.step()
