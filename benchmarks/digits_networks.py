@@ -105,9 +105,7 @@ def main() -> None:
             print(f"seed {seed} {side} {found[side][-1]:.4f}, {time.monotonic() - started:.0f} s", flush=True)
     means = {side: statistics.mean(values) for side, values in found.items()}
     error = math.sqrt(sum(statistics.variance(values) / len(values) for values in found.values()))
-    print(
-        f"means: minidl {means['minidl']:.4f}, torch {means['torch']:.4f}, error of the difference {error:.4f}"
-    )
+    print(f"means: minidl {means['minidl']:.4f}, torch {means['torch']:.4f}, error of the difference {error:.4f}")
     if options.out is not None:
         options.out.write_text(json.dumps({**vars(options), "out": None, "accuracies": found, "error": error}) + "\n")
 

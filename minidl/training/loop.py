@@ -29,6 +29,7 @@ from minidl.optim import Optimizer, Schedule
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
 from minidl.training import memory, metrics, weights
+from minidl.training.averages import Average
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.display import Display
 from minidl.training.errors import DivergedError, damaged
@@ -36,6 +37,8 @@ from minidl.training.manifest import OF_RUN
 from minidl.training.progress import Progress
 from minidl.training.settings import changed
 from minidl.training.trainer import BaseTrainer, Figures, Interrupts, Outcome
+
+_AVERAGE = "average"  # in the optimizer's state of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Learner:
 
     `rehearse()` launches what `validate` does, see `rehearsal`; None: as far as that goes without values.
     `begins` are the epochs from which on a step is another one (0 is the first), and `enter(epoch)` readies the model
-    for the steps of an epoch; None: in training mode.
+    for the steps of an epoch; None: in training mode. With an `average` that is what is judged and kept.
     """
 
     model: nn.Module
@@ -68,6 +71,7 @@ class Learner:
     rehearse: Callable[[], object] | None = None
     begins: Sequence[int] = (0,)
     enter: Callable[[int], None] | None = None
+    average: Average | None = None
 
     def ready(self, epoch: int) -> None:
         """The model as the steps of an epoch have it."""
@@ -99,8 +103,9 @@ class Trainer(BaseTrainer):
 
     @property
     def model(self) -> nn.Module:
-        """The model that is trained, after `run` with its best weights."""
-        return self.learner.model
+        """The model that is trained, or its average; after `run` with its best weights."""
+        average = self.learner.average
+        return self.learner.model if average is None else average.kept
 
     def restore(self, checkpoint: Checkpoint) -> None:
         super().restore(checkpoint)
@@ -109,7 +114,8 @@ class Trainer(BaseTrainer):
     def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
         state, learner = checkpoint.state, self.learner
         parts.append("optimizer")
-        learner.optimizer.load_state_dict(checkpoint.optimizer)
+        optimizer = {name: value for name, value in checkpoint.optimizer.items() if name != _AVERAGE}
+        learner.optimizer.load_state_dict(optimizer)
         parts.append("schedule")
         # A schedule has no memory but the number of steps.
         schedule = {**learner.schedule.state_dict(), "step": steps}
@@ -117,6 +123,11 @@ class Trainer(BaseTrainer):
             raise ValueError(f"it is {state['schedule']!r}, expected {schedule!r}")
         learner.schedule.load_state_dict(schedule)
         weights.load(learner.model, checkpoint.weights, checkpoint.tensors)
+        self._load_average(checkpoint)
+
+    def _load_average(self, checkpoint: Checkpoint) -> None:
+        if self.learner.average is not None:
+            self.learner.average.load(checkpoint.optimizer[_AVERAGE], checkpoint.tensors)
 
     def run(self) -> Progress:
         """As `BaseTrainer.run`; then the best weights are put into the model.
@@ -127,6 +138,7 @@ class Trainer(BaseTrainer):
         best = self._best()
         if best is not None:
             weights.load(self.learner.model, best.weights, best.tensors)
+            self._load_average(best)
         return self.progress
 
     def attempt(self, size: int) -> None:
@@ -199,6 +211,8 @@ class Trainer(BaseTrainer):
         loss = learner.loss(x, y)
         loss.backward(learner.optimizer.loss_scale)
         learner.optimizer.step()
+        if learner.average is not None:
+            learner.average.update()
         return loss.data
 
     def _steps(self) -> Iterator[torch.Tensor]:
@@ -209,6 +223,8 @@ class Trainer(BaseTrainer):
         if self._taken is None:
             self._taken = self._new_step()
         for x, y in learner.batches.epoch(progress.epoch, progress.step):
+            if learner.average is not None:
+                learner.average.prepare(progress.steps + 1)
             loss = self._taken(*_on_device(x, y))
             learner.schedule.step()
             yield loss
@@ -217,6 +233,8 @@ class Trainer(BaseTrainer):
         """Loss and validation. Raises DivergedError when the validation is not finite."""
         progress, learner = self.progress, self.learner
         learner.model.eval()
+        if learner.average is not None:
+            learner.average.settle()
         epoch = progress.epoch + 1
         try:
             with memory.used_for("the validation", "less data or a smaller model"):
@@ -255,7 +273,10 @@ class Trainer(BaseTrainer):
     def _parts(self) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
         learner = self.learner
         more = {"schedule": learner.schedule.state_dict()}
-        return learner.model.state_dict(), learner.optimizer.state_dict(), more
+        optimizer = learner.optimizer.state_dict()
+        if learner.average is not None:
+            optimizer[_AVERAGE] = learner.average.state_dict()
+        return learner.model.state_dict(), optimizer, more
 
 
 def _on_device(x: CSR | torch.Tensor, y: torch.Tensor) -> tuple[CSR | Tensor, Tensor]:

@@ -19,6 +19,7 @@ from minidl.data.workers import Workers, available
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.training import helpers, memory, metrics, plots, reports, weights
+from minidl.training.averages import Average
 from minidl.training.display import Display
 from minidl.training.forward import outputs, rehearse
 from minidl.training.loop import Learner, Trainer
@@ -91,7 +92,8 @@ class Supervised(Experiment):
 
     def networks(self, config: Any) -> memory.Networks:
         model = self.make_model(config, "meta")
-        return [(model, make_optimizer(config, model))]
+        found: list[tuple[nn.Module, optim.Optimizer | None]] = [(model, make_optimizer(config, model))]
+        return found if getattr(config, "ema", None) is None else [*found, (model, None)]
 
     @functools.cached_property
     def batches(self) -> Batches | ImageBatches:
@@ -111,15 +113,18 @@ class Supervised(Experiment):
         model = self.make_model(config, None)
         if self.begin is not None:
             self.begin(model)
-        course = self.course
+        course, ema = self.course, getattr(config, "ema", None)
+        average = None if ema is None else Average(model, self.make_model(config, None), ema)
+        judged = model if average is None else average.kept
         optimizer = make_optimizer(config, model)
         return Learner(
             model, optimizer, make_schedule(config, optimizer, len(self.batches)), self.batches,
             loss=self.targets.criterion(model, self.train[1], config),
-            validate=lambda: self.targets.judge(model, *self.validation),
-            rehearse=lambda: self._rehearse(model),
+            validate=lambda: self.targets.judge(judged, *self.validation),
+            rehearse=lambda: self._rehearse(judged),
             begins=(0,) if course is None else course.begins,
             enter=None if course is None else functools.partial(course.enter, model),
+            average=average,
         )  # fmt: skip
 
     def _rehearse(self, model: nn.Module) -> None:

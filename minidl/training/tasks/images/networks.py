@@ -29,11 +29,6 @@ def network_of(config: TrainImages, described: PictureFormat, classes: int) -> C
         options: dict[str, Any] = {"channels": channels, "small": config.stem == "small"}
         if config.model in DROPOUT:
             options["dropout"] = DROPOUT[config.model] if config.dropout is None else config.dropout
-        if config.stem != "small" and config.model in _ROUNDING_DOWN and min(height, width) < _HALVED["full"]:
-            raise ConfigError(
-                f"--model {config.model} with --stem full takes pictures from 32 x 32 pixels, {config.data} has ones "
-                f"of {height} x {width}; use --stem small"
-            )
         make = getattr(models, config.model)
         return lambda dtype, device=None: make(classes, dtype=dtype, device=device, **options)
     if config.model == "small":
@@ -48,8 +43,15 @@ def network_of(config: TrainImages, described: PictureFormat, classes: int) -> C
     return lambda dtype, device=None: models.ECE408(classes, dtype=dtype, device=device)
 
 
-def check_last_batch(config: TrainImages, size: tuple[int, int], pictures: int) -> None:
-    """Raises ConfigError where the last batch may have a single value of a channel: it has no deviation."""
+def check_sizes(config: TrainImages, size: tuple[int, int], pictures: int) -> None:
+    """Raises ConfigError where nothing is left of pictures of the smallest size, and where the last batch may have a
+    single value of a channel: it has no deviation."""
+    height, width = size
+    if config.stem == "full" and config.model in _ROUNDING_DOWN and min(size) < _HALVED["full"]:
+        raise ConfigError(
+            f"--model {config.model} with --stem full takes pictures from 32 x 32 pixels, these have {height} x "
+            f"{width}; use --stem small"
+        )
     if (pictures - 1) % config.batch_size:
         return
     if config.published and max(size) < 2 * _HALVED[config.stem or "full"]:

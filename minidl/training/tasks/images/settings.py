@@ -90,6 +90,51 @@ class TrainImages(Training, ImageSession):
     flip: Annotated[
         bool | None, Field(description="Mirror half of the pictures. Default: fashion-mnist, and with crops.")
     ] = None
+    crop: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1,
+            description="Cut out parts of training pictures of at least this share of the area, and make them as large "
+            "as the picture; 1: none. Default: 0.08 for networks as torchvision has them on your pictures from 128x128 "
+            "on, else 1.",
+        ),
+    ] = None
+    mixup: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=100,
+            description="Mix training pictures and their labels, by shares of the beta distribution of this number "
+            "twice: 0.2 mixes little, 1 evenly.",
+        ),
+    ] = None
+    cutmix: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=100,
+            description="Put a part of another training picture into each, with shares as of --mixup; with both, one "
+            "of them for each picture.",
+        ),
+    ] = None
+    progressive: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=1024,
+            description="Begin with pictures whose shorter side has so many pixels; they grow in four steps to full "
+            "size, which the last quarter of the epochs has.",
+        ),
+    ] = None
+    ema: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            lt=1,
+            description="Judge and keep a moving average of the weights with this decay a step, such as 0.999.",
+        ),
+    ] = None
     epochs: fields.Epochs = 20
     batch_size: fields.BatchSize = 128
     lr: Annotated[
@@ -130,6 +175,8 @@ class TrainImages(Training, ImageSession):
     def _check_network(self) -> Self:
         if self.stem is not None and not self.published:
             raise ConfigError(f"--stem is for networks as torchvision has them; {self.model} has one beginning")
+        if self.crop is not None and self.crop < 1 and self.shift:
+            raise ConfigError("--crop cuts out parts of pictures at any place, which --shift would move: give one")
         if self.freeze and self.init is None:
             raise ConfigError("--freeze keeps the layers of --init as they are: name its file")
         if self.unfreeze is not None and not self.freeze:

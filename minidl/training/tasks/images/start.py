@@ -63,13 +63,8 @@ class Start:
     def stem(self, config: TrainImages, described: PictureFormat, classes: int, usual: str) -> str:
         """The beginning that fits the file: the usual one unless only the other does."""
         for stem in (usual, "full" if usual == "small" else "small"):
-            try:
-                model = network_of(config.model_copy(update={"stem": stem}), described, classes)(
-                    dtype_of(config), "meta"
-                )
-            except ConfigError:
-                continue
-            if not self._misfits(model):
+            make = network_of(config.model_copy(update={"stem": stem}), described, classes)
+            if not self._misfits(make(dtype_of(config), "meta")):
                 return stem
         return usual
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minidl.data import Augment, ImageDataset, Pictures
+from minidl.data import IMAGE_DATA, Augment, ImageDataset, Pictures
 from minidl.training.errors import ConfigError
 from minidl.training.tasks.images import settings
 from minidl.training.tasks.images.answers import PictureClassifier
 from minidl.training.tasks.images.course import Course
-from minidl.training.tasks.images.networks import check_last_batch, dtype_of, first_layer, network_of
+from minidl.training.tasks.images.networks import check_sizes, dtype_of, first_layer, network_of
 from minidl.training.tasks.images.pictures import PictureFormat, PictureTask
 from minidl.training.tasks.images.settings import TrainImages
 from minidl.training.tasks.images.start import Start, beginning, imagenet
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
     from minidl.training.targets import Found
+
+_CROP = 0.08  # of torchvision's RandomResizedCrop
+_LARGE = 128  # pixels of the shorter side, from which on photos may be assumed
 
 
 class ImagesTask(PictureTask):
@@ -55,11 +58,11 @@ class ImagesTask(PictureTask):
 
         described = described_by(config, dataset)
         height, width, channels = described.shape
-        augment = augment_of(config, dataset)
+        augment, course = augment_of(config, dataset), Course.of(config, described.size)
         if augment.shift >= min(height, width):
             raise ConfigError(f"--shift {augment.shift} moves pictures of {height} x {width} out of sight; give less")
         make_model = network_of(config, described, len(dataset.labels))
-        check_last_batch(config, described.size, len(dataset.train))
+        check_sizes(config, course.smallest or described.size, len(dataset.train))
         dtype = dtype_of(config)
         begin, model, said = beginning(config, make_model(dtype, "meta"), dataset.labels)
         targets = Classification(dataset.labels)
@@ -71,7 +74,7 @@ class ImagesTask(PictureTask):
                 **dataset.source,
                 "sizes": sizes(dataset),
                 "features": height * width * channels,
-                "augment": {"shift": augment.shift, "flip": augment.flip},
+                "augment": {"shift": augment.shift, "flip": augment.flip, **_more(augment)},
             },
             features=f"{described.colours} pictures of {height} x {width} pixels",
             targets=targets,
@@ -83,11 +86,19 @@ class ImagesTask(PictureTask):
             model=model,
             # A folder may have fewer pictures than a batch, and a step with fewer of them is quicker.
             more_steps=f" or a smaller --batch-size than {config.batch_size}",
-            make_batches=lambda: ImageBatches(*train, config.batch_size, config.seed, augment=augment, dtype=dtype),
+            make_batches=lambda: ImageBatches(
+                *train,
+                config.batch_size,
+                config.seed,
+                augment=augment,
+                dtype=dtype,
+                sizes=course.sizes,
+                classes=targets.outputs,
+            ),
             draw=lambda *tested: _draw(config.out, dataset.labels, *tested),
             begin=begin,
             said=said,
-            course=Course.of(config),
+            course=course,
         )
 
     def predictor(self, config: TrainImages, own: RunFiles) -> PictureClassifier:
@@ -104,12 +115,27 @@ def described_by(config: TrainImages, dataset: ImageDataset) -> PictureFormat:
 
 def augment_of(config: TrainImages, dataset: ImageDataset) -> Augment:
     """What the settings make of training pictures, and where they say nothing, what suits the data."""
-    suited = dataset.augment
+    suited, own_pictures = dataset.augment, config.data not in IMAGE_DATA
+    crop = config.crop
+    if crop is None:
+        large = min(dataset.train.pixels.shape[1:3]) >= _LARGE
+        crop = _CROP if config.published and own_pictures and large and not config.shift else 1.0
+    shift = 0 if crop < 1 else suited.shift
     return Augment(
-        shift=suited.shift if config.shift is None else config.shift,
-        flip=suited.flip if config.flip is None else config.flip,
+        shift=shift if config.shift is None else config.shift,
+        flip=suited.flip or crop < 1 if config.flip is None else config.flip,
         replicate=suited.replicate,
+        crop=crop,
+        mixup=config.mixup or 0.0,
+        cutmix=config.cutmix or 0.0,
     )
+
+
+def _more(augment: Augment) -> dict[str, float]:
+    """What the report says of an augmentation that not every run has."""
+    usual = Augment()
+    names = ("crop", "mixup", "cutmix")
+    return {name: getattr(augment, name) for name in names if getattr(augment, name) != getattr(usual, name)}
 
 
 def _draw(
