@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ class ImagesTask(PictureTask):
     name = "images"
     run = "an image run"
     settings = TrainImages
-    files = ("labels.json", "pictures.json", "confusion.png", "mistakes.png", "filters.png")
+    files = ("labels.json", "pictures.json", "confusion.png", "mistakes.png", "activations.png", "filters.png")
 
     def settled(self, config: TrainImages, dataset: ImageDataset) -> TrainImages:
         """The settings with those that suit network, pictures and device, where none are given."""
@@ -147,11 +148,16 @@ def _draw(
     found: Found,
     title: str,
 ) -> None:
-    """mistakes.png and filters.png."""
+    """mistakes.png, activations.png and filters.png."""
     import torch
 
     from minidl.training import plots
+    from minidl.training.tasks.images import cam
 
     assert found.sure is not None
-    plots.mistakes(folder, pictures.pixels, truth, found.values, found.sure, labels, title)
+
+    def maps(chosen: np.ndarray) -> np.ndarray | None:
+        return cam.maps(model, replace(pictures, pixels=pictures.pixels[chosen]), found.values[chosen])
+
+    plots.mistakes(folder, pictures.pixels, truth, found.values, found.sure, labels, title, maps)
     plots.filters(folder, first_layer(model)[1].weight.data.to(torch.float32).cpu().numpy(), title)
