@@ -1,4 +1,4 @@
-"""Batches of pictures: the data set is on the device, and a kernel selects, augments and standardises each batch.
+"""Batches of pictures: the data set is on the device, and kernels select, augment, standardise and mix each batch.
 
 A data set too large for that stays in host memory, and batches are copied ahead of their use. The order of the
 pictures and their augmentation depend only on the seed, the epoch and the picture's index.
@@ -12,37 +12,22 @@ import numpy as np
 import torch
 
 from minidl.data.ahead import ahead, fits, pinned
+from minidl.data.augmenting import epoch_mixes, epoch_moves, epoch_parts
 from minidl.data.batches import Epochs
 from minidl.data.records import Augment, Pictures
-from minidl.kernels import images
+from minidl.kernels import crops, images, mixing
 from minidl.tensors import default_device
-
-_MOVES = 1  # in Philox's counter: keeps these words apart from those of `epoch_order`
-
-
-def epoch_moves(count: int, augment: Augment, seed: int, epoch: int) -> np.ndarray:
-    """int32 [count, 3]: shift down and right, from -augment.shift to augment.shift, and whether to mirror.
-
-    Picture i takes raw word i of a Philox generator keyed by (seed, epoch).
-    """
-    generator = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64), counter=[0, 0, 0, _MOVES])
-    words = generator.random_raw(count)
-    span = np.uint64(2 * augment.shift + 1)
-    moves = np.empty((count, 3), dtype=np.int32)
-    # 24 bits each: the bias of the remainder is below span / 2^24.
-    moves[:, 0] = (words & np.uint64(0xFFFFFF)) % span
-    moves[:, 1] = (words >> np.uint64(24) & np.uint64(0xFFFFFF)) % span
-    moves[:, :2] -= augment.shift
-    moves[:, 2] = (words >> np.uint64(63)) if augment.flip else 0
-    return moves
 
 
 class ImageBatches(Epochs):
-    """Batches (x, y) on the device: x [B, C, H, W] of `dtype` in channels-last memory, y int64 [B].
+    """Batches (x, y) on the device: x [B, C, H, W] of `dtype` in channels-last memory, y int64 [B], or where pictures
+    are mixed float32 [B, classes].
 
-    Orders and sizes are those of `Batches`. The pixels are kept on the device if they take at most a quarter of its
-    free memory; `resident` overrides this. Raises ValueError as `Epochs`, and for a negative shift, a mean that is not
-    finite or a deviation that is not above 0; TypeError for an integer `dtype`.
+    `sizes` are pairs of an epoch and the (height, width) of pictures from there on, in ascending order; before the
+    first of them pictures have their own size. Orders and sizes of batches are those of `Batches`. The pixels are kept
+    on the device if they take at most a quarter of its free memory; `resident` overrides this. Raises ValueError as
+    `Epochs`, and for a negative shift, a crop out of its range, a mean that is not finite or a deviation that is not
+    above 0; TypeError for an integer `dtype`.
     """
 
     def __init__(
@@ -55,15 +40,18 @@ class ImageBatches(Epochs):
         augment: Augment | None = None,
         dtype: torch.dtype = torch.float32,
         resident: bool | None = None,
+        sizes: Sequence[tuple[int, tuple[int, int]]] = (),
+        classes: int | None = None,
     ) -> None:
         super().__init__(len(pictures), np.asarray(targets, dtype=np.int64), batch_size, seed, shuffle)
-        if augment is not None and augment.shift < 0:
-            raise ValueError(f"the shift must be 0 or more, got {augment.shift}")
+        if augment is not None and (augment.shift < 0 or not 0 < augment.crop <= 1):
+            raise ValueError(f"the shift must be 0 or more, the crop above 0 to 1, got {augment.shift}, {augment.crop}")
         if not (np.isfinite(pictures.mean).all() and np.isfinite(pictures.std).all() and np.min(pictures.std) > 0):
             raise ValueError(f"expected finite means and deviations above 0, got {pictures.mean} and {pictures.std}")
         if not dtype.is_floating_point:
             raise TypeError(f"expected a floating dtype for the batches, got {dtype}")
-        self.dtype = dtype
+        self.dtype, self.sizes = dtype, sizes
+        self._classes = int(self.targets.max(initial=0)) + 1 if classes is None else classes
         self.augment = None if augment is None or augment == Augment(replicate=augment.replicate) else augment
         self._device = default_device()
         self._host = pictures.pixels
@@ -74,17 +62,48 @@ class ImageBatches(Epochs):
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The batches of an epoch from a step on, which are what the whole epoch yields after its first ones."""
-        order = self.order(epoch)
+        order, augment = self.order(epoch), self.augment or Augment()
+        own, size = self._host.shape[1:3], self.size(epoch)
         index, targets = self._put(order), self._put(self.targets[order])
-        moves = None
-        if self.augment is not None:
-            moves = self._put(epoch_moves(len(order), self.augment, self.seed, epoch)[order])
-        replicate = self.augment is not None and self.augment.replicate
+        resized = size != own or augment.crop < 1
+        changes = mixed = next_ones = None
+        if resized:
+            changes = self._put(epoch_parts(len(order), own, augment, self.seed, epoch)[order])
+        elif augment.shift or augment.flip:
+            changes = self._put(epoch_moves(len(order), augment, self.seed, epoch)[order])
+        if augment.mixup or augment.cutmix:
+            found = epoch_mixes(len(order), size, augment, self.seed, epoch)
+            mixed = tuple(self._put(each[order]) for each in (found.share, found.box, found.part))
+            next_ones = self._next_ones(self.batch_size)
         places = range(start_step * self.batch_size, len(order), self.batch_size)
         parts = [slice(start, start + self.batch_size) for start in places]
         for part, (pixels, picked) in zip(parts, self._pictures(order, index, parts), strict=True):
-            moved = None if moves is None else moves[part]
-            yield images.pick(pixels, picked, moved, self._mean, self._std, self.dtype, replicate), targets[part]
+            how = self._mean, self._std, self.dtype, augment.replicate
+            change = None if changes is None else changes[part]
+            if resized and change is not None:
+                x = crops.crop(pixels, picked, change, size, *how)
+            else:
+                x = images.pick(pixels, picked, change, *how)
+            y = targets[part]
+            if mixed is not None:
+                whole = len(picked) == self.batch_size
+                partner = next_ones if whole and next_ones is not None else self._next_ones(len(picked))
+                share, box, own_part = (each[part] for each in mixed)
+                x = mixing.mix(x, partner, share, box)
+                y = mixing.mix_targets(y, partner, own_part, self._classes)
+            yield x, y
+
+    def _next_ones(self, count: int) -> torch.Tensor:
+        """The place of each picture's partner: the next one of the batch, of the last one the first."""
+        return self._put(np.roll(np.arange(count), -1))
+
+    def size(self, epoch: int) -> tuple[int, int]:
+        """(height, width) of the pictures of an epoch."""
+        size = self._host.shape[1:3]
+        for begin, other in self.sizes:
+            if epoch >= begin:
+                size = other
+        return size
 
     def _pictures(
         self, order: np.ndarray, index: torch.Tensor, parts: Sequence[slice]

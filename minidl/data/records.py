@@ -81,12 +81,17 @@ class Images:
 class Augment:
     """Augmentation of training pictures: shifts by up to `shift` pixels in each direction, mirroring left to right.
 
-    Pixels shifted in at an edge are 0, or with `replicate` copies of that edge.
+    Pixels shifted in at an edge are 0, or with `replicate` copies of that edge. `crop` below 1 cuts out parts of at
+    least that share of the area, in place of shifts, and makes them as large as the picture. `mixup` and `cutmix` are
+    the alphas of the shares in which pictures of a batch and their targets are mixed; 0: not at all.
     """
 
     shift: int = 0
     flip: bool = False
     replicate: bool = False
+    crop: float = 1.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,23 @@
-"""Moving averages, in place.
+"""Moving averages, in place: of one tensor, and of all tensors of a model in a launch.
 
     average += weight (value - average)
 
 average, value  any shape, one dtype, in float32 for smaller ones while computing; weight from 0 to 1
+
+`Averages` finds its tensors through a table of addresses: a launch for each of resnet50's 267 tensors takes 0.5 ms of a
+step.
 """
+
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
 from minidl.runtime import check, launch
+
+_COLUMNS = tl.constexpr(4)  # of the table: average, value, number of elements, and one that keeps rows at 32 bytes
+_ALIGNED = 16  # bytes
 
 
 @triton.jit
@@ -53,3 +61,68 @@ def average_(average: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -
     )  # fmt: skip
     torch.autograd.graph.increment_version(average)
     return average
+
+
+@triton.jit
+def averages_kernel(
+    p_average, p_value, p_table, p_blocks, p_weight, ALIGN: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """A program for each block, tensor << 32 | block; the first two pointers have only the types of all."""
+    packed = tl.load(p_blocks + tl.program_id(0))
+    p_slot = p_table + (packed >> 32) * _COLUMNS
+    p_a = tl.multiple_of(tl.load(p_slot).to(tl.pointer_type(p_average.dtype.element_ty)), ALIGN)
+    p_v = tl.multiple_of(tl.load(p_slot + 1).to(tl.pointer_type(p_value.dtype.element_ty)), ALIGN)
+    o = (packed & 0xFFFFFFFF) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o < tl.load(p_slot + 2)
+    weight = tl.load(p_weight).to(ACC)
+    b_average = tl.load(p_a + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
+    b_average += weight * (tl.load(p_v + o, mask=m, other=0.0).to(ACC) - b_average)
+    tl.store(p_a + o, b_average.to(p_average.dtype.element_ty), mask=m)
+
+
+class Averages:
+    """Moving averages of many tensors: a launch for each pair of dtypes.
+
+    `averages` and `values` are pairs of floating tensors on one device, of equal shapes and the same memory order, at
+    addresses that stay. Raises ValueError for other shapes, strides or devices, TypeError for dtypes that are not
+    floating.
+    """
+
+    def __init__(self, averages: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        self._held = list(zip(averages, values, strict=True))  # addresses alone would not keep the memory
+        by_kind: dict[tuple[torch.dtype, torch.dtype], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for average, value in self._held:
+            check.floating("Averages", average=average, value=value)
+            order = check.memory_order(average)
+            same = (
+                average.shape == value.shape and average.device == value.device and average.device == averages[0].device
+            )
+            if not same or order is None or check.memory_order(value) != order:
+                raise ValueError(
+                    f"Averages: an average has shape {list(average.shape)} and strides {average.stride()} on "
+                    f"{average.device}, its value {list(value.shape)} and {value.stride()} on {value.device}; expected "
+                    "equal ones, contiguous or channels-last, on one device"
+                )
+            if average.numel():
+                by_kind.setdefault((average.dtype, value.dtype), []).append((average, value))
+        self._launches = []
+        for (dtype, _), pairs in by_kind.items():
+            tile = launch.tile("elementwise", dtype, N=max(average.numel() for average, _ in pairs))
+            table = [[a.data_ptr(), v.data_ptr(), a.numel(), 0] for a, v in pairs]
+            blocks = [
+                i << 32 | block
+                for i, (a, _) in enumerate(pairs)
+                for block in range(launch.cdiv(a.numel(), tile["BLOCK_N"]))
+            ]
+            align = all(address % _ALIGNED == 0 for row in table for address in row[:2])
+            on_device = [torch.tensor(numbers, dtype=torch.int64).to(averages[0].device) for numbers in (table, blocks)]
+            self._launches.append((*pairs[0], *on_device, tile, _ALIGNED if align else 1))
+
+    def __call__(self, weight: torch.Tensor) -> None:
+        """Move every average towards its value by the share in `weight`, one floating number on the device."""
+        for average, value, table, blocks, tile, align in self._launches:
+            launch.run(
+                averages_kernel, (len(blocks),), average, value, table, blocks, weight,
+                ALIGN=align, ACC=launch.acc(average.dtype), enable_fp_fusion=False, **tile.options,
+            )  # fmt: skip
+        torch.autograd.graph.increment_version([average for average, _ in self._held])

@@ -56,7 +56,11 @@ class DenseBlock(nn.Module):
 
 class DenseNet(nn.Module):
     """[N, channels, H, W] -> [N, classes]: a 7x7 convolution and a max pool, four dense blocks with a 1x1 convolution
-    to half of the channels and a mean over 2x2 pixels between them, batch norm, ReLU, the mean over pixels, linear."""
+    to half of the channels and a mean over 2x2 pixels between them, batch norm, ReLU, the mean over pixels, linear.
+
+    With `small`, for pictures of 32x32 as CIFAR's or less, the first convolution is 3x3 without a stride, nothing pools
+    after it, and the means between blocks round sizes up.
+    """
 
     def __init__(
         self,
@@ -65,16 +69,17 @@ class DenseNet(nn.Module):
         channels: int = 3,
         growth: int = 32,
         first: int = 64,
+        small: bool = False,
         device: Device = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         features = Named()
-        features.conv0 = _conv(channels, first, 7, stride=2, padding=3, **place)
+        features.conv0 = _conv(channels, first, *((3, 1, 1) if small else (7, 2, 3)), **place)
         features.norm0 = nn.BatchNorm2d(first, device=device)
         features.relu0 = nn.ReLU()
-        features.pool0 = nn.MaxPool2d(3, 2, padding=1)
+        features.pool0 = nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1)
         reached = first
         for index, count in enumerate(blocks, start=1):
             setattr(features, f"denseblock{index}", DenseBlock(count, reached, growth, 4 * growth, **place))
@@ -83,7 +88,7 @@ class DenseNet(nn.Module):
                 between = Named()
                 between.norm, between.relu = nn.BatchNorm2d(reached, device=device), nn.ReLU()
                 between.conv = _conv(reached, reached // 2, 1, **place)
-                between.pool = nn.AvgPool2d(2, 2)
+                between.pool = nn.AvgPool2d(2, 2, ceil_mode=small)
                 setattr(features, f"transition{index}", between)
                 reached //= 2
         features.norm5 = nn.BatchNorm2d(reached, device=device)
@@ -96,8 +101,8 @@ class DenseNet(nn.Module):
         return self.classifier(ops.adaptive_avg_pool2d(ops.relu(self.features(x)), (1, 1)).flatten(1))
 
 
-def _conv(channels: int, outputs: int, kernel: int, **options: Any) -> nn.Conv2d:
-    layer = nn.Conv2d(channels, outputs, kernel, bias=False, **options)
+def _conv(channels: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, **place: Any) -> nn.Conv2d:
+    layer = nn.Conv2d(channels, outputs, kernel, stride, padding, bias=False, **place)
     nn.init.kaiming_normal_(layer.weight)
     return layer
 

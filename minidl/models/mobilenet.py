@@ -50,21 +50,26 @@ class InvertedResidual(nn.Module):
 
 class MobileNetV2(nn.Module):
     """[N, channels, H, W] -> [N, classes]: a 3x3 convolution of stride 2, 17 inverted residuals, a 1x1 convolution to
-    1280 channels, the mean over pixels, dropout and a linear layer."""
+    1280 channels, the mean over pixels, dropout and a linear layer.
+
+    With `small`, for pictures of 32x32 as CIFAR's, the first two strides are 1.
+    """
 
     def __init__(
         self,
         classes: int = 1000,
         channels: int = 3,
         dropout: float = 0.2,
+        small: bool = False,
         device: Device = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        layers: list[nn.Module] = [ConvNorm(channels, 32, stride=2, **place)]
+        layers: list[nn.Module] = [ConvNorm(channels, 32, stride=1 if small else 2, **place)]
         reached = 32
         for wider, outputs, count, stride in STAGES:
+            stride = 1 if small and outputs == 24 else stride
             for index in range(count):
                 layers.append(InvertedResidual(reached, outputs, stride if index == 0 else 1, wider, **place))
                 reached = outputs

@@ -103,10 +103,13 @@ class ResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc = nn.Linear(reached, classes, **place)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Tensor:
+        """What the mean is taken of."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(self.avgpool(x).flatten(1))
+        return self.layer4(self.layer3(self.layer2(self.layer1(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.avgpool(self.features(x)).flatten(1))
 
 
 def _block(block: type[Any], channels: int, width: int, stride: int, **place: Any) -> nn.Module:

@@ -15,13 +15,17 @@ STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels and convo
 
 class VGG(nn.Module):
     """[N, channels, H, W] -> [N, classes]: 13 convolutions of 3x3 in five stages, each with a batch norm and a ReLU;
-    a mean to 7x7 pixels, and three linear layers."""
+    a mean to 7x7 pixels, and three linear layers.
+
+    With `small`, for pictures of 32x32 as CIFAR's or less, the mean is over all pixels, and pools round sizes up.
+    """
 
     def __init__(
         self,
         classes: int = 1000,
         channels: int = 3,
         dropout: float = 0.5,
+        small: bool = False,
         device: Device = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -35,10 +39,14 @@ class VGG(nn.Module):
                 _without_bias(conv)
                 layers += [conv, nn.BatchNorm2d(width, device=device), nn.ReLU()]
                 channels = width
-            layers.append(nn.MaxPool2d(2, 2))
+            layers.append(nn.MaxPool2d(2, 2, ceil_mode=small))
         self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
-        first, second, last = (nn.Linear(*sizes, **place) for sizes in ((25088, 4096), (4096, 4096), (4096, classes)))
+        side = 1 if small else 7
+        self.avgpool = nn.AdaptiveAvgPool2d((side, side))
+        features = channels * side * side
+        first, second, last = (
+            nn.Linear(*sizes, **place) for sizes in ((features, 4096), (4096, 4096), (4096, classes))
+        )
         for linear in (first, second, last):
             nn.init.normal_(linear.weight, 0.0, 0.01)
             _without_bias(linear)

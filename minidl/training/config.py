@@ -71,7 +71,7 @@ class Training(Settings):
     epochs: fields.Epochs | None
     batch_size: fields.BatchSize | None
     lr: fields.LearningRate | None
-    dropout: fields.Dropout
+    dropout: fields.Dropout | None
     optimizer: fields.Optimizer = "adamw"
     weight_decay: fields.WeightDecay
     label_smoothing: fields.LabelSmoothing = 0.0
@@ -84,7 +84,7 @@ class Training(Settings):
     val_split: Annotated[fields.Share, Field(description="Share of your own data for validation. Default: 0.1.")] = None
     test_split: Annotated[fields.Share, Field(description="Share of your own data for the test. Default: 0.2.")] = None
     seed: fields.Seed = 0
-    precision: fields.ImagePrecision
+    precision: str | None
 
     @property
     def splits(self) -> dict[str, float | str | None]:

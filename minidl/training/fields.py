@@ -113,13 +113,6 @@ Seed = Annotated[
     ),
 ]
 Precision = Annotated[Literal["float32", "tf32"], Field(description="Precision of matrix products on a GPU:")]
-ImagePrecision = Annotated[
-    Literal["float32", "tf32", "bfloat16", "float16"],
-    Field(
-        description="Precision of weights and activations: float32, tf32, bfloat16 or float16; the last two keep "
-        "float32 master weights."
-    ),
-]
 Hidden = Annotated[
     tuple[Annotated[int, Field(ge=1, le=65536)], ...],
     Field(strict=False, min_length=1, description="Sizes of the hidden layers: 128 or 256,128."),

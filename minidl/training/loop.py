@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from minidl.optim import Optimizer, Schedule
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
 from minidl.training import memory, metrics, weights
+from minidl.training.averages import Average
 from minidl.training.checkpoints import Checkpoint
 from minidl.training.display import Display
 from minidl.training.errors import DivergedError, damaged
@@ -36,6 +37,8 @@ from minidl.training.manifest import OF_RUN
 from minidl.training.progress import Progress
 from minidl.training.settings import changed
 from minidl.training.trainer import BaseTrainer, Figures, Interrupts, Outcome
+
+_AVERAGE = "average"  # in the optimizer's state of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Learner:
     """What the loop trains and how it is judged. `loss(x, y)` is a scalar Tensor.
 
     `rehearse()` launches what `validate` does, see `rehearsal`; None: as far as that goes without values.
+    `begins` are the epochs from which on a step is another one (0 is the first), and `enter(epoch)` readies the model
+    for the steps of an epoch; None: in training mode. With an `average` that is what is judged and kept.
     """
 
     model: nn.Module
@@ -64,6 +69,16 @@ class Learner:
     loss: Callable[[CSR | Tensor, Tensor], Tensor]
     validate: Callable[[], Judgement]
     rehearse: Callable[[], object] | None = None
+    begins: Sequence[int] = (0,)
+    enter: Callable[[int], None] | None = None
+    average: Average | None = None
+
+    def ready(self, epoch: int) -> None:
+        """The model as the steps of an epoch have it."""
+        if self.enter is None:
+            self.model.train()
+        else:
+            self.enter(epoch)
 
 
 class Trainer(BaseTrainer):
@@ -84,11 +99,13 @@ class Trainer(BaseTrainer):
         super().__init__(folder, epochs, display, state, hint, captured, figures)
         self.learner, self.patience, self.steps = learner, patience, len(learner.batches)
         self.progress = Progress()
+        self._taken: Callable[..., torch.Tensor] | None = None
 
     @property
     def model(self) -> nn.Module:
-        """The model that is trained, after `run` with its best weights."""
-        return self.learner.model
+        """The model that is trained, or its average; after `run` with its best weights."""
+        average = self.learner.average
+        return self.learner.model if average is None else average.kept
 
     def restore(self, checkpoint: Checkpoint) -> None:
         super().restore(checkpoint)
@@ -97,7 +114,8 @@ class Trainer(BaseTrainer):
     def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
         state, learner = checkpoint.state, self.learner
         parts.append("optimizer")
-        learner.optimizer.load_state_dict(checkpoint.optimizer)
+        optimizer = {name: value for name, value in checkpoint.optimizer.items() if name != _AVERAGE}
+        learner.optimizer.load_state_dict(optimizer)
         parts.append("schedule")
         # A schedule has no memory but the number of steps.
         schedule = {**learner.schedule.state_dict(), "step": steps}
@@ -105,6 +123,11 @@ class Trainer(BaseTrainer):
             raise ValueError(f"it is {state['schedule']!r}, expected {schedule!r}")
         learner.schedule.load_state_dict(schedule)
         weights.load(learner.model, checkpoint.weights, checkpoint.tensors)
+        self._load_average(checkpoint)
+
+    def _load_average(self, checkpoint: Checkpoint) -> None:
+        if self.learner.average is not None:
+            self.learner.average.load(checkpoint.optimizer[_AVERAGE], checkpoint.tensors)
 
     def run(self) -> Progress:
         """As `BaseTrainer.run`; then the best weights are put into the model.
@@ -115,6 +138,7 @@ class Trainer(BaseTrainer):
         best = self._best()
         if best is not None:
             weights.load(self.learner.model, best.weights, best.tensors)
+            self._load_average(best)
         return self.progress
 
     def attempt(self, size: int) -> None:
@@ -122,16 +146,19 @@ class Trainer(BaseTrainer):
         batches = copy.copy(self.learner.batches)
         batches.batch_size = size
         self._figures.pending.clear()
-        self.learner.model.train()
-        self._step(*_on_device(*next(iter(batches.epoch(0)))))
+        # The last epoch has the largest step.
+        self.learner.ready(self.epochs - 1)
+        self._step(*_on_device(*next(iter(batches.epoch(self.epochs - 1)))))
 
     def rehearse(self) -> None:
         learner = self.learner
-        learner.model.train()
-        step = capture(self._step, shapes=2) if self.captured else self._step
-        for place in sorted({0, self.steps - 1}):
-            x, y = next(iter(learner.batches.epoch(0, place)))
-            rehearsal.rehearse(step, *_on_device(x, y))
+        for epoch in learner.begins:
+            if epoch < self.epochs:
+                learner.ready(epoch)
+                step = self._new_step()
+                for place in sorted({0, self.steps - 1}):
+                    x, y = next(iter(learner.batches.epoch(epoch, place)))
+                    rehearsal.rehearse(step, *_on_device(x, y))
         learner.model.eval()
         rehearsal.rehearse(learner.rehearse or learner.validate)
 
@@ -157,11 +184,13 @@ class Trainer(BaseTrainer):
         return self.progress.finished
 
     def _train(self, interrupts: Interrupts) -> None:
-        self._taken = capture(self._step, shapes=2) if self.captured else self._step
         try:
             super()._train(interrupts)
         finally:
-            del self._taken  # and the memory of the graphs with it
+            self._taken = None  # and the memory of the graphs with it
+
+    def _new_step(self) -> Callable[..., torch.Tensor]:
+        return capture(self._step, shapes=2) if self.captured else self._step
 
     def _epoch(self, interrupts: Interrupts) -> bool:
         best, progress = super()._epoch(interrupts), self.progress
@@ -182,12 +211,20 @@ class Trainer(BaseTrainer):
         loss = learner.loss(x, y)
         loss.backward(learner.optimizer.loss_scale)
         learner.optimizer.step()
+        if learner.average is not None:
+            learner.average.update()
         return loss.data
 
     def _steps(self) -> Iterator[torch.Tensor]:
         progress, learner = self.progress, self.learner
-        learner.model.train()
+        if progress.epoch in learner.begins:
+            self._taken = None  # before another is made
+        learner.ready(progress.epoch)
+        if self._taken is None:
+            self._taken = self._new_step()
         for x, y in learner.batches.epoch(progress.epoch, progress.step):
+            if learner.average is not None:
+                learner.average.prepare(progress.steps + 1)
             loss = self._taken(*_on_device(x, y))
             learner.schedule.step()
             yield loss
@@ -196,6 +233,8 @@ class Trainer(BaseTrainer):
         """Loss and validation. Raises DivergedError when the validation is not finite."""
         progress, learner = self.progress, self.learner
         learner.model.eval()
+        if learner.average is not None:
+            learner.average.settle()
         epoch = progress.epoch + 1
         try:
             with memory.used_for("the validation", "less data or a smaller model"):
@@ -234,7 +273,10 @@ class Trainer(BaseTrainer):
     def _parts(self) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
         learner = self.learner
         more = {"schedule": learner.schedule.state_dict()}
-        return learner.model.state_dict(), learner.optimizer.state_dict(), more
+        optimizer = learner.optimizer.state_dict()
+        if learner.average is not None:
+            optimizer[_AVERAGE] = learner.average.state_dict()
+        return learner.model.state_dict(), optimizer, more
 
 
 def _on_device(x: CSR | torch.Tensor, y: torch.Tensor) -> tuple[CSR | Tensor, Tensor]:

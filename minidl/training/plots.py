@@ -216,11 +216,13 @@ def mistakes(
     sure: np.ndarray,
     labels: Sequence[str],
     title: str,
+    maps: Callable[[np.ndarray], np.ndarray | None] | None = None,
 ) -> None:
     """mistakes.png: up to 40 wrongly classified pictures of uint8 [N, H, W, C], the most confident first.
 
     `sure` [N] are the probabilities of the predictions. Above each picture stand prediction, its probability, and
-    truth.
+    truth. `maps` gives for pictures of these indices where the network saw its prediction, float32 [n, h, w]: they are
+    shown in activations.png, if there are some.
     """
     wrong = np.flatnonzero(predicted != truth)
     surest = wrong[np.argsort(-sure[wrong], kind="stable")][:40]
@@ -229,23 +231,34 @@ def mistakes(
         for i in surest
     ]
     none = f"none of {len(truth)} is wrong"
-    _captioned(
-        folder, pixels[surest], captions, f"{title}; the most confident of {len(wrong)} mistakes", none
-    )  # fmt: skip
+    title = f"{title}; the most confident of {len(wrong)} mistakes"
+    _captioned(folder, "mistakes.png", pixels[surest], captions, title, none)
+    found = maps(surest) if maps is not None and len(surest) else None
+    if found is not None:
+        _captioned(
+            folder, "activations.png", pixels[surest], captions, f"{title}, and what spoke for them", none, found
+        )
 
 
 @_plot
-def _captioned(pixels: np.ndarray, captions: Sequence[str], title: str, none: str) -> Files:
-    """mistakes.png: pictures uint8 [N, H, W, C] with captions; `none` is said where there are none."""
+def _captioned(
+    name: str, pixels: np.ndarray, captions: Sequence[str], title: str, none: str, maps: np.ndarray | None = None
+) -> Files:
+    """Pictures uint8 [N, H, W, C] with captions, and maps [N, h, w] over them, each from its least to its greatest
+    value; `none` is said where there are no pictures."""
     columns = 8
     figure, grid = _grid(max(1, -(-len(captions) // columns)), columns, 1.4, 1.8, title)
     for place, caption in enumerate(captions):
         axes = grid[place // columns][place % columns]
         _show(axes, pixels[place])
+        if maps is not None:
+            height, width = pixels.shape[1:3]
+            extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+            axes.imshow(maps[place], cmap="inferno", alpha=0.5, interpolation="bilinear", extent=extent)
         axes.set_title(caption, fontsize=7)
     if not captions:
         grid[0][0].text(0.0, 0.5, none)
-    return {"mistakes.png": _png(figure)}
+    return {name: _png(figure)}
 
 
 @_plot

@@ -162,7 +162,8 @@ def _range(kind: str, info: FieldInfo) -> str:
     ends = {end: getattr(each, end) for each in info.metadata for end in ("gt", "ge", "lt", "le") if hasattr(each, end)}
     high = f" to below {ends['lt']}" if "lt" in ends else f" to {ends.get('le')}"
     if "gt" in ends:
-        high = "" if ends.get("le") == FLOAT32 else f", at most {ends['le']}"
+        high = f", below {ends['lt']}" if "lt" in ends else ""
+        high = high or ("" if ends.get("le") == FLOAT32 else f", at most {ends['le']}")
         return f"{kind} above {ends['gt']}{high}" + ("" if high else " that float32 holds")
     if ends.get("le") == FLOAT32:
         return f"{kind} of at least {ends['ge']} that float32 holds"

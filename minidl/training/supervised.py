@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from minidl.data.workers import Workers, available
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.training import helpers, memory, metrics, plots, reports, weights
+from minidl.training.averages import Average
 from minidl.training.display import Display
 from minidl.training.forward import outputs, rehearse
 from minidl.training.loop import Learner, Trainer
@@ -30,6 +31,15 @@ FEW_STEPS = 100  # fewer seldom learn much
 LOSS_SCALE = 2.0**16  # of float16, to begin with
 
 
+class Course(Protocol):
+    """What changes in the course of a training, see `Learner`."""
+
+    @property
+    def begins(self) -> tuple[int, ...]: ...
+
+    def enter(self, model: nn.Module, epoch: int) -> None: ...
+
+
 @dataclass
 class Supervised(Experiment):
     """An `Experiment` with a training and a validation split as arrays; `test` makes the test split when it is called,
@@ -39,6 +49,7 @@ class Supervised(Experiment):
     `make_model` makes the model that settings describe on a device (None: the usual one), `make_batches` the batches
     that `Batches` does not make.
     `draw(model, pictures, targets, found, title)` adds to the plots what the test split shows.
+    `begin` changes the first weights of a model, `said` tells of it, and `course` is what changes during the training.
     """
 
     name: str
@@ -51,9 +62,13 @@ class Supervised(Experiment):
     test: Callable[[], Split]
     make_model: Callable[[Any, str | None], nn.Module]
     documents: dict[str, str]
+    model: dict[str, Any] | None = None
     more_steps: str = ""
     make_batches: Callable[[], ImageBatches] | None = None
     draw: Callable[[nn.Module, Any, np.ndarray, Found, str], None] | None = None
+    begin: Callable[[nn.Module], object] | None = None
+    said: str | None = None
+    course: Course | None = None
     batch_size: int = field(init=False)
     _tested: tuple[Any, np.ndarray, Found] | None = field(default=None, init=False)
     _scores: Callable[[Split], dict[str, Any]] | None = field(default=None, init=False)
@@ -72,11 +87,13 @@ class Supervised(Experiment):
             f"{sizes['test']:,} test examples, {self.features}{classes}"
             + (f"\ncolumns: {columns}" if columns else "")
             + (f"\nleakage: {leakage}" if leakage else "")
+            + (f"\n{self.said}" if self.said else "")
         )
 
     def networks(self, config: Any) -> memory.Networks:
         model = self.make_model(config, "meta")
-        return [(model, make_optimizer(config, model))]
+        found: list[tuple[nn.Module, optim.Optimizer | None]] = [(model, make_optimizer(config, model))]
+        return found if getattr(config, "ema", None) is None else [*found, (model, None)]
 
     @functools.cached_property
     def batches(self) -> Batches | ImageBatches:
@@ -94,12 +111,20 @@ class Supervised(Experiment):
         config = self.config
         random.manual_seed(config.seed)
         model = self.make_model(config, None)
+        if self.begin is not None:
+            self.begin(model)
+        course, ema = self.course, getattr(config, "ema", None)
+        average = None if ema is None else Average(model, self.make_model(config, None), ema)
+        judged = model if average is None else average.kept
         optimizer = make_optimizer(config, model)
         return Learner(
             model, optimizer, make_schedule(config, optimizer, len(self.batches)), self.batches,
             loss=self.targets.criterion(model, self.train[1], config),
-            validate=lambda: self.targets.judge(model, *self.validation),
-            rehearse=lambda: self._rehearse(model),
+            validate=lambda: self.targets.judge(judged, *self.validation),
+            rehearse=lambda: self._rehearse(judged),
+            begins=(0,) if course is None else course.begins,
+            enter=None if course is None else functools.partial(course.enter, model),
+            average=average,
         )  # fmt: skip
 
     def _rehearse(self, model: nn.Module) -> None:

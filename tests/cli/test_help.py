@@ -26,10 +26,11 @@ FLAGS = {
     "--missing --no-capture --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
     "--resume --schedule --seed --target --task --test --test-split --trace --val-split --validation --warmup "
     "--weight-decay --workers",
-    "images": "--balance --batch-size --cache --data --device --dropout --epochs --flip --label-smoothing --lr --model "
-    "--no-capture --no-flip --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
-    "--resume --schedule --seed --shift --size --test --test-split --trace --val-split --validation --warmup "
-    "--weight-decay --workers",
+    "images": "--balance --batch-size --cache --crop --cutmix --data --device --dropout --ema --epochs --flip --freeze "
+    "--init --label-smoothing --lr --mixup --model --no-capture --no-flip --no-freeze --no-plots --normalize "
+    "--optimizer --out --overwrite --patience --precision --profile --progressive --quiet --resume --schedule --seed "
+    "--shift --size --stem --test --test-split --trace --unfreeze --val-split --validation --warmup --weight-decay "
+    "--workers",
     "gan": "--batch-size --data --device --epochs --latent --lr --no-capture --no-plots --out --overwrite --precision "
     "--profile --quiet --resume --seed --size --trace --width --workers",
 }

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl.data import Augment, ImageBatches, Pictures
-from minidl.data.image_batches import epoch_moves
+from minidl.data.augmenting import epoch_mixes, epoch_moves, epoch_parts
 
 
 def pictures(count=23, size=4, channels=1):
@@ -102,10 +102,81 @@ def test_bad_arguments():
         ImageBatches(pictures(), np.arange(23), 0)
     with pytest.raises(ValueError, match="the seed must be from 0"):
         ImageBatches(pictures(), np.arange(23), 4, seed=-1)
-    with pytest.raises(ValueError, match="the shift must be 0 or more, got -1"):
+    with pytest.raises(ValueError, match="the shift must be 0 or more, the crop above 0 to 1"):
         ImageBatches(pictures(), np.arange(23), 4, augment=Augment(shift=-1))
     with pytest.raises(TypeError, match=r"expected a floating dtype for the batches, got torch\.int32"):
         ImageBatches(pictures(), np.arange(23), 4, dtype=torch.int32)
     for mean, std in (((0.0,), (0.0,)), ((float("nan"),), (1.0,)), ((0.0,), (float("inf"),))):
         with pytest.raises(ValueError, match="expected finite means and deviations above 0"):
             ImageBatches(Pictures(pictures().pixels, mean, std), np.arange(23), 4)
+
+
+def test_parts_and_mixes_never_change():
+    # As the moves: a resumed run has them again.
+    cut = Augment(crop=0.08, flip=True)
+    assert epoch_parts(3, (20, 30), cut, seed=0, epoch=0).tolist() == [
+        [0, 3, 20, 24, 0],
+        [1, 18, 9, 12, 1],
+        [0, 6, 18, 21, 0],
+    ]
+    found = epoch_mixes(3, (20, 30), Augment(mixup=0.4, cutmix=1.0), seed=0, epoch=0)
+    assert found.box.tolist() == [[0, 0, 0, 0], [0, 12, 16, 30], [8, 6, 20, 30]]
+    assert found.part.tolist() == pytest.approx([0.304599, 0.520000, 0.520000], abs=1e-6)
+
+
+def test_parts_lie_in_the_picture_and_have_the_areas_and_ratios_asked_for():
+    parts = epoch_parts(20_000, (50, 50), Augment(crop=0.25), 1, 2)
+    top, left, rows, columns, flips = parts.T
+    assert (parts[:, :2] >= 0).all()
+    assert (top + rows <= 50).all()
+    assert (left + columns <= 50).all()
+    assert not flips.any()
+    area, ratio = rows * columns / 2500, columns / rows
+    assert 0.23 < area.min() < area.max() <= 1
+    # Sides are rounded to pixels, of 21 or more.
+    assert 0.75 * 21.5 / 22.5 < ratio.min() < ratio.max() < 4 / 3 * 22.5 / 21.5
+    assert abs(np.log(ratio).mean()) < 0.03
+    assert min(np.ptp(top), np.ptp(left)) > 20
+
+
+def test_shares_have_their_distribution():
+    """Of beta(a, a) the variance is 1 / (8 a + 4); a box has the area that is not the picture's own."""
+    mixed = epoch_mixes(20_000, (30, 30), Augment(mixup=0.5), 1, 0)
+    assert abs(mixed.part.mean() - 0.5) < 0.02
+    assert abs(mixed.part.var() - 1 / 8) < 0.01
+    assert not mixed.box.any()
+    both = epoch_mixes(20_000, (30, 30), Augment(mixup=1.0, cutmix=1.0), 1, 0)
+    cut = both.share == 1
+    assert 0.48 < cut.mean() < 0.52
+    area = (both.box[:, 2] - both.box[:, 0]) * (both.box[:, 3] - both.box[:, 1]) / 900
+    assert np.allclose(both.part[cut], 1 - area[cut], atol=1e-6)
+    assert (both.box[:, :2] >= 0).all()
+    assert (both.box[:, 2:] <= 30).all()
+
+
+@pytest.mark.parametrize("augment", [Augment(crop=0.3, flip=True, mixup=0.3, cutmix=1.0), Augment(shift=2)])
+def test_resized_and_mixed_batches_have_their_tails_and_their_host(augment):
+    draw = np.random.default_rng(0)
+    some = Pictures(draw.integers(0, 256, (10, 8, 6, 3), dtype=np.uint8), (100.0,) * 3, (50.0,) * 3)
+    there, here = (
+        ImageBatches(
+            some,
+            np.arange(10) % 4,
+            4,
+            4,
+            augment=augment,
+            resident=resident,
+            sizes=((0, (4, 3)), (1, (6, 5))),
+            classes=5,
+        )
+        for resident in (True, False)
+    )
+    assert [there.size(epoch) for epoch in range(3)] == [(4, 3), (6, 5), (6, 5)]
+    for epoch, start in ((0, 0), (1, 2)):
+        for (x, y), (z, w) in zip(list(there.epoch(epoch))[start:], here.epoch(epoch, start), strict=True):
+            assert x.shape[1:] == (3, *there.size(epoch))
+            assert torch.equal(x, z)
+            assert torch.equal(y, w)
+            if augment.mixup:
+                assert y.shape[1] == 5
+                assert torch.allclose(y.sum(1), torch.ones(len(y), device=y.device))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minidl.kernels.average import average_
+from minidl.kernels.average import Averages, average_
 from minidl.runtime import launch
 from minidl.tensors import default_device
 
@@ -57,3 +57,25 @@ def test_both_in_channels_last():
     average, value = numbers(3, 4, 5, 2).to(memory_format=torch.channels_last), numbers(3, 4, 5, 2, seed=1)
     expected = average.lerp(value, 0.25)
     assert torch.allclose(average_(average, value, share(0.25)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_all_averages_of_a_model_at_once(half):
+    """As one by one, whatever the sizes; those of smaller dtypes are kept in float32."""
+    shapes = [(70_001,), (3, 5), (), (0,), (4, 3, 2, 2)]
+    values = [numbers(*shape, dtype=torch.float16 if half else torch.float32, seed=i) for i, shape in enumerate(shapes)]
+    values[-1] = values[-1].to(memory_format=torch.channels_last)
+    values.append(numbers(9, dtype=torch.float32, seed=9))
+    averages = [torch.ones_like(value, dtype=torch.float32) for value in values]
+    versions = [average._version for average in averages]
+    Averages(averages, values)(share(0.125))
+    for average, value, version in zip(averages, values, versions, strict=True):
+        assert torch.equal(average, 1 + 0.125 * (value.float() - 1))
+        assert average._version > version
+
+
+def test_averages_of_other_tensors_are_refused():
+    with pytest.raises(ValueError, match=r"an average has shape \[3\] and strides \(1,\) on"):
+        Averages([torch.zeros(3)], [torch.zeros(4)])
+    with pytest.raises(TypeError, match="expected a floating type"):
+        Averages([torch.zeros(3)], [torch.zeros(3).long()])

@@ -12,7 +12,7 @@ from minidl.training import fields
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError
 from minidl.training.task import Experiment
-from minidl.training.tasks import images
+from minidl.training.tasks.images import PictureTask
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +63,7 @@ class TrainGan(Session):
     plots: Annotated[bool, Field(description="Draw no curves; the grids of pictures are always made.")] = True
 
 
-class GanTask(images.PictureTask):
+class GanTask(PictureTask):
     """Pictures without their classes."""
 
     name = "gan"

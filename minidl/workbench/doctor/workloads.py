@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minidl import optim
-from minidl.kernels import activation, average, conv, elementwise, float8, gemm, images, norm
+from minidl.kernels import activation, average, conv, crops, elementwise, float8, gemm, images, mixing, norm
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv import depthwise_rows, few_outputs, plan, volume
 from minidl.kernels.conv import float8 as float8_products
@@ -365,6 +365,15 @@ def _pictures(dtype: torch.dtype) -> Calls:
         yield what, partial(images.pick, x, index, None, *how)
         yield f"{what}, moved", partial(images.pick, x, index, moves, *how)
         yield f"{what}, moved, edges repeated", partial(images.pick, x, index, moves, *how, replicate=True)
+        parts = torch.zeros(128, 5, dtype=torch.int32)
+        for size in ((shape[0] // 2, shape[1] // 2), (3 * shape[0], 3 * shape[1])):
+            to = " x ".join(map(str, size))
+            yield f"parts of {what} as {to}", partial(crops.crop, x, index, parts, size, *how)
+        yield f"parts of {what}, edges repeated", partial(crops.crop, x, index, parts, shape[:2], *how, replicate=True)
+        batch = torch.zeros(128, shape[2], *shape[:2], dtype=dtype).to(memory_format=torch.channels_last)
+        box, share = torch.zeros(128, 4, dtype=torch.int32), torch.zeros(128)
+        yield f"{what}, mixed", partial(mixing.mix, batch, index, share, box)
+        yield f"targets of {what}, mixed", partial(mixing.mix_targets, index, index, share, 10 * shape[2])
 
 
 def _fused(dtype: torch.dtype) -> Calls:
@@ -386,6 +395,8 @@ def _averages(dtype: torch.dtype) -> Calls:
     share = torch.zeros((), dtype=torch.float64)
     x, y = (torch.zeros(777, dtype=dtype) for _ in range(2))
     yield "moving average", partial(average.average_, x, y, share)
+    wide = torch.zeros(777, dtype=launch.acc_torch(dtype))
+    yield "moving averages", partial(average.Averages([wide], [y]), share)
 
 
 def _random(dtype: torch.dtype) -> Calls:

@@ -1,0 +1,129 @@
+"""What a finished image run answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minidl import data
+from minidl.data import DataError, ImageDataset, Pictures
+from minidl.data.parsing import listed, one_of
+from minidl.training import inputs
+from minidl.training.config import Evaluate, Predict
+from minidl.training.errors import ConfigError, damaged
+from minidl.training.task import Predictor
+from minidl.training.tasks.images.networks import dtype_of, network_of
+from minidl.training.tasks.images.pictures import PictureFormat
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from minidl import nn
+    from minidl.training.targets import Classification
+
+# Pictures, and their pixels, that `predict` reads at a time, while it answers as many.
+_TOGETHER, _TOGETHER_BYTES = 2048, 2**27
+
+
+@dataclass(frozen=True)
+class PictureClassifier(Predictor):
+    """The model of an image run with what turns a picture file into its input."""
+
+    format: PictureFormat
+    fixed = "a folder names its classes"
+
+    @cached_property
+    def targets(self) -> Classification:
+        from minidl.training.targets import Classification
+
+        return Classification.of_run(self.own)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        import torch
+
+        from minidl.runtime import launch
+        from minidl.training import weights
+
+        dtype = dtype_of(self.config)
+        if launch.INTERPRETED and dtype == torch.bfloat16:
+            dtype = torch.float32  # which holds every bfloat16
+        try:
+            model = network_of(self.config, self.format, self.targets.outputs)(dtype, "meta")
+        except ConfigError as error:
+            raise damaged(self.config.out / "config.json", error) from None
+        return weights.filled(model, self.own.weights(), self.own.model)
+
+    def chunks(self, config: Predict) -> Iterable[Any]:
+        if config.file is not None or config.text_column is not None:
+            raise ConfigError(
+                "--file and --text-column are for text and table runs; give picture files as arguments, or their paths "
+                "on standard input"
+            )
+        if "" in config.inputs:
+            raise ConfigError("an empty name was given: give picture files or folders of them")
+        if config.inputs:
+            paths = [path for name in config.inputs for path in _files(Path(name))]
+            # The workers wait for one another at the end of each chunk.
+            return inputs.chunks(
+                paths, min(_TOGETHER, max(inputs.CHUNK, _TOGETHER_BYTES // math.prod(self.format.shape)))
+            )
+        lines = inputs.lines_as_they_come(inputs.standard_input())
+        return ([Path(line.strip()) for _, line in chunk if line.strip()] for chunk in lines)
+
+    def features(self, paths: list[Path]) -> Pictures:
+        return self.format.pictures(data.read_pictures(paths, self.format.size, self.format.channels, self.workers))
+
+    def answers(self, paths: list[Path], features: Pictures, top: int) -> list[dict[str, Any]]:
+        """One answer per file: its path, label, probability and the `top` best labels."""
+        from minidl.training.forward import saved_outputs
+
+        parts = saved_outputs(self.model, features, self.targets.outputs)
+        ranked = self.targets.answers(parts, top)
+        return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]
+
+    def before_fault(self, paths: list[Path]) -> Iterable[list[Path]]:
+        """See `Predictor`: where a file cannot be read, one by one up to it."""
+        for part in inputs.chunks(paths):
+            try:
+                self.features(part)
+            except DataError:
+                yield from ([path] for path in part)
+            else:
+                yield part
+
+    def labelled(self, config: Evaluate) -> tuple[Pictures, np.ndarray, dict[str, Any]]:
+        assert config.data is not None
+        if not Path(config.data).is_dir():
+            raise DataError(
+                f"{config.data} is neither {one_of(data.IMAGE_DATA)} nor a folder of class folders with pictures"
+            )
+        images, source = data.read_labelled_pictures(
+            config.data, self.targets.labels, self.format.size, self.format.channels
+        )  # fmt: skip
+        return self.format.pictures(images.pixels), images.labels, source
+
+    def test(self, dataset: ImageDataset, config: Evaluate) -> tuple[Pictures, np.ndarray]:
+        shape, own = dataset.test.pixels.shape[1:], self.format.shape
+        if dataset.labels != self.targets.labels or shape != own:
+            raise DataError(
+                f"{dataset.name} has pictures of {' x '.join(map(str, shape))} in {len(dataset.labels)} classes; the "
+                f"model of {config.run} takes {' x '.join(map(str, own))} and knows {listed(self.targets.labels)}"
+            )
+        return self.format.pictures(dataset.test.pixels), dataset.test.labels
+
+
+def _files(path: Path) -> list[Path]:
+    """The file, or the picture files in a folder. Raises DataError for a folder without pictures."""
+    from minidl.data.pictures import picture_files
+
+    if not path.is_dir():
+        return [path]
+    found = picture_files(path)
+    if not found:
+        raise DataError(f"{path} is a folder without pictures; give picture files or a folder of them")
+    return found

@@ -1,0 +1,87 @@
+"""The networks of `minidl train images`, and which pictures each of them takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from minidl.training.errors import ConfigError
+from minidl.training.tasks.images.pictures import PictureFormat
+from minidl.training.tasks.images.settings import DROPOUT, TrainImages
+
+if TYPE_CHECKING:
+    import torch
+
+    from minidl import nn
+
+# What divides a side before the last stage, by stem: sizes are rounded up on the way, or down.
+_HALVED = {"full": 32, "small": 8}
+_ROUNDING_DOWN = ("vgg16_bn", "densenet121")
+
+
+def network_of(config: TrainImages, described: PictureFormat, classes: int) -> Callable[..., nn.Module]:
+    """What makes the network in a dtype, on a device. Raises ConfigError when it does not take the pictures."""
+    from minidl import models
+
+    height, width, channels = described.shape
+    if config.published:
+        options: dict[str, Any] = {"channels": channels, "small": config.stem == "small"}
+        if config.model in DROPOUT:
+            options["dropout"] = DROPOUT[config.model] if config.dropout is None else config.dropout
+        make = getattr(models, config.model)
+        return lambda dtype, device=None: make(classes, dtype=dtype, device=device, **options)
+    if config.model == "small":
+        return lambda dtype, device=None: models.SmallCNN(
+            channels, described.size, classes, config.dropout or 0.0, dtype=dtype, device=device
+        )
+    if described.shape != (28, 28, 1):
+        raise ConfigError(
+            f"--model ece408 takes grey pictures of 28 x 28 pixels, {config.data} has {described.colours} ones of "
+            f"{height} x {width}; use --model small"
+        )
+    return lambda dtype, device=None: models.ECE408(classes, dtype=dtype, device=device)
+
+
+def check_sizes(config: TrainImages, size: tuple[int, int], pictures: int) -> None:
+    """Raises ConfigError where nothing is left of pictures of the smallest size, and where the last batch may have a
+    single value of a channel: it has no deviation."""
+    height, width = size
+    if config.stem == "full" and config.model in _ROUNDING_DOWN and min(size) < _HALVED["full"]:
+        raise ConfigError(
+            f"--model {config.model} with --stem full takes pictures from 32 x 32 pixels, these have {height} x "
+            f"{width}; use --stem small"
+        )
+    if (pictures - 1) % config.batch_size:
+        return
+    if config.published and max(size) < 2 * _HALVED[config.stem or "full"]:
+        raise ConfigError(
+            f"--batch-size {config.batch_size} leaves a batch of one picture, of which the last layers of "
+            f"{config.model} have one pixel, which batch norm cannot learn from; give another, or a larger --size"
+        )
+    if math.prod(size) == 1:
+        raise ConfigError(
+            f"--batch-size {config.batch_size} leaves a batch of one picture of one pixel, which batch norm cannot "
+            "learn from; give another, or a --size of 2 or more"
+        )
+
+
+def dtype_of(config: TrainImages) -> torch.dtype:
+    """Of weights and activations."""
+    import torch
+
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(config.precision or "", torch.float32)
+
+
+def last_layer(model: nn.Module) -> tuple[str, nn.Linear]:
+    """The layer that gives the classes, and its name: the last linear one."""
+    from minidl import nn
+
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
+
+
+def first_layer(model: nn.Module) -> tuple[str, nn.Conv2d]:
+    """The convolution that reads the picture, and its name."""
+    from minidl import nn
+
+    return next((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
