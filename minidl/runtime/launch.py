@@ -13,7 +13,7 @@ are the same in every process.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -363,6 +363,15 @@ def record(recorder: Callable[..., None], target_: str | None = None) -> Abstrac
 def recording() -> bool:
     """Whether launches are recorded for a target of their own, and not run."""
     return _state.target is not None
+
+
+def pointed_at(tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
+    """Say that launches just made find these tensors by addresses in memory: who has launches wait keeps them."""
+    for keep in keepers:
+        keep(tensors())
+
+
+keepers: list[Callable[[Iterable[torch.Tensor]], None]] = []
 
 
 def handed_over() -> bool:

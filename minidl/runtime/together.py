@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -40,10 +40,12 @@ def together(device: torch.device) -> Iterator[None]:
         return
     with contextlib.ExitStack() as opened:
         waiting = _Waiting(device, opened)
+        launch.keepers.append(waiting.keep)
         try:
             with launch.watch(waiting.note), waiting:
                 yield
         finally:
+            launch.keepers.remove(waiting.keep)
             waiting.run()
 
 
@@ -56,6 +58,7 @@ class _Waiting(TorchDispatchMode):
         self._gpu = device.type == "cuda"
         self._launches: list[Callable[[], None]] = []
         self._used: set[int] = set()  # storages, which the launches keep
+        self._kept: list[torch.Tensor] = []
         self._missing: list[Job] = []
         self._stream: Any = None
         self._least = self._free() * (1.0 - _MOST) if self._gpu else 0.0
@@ -91,13 +94,20 @@ class _Waiting(TorchDispatchMode):
         for value in args:
             tensor = getattr(value, "base", value)  # of a box
             if isinstance(tensor, torch.Tensor):
-                self._used.add(tensor.untyped_storage()._cdata)
+                self._used.add(_storage(tensor))
         if self._gpu and len(self._launches) % _LOOK == 0 and self._free() < self._least:
             self.run()
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keep what the launches that wait find by its address."""
+        if self._launches and threading.get_ident() == self._thread:
+            self._kept += tensors
+            self._used.update(map(_storage, self._kept))
 
     def run(self) -> None:
         """Compile what is missing, and run the launches that wait."""
         launches, self._launches = self._launches, []
+        kept, self._kept = self._kept, []
         self._used = set()
         missing, self._missing = self._missing, []
         if len(missing) >= _FEW:
@@ -107,16 +117,29 @@ class _Waiting(TorchDispatchMode):
         if heard:  # or every launch would be looked up by Triton
             hooks.remove(self._other)
         try:
-            for go in launches:
-                go()
+            with self._on_their_stream():
+                for go in launches:
+                    go()
         finally:
             if heard:
                 hooks.add(self._other)
+        del kept
+
+    @contextlib.contextmanager
+    def _on_their_stream(self) -> Iterator[None]:
+        """The stream that launches were made on; another one then waits for it, as it may have been told before."""
+        now = torch.cuda.current_stream(self._device) if self._gpu else None
+        if self._stream is None or now is None or now == self._stream:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+        now.wait_stream(self._stream)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._launches and not func.is_view and func._schema.name.partition("::")[2] not in _NEW:
-            kept = self._used
-            if any(tensor.untyped_storage()._cdata in kept for tensor in _tensors((args, kwargs or {}))):
+            used = self._used
+            if any(_storage(tensor) in used for tensor in _tensors((args, kwargs or {}))):
                 self.run()
         return func(*args, **(kwargs or {}))
 
@@ -152,6 +175,10 @@ class _Waiting(TorchDispatchMode):
 def _architecture(device: torch.device) -> int:
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

@@ -1,5 +1,7 @@
 """A captured step's first call: launches wait, and nothing sees that they do."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import triton
@@ -8,6 +10,7 @@ import triton.language as tl
 from minidl import ops
 from minidl.captured import capture
 from minidl.ops.view import cat
+from minidl.optim import SGD
 from minidl.runtime import launch
 from minidl.runtime.together import together
 from minidl.tensors import Tensor, default_device
@@ -138,6 +141,41 @@ def test_a_captured_step_gives_what_it_gives_plain(graphs):  # noqa: F811
     for got, wanted in zip(capture(step)(x), plain, strict=True):
         assert torch.equal(got.data, wanted)
     assert torch.equal(weight.data, after)
+
+
+def test_what_an_update_finds_by_its_address_is_kept():
+    """Gradients copied into the order of their weights, whose memory torch then takes; and weights that torch reads."""
+    start = torch.rand(8, 16, 4, 5, device=DEVICE)
+
+    def trained(context):
+        weights = [Tensor(start.to(memory_format=torch.channels_last), requires_grad=True) for _ in range(2)]
+        optimizer = SGD(weights, lr=0.5)
+        with context:
+            for weight in weights:
+                weight.grad = Tensor(start * 2.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            junk = [torch.full(start.shape, 1e9, device=DEVICE) for _ in range(8)]
+            seen = weights[1].data.clone()
+        del junk
+        return seen, weights[0].data
+
+    for got, wanted in zip(trained(together(DEVICE)), trained(nullcontext()), strict=True):
+        assert torch.equal(got, wanted)
+        assert torch.equal(wanted, torch.zeros_like(start))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(launch.INTERPRETED, reason="Triton calls no hook where kernels are interpreted")
+def test_they_run_on_the_stream_that_they_were_made_on():
+    x, other = numbers(2**22), torch.cuda.Stream()
+    other.wait_stream(torch.cuda.current_stream())
+    with together(DEVICE):
+        y = ops.exp(x)
+        with torch.cuda.stream(other):
+            z = ops.log(y)
+        total = ops.sum(z)
+    assert torch.allclose(total.data, x.data.sum(), rtol=1e-5)
 
 
 @pytest.mark.gpu

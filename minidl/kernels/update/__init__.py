@@ -28,7 +28,7 @@ are a row of `hyper` on the device. `kernels` has the kernels, `plans` the lists
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -180,6 +180,18 @@ class Update:
                 CENTERED="grad_avg" in self.states, HAS_MASTER=dtype != launch.acc_torch(dtype),
                 HAS_ROWS=plan.rows, ACC=launch.acc(dtype), **early.options(), **blocks.tile.options,
             )  # fmt: skip
+        launch.pointed_at(lambda: self._memory(params, grads))
+
+    def _memory(
+        self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | Rows | None]
+    ) -> Iterator[torch.Tensor]:
+        """All memory that an update reads or writes by addresses in its table."""
+        yield from params
+        for grad in grads:
+            if grad is not None:
+                yield from (grad.rows, grad.values) if isinstance(grad, Rows) else (grad,)
+        for tensors in (self.masters, *self.states.values()):
+            yield from (tensor for tensor in tensors if tensor is not None)
 
 
 def _in_order(

@@ -90,6 +90,7 @@ class Side:
 
     def __init__(self, net: Net, kit: Kit) -> None:
         self.net, self.kit = net, kit
+        self._labels: dict[int, tuple[Any, Any]] = {}
         if net.name == "dcgan":
             image, options = (net.channels, (net.size, net.size)), dict(net.options)
             latent = options.pop("latent")
@@ -166,17 +167,24 @@ class Side:
         generator, discriminator = self.calls["generator"], self.calls["discriminator"]
         how_sure = kit.functions.binary_cross_entropy_with_logits
         x, z = (kit.tensor(each) for each in batch)
-        real = torch.ones(len(batch[0]), dtype=batch[0].dtype, device=batch[0].device)
-        judged = kit.tensor(torch.cat([real, torch.zeros_like(real)]))
+        real, judged = self._labels_of(batch[0])
         with kit.casting():
             made = generator(z)
             loss = how_sure(discriminator(kit.functions.cat([x, made.detach()])), judged)
         yield self.optimizers["discriminator"], loss
         self.networks["discriminator"].requires_grad_(False)
         with kit.casting():
-            loss = how_sure(discriminator(made), kit.tensor(real))
+            loss = how_sure(discriminator(made), real)
         yield self.optimizers["generator"], loss
         self.networks["discriminator"].requires_grad_(True)
+
+    def _labels_of(self, x: torch.Tensor) -> tuple[Any, Any]:
+        """Of images that are real, and of as many real and made ones; kept, as they are no part of a step."""
+        if len(x) not in self._labels:
+            real = torch.ones(len(x), dtype=x.dtype, device=x.device)
+            both = torch.cat([real, torch.zeros_like(real)])
+            self._labels[len(x)] = self.kit.tensor(real), self.kit.tensor(both)
+        return self._labels[len(x)]
 
 
 @dataclass(frozen=True)
