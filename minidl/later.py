@@ -1,9 +1,9 @@
 """Results of a module that are computed when they are first needed, so that the operation after can take them in.
 
 `relu(bn(conv(x)) + x)` in a module's `forward` makes one or two launches: a convolution's result is not computed before
-the batch norm and the sum have been asked for, the sum not before the activation. An operation that can be taken in makes a `Tensor`
-with a `Later`; one that takes it in makes another of that. Whatever else touches the values (`data`, an operation that
-knows no Later, the graph) settles the result first: it is computed then, as if at once.
+the batch norm and the sum have been asked for, the sum not before the activation. An operation that can be taken in
+makes a `Tensor` with a `Later`; one that takes it in makes another of that. Whatever else touches the values (`data`,
+an operation that knows no Later, the graph) settles the result first: it is computed then, as if at once.
 
 Nothing is left open when the call of the outermost module ends, and nothing is deferred outside of one: what a user
 does between two calls finds every result computed. Within a call minidl's own changes in place settle what is open;
