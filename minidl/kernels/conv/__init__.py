@@ -55,9 +55,9 @@ def forward(
     scale and bias [groups * M]: y = act(scale * conv(x, w) + bias), as a folded batch norm has it; together they may
     have the dtype in which x is accumulated. added, like the result and in x's dtype, is added before the activation:
     in the same kernel, where the sum is not rounded in between, or in one of its own where that is estimated to take
-    less time. pool "max" or "avg" takes the maximum or the mean of 2x2 windows (stride
-    2, incomplete windows left out) after the activation: in the same kernel, or in one of its own where that is
-    estimated to take less time. blind: form and tile are the same for any number of images.
+    less time. pool "max" or "avg" takes the maximum or the mean of 2x2 windows (stride 2, incomplete windows left out)
+    after the activation: in the same kernel, or in one of its own where that is estimated to take less time. blind:
+    form and tile are the same for any number of images.
     Raises ValueError for shapes that do not fit, a form that cannot take the shape, or more than one of pool,
     preactivation and added.
     """
