@@ -4,8 +4,8 @@
 
 One channel to a group and output, as `depthwise` has it, with all taps of VEC channels in registers: a program goes
 down the rows of x, for BLOCK_R rows of BLOCK_K sets of COLUMNS outputs, and stores a row when its last tap is added.
-Rows of x are loaded AHEAD of their use, for no load is moved before a store. The way back with strides of 1 is the
-same, with the taps in reverse.
+Rows of x are loaded AHEAD of their use, for no load is moved before a store. There is no stride and no dilation, and
+the way back is the same, with the taps in reverse.
 """
 
 from __future__ import annotations
@@ -41,16 +41,14 @@ def conv_depthwise_rows_kernel(
     p_x, p_w, p_bias, p_scale, p_y, p_z,
     total, vectors, QH, QW, H, W, in_h, in_w, first, s_r, s_s,
     VEC: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, UNIT_H: tl.constexpr, UNIT_W: tl.constexpr,
-    STEP_H: tl.constexpr, STEP_W: tl.constexpr, TAP_H: tl.constexpr, TAP_W: tl.constexpr,
     FIRST: tl.constexpr, END: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The rows of x that a tile reads are UNIT_H apart: row b and tap r meet at number b STEP_H + r TAP_H."""
+    """Row b of a tile and tap r meet at number b + r of the rows of x that the tile reads."""
     wait(EARLY)
-    ROWS: tl.constexpr = (BLOCK_R - 1) * STEP_H + (KERNEL_H - 1) * TAP_H + 1
-    WIDE: tl.constexpr = (COLUMNS - 1) * STEP_W + (KERNEL_W - 1) * TAP_W + 1
+    ROWS: tl.constexpr = BLOCK_R + KERNEL_H - 1
+    WIDE: tl.constexpr = COLUMNS + KERNEL_W - 1
     tiles_r = tl.cdiv(QH, BLOCK_R)
     i_row = tl.program_id(0) % tiles_r * BLOCK_R
     o_k = tl.program_id(0) // tiles_r * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -60,8 +58,8 @@ def conv_depthwise_rows_kernel(
     OUT = vectors * VEC
     n = (o_p // (QW // COLUMNS)).to(tl.int64)
     q_w = o_p % (QW // COLUMNS) * COLUMNS
-    x_w = in_w + q_w * IN_STEP_W
-    x_h = in_h + i_row * IN_STEP_H
+    x_w = in_w + q_w
+    x_h = in_h + i_row
     o_x = ((n * H * W + x_w) * OUT)[:, None] + o_c
     o_y = ((n * QH * QW + q_w) * OUT)[:, None] + o_c
     p_w += first + o_c
@@ -72,21 +70,21 @@ def conv_depthwise_rows_kernel(
             b_ws += (b_w.to(ACC),)
     o_ws = ()
     for v in tl.static_range(WIDE):
-        o_ws += (tl.where(m_k, x_w + v * UNIT_W, -1).to(tl.uint32, bitcast=True),)
+        o_ws += (tl.where(m_k, x_w + v, -1).to(tl.uint32, bitcast=True),)
     b_xs = ()
     b_sums = ()
     for _ in tl.static_range(BLOCK_R * COLUMNS):
         b_sums += (tl.zeros((BLOCK_K, VEC), dtype=ACC),)
     for k in tl.static_range(-AHEAD, ROWS):
         if k + AHEAD < ROWS:
-            h = x_h + (k + AHEAD) * UNIT_H
+            h = x_h + (k + AHEAD)
             inside = (h >= 0) & (h < H)
             end = tl.where(inside, W, 0).to(tl.uint32, bitcast=True)
             for v in tl.static_range(WIDE):
                 m_x = m_k & inside
                 if v < FIRST or v >= END:
                     m_x = o_ws[v] < end
-                p_row = p_x + (h * W + v * UNIT_W) * OUT
+                p_row = p_x + (h * W + v) * OUT
                 b_xs += (tl.load(p_row + o_x, mask=m_x[:, None], other=0.0),)  # [BLOCK_K, VEC]
         if k >= 0:
             b_row = ()
@@ -96,15 +94,15 @@ def conv_depthwise_rows_kernel(
             for b in tl.static_range(BLOCK_R):
                 for v in tl.static_range(COLUMNS):
                     b_sum = b_sums[b * COLUMNS + v]
-                    if k >= b * STEP_H and (k - b * STEP_H) % TAP_H == 0 and (k - b * STEP_H) // TAP_H < KERNEL_H:
+                    if k >= b and k - b < KERNEL_H:
                         for s in tl.static_range(KERNEL_W):
-                            b_sum += b_row[v * STEP_W + s * TAP_W] * b_ws[(k - b * STEP_H) // TAP_H * KERNEL_W + s]
+                            b_sum += b_row[v + s] * b_ws[(k - b) * KERNEL_W + s]
                     b_next += (b_sum,)
             b_sums = b_next
-            if k >= (KERNEL_H - 1) * TAP_H and (k - (KERNEL_H - 1) * TAP_H) % STEP_H == 0:
-                i_out = i_row + (k - (KERNEL_H - 1) * TAP_H) // STEP_H
+            if k >= KERNEL_H - 1:
+                i_out = i_row + k - (KERNEL_H - 1)
                 for v in tl.static_range(COLUMNS):
-                    b_sum = b_sums[(k - (KERNEL_H - 1) * TAP_H) // STEP_H * COLUMNS + v]
+                    b_sum = b_sums[(k - (KERNEL_H - 1)) * COLUMNS + v]
                     if HAS_SCALE:
                         b_sum *= tl.load(p_scale + o_c, mask=m_k[:, None], other=0.0).to(ACC)
                     if HAS_BIAS:
@@ -122,11 +120,9 @@ def able(problem: Problem) -> bool | No:
     if problem.M != 1 or problem.C != 1:
         return No("several channels to a group")
     h, v = problem.geometry[:2]
-    if max(h.stride, v.stride) > 1 or h.kernel * v.kernel > MOST_TAPS:
-        return No(f"a stride, or more than {MOST_TAPS} taps")
-    # Rows and columns between taps are unrolled: 3x3 with a dilation of 6 spills 2.4 KB.
-    if max((axis.kernel - 1) * (axis.dilation - 1) for axis in (h, v)) > 3:
-        return No("a dilation")
+    # Rows and columns between taps would be unrolled: 3x3 with a dilation of 6 spills 2.4 KB.
+    if max(h.stride, v.stride, h.dilation, v.dilation) > 1 or h.kernel * v.kernel > MOST_TAPS:
+        return No(f"a stride, a dilation, or more than {MOST_TAPS} taps")
     if problem.target != "interpreted" and (problem.dtype.itemsize != 2 or problem.target != "sm_90"):
         return No("not measured but with 16 bits on sm_90")
     return depthwise.fits(problem)
@@ -143,8 +139,7 @@ def axes_of(problem: Problem) -> tuple[Axis, Axis]:
     found = problem.geometry[:2]
     if problem.direction == TRANSPOSED:
         found = tuple(
-            axis._replace(size=axis.output, output=axis.size, padding=(axis.kernel - 1) * axis.dilation - axis.padding)
-            for axis in found
+            axis._replace(size=axis.output, output=axis.size, padding=axis.kernel - 1 - axis.padding) for axis in found
         )
     return found
 
@@ -170,9 +165,8 @@ def prepare(problem: Problem) -> Product:
     begin, end = narrow.always_inside(v, W, QW, columns, v.kernel)
     meta = {
         "AHEAD": AHEAD, "VEC": vec, "KERNEL_H": h.kernel, "KERNEL_W": v.kernel,
-        "IN_STEP_H": h.stride, "IN_STEP_W": v.stride, "FIRST": begin, "END": end, "COLUMNS": columns,
+        "FIRST": begin, "END": end, "COLUMNS": columns,
         "ACC": launch.acc(problem.dtype), **early.options(grid, problem.target), **problem.flags("POOL"),
-        **narrow.met_constants("H", h, rows, h.kernel), **narrow.met_constants("W", v, columns, v.kernel),
         "BLOCK_R": rows, "BLOCK_K": block, "num_warps": 4, "num_stages": 1,
     }  # fmt: skip
     scalars = total, vectors, QH, QW, H, W, -h.padding, -v.padding, first, s_r, s_s
