@@ -9,8 +9,9 @@ Nothing is left open when the call of the outermost module ends, and nothing is 
 does between two calls finds every result computed. Within a call minidl's own changes in place settle what is open;
 memory that torch changed is found by its version, and refused.
 
-So fused and plain execution differ in rounding alone: what is taken in is not rounded in between. `fusion(False)`
-computes everything at once.
+So fused and plain execution differ in rounding alone: what is taken in is not rounded in between. On the way back the
+gradient of what was used twice may come in two parts (`Function.takes_sums`), rounded as if it were added before.
+`fusion(False)` computes everything at once.
 """
 
 from __future__ import annotations

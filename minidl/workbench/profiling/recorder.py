@@ -117,23 +117,26 @@ class Profile:
         """Runs on the device with the launches of the same kernel, grid and warps.
 
         A launch recorded into a graph is one launch and many runs; where several kinds have one kernel, grid and number
-        of warps, a run counts as each of them in part.
+        of warps, a run counts as each of them in part. A kernel that starts early waits for the one before it on its
+        stream (`runtime.early`): its time begins when that one ends.
         """
         kinds: dict[tuple[Any, ...], list[tuple[Work, int]]] = {}
         for work, count in self._launched.items():
             kinds.setdefault((work.kernel, work.grid, work.threads), []).append((work, count))
             kinds.setdefault((work.kernel,), []).append((work, count))
         events = []
-        for event in found:
-            if event.get("cat") not in ON_DEVICE:
-                continue
+        ended: dict[Any, float] = {}
+        for event in sorted((e for e in found if e.get("cat") in ON_DEVICE), key=lambda e: float(e["ts"])):
             name, shape = event["name"], event.setdefault("args", {})
             grid, block = tuple(shape.get("grid", ())), shape.get("block", (0,))
             same = kinds.get((name, grid, block[0])) or kinds.get((name,), [])
             if same:
                 shape["minidl"] = [work._asdict() for work, _ in same]
-            events.append(Event(name, tuple(same), float(event["ts"]), float(event["dur"])))
-        return sorted(events, key=lambda event: event.start)
+            start = float(event["ts"])
+            end, before = start + float(event["dur"]), ended.get(shape.get("stream"), start)
+            events.append(Event(name, tuple(same), start, max(0.0, end - max(start, before))))
+            ended[shape.get("stream")] = max(end, before)
+        return events
 
     @property
     def rows(self) -> list[Row]:

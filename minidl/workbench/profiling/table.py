@@ -19,7 +19,10 @@ MOST_ROWS = 30
 
 
 class Event(NamedTuple):
-    """One run of a kernel: its name, the kinds of launch it may come from with their numbers, times in microseconds."""
+    """One run of a kernel: its name, the kinds of launch it may come from with their numbers, times in microseconds.
+
+    `duration` leaves out what the kernel before it on its stream still took.
+    """
 
     kernel: str
     kinds: tuple[tuple[Work, int], ...]

@@ -187,6 +187,23 @@ def test_a_trace_that_is_not_written_does_not_hide_an_error(tmp_path):
         fail(None)
 
 
+def test_waiting_for_the_kernel_before_is_not_time(joined):
+    """On one stream; what runs on another one beside it takes its own time."""
+    waits, inside, beside = (
+        run_of("join", 11.0, dur=55.0),
+        run_of("short", 12.0, dur=3.0),
+        run_of("nccl", 20.0, dur=9.0),
+    )
+    for event, stream in ((waits, 7), (inside, 7), (beside, 20)):
+        event["args"]["stream"] = stream
+    first = run_of("statistics", 0.0, dur=64.0)
+    first["args"]["stream"] = 7
+    found = joined({}, [waits, first, beside, inside]).events
+    assert [(event.kernel, event.duration) for event in found] == [
+        ("statistics", 64.0), ("join", 2.0), ("short", 0.0), ("nccl", 9.0),
+    ]  # fmt: skip
+
+
 def test_runs_are_told_apart_by_grid_and_warps(joined):
     launched = {
         work("k", tile="small"): 1, work("k", grid=(2, 3, 1), tile="wide"): 1, work("k", threads=256, tile="many"): 1,
