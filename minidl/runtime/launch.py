@@ -237,21 +237,9 @@ def tiles(family: str, name: str | None = None, dtype: torch.dtype | None = None
     return found
 
 
-def tile(
-    family: str,
-    dtype: torch.dtype,
-    *,
-    floor: int = 1,
-    precision: str | None = None,
-    target_: str | None = None,
-    **shape: int,
-) -> Tile:
-    """The tile for a problem: `shape` names its extents (M=, N=, K=, ...); on a target (default: the one in use).
-
-    A size BLOCK_X is cut to the power of two at or above extent X, but not below `floor` (16 for matrix products).
-    `precision` is that of float32 products (default: the one in use). A tile forced by `force` is taken as it is.
-    """
-    return tiles_for(family, dtype, floor=floor, precision=precision, target_=target_, **shape)[0]
+def tile(family: str, dtype: torch.dtype, **how: Any) -> Tile:
+    """The tile for a problem: the first of `tiles_for`."""
+    return tiles_for(family, dtype, **how)[0]
 
 
 def tiles_for(
@@ -263,7 +251,12 @@ def tiles_for(
     target_: str | None = None,
     **shape: int,
 ) -> tuple[Tile, ...]:
-    """All tiles between which a launcher is to choose for a problem: `tile` and, where rules say "or", others."""
+    """All tiles between which a launcher is to choose for a problem, several where rules say "or".
+
+    `shape` names its extents (M=, N=, K=, ...). A size BLOCK_X is cut to the power of two at or above extent X, but not
+    below `floor` (16 for products). `precision` is that of float32 products, `target_` the target (by default those
+    in use). A tile forced by `force` is taken as it is.
+    """
     if _state.forced is not None and family in _state.forced:
         return (_state.forced[family],)
     return _choose(family, target_ or target(), dtype, precision or _precision(dtype), floor, tuple(shape.items()))
