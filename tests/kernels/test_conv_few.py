@@ -62,8 +62,9 @@ def test_every_tile(dtype, tile, shape):
 
 
 @pytest.mark.parametrize("size", [(20, 24), (24, 5), (3, 40)])
-def test_several_boxes_each_way(size):
-    with launch.force(conv_few=launch.Tile({"BLOCK_N": 16, "BLOCK_K": 16, "OUTPUTS": 16}, 4, 2)):
+def test_several_boxes_each_way(size, fresh_plans, monkeypatch):
+    monkeypatch.setattr(few_outputs, "LARGEST", 16)
+    with launch.force(conv_few=launch.Tile({"BLOCK_N": 16, "BLOCK_K": 16}, 4, 2)):
         Problem("few", 2, 16, 3, size, (3, 3), (1, 1), (1, 1), (0, 0)).check()
 
 

@@ -31,6 +31,7 @@ MOST_ROWS = 11
 MOST_VALUES = 140
 # Those with inputs of a row, of which all are loaded together: 164 take 240 registers, and none spills.
 MOST_LIVE = 168
+MOST_SHARES = 64  # that are added at a time
 
 
 @triton.jit
@@ -261,7 +262,7 @@ def prepare(problem: Problem, depth: depthwise.Depth | None = None) -> Shares:
         constants = {name: depth.constants[name] for name in constants}
     options = tile.options
     del options["SUMS"], options["BLOCK_W"]
-    outputs, most_shares = options.pop("OUTPUTS"), options.pop("SHARES")
+    outputs = options.pop("OUTPUTS")
     wanted = max(1, min(options.pop("PER_PROCESSOR") * problem.processors // parts, tiles + rest))
     share = launch.cdiv(tiles, wanted)
     shares = launch.cdiv(tiles, share)
@@ -283,7 +284,7 @@ def prepare(problem: Problem, depth: depthwise.Depth | None = None) -> Shares:
     meta |= {"FIRST": first, "END": end}
     total = math.prod(shape)
     grid = launch.cdiv(total, outputs)
-    blocks = {"SHARES": min(most_shares, triton.next_power_of_2(shares)), "OUTPUTS": outputs}
+    blocks = {"SHARES": min(MOST_SHARES, triton.next_power_of_2(shares)), "OUTPUTS": outputs}
     joined = launch.Prepared(
         conv_depthwise_sum_kernel, (grid,), (shares, total),
         {"ACC": launch.acc(problem.dtype), **early.options(grid, problem.target), **blocks, "num_warps": 4},

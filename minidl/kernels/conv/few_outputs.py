@@ -38,7 +38,7 @@ FAMILIES = ("conv_few", "conv_band")
 
 # Output channels from which on a tile of the other forms is filled.
 MOST = 4
-# Outputs of a cell, so that the smallest tile has room for one.
+# Outputs of a group at most, and so of a cell.
 LARGEST = 64
 
 # Of more channels. 3x3 384->4 at 142x93, 145 images: 3.0 ms.
@@ -122,7 +122,7 @@ def able(problem: Problem) -> bool | No:
 
 
 def estimate(problem: Problem) -> float:
-    found = _groups(problem, LARGEST)
+    found = _groups(problem)
     cells = found.number[0] * found.number[1]
     time = costs.microseconds(problem, NAME, problem.N * cells * found.NP * found.K)
     if problem.paced and problem.C > MANY_CHANNELS:
@@ -142,11 +142,11 @@ class Groups(NamedTuple):
     K: int
 
 
-def _groups(problem: Problem, outputs: int) -> Groups:
+def _groups(problem: Problem) -> Groups:
     h, v, _ = problem.geometry
     cells = -(-h.size // h.stride), -(-v.size // v.stride)
     reach = window(h)[1], window(v)[1]
-    GH, GW = group((h.output, v.output), reach, cells, outputs // (problem.M * h.stride * v.stride))
+    GH, GW = group((h.output, v.output), reach, cells, LARGEST // (problem.M * h.stride * v.stride))
     of_group = GH + reach[0] - 1, GW + reach[1] - 1
     NP = max(16, triton.next_power_of_2(GH * h.stride * GW * v.stride * problem.M))
     number = -(-cells[0] // GH), -(-cells[1] // GW)
@@ -160,9 +160,9 @@ def prepare(problem: Problem) -> Product:
     cells = -(-h.size // h.stride) * -(-v.size // v.stride)
     tile = problem.tile("conv_few", N=problem.images * cells, K=C & -C, M=M)
     options = tile.options
-    outputs, groups = options.pop("OUTPUTS"), options.pop("BLOCK_N")
+    groups = options.pop("BLOCK_N")
     options["BLOCK_K"] = block_k = min(tile["BLOCK_K"], C & -C)
-    GH, GW, (window_h, window_w), number, NP, K = _groups(problem, outputs)
+    GH, GW, (window_h, window_w), number, NP, K = _groups(problem)
     low_h, low_w = window(h)[0], window(v)[0]
     of_group = {"ROWS": GH * h.stride, "COLUMNS": GW * v.stride, "WINDOW_W": window_w}
     block = problem.tile("conv_band", floor=1, total=NP * K)

@@ -18,12 +18,11 @@ PRODUCTS = {
 }  # fmt: skip
 # Families whose block has three axes, where others have blocks of two.
 CUBES = {"gemm_thin"}
-# Sizes that change more than speed: whether a row fits one block, the outputs of a band, the length of a vector. And
+# Sizes that change more than speed: whether a row fits one block, the length of a vector. And
 # the block that adds shares up, with which there would be two million candidates.
 FIXED = {
     "softmax": {"BLOCK_N"}, "softmax_grad": {"BLOCK_N"}, "cross_entropy": {"BLOCK_N"},
-    "conv_few": {"OUTPUTS"}, "update": {"BLOCK_V"}, "update_measure": {"BLOCK_V"},
-    "conv_depthwise_grad_weight": {"OUTPUTS", "SHARES"},
+    "update": {"BLOCK_V"}, "update_measure": {"BLOCK_V"}, "conv_depthwise_grad_weight": {"OUTPUTS"},
 }  # fmt: skip
 LARGEST_PRODUCT = 256
 ACCUMULATORS = 128 * 256  # of a product's block
