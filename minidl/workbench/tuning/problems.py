@@ -271,7 +271,7 @@ def _reduce(kind: Kind, axis: int) -> Iterator[Problem]:
 
 def _batch_norm(kind: Kind, *wrt: int) -> Iterator[Problem]:
     # Rules of the join go by the number of bands, of which few channels have many.
-    more = ((256,), (1024,), (2048,)) if kind.family == "norm_join" and not kind.small else ()
+    more = ((8,), (256,), (1024,), (2048,)) if kind.family == "norm_join" and not kind.small else ()
     for (C,) in (*kind.extents(C=64), *more):
         N = max(alone.MOST // 64 + 1, kind.rest(64 * C))
         vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
