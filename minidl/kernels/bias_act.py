@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import activation, elementwise, reduce
-from minidl.kernels.activation import Activation, activate, activate_grad, activate_grad_from_output
+from minidl.kernels.activation import NONE, Activation, activate, activate_grad, activate_grad_from_output
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
 
@@ -58,13 +58,14 @@ def bias_act_grad_kernel(
         o_m = start + m + tl.arange(0, BLOCK_M)
         m_mn = (o_m < end)[:, None] & m_n[None, :]
         b_dx = tl.load((p_dy + o_m * s_dy)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
-        b_x = tl.load((p_x + o_m * s_x)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
-        if HAS_BIAS:
-            b_x += b_b
-        if FROM_OUTPUT:
-            b_dx *= activate_grad_from_output(b_x, ACT, SLOPE)
-        else:
-            b_dx *= activate_grad(b_x, ACT, SLOPE)
+        if ACT != NONE:
+            b_x = tl.load((p_x + o_m * s_x)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
+            if HAS_BIAS:
+                b_x += b_b
+            if FROM_OUTPUT:
+                b_dx *= activate_grad_from_output(b_x, ACT, SLOPE)
+            else:
+                b_dx *= activate_grad(b_x, ACT, SLOPE)
         if WANT_X:
             tl.store((p_dx + o_m * N)[:, None] + o_n[None, :], b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
         if WANT_BIAS:
@@ -109,7 +110,8 @@ def bias_act_grad(
     """(dx, db) for y = act(x + b), of which only those wanted are computed.
 
     dy, x [..., N]; b [N], or None where x is already x + b. With `from_output`, x is y itself and b None; act must be
-    one of `activation.FROM_OUTPUT`. dx has x's shape; it is dy itself where there is no activation. db [N].
+    one of `activation.FROM_OUTPUT`. dx has x's shape; it is dy itself where there is no activation, but a contiguous
+    copy, made as its columns are summed, where rows of dy lie apart and both are wanted. db [N].
     Raises ValueError for shapes that differ, an unknown activation, or one whose derivative needs its input.
     """
     name, slope = activation.parse(act)
@@ -120,7 +122,7 @@ def bias_act_grad(
         raise ValueError(f"bias_act_grad: the derivative of {name} does not follow from its output; give its input")
     if from_output and b is not None:
         raise ValueError("bias_act_grad: the bias is already in the output; give b=None with from_output=True")
-    if name is None:
+    if name is None and (not (want_x and want_bias) or dy.is_contiguous() or dy.numel() == 0):
         return dy if want_x else None, reduce.sum_rows(_rows(dy)) if want_bias else None
     if b is None and not want_bias:
         return elementwise.act_grad(dy, x, act, from_output) if want_x else None, None

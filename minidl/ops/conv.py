@@ -56,11 +56,14 @@ class Convolution(Function):
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
         x, weight, kept = ctx.saved
-        dy = conv.channels_last(dy)
+        dy = dy.movedim(1, -1)
+        if dy.stride(-1) != 1:
+            dy = dy.contiguous()
         kept = dy if kept is None else conv.channels_last(kept)
+        # Channels of a joined tensor, whose rows lie apart, are copied by what sums them or takes the activation back.
         dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
         assert dz is not None
-        dz = dz.movedim(-1, 1)
+        dz = dz.contiguous().movedim(-1, 1)
         dx = cls.grad_input(ctx, dz, weight) if ctx.needs[0] else None
         dw = cls.grad_weight(ctx, dz, x) if ctx.needs[1] else None
         return dx, dw, db, None, None, None

@@ -78,6 +78,7 @@ class Adversaries:
         return losses, believed
 
     def _both(self, x: Tensor, z: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # to lie as all that is made of it does
         made = self.generator(z)
         ahead = self._ahead(x)
         logits = self.discriminator(ops.cat([x, made.detach(), x + ahead, x - ahead])).reshape(4, -1)
@@ -111,7 +112,7 @@ class Adversaries:
         assert start.grad is not None
         with no_grad():
             gradient = start.grad
-            length = ops.norm(gradient.flatten(1), 1)
+            length = ops.norm(gradient.permute(0, 2, 3, 1).flatten(1), 1)
             # Without a slope there is no direction, and no step.
             factor = ops.where(length > FLAT, REACH / length, 0.0)
             return gradient * factor.reshape(-1, 1, 1, 1)

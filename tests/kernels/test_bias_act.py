@@ -43,6 +43,17 @@ def test_without_an_activation_the_gradient_is_passed_on(device):
     torch.testing.assert_close(db, dy.sum(0))
 
 
+def test_rows_of_a_joined_tensor_are_copied_as_they_are_summed(device):
+    x, _, dy = rows_and_bias(device)
+    part = torch.cat([x, dy.round(), x], 1)[:, 33:66]
+    dx, db = bias_act.bias_act_grad(part, part, None, None)
+    assert dx.is_contiguous()
+    assert torch.equal(dx, part)
+    assert torch.equal(db, part.sum(0))
+    assert "bias_act_grad_kernel" in launched(lambda: bias_act.bias_act_grad(part, part, None, None))
+    assert bias_act.bias_act_grad(part, part, None, None, want_bias=False)[0] is part
+
+
 @pytest.mark.parametrize("act", activation.FROM_OUTPUT)
 def test_gradients_from_the_output(act, device):
     x, b, dy = rows_and_bias(device)

@@ -13,6 +13,7 @@ from minidl import models, ops
 from minidl.autograd import no_grad
 from minidl.optim import SGD
 from minidl.tensors import Tensor, default_device
+from minidl.training.adversaries import Adversaries
 
 RECORDED = sorted(Path(__file__).with_name("torchvision").glob("*.txt"))
 
@@ -50,12 +51,21 @@ class Copies(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+def copied(step):
+    """The shapes that a second step copies."""
+    step()
+    with Copies() as copies:
+        step()
+    return copies.sizes
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "unet"])
 def test_a_step_copies_the_picture_alone(name):
-    """NCHW goes in once; all that follows lies in rows of channels, gradients too."""
-    model = getattr(models, name)(5)
+    """NCHW goes in once; all that follows lies in rows of channels, gradients too, those of joined tensors' parts too."""
+    options = {"width": 8, "depth": 2} if name == "unet" else {}
+    model = getattr(models, name)(5, **options)
     x = Tensor(torch.randn(2, 3, 32, 32, device=default_device()))
-    target = Tensor(torch.tensor([1, 4], device=default_device()))
+    target = Tensor(torch.randint(0, 5, (2, 32, 32) if name == "unet" else (2,), device=default_device()))
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def step():
@@ -63,7 +73,11 @@ def test_a_step_copies_the_picture_alone(name):
         ops.cross_entropy(model(x), target).backward()
         optimizer.step()
 
-    step()
-    with Copies() as copies:
-        step()
-    assert copies.sizes == [(2, 32, 32, 3)]
+    assert copied(step) == [(2, 32, 32, 3)]
+
+
+def test_a_step_of_a_gan_copies_the_pictures_alone():
+    settings = {"latent": 8, "channels": 3, "size": (16, 16), "width": 4, "layers": 2, "kernel": 5}
+    networks = Adversaries(settings, 3, 1e-3, 0, captured=False)
+    x = Tensor(torch.randn(3, 3, 16, 16, device=default_device()))
+    assert copied(lambda: networks.step(x)) == [(3, 16, 16, 3)]
