@@ -20,12 +20,14 @@ import threading
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from minidl.autograd import Function, Variable, enable_grad, is_grad_enabled, no_grad
 from minidl.runtime import launch
+
+V = TypeVar("V", bound=Variable)
 
 MOST = 512  # notes of open results before those that were computed or dropped are forgotten
 _local = threading.local()
@@ -86,6 +88,14 @@ def take(x: Variable, method: str, *args: Any) -> Later | None:
     return taken
 
 
+def in_rows(x: V) -> V:
+    """x, or its values in rows of channels that may lie apart, for an operation that reads such."""
+    later = waiting(x)
+    rows = None if later is None else later.in_rows()
+    x._taken = x._taken or rows is not None
+    return x if rows is None else rows
+
+
 def may_wait(x: Variable) -> bool:
     """Whether an operation on x need not be computed at once. A tensor that stands for others (`nn.trace`) sees all."""
     return (
@@ -126,8 +136,19 @@ class Later:
         """The sum of the result and a tensor of its shape, dtype and device."""
         return None
 
+    def in_rows(self) -> Any:
+        """The result [N, C, ...] in rows of C channels that lie apart, in memory that nothing else may see."""
+        return None
+
     def settle(self, variable: Variable) -> None:
         """Compute the result and make it the variable's."""
+        self.unchanged()
+        with enable_grad() if self._recorded else no_grad():
+            made = self.compute()
+        variable._become(made)
+
+    def unchanged(self) -> None:
+        """Raises RuntimeError where an operand was changed since."""
         for operand, tensor, version in self._versions:
             if tensor._version != version or _held(operand) is not tensor:
                 raise RuntimeError(
@@ -135,9 +156,6 @@ class Later:
                     "which minidl computes when it is first needed: use the result before, for example by .data, or "
                     "change a clone; minidl.fusion(False) computes every result at once"
                 )
-        with enable_grad() if self._recorded else no_grad():
-            made = self.compute()
-        variable._become(made)
 
 
 def _held(operand: Any) -> torch.Tensor | None:

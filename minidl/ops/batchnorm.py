@@ -11,7 +11,7 @@ from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
-from minidl.later import Later, is_fused, may_wait, take, waiting
+from minidl.later import Later, in_rows, is_fused, may_wait, take, waiting
 from minidl.ops.activation import activated
 from minidl.tensors import Tensor
 
@@ -130,6 +130,7 @@ def batch_norm(
     in evaluation; TypeError for integers.
     """
     activation.parse(act)
+    x = in_rows(x)
     mean, var, batches = _plain(running_mean), _plain(running_var), _plain(num_batches_tracked)
     later = None if training or mean is None or x.ndim != 4 else waiting(x)
     like = x.data if later is None else torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)

@@ -10,6 +10,7 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import reduce
+from minidl.ops.join import joined
 from minidl.runtime import check, order
 from minidl.tensors import Tensor
 
@@ -73,17 +74,6 @@ class GetItem(Function):
         dx = dx.permute(order.back(ctx.dims))
         dx[ctx.index].copy_(dy)
         return dx, None
-
-
-class Cat(Function):
-    @staticmethod
-    def forward(ctx: Any, dim: int, *parts: torch.Tensor) -> torch.Tensor:
-        ctx.dim, ctx.sizes = dim, [part.shape[dim] for part in parts]
-        return torch.cat(parts, dim)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return None, *dy.split(ctx.sizes, ctx.dim)
 
 
 class To(Function):
@@ -202,13 +192,13 @@ def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
         raise ValueError("cat: got no tensors, expected at least one")
     first = parts[0]
     at = check.axis("cat", dim, first.ndim)
-    check.same("cat", **{f"parts[{i}]": part.data for i, part in enumerate(parts)})
+    check.same("cat", **{f"parts[{i}]": part for i, part in enumerate(parts)})
     for i, part in enumerate(parts):
         if (*part.shape[:at], *part.shape[at + 1 :]) != (*first.shape[:at], *first.shape[at + 1 :]):
             raise ValueError(
                 f"cat: parts[{i}] has shape {list(part.shape)}, which does not fit {list(first.shape)} along dim {dim}"
             )
-    return Cat.apply(at, *parts)
+    return joined(parts, at)
 
 
 def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -1,6 +1,7 @@
 """Checks shared by launchers; their errors state the value, what was expected, and what to do."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -19,7 +20,17 @@ def floating(op: str, **tensors: torch.Tensor | None) -> None:
             raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected a floating type; convert it with .to()")
 
 
-def same(op: str, **tensors: torch.Tensor | None) -> None:
+class Placed(Protocol):
+    """What has a dtype and a device."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+def same(op: str, **tensors: Placed | None) -> None:
     """Raise TypeError unless all tensors that are given have one dtype, ValueError unless they are on one device."""
     (first_name, first), *rest = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in rest:

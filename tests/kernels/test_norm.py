@@ -62,6 +62,28 @@ def test_values_and_gradients_are_torchs(shape, training, forced, device, monkey
         torch.testing.assert_close(a, e, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("shape", [(40, 5), (5, 3, 4, 6), (3, 16, 3, 3), (7, 1, 3, 3), (3, 2, 2, 3, 4)])
+@pytest.mark.parametrize("training", [True, False])
+def test_channels_of_a_wider_tensor_are_read_where_they_lie(shape, training, device, monkeypatch):
+    """What lies beside them is NaN and is not read; the bits are those of a tensor by itself."""
+    monkeypatch.setattr(launch, "processors", lambda: 2)
+    N, C, *space = shape
+    wide = torch.full((N, *space, C + 11), NAN, device=device)
+    x = wide[..., 4 : 4 + C].movedim(-1, 1)
+    x.copy_(numbers(*shape))
+    w, b = (numbers(C, seed=i, dtype=torch.float32).to(device) for i in (1, 2))
+    running = numbers(C, seed=4).to(device), numbers(C, seed=5).to(device).abs() + 0.1
+    read = []
+    with launch.watch(lambda kernel, grid, args, meta, go: (read.append(args[:2]), go())), launch.force(**SMALL):
+        apart = differentiated(x, w, b, training, "relu", running=running)
+    assert any(t is not None and t.data_ptr() == x.data_ptr() for args in read for t in args)
+    with launch.force(**SMALL):
+        dense = differentiated(x.contiguous(), w, b, training, "relu", running=running)
+    for got, expected in zip(apart, dense, strict=True):
+        assert torch.equal(got, expected)
+        assert got.dim() < 3 or got.movedim(1, -1).is_contiguous()
+
+
 @pytest.mark.parametrize("forced", [{}, SMALL], ids=["table", "small tiles"])
 def test_a_large_mean_does_not_cancel(forced, device, monkeypatch):
     monkeypatch.setattr(launch, "processors", lambda: 2)

@@ -61,7 +61,7 @@ def copied(step):
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "unet"])
 def test_a_step_copies_the_picture_alone(name):
-    """NCHW goes in once; all that follows lies in rows of channels, gradients too, those of joined tensors' parts too."""
+    """NCHW goes in once; all that follows lies in rows of channels, gradients too, and those of joined tensors."""
     options = {"width": 8, "depth": 2} if name == "unet" else {}
     model = getattr(models, name)(5, **options)
     x = Tensor(torch.randn(2, 3, 32, 32, device=default_device()))

@@ -15,7 +15,7 @@ import triton.language as tl
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation, activate
 from minidl.kernels.norm.gradient import back
-from minidl.kernels.norm.rows import alone_tile, channel, dense, options, rows_of, shaped
+from minidl.kernels.norm.rows import alone_tile, apart, apart_rows, channel, dense, lying, options, rows_of, shaped
 from minidl.kernels.norm.statistics import Buffers, Statistics, copy_back, count_batch, running, settle
 from minidl.kernels.reduce import again, whole
 from minidl.runtime import launch
@@ -27,13 +27,19 @@ MOST = 1024
 
 
 @triton.jit
-def place(M, C, STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Channels of this program [BLOCK_C] with their mask, and offsets and mask of all their values."""
+def place(
+    M, C, s_x, ALIGN: tl.constexpr, APART: tl.constexpr, STEPS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Channels of this program [BLOCK_C] with their mask; offsets of all their values, also in x, and their mask."""
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     o_m = (tl.arange(0, STEPS) * BLOCK_M)[:, None] + tl.arange(0, BLOCK_M)[None, :]  # [STEPS, BLOCK_M]
     o_mc = (o_m * C)[:, :, None] + o_c[None, None, :]
-    return o_c, m_c, o_mc, (o_m < M)[:, :, None] & m_c[None, None, :]
+    o_x = o_mc
+    if APART:
+        o_x = (o_m.to(tl.int64) * apart(s_x, C, ALIGN, APART))[:, :, None] + o_c[None, None, :]
+    return o_c, m_c, o_mc, o_x, (o_m < M)[:, :, None] & m_c[None, None, :]
 
 
 @triton.jit
@@ -44,17 +50,17 @@ def joined(b_x):
 
 @triton.jit
 def batch_norm_alone_kernel(
-    p_x, p_y, p_mean, p_rstd, p_weight, p_bias, p_running_mean, p_running_var, p_tracked, M, C,
+    p_x, p_y, p_mean, p_rstd, p_weight, p_bias, p_running_mean, p_running_var, p_tracked, M, C, s_x,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, TRACKED: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr,
+    APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr,
     STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Statistics of BLOCK_C channels, the running ones moved towards them, and y."""
     wait(EARLY)
     C = whole(C, ALIGN)
-    o_c, m_c, o_mc, m_mc = place(M, C, STEPS, BLOCK_M, BLOCK_C)
-    b_kept = tl.load(p_x + o_mc, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
+    o_c, m_c, o_mc, o_x, m_mc = place(M, C, s_x, ALIGN, APART, STEPS, BLOCK_M, BLOCK_C)
+    b_kept = tl.load(p_x + o_x, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
     b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(ACC)  # [BLOCK_C]
     b_old_mean, b_old_var = running(p_running_mean, p_running_var, o_c, m_c, RUNNING)
     b_mean = joined(tl.where(m_mc, b_kept.to(ACC) - b_first[None, None, :], 0.0)) / M
@@ -80,20 +86,20 @@ def batch_norm_alone_kernel(
 
 @triton.jit
 def batch_norm_grad_alone_kernel(
-    p_dy, p_x, p_dx, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C,
+    p_dy, p_x, p_dx, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C, s_x,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr,
+    APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr,
     STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dweight, dbias and dx of BLOCK_C channels."""
     wait(EARLY)
     C = whole(C, ALIGN)
-    o_c, m_c, o_mc, m_mc = place(M, C, STEPS, BLOCK_M, BLOCK_C)
+    o_c, m_c, o_mc, o_x, m_mc = place(M, C, s_x, ALIGN, APART, STEPS, BLOCK_M, BLOCK_C)
     b_mean = channel(p_mean, o_c, m_c, True, 0.0, ACC)[None, :, :]
     b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
     b_scale = (b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC))[None, :, :]
     b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)[None, :, :]
-    b_kept = tl.load(p_x + o_mc, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
+    b_kept = tl.load(p_x + o_x, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
     b_dy = tl.load(p_dy + o_mc, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
     b_x, b_dz = back(b_kept, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
     b_sum = joined(b_dz).to(ACC)[None, :]
@@ -134,18 +140,18 @@ def normalised(
 ) -> tuple[torch.Tensor, Statistics]:
     """What `norm.normalise` makes of x [N, C, ...] with the statistics of `norm.batch_statistics`, and these."""
     name, slope = activation.parse(act)
-    rows = rows_of(x)
+    rows = apart_rows(x)
     M, C = rows.shape
     tile, held = _tile(M, C, x.dtype)
-    y = torch.empty_like(rows)
+    y = rows.new_empty(M, C)
     found = Statistics(*(torch.empty(C, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2)))
     old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
     moved = [dense(buffer) for buffer in old]
     launch.run(
         batch_norm_alone_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, y, *found, dense(weight), dense(bias),
-        *moved, batches, M, C, EPS=float(eps), MOMENTUM=float(momentum), RUNNING=buffers is not None,
+        *moved, batches, M, C, rows.stride(0), EPS=float(eps), MOMENTUM=float(momentum), RUNNING=buffers is not None,
         TRACKED=batches is not None, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **options(rows), **held,
+        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **lying(rows), **options(rows), **held,
     )  # fmt: skip
     copy_back(old, moved)
     return shaped(y, x.shape), found
@@ -161,16 +167,16 @@ def normalised_grad(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(dx, dweight, dbias) of `norm.normalise_grad` in training, the last two where there is a weight or a bias."""
     name, slope = activation.parse(act)
-    rows_dy, rows = rows_of(dy), rows_of(x)
+    rows_dy, rows = rows_of(dy), apart_rows(x)
     M, C = rows.shape
     tile, held = _tile(M, C, x.dtype)
-    dx = torch.empty_like(rows)
+    dx = rows.new_empty(M, C)
     dweight, dbias = (
         None if given is None else torch.empty(C, dtype=given.dtype, device=x.device) for given in (weight, bias)
     )
     launch.run(
         batch_norm_grad_alone_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows_dy, rows, dx, dweight, dbias, *with_,
-        dense(weight), dense(bias), M, C, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **options(rows), **held,
+        dense(weight), dense(bias), M, C, rows.stride(0), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **lying(rows), **options(rows), **held,
     )  # fmt: skip
     return shaped(dx, x.shape), dweight, dbias

@@ -8,7 +8,19 @@ import triton.language as tl
 
 from minidl.kernels import activation, elementwise, reduce
 from minidl.kernels.activation import NONE, RELU, Activation, activate_grad, activate_grad_from_output
-from minidl.kernels.norm.rows import backwards, channel, dense, in_bands, in_rows, options, rows_of, shaped
+from minidl.kernels.norm.rows import (
+    apart,
+    apart_rows,
+    backwards,
+    channel,
+    dense,
+    in_bands,
+    in_rows,
+    lying,
+    options,
+    rows_of,
+    shaped,
+)  # fmt: skip
 from minidl.kernels.norm.statistics import Statistics
 from minidl.kernels.reduce import whole
 from minidl.runtime import launch
@@ -38,8 +50,8 @@ def back(
 
 @triton.jit
 def batch_norm_sums_kernel(
-    p_dy, p_more, p_x, p_y, p_dz, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C, band,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
+    p_dy, p_more, p_x, p_y, p_dz, p_sums, p_mean, p_rstd, p_weight, p_bias, M, C, s_x, band,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, APART: tl.constexpr,
     ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The sums of dz and of dz n over each band of rows: [bands, 2, C].
@@ -63,7 +75,8 @@ def batch_norm_sums_kernel(
         o_m = start + m + tl.arange(0, BLOCK_M)
         m_mc = (o_m < end)[:, None] & m_c[None, :]
         o_mc = (o_m * C)[:, None] + o_c[None, :]
-        b_x = tl.load(p_x + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
+        o_x = (o_m * apart(s_x, C, ALIGN, APART))[:, None] + o_c[None, :]
+        b_x = tl.load(p_x + o_x, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
         b_dy = tl.load(p_dy + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
         if p_more is not None:
             b_more = tl.load(p_more + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
@@ -88,9 +101,10 @@ def batch_norm_sums_kernel(
 
 @triton.jit
 def batch_norm_grad_kernel(
-    p_dy, p_x, p_dx, p_sums, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C,
+    p_dy, p_x, p_dx, p_sums, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C, s_x,
     TRAINING: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx, in training from the sums [2, C] over all rows; copies these to dweight and dbias where given."""
     wait(EARLY)
@@ -101,7 +115,8 @@ def batch_norm_grad_kernel(
     o_mc = (o_m * C)[:, None] + o_c[None, :]
     b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
     if TRAINING or ACT != NONE:
-        b_x = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+        o_x = (o_m * apart(s_x, C, ALIGN, APART))[:, None] + o_c[None, :]
+        b_x = tl.load(p_x + o_x, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
         b_x -= channel(p_mean, o_c, m_c, True, 0.0, ACC)
     if ACT != NONE:
         b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
@@ -150,12 +165,12 @@ def normalise_grad(
         more = None
     if y is not None and not summed:
         dz, name, y = elementwise.act_grad(dy, y, act, from_output=True), None, None
-    rows_dy, rows = rows_of(dz), rows_of(x)
+    rows_dy, rows = rows_of(dz), apart_rows(x)
     M, C = rows.shape
     vectors = *with_, dense(weight), dense(bias)
     meta = {
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ACT": activation.CODES[name], "SLOPE": slope,
-        "ACC": launch.acc(x.dtype), **options(rows),
+        "ACC": launch.acc(x.dtype), **lying(rows), **options(rows),
     }  # fmt: skip
     sums, dx = None, None
     dweight, dbias = (
@@ -167,10 +182,10 @@ def normalise_grad(
         bands = launch.cdiv(M, band)
         partial = torch.empty(bands, 2, C, dtype=launch.acc_torch(x.dtype), device=x.device)
         rows_more, rows_y = (None if given is None else rows_of(given) for given in (more, y))
-        rows_dz = None if more is None and y is None else torch.empty_like(rows)
+        rows_dz = None if more is None and y is None else rows.new_empty(M, C)
         launch.run(
             batch_norm_sums_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows_dy, rows_more, rows, rows_y, rows_dz,
-            partial, *vectors, M, C, band, **meta, **tile.options,
+            partial, *vectors, M, C, rows.stride(0), band, **meta, **tile.options,
         )  # fmt: skip
         sums = (reduce.sum_rows(partial.view(bands, 2 * C)) if bands != 1 else partial).view(2, C)
         if rows_dz is not None:
@@ -179,11 +194,11 @@ def normalise_grad(
             meta["ACT"] = activation.CODES[None]
     if want_x:
         tile = launch.tile("norm_grad", x.dtype, M=M, C=C)
-        dx = torch.empty_like(rows)
+        dx = rows.new_empty(M, C)
         grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
         launch.run(
             batch_norm_grad_kernel, grid, rows_dy, rows, dx, sums, dweight, dbias, *vectors, M, C,
-            TRAINING=training, **meta, **tile.options,
+            rows.stride(0), TRAINING=training, **meta, **tile.options,
         )  # fmt: skip
         dx = shaped(dx, x.shape)
     if sums is not None and dweight is not None and dbias is not None and (dx is None or M == 0):

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import reduce
+from minidl.kernels.reduce import whole
 from minidl.runtime import check, early, launch
 
 
@@ -36,14 +37,30 @@ def backwards(M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
     return o_m, o_c, m_c, (o_m < M)[:, None] & m_c[None, :]
 
 
+@triton.jit
+def apart(s_x, C, ALIGN: tl.constexpr, APART: tl.constexpr):
+    """The distance of rows of x: C, unless they are of some channels of a wider tensor."""
+    if APART:
+        return whole(s_x, ALIGN)
+    else:
+        return C
+
+
 def dense(vector: torch.Tensor | None) -> torch.Tensor | None:
     return None if vector is None else vector.contiguous()
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """x [N, C, ...] as a contiguous [M, C]: a view where x is channels-last, else a copy."""
-    last = x.permute(0, *range(2, x.dim()), 1).contiguous()
-    return last.view(last.shape[:-1].numel(), x.shape[1])
+    return apart_rows(x).contiguous()
+
+
+def apart_rows(x: torch.Tensor) -> torch.Tensor:
+    """x [N, C, ...] as [M, C] with contiguous rows, at any distance: a view where x is channels-last or channels of
+    such a tensor, else a copy."""
+    last = x.permute(0, *range(2, x.dim()), 1)
+    rows = last.reshape(last.shape[:-1].numel(), x.shape[1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def in_rows(x: torch.Tensor) -> bool:
@@ -58,7 +75,12 @@ def shaped(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 def options(rows: torch.Tensor) -> dict[str, Any]:
     """ALIGN, how many channels of rows [M, C] a load may take at once, up to 16 bytes, and EARLY."""
-    return {"ALIGN": math.gcd(rows.shape[1], 16 // rows.element_size()) or 1, **early.options()}
+    return {"ALIGN": math.gcd(rows.shape[1], rows.stride(0), 16 // rows.element_size()) or 1, **early.options()}
+
+
+def lying(rows: torch.Tensor) -> dict[str, bool]:
+    """APART, whether rows [M, C] lie further apart than one after another."""
+    return {"APART": rows.stride(0) != rows.shape[1]}
 
 
 def in_bands(family: str, M: int, C: int, dtype: torch.dtype) -> tuple[launch.Tile, int]:

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.norm.rows import dense, in_bands, options, rows_of
+from minidl.kernels.norm.rows import apart, apart_rows, dense, in_bands, lying, options
 from minidl.kernels.reduce import whole
 from minidl.runtime import launch
 from minidl.runtime.early import wait
@@ -23,13 +23,14 @@ def count_batch(p_tracked, first):
 
 @triton.jit
 def batch_norm_stats_kernel(
-    p_x, p_mean, p_m2, p_tracked, M, C, band,
-    TRACKED: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    p_x, p_mean, p_m2, p_tracked, M, C, s_x, band,
+    TRACKED: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Mean (less the first row) and sum of squared distances from it of each band, [bands, C]; counts the batch."""
     wait(EARLY)
     C = whole(C, ALIGN)
+    s_x = apart(s_x, C, ALIGN, APART)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     start = tl.program_id(1).to(tl.int64) * band
@@ -41,7 +42,7 @@ def batch_norm_stats_kernel(
     for m in range(0, band, BLOCK_M):
         o_m = m + tl.arange(0, BLOCK_M)
         m_mc = (o_m < rows)[:, None] & m_c[None, :]
-        p_m = p_x + (start + o_m) * C
+        p_m = p_x + (start + o_m) * s_x
         b_x = tl.load(p_m[:, None] + o_c[None, :], mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
         b_x -= b_first[None, :]
         b_count += 1.0
@@ -166,7 +167,7 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     With momentum None they become the mean over all batches, of which buffers.batches is the count; it is increased by
     1 if given. Running statistics may have any strides.
     """
-    rows = rows_of(x)
+    rows = apart_rows(x)
     M, C = rows.shape
     acc = launch.acc_torch(x.dtype)
     tile, band = in_bands("norm_stats", M, C, x.dtype)
@@ -174,8 +175,9 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     means, m2s = (torch.empty(bands, C, dtype=acc, device=x.device) for _ in range(2))
     batches = None if buffers is None else buffers.batches
     launch.run(
-        batch_norm_stats_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C, band,
-        TRACKED=batches is not None, ACC=launch.acc(x.dtype), **options(rows), **tile.options,
+        batch_norm_stats_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C,
+        rows.stride(0), band, TRACKED=batches is not None, ACC=launch.acc(x.dtype), **lying(rows), **options(rows),
+        **tile.options,
     )  # fmt: skip
     found = Statistics(*(torch.empty(C, dtype=acc, device=x.device) for _ in range(2)))
     tile = launch.tile("norm_join", x.dtype, B=bands, C=C)

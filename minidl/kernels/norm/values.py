@@ -8,7 +8,7 @@ import triton.language as tl
 
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation, activate
-from minidl.kernels.norm.rows import backwards, channel, dense, options, rows_of, shaped
+from minidl.kernels.norm.rows import apart, apart_rows, backwards, channel, dense, lying, options, rows_of, shaped
 from minidl.kernels.norm.statistics import Statistics
 from minidl.kernels.reduce import whole
 from minidl.runtime import launch
@@ -17,9 +17,10 @@ from minidl.runtime.early import wait
 
 @triton.jit
 def batch_norm_kernel(
-    p_x, p_added, p_y, p_mean, p_rstd, p_weight, p_bias, M, C,
+    p_x, p_added, p_y, p_mean, p_rstd, p_weight, p_bias, M, C, s_x,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     C = whole(C, ALIGN)
@@ -27,7 +28,8 @@ def batch_norm_kernel(
     b_mean = channel(p_mean, o_c, m_c, True, 0.0, ACC)
     b_scale = channel(p_rstd, o_c, m_c, True, 0.0, ACC) * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
     o_mc = (o_m * C)[:, None] + o_c[None, :]
-    b_z = tl.load(p_x + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+    o_x = (o_m * apart(s_x, C, ALIGN, APART))[:, None] + o_c[None, :]
+    b_z = tl.load(p_x + o_x, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
     b_z = (b_z - b_mean) * b_scale + channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
     if p_added is not None:
         b_z += tl.load(p_added + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
@@ -44,15 +46,15 @@ def normalise(
 ) -> torch.Tensor:
     """act((x - mean) rstd weight + bias + added), in x's shape and dtype, channels-last."""
     name, slope = activation.parse(act)
-    rows = rows_of(x)
-    y = torch.empty_like(rows)
+    rows = apart_rows(x)
     M, C = rows.shape
+    y = rows.new_empty(M, C)
     tile = launch.tile("norm", x.dtype, M=M, C=C)
     grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
     launch.run(
         batch_norm_kernel, grid, rows, None if added is None else rows_of(added), y, *with_, dense(weight),
-        dense(bias), M, C,
+        dense(bias), M, C, rows.stride(0),
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope,
-        ACC=launch.acc(x.dtype), **options(rows), **tile.options,
+        ACC=launch.acc(x.dtype), **lying(rows), **options(rows), **tile.options,
     )  # fmt: skip
     return shaped(y, x.shape)

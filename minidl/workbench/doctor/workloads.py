@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from minidl import optim
-from minidl.kernels import activation, average, conv, crops, elementwise, float8, gemm, images, mixing, norm
+from minidl.kernels import activation, average, bias_act, conv, crops, elementwise, float8, gemm, images, mixing, norm
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv import depthwise_rows, few_outputs, plan, volume
 from minidl.kernels.conv import float8 as float8_products
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
+from minidl.kernels.norm import alone
 from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
@@ -28,6 +29,7 @@ from minidl.testing.specs.make import SeededMake
 Calls = Iterator[tuple[str, Callable[[], Any]]]
 # Families that only transposed convolutions and input gradients use.
 TRANSPOSED = ("conv_back", "conv_few")
+NORM = "norm", "norm_alone", "norm_grad", "norm_stats", "norm_sums"
 # Those whose every tile is compiled for matrix products.
 PRODUCTS = (
     "gemm", "gemm_parts", "gemm_cut", "gemm_pointer", "gemm_rows", "gemm_thin", "gemm_vector", "gemm_sum",
@@ -63,6 +65,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("products of float8", ("conv_box", "conv_batch", "gemm"), float8.DTYPES, _float8_products),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("moving averages", ("elementwise",), FLOATS, _averages),
+        Workload("rows apart", ("bias_act_grad", *NORM), FLOATS, _apart),
         Workload("fused", ("norm", "norm_sums", "elementwise", "dropout"), FLOATS, _fused),
         Workload("pictures", ("images",), FLOATS, _pictures),
         Workload("random numbers", ("random",), FLOATS, _random),
@@ -389,6 +392,22 @@ def _fused(dtype: torch.dtype) -> Calls:
     yield "gradient in two parts", partial(norm.normalise_grad, x, x, found, None, None, "gelu", True, more=y)
     yield "sum and activation", partial(elementwise.add_act, x, y, "relu")
     yield "dropout of images", partial(random_kernels.dropout, x, 0.5, 1)
+
+
+def _apart(dtype: torch.dtype) -> Calls:
+    """Channels of a wider tensor: a batch norm reads them where they lie, a gradient is copied as it is summed."""
+    wide = launch.acc_torch(dtype)
+    for C, of in ((64, 192), (20, 40)):
+        few, x = (torch.zeros(4, n, n, of, dtype=dtype)[..., :C].movedim(-1, 1) for n in (8, 64))
+        w = torch.ones(C, dtype=wide)
+        found, affine, what = norm.Statistics(torch.zeros(C, dtype=wide), w), (w, w), f"{C} of {of} channels"
+        yield f"{what}, few values", partial(alone.normalised, few, *affine, None, 0.1, 1e-5, "relu")
+        yield f"{what}, few values, gradient", partial(alone.normalised_grad, few, few, found, *affine, "relu")
+        yield f"{what}, statistics", partial(norm.batch_statistics, x, 1e-5, 0.1, None)
+        yield f"{what}, values", partial(norm.normalise, x, found, *affine, "relu")
+        yield f"{what}, gradient", partial(norm.normalise_grad, x, x, found, *affine, "relu", True)
+        rows = x.movedim(1, -1)
+        yield f"{what}, copied and summed", partial(bias_act.bias_act_grad, rows, rows, None, None)
 
 
 def _averages(dtype: torch.dtype) -> Calls:

@@ -1,0 +1,108 @@
+"""Tensors joined along a dimension; joined again and again along the channels, in one memory.
+
+A dense block joins what it has with the result of each layer, for the next layer's batch norm. Copied each time that is
+twice all channels so far for each layer, and all of it is kept for the gradient: in the blocks of DenseNet-121 4 to 15
+times what they end with. A batch norm reads rows of channels that lie apart. So from the second join of what was joined
+before, parts lie in a `Room`, rows that are wider than what they hold, and only what is new is copied. Nothing but a
+batch norm and the joins after it sees that memory: for all else the parts are joined as always, and what was joined may
+be changed without a change of anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minidl.autograd import Function
+from minidl.later import Later, may_wait, waiting
+from minidl.tensors import Tensor
+
+GROWTH = 2  # a room's channels for each that is needed now; what is copied when it is full is less than it holds
+WHOLE = 16  # channels of which a room has a multiple, so that rows begin at multiples of 16 bytes
+
+
+class Cat(Function):
+    """Parts [.., C_i, ..] as one tensor [.., sum of C_i, ..] in memory of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, dim: int, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.dim, ctx.sizes = dim, [part.shape[dim] for part in parts]
+        return torch.cat(parts, dim)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return None, *dy.split(ctx.sizes, ctx.dim)
+
+
+class CatInRoom(Cat):
+    """Parts [N, C_i, ...], the first of which lies in a room and ends where it is filled to."""
+
+    @staticmethod
+    def forward(ctx: Any, room: Room, *parts: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.dim, ctx.sizes = 1, [part.shape[1] for part in parts]
+        for part in parts[1:]:
+            room.add(part)
+        return room.held()
+
+
+class Room:
+    """Rows of channels, [N, ..., channels], of which the first `filled` hold a tensor."""
+
+    def __init__(self, first: torch.Tensor, channels: int) -> None:
+        self.rows = first.new_empty(first.shape[0], *first.shape[2:], -(-channels // WHOLE) * WHOLE)
+        self.filled = 0
+        self.add(first)
+
+    def add(self, part: torch.Tensor) -> None:
+        """Copy a part [N, C, ...] behind the others. By `data`: to those that hold what is before, nothing changes."""
+        start, self.filled = self.filled, self.filled + part.shape[1]
+        self.rows.data[..., start : self.filled].copy_(part.movedim(1, -1))
+
+    def held(self) -> torch.Tensor:
+        """All parts, [N, filled, ...]."""
+        return self.rows.data[..., : self.filled].movedim(-1, 1)
+
+
+class JoinLater(Later):
+    """Parts [N, C_i, ...] joined along the channels when it is known what for."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        first = waiting(parts[0])
+        self.room: Room | None = None
+        self.made: Tensor | None = None
+        self.again = False
+        if isinstance(first, JoinLater) and first.made is not None:
+            self.again, self.room, parts = True, first.room, [first.made, *parts[1:]]
+        shape = (parts[0].shape[0], sum(part.shape[1] for part in parts), *parts[0].shape[2:])
+        wants = any(part.requires_grad for part in parts)
+        super().__init__(shape, parts[0].dtype, parts[0].device, wants, *parts)
+        self.parts = parts
+
+    def compute(self) -> Tensor:
+        return Cat.apply(1, *self.parts) if self.again or self.made is None else self.made
+
+    def in_rows(self) -> Tensor:
+        made = self.made
+        if made is None:
+            self.unchanged()
+            made = CatInRoom.apply(self._with_room(), *self.parts) if self.again else Cat.apply(1, *self.parts)
+            self.made = made
+        return made
+
+    def _with_room(self) -> Room:
+        """The room of the first part, or a new one with it: where there was none, where it is full, and where
+        something else was joined to the same part."""
+        channels = self.shape[1]
+        room = self.room
+        if room is None or room.filled != self.parts[0].shape[1] or channels > room.rows.shape[-1]:
+            room = self.room = Room(self.parts[0].data, GROWTH * channels)
+        return room
+
+
+def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Parts that fit together joined along a dimension, 0 or more."""
+    if dim == 1 and parts[0].ndim > 2 and parts[0].dtype.is_floating_point and all(map(may_wait, parts)):
+        return Tensor._of_later(JoinLater(parts))
+    return Cat.apply(dim, *parts)

@@ -1,0 +1,162 @@
+"""Joins along the channels again and again, in one memory: the values and gradients of plain joins, nothing shared."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import minidl
+from minidl import models, nn, ops
+from minidl.autograd import no_grad
+from minidl.kernels.norm import alone
+from minidl.ops import join
+from minidl.tensors import Tensor, default_device
+
+
+def image(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(default_device(), dtype)
+
+
+class Dense(nn.Module):
+    """Batch norm of all so far, of which some channels are joined to it; `keep` sees each join."""
+
+    def __init__(self, first, more, keep=lambda x: None):
+        super().__init__()
+        self.keep, self.more = keep, more
+        for index, _ in enumerate(more):
+            setattr(self, f"norm{index}", nn.BatchNorm2d(first + sum(more[:index]), dtype=torch.float64))
+
+    def forward(self, x):
+        for norm, count in zip(self.children(), self.more, strict=True):
+            new = ops.relu(norm(x))
+            x = ops.cat([x, new[:, :count]] if count % 3 else [x, new[:, :count], x[:, :0]], 1)
+            self.keep(x)
+        return x
+
+
+def of(model, x, training=True):
+    """The result, all gradients and running statistics."""
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    model.train(training).zero_grad()
+    leaf = Tensor(x, requires_grad=True)
+    y = model(leaf)
+    y.backward(Tensor(image(*y.shape, seed=5, dtype=x.dtype)))
+    found = [y.data, leaf.grad.data, *(p.grad.data for p in model.parameters())]
+    found += [t.clone() for t in model.state_dict().values()]
+    model.load_state_dict(before)
+    return found
+
+
+def assert_as_plain(model, x, **how):
+    fused = of(model, x, **how)
+    with minidl.fusion(False):
+        plain = of(model, x, **how)
+    assert torch.equal(fused[0], plain[0])
+    for a, b in zip(fused, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@given(
+    first=st.integers(1, 9), more=st.lists(st.integers(0, 9), max_size=5), size=st.tuples(*[st.integers(1, 3)] * 3),
+    last=st.booleans(), training=st.booleans(), in_bands=st.booleans(),
+)  # fmt: skip
+def test_a_dense_block_is_as_with_plain_joins(first, more, size, last, training, in_bands):
+    for index, count in enumerate(more):
+        more[index] = min(count, first + sum(more[:index]))
+    x = image(size[0] + 1, first, *size[1:], dtype=torch.float64)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    most, alone.MOST = alone.MOST, 0 if in_bands else alone.MOST
+    try:
+        assert_as_plain(Dense(first, more), x, training=training)
+    finally:
+        alone.MOST = most
+
+
+class Sizes(TorchDispatchMode):
+    """How many values are copied to other places."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name in ("aten::cat", "aten::copy_") and out.dim() == 4:
+            self.values += out.numel()
+        return out
+
+
+def test_what_is_joined_is_copied_once():
+    """The first join is one as always, and the last, which is the result and not a batch norm's input."""
+    x = Tensor(image(2, 8, 3, 3, dtype=torch.float64))
+    model = Dense(8, [4] * 14).eval()
+    with no_grad(), Sizes() as sizes:
+        model(x)
+    rooms = 12 + 32  # what is moved to one of 32 channels, and to one of 72
+    assert sizes.values == 2 * 9 * (12 + rooms + 12 * 4 + 64)
+
+
+def test_results_share_no_memory():
+    """What a user keeps of the joins may be changed, and changes nothing else."""
+    kept = []
+    model, x = Dense(3, [2, 2, 2, 2], kept.append), image(2, 3, 4, 4, dtype=torch.float64)
+    y = model(Tensor(x))
+    expected, places = y.data.clone(), set()
+    for t in kept:
+        assert t.data.is_contiguous(memory_format=torch.channels_last) or t.data.is_contiguous()
+        places.add(t.data.untyped_storage().data_ptr())
+        assert torch.equal(t.data, expected[:, : t.shape[1]])
+    assert len(places) == 4
+    kept[1].data.zero_()
+    assert torch.equal(y.data, expected)
+
+
+def test_something_else_may_be_joined_to_a_part():
+    class Forked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norms = nn.Sequential(*(nn.BatchNorm2d(c, dtype=torch.float64) for c in (4, 6, 7, 12, 8)))
+
+        def forward(self, x):
+            first, second, third, twice, again = self.norms.children()
+            a = ops.cat([x, x], 1)
+            b = ops.cat([a, first(a)[:, :2]], 1)
+            c, d = ops.cat([b, second(b)[:, 1:2]], 1), ops.cat([b, b], 1)
+            return third(c).sum() + (twice(d) * d).sum() + (again(ops.cat([c, c[:, 3:4]], 1)) * 0.5).sum() + c.sum()
+
+    assert_as_plain(Forked(), image(3, 2, 2, 2, dtype=torch.float64))
+
+
+def test_a_step_of_densenet(monkeypatch):
+    monkeypatch.setattr(alone, "fits", lambda x: False)
+    model = models.densenet.DenseNet((2, 3), 5, first=8, growth=4, dtype=torch.float64)
+    assert_as_plain(model, image(2, 3, 32, 32, dtype=torch.float64))
+
+
+def test_a_part_that_torch_changed_is_refused():
+    norm, x, y = nn.BatchNorm2d(5), Tensor(image(2, 3, 2, 2)), Tensor(image(2, 2, 2, 2))
+
+    class Body(nn.Module):
+        def forward(self):
+            z = ops.cat([x, y], 1)
+            y.data.add_(1)
+            return norm(z)
+
+    with pytest.raises(RuntimeError, match="was changed in place before a result of it was used"):
+        Body()()
+
+
+def test_gradients_of_joins_in_a_room():
+    """By differences, in float64."""
+    x, new = (Tensor(image(2, c, 2, 3, seed=c, dtype=torch.float64), requires_grad=True) for c in (3, 2))
+
+    def joined(x, new):
+        room = join.Room(x.data, 8)
+        return join.CatInRoom.apply(room, x, new)
+
+    assert torch.equal(joined(x, new).data, torch.cat([x.data, new.data], 1))
+    dy = image(2, 5, 2, 3, seed=9, dtype=torch.float64)
+    joined(x, new).backward(Tensor(dy))
+    assert torch.equal(x.grad.data, dy[:, :3])
+    assert torch.equal(new.grad.data, dy[:, 3:])
