@@ -17,6 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, NamedTuple
@@ -92,6 +93,14 @@ class Context:
         self._saved: tuple[torch.Tensor | None, ...] = ()
         self._versions: tuple[int, ...] = ()
         self._where = ""
+        self._arrived: Callable[[int], torch.Tensor | None] | None = None
+
+    def arrived(self, index: int) -> torch.Tensor | None:
+        """In backward: the gradient of an input that other operations have given so far; None where there is none.
+
+        Whoever asks adds it: what backward returns for this input is the sum.
+        """
+        return None if self._arrived is None else self._arrived(index)
 
     def save(self, *tensors: torch.Tensor | None) -> None:
         """Keep tensors for backward. Changing one of them in place before that is an error."""
@@ -202,6 +211,8 @@ class UnknownTensor(Exception):  # noqa: N818 (no error: an operation answers it
 
 # Where the gradient of an input goes: to a leaf tensor, or to output number i of another node.
 Edge = tuple["Variable | Node", int]
+# The gradients that have arrived at the outputs of a node, or at a leaf.
+Pending = dict["Variable | Node", list["Arrived"]]
 
 
 class Function:
@@ -342,10 +353,20 @@ def _count_uses(root: Node) -> dict[Variable | Node, int]:
 def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | Node, int], retain_graph: bool) -> None:
     root, index = edge
     assert isinstance(root, Node)
-    pending: dict[Variable | Node, list[Arrived]] = {root: [None] * len(root.outputs)}
+    pending: Pending = {root: [None] * len(root.outputs)}
     pending[root][index] = gradient
     # A hook may change in place what another gradient shares memory with: then no sum waits.
     hooked = any(any(t.hooks.values()) if isinstance(t, Node) else t._hooks for t in waiting)
+
+    def stays_open(target: Variable | Node) -> bool:
+        """Whether the last gradient that arrives there need not be added."""
+        last = waiting[target] == 1 and not hooked
+        return last and isinstance(target, Node) and target.function.takes_sums()
+
+    def arrived_at(node: Node, index: int) -> torch.Tensor | None:
+        edge = node.edges[index]
+        return None if edge is None or stays_open(edge[0]) else _taken(edge, pending)
+
     # Leaves whose one gradient so far lies in memory that something else uses too.
     borrowed: set[Variable] = set()
     ready = [(-root.sequence, root)]
@@ -354,7 +375,8 @@ def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | No
         arrived = pending.pop(node)
         grads = [_run_hooks(node, i, g) for i, g in enumerate(arrived)]
         one = gradient is None and node is root
-        for (target, position), grad, shared in _through(node, grads, retain_graph, one):
+        arrived_before = partial(arrived_at, node)
+        for (target, position), grad, shared in _through(node, grads, arrived_before, retain_graph, one):
             slot = pending.setdefault(target, [None] * (len(target.outputs) if isinstance(target, Node) else 1))
             if grad is not None:
                 if not isinstance(target, Node):
@@ -362,8 +384,7 @@ def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | No
                         borrowed.add(target)
                     else:
                         borrowed.discard(target)
-                last = waiting[target] == 1 and not hooked
-                if last and isinstance(target, Node) and target.function.takes_sums():
+                if stays_open(target):
                     slot[position] = _open(slot[position], grad)
                 else:
                     slot[position] = _add(slot[position], grad)
@@ -379,8 +400,19 @@ def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | No
                     _to_leaf(target, total, target in borrowed)
 
 
+def _taken(edge: Edge | None, pending: Pending) -> torch.Tensor | None:
+    """What has arrived where an edge leads, no longer pending. Rows are left there."""
+    target, position = edge or (None, 0)
+    slot = None if target is None else pending.get(target)
+    arrived = None if slot is None else slot[position]
+    if slot is None or not isinstance(arrived, torch.Tensor):
+        return None
+    slot[position] = None
+    return arrived
+
+
 def _through(
-    node: Node, grads: list[Arrived], retain_graph: bool, one: bool
+    node: Node, grads: list[Arrived], arrived: Callable[[int], torch.Tensor | None], retain_graph: bool, one: bool
 ) -> Iterator[tuple[Edge, Grad | None, bool]]:
     """The gradients of a node's inputs, each with the edge it goes to and whether its memory is also used elsewhere.
 
@@ -393,9 +425,11 @@ def _through(
     if not one and all(g is None for g in grads):
         returned: Sequence[Grad | None] = (None,) * len(node.edges)
     else:
+        context._arrived = arrived
         # Only a leaf, and so the optimiser, is given rows.
         result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
         returned = result if isinstance(result, tuple) else (result,)
+        context._arrived = None
     if len(returned) != len(node.edges):
         raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
     parts = (part for g in grads for part in (g if isinstance(g, OpenSum) else (g,)))

@@ -45,15 +45,17 @@ class BatchNorm(Function):
         x, mean, rstd, weight, bias, y = ctx.saved
         want_x, want_weight, want_bias, want_added = ctx.needs[:4]
         given = x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
+        so_far = ctx.arrived(0) if want_x and is_fused() else None
         dx: torch.Tensor | None
         if ctx.training and want_x and y is None and alone.fits(x):
             dz = dy.dense() if isinstance(dy, OpenSum) else dy
-            dx, dweight, dbias = alone.normalised_grad(dz, *given)
+            dx, dweight, dbias = alone.normalised_grad(dz, *given, so_far)
         else:
             first, more = dy if isinstance(dy, OpenSum) else (dy, None)
             dx, dweight, dbias, dz = kernels.normalise_grad(
-                first, *given, ctx.training, more=more, y=y, want_x=want_x, want_affine=want_weight or want_bias
-            )
+                first, *given, ctx.training, more=more, y=y, so_far=so_far, want_x=want_x,
+                want_affine=want_weight or want_bias,
+            )  # fmt: skip
         wanted = zip((dweight, dbias, dz), (want_weight, want_bias, want_added), strict=True)
         return dx, *(grad if want else None for grad, want in wanted), None, None, None
 

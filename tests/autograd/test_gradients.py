@@ -52,6 +52,35 @@ def test_a_node_waits_for_every_gradient():
     assert calls == [[1 + 4 * 4**3 + 2 * 4]]
 
 
+class Adding(Mul):
+    """A product that adds to its gradients what has arrived before."""
+
+    seen: ClassVar[list] = []
+
+    @staticmethod
+    def backward(ctx, dy):
+        arrived = [ctx.arrived(index) for index in range(2)]
+        Adding.seen.append([None if t is None else t.tolist() for t in arrived])
+        grads = Mul.backward(ctx, dy)
+        return tuple(g if t is None else elementwise.add(g, t) for g, t in zip(grads, arrived, strict=True))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_operation_may_add_what_has_arrived(again):
+    """The sum is the same, at a leaf and inside, for one tensor given twice, and in a second walk."""
+    Adding.seen.clear()
+    x, y = leaf(3.0), leaf(5.0)
+    a = Square.apply(x)
+    product, twice = Adding.apply(a, y), Adding.apply(a, a)
+    total = Add.apply(Add.apply(product, twice), Add.apply(View.apply(y, 1), View.apply(a, 1)))
+    for _ in range(1 + again):
+        x.grad = y.grad = None
+        total.backward(retain_graph=True)
+        assert grad_of(y) == [9.0 + 1.0]
+        assert grad_of(x) == [(5.0 + 2 * 9.0 + 1.0) * 2 * 3.0]
+    assert Adding.seen == [[[1.0], None], [[19.0], [1.0]]] * (1 + again)
+
+
 def test_gradients_accumulate_over_calls():
     x = leaf(3.0)
     Square.apply(x).backward()

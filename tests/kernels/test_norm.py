@@ -84,6 +84,30 @@ def test_channels_of_a_wider_tensor_are_read_where_they_lie(shape, training, dev
         assert got.dim() < 3 or got.movedim(1, -1).is_contiguous()
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_added_to_the_gradient_is_not_rounded_before(training, device):
+    """Channels of a wider tensor with NaN beside them; float16 beside float64."""
+    x, dy, wide = (numbers(*shape, seed=i).half() for i, shape in enumerate([(6, 5, 3, 3), (6, 5, 3, 3), (6, 9, 3, 3)]))
+    wide[:, 5:] = NAN
+    more = wide.to(device).contiguous(memory_format=torch.channels_last)[:, :5]
+    w, b = numbers(5, seed=4).float().to(device), numbers(5, seed=5).float().to(device)
+    found = norm.batch_statistics(x.to(device), 1e-5, None, None)
+    given = dy.to(device), x.to(device), found, w, b, "relu"
+    with launch.force(**SMALL):
+        if training and alone.fits(x):
+            dx = alone.normalised_grad(*given, more)[0]
+        else:
+            dx = norm.normalise_grad(*given, training, so_far=more)[0]
+    leaf = x.to(device).double().requires_grad_()
+    z = F.batch_norm(leaf, None, None, w.double(), b.double(), True)
+    if not training:
+        mean, rstd = (t.double().view(1, 5, 1, 1) for t in found)
+        z = (leaf - mean) * rstd * w.double().view(1, 5, 1, 1) + b.double().view(1, 5, 1, 1)
+    F.relu(z).backward(dy.to(device).double())
+    exact = leaf.grad + more.double()
+    assert ((dx.double() - exact).abs() <= 2.0**-11 * exact.abs() + 1e-5).all()
+
+
 @pytest.mark.parametrize("forced", [{}, SMALL], ids=["table", "small tiles"])
 def test_a_large_mean_does_not_cancel(forced, device, monkeypatch):
     monkeypatch.setattr(launch, "processors", lambda: 2)

@@ -11,6 +11,7 @@ from minidl import models, nn, ops
 from minidl.autograd import no_grad
 from minidl.kernels.norm import alone
 from minidl.ops import join
+from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
 
 
@@ -129,9 +130,15 @@ def test_something_else_may_be_joined_to_a_part():
 
 
 def test_a_step_of_densenet(monkeypatch):
+    """No sum of gradients is a launch: the batch norm after a join adds those of the joins after it."""
     monkeypatch.setattr(alone, "fits", lambda x: False)
     model = models.densenet.DenseNet((2, 3), 5, first=8, growth=4, dtype=torch.float64)
-    assert_as_plain(model, image(2, 3, 32, 32, dtype=torch.float64))
+    names = []
+    with launch.watch(lambda kernel, grid, args, meta, go: (names.append(kernel.__name__), go())):
+        assert_as_plain(model, image(2, 3, 32, 32, dtype=torch.float64))
+    fused, plain = names[: names.index("tile_kernel")], names[names.index("tile_kernel") :]
+    assert fused.count("batch_norm_grad_kernel") >= 5
+    assert plain.count("tile_kernel") == 5
 
 
 def test_a_part_that_torch_changed_is_refused():

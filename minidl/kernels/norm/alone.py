@@ -86,12 +86,12 @@ def batch_norm_alone_kernel(
 
 @triton.jit
 def batch_norm_grad_alone_kernel(
-    p_dy, p_x, p_dx, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C, s_x,
+    p_dy, p_x, p_so_far, p_dx, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C, s_x, s_so_far,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
     APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr,
     STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dweight, dbias and dx of BLOCK_C channels."""
+    """dweight, dbias and dx of BLOCK_C channels, with `so_far` added to dx."""
     wait(EARLY)
     C = whole(C, ALIGN)
     o_c, m_c, o_mc, o_x, m_mc = place(M, C, s_x, ALIGN, APART, STEPS, BLOCK_M, BLOCK_C)
@@ -114,6 +114,10 @@ def batch_norm_grad_alone_kernel(
     b_kept, b_dy = again(b_kept, OPAQUE), again(b_dy, OPAQUE)
     b_x, b_dz = back(b_kept, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
     b_dx = (b_dz - (b_sum + b_x * b_sum_n)) * b_scale
+    if p_so_far is not None:
+        o_m = (tl.arange(0, STEPS) * BLOCK_M)[:, None] + tl.arange(0, BLOCK_M)[None, :]  # [STEPS, BLOCK_M]
+        o_so_far = (o_m.to(tl.int64) * s_so_far)[:, :, None] + o_c[None, None, :]
+        b_dx += tl.load(p_so_far + o_so_far, mask=m_mc, other=0).to(ACC)
     tl.store(p_dx + o_mc, b_dx.to(p_dx.dtype.element_ty), mask=m_mc)
 
 
@@ -164,10 +168,11 @@ def normalised_grad(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     act: Activation,
+    so_far: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(dx, dweight, dbias) of `norm.normalise_grad` in training, the last two where there is a weight or a bias."""
     name, slope = activation.parse(act)
-    rows_dy, rows = rows_of(dy), apart_rows(x)
+    rows_dy, rows, rows_so_far = rows_of(dy), apart_rows(x), None if so_far is None else apart_rows(so_far)
     M, C = rows.shape
     tile, held = _tile(M, C, x.dtype)
     dx = rows.new_empty(M, C)
@@ -175,8 +180,9 @@ def normalised_grad(
         None if given is None else torch.empty(C, dtype=given.dtype, device=x.device) for given in (weight, bias)
     )
     launch.run(
-        batch_norm_grad_alone_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows_dy, rows, dx, dweight, dbias, *with_,
-        dense(weight), dense(bias), M, C, rows.stride(0), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+        batch_norm_grad_alone_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows_dy, rows, rows_so_far, dx, dweight,
+        dbias, *with_, dense(weight), dense(bias), M, C, rows.stride(0),
+        0 if rows_so_far is None else rows_so_far.stride(0), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
         ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **lying(rows), **options(rows), **held,
     )  # fmt: skip
     return shaped(dx, x.shape), dweight, dbias

@@ -101,12 +101,12 @@ def batch_norm_sums_kernel(
 
 @triton.jit
 def batch_norm_grad_kernel(
-    p_dy, p_x, p_dx, p_sums, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C, s_x,
+    p_dy, p_x, p_so_far, p_dx, p_sums, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, M, C, s_x, s_so_far,
     TRAINING: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
     APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dx, in training from the sums [2, C] over all rows; copies these to dweight and dbias where given."""
+    """dx, in training from the sums [2, C] over all rows, with `so_far` added; copies the sums to dweight and dbias."""
     wait(EARLY)
     C = whole(C, ALIGN)
     o_m, o_c, m_c, m_mc = backwards(M, C, BLOCK_M, BLOCK_C)
@@ -133,7 +133,10 @@ def batch_norm_grad_kernel(
     if p_dbias is not None:
         b_dbias = channel(p_sums, o_c, m_c, True, 0.0, ACC)
         tl.store((p_dbias + o_c)[None, :], b_dbias.to(p_dbias.dtype.element_ty), mask=m_first[None, :])
-    tl.store(p_dx + o_mc, (b_dz * b_scale).to(p_dx.dtype.element_ty), mask=m_mc)
+    b_dx = b_dz * b_scale
+    if p_so_far is not None:
+        b_dx += tl.load(p_so_far + (o_m * s_so_far)[:, None] + o_c[None, :], mask=m_mc, other=0).to(ACC)
+    tl.store(p_dx + o_mc, b_dx.to(p_dx.dtype.element_ty), mask=m_mc)
 
 
 def normalise_grad(
@@ -147,6 +150,7 @@ def normalise_grad(
     *,
     more: torch.Tensor | None = None,
     y: torch.Tensor | None = None,
+    so_far: torch.Tensor | None = None,
     want_x: bool = True,
     want_affine: bool = True,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
@@ -155,7 +159,7 @@ def normalise_grad(
     In `training` the statistics depend on x, so dx includes the gradient through them. dweight and dbias have the
     dtypes of weight and bias. dy + `more` is the gradient where that is given. Where something was added before the
     activation, which is one of `activation.FROM_OUTPUT` then, y is the result, and dz the gradient of what was added;
-    else dz is dy.
+    else dz is dy. `so_far`, like x, is added to dx before that is rounded.
     """
     name, slope = activation.parse(act)
     summed = want_affine or (training and want_x)
@@ -195,10 +199,12 @@ def normalise_grad(
     if want_x:
         tile = launch.tile("norm_grad", x.dtype, M=M, C=C)
         dx = rows.new_empty(M, C)
+        rows_so_far = None if so_far is None else apart_rows(so_far)
         grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
         launch.run(
-            batch_norm_grad_kernel, grid, rows_dy, rows, dx, sums, dweight, dbias, *vectors, M, C,
-            rows.stride(0), TRAINING=training, **meta, **tile.options,
+            batch_norm_grad_kernel, grid, rows_dy, rows, rows_so_far, dx, sums, dweight, dbias, *vectors, M, C,
+            rows.stride(0), 0 if rows_so_far is None else rows_so_far.stride(0), TRAINING=training, **meta,
+            **tile.options,
         )  # fmt: skip
         dx = shaped(dx, x.shape)
     if sums is not None and dweight is not None and dbias is not None and (dx is None or M == 0):

@@ -402,10 +402,10 @@ def _apart(dtype: torch.dtype) -> Calls:
         w = torch.ones(C, dtype=wide)
         found, affine, what = norm.Statistics(torch.zeros(C, dtype=wide), w), (w, w), f"{C} of {of} channels"
         yield f"{what}, few values", partial(alone.normalised, few, *affine, None, 0.1, 1e-5, "relu")
-        yield f"{what}, few values, gradient", partial(alone.normalised_grad, few, few, found, *affine, "relu")
+        yield f"{what}, few values, gradient", partial(alone.normalised_grad, few, few, found, *affine, "relu", few)
         yield f"{what}, statistics", partial(norm.batch_statistics, x, 1e-5, 0.1, None)
         yield f"{what}, values", partial(norm.normalise, x, found, *affine, "relu")
-        yield f"{what}, gradient", partial(norm.normalise_grad, x, x, found, *affine, "relu", True)
+        yield f"{what}, gradient", partial(norm.normalise_grad, x, x, found, *affine, "relu", True, so_far=x)
         rows = x.movedim(1, -1)
         yield f"{what}, copied and summed", partial(bias_act.bias_act_grad, rows, rows, None, None)
 
