@@ -8,7 +8,7 @@ A form is a module of this folder with
     able(problem)      True, or No with the reason why not
     estimate(problem)  microseconds, by `costs`; for problems that it is able to
     FLOAT8     optional: whether it takes values of 8 bits, forward
-    ADDED      optional: of how many output channels a multiple takes a sum before the activation, forward
+    ADDED      optional: of how many output channels a multiple takes a sum before the activation
     prepare(problem)   tiles, grids, flags, scalars and boxes: all that `run` needs beside tensors
     run(prepared, tensors)
 
