@@ -67,6 +67,18 @@ class deferring:  # noqa: N801 (a context, as no_grad)
             if kind is None:
                 settle_all()
             _local.open = []
+        if _local.depth == 0:
+            _local.kept = None
+
+
+def keep(kept: Any) -> None:
+    """Keep something, and nothing else, until the call of the outermost module ends."""
+    _local.kept = kept
+
+
+def kept() -> Any:
+    """What was kept last in this call."""
+    return getattr(_local, "kept", None)
 
 
 def is_fused() -> bool:

@@ -3,20 +3,21 @@
 A dense block joins what it has with the result of each layer, for the next layer's batch norm. Copied each time that is
 twice all channels so far for each layer, and all of it is kept for the gradient: in the blocks of DenseNet-121 4 to 15
 times what they end with. A batch norm reads rows of channels that lie apart. So from the second join of what was joined
-before, parts lie in a `Room`, rows that are wider than what they hold, and only what is new is copied. Nothing but a
-batch norm and the joins after it sees that memory: for all else the parts are joined as always, and what was joined may
-be changed without a change of anything else.
+before on, written as `x = cat([x, new], 1)` or as a longer list each time, parts lie in a `Room`, rows that are wider
+than what they hold, and only what is new is copied. Nothing but a batch norm and the joins after it sees that memory:
+for all else the parts are joined as always, and what was joined may be changed without a change of anything else.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from minidl.autograd import Function
-from minidl.later import Later, may_wait, waiting
+from minidl.autograd import Function, is_grad_enabled
+from minidl.later import Later, keep, kept, may_wait, waiting
 from minidl.tensors import Tensor
 
 GROWTH = 2  # a room's channels for each that is needed now; what is copied when it is full is less than it holds
@@ -65,20 +66,36 @@ class Room:
         return self.rows.data[..., : self.filled].movedim(-1, 1)
 
 
+class Seen:
+    """A part as it was when it was joined; it does not keep the part."""
+
+    def __init__(self, part: Tensor) -> None:
+        self.part, self.data, self.state = weakref.ref(part), weakref.ref(part.data), _state(part)
+
+    def is_of(self, part: Tensor) -> bool:
+        return self.part() is part and self.data() is part.data and self.state == _state(part)
+
+
+def _state(part: Tensor) -> tuple[int, bool]:
+    return part.data._version, part.requires_grad
+
+
 class JoinLater(Later):
     """Parts [N, C_i, ...] joined along the channels when it is known what for."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
-        first = waiting(parts[0])
+        before, count = _before(parts)
+        new = parts[count:]
         self.room: Room | None = None
         self.made: Tensor | None = None
-        self.again = False
-        if isinstance(first, JoinLater) and first.made is not None:
-            self.again, self.room, parts = True, first.room, [first.made, *parts[1:]]
+        self.again = before is not None
+        if before is not None and before.made is not None:
+            self.room, parts = before.room, [before.made, *new]
         shape = (parts[0].shape[0], sum(part.shape[1] for part in parts), *parts[0].shape[2:])
         wants = any(part.requires_grad for part in parts)
         super().__init__(shape, parts[0].dtype, parts[0].device, wants, *parts)
         self.parts = parts
+        self.seen: tuple[Seen, ...] = (*(before.seen if before is not None else ()), *map(Seen, new))
 
     def compute(self) -> Tensor:
         return Cat.apply(1, *self.parts) if self.again or self.made is None else self.made
@@ -89,7 +106,13 @@ class JoinLater(Later):
             self.unchanged()
             made = CatInRoom.apply(self._with_room(), *self.parts) if self.again else Cat.apply(1, *self.parts)
             self.made = made
+            keep(self)
         return made
+
+    def holds(self, parts: Sequence[Tensor]) -> bool:
+        """Whether it was made of these parts, as they are now."""
+        same = len(self.seen) == len(parts) and all(seen.is_of(t) for seen, t in zip(self.seen, parts, strict=True))
+        return same and self.made is not None and self._recorded == is_grad_enabled()
 
     def _with_room(self) -> Room:
         """The room of the first part, or a new one with it: where there was none, where it is full, and where
@@ -99,6 +122,17 @@ class JoinLater(Later):
         if room is None or room.filled != self.parts[0].shape[1] or channels > room.rows.shape[-1]:
             room = self.room = Room(self.parts[0].data, GROWTH * channels)
         return room
+
+
+def _before(parts: Sequence[Tensor]) -> tuple[JoinLater | None, int]:
+    """The join that the first parts are, or have been joined to before, and how many they are; (None, 0) if there is
+    none that a batch norm has read."""
+    first, last = waiting(parts[0]), kept()
+    if isinstance(first, JoinLater) and first.made is not None:
+        return first, 1
+    if isinstance(last, JoinLater) and last.holds(parts[: len(last.seen)]):
+        return last, len(last.seen)
+    return None, 0
 
 
 def joined(parts: Sequence[Tensor], dim: int) -> Tensor:

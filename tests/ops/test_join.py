@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidl
-from minidl import models, nn, ops
+from minidl import later, models, nn, ops
 from minidl.autograd import no_grad
 from minidl.kernels.norm import alone
 from minidl.ops import join
@@ -20,17 +20,24 @@ def image(*shape, seed=0, dtype=torch.float32):
 
 
 class Dense(nn.Module):
-    """Batch norm of all so far, of which some channels are joined to it; `keep` sees each join."""
+    """Batch norm of all so far, of which some channels are joined to it, or, with `lists`, to all parts anew; `keep`
+    sees each join."""
 
-    def __init__(self, first, more, keep=lambda x: None):
+    def __init__(self, first, more, keep=lambda x: None, lists=False):
         super().__init__()
-        self.keep, self.more = keep, more
+        self.keep, self.more, self.lists = keep, more, lists
         for index, _ in enumerate(more):
             setattr(self, f"norm{index}", nn.BatchNorm2d(first + sum(more[:index]), dtype=torch.float64))
 
     def forward(self, x):
+        parts = [x]
         for norm, count in zip(self.children(), self.more, strict=True):
             new = ops.relu(norm(x))
+            if self.lists:
+                parts.append(new[:, :count])
+                x = ops.cat(parts, 1)
+                self.keep(x)
+                continue
             x = ops.cat([x, new[:, :count]] if count % 3 else [x, new[:, :count], x[:, :0]], 1)
             self.keep(x)
         return x
@@ -60,16 +67,16 @@ def assert_as_plain(model, x, **how):
 
 @given(
     first=st.integers(1, 9), more=st.lists(st.integers(0, 9), max_size=5), size=st.tuples(*[st.integers(1, 3)] * 3),
-    last=st.booleans(), training=st.booleans(), in_bands=st.booleans(),
+    last=st.booleans(), training=st.booleans(), in_bands=st.booleans(), lists=st.booleans(),
 )  # fmt: skip
-def test_a_dense_block_is_as_with_plain_joins(first, more, size, last, training, in_bands):
+def test_a_dense_block_is_as_with_plain_joins(first, more, size, last, training, in_bands, lists):
     for index, count in enumerate(more):
         more[index] = min(count, first + sum(more[:index]))
     x = image(size[0] + 1, first, *size[1:], dtype=torch.float64)
     x = x.contiguous(memory_format=torch.channels_last) if last else x
     most, alone.MOST = alone.MOST, 0 if in_bands else alone.MOST
     try:
-        assert_as_plain(Dense(first, more), x, training=training)
+        assert_as_plain(Dense(first, more, lists=lists), x, training=training)
     finally:
         alone.MOST = most
 
@@ -88,10 +95,11 @@ class Sizes(TorchDispatchMode):
         return out
 
 
-def test_what_is_joined_is_copied_once():
+@pytest.mark.parametrize("lists", [False, True])
+def test_what_is_joined_is_copied_once(lists):
     """The first join is one as always, and the last, which is the result and not a batch norm's input."""
     x = Tensor(image(2, 8, 3, 3, dtype=torch.float64))
-    model = Dense(8, [4] * 14).eval()
+    model = Dense(8, [4] * 14, lists=lists).eval()
     with no_grad(), Sizes() as sizes:
         model(x)
     rooms = 12 + 32  # what is moved to one of 32 channels, and to one of 72
@@ -111,6 +119,28 @@ def test_results_share_no_memory():
     assert len(places) == 4
     kept[1].data.zero_()
     assert torch.equal(y.data, expected)
+
+
+def test_a_part_that_was_changed_is_joined_anew():
+    norms = [nn.BatchNorm2d(c, dtype=torch.float64).eval() for c in (4, 6, 8)]
+    parts = [Tensor(image(2, c, 2, 2, seed=c, dtype=torch.float64)) for c in (3, 1, 2, 2)]
+
+    class Body(nn.Module):
+        def forward(self):
+            found = []
+            for index, norm in enumerate(norms):
+                found.append(norm(ops.cat(parts[: index + 2], 1)).data)
+                parts[index].data.add_(1)
+            return found
+
+    with no_grad():
+        found = Body()()
+        assert later.kept() is None
+        for index in range(3):
+            parts[index].data.add_(-1)
+        with minidl.fusion(False):
+            plain = Body()()
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
 
 
 def test_something_else_may_be_joined_to_a_part():
