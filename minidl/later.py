@@ -58,27 +58,36 @@ class fusion:  # noqa: N801 (a setting, named and used as torch.set_grad_enabled
 class deferring:  # noqa: N801 (a context, as no_grad)
     """A context for the call of a module, in which results may be computed later; the outermost one settles them."""
 
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
     def __enter__(self) -> None:
         _local.depth = getattr(_local, "depth", 0) + 1
+        if _local.depth == 1:
+            _local.call = Call(self._owner)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         _local.depth -= 1
+        if _local.depth == 0:
+            _local.call = None
         if _local.depth == 0 and getattr(_local, "open", None):
             if kind is None:
                 settle_all()
             _local.open = []
-        if _local.depth == 0:
-            _local.kept = None
 
 
-def keep(kept: Any) -> None:
-    """Keep something, and nothing else, until the call of the outermost module ends."""
-    _local.kept = kept
+class Call:
+    """The call of an outermost module, its owner: with what others note for as long as it lasts, and whether anything
+    that they would have noted may have changed since it began."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner, self.changed = owner, False
+        self.notes: dict[str, Any] = {}
 
 
-def kept() -> Any:
-    """What was kept last in this call."""
-    return getattr(_local, "kept", None)
+def call() -> Call | None:
+    """The call under way in this thread, None outside of modules and where nothing is fused."""
+    return getattr(_local, "call", None) if _state["fused"] else None
 
 
 def is_fused() -> bool:
@@ -187,7 +196,10 @@ def open_(variable: Variable) -> None:
 
 
 def settle_all() -> None:
-    """Compute every result of this thread that is not computed yet and that someone still holds."""
+    """Compute every result of this thread that is not computed yet and that someone still holds: something may change
+    now."""
+    if (under_way := getattr(_local, "call", None)) is not None:
+        under_way.changed = True
     found = getattr(_local, "open", None)
     while found:
         variable = found.pop()()

@@ -43,7 +43,7 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} does not define forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with deferring():
+        with deferring(self):
             return self.forward(*args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:

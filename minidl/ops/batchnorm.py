@@ -12,6 +12,7 @@ from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
 from minidl.later import Later, in_rows, is_fused, may_wait, take, waiting
+from minidl.ops import folds
 from minidl.ops.activation import activated
 from minidl.tensors import Tensor
 
@@ -145,13 +146,15 @@ def batch_norm(
     buffers = None if mean is None or var is None else kernels.Buffers(mean, var, batches)
     if training and momentum is None and buffers is not None and batches is None:
         raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
+    if training and buffers is not None:
+        folds.forget()
     if training and momentum is not None and alone.fits(x.data):
         return BatchNormAlone.apply(x, weight, bias, None, buffers, momentum, eps, act)
     if training:
         found = kernels.batch_statistics(x.data, eps, momentum, buffers)
     else:
         assert buffers is not None
-        found = fold.running_statistics(buffers.mean, buffers.var, eps, x.dtype)
+        found = folds.running_statistics(buffers.mean, buffers.var, eps, x.dtype)
     if act is None and may_wait(x):
         return Tensor._of_later(NormLater(x, weight, bias, found, training))
     return BatchNorm.apply(x, weight, bias, None, found, training, act)

@@ -13,8 +13,8 @@ from minidl.autograd import Function, is_grad_enabled
 from minidl.kernels import activation, bias_act, conv, elementwise
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.norm import fold
 from minidl.later import Later, is_fused, may_wait
+from minidl.ops import folds
 from minidl.ops import pool as pools
 from minidl.runtime.check import SEVERAL, Pair, numbers
 from minidl.tensors import Tensor
@@ -126,10 +126,8 @@ class ConvLater(Later):
         if self.requires_grad or wanted or taken:
             return None
         function, kernel, shape, x, w, conv_bias, geometry = self.given
-        outputs = x.data.new_empty(shape[1])
-        given = None if conv_bias is None else conv_bias.data
-        factor, shift = (None if t is None else t.data for t in (weight, bias))
-        folded = fold.fold(outputs, given, mean.data, var.data, factor, shift, eps, wide=True)
+        given, factor, shift = (None if t is None else t.data for t in (conv_bias, weight, bias))
+        folded = folds.fold(x.dtype, given, mean.data, var.data, factor, shift, eps)
         scale, bias = map(Tensor, folded)
         return ConvLater(function, kernel, shape, x, w, bias, geometry, scale)
 

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function, is_grad_enabled
-from minidl.later import Later, keep, kept, may_wait, waiting
+from minidl.later import Later, call, may_wait, waiting
 from minidl.tensors import Tensor
 
+_NAME = "joins"
 GROWTH = 2  # a room's channels for each that is needed now; what is copied when it is full is less than it holds
 WHOLE = 16  # channels of which a room has a multiple, so that rows begin at multiples of 16 bytes
 
@@ -106,7 +107,8 @@ class JoinLater(Later):
             self.unchanged()
             made = CatInRoom.apply(self._with_room(), *self.parts) if self.again else Cat.apply(1, *self.parts)
             self.made = made
-            keep(self)
+            if (under_way := call()) is not None:
+                under_way.notes[_NAME] = self
         return made
 
     def holds(self, parts: Sequence[Tensor]) -> bool:
@@ -127,7 +129,8 @@ class JoinLater(Later):
 def _before(parts: Sequence[Tensor]) -> tuple[JoinLater | None, int]:
     """The join that the first parts are, or have been joined to before, and how many they are; (None, 0) if there is
     none that a batch norm has read."""
-    first, last = waiting(parts[0]), kept()
+    under_way = call()
+    first, last = waiting(parts[0]), None if under_way is None else under_way.notes.get(_NAME)
     if isinstance(first, JoinLater) and first.made is not None:
         return first, 1
     if isinstance(last, JoinLater) and last.holds(parts[: len(last.seen)]):
