@@ -135,7 +135,7 @@ def test_a_part_that_was_changed_is_joined_anew():
 
     with no_grad():
         found = Body()()
-        assert later.kept() is None
+        assert later.call() is None
         for index in range(3):
             parts[index].data.add_(-1)
         with minidl.fusion(False):
