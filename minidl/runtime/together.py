@@ -164,6 +164,7 @@ class _Waiting(TorchDispatchMode):
     def _started(self, jobs: list[Job]) -> compilers.Compilers:
         if self._compilers is None:
             self._compilers = self._opened.enter_context(compilers.at_hand())
+            self._opened.callback(self._compilers.end)  # their memory is the step's
         self._compilers.start(jobs)
         return self._compilers
 
