@@ -33,6 +33,7 @@ from torch.nn import functional as F
 from minidl.data.images import load_mnist
 from minidl.data.records import ImageDataset, Images
 from minidl.training.tasks.images import TrainImages
+from minidl.training.tasks.images.settings import suited
 from minidl.workbench.bench.machine import machine
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -240,6 +241,7 @@ def main() -> None:
     options = parser.parse_args()
     config = TrainImages(data="mnist", out=Path("unused"), epochs=options.epochs, seed=options.seed)
     dataset = load_mnist()
+    config = config.model_copy(update=suited(config, (28, 28), half=False))
     if options.limit:
         parts = {name: getattr(dataset, name) for name in ("train", "validation", "test")}
         first = {n: Images(p.pixels[: options.limit], p.labels[: options.limit]) for n, p in parts.items()}

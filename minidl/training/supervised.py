@@ -188,6 +188,7 @@ class Supervised(Experiment):
             "dropout": config.dropout,
             "label smoothing": config.label_smoothing,
             "class weights": config.balance,
+            "mixed pictures": getattr(config, "mixup", None) or getattr(config, "cutmix", None),
         }
         only_in_training = [name for name, share in shares.items() if share]
         plots.curves(
