@@ -417,7 +417,7 @@ def _averages(dtype: torch.dtype) -> Calls:
     x, y = (torch.zeros(777, dtype=dtype) for _ in range(2))
     yield "moving average", partial(average.average_, x, y, share)
     wide = torch.zeros(777, dtype=launch.acc_torch(dtype))
-    yield "moving averages", partial(average.Averages([wide], [y]), share)
+    yield "moving averages", lambda: average.Averages([wide], [y])(share)
 
 
 def _random(dtype: torch.dtype) -> Calls:
