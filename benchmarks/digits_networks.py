@@ -1,6 +1,6 @@
 """A published network of `minidl train images` on digits beside the same network in torch.
 
-    python -m benchmarks.digits_networks [--model resnet18] [--epochs 6] [--seeds 3] [--out FILE]
+    python -m benchmarks.digits_networks [--model resnet18] [--epochs 2] [--batch-size 32] [--seeds 3] [--out FILE]
 
 Both sides train from scratch with the command's settings (AdamW, cosine with warm-up, shifts by a pixel), on the same
 batches of the same pictures; torch runs the module of `minidl.models` with its own layers. Their first weights are
@@ -89,14 +89,21 @@ def right(logits: torch.Tensor, dataset: ImageDataset) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     dataset = data.load_images("digits")
     found: dict[str, list[float]] = {"minidl": [], "torch": []}
     for seed in range(options.seeds):
-        given = {"data": "digits", "model": options.model, "epochs": options.epochs, "seed": seed}
+        given = {
+            "data": "digits",
+            "model": options.model,
+            "epochs": options.epochs,
+            "batch_size": options.batch_size,
+            "seed": seed,
+        }
         config = TrainImages(**given, out=Path(tempfile.gettempdir()) / "digits-networks")
         config = config.model_copy(update=suited(config, (8, 8), half=False))
         for side, train in (("minidl", ours), ("torch", torchs)):

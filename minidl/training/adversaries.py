@@ -22,8 +22,8 @@ import torch
 from minidl import nn, ops, optim
 from minidl.autograd import no_grad
 from minidl.captured import capture
-from minidl.kernels import average as kernels
 from minidl.kernels import random as random_kernels
+from minidl.kernels.average import Averages
 from minidl.models import Discriminator, Generator
 from minidl.tensors import Tensor, default_device
 
@@ -62,6 +62,8 @@ class Adversaries:
         self._real = Tensor(ones.to(default_device()))
         self._judged = Tensor(torch.cat([ones, zeros]).to(default_device()))
         self._share = torch.zeros((), dtype=torch.float64, device=default_device())
+        kept, followed = ([p.data for p in each.parameters()] for each in (self.average, self.generator))
+        self._follow = Averages(kept, followed)
         self._train = capture(self._both) if captured else self._both
 
     def step(self, x: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,8 +99,7 @@ class Adversaries:
         self.generator_optimizer.step()
         self.discriminator.requires_grad_(True)
 
-        for kept, parameter in zip(self.average.parameters(), self.generator.parameters(), strict=True):
-            kernels.average_(kept.data, parameter.data, self._share)
+        self._follow(self._share)
         return torch.stack([loss.data, opposed.data]), believed.data
 
     def _ahead(self, x: Tensor) -> Tensor:

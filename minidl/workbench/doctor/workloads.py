@@ -414,10 +414,9 @@ def _apart(dtype: torch.dtype) -> Calls:
 
 def _averages(dtype: torch.dtype) -> Calls:
     share = torch.zeros((), dtype=torch.float64)
-    x, y = (torch.zeros(777, dtype=dtype) for _ in range(2))
-    yield "moving average", partial(average.average_, x, y, share)
-    wide = torch.zeros(777, dtype=launch.acc_torch(dtype))
-    yield "moving averages", lambda: average.Averages([wide], [y])(share)
+    y, wide = torch.zeros(777, dtype=dtype), torch.zeros(777, dtype=launch.acc_torch(dtype))
+    yield "moving averages", lambda: average.Averages([y], [y])(share)
+    yield "moving averages in a wider type", lambda: average.Averages([wide], [y])(share)
 
 
 def _random(dtype: torch.dtype) -> Calls:
