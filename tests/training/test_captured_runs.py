@@ -4,6 +4,7 @@ and continued. Without a GPU a stand-in for CUDA's graphs is replayed."""
 import json
 import os
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from minidl import models, nn, ops, optim, random
 from minidl.data import Augment, Batches, ImageBatches, Pictures
 from minidl.tensors import Tensor, default_device
 from minidl.training.adversaries import Adversaries
+from minidl.training.averages import Average
 from minidl.training.display import Display
 from minidl.training.errors import Interrupted
 from minidl.training.loop import Judgement, Learner, Trainer
+from minidl.training.tasks.images.course import Course
 from tests.graphs import graphs, same_random
 
 __all__ = ["graphs", "same_random"]
@@ -109,6 +112,29 @@ def test_a_captured_run_is_the_run_itself(graphs, tmp_path, make):
     assert end(captured) == end(plain)
     if make is half_pictures:
         assert plain.progress.skipped > 0
+
+
+@pytest.mark.slow
+def test_a_captured_recipe_is_the_run_itself(graphs, tmp_path):
+    """Frozen layers and small pictures for two epochs, then another step; mixed pictures, and a moving average."""
+    ends = []
+    for captured in (False, True):
+        one = trainer(pictures, tmp_path / str(captured), captured)
+        learner = one.learner
+        whole = learner.batches
+        learner.batches = ImageBatches(
+            Pictures(whole._host, (128.0,), (64.0,)), whole.targets, BATCH, seed=1, classes=3,
+            augment=Augment(crop=0.4, flip=True, mixup=0.3, cutmix=1.0), sizes=((0, (6, 5)), (2, (8, 8))),
+        )  # fmt: skip
+        learner.begins, learner.enter = (0, 2), partial(Course(2).enter, learner.model)
+        learner.average = Average(learner.model, models.SmallCNN(1, (8, 8), 3), 0.9)
+        one.run()
+        kept = {name: value.cpu().tolist() for name, value in one.model.state_dict().items()}
+        last = one.checkpoints.last().optimizer["average"]
+        assert one.model is learner.average.kept
+        assert kept == {name: value.tolist() for name, value in last.items()}
+        ends.append((end(one), kept))
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("make", [text, table])
