@@ -115,6 +115,7 @@ def as_text(report: dict[str, Any]) -> str:
             ),
             ("kept", kept(report["best_epoch"])),
             ("seed", str(report["seed"])),
+            ("network", report.get("network", "")),
             ("parameters", f"{report['parameters']:,}"),
             ("optimizer", f"{optimizer['name']} ({optimizer['variant']}), rate {optimizer['lr']:g}"),
             ("precision", report["precision"]),

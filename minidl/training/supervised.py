@@ -50,6 +50,7 @@ class Supervised(Experiment):
     that `Batches` does not make.
     `draw(model, pictures, targets, found, title)` adds to the plots what the test split shows.
     `begin` changes the first weights of a model, `said` tells of it, and `course` is what changes during the training.
+    `network` says which one it is, where there is a choice.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Supervised(Experiment):
     draw: Callable[[nn.Module, Any, np.ndarray, Found, str], None] | None = None
     begin: Callable[[nn.Module], object] | None = None
     said: str | None = None
+    network: str | None = None
     course: Course | None = None
     batch_size: int = field(init=False)
     _tested: tuple[Any, np.ndarray, Found] | None = field(default=None, init=False)
@@ -173,6 +175,7 @@ class Supervised(Experiment):
             "task": self.targets.task,
             "kind": self.name,
             **reports.training(self.config, progress, device, model.num_parameters()),
+            **({} if self.network is None else {"network": self.network}),
             "source": source,
             **leakage,
             "validation": progress.history[progress.best_epoch - 1]["validation"],

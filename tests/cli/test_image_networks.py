@@ -55,6 +55,7 @@ def test_what_was_made_anew_is_told_and_settings_are_recorded(tuned, published):
     described = json.loads((folder / "pictures.json").read_text())
     assert described["mean"] == pytest.approx([255 * (0.485 + 0.456 + 0.406) / 3])
     assert report(folder)["precision"] == "float32"
+    assert report(folder)["network"] == f"small; from {published}, frozen before epoch 2"
 
 
 def test_a_frozen_epoch_changes_the_last_layer_alone(command, photos, published, tmp_path):

@@ -99,6 +99,7 @@ class ImagesTask(PictureTask):
             draw=lambda *tested: _draw(config.out, dataset.labels, *tested),
             begin=begin,
             said=said,
+            network=_shown(config),
             course=course,
         )
 
@@ -130,6 +131,15 @@ def augment_of(config: TrainImages, dataset: ImageDataset) -> Augment:
         mixup=config.mixup or 0.0,
         cutmix=config.cutmix or 0.0,
     )
+
+
+def _shown(config: TrainImages) -> str:
+    """The network, and where it began, for people."""
+    stem = f", {config.stem} stem" if config.stem else ""
+    frozen = "" if not config.freeze else f" before epoch {config.unfreeze + 1}" if config.unfreeze else " throughout"
+    begun = f"; from {config.init}" if config.init else ""
+    average = f"; average of decay {config.ema:g}" if config.ema else ""
+    return f"{config.model}{stem}{begun}{', frozen' + frozen if config.freeze else ''}{average}"
 
 
 def _more(augment: Augment) -> dict[str, float]:
