@@ -25,17 +25,17 @@ def average_kernel(
     p_average, p_value, p_table, p_blocks, p_weight, ALIGN: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """A program for each block, tensor << 32 | block; the first two pointers have only the types of all."""
-    packed = tl.load(p_blocks + tl.program_id(0))
-    p_slot = p_table + (packed >> 32) * _COLUMNS
+    i_packed = tl.load(p_blocks + tl.program_id(0))
+    p_slot = p_table + (i_packed >> 32) * _COLUMNS
     p_a = tl.multiple_of(tl.load(p_slot).to(tl.pointer_type(p_average.dtype.element_ty)), ALIGN)
     p_v = tl.multiple_of(tl.load(p_slot + 1).to(tl.pointer_type(p_value.dtype.element_ty)), ALIGN)
-    o = (packed & 0xFFFFFFFF) * BLOCK_N + tl.arange(0, BLOCK_N)
-    n = tl.load(p_slot + 2)
-    m = o < n
+    o_n = (i_packed & 0xFFFFFFFF) * BLOCK_N + tl.arange(0, BLOCK_N)
+    i_end = tl.load(p_slot + 2)
+    m = o_n < i_end
     weight = tl.load(p_weight).to(ACC)
-    b_average = tl.load(p_a + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
-    b_average += weight * (tl.load(p_v + o, mask=m, other=0.0).to(ACC) - b_average)
-    tl.store(p_a + o, b_average.to(p_average.dtype.element_ty), mask=m)
+    b_average = tl.load(p_a + o_n, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
+    b_average += weight * (tl.load(p_v + o_n, mask=m, other=0.0).to(ACC) - b_average)
+    tl.store(p_a + o_n, b_average.to(p_average.dtype.element_ty), mask=m)
 
 
 class Averages:

@@ -25,8 +25,8 @@ tool.report.explanations = lambda every: {}
 sys.argv[1:] = ARGUMENTS
 sys.exit(tool.main())
 """
-# Of `o < n`. Without a mask the kernel reads and writes beyond its tensors.
-EQUAL, FATAL, WRONG = "n > o", "o < n + (1 << 40)", "o < n // 2"
+# Of `o_n < i_end`. Without a mask the kernel reads and writes beyond its tensors.
+EQUAL, FATAL, WRONG = "i_end > o_n", "o_n < i_end + (1 << 40)", "o_n < i_end // 2"
 ENDLESS = "all(zero == 0 for zero in iter(int, 1))"
 
 
@@ -58,8 +58,8 @@ def test_planted_mutants(tmp_path):
     assert found[WRONG]["how"] == "failed"
     assert found[ENDLESS]["how"] == "timed out"
     assert done.returncode == 1, done.stdout + done.stderr  # 75 % killed
-    assert "- m = o < n" in done.stdout
-    assert "+ m = n > o" in done.stdout
+    assert "- m = o_n < i_end" in done.stdout
+    assert "+ m = i_end > o_n" in done.stdout
 
 
 def test_a_sample_is_killed(tmp_path):
