@@ -1,8 +1,9 @@
 """`minidl train images`: a convolutional network on pictures of one size."""
 
-from minidl.training.tasks.images.answers import PictureClassifier
-from minidl.training.tasks.images.pictures import PictureFormat, PictureTask
-from minidl.training.tasks.images.settings import ImageSession, TrainImages
-from minidl.training.tasks.images.task import ImagesTask
-
-__all__ = ["ImageSession", "ImagesTask", "PictureClassifier", "PictureFormat", "PictureTask", "TrainImages"]
+# No __all__: these names are for the package itself, and no promise.
+from minidl.training.tasks.images.answers import PictureClassifier as PictureClassifier
+from minidl.training.tasks.images.pictures import PictureFormat as PictureFormat
+from minidl.training.tasks.images.pictures import PictureTask as PictureTask
+from minidl.training.tasks.images.settings import ImageSession as ImageSession
+from minidl.training.tasks.images.settings import TrainImages as TrainImages
+from minidl.training.tasks.images.task import ImagesTask as ImagesTask
