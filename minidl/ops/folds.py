@@ -76,7 +76,10 @@ def _of_call(make: Callable[..., Any], vectors: Vectors, *how: Hashable) -> tupl
 
 
 def _fits(vector: torch.Tensor | None) -> bool:
-    return vector is None or (vector.dim() == 1 and vector.is_contiguous() and len(vector) % _ALIGNED == 0)
+    if vector is None:
+        return True
+    versioned = not vector.is_inference()
+    return versioned and vector.dim() == 1 and vector.is_contiguous() and len(vector) % _ALIGNED == 0
 
 
 def _versions(vectors: Vectors) -> tuple[int, ...]:

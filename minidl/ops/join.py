@@ -141,5 +141,5 @@ def _before(parts: Sequence[Tensor]) -> tuple[JoinLater | None, int]:
 def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     """Parts that fit together joined along a dimension, 0 or more."""
     if dim == 1 and parts[0].ndim > 2 and parts[0].dtype.is_floating_point and all(map(may_wait, parts)):
-        return Tensor._of_later(JoinLater(parts))
+        return Tensor._of_later(JoinLater(tuple(parts)))  # a list may be longer by the time
     return Cat.apply(dim, *parts)

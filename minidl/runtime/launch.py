@@ -309,9 +309,20 @@ def before_changes(settle: Callable[[], None]) -> None:
     _settlers.append(settle)
 
 
-def _settle() -> None:
-    for settle in _settlers:
-        settle()
+@contextlib.contextmanager
+def settled_by(settle: Callable[[], None]) -> Iterator[None]:
+    """A context in which `settle` is called before changes, after the others."""
+    _settlers.append(settle)
+    try:
+        yield
+    finally:
+        _settlers.remove(settle)
+
+
+def settle() -> None:
+    """Launch all that is still to be launched."""
+    for each in tuple(_settlers):
+        each()
 
 
 @contextlib.contextmanager
@@ -324,12 +335,12 @@ def _changed(*caches: Any, **fields: Any) -> Iterator[None]:
         for cached in caches:
             cached.cache_clear()
 
-    _settle()
+    settle()
     before = {name: getattr(_state, name) for name in fields}
     change(fields)
     try:
         yield
-        _settle()
+        settle()
     finally:
         change(before)
 
@@ -420,7 +431,7 @@ def set_float32_precision(name: str) -> None:
     Raises ValueError for another name.
     """
     known = _known_precision(name)
-    _settle()
+    settle()
     _state.precision = known
 
 

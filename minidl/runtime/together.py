@@ -4,12 +4,15 @@ Triton compiles a kernel as it is first launched, one after another: 115 kernels
 launches are noted in place of being run, missing kernels are compiled on every processor, and then the launches run in
 their order. They run earlier, with what is known by then, as soon as anything else could see their results: before an
 operation of torch on memory that they use (a value read on the host, a copy), a kernel that is not launched by minidl,
-another stream; and where little memory is left, as what they use is not freed meanwhile.
+another stream or thread, a change of how kernels are launched; and where little memory is left, as what they use is not
+freed meanwhile. Code that is given an address, and neither torch nor Triton runs it, sees memory as it is by then.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -33,20 +36,25 @@ _NEW = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"
 def together(device: torch.device) -> Iterator[None]:
     """A context in which this thread's launches wait, on a device; at its end, whatever that is, they have run.
 
-    Does nothing within a context of `launch.record` or `launch.watch`: there launches are another's.
+    Does nothing within a context of `launch.record` or `launch.watch`: there launches are another's; nor while they
+    wait in another thread.
     """
-    if launch.handed_over():
+    if launch.handed_over() or not _one.acquire(blocking=False):
         yield
         return
     with contextlib.ExitStack() as opened:
+        opened.callback(_one.release)
         waiting = _Waiting(device, opened)
         launch.keepers.append(waiting.keep)
         try:
-            with launch.watch(waiting.note), waiting:
+            with waiting, launch.watch(waiting.note), launch.settled_by(waiting.run):
                 yield
         finally:
             launch.keepers.remove(waiting.keep)
-            waiting.run()
+            waiting.end()
+
+
+_one = threading.Lock()
 
 
 class _Waiting(TorchDispatchMode):
@@ -57,10 +65,12 @@ class _Waiting(TorchDispatchMode):
         self._device, self._thread, self._opened = device, threading.get_ident(), opened
         self._gpu = device.type == "cuda"
         self._launches: list[Callable[[], None]] = []
-        self._used: set[int] = set()  # storages, which the launches keep
+        self._used = _Ranges()  # the memory of storages, which the launches keep
         self._kept: list[torch.Tensor] = []
         self._missing: list[Job] = []
         self._stream: Any = None
+        self._ended = False
+        self._lock = threading.RLock()  # other threads run the launches too: torch's backward is one
         self._least = self._free() * (1.0 - _MOST) if self._gpu else 0.0
         self._compilers: compilers.Compilers | None = None
 
@@ -81,49 +91,63 @@ class _Waiting(TorchDispatchMode):
         self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any], go: Callable[[], None]
     ) -> None:
         """A launch of minidl's, to be run by `go`."""
-        if threading.get_ident() != self._thread:
+        tensors = [t for t in (getattr(value, "base", value) for value in args) if isinstance(t, torch.Tensor)]  # boxes
+        if threading.get_ident() != self._thread or self._ended:
+            self._before(tensors)
             go()
             return
-        if self._gpu:
-            stream = torch.cuda.current_stream(self._device)
-            if stream != self._stream:
+        with self._lock:
+            if self._gpu:
+                stream = torch.cuda.current_stream(self._device)
+                if stream != self._stream:
+                    self.run()
+                    self._stream = stream
+                self._look_for(kernel, grid, args, meta)
+            self._launches.append(go)
+            self._used.add(tensors)
+            if self._gpu and len(self._launches) % _LOOK == 0 and self._free() < self._least:
                 self.run()
-                self._stream = stream
-            self._look_for(kernel, grid, args, meta)
-        self._launches.append(go)
-        for value in args:
-            tensor = getattr(value, "base", value)  # of a box
-            if isinstance(tensor, torch.Tensor):
-                self._used.add(_storage(tensor))
-        if self._gpu and len(self._launches) % _LOOK == 0 and self._free() < self._least:
-            self.run()
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         """Keep what the launches that wait find by its address."""
-        if self._launches and threading.get_ident() == self._thread:
-            self._kept += tensors
-            self._used.update(map(_storage, self._kept))
+        with self._lock:
+            if self._launches and threading.get_ident() == self._thread:
+                found = list(tensors)
+                self._kept += found
+                self._used.add(found)
+
+    def end(self) -> None:
+        """Run the launches that wait; from now on none does."""
+        self._ended = True
+        self.run()
 
     def run(self) -> None:
         """Compile what is missing, and run the launches that wait."""
-        launches, self._launches = self._launches, []
-        kept, self._kept = self._kept, []
-        self._used = set()
-        missing, self._missing = self._missing, []
-        if len(missing) >= _FEW:
-            self._started(missing).compile(missing, _progress)
-        hooks = triton.knobs.runtime.launch_enter_hook
-        heard = self._other in hooks.calls
-        if heard:  # or every launch would be looked up by Triton
-            hooks.remove(self._other)
-        try:
-            with self._on_their_stream():
-                for go in launches:
-                    go()
-        finally:
-            if heard:
-                hooks.add(self._other)
-        del kept
+        with self._lock:
+            launches, self._launches = self._launches, []
+            kept, self._kept = self._kept, []
+            self._used = _Ranges()
+            missing, self._missing = self._missing, []
+            if len(missing) >= _FEW:
+                self._started(missing).compile(missing, _progress)
+            hooks = triton.knobs.runtime.launch_enter_hook
+            heard = self._other in hooks.calls
+            if heard:  # or every launch would be looked up by Triton
+                hooks.remove(self._other)
+            try:
+                with self._on_their_stream():
+                    for go in launches:
+                        go()
+            finally:
+                if heard:
+                    hooks.add(self._other)
+            del kept
+
+    def _before(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Run the launches that wait, if they use the memory of these."""
+        with self._lock:
+            if self._launches and self._used.meet(tensors):
+                self.run()
 
     @contextlib.contextmanager
     def _on_their_stream(self) -> Iterator[None]:
@@ -137,11 +161,16 @@ class _Waiting(TorchDispatchMode):
         now.wait_stream(self._stream)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._launches and not func.is_view and func._schema.name.partition("::")[2] not in _NEW:
-            used = self._used
-            if any(_storage(tensor) in used for tensor in _tensors((args, kwargs or {}))):
-                self.run()
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if self._launches and not _sees_no_values(func):
+            self._before(_tensors((args, kwargs)))
+        try:
+            return func(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            if not self._launches or func._schema.is_mutable:
+                raise
+        self.run()  # and free what they use
+        return func(*args, **kwargs)
 
     def _other(self, *_: Any) -> None:
         """Another's kernel is launched by Triton."""
@@ -154,9 +183,10 @@ class _Waiting(TorchDispatchMode):
             return
         try:
             job = ahead.job_of(_architecture(self._device), kernel, grid, args, meta)
-        except TypeError:  # a constant that cannot be told to another process
+            wanted = ahead.is_wanted(job)
+        except (TypeError, ImportError, AttributeError):  # a constant or a kernel that other processes cannot have
             return
-        if ahead.is_wanted(job):
+        if wanted:
             self._missing.append(job)
             if len(self._missing) == _FEW:
                 self._started(self._missing)
@@ -178,8 +208,43 @@ def _architecture(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+@functools.cache
+def _sees_no_values(func: Any) -> bool:
+    """Whether an operation makes a view or empty memory. (In inference mode torch shows `contiguous` and `to`, which
+    may copy, before they are taken apart: by their schemas they are views.)"""
+    apart = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return (func.is_view and not apart) or func._schema.name.partition("::")[2] in _NEW
+
+
+class _Ranges:
+    """The memory of some tensors' storages. By addresses: what came by DLPack has a storage of its own."""
+
+    def __init__(self) -> None:
+        # Of ranges that do not meet, in order.
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        for start, end in filter(None, map(_range, tensors)):
+            first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._starts, end)
+            low, high = min([start, *self._starts[first:last]]), max([end, *self._ends[first:last]])
+            self._starts[first:last], self._ends[first:last] = [low], [high]
+
+    def meet(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether one of these tensors, of any layout, may have memory in common with them."""
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                return True
+            found = _range(tensor)
+            if found and bisect.bisect_right(self._ends, found[0]) < bisect.bisect_left(self._starts, found[1]):
+                return True
+        return False
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int] | None:
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    return (start, start + storage.nbytes()) if start else None
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

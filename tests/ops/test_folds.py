@@ -123,3 +123,11 @@ def test_a_captured_call_reads_them_at_each_replay(graphs, net):  # noqa: F811
     for index, norm in enumerate([*net.norms, *net.plain]):
         change(norm, 30 + index)
     assert torch.equal(step(image()).data, folds(lambda: net(image()))[1])
+
+
+@torch.inference_mode()
+def test_a_network_made_in_inference_mode():
+    """Its tensors have no versions, by which a change would be found."""
+    net = Net().eval()
+    first, second = (net(image()).data.clone() for _ in range(2))
+    assert torch.equal(first, second)

@@ -159,6 +159,22 @@ def test_something_else_may_be_joined_to_a_part():
     assert_as_plain(Forked(), image(3, 2, 2, 2, dtype=torch.float64))
 
 
+def test_a_list_may_grow_after_it_was_joined():
+    class Growing(nn.Module):
+        def forward(self, x):
+            parts = [x, x]
+            y = ops.cat(parts, 1)
+            parts.append(y)
+            z = ops.cat(parts, 1)
+            parts.clear()
+            return y, z
+
+    x = image(2, 3, 4, 4)
+    y, z = Growing()(Tensor(x))
+    assert torch.equal(y.data, torch.cat([x, x], 1))
+    assert torch.equal(z.data, torch.cat([x] * 4, 1))
+
+
 def test_a_step_of_densenet(monkeypatch):
     """No sum of gradients is a launch: the batch norm after a join adds those of the joins after it."""
     monkeypatch.setattr(alone, "fits", lambda x: False)

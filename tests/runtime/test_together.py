@@ -1,11 +1,13 @@
 """A captured step's first call: launches wait, and nothing sees that they do."""
 
+import threading
 from contextlib import nullcontext
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import ops
 from minidl.captured import capture
@@ -64,6 +66,11 @@ def test_launches_wait_for_the_end(order):
         lambda y: torch.zeros(1, device=DEVICE).copy_(y.data),
         lambda y: torch.stack([y.data]),
         lambda y: y.data.detach().view(1, 1).add(1.0),
+        lambda y: y.__dlpack__(),
+        lambda y: torch.from_dlpack(y.data.__dlpack__()).clone(),
+        torch.inference_mode()(lambda y: y.data.to(torch.float64)),
+        torch.inference_mode()(lambda y: y.data.expand(2).contiguous()),
+        lambda y: torch.eye(1, device=DEVICE).to_sparse() @ y.data[:, None],
     ],
 )
 def test_they_run_before_torch_sees_what_they_use(order, see):
@@ -85,6 +92,85 @@ def test_new_memory_lets_them_wait(order):
         torch.zeros(3, device=DEVICE)
         order.append("|")
     assert order[0] == "|"
+
+
+def test_memory_is_known_by_whatever_name_it_has():
+    """What came by DLPack has a storage of its own, which begins anywhere in another's."""
+    memory = torch.zeros(32, device=DEVICE)
+    alias = torch.from_dlpack(memory[16:24].__dlpack__())
+    with together(DEVICE):
+        early, late = ops.exp(Tensor(memory[:8])), ops.exp(Tensor(alias))
+        memory[20:].fill_(1.0)
+        alias.fill_(2.0)
+    assert torch.equal(torch.cat([early.data, late.data]), torch.ones(16, device=DEVICE))
+
+
+def in_another_thread(work):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_they_run_before_another_thread_reads_what_they_write(order):
+    """Torch's backward calls functions of the user in threads of its own, on a GPU."""
+    x, other = numbers(4), numbers(4)
+    with together(DEVICE):
+        y = ops.exp(x)
+        apart = in_another_thread(lambda: ops.exp(other))
+        order.append("|")
+        z = in_another_thread(lambda: ops.log(y))
+    assert order.index("|") == 1  # what has other memory is launched at once
+    assert len(order) == 4
+    assert torch.allclose(z.data, x.data, atol=1e-5)
+    assert torch.equal(apart.data, ops.exp(other).data)
+
+
+def test_those_of_one_thread_wait_at_a_time(order):
+    def other():
+        with together(DEVICE):
+            ops.exp(numbers(4))
+            return len(order)
+
+    with together(DEVICE):
+        ops.exp(numbers(4))
+        assert in_another_thread(other) == 1
+    assert len(order) == 2
+
+
+def test_they_run_before_launches_go_elsewhere(order):
+    x = numbers(4)
+    with together(DEVICE):
+        y = ops.exp(x)
+        with launch.watch(lambda kernel, grid, args, meta, go: go()):
+            z = ops.log(y)
+        assert len(order) == 2
+        ops.exp(z)
+        assert len(order) == 2
+    assert torch.allclose(z.data, x.data, atol=1e-5)
+
+
+def test_memory_that_they_keep_is_given_back_where_none_is_left(order):
+    x, asked = numbers(4), []
+
+    def empty_like(func, args, kwargs):
+        asked.append(len(order))
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError
+        return func(*args, **kwargs)
+
+    class Full(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            call = empty_like if func is torch.ops.aten.empty_like.default else lambda f, a, k: f(*a, **k)
+            return call(func, args, kwargs or {})
+
+    with Full(), together(DEVICE):
+        ops.exp(x)
+        asked.clear()
+        y = torch.empty_like(x.data)
+    assert asked == [0, 1]
+    assert y.shape == x.shape
 
 
 @pytest.mark.gpu
