@@ -19,6 +19,8 @@ from minidl import later
 from minidl.kernels.norm import fold as kernels
 from minidl.kernels.norm.statistics import Statistics
 
+__all__: list[str] = []  # used by operations, none itself
+
 _NAME = "folds"
 _ALIGNED = 16  # results begin at multiples of so many numbers, as kernels expect
 Vectors = tuple[torch.Tensor | None, ...]

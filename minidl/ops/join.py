@@ -20,6 +20,8 @@ from minidl.autograd import Function, is_grad_enabled
 from minidl.later import Later, call, may_wait, waiting
 from minidl.tensors import Tensor
 
+__all__: list[str] = []  # used by operations, none itself
+
 _NAME = "joins"
 GROWTH = 2  # a room's channels for each that is needed now; what is copied when it is full is less than it holds
 WHOLE = 16  # channels of which a room has a multiple, so that rows begin at multiples of 16 bytes
