@@ -58,7 +58,7 @@ class Bench(networks.WholeNetworks):
     json_file: Annotated[
         Path | None, Field(alias="json", description="Also write the results to this file, which keeps its other rows.")
     ] = None
-    plot: Annotated[Path | None, Field(description="Also draw the results here, as SVG.")] = None
+    plot: Annotated[Path | None, Field(description="Also draw the results here, as .svg or .png.")] = None
     show: Annotated[Path | None, Field(description="Show the results in this file, without measuring.")] = None
     peers: Annotated[bool, Field(description="Also measure attorch, FlagGems and Liger, if installed.")] = False
     list_: Annotated[
@@ -115,7 +115,7 @@ def _bench(given: dict[str, Any]) -> None:
         found = kept_results.shown(show, wanted)
         console.print(run.table(found, wanted))
     if plot is not None:
-        files.write_bytes(plot, table.picture(found))
+        files.write_bytes(plot, table.picture(found, plot.suffix[1:]))
     typer.echo(run.summary(found))
     for line in failures:
         typer.echo(line, err=True)

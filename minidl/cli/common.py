@@ -69,9 +69,11 @@ def check_files(**paths: Path | None) -> None:
 
 
 def check_plot(path: Path | None) -> None:
-    """Raises ConfigError when a plot is wanted and matplotlib is missing."""
+    """Raises ConfigError when a plot is wanted in another format than PNG and SVG, or matplotlib is missing."""
     from minidl.training import plots
 
+    if path is not None and path.suffix not in (".png", ".svg"):
+        raise ConfigError(f"--plot is {path}, expected a name that ends with .png or .svg")
     if path is not None and not plots.available():
         raise ConfigError(plots.MISSING)
 

@@ -11,6 +11,8 @@ from minidl.training.errors import ConfigError
 if TYPE_CHECKING:
     from minidl.workbench.bench.results import Results
 
+_NAMED = 3  # rows that an error names
+
 
 def shown(path: Path, wanted: list[str]) -> Results:
     """The wanted rows of those in the file. Raises ConfigError if it has none of them."""
@@ -19,7 +21,9 @@ def shown(path: Path, wanted: list[str]) -> Results:
     found = results.load(path)
     rows = {name: row for name, row in found.rows.items() if name in wanted}
     if not rows:
-        has = ", ".join(found.rows) or "none"
+        names = list(found.rows)
+        has = ", ".join(names[:_NAMED]) or "none"
+        has += f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise ConfigError(f"--show {path} has none of the rows asked for; the rows in it: {has}")
     return results.Results(found.machine, rows)
 

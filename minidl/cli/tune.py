@@ -70,7 +70,7 @@ class Tune(Settings):
         Path | None,
         Field(alias="json", description="Also write all measurements to this file; --estimates goes on from those."),
     ] = None
-    plot: Annotated[Path | None, Field(description="Also draw the sweep to this SVG file.")] = None
+    plot: Annotated[Path | None, Field(description="Also draw the sweep to this file, .svg or .png.")] = None
     device: Device = "auto"
 
 
@@ -212,7 +212,7 @@ def _draw(plot: Path, found: list[Found]) -> None:
     from minidl.workbench.tuning import files as written
     from minidl.workbench.tuning import plot as drawn
 
-    files.write_bytes(plot, drawn.picture(found, written.device_name()))
+    files.write_bytes(plot, drawn.picture(found, written.device_name(), plot.suffix[1:]))
 
 
 def _again(wanted: list[ShapeClass], begun: dict[str, Table]) -> list[ShapeClass]:

@@ -101,7 +101,7 @@ class Training(Settings):
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:
         if self.epochs is not None and self.warmup >= self.epochs:
-            raise ConfigError(f"--warmup {self.warmup:g} must be shorter than the {self.epochs} epochs of training")
+            raise ConfigError(f"--warmup {self.warmup:g} must be less than --epochs {self.epochs}")
         return self
 
 

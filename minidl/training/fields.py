@@ -13,6 +13,9 @@ from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_output
 from minidl.training.settings import FLOAT32, UTF8, Expected, Written
 
+_LONGEST = 1024  # pixels of a side
+_SIZE = f"a height and width from 1 to {_LONGEST}, such as 32 or 32x48"
+
 
 def parse_sizes(texts: list[str]) -> tuple[int, ...]:
     """Layer sizes from repeated or comma-separated values: ["256,128"] or ["256", "128"]. Raises ConfigError."""
@@ -31,7 +34,10 @@ def parse_size(text: str) -> tuple[int, int]:
     parts = text.lower().split("x")
     if not 1 <= len(parts) <= 2 or not all(map(is_number, parts)):
         raise ConfigError(f"--size is {text[:40]}, expected a height and width in pixels, such as 32 or 32x48")
-    return int(parts[0]), int(parts[-1])
+    size = int(parts[0]), int(parts[-1])
+    if not all(1 <= side <= _LONGEST for side in size):  # told as it was typed
+        raise ConfigError(f"--size is {text}, expected {_SIZE}")
+    return size
 
 
 def is_number(text: str) -> bool:
@@ -62,11 +68,11 @@ Column = Annotated[str | None, UTF8, _COLUMN]
 TextColumn = Annotated[Column, Field(description=_guess("text", TEXT_NAMES))]
 LabelColumn = Annotated[Column, Field(description=_guess("label", LABEL_NAMES))]
 Size = Annotated[
-    tuple[Annotated[int, Field(ge=1, le=1024)], Annotated[int, Field(ge=1, le=1024)]] | None,
+    tuple[Annotated[int, Field(ge=1, le=_LONGEST)], Annotated[int, Field(ge=1, le=_LONGEST)]] | None,
     Field(
         strict=False, description="Pixels of your pictures: 32 or 32x48, height first. Default: the most common size."
     ),
-    Expected("a height and width from 1 to 1024, such as 32 or 32x48"),
+    Expected(_SIZE),
     Written(str, parse_size),
 ]
 Part = Annotated[str | None, Field(min_length=1), UTF8, Expected("a file or a folder", utf8=_RECORDED)]

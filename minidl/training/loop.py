@@ -60,6 +60,7 @@ class Learner:
     `rehearse()` launches what `validate` does, see `rehearsal`; None: as far as that goes without values.
     `begins` are the epochs from which on a step is another one (0 is the first), and `enter(epoch)` readies the model
     for the steps of an epoch; None: in training mode. With an `average` that is what is judged and kept.
+    `sizes` are those (height, width) of pictures from an epoch on, for people, where they change.
     """
 
     model: nn.Module
@@ -72,6 +73,7 @@ class Learner:
     begins: Sequence[int] = (0,)
     enter: Callable[[int], None] | None = None
     average: Average | None = None
+    sizes: Sequence[tuple[int, tuple[int, int]]] = ()
 
     def ready(self, epoch: int) -> None:
         """The model as the steps of an epoch have it."""
@@ -255,9 +257,14 @@ class Trainer(BaseTrainer):
         scores = (
             f"{metrics.TITLES.get(name, name)} {metrics.shown(name, value)}" for name, value in judged.scores.items()
         )
+        record = {"loss": loss, "validation": judged.scores, "lr": learner.schedule.lr(progress.steps - 1)}
+        begun = [(since, size) for since, size in learner.sizes if since <= progress.epoch]
+        if begun:
+            record["size"] = list(begun[-1][1])
+        grown = "size {} x {}  ".format(*begun[-1][1]) if begun and begun[-1][0] == progress.epoch else ""
         return Outcome(
-            {"loss": loss, "validation": judged.scores, "lr": learner.schedule.lr(progress.steps - 1)},
-            f"loss {loss:.4f}  validation: {'  '.join(scores)}",
+            record,
+            f"{grown}loss {loss:.4f}  validation: {'  '.join(scores)}",
             best,
             star=before is None or judged.score > before,
         )

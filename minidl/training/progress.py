@@ -67,7 +67,7 @@ class Progress(Place):
     @staticmethod
     def is_record(record: dict[str, Any]) -> bool:
         """Counts, rates, and validation scores by name."""
-        if record.keys() != {"epoch", "steps", "loss", "validation", "lr", "seconds"}:
+        if record.keys() - {"size"} != {"epoch", "steps", "loss", "validation", "lr", "seconds"}:
             return False
         numbers, scores = (record[name] for name in ("steps", "loss", "lr", "seconds")), record["validation"]
         return (

@@ -19,6 +19,7 @@ _MOST_ROWS = 50  # in report.txt, where there are so many
 
 def training(config: Training, progress: Progress, device: str, parameters: int) -> dict[str, Any]:
     """The part of a report about the training."""
+    unfrozen = getattr(config, "unfreeze_lr", None)
     return {
         "data": config.data,
         "device": device,
@@ -35,6 +36,7 @@ def training(config: Training, progress: Progress, device: str, parameters: int)
             "lr": config.lr,
             "weight_decay": config.weight_decay,
             "schedule": config.schedule,
+            **({} if unfrozen is None else {"unfreeze_lr": unfrozen}),
         },
         "precision": config.precision,
     }
@@ -104,6 +106,7 @@ def as_text(report: dict[str, Any]) -> str:
     lines = [f"{report['task']} of {report['data']}", ""]
     if "seconds" in report:
         optimizer = report["optimizer"]
+        then = f", {optimizer['unfreeze_lr']:g} of all layers" if "unfreeze_lr" in optimizer else ""
         about = [
             ("source", _source(report["source"])),
             ("columns", columns(report["source"])),
@@ -117,7 +120,7 @@ def as_text(report: dict[str, Any]) -> str:
             ("seed", str(report["seed"])),
             ("network", report.get("network", "")),
             ("parameters", f"{report['parameters']:,}"),
-            ("optimizer", f"{optimizer['name']} ({optimizer['variant']}), rate {optimizer['lr']:g}"),
+            ("optimizer", f"{optimizer['name']} ({optimizer['variant']}), rate {optimizer['lr']:g}{then}"),
             ("precision", report["precision"]),
             ("steps skipped", str(report["skipped"]) if report["skipped"] else ""),
             *resumptions(report),

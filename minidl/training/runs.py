@@ -37,6 +37,7 @@ from minidl.training.saved_run import (
     REPORT,
     VERSION,
     is_finished,
+    previous,
     read_config,
     read_run,
     resume_command,
@@ -108,6 +109,8 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
         config = saved_settings(run, session)
         _check_outside(config, TASKS[kind].data_sets)
         return config
+    if "data" not in own and checked.resume:
+        raise ConfigError(f"--resume: there is no run in {checked.out}; give its folder, or --data to begin one")
     if "data" not in own:
         raise ConfigError("--data is missing: name a data set or a file")
     config = cls(**own, **session)
@@ -275,7 +278,7 @@ def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
 
 def abandon(folder: Path) -> bool:
     """Undo `start` before a first checkpoint: put the run that was moved aside back. Returns whether there was one."""
-    aside = _previous(folder)
+    aside = previous(folder)
     if not _is_replaced(aside):
         return False
     with contextlib.suppress(OSError):
@@ -290,7 +293,7 @@ def abandon(folder: Path) -> bool:
 
 def finish(folder: Path) -> str | None:
     """Delete the run that `start` moved aside. Returns a note if it contains files that minidl did not write."""
-    aside = _previous(folder)
+    aside = previous(folder)
     if not _is_replaced(aside):
         return None
     _delete_run(aside)
@@ -350,10 +353,6 @@ def _is_replaced(aside: Path) -> bool:
         return False
 
 
-def _previous(folder: Path) -> Path:
-    return folder.with_name(folder.name + ".previous")
-
-
 def _holds(folder: Path) -> bool:
     """Whether the path is more than an empty folder, which a replaced run may leave behind."""
     return folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
@@ -364,7 +363,7 @@ def _move_aside(folder: Path) -> bool:
 
     An interrupted replacement may have left a FOLDER.previous: of the two, the finished run is kept.
     """
-    aside = _previous(folder)
+    aside = previous(folder)
     if _is_replaced(aside):
         if not is_finished(folder):
             _delete_run(folder)

@@ -82,8 +82,15 @@ def finished_run(folder: Path) -> SavedRun:
     """`read_run` of a finished run. Raises ConfigError for an unfinished one, with the command that continues it."""
     run = read_run(folder)
     if not run.finished:
-        raise ConfigError(f"{folder} is not finished; continue it with: {resume_command(run.kind, folder)}")
+        aside = previous(folder)
+        kept = f" (the run that it is to replace is still in {aside})" if is_finished(aside) else ""
+        raise ConfigError(f"{folder} is not finished{kept}; continue it with: {resume_command(run.kind, folder)}")
     return run
+
+
+def previous(folder: Path) -> Path:
+    """Where a run waits while another one that is to replace it is trained."""
+    return folder.with_name(folder.name + ".previous")
 
 
 def tell(notes: Iterable[str]) -> None:

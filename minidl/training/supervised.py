@@ -37,6 +37,9 @@ class Course(Protocol):
     @property
     def begins(self) -> tuple[int, ...]: ...
 
+    @property
+    def sizes(self) -> tuple[tuple[int, tuple[int, int]], ...]: ...
+
     def enter(self, model: nn.Module, epoch: int) -> None: ...
 
 
@@ -127,6 +130,7 @@ class Supervised(Experiment):
             begins=(0,) if course is None else course.begins,
             enter=None if course is None else functools.partial(course.enter, model),
             average=average,
+            sizes=() if course is None else course.sizes,
         )  # fmt: skip
 
     def _rehearse(self, model: nn.Module) -> None:
@@ -232,9 +236,25 @@ def make_schedule(config: Any, optimizer: optim.Optimizer, steps_per_epoch: int)
     steps = config.epochs * steps_per_epoch
     warmup = min(round(config.warmup * steps_per_epoch), steps - 1)
     if config.schedule == "constant":
-        return optim.ConstantLR(optimizer, warmup=warmup)
-    falling = {"cosine": optim.CosineLR, "linear": optim.LinearLR}
-    return falling[config.schedule](optimizer, steps, warmup=warmup)
+        found: optim.Schedule = optim.ConstantLR(optimizer, warmup=warmup)
+    else:
+        falling = {"cosine": optim.CosineLR, "linear": optim.LinearLR}
+        found = falling[config.schedule](optimizer, steps, warmup=warmup)
+    unfrozen = getattr(config, "unfreeze_lr", None)
+    return found if unfrozen is None else Unfrozen(found, config.unfreeze * steps_per_epoch, unfrozen / config.lr)
+
+
+class Unfrozen(optim.Schedule):
+    """The rates of another schedule, times `share` from a step on."""
+
+    def __init__(self, schedule: optim.Schedule, since: int, share: float) -> None:
+        self._schedule, self._since, self._share = schedule, since, share
+        super().__init__(schedule.optimizer, schedule.warmup)
+        self.base_lrs = schedule.base_lrs  # the optimizer's rates are by now those of step 0
+
+    def _rates(self, step: int) -> list[float]:
+        share = self._share if step >= self._since else 1.0
+        return [rate * share for rate in self._schedule._rates(step)]
 
 
 def sizes(dataset: Any) -> dict[str, int]:

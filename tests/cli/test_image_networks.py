@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from minidl import models, random
 from minidl.training import predict, trainer
 from minidl.training.config import Evaluate
+from minidl.training.errors import ConfigError
 from tests.cli.conftest import report
 from tests.cli.test_images import StopAfter, answers, image_run, photos, refused, write_folder
 
@@ -51,6 +52,11 @@ def test_what_was_made_anew_is_told_and_settings_are_recorded(tuned, published):
     config = json.loads((folder / "config.json").read_text())
     settings = config["config"]
     assert (settings["stem"], settings["normalize"], settings["lr"]) == (None, "imagenet", 0.01)
+    assert settings["unfreeze_lr"] == 0.001
+    rates = [json.loads(line)["lr"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # The cosine of 4 steps, without warm-up at steps 1 and 3 of them.
+    assert rates == pytest.approx([0.01 * (1 + np.cos(np.pi / 3 * s)) / 2 * part for s, part in ((0, 1), (2, 0.1))])
+    assert "rate 0.01, 0.001 of all layers" in (folder / "report.txt").read_text()
     assert len(config["model"]["init_sha256"]) == 64
     described = json.loads((folder / "pictures.json").read_text())
     assert described["mean"] == pytest.approx([255 * (0.485 + 0.456 + 0.406) / 3])
@@ -110,6 +116,13 @@ def test_a_runs_model_with_the_same_classes_keeps_its_last_layer(command, image_
     ("change", "message"),
     [
         (lambda w: w.pop("features.2.weight"), "features.2.weight is missing; expected the same network"),
+        (lambda w: [w.update({f"x.{n}": w.pop(n)}) for n in list(w)], "and 20 more; expected the same network"),
+        (lambda w: [w.update({f"x.{n}": w.pop(n)}) for n in list(w)], "it has x.classifier.bias, which the network"),
+        (
+            lambda w: w.update({"features.2.weight": w["features.2.weight"].int()}),
+            "features.2.weight is of torch.int32",
+        ),
+        (lambda w: w["features.1.running_var"].fill_(-1), "features.1.running_var has variances below 0"),
         (lambda w: w.update(extra=torch.zeros(2)), "it has extra, which the network has not"),
         (lambda w: w.update({"features.1.bias": torch.zeros(3)}), "features.1.bias is [3], expected [32]"),
         (lambda w: w["features.1.bias"].fill_(np.nan), "features.1.bias has values that are not finite"),
@@ -131,7 +144,8 @@ def test_a_file_that_does_not_fit_is_told(command, photos, published, tmp_path, 
         (("--init", __file__), "not a safetensors file"),
         (("--freeze",), "--freeze keeps the layers of --init as they are: name its file"),
         (("--init", "x", "--unfreeze", "1"), "--unfreeze ends what --freeze begins: give both"),
-        (("--init", "x", "--freeze", "--unfreeze", "2"), "--unfreeze 2 must be less than the 2 epochs of training"),
+        (("--init", "x", "--freeze", "--unfreeze", "2"), "--unfreeze 2 must be less than --epochs 2"),
+        (("--unfreeze-lr", "0.1"), "--unfreeze-lr is the rate from --unfreeze on: give both"),
         (("--model", "resnet18", "--dropout", "0.5"), "--dropout is for --model small, mobilenet_v2 and vgg16_bn"),
         (("--stem", "full"), "--stem is for networks as torchvision has them"),
         (("--model", "vgg16_bn", "--stem", "full"), "with --stem full takes pictures from 32 x 32 pixels"),
@@ -154,6 +168,69 @@ def test_a_resnet_trains_and_is_read_again(command, photos, tmp_path):
     settings = json.loads((run / "config.json").read_text())["config"]
     assert (settings["stem"], settings["lr"], settings["precision"]) == ("full", 0.01, "float32")
     assert predict.evaluate(Evaluate(run=run))["accuracy"] == report(run)["accuracy"]
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory):
+    """Tensors of the shapes of a published resnet18 in 9 classes."""
+    model = models.resnet18(9, device="meta").state_dict()
+    return {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in model.items()}
+
+
+def started(tensors, folder, channels=3, **settings):
+    """What `--init` makes of a file with these tensors: (stem, what is said), or a ConfigError."""
+    from minidl.training.tasks.images import PictureFormat, TrainImages
+    from minidl.training.tasks.images.start import Start, beginning
+
+    save_file(tensors, folder / "begun.safetensors")
+    config = TrainImages(**{"data": "x", "out": folder, "init": str(folder / "begun.safetensors"), **settings})
+    described = PictureFormat(16, 16, channels, (0.0,) * channels, (1.0,) * channels)
+    if config.published and config.stem is None:
+        stem = Start.read(config.init).stem(config, described, 9, "small")
+        config = config.model_copy(update={"stem": stem})
+    return config.stem, beginning(config, described, [str(i) for i in range(9)])[2]
+
+
+def test_the_beginning_is_known_from_its_shape_and_names_of_wrappers_are_left_out(resnet, tmp_path):
+    wrapped = {f"module.{name}": tensor for name, tensor in resnet.items() if not name.endswith("num_batches_tracked")}
+    stem, said = started(wrapped, tmp_path, model="resnet18")
+    assert stem == "full"
+    assert "102 of 122 tensors are those of" in said
+    assert "; 20 num_batches_tracked, which it lacks, begin at 0\nthe module. before all of its names" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "message"),
+    [
+        (lambda w: w.pop("layer3.0.conv1.weight"), {"model": "resnet18"}, "resnet18: layer3.0.conv1.weight is missing;"),
+        (
+            lambda w: w.update({"conv1.weight": torch.zeros(64, 1, 7, 7)}), {"model": "resnet18"},
+            "conv1.weight is [64, 1, 7, 7], expected [64, 3, 7, 7]: it reads grey pictures, and these are colour ones",
+        ),
+        (lambda w: None, {"model": "resnet18", "stem": "small"}, "of the full beginning: give --stem full, or leave"),
+        (lambda w: None, {"model": "resnet34"}, "; it looks like resnet18: give --model resnet18"),
+        (lambda w: None, {}, "; it looks like resnet18: give --model resnet18"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_network_is_told(resnet, tmp_path, change, settings, message):
+    weights = dict(resnet)
+    change(weights)
+    with pytest.raises(ConfigError) as raised:
+        started(weights, tmp_path, **settings)
+    assert message in str(raised.value)
+
+
+def test_a_file_of_torch_and_an_unfinished_run_are_told(command, image_run, photos, tmp_path):
+    torch.save({"a": torch.zeros(1)}, tmp_path / "saved.pt")
+    unfinished = shutil.copytree(image_run[0], tmp_path / "unfinished")
+    for name in ("report.json", "model.safetensors"):
+        (unfinished / name).unlink()
+    for given, message in (
+        (tmp_path / "saved.pt", "is a file of torch.save; expected"),
+        (unfinished, "is not finished"),
+    ):
+        flags = ("--init", given, "--out", tmp_path / "run")
+        refused(command("train", "images", "--data", photos, *QUICK, *flags), message)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vgg16_bn", "densenet121"])

@@ -20,11 +20,13 @@ SHORT = ("--epochs", "3", "--batch-size", "32", "--label-smoothing", "0.1", "--n
 
 @pytest.fixture(scope="module")
 def whole(command, photos, tmp_path_factory):
-    """A run with all of it, in float16, whose averages are float32, and its flags."""
+    """A run with all of it, in float16, whose averages are float32, and its flags. It says which sizes it has."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     flags = ("--data", photos, *RECIPE, *SHORT, "--precision", "float16")
     done = command("train", "images", *flags, "--out", folder)
     assert done.code == 0, done.err
+    assert "size of training pictures: 5 x 5, 6 x 6 from epoch 2, 7 x 7 from epoch 3\n" in done.out
+    assert "epoch 2/3  size 6 x 6  loss" in done.out
     return folder, flags
 
 
@@ -53,7 +55,17 @@ def test_the_average_is_what_is_kept_and_tested(whole):
         assert average.dtype in (torch.float32, torch.int64)
     assert not torch.equal(saved["features.0.weight"], tensors["weights.features.0.weight"])
     content = report(folder)
-    assert content["source"]["augment"] == {"shift": 0, "flip": True, "crop": 0.3, "mixup": 0.2, "cutmix": 1.0}
+    assert content["source"]["augment"] == {
+        "shift": 0,
+        "flip": True,
+        "crop": 0.3,
+        "mixup": 0.2,
+        "cutmix": 1.0,
+        "progressive": 4,
+        "ema": 0.9,
+    }
+    sizes = [json.loads(line)["size"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert sizes == [[5, 5], [6, 6], [7, 7]]
     assert predict.evaluate(Evaluate(run=folder))["accuracy"] == content["accuracy"]
 
 
@@ -75,6 +87,7 @@ def test_an_average_without_a_weight_of_its_own_is_the_last_weights(command, pho
         (("--crop", "0.5", "--shift", "1"), "--crop cuts out parts of pictures at any place, which --shift would move"),
         (("--crop", "0"), "--crop is 0.0, expected a number above 0, at most 1"),
         (("--mixup", "-1"), "--mixup is -1.0, expected a number above 0"),
+        (("--mixup", "1", "--batch-size", "1"), "--mixup mixes the pictures of a batch, and --batch-size 1 has one"),
         (("--ema", "1"), "--ema is 1.0, expected a number above 0, below 1"),
     ],
 )
@@ -97,5 +110,6 @@ def test_sizes_grow_in_steps_to_the_full_one():
     assert course(20, (64, 48), 24).begins == (0, 5, 10, 15)
     assert course(20, (64, 48), 24).sizes[1] == (5, (43, 32))
     assert course(1, (64, 64), 32).sizes == ((0, (64, 64)),)
+    assert course(1, (64, 64), 32).said == "size of training pictures: 64 x 64 throughout: one epoch cannot grow them"
     assert [size for _, size in course(3, (7, 7), 4).sizes] == [(5, 5), (6, 6), (7, 7)]
     assert np.all(np.diff(course(1000, (100, 100), 30).begins) == 250)

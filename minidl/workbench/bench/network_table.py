@@ -7,7 +7,6 @@ joins parts that GPUs of one kind measured, and prints the table as Markdown.
 
 from __future__ import annotations
 
-import io
 import math
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from minidl.workbench.bench.goals import NOISE
 from minidl.workbench.bench.network_rows import MEAN_GOAL, NETS, WORD
 from minidl.workbench.bench.network_run import PEERS, merged
 from minidl.workbench.bench.results import Results, load
+from minidl.workbench.bench.table import as_bytes
 
 TITLES = (
     "network", "ours, ms", "best torch, ms", "ratio", "goal", "of the floor", "images/s", "memory, MB", "torch's",
@@ -111,7 +111,6 @@ def picture(results: Results, kind: str = "svg") -> bytes:
 
     Told apart without colour: full bars are at their goal, hatched ones behind it, empty ones behind torch.
     """
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -143,10 +142,7 @@ def picture(results: Results, kind: str = "svg") -> bytes:
     handles: list[Any] = [Patch(facecolor=c, hatch=h, edgecolor="black", label=name) for name, (c, h) in looks.items()]
     handles += plots[0].plot([], [], color="black", linewidth=2.5, label="goal")
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
-    drawn = io.BytesIO()
-    with rc_context({"svg.hashsalt": "minidl"}):
-        figure.savefig(drawn, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else {"Software": None})
-    return drawn.getvalue()
+    return as_bytes(figure, kind)
 
 
 def joined(parts: Sequence[Results]) -> Results:

@@ -95,8 +95,8 @@ def fingerprint(results: Results) -> str:
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 
 
-def picture(results: Results) -> bytes:
-    """An SVG: every row's ratio with its goal, and its share of the hardware floor. Needs the plots extra."""
+def picture(results: Results, kind: str = "svg") -> bytes:
+    """An SVG or PNG: every row's ratio with its goal, and its share of the hardware floor. Needs the plots extra."""
     from matplotlib.figure import Figure
 
     rows = [row for row in results.in_order if row["error_ok"]][::-1]
@@ -117,17 +117,18 @@ def picture(results: Results) -> bytes:
     shares.barh(places, [row["share_of_floor"] for row in rows], color="tab:blue", height=0.75)
     shares.set_xlim(0.0, 1.0)
     shares.set_xlabel("share of the hardware floor")
-    return as_svg(figure, Description=fingerprint(results))
+    return as_bytes(figure, kind, Description=fingerprint(results))
 
 
-def as_svg(figure: Any, **metadata: str) -> bytes:
-    """A figure of matplotlib as SVG, the same bytes for the same figure."""
+def as_bytes(figure: Any, kind: str, **metadata: str) -> bytes:
+    """A figure of matplotlib as "svg" or "png", the same bytes for the same figure."""
     from matplotlib import rc_context
 
-    drawn = io.BytesIO()
+    usual = {"Date": None} if kind == "svg" else {"Software": None}
+    file = io.BytesIO()
     with rc_context({"svg.hashsalt": "minidl"}):
-        figure.savefig(drawn, format="svg", metadata={"Date": None, **metadata})
-    return drawn.getvalue()
+        figure.savefig(file, format=kind, dpi=120, metadata={**usual, **metadata})
+    return file.getvalue()
 
 
 def main(arguments: list[str]) -> None:

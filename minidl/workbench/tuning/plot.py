@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minidl.workbench.bench.table import as_svg
+from minidl.workbench.bench.table import as_bytes
 from minidl.workbench.tuning.search import TIMED, Found
 from minidl.workbench.tuning.space import describe
 
 SHOWN = 24  # bars of a class: the fastest
 
 
-def picture(found: Sequence[Found], device: str) -> bytes:
-    """An SVG with a panel for each class that was searched. Needs the plots extra."""
+def picture(found: Sequence[Found], device: str, kind: str = "svg") -> bytes:
+    """An SVG or PNG with a panel for each class that was searched. Needs the plots extra."""
     from matplotlib.figure import Figure
 
     panels = [(each, _bars(each)) for each in found if any(trial.outcome == TIMED for trial in each.trials)]
@@ -34,7 +34,7 @@ def picture(found: Sequence[Found], device: str) -> bytes:
     if not panels:
         axes[0].set_axis_off()
         axes[0].text(0.5, 0.5, "nothing was timed", ha="center")
-    return as_svg(figure)
+    return as_bytes(figure, kind)
 
 
 def _bars(found: Found) -> list[tuple[str, float, str]]:

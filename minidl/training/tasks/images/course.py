@@ -38,6 +38,15 @@ class Course:
         return self.sizes[0][1] if self.sizes else None
 
     @property
+    def said(self) -> str | None:
+        """Which sizes the training pictures have, for people; None where they have their own throughout."""
+        if not self.sizes:
+            return None
+        (_, (height, width)), *later = self.sizes
+        grows = "".join(f", {h} x {w} from epoch {epoch + 1}" for epoch, (h, w) in later)
+        return f"size of training pictures: {height} x {width}{grows or ' throughout: one epoch cannot grow them'}"
+
+    @property
     def begins(self) -> tuple[int, ...]:
         """The epochs from which on a step is another one, the first of them 0."""
         return tuple(sorted({0, self.unfrozen, *(epoch for epoch, _ in self.sizes)}))

@@ -66,6 +66,15 @@ class TrainImages(Training, ImageSession):
         int | None,
         Field(ge=1, le=10**6, description="With --freeze: train all layers after so many epochs."),
     ] = None
+    unfreeze_lr: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=FLOAT32,
+            description="With --unfreeze: learning rate of the epochs that train all layers. Default: --lr where it is "
+            "given, else that of --init without --freeze.",
+        ),
+    ] = None
     stem: Annotated[
         Literal["full", "small"] | None,
         Field(
@@ -123,8 +132,8 @@ class TrainImages(Training, ImageSession):
         Field(
             ge=1,
             le=1024,
-            description="Begin with pictures whose shorter side has so many pixels; they grow in four steps to full "
-            "size, which the last quarter of the epochs has.",
+            description="Begin with pictures whose shorter side has so many pixels, at least a quarter of its own; "
+            "they grow in four steps to full size, which the last quarter of the epochs has.",
         ),
     ] = None
     ema: Annotated[
@@ -143,7 +152,7 @@ class TrainImages(Training, ImageSession):
             gt=0,
             le=FLOAT32,
             description="Learning rate. Default: 0.01 for small and ece408, 0.001 for other networks, a tenth of it "
-            "with --init, 0.01 with --freeze.",
+            "with --init, 0.01 with --freeze until --unfreeze.",
         ),
     ] = None
     dropout: Annotated[
@@ -182,7 +191,12 @@ class TrainImages(Training, ImageSession):
         if self.unfreeze is not None and not self.freeze:
             raise ConfigError("--unfreeze ends what --freeze begins: give both")
         if self.unfreeze is not None and self.unfreeze >= self.epochs:
-            raise ConfigError(f"--unfreeze {self.unfreeze} must be less than the {self.epochs} epochs of training")
+            raise ConfigError(f"--unfreeze {self.unfreeze} must be less than --epochs {self.epochs}")
+        if self.unfreeze_lr is not None and self.unfreeze is None:
+            raise ConfigError("--unfreeze-lr is the rate from --unfreeze on: give both")
+        mixing = "--mixup" if self.mixup else "--cutmix" if self.cutmix else None
+        if mixing and self.batch_size == 1:
+            raise ConfigError(f"{mixing} mixes the pictures of a batch, and --batch-size 1 has one; give 2 or more")
         if self.dropout and self.model not in DROPOUT:
             *others, last = DROPOUT
             raise ConfigError(f"--dropout is for --model {', '.join(others)} and {last}; {self.model} has none")
@@ -196,12 +210,14 @@ def suited(config: TrainImages, size: tuple[int, int], half: bool) -> dict[str, 
     """
     rate = 0.001 if config.published else 0.01
     if config.init is not None:
-        rate = 0.01 if config.freeze else rate / 10
+        rate = rate / 10
     found: dict[str, Any] = {
-        "lr": rate,
+        "lr": 0.01 if config.freeze else rate,
         "dropout": DROPOUT.get(config.model, 0.0),
         "precision": "bfloat16" if half and config.published else "float32",
     }
+    if config.unfreeze is not None and config.lr is None:
+        found["unfreeze_lr"] = rate
     if config.published and config.init is None:
         found["stem"] = usual_stem(size)
     return {name: value for name, value in found.items() if getattr(config, name) is None}

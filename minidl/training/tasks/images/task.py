@@ -65,7 +65,7 @@ class ImagesTask(PictureTask):
         make_model = network_of(config, described, len(dataset.labels))
         check_sizes(config, course.smallest or described.size, len(dataset.train))
         dtype = dtype_of(config)
-        begin, model, said = beginning(config, make_model(dtype, "meta"), dataset.labels)
+        begin, model, said = beginning(config, described, dataset.labels)
         targets = Classification(dataset.labels)
         train = described.pictures(dataset.train.pixels), dataset.train.labels
         return Supervised(
@@ -75,7 +75,7 @@ class ImagesTask(PictureTask):
                 **dataset.source,
                 "sizes": sizes(dataset),
                 "features": height * width * channels,
-                "augment": {"shift": augment.shift, "flip": augment.flip, **_more(augment)},
+                "augment": {"shift": augment.shift, "flip": augment.flip, **_more(augment, config)},
             },
             features=f"{described.colours} pictures of {height} x {width} pixels",
             targets=targets,
@@ -86,7 +86,7 @@ class ImagesTask(PictureTask):
             documents={**targets.documents, "pictures.json": described.to_json()},
             model=model,
             # A folder may have fewer pictures than a batch, and a step with fewer of them is quicker.
-            more_steps=f" or a smaller --batch-size than {config.batch_size}",
+            more_steps=_smaller(config),
             make_batches=lambda: ImageBatches(
                 *train,
                 config.batch_size,
@@ -98,7 +98,7 @@ class ImagesTask(PictureTask):
             ),
             draw=lambda *tested: _draw(config.out, dataset.labels, *tested),
             begin=begin,
-            said=said,
+            said="\n".join(filter(None, (said, course.said))) or None,
             network=_shown(config),
             course=course,
         )
@@ -142,11 +142,19 @@ def _shown(config: TrainImages) -> str:
     return f"{config.model}{stem}{begun}{', frozen' + frozen if config.freeze else ''}{average}"
 
 
-def _more(augment: Augment) -> dict[str, float]:
-    """What the report says of an augmentation that not every run has."""
+def _smaller(config: TrainImages) -> str:
+    """The advice of a smaller batch, where there is one: what is mixed takes two pictures."""
+    least = 2 if config.mixup or config.cutmix else 1
+    return f" or a smaller --batch-size than {config.batch_size}" if config.batch_size > least else ""
+
+
+def _more(augment: Augment, config: TrainImages) -> dict[str, float]:
+    """What the report says of an augmentation that not every run has, and of the other parts of a recipe."""
     usual = Augment()
     names = ("crop", "mixup", "cutmix")
-    return {name: getattr(augment, name) for name in names if getattr(augment, name) != getattr(usual, name)}
+    found = {name: getattr(augment, name) for name in names if getattr(augment, name) != getattr(usual, name)}
+    recipe = {"progressive": config.progressive, "ema": config.ema}
+    return {**found, **{name: value for name, value in recipe.items() if value is not None}}
 
 
 def _draw(
