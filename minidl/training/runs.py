@@ -34,6 +34,7 @@ from minidl.training.saved_run import (
     CONFIG,
     DATA,
     FORMAT,
+    REPLACED,
     REPORT,
     VERSION,
     is_finished,
@@ -47,8 +48,6 @@ from minidl.training.settings import differences
 from minidl.training.tasks import TASKS
 from minidl.version import __version__
 
-# A file in a run that is being replaced, which says of which folder and by what name; only such a run is deleted.
-_REPLACED = "replaced"
 _COMMON_FILES = (
     CONFIG, "environment.json", "metrics.jsonl", manifest.MODEL, manifest.FILE, REPORT, "report.txt", "loss.png",
     "scores.png",
@@ -256,7 +255,7 @@ def sweep(folder: Path) -> None:
     """Delete the unfinished files of a killed process, before its run continues, and its mark on a run that stayed."""
     for part in (folder, *(folder / name for name in _FOLDERS)):
         files.sweep(part)
-    (folder / _REPLACED).unlink(missing_ok=True)
+    (folder / REPLACED).unlink(missing_ok=True)
 
 
 def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
@@ -286,7 +285,7 @@ def abandon(folder: Path) -> bool:
         aside.rename(folder)
         with contextlib.suppress(OSError):
             files.flush_folder(folder.parent)
-        (folder / _REPLACED).unlink(missing_ok=True)
+        (folder / REPLACED).unlink(missing_ok=True)
         return True
     return False
 
@@ -315,7 +314,7 @@ def cannot_save(config: Session, kind: str, error: OSError, is_back: bool = Fals
 
 def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
     """Raises ConfigError when a flag names a file of a run; with `in_run` the run is yet to be created there."""
-    if path.name not in (*_own_files(), _REPLACED, checkpoints.FOLDER):
+    if path.name not in (*_own_files(), REPLACED, checkpoints.FOLDER):
         return
     if not in_run:
         try:
@@ -348,7 +347,7 @@ def _is_replaced(aside: Path) -> bool:
     if aside.is_symlink():
         return False
     try:
-        return files.read_json(aside / _REPLACED) == mark(aside, aside.name)
+        return files.read_json(aside / REPLACED) == mark(aside, aside.name)
     except (FileNotFoundError, NotADirectoryError, DamagedError):
         return False
 
@@ -372,7 +371,7 @@ def _move_aside(folder: Path) -> bool:
     if _holds(aside):
         raise RunError(f"{aside} exists: move or delete it, then try again")
     try:
-        files.write_json(folder / _REPLACED, mark(folder, aside.name))
+        files.write_json(folder / REPLACED, mark(folder, aside.name))
         folder.rename(aside)
         # Before the new run: a power cut must not leave it in the folder of the old one.
         files.flush_folder(folder.parent)
@@ -380,7 +379,7 @@ def _move_aside(folder: Path) -> bool:
         with contextlib.suppress(OSError):
             if not folder.exists() and _is_replaced(aside):
                 aside.rename(folder)
-            (folder / _REPLACED).unlink(missing_ok=True)
+            (folder / REPLACED).unlink(missing_ok=True)
         raise
     return True
 
@@ -391,7 +390,7 @@ def _delete_run(folder: Path) -> None:
         files.remove_folder(folder / part, is_own)
     # config.json after the others: until then the folder is known as a run. Last the mark: while it is there, the next
     # process deletes the rest of a run that was replaced.
-    for name in (*TRACES, *reversed(_own_files()), _REPLACED):
+    for name in (*TRACES, *reversed(_own_files()), REPLACED):
         (folder / name).unlink(missing_ok=True)
     files.sweep(folder)
     with contextlib.suppress(OSError):

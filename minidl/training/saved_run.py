@@ -17,6 +17,8 @@ from minidl.training.tasks import TASKS
 
 FORMAT, VERSION = "minidl-run", 1
 CONFIG, REPORT = "config.json", "report.json"
+# A file in a run that is being replaced, which says of which folder and by what name; only such a run is deleted.
+REPLACED = "replaced"
 DATA = ("data", "validation", "test")  # the settings that name files of the user's
 
 
@@ -83,7 +85,7 @@ def finished_run(folder: Path) -> SavedRun:
     run = read_run(folder)
     if not run.finished:
         aside = previous(folder)
-        kept = f" (the run that it is to replace is still in {aside})" if is_finished(aside) else ""
+        kept = f" (the run that it is to replace is still in {aside})" if (aside / REPLACED).is_file() else ""
         raise ConfigError(f"{folder} is not finished{kept}; continue it with: {resume_command(run.kind, folder)}")
     return run
 

@@ -77,6 +77,10 @@ def test_the_rows_asked_for_are_those_shown_drawn_and_counted(command, tmp_path)
     none = command("bench", "gemm", "--show", few)
     assert none.code == 2
     assert "few.json has none of the rows asked for; the rows in it: cross-entropy" in none.err
+    none = command("bench", "networks", "--show", COMMITTED)
+    assert none.code == 2
+    assert " more\n" in none.err
+    assert len(none.err) < 300
 
 
 def test_no_file_is_written_over_another_that_is_named(command, tmp_path):
@@ -316,6 +320,7 @@ def test_networks_are_listed(command):
         (("networks", "--peers"), "--peers cannot be combined with networks"),
         (("networks", "--drawn", "3"), "--drawn cannot be combined with networks"),
         (("networks", "--plot", "r.pdf"), "--plot is r.pdf, expected a name that ends with .png or .svg"),
+        (("--plot", "r"), "--plot is r, expected a name that ends with .png or .svg"),
         (("networks", "--show", "r.json", "--part", "1/2"), "--part cannot be combined with --show"),
         (("networks", "--list", "--minutes", "3"), "--list only lists what is available: leave out --minutes"),
         (("--against", "graph"), "--against requires networks, as in `minidl bench networks --against graph`"),

@@ -100,7 +100,20 @@ def test_an_image_report_says_what_was_learnt(image_run):
     assert "logistic regression on the pixels" in out
     assert "15 test examples, grey pictures of 7 x 7 pixels, 3 classes" in out
     assert "16 steps in all; try --epochs 25 or a smaller --batch-size than 16 if the scores are low" in out
+
     assert "steps skipped" not in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "smaller"),
+    [({"batch_size": 1}, ""), ({"batch_size": 2, "mixup": 1.0}, ""), ({"batch_size": 2}, " or a smaller --batch-size")],
+)
+def test_no_batch_is_advised_that_cannot_be(tmp_path, settings, smaller):
+    from minidl.training.tasks.images import TrainImages, task
+
+    advice = task._smaller(TrainImages(data="x", out=tmp_path, **settings))
+    assert advice.startswith(smaller)
+    assert bool(advice) == bool(smaller)
 
 
 def test_batch_norm_statistics_are_saved(image_run):

@@ -40,7 +40,7 @@ def test_settings_cannot_be_changed_after_they_were_checked():
         ({"text_column": 5}, "--text-column is 5, expected the name of a column"),
         ({"weight_decay": -1.0}, "--weight-decay is -1.0"),
         ({"schedule": "step"}, "--schedule is step, expected one of constant, cosine, linear"),
-        ({"warmup": 10.0, "epochs": 10}, "--warmup 10 must be shorter than the 10 epochs"),
+        ({"warmup": 10.0, "epochs": 10}, "--warmup 10 must be less than --epochs 10"),
         ({"label_smoothing": 1.0}, "--label-smoothing is 1.0"),
         ({"balance": 2.0}, "--balance is 2.0, expected a number from 0 to 1"),
         ({"epochs": 0}, "--epochs is 0, expected a whole number from 1"),
@@ -192,6 +192,12 @@ def test_settings_of_images_are_saved_and_read():
 @pytest.mark.parametrize(("text_", "size"), [("8", (8, 8)), ("8x9", (8, 9)), ("8X9", (8, 9))])
 def test_a_size_is_parsed(text_, size):
     assert fields.parse_size(text_) == size
+
+
+@pytest.mark.parametrize("text_", ["0", "16x0", "1025"])
+def test_a_size_out_of_range_is_told_as_it_was_typed(text_):
+    with pytest.raises(ConfigError, match=f"--size is {text_}, expected a height and width from 1 to 1024"):
+        fields.parse_size(text_)
 
 
 @pytest.mark.parametrize("text_", ["", "x", "8x", "8x9x3", "-8", "8.5", "9" * 5000, "\N{ARABIC-INDIC DIGIT EIGHT}"])

@@ -100,6 +100,8 @@ def test_the_replaced_run_stays_until_the_new_one_is_finished(tmp_path):
     finished(folder, epochs=1)
     started(folder, epochs=2, overwrite=True)
     assert epochs(aside) == 1
+    with pytest.raises(ConfigError, match=r"not finished \(the run that it is to replace is still in .*run.previous\)"):
+        saved_run.finished_run(folder)
     assert not saved_run.read_run(folder).finished
     complete(folder, 2)
     assert runs.finish(folder) is None
@@ -234,7 +236,7 @@ def test_a_run_of_images_is_named(tmp_path):
 def test_resuming_nothing_starts_a_run(tmp_path):
     config = runs.settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings"})
     assert config.data == "docstrings"
-    with pytest.raises(ConfigError, match="--data is missing"):
+    with pytest.raises(ConfigError, match=r"--resume: there is no run in .*run; give its folder, or --data to begin"):
         runs.settings("text", {"out": tmp_path / "run", "resume": True})
 
 

@@ -48,5 +48,5 @@ def test_given_settings_are_kept_and_checked_with_the_others(data, tmp_path):
     found = task.settled(TrainText(**settings, batch_size=7), dataset)
     assert (found.batch_size, found.epochs) == (7, 12)
     assert task.settled(found, dataset) is found
-    with pytest.raises(ConfigError, match="--warmup 12 must be shorter than the 12 epochs"):
+    with pytest.raises(ConfigError, match="--warmup 12 must be less than --epochs 12"):
         task.settled(TrainText(**settings, warmup=12), dataset)

@@ -46,7 +46,7 @@ real = runs._move_aside
 
 def deleted(folder):
     real(folder)
-    shutil.rmtree(runs._previous(folder))
+    shutil.rmtree(saved_run.previous(folder))
     return False
 
 runs._move_aside = deleted

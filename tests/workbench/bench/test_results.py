@@ -121,6 +121,7 @@ def test_text_in_a_file_is_shown_as_it_is():
     Console(file=shown, width=140).print(run.table(found, list(GOALS)))
     assert "[/red]" in shown.getvalue()
     assert b"<svg" in table.picture(found)
+    assert table.picture(found, "png").startswith(b"\x89PNG")
 
 
 def test_a_kept_row_is_judged_by_the_goal_of_today(tmp_path, monkeypatch):
