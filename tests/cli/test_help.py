@@ -29,8 +29,8 @@ FLAGS = {
     "images": "--balance --batch-size --cache --crop --cutmix --data --device --dropout --ema --epochs --flip --freeze "
     "--init --label-smoothing --lr --mixup --model --no-capture --no-flip --no-freeze --no-plots --normalize "
     "--optimizer --out --overwrite --patience --precision --profile --progressive --quiet --resume --schedule --seed "
-    "--shift --size --stem --test --test-split --trace --unfreeze --val-split --validation --warmup --weight-decay "
-    "--workers",
+    "--shift --size --stem --test --test-split --trace --unfreeze --unfreeze-lr --val-split --validation --warmup "
+    "--weight-decay --workers",
     "gan": "--batch-size --data --device --epochs --latent --lr --no-capture --no-plots --out --overwrite --precision "
     "--profile --quiet --resume --seed --size --trace --width --workers",
 }

@@ -202,7 +202,7 @@ def test_the_beginning_is_known_from_its_shape_and_names_of_wrappers_are_left_ou
 @pytest.mark.parametrize(
     ("change", "settings", "message"),
     [
-        (lambda w: w.pop("layer3.0.conv1.weight"), {"model": "resnet18"}, "resnet18: layer3.0.conv1.weight is missing;"),
+        (lambda w: w.pop("layer3.0.conv1.weight"), {"model": "resnet18"}, "18: layer3.0.conv1.weight is missing;"),
         (
             lambda w: w.update({"conv1.weight": torch.zeros(64, 1, 7, 7)}), {"model": "resnet18"},
             "conv1.weight is [64, 1, 7, 7], expected [64, 3, 7, 7]: it reads grey pictures, and these are colour ones",

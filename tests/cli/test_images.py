@@ -281,7 +281,7 @@ def test_bfloat16_is_refused_on_a_cpu(command, photos, tmp_path):
         ),
         (("--data", "digits", "--shift", "8"), "--shift 8 moves pictures of 8 x 8 out of sight"),
         (("--data", "digits", "--size", "8x"), "--size is 8x, expected a height and width in pixels, such as 32 or"),
-        (("--data", "digits", "--size", "0"), "--size is 0,0, expected a height and width from 1 to 1024"),
+        (("--data", "digits", "--size", "0"), "--size is 0, expected a height and width from 1 to 1024"),
         (("--data", "digits", "--precision", "float8"), "expected one of float32, tf32, bfloat16, float16"),
         (("--data", "digits", "--model", "large"), "--model is large, expected one of small, ece408"),
     ],

@@ -72,7 +72,7 @@ def test_values_have_the_types_of_their_fields():
         (("--colour", "green"), "error: --colour is green, expected one of red, blue"),
         (("--layers", "10"), "error: --layers is 10, expected a whole number from 1 to 9"),
         (("--size", "4x5x6"), "error: --size is 4x5x6, expected a height and width in pixels, such as 32 or 32x48"),
-        (("--size", "4x2000"), "error: --size is 4,2000, expected a height and width from 1 to 1024"),
+        (("--size", "4x2000"), "error: --size is 4x2000, expected a height and width from 1 to 1024"),
     ],
 )
 def test_errors_are_sentences(arguments, message):

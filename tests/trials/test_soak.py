@@ -91,7 +91,7 @@ import contextlib, json, os, shutil, subprocess, sys
 from pathlib import Path
 from minidl import storage
 from minidl.optim.base import Optimizer
-from minidl.training import files, locks, manifest, runs
+from minidl.training import files, locks, manifest, runs, saved_run
 from tests.trials import child, soak, world
 from tests.trials.hurts import Hurt
 from tests.trials.rules import ViolationError

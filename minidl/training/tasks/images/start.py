@@ -189,14 +189,11 @@ def _other(stem: str) -> str:
 
 
 def _check_finished(folder: Path) -> None:
-    """Raises ConfigError where a run is not finished: it has no model yet."""
-    from minidl.training.saved_run import finished_run
-
-    if (folder / "config.json").is_file():
-        try:
-            finished_run(folder)
-        except ConfigError as error:
-            raise ConfigError(f"--init {error}") from None
+    """Raises ConfigError for the folder of a run that is not finished: it has no model yet."""
+    if (folder / "config.json").is_file() and not (folder / "report.json").is_file():
+        raise ConfigError(
+            f"--init {folder} is a run that is not finished: continue it with --resume, then give it here"
+        )
 
 
 def imagenet(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
