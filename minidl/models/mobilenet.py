@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from minidl import nn
+from minidl import nn, ops
 from minidl.tensors import Tensor
 
 Device = torch.device | str | None
@@ -81,7 +81,7 @@ class MobileNetV2(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(dropout), last)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).mean((2, 3)))
+        return self.classifier(ops.adaptive_avg_pool2d(self.features(x), (1, 1)).flatten(1))
 
 
 def mobilenet_v2(classes: int = 1000, **options: Any) -> MobileNetV2:
