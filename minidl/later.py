@@ -101,8 +101,8 @@ def waiting(x: Variable) -> Later | None:
     return later if later is not None and later._recorded == is_grad_enabled() else None
 
 
-def take(x: Variable, method: str, *args: Any) -> Later | None:
-    """The Later of x with an operation taken in by its `method`, or None."""
+def take(x: Variable, method: str, *args: Any) -> Any:
+    """What a `method` of x's Later returns: mostly a Later with an operation taken in; None where it cannot be."""
     later = waiting(x)
     taken = None if later is None else getattr(later, method)(*args)
     x._taken = x._taken or taken is not None
@@ -111,9 +111,7 @@ def take(x: Variable, method: str, *args: Any) -> Later | None:
 
 def in_rows(x: V) -> V:
     """x, or its values in rows of channels that may lie apart, for an operation that reads such."""
-    later = waiting(x)
-    rows = None if later is None else later.in_rows()
-    x._taken = x._taken or rows is not None
+    rows = take(x, "in_rows")
     return x if rows is None else rows
 
 

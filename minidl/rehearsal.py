@@ -71,8 +71,7 @@ def rehearse(step: Callable[..., Any], *examples: Any) -> None:
 
 def missing(work: Callable[[], object]) -> list[Job]:
     """The kernels that `work` would launch on the device in use, and that Triton's cache lacks."""
-    major, minor = torch.cuda.get_device_capability()
-    return [job for job in launched(work, 10 * major + minor) if ahead.is_wanted(job)]
+    return [job for job in launched(work, launch.architecture()) if ahead.is_wanted(job)]
 
 
 def launched(work: Callable[[], object], arch: int, target: str | None = None) -> list[Job]:

@@ -183,6 +183,12 @@ def device_target() -> str:
     return target_of(10 * capability[0] + capability[1])
 
 
+def architecture(device: torch.device | None = None) -> int:
+    """Of a GPU (default: the one in use), as 90 for sm_90."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def boxes(target_: str | None = None) -> bool:
     """Whether to read matrices in boxes through tensor descriptors, on a target (default: the one in use).
 

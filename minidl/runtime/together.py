@@ -182,7 +182,7 @@ class _Waiting(TorchDispatchMode):
         if not ahead.compilable(kernel):
             return
         try:
-            job = ahead.job_of(_architecture(self._device), kernel, grid, args, meta)
+            job = ahead.job_of(launch.architecture(self._device), kernel, grid, args, meta)
             wanted = ahead.is_wanted(job)
         except (TypeError, ImportError, AttributeError):  # a constant or a kernel that other processes cannot have
             return
@@ -201,11 +201,6 @@ class _Waiting(TorchDispatchMode):
     def _free(self) -> float:
         free, _ = torch.cuda.mem_get_info(self._device)
         return free + torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-
-
-def _architecture(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 @functools.cache

@@ -46,9 +46,7 @@ class Average:
 
     def settle(self) -> nn.Module:
         """`kept` as the averages are now."""
-        for name, tensor in self._own.items():
-            if tensor is not self._averages[name]:
-                tensor.copy_(self._averages[name])
+        self._give()
         for name, tensor in self._counts.items():
             tensor.copy_(self._values[name])
         return self.kept
@@ -63,5 +61,10 @@ class Average:
         weights.check(own, state, path)
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        self._give()
+
+    def _give(self) -> None:
+        """Give `kept` the averages that are not in its own tensors."""
         for name, tensor in self._own.items():
-            tensor.copy_(self._averages[name])
+            if tensor is not self._averages[name]:
+                tensor.copy_(self._averages[name])

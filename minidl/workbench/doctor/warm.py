@@ -54,11 +54,12 @@ def jobs(names: Sequence[str], arch: int | None) -> Iterator[list[Job]]:
         if name not in NAMES and not saved_run.is_finished(Path(name)):
             raise ConfigError(f"{name} is neither one of {', '.join(NAMES)} nor the folder of a finished run")
     for name in names:
-        major, minor = (0, arch) if arch is not None else torch.cuda.get_device_capability()
         found = {}
         with np.errstate(all="ignore"):  # numbers are what the memory held
             for work in works(name):
-                found.update({job.key: job for job in launched(work, 10 * major + minor, target)})
+                found.update(
+                    {job.key: job for job in launched(work, launch.architecture() if arch is None else arch, target)}
+                )
         yield list(found.values())
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from minidl.runtime import launch
 from minidl.runtime.ahead import job_of
 from minidl.runtime.launch import Tile
@@ -67,9 +65,9 @@ class Compiles(Check):
         from minidl.workbench.doctor.compile import Worker
         from minidl.workbench.doctor.jobs import SHARED_LIMITS
 
-        major, minor = torch.cuda.get_device_capability()
+        arch = launch.architecture()
         # A device with unknown limits reports errors itself, at the launch.
-        self.arch = 10 * major + minor if 10 * major + minor in SHARED_LIMITS else None
+        self.arch = arch if arch in SHARED_LIMITS else None
         self.pool = [Worker() for _ in range(min(MOST_WORKERS, len(os.sched_getaffinity(0))))]
 
     def problems(self, shapes: ShapeClass, launched: dict[int, list[Any]]) -> dict[int, str]:
