@@ -196,7 +196,8 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
     if form in ("thin", "vector"):
         (thin if form == "thin" else vector).product(a, b, bias, c, z, tile, tiles, flags)
         return
-    programs = min(tiles * flags["SPLIT"], launch.processors())
+    at_a_time = launches.at_a_time(a.dtype, tile) if a.dtype.itemsize == 2 else 1
+    programs = min(tiles * flags["SPLIT"], launch.processors() * at_a_time)
     wild = None
     if form == "parts":
         wild = parts.product(a, b, bias, c, z, tile, programs, flags)

@@ -109,8 +109,9 @@ def microseconds(
     count, blocks = launches.tiles_of(M, N, tile) * batch, launch.cdiv(K, depth)
     # Rounds of programs: how many are busy in one, how many rounds, blocks of K, and bytes of a number that is written.
     steps = launch.cdiv(blocks, split)
-    full, rest = divmod(count * split, processors)
-    rounds = [(processors, full, steps), (rest, int(rest > 0), steps)]
+    at_a_time = processors * (launches.at_a_time(torch.float16, tile) if family == "gemm" else 1)
+    full, rest = divmod(count * split, at_a_time)
+    rounds = [(at_a_time, full, steps), (rest, int(rest > 0), steps)]
     if tail:
         whole, rest = divmod(count, processors)
         full, last = divmod(rest * split, processors)
@@ -128,8 +129,11 @@ def microseconds(
         written *= 1 if split > 1 else 8 / units[2]
         time = 0.0
         for busy, number, steps in rounds:
-            step = max(products + costs.wait, read / costs.l2, read * busy / costs.l2_all)
-            time += number * (costs.program + written + steps * step)
+            # Of two programs of a processor one waits or writes while the other works.
+            together = max(1.0, busy / processors)
+            alone = max(together * products, products + costs.wait, together * read / costs.l2)
+            step = max(alone, read * busy / costs.l2_all)
+            time += number * ((costs.program + written) / together + steps * step)
     moved = 2 * batch * (M * K + K * N + M * N) / costs.memory + costs.program
     # The two overlap, but not to the end.
     time = costs.launch + (time**4 + moved**4) ** 0.25
@@ -150,7 +154,8 @@ def _choices(
         numbers = sorted({launches.filled(blocks, max(one, 1)) for one in wanted})
         found = [Choice(tile, number) for number in numbers]
     left = count % processors
-    if tail or (tail is None and split is None and family == "gemm" and shape.batch == 1 and left < count):
+    single = family == "gemm" and launches.at_a_time(torch.float16, tile) == 1
+    if tail or (tail is None and split is None and single and shape.batch == 1 and left < count):
         # So many shares are one round, two or three.
         wanted = {rounds * processors // max(left, 1) for rounds in (1, 2, 3)} if split is None else {split}
         numbers = sorted({launches.filled(blocks, max(1, min(one, MOST, blocks // 2))) for one in wanted})
