@@ -357,26 +357,14 @@ def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | No
     pending[root][index] = gradient
     # A hook may change in place what another gradient shares memory with: then no sum waits.
     hooked = any(any(t.hooks.values()) if isinstance(t, Node) else t._hooks for t in waiting)
-
-    def stays_open(target: Variable | Node) -> bool:
-        """Whether the last gradient that arrives there need not be added."""
-        last = waiting[target] == 1 and not hooked
-        return last and isinstance(target, Node) and target.function.takes_sums()
-
-    def arrived_at(node: Node, index: int) -> torch.Tensor | None:
-        edge = node.edges[index]
-        return None if edge is None or stays_open(edge[0]) else _taken(edge, pending)
-
     # Leaves whose one gradient so far lies in memory that something else uses too.
     borrowed: set[Variable] = set()
     ready = [(-root.sequence, root)]
     while ready:
         node = heapq.heappop(ready)[1]
-        arrived = pending.pop(node)
-        grads = [_run_hooks(node, i, g) for i, g in enumerate(arrived)]
+        grads = [_run_hooks(node, i, g) for i, g in enumerate(pending.pop(node))]
         one = gradient is None and node is root
-        arrived_before = partial(arrived_at, node)
-        for (target, position), grad, shared in _through(node, grads, arrived_before, retain_graph, one):
+        for (target, position), grad, shared in _through(node, grads, pending, retain_graph, one):
             slot = pending.setdefault(target, [None] * (len(target.outputs) if isinstance(target, Node) else 1))
             if grad is not None:
                 if not isinstance(target, Node):
@@ -384,10 +372,9 @@ def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | No
                         borrowed.add(target)
                     else:
                         borrowed.discard(target)
-                if stays_open(target):
-                    slot[position] = _open(slot[position], grad)
-                else:
-                    slot[position] = _add(slot[position], grad)
+                last = waiting[target] == 1 and not hooked
+                stays_open = last and isinstance(target, Node) and target.function.takes_sums()
+                slot[position] = (_open if stays_open else _add)(slot[position], grad)
             waiting[target] -= 1
             if waiting[target]:
                 continue
@@ -400,19 +387,18 @@ def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | No
                     _to_leaf(target, total, target in borrowed)
 
 
-def _taken(edge: Edge | None, pending: Pending) -> torch.Tensor | None:
+def _taken(pending: Pending, edges: list[Edge | None], index: int) -> torch.Tensor | None:
     """What has arrived where an edge leads, no longer pending. Rows are left there."""
-    target, position = edge or (None, 0)
+    target, position = edges[index] or (None, 0)
     slot = None if target is None else pending.get(target)
-    arrived = None if slot is None else slot[position]
-    if slot is None or not isinstance(arrived, torch.Tensor):
+    if slot is None or not isinstance(arrived := slot[position], torch.Tensor):
         return None
     slot[position] = None
     return arrived
 
 
 def _through(
-    node: Node, grads: list[Arrived], arrived: Callable[[int], torch.Tensor | None], retain_graph: bool, one: bool
+    node: Node, grads: list[Arrived], pending: Pending, retain_graph: bool, one: bool
 ) -> Iterator[tuple[Edge, Grad | None, bool]]:
     """The gradients of a node's inputs, each with the edge it goes to and whether its memory is also used elsewhere.
 
@@ -425,7 +411,7 @@ def _through(
     if not one and all(g is None for g in grads):
         returned: Sequence[Grad | None] = (None,) * len(node.edges)
     else:
-        context._arrived = arrived
+        context._arrived = partial(_taken, pending, node.edges)
         # Only a leaf, and so the optimiser, is given rows.
         result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
         returned = result if isinstance(result, tuple) else (result,)

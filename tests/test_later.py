@@ -7,7 +7,7 @@ import torch
 
 import minidl
 from minidl import models, nn, ops
-from minidl.autograd import Context, no_grad
+from minidl.autograd import no_grad
 from minidl.kernels.norm import alone
 from minidl.ops.batchnorm import BatchNorm
 from minidl.optim import SGD
@@ -112,7 +112,6 @@ def test_sums_of_gradients_are_taken_in_by_the_batch_norm_before(act, in_bands, 
     """What a block passes to the next and beside it comes back in two parts: the same bits in fewer launches."""
     model, x = nn.Sequential(*(Block(act) for _ in range(3))), image(2, 8, 5, 6)
     x = x.contiguous(memory_format=torch.channels_last)
-    monkeypatch.setattr(Context, "arrived", lambda self, index: None)  # a convolution takes the picture's in
     taken, few = launches(lambda: step(model, x, True))
     monkeypatch.setattr(BatchNorm, "takes_sums", staticmethod(lambda: False))
     apart, many = launches(lambda: step(model, x, True))
@@ -151,34 +150,6 @@ def test_a_sum_that_is_recorded_is_none_of_the_convolution():
     other = Tensor(image(2, 4, 3, 3, seed=1), requires_grad=True)
     in_a_module(lambda: ops.relu(conv(x) + other)).sum().backward()
     assert torch.equal(other.grad.data, (ops.conv2d(x, conv.weight, conv.bias).data + other.data > 0).float())
-
-
-def test_gradients_are_summed_where_they_are_made(in_bands):
-    """What arrives through the sum is added by the convolution's epilogue; rows that lie apart are not."""
-    x = image(2, 8, 5, 6).contiguous(memory_format=torch.channels_last)
-    leaf = Tensor(x, requires_grad=True)
-    model = nn.Sequential(Block(), Block())
-    y = model(leaf)
-    _, found = launches(lambda: y.backward(Tensor(torch.ones_like(x))))
-    assert not found["flat_kernel"] + found["tile_kernel"]
-    expected = leaf.grad.data
-    with minidl.fusion(False):
-        model.zero_grad()
-        leaf.grad = None
-        y = model(leaf)
-        _, found = launches(lambda: y.backward(Tensor(torch.ones_like(x))))
-    assert found["flat_kernel"] == 4  # of two sums, and the activations after them
-    assert torch.allclose(leaf.grad.data, expected, rtol=1e-4, atol=1e-5)
-
-    conv, other = nn.Conv2d(8, 8, 1), Tensor(image(2, 3, 5, 6, seed=1))
-    leaf.grad = None
-    joined = ops.cat([leaf, other], 1)
-    z = conv(leaf)
-    (joined.sum() + (z * z).sum()).backward()
-    alone_ = Tensor(x, requires_grad=True)
-    z = conv(alone_)
-    (z * z).sum().backward()
-    assert torch.allclose(leaf.grad.data, alone_.grad.data + 1, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function, is_grad_enabled
-from minidl.kernels import activation, bias_act, conv, elementwise
+from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.later import Later, is_fused, may_wait
+from minidl.later import Later, may_wait
 from minidl.ops import folds
 from minidl.ops import pool as pools
 from minidl.runtime.check import SEVERAL, Pair, numbers
@@ -75,11 +75,7 @@ class Conv2d(Convolution):
     @staticmethod
     def grad_input(ctx: Any, dz: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         fft = ctx.form == "fft" and ctx.geometry.h.stride == ctx.geometry.w.stride == 1
-        arrived = ctx.arrived(0) if is_fused() else None
-        # Rows that lie apart would be copied before.
-        added = arrived if arrived is not None and arrived.movedim(1, -1).is_contiguous() else None
-        dx = conv.grad_input(dz, weight, ctx.geometry, added=added, form="fft" if fft else None)
-        return dx if arrived is None or added is not None else elementwise.add(arrived, dx)
+        return conv.grad_input(dz, weight, ctx.geometry, form="fft" if fft else None)
 
     @staticmethod
     def grad_weight(ctx: Any, dz: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -105,7 +105,6 @@ class Problem:
         self.dx, self.dw = torch.autograd.grad(self.y, (x, w), self.dy.double())
         self.y = self.y.detach()
         self.added = whole(*self.y.shape, seed=seed + 5, dtype=dtype)
-        self.more = whole(*self.dx.shape, seed=seed + 6, dtype=dtype)
 
     def check(self, form=None, which=lambda name: True):
         """The names of what the form could do, of those that `which` chooses; all of it exact."""
@@ -131,10 +130,6 @@ class Problem:
                 )[0],
             ),
             "grad_input": (self.dx, lambda: conv.grad_input(self.dy, self.w, self.geometry, form=form)),
-            "grad_input, sum": (
-                self.dx + self.more.double(),
-                lambda: conv.grad_input(self.dy, self.w, self.geometry, added=self.more, form=form),
-            ),
             "grad_input, weights channels-last": (
                 self.dx,
                 lambda: conv.grad_input(

@@ -70,7 +70,7 @@ def forward(
     groups = geometry.groups
     M, C, _, _ = w.shape
     if added is not None:
-        _check_added("conv2d", x, added, (x.shape[0], M, geometry.h.output, geometry.w.output), pool or preactivation)
+        _check_added(x, added, (x.shape[0], M, geometry.h.output, geometry.w.output), pool or preactivation)
         added = channels_last(added)
     x, w = channels_last(x), channels_last(w)
     if C == 0:
@@ -92,7 +92,6 @@ def transposed(
     act: Activation = None,
     *,
     scale: torch.Tensor | None = None,
-    added: torch.Tensor | None = None,
     preactivation: bool = False,
     form: str | None = None,
     precision: str | None = None,
@@ -101,41 +100,28 @@ def transposed(
     """(y, z) of the transposed convolution of x [N, groups * M, OH, OW]: y [N, groups * C, H, W], z as in `forward`.
 
     geometry and w [groups * M, C, R, S] are those of the convolution from y to x, whose gradient of the input this is;
-    bias and scale [groups * C] are applied, and what is like y is added, as in `forward`.
+    bias and scale [groups * C] are applied as in `forward`.
     """
     check_arguments("conv_transpose2d", x, w, bias, scale)
     check_form(form)
     groups = geometry.groups
     C, M, R, S = w.shape
-    if added is not None:
-        shape = x.shape[0], groups * M, geometry.h.size, geometry.w.size
-        _check_added("conv_transpose2d", x, added, shape, preactivation)
-        added = channels_last(added)
     x = channels_last(x)
     if C == 0:
         C, x, w = groups, x.new_zeros(*x.shape[:3], groups), w.new_zeros(groups, M, R, S)
     problem = Problem(
         TRANSPOSED, geometry, x.shape[0], C // groups, M, x.dtype, precision or _precision(x, form),
         bias is not None, scale is not None, act, None, preactivation, x.data_ptr() % 16 == 0, w.data_ptr() % 16 == 0,
-        w.stride(), form, blind, launch.target(), launch.processors(), added=added is not None,
+        w.stride(), form, blind, launch.target(), launch.processors(),
     )  # fmt: skip
-    return _run(problem, x, w, bias, scale, added)
+    return _run(problem, x, w, bias, scale)
 
 
 def grad_input(
-    dy: torch.Tensor,
-    w: torch.Tensor,
-    geometry: Geometry,
-    *,
-    added: torch.Tensor | None = None,
-    form: str | None = None,
-    precision: str | None = None,
+    dy: torch.Tensor, w: torch.Tensor, geometry: Geometry, *, form: str | None = None, precision: str | None = None
 ) -> torch.Tensor:
-    """The gradient [N, groups * C, H, W] of the input, given that of the output, dy [N, groups * M, OH, OW].
-
-    added is like the result, which it is added to before that is rounded, where one kernel does both.
-    """
-    return transposed(dy, w, geometry, added=added, form=form, precision=precision)[0]
+    """The gradient [N, groups * C, H, W] of the input, given that of the output, dy [N, groups * M, OH, OW]."""
+    return transposed(dy, w, geometry, form=form, precision=precision)[0]
 
 
 def grad_weight(
@@ -172,12 +158,12 @@ def _run(
     return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)
 
 
-def _check_added(op: str, x: torch.Tensor, added: torch.Tensor, shape: tuple[int, ...], more: object) -> None:
-    check.same(op, x=x, added=added)
+def _check_added(x: torch.Tensor, added: torch.Tensor, shape: tuple[int, ...], more: object) -> None:
+    check.same("conv2d", x=x, added=added)
     if tuple(added.shape) != shape:
-        raise ValueError(f"{op}: added has shape {list(added.shape)}, expected {list(shape)}")
+        raise ValueError(f"conv2d: added has shape {list(added.shape)}, expected {list(shape)}")
     if more:
-        raise ValueError(f"{op}: added cannot be given with a pool or preactivation")
+        raise ValueError("conv2d: added cannot be given with a pool or preactivation")
 
 
 def _precision(x: torch.Tensor, form: str | None) -> str:

@@ -27,14 +27,13 @@ class Columns(NamedTuple):
 
     def run(
         self, problem: Problem, part: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None,
-        scale: torch.Tensor | None, added: torch.Tensor | None,
+        scale: torch.Tensor | None, _: None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
         """(y, z) by the plan `part` of the problem that was made."""
         rows = w.permute(0, 2, 3, 1).contiguous()  # [C, R, S, M]
         C, R, S, M = rows.shape
         joined = rows.view(C, R, S // self.count, self.count * M).permute(0, 3, 1, 2)
-        beside = None if added is None else added.view(part.shape)
-        y, z = part.run(x, joined, *(repeated(vector, self.count) for vector in (bias, scale)), beside)
+        y, z = part.run(x, joined, *(repeated(vector, self.count) for vector in (bias, scale)))
         return y.view(problem.shape), None if z is None else z.view(problem.shape)
 
 

@@ -136,7 +136,7 @@ class Plan(NamedTuple):
             return self.other.run(self.problem, self.parts[0], x, w, bias, scale, added)
         if self.parts and self.problem.pool:
             return self._pooled(x, w, bias, scale), None
-        if self._sums_after:
+        if self.parts and self.problem.added:
             y, _ = self.parts[0].run(x, w, bias, scale)
             return elementwise.add_act(y, added, self.problem.act), None
         if self.problem.direction == GRAD_WEIGHT:
@@ -150,11 +150,6 @@ class Plan(NamedTuple):
             turned_ = w if part.turn is None else part.turn.of(w)
             part.form.run(part.prepared, tensors._replace(w=turned_))
         return y, z
-
-    @property
-    def _sums_after(self) -> bool:
-        """Whether the sum is a launch after the one part."""
-        return self.problem.added and self.other is None and bool(self.parts) and not self.parts[0].problem.added
 
     def _pooled(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         (part,) = self.parts
@@ -254,8 +249,9 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
             continue
         time = form.estimate(counted) + costs.of_sum(counted)
         found.append((Plan(problem, form.NAME, time, problem.shape, form), said))
-    apart = [parts for parts in (_in_parts(problem), _with_sum_after(problem)) if parts is not None]
-    found += [(parts, _said_of_parts(parts)) for parts in apart]
+    parts = _in_parts(problem)
+    if parts is not None:
+        found.append((parts, _said_of_parts(parts)))
     found += [other(problem) for name, other in _OTHERS.items() if problem.form in (None, name)]
     return found
 
@@ -317,7 +313,7 @@ def _of_other(
 
 
 def _in_parts(problem: Problem) -> Plan | None:
-    """The walks back one by one, or a convolution and its pool; None where that is not possible."""
+    """The walks back one by one, or a convolution and its pool or sum; None where that is not possible."""
     cost = 0.0
     if problem.direction == TRANSPOSED:
         parts = [_cheapest(problem._replace(direction=WALK, walks=walks)) for walks in walks_back(problem.geometry)]
@@ -325,6 +321,9 @@ def _in_parts(problem: Problem) -> Plan | None:
     elif problem.pool and min(problem.at.h.count, problem.at.v.count) > 1:
         parts = [_cheapest(problem._replace(pool=None))]
         cost = costs.of_pool(problem._replace(N=problem.images))
+    elif problem.added:
+        parts = [_cheapest(problem._replace(added=False, act=None))]
+        cost = costs.of_sum(problem._replace(N=problem.images), apart=True)
     else:
         return None
     if None in parts:
@@ -333,15 +332,6 @@ def _in_parts(problem: Problem) -> Plan | None:
     apart = WALKS_APART if problem.paced and len(parts) > filled.MOST_WALKS else 1.0
     cost += apart * sum(part.microseconds for part in parts)
     return Plan(problem, name, cost, problem.shape, parts=tuple(parts))
-
-
-def _with_sum_after(problem: Problem) -> Plan | None:
-    """The problem without its sum and activation, and these in a launch after it; None where there is none."""
-    part = _cheapest(problem._replace(added=False, act=None)) if problem.added and problem.direction != WALK else None
-    if part is None:
-        return None
-    cost = part.microseconds + costs.of_sum(problem._replace(N=problem.images), apart=True)
-    return Plan(problem, part.name, cost, problem.shape, parts=(part,))
 
 
 def _prepared(chosen: Plan) -> Plan:
@@ -370,7 +360,7 @@ def _said_of_parts(parts: Plan) -> str:
         return f"{parts.name}, {_said_of_parts(parts.parts[0])}"
     if parts.problem.pool:
         return f"{_said_of(parts.parts[0])}, then a pool"
-    if parts._sums_after:
+    if parts.problem.added:
         return f"{_said_of(parts.parts[0])}, then a sum"
     said = "+".join(dict.fromkeys(_said_of(part) for part in parts.parts))
     return said if len(parts.parts) == 1 else f"{len(parts.parts)} walks by {said}"

@@ -81,7 +81,7 @@ class Problem(NamedTuple):
     target, processors   the tile table in use and the number of multiprocessors
     walks      those of a WALK; None for the others
     out        the dtype of the results; None for `dtype`
-    added      whether a tensor like the result is added before the activation (not GRAD_WEIGHT)
+    added      whether a tensor like the result is added before the activation (FORWARD)
     """
 
     direction: str

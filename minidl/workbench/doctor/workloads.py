@@ -174,7 +174,6 @@ def _convolution(dtype: torch.dtype) -> Calls:
                 "sum": partial(conv.forward, x, w, geometry, bias, "relu", scale=bias, added=dy),
                 "pooled": partial(conv.forward, x, w, geometry, bias, "gelu_tanh", pool="max"),
                 "gradient of the input": partial(conv.grad_input, dy, w, geometry),
-                "gradient of the input, sum": partial(conv.grad_input, dy, w, geometry, added=x),
                 "gradient of the weight": partial(conv.grad_weight, x, dy, geometry),
             }
             for name, call in calls.items():
@@ -216,7 +215,6 @@ def _products(dtype: torch.dtype) -> Calls:
             ("forward", partial(conv.forward, x, w, geometry, bias, "gelu_tanh", preactivation=True)),
             ("sum", partial(conv.forward, x, w, geometry, bias, "relu", scale=bias, added=dy)),
             ("gradient of the input", partial(conv.grad_input, dy, w, geometry)),
-            ("gradient of the input, sum", partial(conv.grad_input, dy, w, geometry, added=x)),
             ("gradient of the weight", partial(conv.grad_weight, x, dy, geometry)),
         ):
             yield f"{name}, {C} to {M} at {size}", partial(_if_able, call, "product")
