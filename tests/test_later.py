@@ -134,7 +134,7 @@ def test_sums_that_a_convolution_takes_in():
         (lambda: ops.relu(down(x) + (conv(x) + x)), 2, 0),
         (lambda: ops.relu(conv(x)) + x, 1, 1),
         (lambda: conv(x) + x + x, 1, 1),
-        (lambda: ops.batch_norm(conv(x) + x, *(Tensor(torch.ones(8)) for _ in range(4))), 1, 0),
+        (lambda: ops.batch_norm(conv(x) + x, *(Tensor(torch.ones(8, device=x.device)) for _ in range(4))), 1, 0),
     ):
         with no_grad():
             y, found = launches(lambda body=body: in_a_module(body).data)

@@ -109,13 +109,14 @@ def test_a_trainers_rehearsal_has_every_kernel_of_its_training(graphs, tmp_path,
 
 
 def test_nothing_unknown_gets_into_memory_that_lasts():
-    x, kept, count = numbers(4, 8), torch.full((4, 8), 7.0), torch.zeros(())
+    x = numbers(4, 8)
+    kept, count = torch.full((4, 8), 7.0, device=x.device), torch.zeros((), device=x.device)
 
     def step():
         y = ops.exp(x)
         kept.copy_(y.data)
         kept[0].copy_(y.data[0])
-        torch.stack([y.data, y.data], out=torch.empty(2, 4, 8))
+        torch.stack([y.data, y.data], out=torch.empty(2, 4, 8, device=x.device))
         count.add_(1.0)
 
     rehearsed(step)

@@ -1,5 +1,6 @@
 """Convolutions: laws that hold exactly on whole numbers, every form on every shape it takes, every tile, refusals."""
 
+import contextlib
 import itertools
 import math
 import random
@@ -329,8 +330,22 @@ SUMS = {
 # Those of them that a family of tiles serves.
 ADDING = {
     "conv": pixel_tiled, "conv_flat": pixel_tiled, "conv_box": boxed, "conv_batch": batch_tiled,
-    "conv_batch_narrow": batch_tiled, "conv_banded": banded, "conv_held": held,
+    "conv_batch_narrow": batch_tiled, "conv_banded": banded,
 }  # fmt: skip
+# Forms that share a name with others: one alone, a shape of some tiles that it takes, and what it does of it.
+ALONE = {
+    "conv_held": (held, (33, *SUMS[held][1:]), {"forward", "epilogue", "preactivation", "sum", "max"}),
+    "conv_two_rows": (two_rows, (33, 1, 12, (8, 20), (7, 7), (1, 1), (0, 0), (1, 1), 1), {"forward"}),
+}
+
+
+@contextlib.contextmanager
+def summing(form):
+    """A context in which there is this form alone, and no sum is a launch after it."""
+    in_parts = plan._in_parts
+    with pytest.MonkeyPatch.context() as change, plan.among(form):
+        change.setattr(plan, "_in_parts", lambda problem: None if problem.added else in_parts(problem))
+        yield
 
 
 def tiles_of_forms():
@@ -340,10 +355,10 @@ def tiles_of_forms():
         "conv_box": "box", "conv_box_grad_weight": "box",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
         "conv_back": "batch", "conv_pair_pool": "pair", "conv_depthwise": "depthwise",
-        "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill",
+        "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_turn": "batch",
     }  # fmt: skip
-    seen = set()
-    for family in (family for family in conv.FAMILIES if not family.startswith(("conv_fft", "conv_few", "gemm"))):
+    seen, elsewhere = set(), ("conv_fft", "conv_few", "conv_taps", "gemm")
+    for family in (family for family in conv.FAMILIES if not family.startswith(elsewhere)):
         for name in launch.table(family) if launch.INTERPRETED else [launch.target()]:
             for dtype in (torch.float32, torch.float16):
                 for tile in launch.tiles(family, name, dtype):
@@ -370,6 +385,9 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
     if family == "conv_back":
         back_in_one_launch(dtype, tile)
         return
+    if family in ALONE:
+        by_one_form(family, dtype, tile)
+        return
     if (family, dtype, launch.INTERPRETED) == ("conv_box_grad_weight", torch.float32, False):
         pytest.skip("a GPU's boxes hold float32 only along the pixels")
     which = served(family)
@@ -389,12 +407,25 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
         if family in ADDING:
             N, C, *rest = SUMS[ADDING[family]]
             more = Problem((N, 64 if family in ("conv", "conv_batch") else C, *rest), dtype=dtype)
-            with plan.among(ADDING[family]):
+            with summing(ADDING[family]):
                 assert more.check(which=lambda name: name == "sum")
         if family == "conv_batch_grad_weight":
             # Images in halves, even widths.
             halves = Problem((40, 64, 136, (6, 4), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=dtype)
             assert halves.check(form, lambda name: name == "grad_weight")
+
+
+def by_one_form(family, dtype, tile):
+    form, shape, expected = ALONE[family]
+    # Programs with several tiles. Tensor cores take float32 in the precision in which whole numbers are exact, too.
+    with pytest.MonkeyPatch.context() as change, launch.in_precision("tf32"):
+        change.setattr(launch, "processors", lambda: 1)
+        p = Problem(shape, dtype=dtype)
+        able = form.able(p.described())
+        if not able:
+            pytest.skip(str(able))
+        with summing(form), launch.force(**{family: tile}):
+            assert set(p.check("banded", lambda name: name in expected)) == expected
 
 
 def back_in_one_launch(dtype, tile):
@@ -488,7 +519,13 @@ def boxes(taps):
 
 
 @pytest.mark.parametrize(
-    ("processors", "taps", "dtype"), [(1, 3, torch.float32), (7, 1, torch.float16), (132, 3, torch.float16)]
+    ("processors", "taps", "dtype"),
+    # A GPU's boxes hold float32 only along the pixels.
+    [
+        (1, 3, torch.float32 if launch.INTERPRETED else torch.float16),
+        (7, 1, torch.float16),
+        (132, 3, torch.float16),
+    ],
 )
 @pytest.mark.parametrize(
     "shape",
@@ -780,7 +817,7 @@ def test_a_sum_is_rounded_once_and_its_operand_read_alone(form):
     added = torch.full_like(p.added, -2048)
     bias = torch.full(p.bias.shape, 2049.0, device=added.device)
     scale = torch.ones_like(bias)
-    with plan.among(form), GuardedAllocations():
+    with summing(form), GuardedAllocations():
         assert plan.plan(p.described(bias=True, scale=True, added=True)).form is form
         for given in (added, added.to(memory_format=torch.channels_last), added[..., :1].expand_as(added)):
             y, z = conv.forward(p.x, p.w, p.geometry, bias, scale=scale, added=given)

@@ -1,5 +1,7 @@
 """What is special to batch norm: large means, bands of rows, running statistics, infinities, folding."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,6 +37,19 @@ def numbers(*shape, seed=0, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def whole(*shape, seed=0):
+    return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def around_nothing(N, C, *space):
+    """Whole numbers [N, C, ...] whose sum is 0 in every channel."""
+    M = N * math.prod(space)
+    half = whole(M // 2, C)
+    rows = torch.cat([half, -half, half.new_zeros(M % 2, C)])
+    rows = rows[torch.randperm(M, generator=torch.Generator().manual_seed(1))]
+    return rows.view(N, *space, C).movedim(-1, 1)
+
+
 def differentiated(x, weight, bias, training=True, act=None, dy=None, running=(None, None)):
     """y and the gradients of x, weight and bias."""
     leaves = [Tensor(t, requires_grad=True) for t in (x, weight, bias)]
@@ -65,20 +80,25 @@ def test_values_and_gradients_are_torchs(shape, training, forced, device, monkey
 @pytest.mark.parametrize("shape", [(40, 5), (5, 3, 4, 6), (3, 16, 3, 3), (7, 1, 3, 3), (3, 2, 2, 3, 4)])
 @pytest.mark.parametrize("training", [True, False])
 def test_channels_of_a_wider_tensor_are_read_where_they_lie(shape, training, device, monkeypatch):
-    """What lies beside them is NaN and is not read; the bits are those of a tensor by itself."""
+    """What lies beside them is NaN and is not read; the bits are those of a tensor by itself.
+
+    Lanes read other numbers where rows lie apart, and sums are in another order: those of whole numbers are exact, of
+    which a mean of 0 takes nothing away.
+    """
     monkeypatch.setattr(launch, "processors", lambda: 2)
     N, C, *space = shape
     wide = torch.full((N, *space, C + 11), NAN, device=device)
     x = wide[..., 4 : 4 + C].movedim(-1, 1)
-    x.copy_(numbers(*shape))
+    x.copy_(around_nothing(*shape))
+    dy = whole(*shape, seed=9).to(x)
     w, b = (numbers(C, seed=i, dtype=torch.float32).to(device) for i in (1, 2))
     running = numbers(C, seed=4).to(device), numbers(C, seed=5).to(device).abs() + 0.1
     read = []
     with launch.watch(lambda kernel, grid, args, meta, go: (read.append(args[:2]), go())), launch.force(**SMALL):
-        apart = differentiated(x, w, b, training, "relu", running=running)
+        apart = differentiated(x, w, b, training, "relu", dy, running)
     assert any(t is not None and t.data_ptr() == x.data_ptr() for args in read for t in args)
     with launch.force(**SMALL):
-        dense = differentiated(x.contiguous(), w, b, training, "relu", running=running)
+        dense = differentiated(x.contiguous(), w, b, training, "relu", dy, running)
     for got, expected in zip(apart, dense, strict=True):
         assert torch.equal(got, expected)
         assert got.dim() < 3 or got.movedim(1, -1).is_contiguous()
