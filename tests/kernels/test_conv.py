@@ -355,7 +355,7 @@ def tiles_of_forms():
         "conv_box": "box", "conv_box_grad_weight": "box",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
         "conv_back": "batch", "conv_pair_pool": "pair", "conv_depthwise": "depthwise",
-        "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_turn": "batch",
+        "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_turn": "pixel",
     }  # fmt: skip
     seen, elsewhere = set(), ("conv_fft", "conv_few", "conv_taps", "gemm")
     for family in (family for family in conv.FAMILIES if not family.startswith(elsewhere)):
