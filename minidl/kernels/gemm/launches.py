@@ -12,7 +12,6 @@ from minidl.kernels.gemm.tiled import gemm_pointer_kernel, gemm_sum_kernel, gemm
 from minidl.runtime import early, launch
 from minidl.runtime.boxes import Box
 
-
 # Blocks of K that two programs with 128x128 of a result in 16 bits can hold: 96 KB each, and 16 to write.
 PAIR_STAGES = 3
 
@@ -135,8 +134,8 @@ def at_once(M: int, K: int, s_m: int, s_k: int) -> int:
 def at_a_time(dtype: torch.dtype, tile: launch.Tile) -> int:
     """Programs of a multiprocessor: two of four warps where their blocks fit its shared memory together.
 
-    One reads while the other writes: of 802816x256x64 with a sum in float16 they take 362 us, one program 479. Of float8
-    one waits to add to float32 while the other multiplies: 4096 x 4096 x 4096 takes 127 us, and 157 with one (H100).
+    One reads while the other writes: of 802816x256x64 with a sum in float16 they take 362 us, one program 479. Of
+    float8 one waits to add to float32 while the other multiplies: 4096 x 4096 x 4096 takes 127 us, 157 with one (H100).
     """
     pair = dtype.itemsize == 1 or (dtype.itemsize == 2 and tile["BLOCK_M"] == 128 and tile.num_stages <= PAIR_STAGES)
     return 2 if pair and tile.num_warps == 4 else 1
