@@ -224,7 +224,8 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
         **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
-        pairs_box(N, H, W, C, [*box, 1, block]) if pairs
+        pairs_box(N, H, W, C, [*box, 1, block])
+        if pairs
         else images_box(N, H, W, groups * C, [*box, block], problem.pitches),
         batch_tiled.weights(problem, turn, block, tile["BLOCK_M"]),
         images_box(N, OH, OW, M, [*box, piece]) if whole else None,
