@@ -59,6 +59,7 @@ SHAPES = {
     "depthwise": (3, 1, 2, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 5),
     "fill": (2, 21, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
     "taps": (2, 21, 7, (9, 8), (3, 2), (1, 1), (1, 2), (1, 2), 1),
+    "unshuffle": (2, 3, 7, (9, 8), (5, 3), (2, 2), (1, 2), (1, 1), 1),
 }
 
 
@@ -200,9 +201,9 @@ def test_every_form_gives_the_same_integers(form, shape, seed):
 def test_each_form_does_all_that_it_is_for(form, dtype):
     done = Problem(SHAPES[form], dtype=dtype).check(form)
     assert {"forward", "epilogue", "preactivation"} <= set(done)
-    assert "grad_input" in done or form in ("banded", "batch", "pair")
+    assert "grad_input" in done or form in ("banded", "batch", "pair", "unshuffle")
     # A GPU's boxes hold float32 only along the pixels.
-    without = form in ("pair", "taps") or (form, dtype, launch.INTERPRETED) == ("box", torch.float32, False)
+    without = form in ("pair", "taps", "unshuffle") or (form, dtype, launch.INTERPRETED) == ("box", torch.float32, False)
     assert "grad_weight" in done or without
     assert "max" in done or form != "pixel"
 
@@ -258,7 +259,8 @@ def test_a_delta_filter_returns_the_input(form, C):
     except conv.UnableError:
         pytest.skip(f"the {form} form does not take {C} channels")
     assert torch.equal(y, x)
-    assert torch.equal(conv.grad_input(y, w, geometry, form=form), x)
+    if form != "unshuffle":
+        assert torch.equal(conv.grad_input(y, w, geometry, form=form), x)
 
 
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "PER_PROCESSOR": 0, "FLATTEN": 0, "PIECES": 1}
@@ -356,6 +358,7 @@ def tiles_of_forms():
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
         "conv_back": "batch", "conv_pair_pool": "pair", "conv_depthwise": "depthwise",
         "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_turn": "pixel",
+        "conv_unshuffle": "unshuffle",
     }  # fmt: skip
     seen, elsewhere = set(), ("conv_fft", "conv_few", "conv_taps", "gemm")
     for family in (family for family in conv.FAMILIES if not family.startswith(elsewhere)):
@@ -402,6 +405,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "pair": (129, 32, 64, (6, 8), (3, 5), (1, 1), (0, 0), (1, 1), 1),
             "depthwise": (3, 1, 1, (9, 24), (3, 3), (1, 1), (1, 1), (1, 1), 64),
             "fill": (3, 70, 40, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
+            "unshuffle": (9, 3, 40, (33, 40), (7, 7), (2, 2), (3, 3), (1, 1), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
         if family in ADDING:
@@ -692,7 +696,9 @@ def test_runs_are_bitwise_equal(form):
     x, dy = torch.randn_like(p.x), torch.randn_like(p.dy)
     for call in (
         lambda: conv.forward(x, p.w, p.geometry, form=form)[0],
-        lambda: conv.grad_weight(x, dy, p.geometry, form=None if form in ("box", "pair", "taps") else form),
+        lambda: conv.grad_weight(
+            x, dy, p.geometry, form=None if form in ("box", "pair", "taps", "unshuffle") else form
+        ),
     ):
         assert torch.equal(call(), call())
 
@@ -711,12 +717,12 @@ def test_what_is_not_finite_stays_with_its_neighbours(form, bad):
     reached = torch.zeros(1, 1, *size, device=x.device)
     reached[0, 0, 4, 4] = 1
     touched = F.conv2d(reached, torch.ones(1, 1, *kernel, device=x.device), None, 1, (1, 2))[0, 0] > 0
-    if form in ("banded", "pair", "fill"):
+    if form in ("banded", "pair", "fill", "unshuffle"):
         touched |= touched.any(1, keepdim=True)
     assert torch.equal(after[1:], before[1:])
     assert torch.equal(after[0][:, ~touched], before[0][:, ~touched])
     exact = F.conv2d(x.double().cpu(), w.double().cpu(), None, 1, (1, 2), 1, groups).isnan().to(x.device)
-    if form not in ("banded", "pair", "fill"):
+    if form not in ("banded", "pair", "fill", "unshuffle"):
         assert torch.equal(
             after.isnan() | after.isinf(), ~F.conv2d(x.double(), w.double(), None, 1, (1, 2), 1, groups).isfinite()
         )

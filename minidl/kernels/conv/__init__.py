@@ -18,7 +18,7 @@ tells what was chosen and why; with MINIDL_EXPLAIN=1 in the environment it is lo
 import torch
 
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import fft, filled, tap_sums
+from minidl.kernels.conv import fft, filled, tap_sums, unshuffled
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry
@@ -32,7 +32,8 @@ __all__ = [
 ]  # fmt: skip
 
 FORMS = plans.names()
-FAMILIES = tuple(dict.fromkeys(family for form in (*plans.FORMS, filled, tap_sums) for family in form.FAMILIES))
+_MADE = filled, tap_sums, unshuffled
+FAMILIES = tuple(dict.fromkeys(family for form in (*plans.FORMS, *_MADE) for family in form.FAMILIES))
 
 
 def forward(

@@ -30,6 +30,7 @@ NAME = "box"
 IN_PLACE = True
 FLOAT8 = True
 ADDED = 16
+OVERLAPS = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
 LEAST = 64  # rows of a tile
@@ -223,7 +224,9 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
         **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
-        pairs_box(N, H, W, C, [*box, 1, block]) if pairs else images_box(N, H, W, groups * C, [*box, block]),
+        pairs_box(N, H, W, C, [*box, 1, block])
+        if pairs
+        else images_box(N, H, W, groups * C, [*box, block], problem.pitches),
         batch_tiled.weights(problem, turn, block, tile["BLOCK_M"]),
         images_box(N, OH, OW, M, [*box, piece]) if whole else None,
     )
@@ -268,9 +271,10 @@ def stores_boxes(problem: Problem) -> bool:
     return alike and problem.M * problem.result.itemsize % 16 == 0 and not problem.beside
 
 
-def images_box(N: int, H: int, W: int, channels: int, block: Sequence[int]) -> Box:
-    """Boxes of x [N, H, W, channels]."""
-    return Box((N, H, W, channels), (H * W * channels, W * channels, channels, 1), block)
+def images_box(N: int, H: int, W: int, channels: int, block: Sequence[int], pitches: Sequence[int] = ()) -> Box:
+    """Boxes of x [N, H, W, channels], with `pitches` of a row and a pixel where it is not contiguous."""
+    row, pixel = pitches or (W * channels, channels)
+    return Box((N, H, W, channels), (H * row, row, pixel, 1), block)
 
 
 def pairs_box(N: int, H: int, W: int, C: int, block: Sequence[int]) -> Box:

@@ -156,7 +156,8 @@ def moved(problem: Problem) -> int:
     if problem.direction in (FORWARD, GRAD_WEIGHT):
         H, W = _needed(problem.geometry.h), _needed(problem.geometry.w)
     written = outputs(problem) // (4 if problem.pool else 1) * (1 + problem.preactivation)
-    read = problem.N * H * W * problem.C * problem.dtype.itemsize
+    row = problem.pitches[0] if problem.pitches else W * problem.C
+    read = problem.N * H * row * problem.dtype.itemsize
     return problem.groups * (read + written * problem.M * problem.result.itemsize)
 
 

@@ -9,6 +9,7 @@ A form is a module of this folder with
     estimate(problem)  microseconds, by `costs`; for problems that it is able to
     FLOAT8     optional: whether it takes values of 8 bits, forward
     ADDED      optional: of how many output channels a multiple takes a sum before the activation
+    OVERLAPS   optional: whether it reads pixels that overlap (`unshuffled`)
     prepare(problem)   tiles, grids, flags, scalars and boxes: all that `run` needs beside tensors
     run(prepared, tensors)
 
@@ -59,6 +60,7 @@ from minidl.kernels.conv import (
     tap_sums,
     turned,
     two_rows,
+    unshuffled,
 )
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import GRAD_WEIGHT, SAID, TRANSPOSED, WALK, No, Problem, Tensors, walks_back
@@ -115,7 +117,7 @@ class Plan(NamedTuple):
 
     shape  of the result, channels-last
     turn   how the weights of a part are turned before it; None where they are read as they are
-    other  how the one part, a problem of other sizes, is made of this one (`filled`, `columns`, `tap_sums`); else None
+    other  how the one part, a problem of other sizes, is made of this one (`filled`, `columns`, ...); else None
     """
 
     problem: Problem
@@ -126,7 +128,7 @@ class Plan(NamedTuple):
     prepared: Any = None
     parts: tuple[Plan, ...] = ()
     turn: Copy | None = None
-    other: filled.Filling | columns.Columns | tap_sums.TapSums | None = None
+    other: filled.Filling | columns.Columns | tap_sums.TapSums | unshuffled.Unshuffling | None = None
 
     def run(
         self, x: torch.Tensor, w: torch.Tensor, bias: Any = None, scale: Any = None, added: Any = None
@@ -174,7 +176,7 @@ def among(*modules: Any) -> Iterator[None]:
 
 def names() -> tuple[str, ...]:
     """What forms can be asked for by."""
-    return (*dict.fromkeys(form.NAME for form in FORMS), filled.NAME, columns.NAME, tap_sums.NAME)
+    return (*dict.fromkeys(form.NAME for form in FORMS), *_OTHERS)
 
 
 def takes(problem: Problem) -> bool:
@@ -243,6 +245,8 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
             continue
         if problem.added and not _adds(form, problem):
             continue
+        if problem.pitches and not getattr(form, "OVERLAPS", False):
+            continue
         able = form.able(problem)
         if not able:
             found.append((None, f"{said:<34} unable: {able}"))
@@ -252,7 +256,8 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     parts = _in_parts(problem)
     if parts is not None:
         found.append((parts, _said_of_parts(parts)))
-    found += [other(problem) for name, other in _OTHERS.items() if problem.form in (None, name)]
+    if not problem.pitches:
+        found += [other(problem) for name, other in _OTHERS.items() if problem.form in (None, name)]
     return found
 
 
@@ -294,7 +299,19 @@ def _tap_sums(problem: Problem) -> tuple[Plan | None, str]:
     )  # fmt: skip
 
 
-_OTHERS = {filled.NAME: _wider, tap_sums.NAME: _tap_sums, columns.NAME: _joined}
+def _unshuffled(problem: Problem) -> tuple[Plan | None, str]:
+    """The problem with the pixels of a stride as channels: as a candidate."""
+    counted = problem._replace(N=problem.images)
+    return _of_other(
+        problem, unshuffled.NAME, unshuffled.apart(problem),
+        lambda made, _: unshuffled.cost(counted, made._replace(N=problem.images)),
+        lambda made: unshuffled.prepare(problem, made),
+    )  # fmt: skip
+
+
+_OTHERS = {
+    filled.NAME: _wider, tap_sums.NAME: _tap_sums, columns.NAME: _joined, unshuffled.NAME: _unshuffled,
+}  # fmt: skip
 
 
 def _of_other(

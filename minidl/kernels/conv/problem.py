@@ -82,6 +82,7 @@ class Problem(NamedTuple):
     walks      those of a WALK; None for the others
     out        the dtype of the results; None for `dtype`
     added      whether a tensor like the result is added before the activation (FORWARD)
+    pitches    values of x from a row to the next and from a pixel to the next, whose channels overlap; () of others
     """
 
     direction: str
@@ -106,6 +107,7 @@ class Problem(NamedTuple):
     walks: Walks | None = None
     out: torch.dtype | None = None
     added: bool = False
+    pitches: tuple[int, ...] = ()
 
     @property
     def groups(self) -> int:

@@ -182,6 +182,10 @@ def _convolution(dtype: torch.dtype) -> Calls:
     geometry = Geometry.of((28, 28), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 32)
     x, w = _images(8, 256, 28, dtype), _images(256, 8, 3, dtype)
     yield "32 groups of 8", partial(_if_able, partial(conv.forward, x, w, geometry), "fill")
+    for kernel, stride, size in ((7, 2, 224), (3, 2, 224), (11, 4, 224)):
+        first = Geometry.of((size, size), (kernel,) * 2, (stride,) * 2, ((kernel // 2,) * 2,) * 2, (1, 1))
+        call = partial(conv.forward, _images(8, 3, size, dtype), _images(64, 3, kernel, dtype), first)
+        yield f"first layer {kernel}x{kernel}", partial(_if_able, call, "unshuffle")
     yield "32 groups of 8, gradient of the input", partial(_if_able, partial(conv.grad_input, x, w, geometry), "fill")
     yield "32 groups of 8, gradient of the weight", partial(_if_able, partial(conv.grad_weight, x, x, geometry), "fill")
     for groups, M, size, kernel, stride in (

@@ -395,6 +395,17 @@ def _odd_channels(kind: Kind) -> Iterator[Problem]:
         yield kind.problem(f"{groups} x {C}->{M} 3x3 at {size}, {N} images", kernel(_forward), inputs)
 
 
+def _first_layers(kind: Kind) -> Iterator[Problem]:
+    """Images of few channels, with strides."""
+    if kind.dtype == torch.float64:
+        return
+    N, size = (2, 16) if kind.small else (64, 224)
+    for side, stride in ((7, 2), (3, 2)):
+        geometry = Geometry.of((size, size), (side,) * 2, (stride,) * 2, ((side // 2,) * 2,) * 2, (1, 1))
+        inputs = tensors(_images(N, 3, size), _images(64, 3, side), extra=(geometry,), form="unshuffle")
+        yield kind.problem(f"3->64 {side}x{side} at {size}, {N} images, stride {stride}", kernel(_forward), inputs)
+
+
 def _taps(kind: Kind) -> Iterator[Problem]:
     """Few outputs of many channels."""
     for N, C, M, size in ((2, 40, 3, 8),) if kind.small else ((16, 512, 4, 16), (16, 256, 8, 64)):
@@ -476,6 +487,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "conv_grad_weight": (_convolution, "pixel", "weight"),
         "conv_fill": (_odd_channels,),
         "conv_taps": (_taps,),
+        "conv_unshuffle": (_first_layers,),
         "conv_batch conv_batch_narrow": (_convolution, "batch"),
         "conv_batch_grad_weight": (_convolution, "batch", "weight"),
         "conv_back": (_transposed, "batch"),
