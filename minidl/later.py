@@ -9,6 +9,8 @@ Nothing is left open when the call of the outermost module ends, and nothing is 
 does between two calls finds every result computed. Within a call minidl's own changes in place settle what is open;
 memory that torch changed is found by its version, and refused.
 
+A batch norm in training has its statistics from the convolution before it, if that can hand them on.
+
 So fused and plain execution differ in rounding alone: what is taken in is not rounded in between. On the way back the
 gradient of what was used twice may come in two parts (`Function.takes_sums`), rounded as if it were added before.
 `fusion(False)` computes everything at once.
@@ -145,6 +147,10 @@ class Later:
 
     def with_act(self, act: Any) -> Later | None:
         """An activation of the result."""
+        return None
+
+    def keep_statistics(self) -> Any:
+        """A list to which what is known of the result's statistics, or None, is added as it is computed; or None."""
         return None
 
     def with_norm(self, *norm: Any) -> Later | None:

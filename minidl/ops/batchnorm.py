@@ -135,10 +135,10 @@ def batch_norm(
     activation.parse(act)
     x = in_rows(x)
     mean, var, batches = _plain(running_mean), _plain(running_var), _plain(num_batches_tracked)
-    later = None if training or mean is None or x.ndim != 4 else waiting(x)
+    later = None if x.ndim != 4 or (mean is None and not training) else waiting(x)
     like = x.data if later is None else torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
     kernels.check_arguments(like, mean, var, _plain(weight), _plain(bias), training, eps)
-    if later is not None:
+    if later is not None and not training:
         taken = take(x, "with_norm", running_mean, running_var, weight, bias, eps)
         if taken is not None:
             made = Tensor._of_later(taken)
@@ -148,10 +148,12 @@ def batch_norm(
         raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
     if training and buffers is not None:
         folds.forget()
-    if training and momentum is not None and alone.fits(x.data):
+    if training and momentum is not None and alone.fits(like):
         return BatchNormAlone.apply(x, weight, bias, None, buffers, momentum, eps, act)
     if training:
-        found = kernels.batch_statistics(x.data, eps, momentum, buffers)
+        kept = None if later is None else later.keep_statistics()
+        values = x.data  # computed now, and its statistics with it where they are kept
+        found = kernels.batch_statistics(values, eps, momentum, buffers, kept[0] if kept else None)
     else:
         assert buffers is not None
         found = folds.running_statistics(buffers.mean, buffers.var, eps, x.dtype)

@@ -43,12 +43,17 @@ class Convolution(Function):
         geometry: Geometry,
         act: Activation,
         form: str | None,
+        statistics: list[torch.Tensor | None] | None = None,
     ) -> torch.Tensor:
+        """With `statistics`, an empty list, what the kernel hands on of y for a batch norm is added to it, or None."""
         name, _ = activation.parse(act)
         ctx.act, ctx.geometry, ctx.form, ctx.from_output = act, geometry, form, name in activation.FROM_OUTPUT
         keep_z = any(ctx.needs) and not ctx.from_output
         x = conv.channels_last(x).movedim(-1, 1)  # a copy of rows of pixels serves the gradient of the weight as well
-        y, z = cls.compute(x, weight, geometry, bias, act, preactivation=keep_z, form=form)
+        more = {"preactivation": keep_z} if statistics is None else {"statistics": True}
+        y, z = cls.compute(x, weight, geometry, bias, act, form=form, **more)
+        if statistics is not None:
+            statistics.append(z)
         if any(ctx.needs):
             ctx.save(x, weight, z if keep_z else y if name is not None else None)
         return y
@@ -66,7 +71,7 @@ class Convolution(Function):
         dz = dz.contiguous().movedim(-1, 1)
         dx = cls.grad_input(ctx, dz, weight) if ctx.needs[0] else None
         dw = cls.grad_weight(ctx, dz, x) if ctx.needs[1] else None
-        return dx, dw, db, None, None, None
+        return dx, dw, db, *[None] * (len(ctx.needs) - 3)
 
 
 class Conv2d(Convolution):
@@ -95,17 +100,23 @@ class ConvLater(Later):
         super().__init__(shape, x.dtype, x.device, wants, x, weight, bias, scale, added)
         self.given = function, kernel, shape, x, weight, bias, geometry
         self.scale, self.act, self.added = scale, act, added
+        self.statistics: list[torch.Tensor | None] | None = None
 
     def compute(self) -> Tensor:
         function, kernel, _, x, weight, bias, geometry = self.given
         if self.requires_grad:
-            return function.apply(x, weight, bias, geometry, self.act, None)
+            return function.apply(x, weight, bias, geometry, self.act, None, self.statistics)
         more = {} if self.added is None else {"added": self.added.data}
         y, _ = kernel(
             x.data, weight.data, geometry, None if bias is None else bias.data, self.act,
             scale=None if self.scale is None else self.scale.data, **more,
         )  # fmt: skip
         return Tensor(y)
+
+    def keep_statistics(self) -> list[torch.Tensor | None] | None:
+        if self.given[0] is Conv2d and self.requires_grad and self.act is None:
+            self.statistics = []
+        return self.statistics
 
     def with_act(self, act: Activation) -> Later | None:
         return ConvLater(*self.given, self.scale, act, self.added) if self.act is None else None

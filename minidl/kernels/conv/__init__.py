@@ -50,6 +50,7 @@ def forward(
     form: str | None = None,
     precision: str | None = None,
     blind: bool = False,
+    statistics: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(y, z): z is the value before the activation where `preactivation` is set, else None.
 
@@ -58,7 +59,9 @@ def forward(
     in the same kernel, where the sum is not rounded in between, or in one of its own where that is estimated to take
     less time. pool "max" or "avg" takes the maximum or the mean of 2x2 windows (stride 2, incomplete windows left out)
     after the activation: in the same kernel, or in one of its own where that is estimated to take less time. blind:
-    form and tile are the same for any number of images.
+    form and tile are the same for any number of images. With `statistics`, for which nothing may follow the bias, z are
+    those of bands of as many pixels each, [bands, 2, M] as `gemm.handed` has them, or None where reading y takes less
+    time.
     Raises ValueError for shapes that do not fit, a form that cannot take the shape, or more than one of pool,
     preactivation and added.
     """
@@ -70,6 +73,8 @@ def forward(
         raise ValueError("conv2d: preactivation has no meaning for pooled outputs; pool afterwards")
     groups = geometry.groups
     M, C, _, _ = w.shape
+    if statistics and not (scale is act is pool is added is None and not preactivation):
+        raise ValueError("conv2d: statistics are of the sum and bias; nothing may follow these")
     if added is not None:
         _check_added(x, added, (x.shape[0], M, geometry.h.output, geometry.w.output), pool or preactivation)
         added = channels_last(added)
@@ -80,7 +85,7 @@ def forward(
     problem = Problem(
         FORWARD, geometry, x.shape[0], C, M // groups, x.dtype, precision or _precision(x, form),
         bias is not None, scale is not None, act, pool, preactivation, x.data_ptr() % 16 == 0, w.data_ptr() % 16 == 0,
-        (), form, blind, launch.target(), launch.processors(), added=added is not None,
+        (), form, blind, launch.target(), launch.processors(), added=added is not None, statistics=statistics,
     )  # fmt: skip
     return _run(problem, x, w, bias, scale, added)
 
@@ -156,6 +161,8 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Both results of a problem, as torch has their shapes."""
     y, z = plans.plan(problem).run(x, w, _contiguous(bias), _contiguous(scale), added)
+    if problem.statistics:
+        return y.permute(0, 3, 1, 2), z
     return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)
 
 

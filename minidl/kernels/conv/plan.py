@@ -10,6 +10,7 @@ A form is a module of this folder with
     FLOAT8     optional: whether it takes values of 8 bits, forward
     ADDED      optional: of how many output channels a multiple takes a sum before the activation
     OVERLAPS   optional: whether it reads pixels that overlap (`unshuffled`)
+    hands_on(problem)  optional: bands of rows whose statistics its tiles hand on; 0 where they do not
     prepare(problem)   tiles, grids, flags, scalars and boxes: all that `run` needs beside tensors
     run(prepared, tensors)
 
@@ -118,6 +119,7 @@ class Plan(NamedTuple):
     shape  of the result, channels-last
     turn   how the weights of a part are turned before it; None where they are read as they are
     other  how the one part, a problem of other sizes, is made of this one (`filled`, `columns`, ...); else None
+    bands  of which statistics are handed on, in place of z
     """
 
     problem: Problem
@@ -129,6 +131,7 @@ class Plan(NamedTuple):
     parts: tuple[Plan, ...] = ()
     turn: Copy | None = None
     other: filled.Filling | columns.Columns | tap_sums.TapSums | unshuffled.Unshuffling | None = None
+    bands: int = 0
 
     def run(
         self, x: torch.Tensor, w: torch.Tensor, bias: Any = None, scale: Any = None, added: Any = None
@@ -145,6 +148,8 @@ class Plan(NamedTuple):
             return self.form.run(self.prepared, Tensors(x, w)), None
         y = torch.empty(self.shape, dtype=self.problem.result, device=x.device)
         z = torch.empty_like(y) if self.problem.preactivation else None
+        if self.bands:
+            z = torch.empty(self.bands, 2, y.shape[-1], dtype=launch.acc_torch(y.dtype), device=y.device)
         tensors = Tensors(x, w, y, bias, scale, added if self.problem.added else z)
         if self.form is not None:
             self.form.run(self.prepared, tensors)
@@ -190,9 +195,11 @@ def plan(problem: Problem) -> Plan:
 
     Raises UnableError where the form asked for cannot take the problem.
     """
-    best = _cheapest(problem)
+    best = _cheapest(problem._replace(statistics=False))
     if best is None:
         raise UnableError(problem)
+    if problem.statistics and hasattr(best.form, "hands_on") and (bands := best.form.hands_on(problem)):
+        best = best._replace(problem=problem, bands=bands)
     if os.environ.get("MINIDL_EXPLAIN") == "1":
         # A warning: nothing less is shown where no one has set up logging.
         _logger.warning("%s", explain(problem))

@@ -11,7 +11,7 @@ from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry, Walk
-from minidl.kernels.gemm.tiled import ADDED
+from minidl.kernels.gemm.tiled import ADDED, STATISTICS
 from minidl.runtime import launch
 
 FORWARD, TRANSPOSED, GRAD_WEIGHT, WALK = "forward", "transposed", "grad_weight", "walk"
@@ -83,6 +83,7 @@ class Problem(NamedTuple):
     out        the dtype of the results; None for `dtype`
     added      whether a tensor like the result is added before the activation (FORWARD)
     pitches    values of x from a row to the next and from a pixel to the next, whose channels overlap; () of others
+    statistics whether those of the tiles are handed on if that pays (FORWARD, and nothing but a bias follows the sum)
     """
 
     direction: str
@@ -108,6 +109,7 @@ class Problem(NamedTuple):
     out: torch.dtype | None = None
     added: bool = False
     pitches: tuple[int, ...] = ()
+    statistics: bool = False
 
     @property
     def groups(self) -> int:
@@ -230,9 +232,10 @@ class Problem(NamedTuple):
     def flags(self, *without: str) -> dict[str, Any]:
         """The constants of the epilogue that kernels take, but for those a kernel does not have."""
         name, slope = activation.parse(self.act)
+        beside = STATISTICS.value if self.statistics else ADDED.value if self.added else self.preactivation
         found = {
             "HAS_BIAS": self.bias, "HAS_SCALE": self.scale, "ACT": activation.CODES[name], "SLOPE": slope,
-            "SAVE_Z": ADDED.value if self.added else self.preactivation, "POOL": POOLS[self.pool],
+            "SAVE_Z": beside, "POOL": POOLS[self.pool],
         }  # fmt: skip
         return {name: value for name, value in found.items() if name not in without}
 
@@ -245,7 +248,7 @@ class Problem(NamedTuple):
             *(f"{name} {getattr(h, name)}x{getattr(w, name)}" for name in ("stride", "padding", "dilation")),
         ]
         said += [f"{groups} groups"] * (groups > 1) + [f"{self.pool} pool"] * bool(self.pool)
-        said += ["a sum"] * self.added
+        said += ["a sum"] * self.added + ["statistics"] * self.statistics
         said += ["any number of images"] * self.blind
         said += [str(self.dtype).removeprefix("torch.")] + [self.precision] * (self.dtype == torch.float32)
         said += [f"form {self.form}"] * bool(self.form)

@@ -21,7 +21,7 @@ import torch
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, MANY, NO_BOXES, WALK, No, Problem, Tensors
-from minidl.kernels.gemm import choice, launches
+from minidl.kernels.gemm import choice, handed, launches
 from minidl.runtime import launch
 
 NAME = "product"
@@ -36,6 +36,12 @@ WIDE_FLOAT8 = 1.15
 FEW = range(8, 32)
 SHORT = 5.0  # us of a product that takes no longer with few
 MANY_OUTPUTS = 64
+# Statistics are handed on (`gemm.handed`) of sums of at most so many products: a multiprocessor has two of their tiles,
+# of which one is summed while the other is read. With one, 256 images on an H100, us of a convolution and statistics
+# that are read from its result, and handed on: 64->256 at 56x56 417, 341; 256->128 330, 239; 128->512 at 28x28 216,
+# 192; 256->1024 at 14x14 126, 118; 512->2048 at 7x7 84, 82; but 1024->256 at 14x14 74, 71; 1024->512 120, 132;
+# 2048->512 at 7x7 56, 81.
+MOST_HANDED = 512
 
 
 class Prepared(NamedTuple):
@@ -79,6 +85,14 @@ def estimate(problem: Problem) -> float:
     if problem.dtype.itemsize == 1 and _width(problem) < problem.M:
         products *= WIDE_FLOAT8
     return costs.microseconds(problem, NAME if _by_boxes(problem) else "product, by pointers", products, programs)
+
+
+def hands_on(problem: Problem) -> int:
+    """Bands of rows whose statistics tiles hand on: 0 where it takes longer, rows are left over or K is in shares."""
+    tile, split = _choice(problem)
+    pays = problem.dtype.itemsize == 2 and _width(problem) <= MOST_HANDED and tile["BLOCK_N"] <= handed.WIDEST
+    count, left = divmod(_rows(problem), tile["BLOCK_M"])
+    return count if pays and split == 1 and left == 0 else 0
 
 
 def prepare(problem: Problem) -> Prepared:

@@ -5,11 +5,13 @@ import triton.language as tl
 
 from minidl.kernels import float8
 from minidl.kernels.activation import activate
+from minidl.kernels.gemm.handed import hand_on
 from minidl.runtime.early import wait
 
-# What a tensor like the result is for: SAVE_Z of an epilogue, 0 without one.
+# What a tensor beside the result is for: SAVE_Z of an epilogue, 0 without one. It is like the result, or STATISTICS.
 KEPT = tl.constexpr(1)
 ADDED = tl.constexpr(2)
+STATISTICS = tl.constexpr(3)
 
 
 @triton.jit
@@ -67,9 +69,14 @@ def epilogue(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     PIECES: tl.constexpr, low_m=0, low_n=0,
 ):  # fmt: skip
-    """`finish` in 1, 2 or 4 pieces of columns one after another, which need less shared memory and fewer registers."""
+    """`finish` in 1, 2 or 4 pieces of columns one after another, which need less shared memory and fewer registers.
+
+    Where STATISTICS are handed on, nothing but a bias follows the sum."""
     WIDTH: tl.constexpr = b_acc.shape[1] // PIECES
-    if PIECES == 1:
+    if SAVE_Z == STATISTICS:
+        b_y = hand_on(b_acc, p_bias, p_z, m // b_acc.shape[0], n, N, low_n, HAS_BIAS, p_c.dtype.element_ty)
+        epilogue(b_y, None, None, p_c, None, m, n, M, N, False, False, 0, 0.0, 0, PIECES, low_m, low_n)
+    elif PIECES == 1:
         finish(
             b_acc, p_bias, p_scale, p_c, p_z, m, n, M, N,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,

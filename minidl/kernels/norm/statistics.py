@@ -105,6 +105,7 @@ def batch_norm_join_kernel(
 ):  # fmt: skip
     """mean and rstd of each channel from its bands, in float64, and the running statistics moved towards them.
 
+    Means are less the first row of x where that is given.
     With HELD a block has all bands, and everything is read at once: the time goes into waiting for memory.
     """
     wait(EARLY)
@@ -115,7 +116,9 @@ def batch_norm_join_kernel(
     if HELD:
         b_held, m_bc = of_bands(p_means, o_b, bands, C, o_c, m_c)
         b_held_m2, m_bc = of_bands(p_m2s, o_b, bands, C, o_c, m_c)
-    b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
+    b_first = tl.zeros((BLOCK_C,), dtype=tl.float64)
+    if p_x is not None:
+        b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
     b_old_mean, b_old_var = running(p_running_mean, p_running_var, o_c, m_c, RUNNING)
     b_share = tl.full((BLOCK_C,), MOMENTUM, tl.float64)
     if RUNNING and CUMULATIVE:
@@ -146,6 +149,30 @@ def batch_norm_join_kernel(
     )  # fmt: skip
 
 
+@triton.jit
+def batch_norm_handed_kernel(
+    p_s, p_mean, p_m2, p_tracked, C, band, bands,
+    TRACKED: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Every BLOCK_B bands of s [bands, 2, C] (`gemm.handed`) as one, [., C] in float64; counts the batch."""
+    wait(EARLY)
+    C = whole(C, ALIGN)
+    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    o_b = tl.program_id(1).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
+    b_mean, m_bc = of_bands(p_s, 2 * o_b, 2 * bands, C, o_c, m_c)
+    b_m2, m_bc = of_bands(p_s + C, 2 * o_b, 2 * bands, C, o_c, m_c)
+    b_mean = b_mean.to(tl.float64)
+    joined = tl.minimum(bands - tl.program_id(1) * BLOCK_B, BLOCK_B)
+    b_all = tl.sum(b_mean, axis=0) / joined.to(tl.float64)  # [BLOCK_C]
+    b_apart = tl.where(m_bc, b_mean - b_all[None, :], 0.0)
+    o_y = tl.program_id(1).to(tl.int64) * C + o_c
+    tl.store(p_mean + o_y, b_all, mask=m_c)
+    tl.store(p_m2 + o_y, tl.sum(b_m2.to(tl.float64) + band * (b_apart * b_apart), axis=0), mask=m_c)
+    if TRACKED:
+        count_batch(p_tracked, (tl.program_id(0) == 0) & (tl.program_id(1) == 0))
+
+
 class Statistics(NamedTuple):
     """What a channel is normalised with: mean and rstd [C], in the accumulate type."""
 
@@ -161,8 +188,11 @@ class Buffers(NamedTuple):
     batches: torch.Tensor | None = None
 
 
-def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffers: Buffers | None) -> Statistics:
-    """Statistics of x [N, C, ...], with the running ones moved towards them by `momentum`.
+def batch_statistics(
+    x: torch.Tensor, eps: float, momentum: float | None, buffers: Buffers | None, handed: torch.Tensor | None = None
+) -> Statistics:
+    """Statistics of x [N, C, ...], with the running ones moved towards them by `momentum`; x is not read where what
+    made it has `handed` on those of its tiles [bands, 2, C], which are joined.
 
     With momentum None they become the mean over all batches, of which buffers.batches is the count; it is increased by
     1 if given. Running statistics may have any strides.
@@ -170,22 +200,33 @@ def batch_statistics(x: torch.Tensor, eps: float, momentum: float | None, buffer
     rows = apart_rows(x)
     M, C = rows.shape
     acc = launch.acc_torch(x.dtype)
-    tile, band = in_bands("norm_stats", M, C, x.dtype)
-    bands = launch.cdiv(M, band)
-    means, m2s = (torch.empty(bands, C, dtype=acc, device=x.device) for _ in range(2))
     batches = None if buffers is None else buffers.batches
-    launch.run(
-        batch_norm_stats_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C,
-        rows.stride(0), band, TRACKED=batches is not None, ACC=launch.acc(x.dtype), **lying(rows), **options(rows),
-        **tile.options,
-    )  # fmt: skip
+    counted = {"TRACKED": batches is not None, **options(rows)}
+    if handed is None:
+        tile, band = in_bands("norm_stats", M, C, x.dtype)
+        bands = launch.cdiv(M, band)
+        means, m2s = (torch.empty(bands, C, dtype=acc, device=x.device) for _ in range(2))
+        launch.run(
+            batch_norm_stats_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C,
+            rows.stride(0), band, ACC=launch.acc(x.dtype), **lying(rows), **counted, **tile.options,
+        )  # fmt: skip
+    else:
+        tile = launch.tile("norm_handed", x.dtype, C=C)
+        bands = launch.cdiv(len(handed), tile["BLOCK_B"])
+        band = M // len(handed) * tile["BLOCK_B"]
+        means, m2s = (torch.empty(bands, C, dtype=torch.float64, device=x.device) for _ in range(2))
+        launch.run(
+            batch_norm_handed_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), handed, means, m2s, batches, C,
+            M // len(handed), len(handed), **counted, **tile.options,
+        )  # fmt: skip
     found = Statistics(*(torch.empty(C, dtype=acc, device=x.device) for _ in range(2)))
     tile = launch.tile("norm_join", x.dtype, B=bands, C=C)
     old = (None, None) if buffers is None else buffers[:2]
     # The kernel reads and writes C numbers in a row.
     moved = [dense(buffer) for buffer in old]
     launch.run(
-        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, means, m2s, *found, *moved, batches,
+        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows if handed is None else None, means, m2s,
+        *found, *moved, batches,
         M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
         RUNNING=buffers is not None, CUMULATIVE=momentum is None, HELD=bands <= tile["BLOCK_B"], **options(rows),
         **tile.options,

@@ -66,7 +66,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("moving averages", ("elementwise",), FLOATS, _averages),
         Workload("rows apart", ("bias_act_grad", *NORM), FLOATS, _apart),
-        Workload("fused", ("norm", "norm_sums", "elementwise", "dropout"), FLOATS, _fused),
+        Workload("fused", ("norm", "norm_sums", "norm_handed", "elementwise", "dropout"), FLOATS, _fused),
         Workload("pictures", ("images",), FLOATS, _pictures),
         Workload("random numbers", ("random",), FLOATS, _random),
     ]
@@ -216,6 +216,7 @@ def _products(dtype: torch.dtype) -> Calls:
         x, w, bias = _images(N, C, size, dtype), _images(M, C, kernel, dtype), torch.zeros(M, dtype=dtype)
         dy = _images(N, M, geometry.h.output, dtype)
         for name, call in (
+            ("statistics", partial(conv.forward, x, w, geometry, statistics=True)),
             ("forward", partial(conv.forward, x, w, geometry, bias, "gelu_tanh", preactivation=True)),
             ("sum", partial(conv.forward, x, w, geometry, bias, "relu", scale=bias, added=dy)),
             ("gradient of the input", partial(conv.grad_input, dy, w, geometry)),
@@ -393,6 +394,8 @@ def _fused(dtype: torch.dtype) -> Calls:
         for more in (None, y):
             back = partial(norm.normalise_grad, x, x, found, None, None, act, True, y=y, more=more)
             yield f"gradient of it, {act}{'' if more is None else ', in two parts'}", back
+    handed = torch.zeros(16, 2, 64, dtype=wide)
+    yield "statistics handed on", partial(norm.batch_statistics, x, 1e-5, None, None, handed)
     yield "gradient in two parts", partial(norm.normalise_grad, x, x, found, None, None, "gelu", True, more=y)
     yield "sum and activation", partial(elementwise.add_act, x, y, "relu")
     yield "dropout of images", partial(random_kernels.dropout, x, 0.5, 1)

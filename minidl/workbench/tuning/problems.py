@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl import optim
-from minidl.kernels import conv, float8, gemm, images, sparse
+from minidl.kernels import conv, float8, gemm, images, norm, sparse
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv import float8 as float8_products
 from minidl.kernels.conv.geometry import Axis, Geometry
@@ -255,6 +255,13 @@ def _float8(x: torch.Tensor) -> torch.Tensor:
     return float8.dequantize(*float8.quantize(x), x.dtype)
 
 
+def _joined(case: Case, make: Make) -> Call:
+    """A row for each band stands for x."""
+    (x,) = case.args
+    handed = torch.stack((x, x * x), 1).to(launch.acc_torch(x.dtype))
+    return lambda: norm.batch_statistics(x, 1e-5, None, None, handed)
+
+
 def _uniform(t: torch.Tensor) -> torch.Tensor:
     return random_kernels.uniform_(t, 0.0, 1.0, seed=1)
 
@@ -285,6 +292,12 @@ def _few_values(kind: Kind) -> Iterator[Problem]:
         vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
         inputs = tensors((M, C), *vectors, extra=(True, 0.1, 1e-5, "relu"))
         yield kind.recorded(f"{M}x{C}", "batch_norm", (), inputs)
+
+
+def _handed(kind: Kind) -> Iterator[Problem]:
+    """Statistics of tiles, of which few channels have many."""
+    for bands, C in ((70, 16),) if kind.small else ((3136, 256), (196, 1024)):
+        yield kind.problem(f"{bands} bands {C} channels", _joined, tensors((bands, C)))
 
 
 def _fold(kind: Kind) -> Iterator[Problem]:
@@ -477,6 +490,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "norm_stats norm_join norm": (_batch_norm,),
         "norm_sums norm_grad": (_batch_norm, 0, 3, 4),
         "norm_alone": (_few_values,),
+        "norm_handed": (_handed,),
         "norm_fold": (_fold,),
         "pool": (_pool,),
         "pool_grad": (_pool, 0),
