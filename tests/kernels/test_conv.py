@@ -203,7 +203,11 @@ def test_each_form_does_all_that_it_is_for(form, dtype):
     assert {"forward", "epilogue", "preactivation"} <= set(done)
     assert "grad_input" in done or form in ("banded", "batch", "pair", "unshuffle")
     # A GPU's boxes hold float32 only along the pixels.
-    without = form in ("pair", "taps", "unshuffle") or (form, dtype, launch.INTERPRETED) == ("box", torch.float32, False)
+    without = form in ("pair", "taps", "unshuffle") or (form, dtype, launch.INTERPRETED) == (
+        "box",
+        torch.float32,
+        False,
+    )
     assert "grad_weight" in done or without
     assert "max" in done or form != "pixel"
 
