@@ -139,8 +139,12 @@ class _Row:
     def judge(self, ours: sides.Side, theirs: sides.Side, batch: sides.Batch) -> None:
         """Compare both sides with float64 on a small batch."""
         exact = sides.Side(self.net, sides.torchs(batch[0].device.type, torch.float64))
-        theirs.load(ours)
         exact.load(ours)
+        if not self.net.training:
+            exact.take_statistics(sides.few_of(batch))
+            ours.load(exact)
+            exact.load(ours)
+        theirs.load(ours)
         compile_ahead(lambda: ours.compared(sides.few_of(batch)))
         own, torchs = sides.errors_of([ours, theirs], exact, batch)
         self.found["errors"], self.found["torch_errors"] = own.as_json(), torchs.as_json()

@@ -82,6 +82,34 @@ def test_a_wrong_step_is_not_timed(monkeypatch, which):
     assert row["ratio"] is None
 
 
+def test_an_untrained_network_in_float16_is_compared_by_values_that_are_there():
+    """Of both sides, and what shifts or scales a channel is seen."""
+    torch.manual_seed(0)
+    net = Net("mobilenet_v2", 2, 32, False, given=(10,))
+    exact, half = (network_sides.Side(net, network_sides.torchs("cpu", t)) for t in (torch.float64, torch.float16))
+    batch = network_sides.batch_of(net, "cpu", torch.float16)
+
+    def off():
+        (errors,) = network_sides.errors_of([half], exact, batch)
+        return errors, network_sides.right(errors, errors, torch.float16)
+
+    half.load(exact)
+    exact.load(half)
+    assert off() == (network_sides.Errors(1.0), False)  # zeros
+    exact.take_statistics(batch)
+    half.load(exact)
+    exact.load(half)
+    errors, right = off()
+    assert right
+    assert errors.loss < 2**-8
+    norm = half.networks[""].features[18][1]
+    for wrong, value in ((norm.running_mean, 0.0), (norm.running_var, norm.running_var.mean())):
+        before = wrong.clone()
+        wrong.fill_(value)
+        assert not off()[1]
+        wrong.copy_(before)
+
+
 def described(ratios, **more):
     """A row as `measured` makes it."""
     peer = min(ratios, key=ratios.get)
