@@ -117,8 +117,8 @@ class Side:
             network.load_state_dict(other.networks[name].state_dict())
 
     def take_statistics(self, batch: Batch) -> None:
-        """Give torch's batch norms running statistics with which a batch's values keep their size: of their mean square,
-        means of -1/2 to 1/2 and variances of 1/2 to 3/2, channel by channel.
+        """Give torch's batch norms running statistics with which a batch's values keep their size: of their mean square
+        variances of 1/2 to 3/2 of it, of its root means of -1/2 to 1/2, channel by channel.
 
         With the means of 0 and variances of 1 that layers begin with, an untrained MobileNetV2 ends in values of 3e-9,
         which float16 has as 0. With the batch's own, what is left of a value is mostly rounding: 1e-1 of ResNet-50's.
