@@ -226,7 +226,7 @@ def _sums(dtype: torch.dtype) -> Calls:
     for C, kernel, form in itertools.product((64, 96, 256), (1, 3), ("box", "batch")):
         geometry = Geometry.of((28, 28), (kernel,) * 2, (1, 1), ((kernel // 2,) * 2,) * 2, (1, 1))
         x, w, added = _images(128, C, 28, dtype), _images(256, C, kernel, dtype), _images(128, 256, 28, dtype)
-        bias = torch.zeros(256)
+        bias = torch.zeros(256, dtype=torch.promote_types(dtype, torch.float32))
         call = partial(conv.forward, x, w, geometry, bias, "relu", scale=bias, added=added)
         yield f"{form}, {C} to 256, {kernel}x{kernel}", partial(_if_able, call, form)
 

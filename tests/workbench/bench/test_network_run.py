@@ -32,8 +32,8 @@ def measured(net, peers=PEERS):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels are measured")
-@pytest.mark.parametrize(("net", "copies"), [(SMALL, 0), (GAN, 1)], ids=["classifier", "gan"])
-def test_a_network_is_measured_beside_each_peer(net, copies):
+@pytest.mark.parametrize(("net", "copied"), [(SMALL, {}), (GAN, {"cat 2x3x8x8": 1})], ids=["classifier", "gan"])
+def test_a_network_is_measured_beside_each_peer(net, copied):
     first, row = measured(net)
     assert list(first["peers_ms"]) == ["torch"]
     assert row["error_ok"]
@@ -41,7 +41,7 @@ def test_a_network_is_measured_beside_each_peer(net, copies):
     assert row["ratio"] == min(row["ratios"].values())
     assert row["errors"]["gradients"] < 1e-5
     assert 0 < row["launches"] <= row["launches_plain"]
-    assert row["copies"] == copies  # the joined images
+    assert (row["copies"], row["copied"]) == (sum(copied.values()), copied)  # a GAN joins its pictures
     assert row["first_step_s"].keys() == {"ours", "torch"}
     json.dumps(row)
 
