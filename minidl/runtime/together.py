@@ -180,16 +180,17 @@ class _Waiting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, waits = kwargs or {}, False
-        tensors = list(_tensors((args, kwargs)))
-        with self._lock:
-            if self._launches and not _sees_no_values(func):
+        tensors: list[torch.Tensor] = []
+        if self._launches and not _sees_no_values(func):
+            with self._lock:
+                tensors = list(_tensors((args, kwargs)))
                 waits = self._can_wait(func, tensors)
                 if not waits:
                     self._before(tensors)
-            if waits and func is _INTO:
-                # By `data`: for those who look at its version it has changed now, and not later.
-                self._add(functools.partial(func, args[0].data, *args[1:], **kwargs), tensors)
-                return args[0]
+                elif func is _INTO:
+                    # By `data`: for those who look at its version it has changed now, and not later.
+                    self._add(functools.partial(func, args[0].data, *args[1:], **kwargs), tensors)
+                    return args[0]
         try:
             made = func(*args, **kwargs)
         except torch.OutOfMemoryError:

@@ -320,7 +320,7 @@ def test_blind_results_are_those_of_any_plan():
 
 @pytest.mark.parametrize("channels", [32, 64, 128])
 def test_tiles_of_boxes_have_the_shared_memory_for_a_sum(channels):
-    """Where a tile has one step, what is added is read ahead with the boxes: a tile of it beside those of all stages."""
+    """Where a tile has one step, a tile of what is added is read ahead beside the boxes of all stages."""
     for tile in launch.tiles("conv_box", "sm_90", torch.float16):
         with launch.force(conv_box=tile):
             meta = boxed.prepare(layer(256, channels, 256, 56, 1, added=True, act="relu")).meta
