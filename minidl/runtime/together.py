@@ -2,8 +2,9 @@
 
 Triton compiles a kernel as it is first launched, one after another: 115 kernels of a ResNet-50 step take 41 s. Here
 launches are noted in place of being run, missing kernels are compiled on every processor, and then the launches run in
-their order. They run earlier, with what is known by then, as soon as anything else could see their results: before an
-operation of torch on memory that they use (a value read on the host, a copy), a kernel that is not launched by minidl,
+their order. Copies that torch makes on the device of what they write wait with them: a DenseNet joins its layers so.
+They run earlier, with what is known by then, as soon as anything else could see their results: before another
+operation of torch on memory that they use (a value read on the host), a kernel that is not launched by minidl,
 another stream or thread, a change of how kernels are launched; and where little memory is left, as what they use is not
 freed meanwhile. Code that is given an address, and neither torch nor Triton runs it, sees memory as it is by then.
 """
@@ -29,7 +30,13 @@ from minidl.runtime import ahead, launch
 _FEW = 4  # kernels are compiled as they are launched before a process has started
 _MOST = 0.6  # of the memory that was free may be held before the launches run
 _LOOK = 16  # launches after which the memory is looked at again
-_NEW = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_INTO = torch.ops.aten.copy_.default
+_COPIES = {_INTO, torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten.cat.default}
+# With the view that `reshape` makes of its copy.
+_NEW = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros_like", "ones_like", "full_like",
+    "new_zeros", "new_ones", "new_full", "_unsafe_view",
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -103,10 +110,7 @@ class _Waiting(TorchDispatchMode):
                     self.run()
                     self._stream = stream
                 self._look_for(kernel, grid, args, meta)
-            self._launches.append(go)
-            self._used.add(tensors)
-            if self._gpu and len(self._launches) % _LOOK == 0 and self._free() < self._least:
-                self.run()
+            self._add(go, tensors)
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         """Keep what the launches that wait find by its address."""
@@ -143,6 +147,20 @@ class _Waiting(TorchDispatchMode):
                     hooks.add(self._other)
             del kept
 
+    def _add(self, go: Callable[[], Any], tensors: Iterable[torch.Tensor]) -> None:
+        self._launches.append(go)
+        self._used.add(tensors)
+        if self._gpu and len(self._launches) % _LOOK == 0 and self._free() < self._least:
+            self.run()
+
+    def _can_wait(self, func: Any, tensors: list[torch.Tensor]) -> bool:
+        """Whether an operation is a copy on the device, on the stream of the launches, of what they use."""
+        return (
+            func in _COPIES and not torch.is_inference_mode_enabled() and self._used.meet(tensors)
+            and all(t.device == tensors[0].device and t.layout is torch.strided for t in tensors)
+            and (not self._gpu or torch.cuda.current_stream(self._device) == self._stream)
+        )  # fmt: skip
+
     def _before(self, tensors: Iterable[torch.Tensor]) -> None:
         """Run the launches that wait, if they use the memory of these."""
         with self._lock:
@@ -161,16 +179,33 @@ class _Waiting(TorchDispatchMode):
         now.wait_stream(self._stream)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, waits = kwargs or {}, False
+        tensors: list[torch.Tensor] = []
         if self._launches and not _sees_no_values(func):
-            self._before(_tensors((args, kwargs)))
+            with self._lock:
+                tensors = list(_tensors((args, kwargs)))
+                waits = self._can_wait(func, tensors)
+                if not waits:
+                    self._before(tensors)
+                elif func is _INTO:
+                    # By `data`: for those who look at its version it has changed now, and not later.
+                    self._add(functools.partial(func, args[0].data, *args[1:], **kwargs), tensors)
+                    return args[0]
         try:
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
         except torch.OutOfMemoryError:
             if not self._launches or func._schema.is_mutable:
                 raise
-        self.run()  # and free what they use
-        return func(*args, **kwargs)
+            self.run()  # and free what they use
+            return func(*args, **kwargs)
+        if waits and made.device == tensors[0].device:
+            into = made.data  # a copy of what is not there yet: its memory is known, its values follow
+            with self._lock:
+                self._add(lambda: into.copy_(func(*args, **kwargs)), [*tensors, into])
+        elif waits:
+            self.run()
+            return func(*args, **kwargs)
+        return made
 
     def _other(self, *_: Any) -> None:
         """Another's kernel is launched by Triton."""
@@ -205,8 +240,8 @@ class _Waiting(TorchDispatchMode):
 
 @functools.cache
 def _sees_no_values(func: Any) -> bool:
-    """Whether an operation makes a view or empty memory. (In inference mode torch shows `contiguous` and `to`, which
-    may copy, before they are taken apart: by their schemas they are views.)"""
+    """Whether an operation makes a view, or memory that is empty or filled. (In inference mode torch shows `contiguous`
+    and `to`, which may copy, before they are taken apart: by their schemas they are views.)"""
     apart = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return (func.is_view and not apart) or func._schema.name.partition("::")[2] in _NEW
 

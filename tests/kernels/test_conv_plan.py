@@ -13,6 +13,7 @@ from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
 from minidl.runtime import launch
 from minidl.tensors import default_device
+from minidl.workbench.doctor.jobs import SHARED_LIMITS
 
 pytestmark = pytest.mark.usefixtures("fresh_plans")
 
@@ -315,3 +316,14 @@ def test_blind_results_are_those_of_any_plan():
         assert torch.equal(y, expected[first : first + 1])
     back, _ = conv.transposed(x, w, geometry, blind=True)
     assert torch.equal(back, conv.grad_input(x, w, geometry))
+
+
+@pytest.mark.parametrize("channels", [32, 64, 128])
+def test_tiles_of_boxes_have_the_shared_memory_for_a_sum(channels):
+    """Where a tile has one step, a tile of what is added is read ahead beside the boxes of all stages."""
+    for tile in launch.tiles("conv_box", "sm_90", torch.float16):
+        with launch.force(conv_box=tile):
+            meta = boxed.prepare(layer(256, channels, 256, 56, 1, added=True, act="relu")).meta
+        M, K, pixels = meta["BLOCK_M"], meta["BLOCK_K"], meta["TILE_N"] * meta["TILE_H"] * meta["TILE_W"]
+        added = M * pixels if channels == K and meta["PER_PROCESSOR"] else 0
+        assert 2 * (meta["num_stages"] * (M + pixels) * K + added) <= SHARED_LIMITS[90] - 64, tile

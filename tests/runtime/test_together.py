@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minidl import ops
+from minidl import models, ops
 from minidl.captured import capture
 from minidl.ops.view import cat
 from minidl.optim import SGD
@@ -60,14 +60,14 @@ def test_launches_wait_for_the_end(order):
     "see",
     [
         lambda y: y.item(),
-        lambda y: y.data.to(torch.float64),
-        lambda y: y.data.clone(),
+        lambda y: y.data.to("cpu").to(torch.float64).item(),
+        lambda y: y.data.clone().add_(1.0),
         lambda y: y.data.zero_(),
-        lambda y: torch.zeros(1, device=DEVICE).copy_(y.data),
+        lambda y: torch.zeros(1, device=DEVICE).copy_(y.data).item(),
         lambda y: torch.stack([y.data]),
         lambda y: y.data.detach().view(1, 1).add(1.0),
         lambda y: y.__dlpack__(),
-        lambda y: torch.from_dlpack(y.data.__dlpack__()).clone(),
+        lambda y: torch.from_dlpack(y.data.__dlpack__()).clone().item(),
         torch.inference_mode()(lambda y: y.data.to(torch.float64)),
         torch.inference_mode()(lambda y: y.data.expand(2).contiguous()),
         lambda y: torch.eye(1, device=DEVICE).to_sparse() @ y.data[:, None],
@@ -81,6 +81,45 @@ def test_they_run_before_torch_sees_what_they_use(order, see):
         order.append("|")
     assert len(order) > 1
     assert order[-1] == "|"
+
+
+def test_copies_on_the_device_wait_with_them(order):
+    """In their order, and of memory as it is at their place in it."""
+    x, into = numbers(4), torch.zeros(4, device=DEVICE)
+    with together(DEVICE):
+        y = ops.exp(x)
+        joined = torch.cat([y.data, x.data])
+        halves = y.data.to(torch.float16)
+        turned = y.data.view(2, 2).t().reshape(4)
+        before = into._version
+        assert into.copy_(joined[:4]) is into
+        assert into._version > before
+        z = ops.log(Tensor(into))
+        copy = into.clone()
+        into.copy_(z.data)
+        version = into._version
+        order.append("|")
+    assert order[0] == "|"
+    assert into._version == version
+    exact = x.data.exp()
+    torch.testing.assert_close(joined, torch.cat([exact, x.data]))
+    torch.testing.assert_close(halves, exact.half(), atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(turned, exact.view(2, 2).t().reshape(4))
+    torch.testing.assert_close(copy, exact)
+    torch.testing.assert_close(into, x.data)
+
+
+@pytest.mark.parametrize("name", ["densenet121", "unet"])
+def test_a_network_that_joins_waits_for_its_end(order, name):
+    """Kernels are compiled in one round."""
+    options = {"growth": 4, "first": 4} if name == "densenet121" else {"width": 4, "depth": 1}
+    model = models.densenet.DenseNet((2, 2), 3, **options) if name == "densenet121" else models.unet(2, **options)
+    x = numbers(2, 3, 32, 32)
+    order.clear()
+    with together(DEVICE):
+        ops.sum(model(x)).backward()
+        order.append("|")
+    assert order[0] == "|"
 
 
 def test_new_memory_lets_them_wait(order):

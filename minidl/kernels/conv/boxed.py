@@ -208,6 +208,10 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     if tiles <= walking:
         walking = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
     programs = walking or tiles
+    if walking and problem.added and options["PER_PROCESSOR"] == 1 and len(h.taps) * len(v.taps) * C == block:
+        # One step has no loop of its own: what is added is sent ahead by the loop over tiles, too. 64->256 at 56x56 in
+        # tiles of 256x128 needs 256 KB of shared memory with four stages.
+        options["num_stages"] = min(tile.num_stages, 3)
     if problem.beside and tile.num_warps == 8:
         options["PIECES"] = 8  # 96->312 with two pieces: 4 KB of spilled registers
     whole = stores_boxes(problem)

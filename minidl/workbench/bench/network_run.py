@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,8 +140,12 @@ class _Row:
     def judge(self, ours: sides.Side, theirs: sides.Side, batch: sides.Batch) -> None:
         """Compare both sides with float64 on a small batch."""
         exact = sides.Side(self.net, sides.torchs(batch[0].device.type, torch.float64))
-        theirs.load(ours)
         exact.load(ours)
+        if not self.net.training:
+            exact.take_statistics(sides.few_of(batch))
+            ours.load(exact)
+            exact.load(ours)
+        theirs.load(ours)
         compile_ahead(lambda: ours.compared(sides.few_of(batch)))
         own, torchs = sides.errors_of([ours, theirs], exact, batch)
         self.found["errors"], self.found["torch_errors"] = own.as_json(), torchs.as_json()
@@ -218,16 +223,17 @@ class _Row:
 
 
 class _Copies(TorchDispatchMode):
-    """Counts copies of images that torch makes: those with more than a batch's picture are named by their shapes."""
+    """Counts copies of images that torch makes, by what it does and the shape of (the first of) them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+        self.of: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name in ("aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"):
             first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
-            self.count += first.dim() == 4
+            if first.dim() == 4:
+                self.of[f"{func._schema.name.removeprefix('aten::')} {'x'.join(map(str, first.shape))}"] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -245,7 +251,7 @@ def counted(call: Callable[[], Any]) -> dict[str, Any]:
             rehearse(call)
         found[name] = count
         if fused:
-            found["copies"] = copies.count
+            found |= {"copies": copies.of.total(), "copied": dict(copies.of)}
     return found
 
 

@@ -59,6 +59,7 @@ def workloads(name: str = "") -> list[Workload]:
             "convolution", tuple(f for f in conv.FAMILIES if f not in TRANSPOSED + PRODUCTS), FLOATS, _convolution
         ),
         Workload("convolution as a product", (), FLOATS, _products),
+        Workload("convolution and a sum", ("conv_box", "conv_batch"), FLOATS, _sums),
         Workload("convolution of volumes", ("conv_box", "conv_box_grad_weight"), FLOATS, _volumes),
         Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
         Workload("float8", ("float8",), float8.SOURCES, _float8),
@@ -223,6 +224,16 @@ def _products(dtype: torch.dtype) -> Calls:
             ("gradient of the weight", partial(conv.grad_weight, x, dy, geometry)),
         ):
             yield f"{name}, {C} to {M} at {size}", partial(_if_able, call, "product")
+
+
+def _sums(dtype: torch.dtype) -> Calls:
+    """A residual before the activation, of more tiles than programs, with one step for each tile and with more."""
+    for C, kernel, form in itertools.product((64, 96, 256), (1, 3), ("box", "batch")):
+        geometry = Geometry.of((28, 28), (kernel,) * 2, (1, 1), ((kernel // 2,) * 2,) * 2, (1, 1))
+        x, w, added = _images(128, C, 28, dtype), _images(256, C, kernel, dtype), _images(128, 256, 28, dtype)
+        bias = torch.zeros(256, dtype=torch.promote_types(dtype, torch.float32))
+        call = partial(conv.forward, x, w, geometry, bias, "relu", scale=bias, added=added)
+        yield f"{form}, {C} to 256, {kernel}x{kernel}", partial(_if_able, call, form)
 
 
 def _float8(dtype: torch.dtype) -> Calls:

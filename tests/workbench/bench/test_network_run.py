@@ -32,8 +32,8 @@ def measured(net, peers=PEERS):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels are measured")
-@pytest.mark.parametrize(("net", "copies"), [(SMALL, 0), (GAN, 1)], ids=["classifier", "gan"])
-def test_a_network_is_measured_beside_each_peer(net, copies):
+@pytest.mark.parametrize(("net", "copied"), [(SMALL, {}), (GAN, {"cat 2x3x8x8": 1})], ids=["classifier", "gan"])
+def test_a_network_is_measured_beside_each_peer(net, copied):
     first, row = measured(net)
     assert list(first["peers_ms"]) == ["torch"]
     assert row["error_ok"]
@@ -41,7 +41,7 @@ def test_a_network_is_measured_beside_each_peer(net, copies):
     assert row["ratio"] == min(row["ratios"].values())
     assert row["errors"]["gradients"] < 1e-5
     assert 0 < row["launches"] <= row["launches_plain"]
-    assert row["copies"] == copies  # the joined images
+    assert (row["copies"], row["copied"]) == (sum(copied.values()), copied)  # a GAN joins its pictures
     assert row["first_step_s"].keys() == {"ours", "torch"}
     json.dumps(row)
 
@@ -80,6 +80,34 @@ def test_a_wrong_step_is_not_timed(monkeypatch, which):
     (row,) = measured(SMALL)
     assert not row["error_ok"]
     assert row["ratio"] is None
+
+
+def test_an_untrained_network_in_float16_is_compared_by_values_that_are_there():
+    """Of both sides, and what shifts or scales a channel is seen."""
+    torch.manual_seed(0)
+    net = Net("mobilenet_v2", 2, 32, False, given=(10,))
+    exact, half = (network_sides.Side(net, network_sides.torchs("cpu", t)) for t in (torch.float64, torch.float16))
+    batch = network_sides.batch_of(net, "cpu", torch.float16)
+
+    def off():
+        (errors,) = network_sides.errors_of([half], exact, batch)
+        return errors, network_sides.right(errors, errors, torch.float16)
+
+    half.load(exact)
+    exact.load(half)
+    assert off() == (network_sides.Errors(1.0), False)  # zeros
+    exact.take_statistics(batch)
+    half.load(exact)
+    exact.load(half)
+    errors, right = off()
+    assert right
+    assert errors.loss < 2**-8
+    norm = half.networks[""].features[18][1]
+    for wrong, value in ((norm.running_mean, 0.0), (norm.running_var, norm.running_var.mean())):
+        before = wrong.clone()
+        wrong.fill_(value)
+        assert not off()[1]
+        wrong.copy_(before)
 
 
 def described(ratios, **more):
