@@ -80,7 +80,7 @@ def test_values_and_gradients_are_torchs(shape, training, forced, device, monkey
 @pytest.mark.parametrize("shape", [(40, 5), (5, 3, 4, 6), (3, 16, 3, 3), (7, 1, 3, 3), (3, 2, 2, 3, 4)])
 @pytest.mark.parametrize("training", [True, False])
 def test_channels_of_a_wider_tensor_are_read_where_they_lie(shape, training, device, monkeypatch):
-    """What lies beside them is NaN and is not read; the bits are those of a tensor by itself.
+    """What lies beside them is NaN and is not read; results are those of a tensor by itself.
 
     Lanes read other numbers where rows lie apart, and sums are in another order: those of whole numbers are exact, of
     which a mean of 0 takes nothing away.
@@ -100,7 +100,9 @@ def test_channels_of_a_wider_tensor_are_read_where_they_lie(shape, training, dev
     with launch.force(**SMALL):
         dense = differentiated(x.contiguous(), w, b, training, "relu", dy, running)
     for got, expected in zip(apart, dense, strict=True):
-        assert torch.equal(got, expected)
+        # A GPU's compiler joins other products and sums to one rounding: of four that a gradient has.
+        off = 0.0 if launch.INTERPRETED else 4 * 2.0**-24 * expected.abs().max().item()
+        assert (got - expected).abs().max() <= off
         assert got.dim() < 3 or got.movedim(1, -1).is_contiguous()
 
 
