@@ -106,7 +106,8 @@ class _Waiting(TorchDispatchMode):
         with self._lock:
             if self._gpu:
                 stream = torch.cuda.current_stream(self._device)
-                if self._stream is None or stream != self._stream:  # a stream of torch's is told to be no other than None
+                # Of torch's streams `!= None` is false.
+                if self._stream is None or stream != self._stream:
                     self.run()
                     self._stream = stream
                 self._look_for(kernel, grid, args, meta)

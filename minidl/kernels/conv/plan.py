@@ -311,7 +311,7 @@ def _unshuffled(problem: Problem) -> tuple[Plan | None, str]:
     counted = problem._replace(N=problem.images)
     return _of_other(
         problem, unshuffled.NAME, unshuffled.apart(problem),
-        lambda made, best: 0.84 * unshuffled.cost(counted, made._replace(N=problem.images)) - 0.16 * best.microseconds,
+        lambda made, _: unshuffled.cost(counted, made._replace(N=problem.images)),
         lambda made: unshuffled.prepare(problem, made),
     )  # fmt: skip
 
