@@ -120,9 +120,9 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
                            ("matmul", "matmul")):  # fmt: skip
         setattr(Tensor, f"__r{operator}__", _swapped(functions[name]))
     for name in (
-        "abs", "amax", "argmax", "clamp", "clone", "contiguous", "exp", "expand", "flatten", "log", "log_softmax",
-        "matmul", "max", "mean", "norm", "permute", "relu", "reshape", "sigmoid", "softmax", "sqrt", "square",
-        "squeeze", "sum", "tanh", "to", "transpose", "unsqueeze",
+        "abs", "amax", "amin", "argmax", "argmin", "clamp", "clone", "contiguous", "exp", "expand", "flatten", "log",
+        "log_softmax", "matmul", "max", "mean", "min", "norm", "permute", "relu", "reshape", "sigmoid", "softmax",
+        "sqrt", "square", "squeeze", "sum", "tanh", "to", "topk", "transpose", "unsqueeze",
     ):  # fmt: skip
         setattr(Tensor, name, functions[name])
     for name, method in inplace.METHODS.items():

@@ -82,12 +82,14 @@ def copy_(x: Tensor, source: Tensor | torch.Tensor, non_blocking: bool = False) 
 
 def zero_(x: Tensor) -> Tensor:
     """Fill with zeros in place."""
-    return fill_(x, 0, "zero_")
+    _refuse_recorded("zero_", x)
+    x.data.zero_()
+    return x
 
 
-def fill_(x: Tensor, value: Scalar, name: str = "fill_") -> Tensor:
+def fill_(x: Tensor, value: Scalar) -> Tensor:
     """Fill with one value in place."""
-    _refuse_recorded(name, x)
+    _refuse_recorded("fill_", x)
     x.data.fill_(value)
     return x
 

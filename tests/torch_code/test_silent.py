@@ -233,6 +233,65 @@ class TestTensor:
             assert (x * t).tolist() == [[1, 1], [1, 1]]
 
 
+TIES = torch.tensor([[2.0, 2.0, 1.0], [float("nan"), 3.0, float("nan")], [0.0, -1.0, -1.0]])
+
+
+class TestReductions:
+    """Both rows of a batch of two are no values and indices."""
+
+    @pytest.mark.parametrize("name", ["max", "min"])
+    @pytest.mark.parametrize("keepdim", [False, True])
+    def test_along_a_dimension(self, name, keepdim):
+        x, theirs = Tensor(TIES.to(default_device()), requires_grad=True), TIES.clone().requires_grad_()
+        found, expected = getattr(x, name)(1, keepdim), getattr(theirs, name)(1, keepdim)
+        values, indices = found
+        assert values is found.values
+        assert indices is found.indices
+        assert torch.equal(indices.data.cpu(), expected.indices)
+        torch.testing.assert_close(values.data.cpu(), expected.values, rtol=0, atol=0, equal_nan=True)
+        values.sum().backward()
+        expected.values.sum().backward()
+        assert torch.equal(x.grad.data.cpu(), theirs.grad)  # all of it to one of equal elements
+
+    @pytest.mark.parametrize("name", ["max", "min"])
+    def test_of_everything_and_of_two(self, name):
+        x, theirs = numbers(3, 4), numbers(3, 4).data
+        x, theirs = Tensor(theirs.round(), True), theirs.round().requires_grad_()
+        getattr(x, name)().backward()
+        getattr(theirs, name)().backward()
+        torch.testing.assert_close(x.grad.data, theirs.grad)  # shared out
+        other = numbers(3, 4, seed=1)
+        assert torch.equal(getattr(x, name)(other).data, getattr(torch, name)(theirs.detach(), other.data))
+        with pytest.raises(TypeError, match=f"expected one dimension, or none for all; a{name} takes several"):
+            getattr(x, name)((0, 1))
+
+    @pytest.mark.parametrize("largest", [True, False])
+    def test_topk(self, largest):
+        x = numbers(5, 40, requires_grad=True)
+        theirs = x.data.clone().requires_grad_()
+        found, expected = x.topk(3, largest=largest), theirs.topk(3, largest=largest)
+        assert torch.equal(found.indices.data, expected.indices)
+        (found.values * as_tensor([1.0, 2.0, 3.0])).sum().backward()
+        (expected.values * torch.tensor([1.0, 2.0, 3.0], device=theirs.device)).sum().backward()
+        assert torch.equal(x.grad.data, theirs.grad)
+
+    @pytest.mark.parametrize("p", [2, 1, "fro", float("inf"), -float("inf"), 0], ids=str)
+    @pytest.mark.parametrize("dim", [None, 1, (0, 2)], ids=str)
+    def test_norm(self, p, dim):
+        x = numbers(3, 4, 2, requires_grad=True)
+        theirs = x.data.double().requires_grad_()
+        found, expected = x.norm(p, dim, keepdim=True), theirs.norm(p, dim, keepdim=True)
+        torch.testing.assert_close(found.data.double(), expected.detach(), rtol=2.0**-20, atol=0)
+        if p != 0:
+            found.sum().backward()
+            expected.sum().backward()
+            torch.testing.assert_close(x.grad.data.double(), theirs.grad, rtol=2.0**-20, atol=0)
+
+    def test_a_norm_that_is_not_there(self):
+        with pytest.raises(ValueError, match=r"norm: p is 3, expected 2, 1, 0, inf, -inf or 'fro'"):
+            numbers(3).norm(3)
+
+
 class TestModule:
     @pytest.mark.parametrize(
         ("value", "message"),
