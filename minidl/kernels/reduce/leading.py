@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.reduce.layout import LOWEST_INTEGER, block, box, kept, offsets, seen
+from minidl.kernels.reduce.layout import LOWEST_INTEGER, box, kept, seen
 from minidl.runtime import check, launch, order
 
 LONG_NOWHERE, NOWHERE = tl.constexpr(2**62), tl.constexpr(2**31 - 1)
@@ -28,6 +28,15 @@ def key(b_x, LARGEST: tl.constexpr, KEY: tl.constexpr):
     else:
         b_i = b_x.to(KEY)
     return b_i if LARGEST else ~b_i
+
+
+@triton.jit
+def places(o_r, R2, s_r1, s_r2, R_LEVELS: tl.constexpr):
+    """Memory offsets of indices, divided before they are widened: a division of 64 bits is a call."""
+    if R_LEVELS == 2:
+        return (o_r // R2).to(tl.int64) * s_r1 + (o_r % R2).to(tl.int64) * s_r2
+    else:
+        return o_r.to(tl.int64) * s_r2
 
 
 @triton.jit
@@ -51,7 +60,7 @@ def leading_kernel(
         b_j = tl.full((BLOCK_R, BLOCK_K1, BLOCK_K2), NONE, PLACE)
         for r in range(0, R, BLOCK_R):
             b_r = (r + o_r)[:, None, None]
-            p_r = block(p_x, (r + o_r).to(tl.int64), R2, s_r1, s_r2, R_LEVELS, False, 1, BLOCK_K1, BLOCK_K2)
+            p_r = p_x + places(b_r, R2, s_r1, s_r2, R_LEVELS)
             m_r = m_k & (b_r < R)
             b_i = key(tl.load(p_r, mask=m_r, other=0), LARGEST, KEY)
             after = m_r & ((b_i < b_key) | ((b_i == b_key) & (b_r > b_at)))
@@ -60,7 +69,7 @@ def leading_kernel(
             b_j = tl.where(found, b_r, b_j)
         b_key = tl.max(b_top, axis=0)[None, :, :]
         b_at = tl.min(tl.where(b_top == b_key, b_j, NONE), axis=0)[None, :, :]
-        o_x = offsets(b_at.to(tl.int64), R2, s_r1, s_r2, R_LEVELS)
+        o_x = places(b_at, R2, s_r1, s_r2, R_LEVELS)
         tl.store(p_y + o_y, tl.load(p_x + o_x, mask=m_k, other=0), mask=m_k)
         tl.store(p_j + o_y, b_at.to(tl.int64), mask=m_k)
         o_y += inner
@@ -93,10 +102,11 @@ def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tup
     tile = launch.tile(of.family, x.dtype, K=of.K, R=R)
     k1, r, k2 = box(tile, K1, R, K2, of.family == "reduce_columns")
     programs = launch.cdiv(K1, k1) * launch.cdiv(K2, k2)
+    wide = x.dtype == torch.float64 or not x.is_floating_point()
     launch.run(
         leading_kernel, (programs,), of.x, y, found, *of.extents, k, y.shape[at + 1 :].numel(),
         LARGEST=largest, R_LEVELS=of.r_levels, LONG=R >= MANY,
-        KEY=tl.int64 if x.dtype == torch.float64 or not x.is_floating_point() else tl.int32,
-        BLOCK_K1=k1, BLOCK_R=r, BLOCK_K2=k2, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        KEY=tl.int64 if wide else tl.int32, BLOCK_K1=k1, BLOCK_R=r, BLOCK_K2=k2,
+        num_warps=8 if wide else min(tile.num_warps, 8), num_stages=tile.num_stages,  # others spill
     )  # fmt: skip
     return y, found
