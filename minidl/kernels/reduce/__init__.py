@@ -21,8 +21,8 @@ import triton.language as tl
 
 from minidl.kernels.reduce import positions, sums
 from minidl.kernels.reduce.layout import again, offsets, seen, whole
-from minidl.kernels.reduce.leading import leading
 from minidl.kernels.reduce.positions import spread
+from minidl.kernels.reduce.ranked import leading
 from minidl.kernels.reduce.sums import AS_IT_IS, EQUAL, MAX, MIN, OVER_COUNT, ROOT, SQUARES, SUM, depth
 from minidl.runtime import check, launch
 
