@@ -258,7 +258,10 @@ class Function:
         """Run forward on the arguments (variables unwrapped) and wrap what it returns."""
         needs = tuple([isinstance(arg, Variable) and arg._requires_grad for arg in args])
         try:
-            raw = [arg.data if isinstance(arg, Variable) else arg for arg in args]
+            raw = [
+                arg.data if isinstance(arg, Variable) else _alone(cls, arg) if isinstance(arg, torch.Tensor) else arg
+                for arg in args
+            ]
         except UnknownTensor as unknown:
             return unknown.answer(args)
         if not (True in needs and is_grad_enabled()):
@@ -282,6 +285,17 @@ class Function:
             return _join(cls.result_class(result), node, 0)
         node.outputs = [tuple(out.shape) for out in result]
         return tuple([_join(cls.result_class(out), node, i) for i, out in enumerate(result)])
+
+
+def _alone(function: type[Function], tensor: torch.Tensor) -> torch.Tensor:
+    """A torch tensor as an operand, of which torch records nothing. Raises TypeError where it does."""
+    if tensor.requires_grad and is_grad_enabled() and torch.is_grad_enabled():
+        raise TypeError(
+            f"{function.__name__}: an operand is a torch tensor that requires grad, whose gradient would end here, as "
+            "torch and minidl record apart; pass t.detach(), or minidl.from_torch(t.detach(), requires_grad=True) and "
+            "read the gradient there"
+        )
+    return tensor
 
 
 def _join(out: Variable, node: Node, index: int) -> Variable:

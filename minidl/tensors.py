@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
@@ -20,6 +20,7 @@ from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 
 Scalar = int | float | bool
+OPERATIONS: set[str] = set()  # names of `minidl.ops`, which fills it
 _NOTHING = torch.empty(0)  # the memory of a result that is not computed yet
 
 
@@ -35,7 +36,7 @@ class Tensor(Variable):
 
     `data` is the torch tensor underneath. With `requires_grad`, operations on it are recorded and
     `backward()` fills `grad`. Raises TypeError for data that is not a torch tensor (see `minidl.as_tensor`) and for
-    gradients of integers.
+    gradients of integers, or whose gradient torch records.
     """
 
     __slots__ = ()
@@ -43,6 +44,11 @@ class Tensor(Variable):
     def __init__(self, data: torch.Tensor, requires_grad: bool = False) -> None:
         if not isinstance(data, torch.Tensor):
             raise TypeError(f"Tensor wraps a torch tensor, got {type(data).__name__}; use minidl.as_tensor(...)")
+        if data.requires_grad and torch.is_grad_enabled():
+            raise TypeError(
+                f"{type(self).__name__}: torch records the gradient of this tensor, which would end here; pass "
+                "t.detach(), and requires_grad=True for a gradient of minidl's"
+            )
         super().__init__(data.detach())
         self.requires_grad_(requires_grad)
 
@@ -54,6 +60,20 @@ class Tensor(Variable):
         tensor._later, tensor._requires_grad = later, later.requires_grad
         open_(tensor)
         return tensor
+
+    def _twin(self) -> Tensor:
+        """A second tensor of the same value, at the same place in the graph."""
+        twin = Tensor.__new__(Tensor)
+        Variable.__init__(twin, self._held)
+        twin._take_place(self)
+        return twin
+
+    def _take_place(self, made: Tensor) -> None:
+        """Be the value of another tensor from now on, computed or not, at its place in the graph."""
+        self._held, self._later, self._taken = made._held, made._later, False
+        self._node, self._index, self._requires_grad = made._node, made._index, made._requires_grad
+        if self._later is not None:
+            open_(self)
 
     @property
     def _known(self) -> Any:
@@ -102,6 +122,35 @@ class Tensor(Variable):
         if self.requires_grad:
             raise RuntimeError("this tensor is part of a graph; call .detach().numpy()")
         return self.data.cpu().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """What NumPy makes an array of: the memory itself where that is on the CPU. Raises as torch's."""
+        if self.requires_grad:
+            raise RuntimeError("can't call numpy() on a Tensor that requires grad; use .detach().numpy()")
+        if self.device.type != "cpu":
+            raise TypeError(f"can't convert a tensor on {self.device} to numpy; copy it to the host with .cpu() first")
+        array = self.data.numpy()
+        if dtype is not None and dtype != array.dtype:
+            if copy is False:
+                raise ValueError(f"an array of {dtype} cannot share the memory of {array.dtype}")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        """torch asks this of a Tensor among the arguments of its functions: refuse, and name minidl's."""
+        name = getattr(function, "__name__", "").strip("_")
+        known = next((n for n in (name, name[1:]) if n in OPERATIONS), None)
+        ours = "" if known is None else f"minidl.ops.{known}, or "
+        text = (
+            f"{torch.overrides.resolve_name(function) or name} got a minidl Tensor; use {ours}torch's with "
+            "x.to_torch(), whose gradient is torch's alone"
+        )
+        # Of a TypeError torch's operators make another try, x + t for t + x: what changes t must not.
+        changes = getattr(function, "__name__", "") == f"{name}_"
+        raise RuntimeError(text) if changes else TypeError(text)
 
     def to_torch(self) -> torch.Tensor:
         """The torch tensor underneath, sharing memory; torch's own autograd does not see it."""
@@ -293,35 +342,6 @@ class Tensor(Variable):
         """The tensor as float64."""
         return self.to(torch.float64)
 
-    def zero_(self) -> Tensor:
-        """Fill with zeros in place."""
-        self._check_in_place("zero_")
-        self.data.zero_()
-        return self
-
-    def fill_(self, value: Scalar) -> Tensor:
-        """Fill with one value in place."""
-        self._check_in_place("fill_")
-        self.data.fill_(value)
-        return self
-
-    def copy_(self, source: Tensor | torch.Tensor) -> Tensor:
-        """Copy values from another tensor in place, converting dtype and device; shapes must be equal."""
-        self._check_in_place("copy_")
-        data = source.data if isinstance(source, Tensor) else source
-        if data.shape != self.shape:
-            raise ValueError(f"copy_: source has shape {list(data.shape)}, expected {list(self.shape)}")
-        self.data.copy_(data)
-        return self
-
-    def _check_in_place(self, name: str) -> None:
-        settle_all()
-        if self.requires_grad and autograd.is_grad_enabled():
-            raise RuntimeError(
-                f"{name}: a tensor whose gradient is recorded cannot be changed in place; "
-                "do it under minidl.no_grad(), or on .detach()"
-            )
-
     if TYPE_CHECKING:
         # Attached by minidl.ops.
         T: Tensor
@@ -346,6 +366,22 @@ class Tensor(Variable):
         def __le__(self, other: Tensor | Scalar) -> Tensor: ...
         def __gt__(self, other: Tensor | Scalar) -> Tensor: ...
         def __ge__(self, other: Tensor | Scalar) -> Tensor: ...
+        def __iadd__(self, other: Tensor | Scalar) -> Self: ...
+        def __isub__(self, other: Tensor | Scalar) -> Self: ...
+        def __imul__(self, other: Tensor | Scalar) -> Self: ...
+        def __itruediv__(self, other: Tensor | Scalar) -> Self: ...
+        def __ipow__(self, other: Tensor | Scalar) -> Self: ...
+        def add_(self, other: Tensor | Scalar, alpha: Scalar = 1) -> Self: ...
+        def sub_(self, other: Tensor | Scalar, alpha: Scalar = 1) -> Self: ...
+        def mul_(self, other: Tensor | Scalar) -> Self: ...
+        def div_(self, other: Tensor | Scalar) -> Self: ...
+        def pow_(self, exponent: Tensor | Scalar) -> Self: ...
+        def clamp_(self, min: Scalar | None = None, max: Scalar | None = None) -> Self: ...
+        def copy_(self, source: Tensor | torch.Tensor, non_blocking: bool = False) -> Self: ...
+        def zero_(self) -> Self: ...
+        def fill_(self, value: Scalar) -> Self: ...
+        def normal_(self, mean: Scalar = 0.0, std: Scalar = 1.0, seed: int | None = None) -> Self: ...
+        def uniform_(self, low: Scalar = 0.0, high: Scalar = 1.0, seed: int | None = None) -> Self: ...
         def abs(self) -> Tensor: ...
         def exp(self) -> Tensor: ...
         def log(self) -> Tensor: ...
@@ -358,9 +394,16 @@ class Tensor(Variable):
         def log_softmax(self, dim: int = -1) -> Tensor: ...
         def sum(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor: ...
         def mean(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor: ...
-        def max(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor: ...
+        def amax(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor: ...
+        def amin(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor: ...
+        def max(self, dim: int | Tensor | None = None, keepdim: bool = False) -> Any: ...
+        def min(self, dim: int | Tensor | None = None, keepdim: bool = False) -> Any: ...
+        def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any: ...
         def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor: ...
-        def norm(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor: ...
+        def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor: ...
+        def norm(
+            self, p: Scalar | str = "fro", dim: int | Sequence[int] | None = None, keepdim: bool = False
+        ) -> Tensor: ...
         def matmul(self, other: Tensor) -> Tensor: ...
         def reshape(self, *shape: int | Sequence[int]) -> Tensor: ...
         def view(self, *shape: int | Sequence[int]) -> Tensor: ...
@@ -379,7 +422,7 @@ Function.result_class = Tensor
 
 
 def from_torch(data: torch.Tensor, requires_grad: bool = False) -> Tensor:
-    """A Tensor over a torch tensor's memory, without a copy."""
+    """A Tensor over a torch tensor's memory, without a copy. Raises TypeError where torch records its gradient."""
     return Tensor(data, requires_grad)
 
 
@@ -391,11 +434,14 @@ def as_tensor(
 ) -> Tensor:
     """A Tensor over `data`: numbers, nested lists, a NumPy array, a torch tensor or a Tensor, sharing memory if it can.
 
-    Python floats become float32. The device is where kernels run unless named. Raises TypeError or ValueError for
-    data without a regular shape.
+    Python floats become float32. The device is where kernels run unless named; a Tensor is returned as it is, or
+    converted as by `to`, so that gradients flow through. Raises TypeError or ValueError for data without a regular
+    shape.
     """
     if isinstance(data, Tensor):
-        data = data.data
+        same = dtype in (None, data.dtype) and (device is None or torch.device(device) == data.device)
+        data = data if same else data.to(device or data.device, dtype or data.dtype)
+        return data if data.requires_grad or not requires_grad else Tensor(data.data, True)
     return Tensor(torch.as_tensor(data, dtype=dtype, device=device or default_device()), requires_grad)
 
 

@@ -261,7 +261,7 @@ def uphill(x: Tensor) -> Tensor:
     start = Tensor(x.data).requires_grad_()
     ops.sum(discriminator(start)).backward()
     with minidl.no_grad():
-        lengths = ops.norm(start.grad.flatten(1), 1)
+        lengths = ops.norm(start.grad.flatten(1), 2, 1)
         return start.grad * (REACH / lengths).reshape(-1, 1, 1, 1)
 
 

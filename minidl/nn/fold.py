@@ -187,6 +187,9 @@ def _leave_out(model: Module, norm: Module, callers: dict[Module, list[Module | 
                 parent.__dict__[name] = norm
         # A Sequential whose layers other modules call by index keeps their numbers.
         elif names and all(_is_sequential(caller) for child in parent for caller in callers.get(child, ())):
-            layers = [child for child in parent._modules.values() if child is not norm]
+            layers = {name: child for name, child in parent._modules.items() if child is not norm}
+            numbered = all(name.isdigit() for name in layers)
             parent._modules.clear()
-            parent._modules.update((str(index), layer) for index, layer in enumerate(layers))
+            parent._modules.update(
+                (str(index) if numbered else name, layer) for index, (name, layer) in enumerate(layers.items())
+            )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from minidl import ops
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.nn import init
-from minidl.nn.module import Module, Parameter
+from minidl.nn.module import Module, Parameter, described
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
 
@@ -193,12 +194,20 @@ class SiLU(Module):
 
 
 class Sequential(Module):
-    """Modules applied one after another; named "0", "1", ... as in torch."""
+    """Modules applied one after another; named "0", "1", ... as in torch, or by the keys of one OrderedDict.
 
-    def __init__(self, *modules: Module) -> None:
+    Raises TypeError for anything that is no Module, by its place.
+    """
+
+    def __init__(self, *modules: Module | OrderedDict[str, Module]) -> None:
         super().__init__()
-        for index, module in enumerate(modules):
-            setattr(self, str(index), module)
+        named: Iterable[tuple[str, Any]] = ((str(index), module) for index, module in enumerate(modules))
+        if len(modules) == 1 and isinstance(modules[0], OrderedDict):
+            named = modules[0].items()
+        for name, module in named:
+            if not isinstance(module, Module):
+                raise TypeError(f"{type(self).__name__}: {name!r} is {described(module)}")
+            self.add_module(name, module)
 
     def forward(self, x: Any) -> Any:
         for module in self.children():

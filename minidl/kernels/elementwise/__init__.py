@@ -38,11 +38,11 @@ def _of_one(name: str, doc: str, integers: bool = False) -> Callable[[torch.Tens
     return _named(function, name, doc)
 
 
-def _of_two(name: str, doc: str, integers: bool = False) -> Callable[[Operand, Operand], torch.Tensor]:
+def _of_two(name: str, doc: str, integers: bool = False) -> Callable[..., torch.Tensor]:
     op = getattr(functions, name.upper())
 
-    def function(a: Operand, b: Operand) -> torch.Tensor:
-        return compute(name, op, a, b, integers=integers)
+    def function(a: Operand, b: Operand, out: torch.Tensor | None = None) -> torch.Tensor:
+        return compute(name, op, a, b, integers=integers, out=out)
 
     return _named(function, name, doc)
 
@@ -102,6 +102,13 @@ def add_act(a: torch.Tensor, b: torch.Tensor, act: Activation) -> torch.Tensor:
 
 
 add = _of_two("add", "a + b.", integers=True)
+
+
+def add_scaled(a: torch.Tensor, b: Operand, factor: float, out: torch.Tensor | None = None) -> torch.Tensor:
+    """a + factor b, rounded once at the end."""
+    return compute("add", functions.ADD_SCALED, a, b, factor, integers=True, out=out)
+
+
 sub = _of_two("sub", "a - b.", integers=True)
 mul = _of_two("mul", "a b.", integers=True)
 div = _of_two("div", "a / b. Its gradient in a is dy / b.")
@@ -132,17 +139,17 @@ def where(condition: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
     return compute("where", functions.WHERE, condition, a, b, integers=True, condition=True)
 
 
-def clamp(x: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:
+def clamp(x: torch.Tensor, low: float | None, high: float | None, out: torch.Tensor | None = None) -> torch.Tensor:
     """x moved into [low, high]; None leaves that side open. NaN stays. Raises ValueError unless low <= high."""
     if low is None and high is None:
         raise ValueError("clamp: got neither min nor max, expected at least one")
     if low is None:
-        return compute("clamp", functions.MINIMUM, x, high, integers=True)
+        return compute("clamp", functions.MINIMUM, x, high, integers=True, out=out)
     if high is None:
-        return compute("clamp", functions.MAXIMUM, x, low, integers=True)
+        return compute("clamp", functions.MAXIMUM, x, low, integers=True, out=out)
     if not low <= high:
         raise ValueError(f"clamp: min {low} is above max {high}")
-    return compute("clamp", functions.CLAMP, x, low, high, integers=True)
+    return compute("clamp", functions.CLAMP, x, low, high, integers=True, out=out)
 
 
 def clamp_grad(dy: torch.Tensor, x: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:

@@ -106,11 +106,13 @@ def compute(
     condition: bool = False,
     wide: bool = False,
     like: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """f of up to three operands of one dtype, that of the first tensor; numbers take the type computed in.
 
     With `condition`, a torch.bool tensor stands before them. With `wide`, tensors of the accumulate type may be among
-    them. The result lies in memory as `like` does, or by the rule of `order`.
+    them. The result lies in memory as `like` does, or by the rule of `order`; or it is written to `out`, which may be
+    an operand itself. Raises ValueError where `out` has another shape or dtype.
     """
     number = op.value
     first = _first_tensor(name, operands[1:] if condition else operands)
@@ -124,7 +126,16 @@ def compute(
         x if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device, number in CHOICES) for x in operands
     ]
     shape = broadcast(name, [x.shape for x in tensors])
-    y = order.empty(shape, tensors if like is None else [like], torch.bool if comparison else dtype)
+    kind = torch.bool if comparison else dtype
+    if out is not None and (out.shape != shape or out.dtype != kind):
+        raise ValueError(
+            f"{name}: the result has shape {list(shape)} and dtype {kind}, which does not fit in place of "
+            f"{list(out.shape)} and {out.dtype}"
+        )
+    if out is not None and order.dense(shape, out.stride()):
+        y = out
+    else:
+        y = order.empty(shape, tensors if like is None else [like], kind)
     activation_, slope = activation.parse(act)
     flags = {
         "OP": number,
@@ -135,7 +146,7 @@ def compute(
         "ACC_A": tl.int1 if condition else acc,
     }
     _launch(tensors, y, dtype, flags)
-    return y
+    return y if out is None or out is y else out.copy_(y)
 
 
 def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, flags: dict) -> None:

@@ -17,6 +17,7 @@ ACTIVATE_GRAD_FROM_OUTPUT = tl.constexpr(45)
 # Three.
 WHERE, CLAMP, DIV_GRAD_B, POW_GRAD_A, POW_GRAD_B = map(tl.constexpr, range(60, 65))
 MAXIMUM_GRAD, MINIMUM_GRAD, PASS_GE, PASS_LE, NORM_GRAD, AMAX_GRAD = map(tl.constexpr, range(65, 71))
+ADD_SCALED = tl.constexpr(71)
 
 # As plain numbers, which the host compares in C.
 COMPARISONS = frozenset(op.value for op in (EQ, NE, LT, LE, GT, GE))
@@ -170,6 +171,8 @@ def function_of_3(a, b, c, OP: tl.constexpr):
         return tl.where(b >= c, a, 0.0)
     elif OP == PASS_LE:
         return tl.where(b <= c, a, 0.0)
+    elif OP == ADD_SCALED:
+        return a + c * b
     elif OP == NORM_GRAD:
         return tl.where(c == 0, 0.0, a * divide(b, c))
     else:

@@ -1,4 +1,4 @@
-"""Reductions over any axes: sum, mean, 2-norm, maximum, and the position of the maximum.
+"""Reductions over any axes: sum, mean, 2-norm, maximum and minimum, their positions, and the k largest elements.
 
     x   any shape and strides          y   x's shape without the reduced axes (or with size 1 there)
 
@@ -21,12 +21,14 @@ import triton.language as tl
 
 from minidl.kernels.reduce import positions, sums
 from minidl.kernels.reduce.layout import again, offsets, seen, whole
-from minidl.kernels.reduce.sums import AS_IT_IS, EQUAL, MAX, OVER_COUNT, ROOT, SQUARES, SUM, depth
+from minidl.kernels.reduce.positions import spread
+from minidl.kernels.reduce.ranked import leading
+from minidl.kernels.reduce.sums import AS_IT_IS, EQUAL, MAX, MIN, OVER_COUNT, ROOT, SQUARES, SUM, depth
 from minidl.runtime import check, launch
 
 __all__ = [
-    "again", "amax", "argmax", "band", "count_equal", "depth", "kept_shape", "mean", "norm", "offsets", "sum",
-    "sum_rows", "sum_to", "whole",
+    "again", "amax", "amin", "argmax", "argmin", "band", "count_equal", "depth", "extreme", "kept_shape", "leading",
+    "mean", "norm", "offsets", "spread", "sum", "sum_rows", "sum_to", "whole",
 ]  # fmt: skip
 
 
@@ -76,10 +78,21 @@ def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool
 
     Raises ValueError where there are no elements.
     """
-    axes = _axes("amax", dims, x.dim())
-    _not_empty("amax", x, axes)
+    return _most("amax", x, dims, keepdim, MAX)
+
+
+def amin(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The minimum over `dims`, as `amax`."""
+    return _most("amin", x, dims, keepdim, MIN)
+
+
+def _most(
+    name: str, x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, op: tl.constexpr
+) -> torch.Tensor:
+    axes = _axes(name, dims, x.dim())
+    _not_empty(name, x, axes)
     y = torch.empty(_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
-    return y if x.numel() == 0 else _sum(x, axes, y, op=MAX)
+    return y if x.numel() == 0 else _sum(x, axes, y, op=op)
 
 
 def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
@@ -87,13 +100,35 @@ def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> to
 
     Raises ValueError where there are no elements.
     """
-    axes = _axes("argmax", dim, x.dim())
-    _not_empty("argmax", x, axes)
-    found = torch.empty(_shape(x, axes, keepdim), dtype=torch.int64, device=x.device)
+    return _positions("argmax", x, dim, keepdim, False, False)[1]
+
+
+def argmin(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The first position of the minimum, as `argmax`."""
+    return _positions("argmin", x, dim, keepdim, True, False)[1]
+
+
+def extreme(
+    x: torch.Tensor, dim: int, keepdim: bool = False, smallest: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The maximum along `dim`, or the minimum, and its first position, in one launch."""
+    y, found = _positions("min" if smallest else "max", x, dim, keepdim, smallest, True)
+    assert y is not None
+    return y, found
+
+
+def _positions(
+    name: str, x: torch.Tensor, dim: int | None, keepdim: bool, smallest: bool, values: bool
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    axes = _axes(name, dim, x.dim())
+    _not_empty(name, x, axes)
+    shape = _shape(x, axes, keepdim)
+    found = torch.empty(shape, dtype=torch.int64, device=x.device)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device) if values else None
     if found.numel() == x.numel():
-        return found.zero_()
-    positions.fill(seen(x, axes), found)
-    return found
+        return None if y is None else y.copy_(x.reshape(shape)), found.zero_()
+    positions.fill(seen(x, axes), found, y, smallest)
+    return y, found
 
 
 def kept_shape(x: torch.Tensor, dims: Sequence[int] | int | None) -> list[int]:
@@ -126,7 +161,7 @@ def _sum(
     """Fill y, contiguous in the order of the kept axes, and return it."""
     if x.numel() == 0:
         return y.fill_(math.nan if finish == OVER_COUNT else 0)
-    if y.numel() == x.numel() and op in (SUM, MAX):
+    if y.numel() == x.numel() and op in (SUM, MAX, MIN):
         return y.copy_(x.reshape(y.shape))
     sums.fill(seen(x, axes), y, op, finish, m)
     return y
@@ -154,6 +189,7 @@ def _shape(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> list[int]:
 
 def _not_empty(name: str, x: torch.Tensor, axes: Sequence[int]) -> None:
     if any(x.shape[i] == 0 for i in axes):
+        wanted = "minimum" if "min" in name else "maximum"
         raise ValueError(
-            f"{name}: no maximum along dims {list(axes)} of a tensor of shape {list(x.shape)}: it is empty there"
+            f"{name}: no {wanted} along dims {list(axes)} of a tensor of shape {list(x.shape)}: it is empty there"
         )

@@ -51,6 +51,14 @@ def lowest(shape: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def turned(b_x, TURN: tl.constexpr):
+    """b_x in the opposite order where TURN: the maximum of what is turned is the minimum. Turned twice, it is b_x."""
+    if TURN:
+        b_x = b_x * -1 if b_x.dtype.is_floating() else ~b_x
+    return b_x
+
+
+@triton.jit
 def by_outer(p, o, BLOCK_K1: tl.constexpr, BLOCK_K2: tl.constexpr, ALONG: tl.constexpr):
     """Pointers p + o [BLOCK_R, BLOCK_K1, BLOCK_K2], of which warps take outer indices: see `softmax.rows.by_rows`.
 

@@ -1,11 +1,16 @@
-"""The positions of maxima."""
+"""The positions of maxima or minima, with their values where they are wanted, and the way back to them.
+
+A minimum is the maximum of what is turned around: -x, or ~x for integers, which none of them leaves.
+"""
+
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.reduce.layout import LOWEST_INTEGER, Seen, block, kept, lowest, seen, whole
-from minidl.runtime import launch
+from minidl.kernels.reduce.layout import LOWEST_INTEGER, Seen, block, kept, lowest, seen, turned, whole
+from minidl.runtime import launch, order
 from minidl.runtime.early import wait
 
 MANY = 2**31  # of a share: positions in it take 64 bits from here on
@@ -13,9 +18,13 @@ NOWHERE, FARTHER = tl.constexpr(2**31 - 1), tl.constexpr(2**62)
 
 
 @triton.jit
-def better(b_v, b_at, p_x, mask, r, ACC: tl.constexpr):
+def better(b_v, b_at, p_x, mask, r, SMALLEST: tl.constexpr, ACC: tl.constexpr):
     """The larger of each lane's value and the next, or its first NaN, and where the block began that had it."""
-    b_x = tl.load(p_x, mask=mask, other=float("-inf") if ACC.is_floating() else 0).to(ACC)
+    if ACC.is_floating():
+        b_x = tl.load(p_x, mask=mask, other=float("inf") if SMALLEST else float("-inf")).to(ACC)
+    else:
+        b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
+    b_x = turned(b_x, SMALLEST)
     if not ACC.is_floating():
         b_x = tl.where(mask, b_x, LOWEST_INTEGER)
     found = (b_x > b_v) | ((b_x != b_x) & (b_v == b_v))
@@ -25,11 +34,11 @@ def better(b_v, b_at, p_x, mask, r, ACC: tl.constexpr):
 @triton.jit
 def argmax_kernel(
     p_x, p_i, p_y, p_j, K1, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share,
-    SHARES: tl.constexpr, LAST: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, EVEN: tl.constexpr,
+    SHARES: tl.constexpr, SMALLEST: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, EVEN: tl.constexpr,
     R_LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     LONG: tl.constexpr, BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
 ):  # fmt: skip
-    """j[i, k1, k2] = the first r where x[k1, r, k2] is largest over share i of r, and that maximum in y unless LAST.
+    """j[i, k1, k2] = the first r where x[k1, r, k2] is largest over share i of r; that maximum in y, if there is a y.
 
     With SHARES, x holds the maxima of shares, and i [shares, K] their positions. Positions in a share have 32 bits
     unless it is LONG: 64 take twice the registers. Loads are those of `reduce_kernel`.
@@ -44,12 +53,12 @@ def argmax_kernel(
     last = rows // BLOCK_R * BLOCK_R
     for r in range(0, last, BLOCK_R):
         p_r = block(p_x, start + r + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
-        b_v, b_at = better(b_v, b_at, p_r, m_k, r, ACC)
+        b_v, b_at = better(b_v, b_at, p_r, m_k, r, SMALLEST, ACC)
     if last < rows:
         p_r = block(p_x, start + last + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
         end = whole(R, ALIGN) if EVEN else R
         m_r = m_k & (start + last + o_r < end)[:, None, None]
-        b_v, b_at = better(b_v, b_at, p_r, m_r, last, ACC)
+        b_v, b_at = better(b_v, b_at, p_r, m_r, last, SMALLEST, ACC)
     # A maximum over lanes may drop NaN or keep it, so NaN is looked for by itself.
     missing = b_v != b_v
     b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
@@ -63,28 +72,64 @@ def argmax_kernel(
         b_j += start
     o_y = tl.program_id(1).to(tl.int64) * K1 * K2 + o_k
     tl.store(p_j + o_y, b_j, mask=m_k)
-    if not LAST:
+    if p_y is not None:
+        b_top = turned(b_top, SMALLEST)
         if ACC.is_floating():
             b_top = tl.where(b_missing, float("nan"), b_top)
         tl.store(p_y + o_y, b_top.to(p_y.dtype.element_ty)[None, :, :], mask=m_k)
 
 
-def fill(x: Seen, positions: torch.Tensor) -> None:
-    """Fill the positions, contiguous in the order of the kept axes."""
-    _run(x, positions, None, None)
+def fill(x: Seen, positions: torch.Tensor, values: torch.Tensor | None = None, smallest: bool = False) -> None:
+    """Fill the positions, and the maxima or minima, all contiguous in the order of the kept axes."""
+    _run(x, positions, values, smallest, None, None)
 
 
-def _run(x: Seen, positions: torch.Tensor, of_shares: torch.Tensor | None, shares: int | None) -> None:
+def _run(
+    x: Seen,
+    positions: torch.Tensor,
+    values: torch.Tensor | None,
+    smallest: bool,
+    of_shares: torch.Tensor | None,
+    shares: int | None,
+) -> None:
     """`of_shares` are the positions of the maxima of shares in x [shares, K], taken in one share."""
     at = x.cut(shares)
-    top, first = None, positions
+    top, first = values, positions
     if at.shares > 1:
         top = torch.empty(at.shares, x.K, dtype=x.x.dtype, device=x.x.device)
         first = torch.empty(at.shares, x.K, dtype=torch.int64, device=x.x.device)
     launch.run(
         argmax_kernel, at.grid, x.x, of_shares, top, first, *x.extents, at.share,
-        SHARES=of_shares is not None, LAST=top is None, LONG=at.share >= MANY,
+        SHARES=of_shares is not None, SMALLEST=smallest, LONG=at.share >= MANY,
         ACC=launch.acc(x.x.dtype) if x.x.is_floating_point() else tl.int64, **x.options, **at.options,
     )  # fmt: skip
-    if top is not None:
-        _run(seen(top, (0,)), positions, first, 1)
+    if at.shares > 1 and top is not None:
+        _run(seen(top, (0,)), positions, values, smallest, first, 1)
+
+
+@triton.jit
+def spread_kernel(p_y, p_j, p_x, total, K2, J, R, BLOCK_N: tl.constexpr):
+    """x[k1, j[k1, i, k2], k2] = y[k1, i, k2]: `total` elements of y [K1, J, K2] go to their places in x [K1, R, K2]."""
+    o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o < total
+    b_j = tl.load(p_j + o, mask=m, other=0)  # [BLOCK_N]
+    tl.store(p_x + (o // (J * K2) * R + b_j) * K2 + o % K2, tl.load(p_y + o, mask=m, other=0), mask=m)
+
+
+def spread(
+    dy: torch.Tensor, positions: torch.Tensor, shape: Sequence[int], dims: Sequence[int], dim: int
+) -> torch.Tensor:
+    """Zeros of this shape, which lie by `dims` in memory (`order.dims`), but dy at its `positions` along `dim`.
+
+    dy and positions have this shape but for `dim`; no two of an index are the same position.
+    """
+    y, j = (t.permute(*dims).contiguous() for t in (dy, positions))
+    dx = torch.zeros([shape[d] for d in dims], dtype=dy.dtype, device=dy.device)
+    if y.numel():
+        at = dims.index(dim)
+        tile = launch.tile("elementwise", dy.dtype, N=y.numel())
+        launch.run(
+            spread_kernel, (launch.cdiv(y.numel(), tile["BLOCK_N"]),), y, j, dx, y.numel(), dx.shape[at + 1 :].numel(),
+            y.shape[at], dx.shape[at], **tile.options,
+        )  # fmt: skip
+    return dx.permute(order.back(dims))

@@ -1,22 +1,28 @@
-"""Sums of x, of squares and of what is equal, and maxima, each in one launch or in shares that a second one joins."""
+"""Sums of x, of squares, of what is equal; maxima, minima. Each in one launch or in shares that a second one joins."""
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.reduce.layout import LOWEST_INTEGER, Seen, block, box, kept, lowest, seen, shares_of, whole
+from minidl.kernels.reduce.layout import LOWEST_INTEGER, Seen, block, box, kept, lowest, seen, shares_of, turned, whole
 from minidl.runtime import launch
 from minidl.runtime.early import wait
 
-SUM, SQUARES, EQUAL, MAX = map(tl.constexpr, range(4))
+SUM, SQUARES, EQUAL, MAX, MIN = map(tl.constexpr, range(5))
 AS_IT_IS, OVER_COUNT, ROOT = map(tl.constexpr, range(3))
 
 
 @triton.jit
 def added(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
     """b_acc with one more block, of which lanes outside the mask add nothing."""
-    b_x = tl.load(p_x, mask=mask, other=float("-inf") if OP == MAX and ACC.is_floating() else 0).to(ACC)
-    if OP == MAX:
+    if OP == MAX and ACC.is_floating():
+        b_x = tl.load(p_x, mask=mask, other=float("-inf")).to(ACC)
+    elif OP == MIN and ACC.is_floating():
+        b_x = tl.load(p_x, mask=mask, other=float("inf")).to(ACC)
+    else:
+        b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
+    if OP >= MAX:  # or MIN
+        b_x = turned(b_x, OP == MIN)
         if not ACC.is_floating():
             b_x = tl.where(mask, b_x, LOWEST_INTEGER)
         return tl.maximum(b_acc, b_x, propagate_nan=tl.PropagateNan.ALL)
@@ -36,7 +42,7 @@ def reduce_kernel(
     BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
 ):  # fmt: skip
     """y[i, k1, k2] = sum of f(x[k1, r, k2]) over share i of r: f(x) = x, x^2, or 1 where x equals m[k1, k2]; or the
-    maximum.
+    maximum, or the minimum.
 
     Loads take ALIGN neighbours at once, in the last block of rows only where R is EVEN, a multiple of ALIGN.
     """
@@ -44,7 +50,7 @@ def reduce_kernel(
     p_x, o_k, m_k = kept(p_x, K1, K2, s_k1, s_k2, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
     start = tl.program_id(1).to(tl.int64) * share
     rows = tl.minimum(share, R - start)
-    if OP == MAX:
+    if OP >= MAX:  # or MIN
         b_acc = lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC)
     else:
         b_acc = tl.zeros((BLOCK_R, BLOCK_K1, BLOCK_K2), dtype=ACC)
@@ -61,11 +67,12 @@ def reduce_kernel(
         p_r = block(p_x, last + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
         end = whole(R, ALIGN) if EVEN else R
         b_acc = added(b_acc, p_r, m_k & (last + o_r < end)[:, None, None], b_m, OP, ACC)
-    if OP == MAX:
+    if OP >= MAX:  # or MIN
         # A maximum over lanes may drop NaN or keep it, so NaN is looked for by itself.
         missing = b_acc != b_acc
         b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
         b_y = tl.max(tl.where(missing, lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC), b_acc), axis=0)
+        b_y = turned(b_y, OP == MIN)
         if ACC.is_floating():
             b_y = tl.where(b_missing, float("nan"), b_y)
     else:
@@ -93,7 +100,7 @@ def _wide(x: torch.Tensor, op: tl.constexpr) -> torch.dtype:
     """What is accumulated."""
     if not x.is_floating_point():
         return torch.int64
-    if op == MAX:
+    if op in (MAX, MIN):
         # Triton's maximum of bfloat16 is one of float32.
         return torch.float32 if x.dtype == torch.bfloat16 else x.dtype
     return torch.float64 if op == SQUARES else launch.acc_torch(x.dtype)
@@ -119,7 +126,7 @@ def _run(
         OP=op, FINISH=finish if at.shares == 1 else AS_IT_IS, ACC=_ACC[wide], **x.options, **at.options,
     )  # fmt: skip
     if at.shares > 1:
-        _run(seen(partial, (0,)), y, count, MAX if op == MAX else SUM, finish, None, wide, 1)
+        _run(seen(partial, (0,)), y, count, op if op in (MAX, MIN) else SUM, finish, None, wide, 1)
 
 
 def depth(K: int, R: int, dtype: torch.dtype) -> int:

@@ -1,8 +1,8 @@
 """Records of reductions.
 
 A sum is off by at most gamma(d) times the sum of the magnitudes, where d is the longest chain of additions of the
-kernel (`kernels.reduce.depth`). A norm is accumulated in float64, whose error halves under the root. A maximum and its
-position are exact, and so is the gradient of a sum.
+kernel (`kernels.reduce.depth`). A norm is accumulated in float64, whose error halves under the root. Maxima and minima
+and their positions are exact, and so are the gradients of a sum and of what is chosen along one dimension.
 """
 
 from __future__ import annotations
@@ -123,6 +123,40 @@ def _one_dim(make: Make) -> Case:
     return Case((make.tensor(*shape), dim, bool(make.integer(0, 1))))
 
 
+def _along(make: Make) -> Case:
+    """A tensor, one of its dimensions or none, and whether to keep it."""
+    x, *rest = _one_dim(make).args
+    return Case((distinct(x), *rest))
+
+
+def _chosen(all_of_it: Any, along: Any) -> Callable[..., Any]:
+    """torch's maximum or minimum: of everything, shared out by ties, or along one dimension."""
+
+    def reference(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is None:
+            return all_of_it(x, dim=tuple(range(x.dim())), keepdim=keepdim)
+        return tuple(along(x, dim, keepdim))
+
+    return reference
+
+
+def _first_k(make: Make) -> Case:
+    x, dim, _ = _along(make).args
+    size = x.shape[-1 if dim is None else dim] if x.dim() else 1
+    return Case((x, make.integer(0 if x.dim() else 1, size), -1 if dim is None else dim, bool(make.integer(0, 1))))
+
+
+def _ranked(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> Any:
+    """The first k of a stable sort."""
+    return tuple(t.narrow(dim, 0, k) if x.dim() else t for t in torch.sort(x, dim=dim, descending=largest, stable=True))
+
+
+def _exactly(case: Case, result: Any, dtype: torch.dtype) -> Any:
+    return (
+        tuple(no_error(case, r, dtype) for r in result) if isinstance(result, tuple) else no_error(case, result, dtype)
+    )
+
+
 _floating = records(
     inputs=_reduced,
     differentiable=(0,),
@@ -135,6 +169,10 @@ _maximum = partial(
     bad=(_OUTSIDE, _TWICE, _NOTHING), exact=True,
 )  # fmt: skip
 
+_ALONG = {name: case for name, case in _EXAMPLES.items() if name not in ("few columns", "channels", "copied")}
+_SOME = {name: _ALONG[name] for name in ("long rows", "columns")}
+_SEVERAL = refuses(TypeError, r"dim is \(0, 1\), expected one dimension", (2, 3), extra=((0, 1),))
+
 SPECS = [
     _floating(
         "sum",
@@ -146,17 +184,66 @@ SPECS = [
     ),
     _floating("mean", reference=_reference(torch.mean), bound=bounds.off_by(_mean_error), grad_bound=few_grad_units(2)),
     _floating(
-        "norm", reference=_reference(torch.linalg.vector_norm), bound=bounds.off_by(_norm_error), grad_bound=_norm_grad
+        "norm",
+        reference=_reference(torch.linalg.vector_norm),
+        bound=bounds.off_by(_norm_error),
+        grad_bound=_norm_grad,
+        op=lambda x, dim=None, keepdim=False: ops.norm(x, 2, dim, keepdim),
     ),
     _maximum("amax"),
-    _maximum("max", examples={"all": _EXAMPLES["all"]}),
+    _maximum("amin", reference=_reference(torch.amin), examples=_SOME, bad=(_OUTSIDE,)),
+    _maximum(
+        "max",
+        reference=_chosen(torch.amax, torch.max),
+        inputs=_along,
+        bound=_exactly,
+        examples=_ALONG,
+        bad=(_OUTSIDE, _NOTHING, _SEVERAL),
+    ),
+    _maximum(
+        "min",
+        reference=_chosen(torch.amin, torch.min),
+        inputs=_along,
+        bound=_exactly,
+        examples=_SOME,
+        bad=(_OUTSIDE, _SEVERAL),
+    ),
+    _floating(
+        "topk",
+        reference=_ranked,
+        inputs=_first_k,
+        bound=_exactly,
+        grad_bound=no_grad_error,
+        exact=True,
+        examples={
+            "rows": tensors((37, 65), extra=(5,)),
+            "smallest of long rows": tensors((2, 5003), extra=(3, 1, False)),
+            "columns": tensors((65, 37), extra=(4, 0)),
+            "channels": tensors((3, 5, 6, 7), extra=(2, 1)),
+            "nearly all": tensors((70, 5), extra=(4,)),
+            "ties": lambda make: Case((make.tensor(37, 1).expand(37, 65), 3)),
+        },
+        bad=(
+            refuses(IndexError, "dim 2 is out of range", (2, 3), extra=(1, 2)),
+            refuses(ValueError, "k is 4, expected 0 to 3, the size of dim -1", (2, 3), extra=(4,)),
+        ),
+    ),
     _maximum(
         "argmax",
         reference=torch.argmax,
         inputs=_one_dim,
         grad_bound=None,
         differentiable=(),
-        examples={name: case for name, case in _EXAMPLES.items() if name not in ("few columns", "channels", "copied")},
+        examples=_ALONG,
         bad=(_OUTSIDE, _NOTHING),
+    ),
+    _maximum(
+        "argmin",
+        reference=torch.argmin,
+        inputs=_one_dim,
+        grad_bound=None,
+        differentiable=(),
+        examples=_SOME,
+        bad=(_OUTSIDE,),
     ),
 ]

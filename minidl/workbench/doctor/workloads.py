@@ -409,6 +409,7 @@ def _fused(dtype: torch.dtype) -> Calls:
     yield "statistics handed on", partial(norm.batch_statistics, x, 1e-5, None, None, handed)
     yield "gradient in two parts", partial(norm.normalise_grad, x, x, found, None, None, "gelu", True, more=y)
     yield "sum and activation", partial(elementwise.add_act, x, y, "relu")
+    yield "scaled sum in place", partial(elementwise.add_scaled, x, y, 0.5, x)
     yield "dropout of images", partial(random_kernels.dropout, x, 0.5, 1)
 
 

@@ -1,0 +1,112 @@
+"""The k largest or smallest elements along a dimension, in order, with their positions.
+
+A program takes BLOCK_K rows and walks over each k times, for the largest element that comes after the one before in
+the order of values and, of equal ones, of positions: so nothing is changed or kept, and R may have any size. Values
+are compared as integers that are ordered as they are, NaN above all.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.reduce.layout import LOWEST_INTEGER, box, kept, seen
+from minidl.runtime import check, launch, order
+
+LONG_NOWHERE, NOWHERE = tl.constexpr(2**62), tl.constexpr(2**31 - 1)
+MANY = 2**31 - 1  # positions take 64 bits from here on
+
+
+@triton.jit
+def key(b_x, LARGEST: tl.constexpr, KEY: tl.constexpr):
+    """Integers in the order of the values, or in the opposite one; NaN above all of them, and -0 equal to 0."""
+    if b_x.dtype.is_floating():
+        b_f = b_x.to(tl.float64 if tl.int64 == KEY else tl.float32)
+        b_f = tl.where(b_f == 0, 0.0, b_f)
+        b_i = b_f.to(KEY, bitcast=True)
+        b_i = tl.where(b_i < 0, b_i ^ (0x7FFFFFFFFFFFFFFF if tl.int64 == KEY else 0x7FFFFFFF), b_i)
+        b_i = tl.where(b_f != b_f, 0x7FFFFFFFFFFFFFFF if tl.int64 == KEY else 0x7FFFFFFF, b_i)
+    else:
+        b_i = b_x.to(KEY)
+    return b_i if LARGEST else ~b_i
+
+
+@triton.jit
+def places(o_r, R2, s_r1, s_r2, R_LEVELS: tl.constexpr):
+    """Memory offsets of indices, divided before they are widened: a division of 64 bits is a call."""
+    if R_LEVELS == 2:
+        return (o_r // R2).to(tl.int64) * s_r1 + (o_r % R2).to(tl.int64) * s_r2
+    else:
+        return o_r.to(tl.int64) * s_r2
+
+
+@triton.jit
+def leading_kernel(
+    p_x, p_y, p_j, K1, R, K2, R2, s_k1, s_k2, s_r1, s_r2, J, inner,
+    LARGEST: tl.constexpr, R_LEVELS: tl.constexpr, LONG: tl.constexpr, KEY: tl.constexpr,
+    BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
+):  # fmt: skip
+    """y[o, i, inner] = element i of a row of x in order, for the J first, and its position in j."""
+    LOWEST: tl.constexpr = LOWEST_INTEGER if tl.int64 == KEY else -(2**31)
+    NONE: tl.constexpr = LONG_NOWHERE if LONG else NOWHERE
+    PLACE: tl.constexpr = tl.int64 if LONG else tl.int32
+    p_x, o_k, m_k = kept(p_x, K1, K2, s_k1, s_k2, False, 1, BLOCK_K1, BLOCK_K2)
+    o_y = o_k // inner * J * inner + o_k % inner  # [1, BLOCK_K1, BLOCK_K2]
+    o_r = tl.arange(0, BLOCK_R).to(PLACE)
+    # What was taken last: nothing yet, which is before everything.
+    b_key = tl.full((1, BLOCK_K1, BLOCK_K2), -LOWEST - 1, KEY)
+    b_at = tl.full((1, BLOCK_K1, BLOCK_K2), -1, PLACE)
+    for _ in range(J):
+        b_top = tl.full((BLOCK_R, BLOCK_K1, BLOCK_K2), LOWEST, KEY)
+        b_j = tl.full((BLOCK_R, BLOCK_K1, BLOCK_K2), NONE, PLACE)
+        for r in range(0, R, BLOCK_R):
+            b_r = (r + o_r)[:, None, None]
+            p_r = p_x + places(b_r, R2, s_r1, s_r2, R_LEVELS)
+            m_r = m_k & (b_r < R)
+            b_i = key(tl.load(p_r, mask=m_r, other=0), LARGEST, KEY)
+            after = m_r & ((b_i < b_key) | ((b_i == b_key) & (b_r > b_at)))
+            found = after & ((b_i > b_top) | ((b_i == b_top) & (b_r < b_j)))
+            b_top = tl.where(found, b_i, b_top)
+            b_j = tl.where(found, b_r, b_j)
+        b_key = tl.max(b_top, axis=0)[None, :, :]
+        b_at = tl.min(tl.where(b_top == b_key, b_j, NONE), axis=0)[None, :, :]
+        o_x = places(b_at, R2, s_r1, s_r2, R_LEVELS)
+        tl.store(p_y + o_y, tl.load(p_x + o_x, mask=m_k, other=0), mask=m_k)
+        tl.store(p_j + o_y, b_at.to(tl.int64), mask=m_k)
+        o_y += inner
+
+
+def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest elements along `dim` (or smallest, NaN last), the first of equal ones first, and their positions.
+
+    Both results have x's shape but for k along `dim`; positions are int64. Raises ValueError unless 0 <= k <= x's size
+    there, IndexError for a dimension out of range.
+    """
+    at = check.axis("topk", dim, max(x.dim(), 1))
+    size = x.shape[at] if x.dim() else 1
+    if not 0 <= k <= size:
+        raise ValueError(f"topk: k is {k}, expected 0 to {size}, the size of dim {dim}")
+    if x.dim() == 0:
+        y, found = leading(x.reshape(1), k, 0, largest)
+        return y.reshape(()) if k else y, found.reshape(()) if k else found
+    dims = order.dims(x)
+    if dims != sorted(dims):  # results lie as x does
+        y, found = leading(x.permute(dims), k, dims.index(at), largest)
+        return y.permute(order.back(dims)), found.permute(order.back(dims))
+    shape = [*x.shape[:at], k, *x.shape[at + 1 :]]
+    y = torch.empty(shape, dtype=x.dtype, device=x.device)
+    found = torch.empty(shape, dtype=torch.int64, device=x.device)
+    if y.numel() == 0:
+        return y, found
+    of = seen(x, (at,))
+    K1, R, K2 = of.boxes
+    tile = launch.tile(of.family, x.dtype, K=of.K, R=R)
+    k1, r, k2 = box(tile, K1, R, K2, of.family == "reduce_columns")
+    programs = launch.cdiv(K1, k1) * launch.cdiv(K2, k2)
+    wide = x.dtype == torch.float64 or not x.is_floating_point()
+    launch.run(
+        leading_kernel, (programs,), of.x, y, found, *of.extents, k, y.shape[at + 1 :].numel(),
+        LARGEST=largest, R_LEVELS=of.r_levels, LONG=R >= MANY,
+        KEY=tl.int64 if wide else tl.int32, BLOCK_K1=k1, BLOCK_R=r, BLOCK_K2=k2,
+        num_warps=8 if wide else min(tile.num_warps, 8), num_stages=tile.num_stages,  # others spill
+    )  # fmt: skip
+    return y, found

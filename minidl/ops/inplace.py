@@ -1,0 +1,223 @@
+"""Operations that change a tensor in place: `x += y`, `x.add_(y)` and their like, attached to Tensor by `minidl.ops`.
+
+Where no gradient is recorded a kernel writes into x's memory, and the version of the memory counts up: what an
+operation saved of it before is refused on the way back. Where one is recorded (`loss += penalty`, or `out += identity`
+in a module) x takes the place of the result in the graph, so that whoever holds x sees it, and a leaf that requires
+grad is refused as in torch. Views of x, whose place in the graph would be left behind, are refused, too.
+A result that waits to be computed (`later`) stays so: nobody has seen its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minidl import random
+from minidl.autograd import UnknownTensor, is_grad_enabled
+from minidl.kernels import elementwise
+from minidl.kernels import random as random_kernels
+from minidl.later import settle_all
+from minidl.ops import elementwise as ops
+from minidl.ops import view
+from minidl.tensors import Scalar, Tensor
+
+Operand = Tensor | torch.Tensor | Scalar
+
+
+def add_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
+    """x + alpha * other, in place. Raises as `add`; ValueError where `other` does not broadcast to x's shape."""
+    if alpha == 1:
+        return _changed("add_", x, ops.add, elementwise.add, other)
+    return _changed(
+        "add_", x, lambda a, b: ops.add(a, ops.mul(b, alpha)),
+        lambda a, b, out: elementwise.add_scaled(a, b, alpha, out), other,
+    )  # fmt: skip
+
+
+def sub_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
+    """x - alpha * other, in place. Raises as `add_`."""
+    return _changed("sub_", x, ops.sub, elementwise.sub, other) if alpha == 1 else add_(x, other, -alpha)
+
+
+def mul_(x: Tensor, other: Operand) -> Tensor:
+    """x * other, in place. Raises as `add_`."""
+    return _changed("mul_", x, ops.mul, elementwise.mul, other)
+
+
+def div_(x: Tensor, other: Operand) -> Tensor:
+    """x / other, in place. Raises as `add_`; TypeError for integers."""
+    return _changed("div_", x, ops.div, elementwise.div, other)
+
+
+def pow_(x: Tensor, exponent: Operand) -> Tensor:
+    """x to the power `exponent`, in place. Raises as `add_`; TypeError for integers."""
+    return _changed("pow_", x, ops.pow, elementwise.pow, exponent)
+
+
+def clamp_(x: Tensor, min: Scalar | None = None, max: Scalar | None = None) -> Tensor:
+    """x limited to [min, max], in place. Raises as `clamp`."""
+    return _changed("clamp_", x, lambda a: ops.clamp(a, min, max), lambda a, out: elementwise.clamp(a, min, max, out))
+
+
+def copy_(x: Tensor, source: Tensor | torch.Tensor, non_blocking: bool = False) -> Tensor:
+    """The values of another tensor in place, broadcast to x's shape, in x's dtype and on its device."""
+    if not isinstance(source, Tensor | torch.Tensor):
+        raise TypeError(f"copy_: source is of type {type(source).__name__}, expected a Tensor")
+    if len(source.shape) > x.ndim or any(
+        a not in (1, b) for a, b in zip(reversed(source.shape), reversed(x.shape), strict=False)
+    ):
+        raise ValueError(f"copy_: source has shape {list(source.shape)}, expected {list(x.shape)}")
+
+    def recorded(a: Tensor, b: Any) -> Tensor:
+        b = b if isinstance(b, Tensor) else Tensor(b)
+        return view.clone(view.expand(view.to(b, a.device, a.dtype), a.shape))
+
+    def kernel(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(b, non_blocking)
+
+    return _changed("copy_", x, recorded, kernel, source)
+
+
+def zero_(x: Tensor) -> Tensor:
+    """Fill with zeros in place."""
+    _refuse_recorded("zero_", x)
+    x.data.zero_()
+    return x
+
+
+def fill_(x: Tensor, value: Scalar) -> Tensor:
+    """Fill with one value in place."""
+    _refuse_recorded("fill_", x)
+    x.data.fill_(value)
+    return x
+
+
+def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, seed: int | None = None) -> Tensor:
+    """Fill with normally distributed values in place. Seeds as `rand`."""
+    _refuse_recorded("normal_", x)
+    random_kernels.normal_(x.data, mean, std, *random.key(seed))
+    return x
+
+
+def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, seed: int | None = None) -> Tensor:
+    """Fill with uniform values from [low, high) in place. Seeds as `rand`."""
+    _refuse_recorded("uniform_", x)
+    random_kernels.uniform_(x.data, low, high, *random.key(seed))
+    return x
+
+
+def _refuse_recorded(name: str, x: Tensor) -> None:
+    settle_all()
+    if x.requires_grad and is_grad_enabled():
+        raise RuntimeError(
+            f"{name}: a tensor whose gradient is recorded cannot be changed in place; "
+            "do it under minidl.no_grad(), or on .detach()"
+        )
+
+
+def _changed(
+    name: str,
+    x: Tensor,
+    recorded: Callable[..., Tensor],
+    kernel: Callable[..., torch.Tensor],
+    *others: Operand,
+) -> Tensor:
+    """x, changed by `kernel` of the raw operands, or by `recorded` of Tensors where a gradient is wanted."""
+    try:
+        return _changed_known(name, x, recorded, kernel, *others)
+    except UnknownTensor as unknown:
+        return unknown.answer((x, others))
+
+
+def _changed_known(
+    name: str,
+    x: Tensor,
+    recorded: Callable[..., Tensor],
+    kernel: Callable[..., torch.Tensor],
+    *others: Operand,
+) -> Tensor:
+    others = tuple([_fitting(x, other) for other in others])
+    needs = is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in (x, *others))
+    if needs or x._later is not None:
+        if x._later is None and x.requires_grad and x.is_leaf:
+            _refuse_recorded(name, x)
+        return _replaced(name, x, recorded, *others)
+    settle_all()
+    data = x.data
+    if any(step == 0 < size - 1 for size, step in zip(data.shape, data.stride(), strict=True)):
+        raise RuntimeError(f"{name}: several elements of the tensor lie in one place of memory; clone() it first")
+    raw = [_apart(other.data if isinstance(other, Tensor) else other, data) for other in others]
+    kernel(data, *raw, out=data)
+    if name != "copy_" and not data.is_inference():
+        torch.autograd.graph.increment_version(data)
+    return x
+
+
+def _fitting(x: Tensor, other: Operand) -> Operand:
+    """An operand in x's dtype, where it has integers and x does not."""
+    if isinstance(other, Tensor | torch.Tensor) and x.dtype.is_floating_point and not other.dtype.is_floating_point:
+        return other.to(x.dtype)
+    return other
+
+
+def _apart(operand: Any, data: torch.Tensor) -> Any:
+    """An operand that no change of `data` changes before it is read."""
+    if not isinstance(operand, torch.Tensor):
+        return operand
+    if operand.untyped_storage().data_ptr() != data.untyped_storage().data_ptr():
+        return operand.detach()
+    same = (operand.data_ptr(), operand.shape, operand.stride()) == (data.data_ptr(), data.shape, data.stride())
+    return operand if same else operand.clone()
+
+
+def _replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Operand) -> Tensor:
+    """x, in the place of a result in the graph. Raises RuntimeError where others see its memory."""
+    node = x._node
+    seen = x._later is None and not _alone(x)
+    if seen and node is not None:
+        raise RuntimeError(
+            f"{name}: this tensor shares memory with a view of it, or with what was kept for backward(), which could "
+            "not follow; write x = x + y in place of x += y, or change a clone()"
+        )
+    before = x._twin()
+    if seen:
+        before._held = x.data.clone()
+    made = recorded(before, *(before if other is x else other for other in others))
+    if made.shape != x.shape or made.dtype != x.dtype:
+        raise ValueError(
+            f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in place of "
+            f"{list(x.shape)} and {x.dtype}"
+        )
+    memory = x.data if seen else None
+    kept = None if node is None else node.retained.get(x._index)
+    x._take_place(made)
+    if memory is not None:
+        x._held = memory.copy_(made.data)
+    if kept is not None and kept() is x and node is not None:
+        del node.retained[before._index]
+        x.retain_grad()
+    return x
+
+
+def _alone(x: Tensor) -> bool:
+    """Whether nothing but x, and what its own operation saved of its result, sees its memory."""
+    memory = x.data.untyped_storage()
+    context = None if x._node is None else x._node.context
+    saved = {id(t): t for t in (() if context is None else context._saved) if t is not None}
+    own = sum(t.untyped_storage().data_ptr() == memory.data_ptr() for t in saved.values())
+    return _uses(memory) - own <= _USES_OF_ONE
+
+
+def _uses(memory: torch.UntypedStorage) -> int:
+    return torch._C._storage_Use_Count(memory._cdata)
+
+
+_ONE = torch.empty(1)
+_USES_OF_ONE = _uses(_ONE.untyped_storage())
+
+METHODS: dict[str, Callable[..., Tensor]] = {
+    "__iadd__": add_, "__isub__": sub_, "__imul__": mul_, "__itruediv__": div_, "__ipow__": pow_,
+    **{f.__name__: f for f in (add_, sub_, mul_, div_, pow_, clamp_, copy_, zero_, fill_, normal_, uniform_)},
+}  # fmt: skip
