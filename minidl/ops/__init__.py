@@ -20,9 +20,12 @@ from minidl.ops import (
     elementwise,
     inplace,
     linalg,
+    lookup,
     loss,
     pool,
     reduce,
+    resample,
+    row_norm,
     sparse,
     view,
 )
@@ -35,15 +38,18 @@ from minidl.ops.conv_transpose import *
 from minidl.ops.conv_volume import *
 from minidl.ops.elementwise import *
 from minidl.ops.linalg import *
+from minidl.ops.lookup import *
 from minidl.ops.loss import *
 from minidl.ops.pool import *
-from minidl.ops.random import dropout, rand, randn
+from minidl.ops.random import dropout, dropout2d, rand, randn
 from minidl.ops.reduce import *
+from minidl.ops.resample import *
+from minidl.ops.row_norm import *
 from minidl.ops.sparse import *
 from minidl.ops.view import *
 from minidl.tensors import OPERATIONS, Tensor
 
-__all__ = ["dropout", "rand", "randn"]  # in the form that type checkers understand
+__all__ = ["dropout", "dropout2d", "rand", "randn"]  # in the form that type checkers understand
 __all__ += activation.__all__
 __all__ += batchnorm.__all__
 __all__ += conv.__all__
@@ -52,9 +58,12 @@ __all__ += conv_transpose.__all__
 __all__ += conv_volume.__all__
 __all__ += elementwise.__all__
 __all__ += linalg.__all__
+__all__ += lookup.__all__
 __all__ += loss.__all__
 __all__ += pool.__all__
 __all__ += reduce.__all__
+__all__ += resample.__all__
+__all__ += row_norm.__all__
 __all__ += sparse.__all__
 __all__ += view.__all__
 
