@@ -5,6 +5,8 @@ loaded when they are first used.
 """
 
 import importlib
+import os
+import sys
 
 from minidl.version import __version__
 
@@ -22,6 +24,7 @@ __all__ = [
     "full",
     "fusion",
     "is_grad_enabled",
+    "load",
     "manual_seed",
     "models",
     "nn",
@@ -32,6 +35,7 @@ __all__ = [
     "profile",
     "rand",
     "randn",
+    "save",
     "set_float32_precision",
     "zeros",
 ]
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
     from minidl.autograd import no_grad as no_grad
     from minidl.captured import capture as capture
     from minidl.later import fusion as fusion
+    from minidl.nn.saved import load as load
+    from minidl.nn.saved import save as save
     from minidl.ops.random import rand as rand
     from minidl.ops.random import randn as randn
     from minidl.random import manual_seed as manual_seed
@@ -80,15 +86,29 @@ _HOMES = {
     "full": "minidl.tensors",
     "fusion": "minidl.later",
     "is_grad_enabled": "minidl.autograd",
+    "load": "minidl.nn.saved",
     "manual_seed": "minidl.random",
     "no_grad": "minidl.autograd",
     "ones": "minidl.tensors",
     "profile": "minidl.workbench.profiling",
     "rand": "minidl.ops.random",
     "randn": "minidl.ops.random",
+    "save": "minidl.nn.saved",
     "set_float32_precision": "minidl.runtime.launch",
     "zeros": "minidl.tensors",
 }
+
+
+class _BeforeTriton:
+    """Chooses where kernels run when Triton is imported, which reads the choice then: before all that needs it here."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "triton" and "TRITON_INTERPRET" not in os.environ:
+            importlib.import_module("minidl.runtime")
+
+
+if "triton" not in sys.modules:
+    sys.meta_path.insert(0, _BeforeTriton())
 
 
 def __getattr__(name: str) -> object:

@@ -55,7 +55,7 @@ class Training:
 
     def state(self):
         """All that later steps depend on."""
-        kept = {**self.model.state_dict(), **self.optimizer.state_dict(), **random.get_state()}
+        kept = {**self.model.state_dict(), **self.optimizer.flat_state(), **random.get_state()}
         return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in kept.items()}
 
 

@@ -73,12 +73,13 @@ def test_the_scale_never_falls_below_1():
 def step_with_good(optimizer, good, gradient=1.0):
     """One step of an optimiser that has seen so many finite gradients since its scale changed."""
     state = optimizer.state_dict()
-    state["loss_scale"] = torch.tensor([state["loss_scale"][0].item(), good], device=default_device())
+    kept = state["minidl"]
+    kept["loss_scale"] = torch.tensor([kept["loss_scale"][0].item(), good], device=default_device())
     optimizer.load_state_dict(state)
     param = optimizer.param_groups[0]["params"][0]
     param.grad = Tensor(torch.full_like(param.data, gradient))
     optimizer.step()
-    return optimizer.state_dict()["loss_scale"].tolist()
+    return optimizer.state_dict()["minidl"]["loss_scale"].tolist()
 
 
 def test_the_scale_doubles_after_the_interval_and_no_sooner():
@@ -96,7 +97,7 @@ def test_the_state_is_saved_and_restored():
     step_with_good(optimizer, 7.0)
     other = optim.Adam([parameter()], loss_scale=2.0)
     other.load_state_dict(optimizer.state_dict())
-    assert other.state_dict()["loss_scale"].tolist() == [64.0, 8.0]
+    assert other.state_dict()["minidl"]["loss_scale"].tolist() == [64.0, 8.0]
     with pytest.raises(ValueError, match="unknown loss_scale"):
         optim.Adam([parameter()]).load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match="missing loss_scale"):

@@ -33,6 +33,12 @@ def test_import_loads_nothing_heavy(module):
     assert run_python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))").strip() == "[]"
 
 
+def test_triton_may_be_imported_after_minidl(monkeypatch):
+    """Before anything of minidl was used: without a GPU, kernels are interpreted all the same."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert run_python("import minidl, triton, triton.language; print(minidl.ones(3).sum().item())") == "3.0\n"
+
+
 @pytest.mark.parametrize("name", minidl.__all__)
 def test_every_public_name_resolves(name):
     assert getattr(minidl, name) is not None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from minidl.data.hashing import HashedTfidf
     from minidl.data.image_batches import ImageBatches
     from minidl.data.images import read_labelled_pictures
+    from minidl.data.loaders import to_device
     from minidl.data.pictures import read_pictures
     from minidl.data.schema import TableDataset, TableSchema
     from minidl.data.tables import read_features, read_rows
@@ -63,6 +64,7 @@ __all__ = [
     "read_pictures",
     "read_rows",
     "read_texts",
+    "to_device",
 ]
 
 TEXT_DATA = {
@@ -80,6 +82,7 @@ IMAGE_DATA = {
 }
 
 _MODULES = {
+    "loaders": "to_device",
     "batches": "Batches csr_from_scipy epoch_order",
     "files": "read_labelled read_texts",
     "hashing": "HashedTfidf",

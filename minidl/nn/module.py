@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from minidl.later import deferring, settle_all
+from minidl.nn.in_order import InOrder
 from minidl.tensors import Tensor
 
 M = TypeVar("M", bound="Module")
@@ -236,12 +237,13 @@ class Module:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The torch tensors of all parameters and buffers by name, sharing memory. A shared one has several names.
 
-        Weights of convolutions have their channels last in memory: call `.contiguous()` before writing them with
-        safetensors, which writes memory as it is.
+        Weights of convolutions that have their channels last in memory are contiguous copies, as files want them; a
+        change of a copy in place raises RuntimeError.
         """
-        return {name: tensor.data for name, tensor in self._places()}
+        return {name: InOrder.of(tensor.data) for name, tensor in self.named_tensors()}
 
-    def _places(self) -> Iterator[tuple[str, Tensor]]:
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter and buffer with its dotted name; a shared one has several."""
         stack: list[tuple[str, Module]] = [("", self)]
         while stack:
             prefix, module = stack.pop()
@@ -256,7 +258,7 @@ class Module:
         Nothing changes unless everything fits. Raises KeyError for missing names, and for unknown ones when `strict`;
         ValueError for a different shape.
         """
-        places = dict(self._places())
+        places = dict(self.named_tensors())
         missing = [name for name in places if name not in state]
         unknown = [name for name in state if name not in places]
         if strict and (missing or unknown):

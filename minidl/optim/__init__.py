@@ -1,22 +1,35 @@
-"""Optimisers and learning rate schedules, with torch's names and formulas; the arithmetic is in `kernels/update/`.
+"""Optimisers with torch's names, arguments and formulas; the arithmetic is in `kernels/update/`.
 
     optimizer = optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, max_norm=1.0)
-    schedule = optim.CosineLR(optimizer, T_max=1000, warmup=100)
+    schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1000)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     schedule.step()
 
-Beyond torch, the update itself clips gradients (`max_norm`) and skips steps whose gradients are not finite, and a
-gradient that touches few rows of a matrix stays sparse. The result equals that of the dense gradient; with `lazy=True`
-only these rows and their moments change, as in torch.optim.SparseAdam.
+Beyond torch, the update itself clips gradients (`max_norm`), skips steps whose gradients are not finite (counted and
+said once; `skip_nonfinite=False` takes them), and a gradient that touches few rows of a matrix stays sparse. The result
+equals that of the dense gradient; with `lazy=True` only these rows and their moments change, as in
+torch.optim.SparseAdam.
 """
 
-from minidl.optim.base import Optimizer, Params
+from typing import NoReturn
+
+from minidl.optim import lr_scheduler
+from minidl.optim.base import NotFiniteWarning, Optimizer
+from minidl.optim.groups import Params
 from minidl.optim.optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
-from minidl.optim.schedules import ConstantLR, CosineLR, LinearLR, Schedule, StepLR
+from minidl.optim.schedules import CosineLR, LinearDecayLR, Schedule, WarmupLR
 
 __all__ = [
-    "SGD", "Adagrad", "Adam", "AdamW", "ConstantLR", "CosineLR", "LinearLR", "Optimizer", "Params", "RMSprop",
-    "Schedule", "StepLR",
+    "SGD", "Adagrad", "Adam", "AdamW", "CosineLR", "LinearDecayLR", "NotFiniteWarning", "Optimizer", "Params",
+    "RMSprop", "Schedule", "WarmupLR", "lr_scheduler",
 ]  # fmt: skip
+
+_BUILT = "SGD, Adam, AdamW, RMSprop and Adagrad"
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in lr_scheduler.__all__:
+        raise AttributeError(f"minidl.optim has no {name}: it is minidl.optim.lr_scheduler.{name}, as in torch")
+    raise AttributeError(f"minidl.optim has no {name}; optimizers: {_BUILT}")

@@ -2,94 +2,100 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import ctypes
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
 from minidl import captured
+from minidl.autograd import enable_grad
 from minidl.kernels import update
 from minidl.later import settle_all
+from minidl.optim import groups as of_groups
+from minidl.optim import states
+from minidl.optim.groups import Params, check_number, read_group, read_groups
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
-Params = Iterable[Tensor] | Iterable[Mapping[str, Any]]
-
-_LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "lr": (lambda v: v >= 0.0, "at least 0"),
-    "weight_decay": (lambda v: v >= 0.0, "at least 0"),
-    "momentum": (lambda v: v >= 0.0, "at least 0"),
-    "alpha": (lambda v: 0.0 <= v <= 1.0, "from 0 to 1"),
-    "beta1": (lambda v: 0.0 <= v < 1.0, "from 0 to below 1"),
-    "beta2": (lambda v: 0.0 <= v < 1.0, "from 0 to below 1"),
-    "eps": (lambda v: v >= 0.0, "at least 0"),
-    "lr_decay": (lambda v: v >= 0.0, "at least 0"),
-    "max_norm": (lambda v: v > 0.0, "above 0"),
-    "loss_scale": (lambda v: 1.0 <= v <= 2.0**24 and math.frexp(v)[0] == 0.5, "from 1 to 2^24, a power of two"),
-    "initial_accumulator_value": (lambda v: v >= 0.0, "at least 0"),
-}
+# On a GPU the count of skipped steps is fetched after the first steps, and then after every so many.
+_FETCH = 64
 
 
-class Optimizer:
-    """The base class of all optimisers; use one of its subclasses.
+class NotFiniteWarning(UserWarning):
+    """A step was skipped: a gradient had an infinity or NaN."""
 
-    `params` are leaf Tensors, or groups as in torch: dicts with "params" and any settings of their own.
-    `param_groups` are these groups with all settings filled in; changes there take effect at the next step.
-    Learning rate, step count and all other numbers are kept on the device, so that a CUDA graph can contain a step.
 
-    max_norm    clip the gradients of a step so that their joint 2-norm is at most this
-    lazy        a gradient of few rows changes only those rows and their moments (weight decay included)
-    loss_scale  the initial factor of dynamic loss scaling, for float16, which cannot hold small gradients: call
-                loss.backward(optimizer.loss_scale). The factor is halved when a gradient is not finite, and doubled
-                after 2,000 finite steps
+class Optimizer(torch.optim.Optimizer):
+    """The base class of all optimisers; use one of its subclasses. torch's schedulers take it as one of torch's.
 
-    A step with a gradient that is not finite changes nothing but `skipped`. The state of float16 and bfloat16
-    parameters includes float32 masters. Raises ValueError for no parameters, for one that is given twice, is no leaf or
-    is neither contiguous nor in torch.channels_last, and for a number out of its range; TypeError for parameters that
-    are not floating Tensors.
+    `params` are leaf Tensors, pairs of `named_parameters()`, or groups as in torch: dicts with "params" and any
+    settings of their own. `param_groups` are these groups with all settings filled in; changes there take effect at the
+    next step. Learning rate, step count and all other numbers are kept on the device, so that a CUDA graph can contain
+    a step. One launch updates all groups, so they share `nesterov`, `amsgrad`, `centered` and `maximize`.
+
+    max_norm       clip the gradients of a step so that their joint 2-norm is at most this
+    lazy           a gradient of few rows changes only those rows and their moments (weight decay included)
+    loss_scale     the initial factor of dynamic loss scaling, for float16, which cannot hold small gradients: call
+                   loss.backward(optimizer.loss_scale). The factor is halved when a gradient is not finite, and doubled
+                   after 2,000 finite steps
+    skip_nonfinite  a step with a gradient that is not finite changes nothing but `skipped`; the first one is said by a
+                   NotFiniteWarning, on a GPU up to 64 steps later, and where a loss is scaled by none: there it is how
+                   the scale is found. False: such a step is taken, as in torch, and weights become NaN
+
+    `foreach`, `fused` and `capturable` are taken and change nothing: an update is always one launch, which a CUDA graph
+    can hold. The state of float16 and bfloat16 parameters includes float32 masters.
+
+    Raises ValueError for no parameters, for one that is given twice, is no leaf or is neither contiguous nor in
+    torch.channels_last, for a number out of its range and for `differentiable`; TypeError for parameters that are not
+    floating Tensors.
     """
 
     _rule: str
+    _optional: ClassVar[dict[str, str]] = {}  # states that are kept only where a setting is above 0, by the setting
 
     def __init__(
         self,
         params: Params,
-        numbers: Mapping[str, float | tuple[float, float]],
+        defaults: Mapping[str, Any],
         *,
         max_norm: float | None,
         lazy: bool,
-        states: Sequence[str],
-        nesterov: bool = False,
+        loss_scale: float | None,
+        skip_nonfinite: bool,
+        differentiable: bool = False,
         initial: float = 0.0,
-        loss_scale: float | None = None,
     ) -> None:
         name = type(self).__name__
+        if differentiable:
+            raise ValueError(f"{name}: differentiable is not supported: gradients do not pass through a step")
+        self.defaults = dict(defaults)
         self.param_groups: list[dict[str, Any]] = []
         self._bounds: list[tuple[int, int]] = []
         self._params: list[Tensor] = []
         for group in read_groups(name, params):
-            unknown = set(group) - set(numbers) - {"params"}
-            if unknown:
-                raise ValueError(f"{name}: a group has {', '.join(sorted(unknown))}; known: {', '.join(numbers)}")
-            full = {"params": group["params"], **numbers, **{key: group[key] for key in group if key != "params"}}
-            _flat(name, full)
-            first = len(self._params)
-            self._params.extend(full["params"])
-            self._bounds.append((first, len(self._params)))
-            self.param_groups.append(full)
-        _check_params(name, self._params)
+            self._take(of_groups.filled(name, group, defaults))
+        of_groups.check_params(name, self._params)
         if max_norm is not None:
             check_number(name, "max_norm", max_norm)
         if loss_scale is not None:
             check_number(name, "loss_scale", loss_scale)
+            if not skip_nonfinite:
+                raise ValueError(f"{name}: loss_scale is found by skipping steps; it needs skip_nonfinite=True")
+        of_groups.flags(name, self.param_groups, self.defaults)
         self._update = update.Update(
-            self._rule, [p.data for p in self._params], states,
-            nesterov=nesterov, max_norm=max_norm, lazy=lazy, initial=initial, loss_scale=loss_scale,
+            self._rule, [p.data for p in self._params], self._states_of(self.param_groups),
+            max_norm=max_norm, lazy=lazy, initial=initial, loss_scale=loss_scale,
         )  # fmt: skip
+        self._update.skip = self.skip_nonfinite = skip_nonfinite
         self.max_norm, self.lazy = max_norm, lazy
-        self._on_device: list[dict[str, float]] = [{} for _ in self.param_groups]
-        self._captured_without_decay = False
+        self.warns = skip_nonfinite and loss_scale is None
+        self._known_on_device: list[dict[str, float]] = []
+        self._calls, self._known_skipped = 0, 0
+        on_gpu = self._update.device.type == "cuda"
+        self._seen = torch.zeros(1, dtype=torch.int64, pin_memory=True) if on_gpu else self._update.skipped
         self._synchronize()
 
     def __repr__(self) -> str:
@@ -98,6 +104,12 @@ class Optimizer:
             numbers = ", ".join(f"{key}={value}" for key, value in group.items() if key != "params")
             lines.append(f"  {len(group['params'])} parameters: {numbers}")
         return "\n".join(lines)
+
+    def __getstate__(self) -> Any:
+        return object.__getstate__(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     @property
     def lr(self) -> float:
@@ -114,36 +126,77 @@ class Optimizer:
             group["lr"] = rate
         self._synchronize()
 
+    def _take(self, group: dict[str, Any]) -> None:
+        first = len(self._params)
+        self._params.extend(group["params"])
+        self._bounds.append((first, len(self._params)))
+        self.param_groups.append(group)
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Update more parameters from now on, with settings of their own. Captured steps must be captured again."""
+        name = type(self).__name__
+        group = of_groups.filled(name, read_group(name, param_group), self.defaults)
+        of_groups.check_params(name, [*self._params, *group["params"]])
+        of_groups.flags(name, [*self.param_groups, group], self.defaults)
+        self._update.add([param.data for param in group["params"]])
+        self._take(group)
+        self._known_on_device = []  # `hyper` is another tensor now
+        self._synchronize()
+
+    def _states_of(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The states that some group needs."""
+        spared = {state for key, state in self._optional.items() if not any(group[key] for group in groups)}
+        return [state for state in update.STATES[self._rule] if state not in spared]
+
     def _synchronize(self) -> None:
         """Copy the numbers that have changed to the device."""
-        for group, (first, end), known in zip(self.param_groups, self._bounds, self._on_device, strict=True):
-            numbers = _flat(type(self).__name__, group)
-            if numbers.get("momentum", 0.0) != 0.0 and "momentum_buffer" not in self._update.states:
-                raise ValueError(
-                    f"{type(self).__name__}: momentum was 0 when the optimizer was made, so it has no momentum_buffer; "
-                    "make it with a momentum above 0, and set that to 0 until it is needed"
-                )
-            for key, value in numbers.items():
+        name, own = type(self).__name__, self._update
+        if len(self._known_on_device) != len(self.param_groups):
+            self._known_on_device = [{} for _ in self.param_groups]
+        flags = of_groups.flags(name, self.param_groups, self.defaults)
+        for group, (first, end), known in zip(self.param_groups, self._bounds, self._known_on_device, strict=True):
+            for key, value in of_groups.flat(name, group).items():
                 if known.get(key) != value:
                     if captured.recording():
                         raise RuntimeError(
-                            f"{type(self).__name__}: {key} changes inside a captured step, and a replay would not "
+                            f"{name}: {key} changes inside a captured step, and a replay would not "
                             "repeat it: change it outside the step, as by schedule.step() after it"
                         )
-                    self._update.set(key, value, first, end)
+                    own.set(key, value, first, end)
                     known[key] = value
-        self._update.decay = any(group.get("weight_decay", 0.0) != 0.0 for group in self.param_groups)
+        for state in self._states_of(self.param_groups):
+            if state not in own.states and captured.recording():
+                raise RuntimeError(f"{name}: {state} would begin inside a captured step: take a step before")
+            own.keep(state, [param.data for param in self._params])
+        own.nesterov, own.maximize = flags.get("nesterov", False), flags.get("maximize", False)
+        own.third = flags.get("centered", False) or flags.get("amsgrad", False)
+        own.decay = any(group.get("weight_decay", 0.0) != 0.0 for group in self.param_groups)
+        own.dampened = any(group.get("dampening", 0.0) != 0.0 for group in self.param_groups)
 
-    def step(self) -> None:
-        """Update every parameter that has a gradient.
+    def _launched(self) -> dict[str, Any]:
+        """What launches are made of: a graph that holds them cannot change it."""
+        own = self._update
+        return {
+            "weight_decay": own.decay, "nesterov": own.nesterov, "maximize": own.maximize,
+            "dampening": own.dampened, "centered or amsgrad": own.third, "states": tuple(own.states),
+            "parameters": len(self._params),
+        }  # fmt: skip
 
-        Raises RuntimeError when a parameter was moved or converted after the optimiser was made.
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient. `closure` computes the loss and its gradients first.
+
+        Returns what `closure` returned. Raises RuntimeError when a parameter was moved or converted after the optimiser
+        was made.
         """
+        loss = None
+        if closure is not None:
+            with enable_grad():
+                loss = closure()
         settle_all()
         self._synchronize()
         captured.at_replay(self._prepare_replay)
-        if captured.recording() and not self._update.decay:
-            self._captured_without_decay = True
+        if captured.recording():
+            captured.at_replay(partial(self._check_replay, self._launched()))
         grads = [
             update.Rows(grad.rows, grad.values) if isinstance(grad, RowGrad) else grad
             for grad in (param.raw_grad for param in self._params)
@@ -151,21 +204,57 @@ class Optimizer:
         self._update([param.data for param in self._params], grads)
         changed = [param.data for param, grad in zip(self._params, grads, strict=True) if grad is not None]
         torch.autograd.graph.increment_version(changed)
+        if not captured.recording():
+            self._say_skipped()
+        return loss
+
+    def _say_skipped(self) -> None:
+        """Warn once of a skipped step. Nothing waits: on a GPU what is read is the count of some steps ago."""
+        if not self.warns:
+            return
+        count = ctypes.c_int64.from_address(self._seen.data_ptr()).value
+        if count > self._known_skipped:
+            self.warns = False
+            warnings.warn(
+                f"{type(self).__name__}: a step was skipped, because its gradient has NaN or infinity. Weights and "
+                "state are as before; `skipped` counts such steps. This is said once; skip_nonfinite=False takes them",
+                NotFiniteWarning,
+                stacklevel=3,
+            )
+        elif self._seen is not self._update.skipped:
+            self._calls += 1
+            if self._calls % _FETCH == 0 or (self._calls < _FETCH and self._calls & (self._calls - 1) == 0):
+                self._seen.copy_(self._update.skipped, non_blocking=True)
 
     def _prepare_replay(self) -> None:
         """What `step` does on the host, before a graph that contains it runs again."""
         self._synchronize()
-        if self._captured_without_decay and self._update.decay:
-            raise ValueError(
-                f"{type(self).__name__}: weight_decay was 0 when the step was captured, so the graph has none: capture "
-                "the step again, or start with a weight_decay above 0"
-            )
+        self._say_skipped()
         torch.autograd.graph.increment_version([param.data for param in self._params])
 
-    def zero_grad(self) -> None:
-        """Forget the gradients of all parameters."""
+    def _check_replay(self, launched: Mapping[str, Any]) -> None:
+        """Raise ValueError where a graph has other launches than a step would have now."""
+        for key, now in self._launched().items():
+            then = launched[key]
+            if now == then or (key == "weight_decay" and then):
+                continue
+            if key == "weight_decay":
+                raise ValueError(
+                    f"{type(self).__name__}: weight_decay was 0 when the step was captured, so the graph has none: "
+                    "capture the step again, or start with a weight_decay above 0"
+                )
+            raise ValueError(
+                f"{type(self).__name__}: {key} changed from {then} to {now} since the step was captured: capture it "
+                "again"
+            )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, or with `set_to_none=False` fill them with zeros."""
         for param in self._params:
-            param.grad = None
+            if not set_to_none and isinstance(param.raw_grad, torch.Tensor):
+                param.raw_grad.zero_()
+            else:
+                param.grad = None
 
     @property
     def grad_norm(self) -> Tensor:
@@ -180,121 +269,68 @@ class Optimizer:
 
     @property
     def skipped(self) -> int:
-        """The number of steps skipped because a gradient was not finite. Waits for the device."""
+        """The number of steps whose gradient was not finite. Waits for the device."""
         return int(self._update.skipped)
 
+    @property
+    def state(self) -> dict[Tensor, dict[str, Any]]:  # type: ignore[override]
+        """What is kept beside each parameter, as torch has it; the tensors are the optimiser's own."""
+        found = states.to_torch(self._update)
+        return {param: found[index] for index, param in enumerate(self._params)}
+
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on besides parameters and gradients: tensors and numbers with flat names.
+        """All that the next step depends on besides parameters and gradients, as torch.optim's optimisers have it.
 
-        The tensors are the optimiser's own: copy them to keep them. Names: "steps", "skipped", "<state>.<parameter>"
-        (states as torch calls them, and "master"), "group.<group>.<number>", "loss_scale" where there is one (the scale
-        and the finite steps since it changed), and "optimizer", the class.
+        {"state": {parameter: {name: tensor}}, "param_groups": [...]}, which torch's optimiser of the same name loads,
+        and "minidl": the class, the number of skipped steps, and "loss_scale" where there is one (the scale and the
+        finite steps since it changed). State tensors are the optimiser's own: copy them to keep them. Waits for the
+        device.
         """
-        found: dict[str, Any] = {"optimizer": type(self).__name__}
-        for index, group in enumerate(self.param_groups):
-            for key, value in _flat(type(self).__name__, group).items():
-                found[f"group.{index}.{key}"] = value
-        found.update(self._tensors())
-        return found
+        groups, first = [], 0
+        for group in self.param_groups:
+            count = len(group["params"])
+            groups.append({**group, "params": list(range(first, first + count))})
+            first += count
+        own = {"optimizer": type(self).__name__, **states.counters(self._update)}
+        return {"state": states.to_torch(self._update), "param_groups": groups, "minidl": own}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned; values are copied into the optimiser's own memory.
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned, here or in torch; values are copied into the optimiser's memory.
 
         Raises ValueError, before anything is changed, for a state of another optimiser or of other parameters.
         """
         name = type(self).__name__
-        if state.get("optimizer") != name:
-            raise ValueError(f"{name}: the state is of {state.get('optimizer')!r}, expected {name!r}")
-        expected = self.state_dict()
-        missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-        if missing or unknown:
-            raise ValueError(
-                f"{name}: the state does not fit these parameters: missing {', '.join(missing) or 'nothing'}, "
-                f"unknown {', '.join(unknown) or 'nothing'}"
-            )
-        tensors = self._tensors()
-        for key, own in tensors.items():
-            given = state[key]
-            if not isinstance(given, torch.Tensor) or (given.shape, given.dtype) != (own.shape, own.dtype):
-                got = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else repr(given)
-                raise ValueError(f"{name}: state {key} is {got}, expected {own.dtype} {list(own.shape)}")
-        numbers = [_read_numbers(name, state, index, group) for index, group in enumerate(self.param_groups)]
-        for key, own in tensors.items():
-            own.copy_(state[key])
-        for group, read in zip(self.param_groups, numbers, strict=True):
-            group.update(read)
+        if "param_groups" not in state_dict:
+            self.load_flat_state(state_dict)
+            return
+        given = states.read_torch(name, state_dict, self.param_groups, self._update)
+        settings = [{**own, **new} for own, new in zip(self.param_groups, given.groups, strict=True)]
+        of_groups.flags(name, settings, self.defaults)
+        states.check(name, given.state, self._update, self._states_of(settings))
+        for group, new in zip(self.param_groups, given.groups, strict=True):
+            group.update(new)
         self._synchronize()
+        states.load_torch(self._update, [param.data for param in self._params], given)
+        self._known_skipped = self.skipped
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        found = {"steps": self._update.steps, "skipped": self._update.skipped}
-        if self._update.scale is not None:
-            found["loss_scale"] = self._update.scale
-        for name, states in self._update.states.items():
-            found.update({f"{name}.{index}": state for index, state in enumerate(states)})
-        found.update({f"master.{i}": master for i, master in enumerate(self._update.masters) if master is not None})
-        return found
+    def flat_state(self) -> dict[str, Any]:
+        """The state as tensors and numbers with flat names, as safetensors and JSON can hold it.
 
+        The tensors are the optimiser's own. Names: "steps", "skipped", "<state>.<parameter>" (states as torch calls
+        them, and "master"), "group.<group>.<number>", "loss_scale" where there is one, and "optimizer", the class.
+        """
+        return states.to_flat(type(self).__name__, self._update, self.param_groups)
 
-def read_groups(name: str, params: Params) -> list[dict[str, Any]]:
-    """The parameter groups of an optimiser's argument, each with its list of parameters."""
-    if isinstance(params, Tensor):
-        raise TypeError(f"{name}: params is a Tensor, expected a list of them")
-    given = list(params)
-    if not any(isinstance(item, Mapping) for item in given):
-        return [{"params": given}]
-    for item in given:
-        if not isinstance(item, Mapping) or "params" not in item:
-            raise TypeError(f"{name}: got groups and a {type(item).__name__}, expected dicts with a key 'params' only")
-    return [
-        {**item, "params": [item["params"]] if isinstance(item["params"], Tensor) else list(item["params"])}
-        for item in given
-        if isinstance(item, Mapping)
-    ]
+    def load_flat_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `flat_state` returned; as `load_state_dict`."""
+        states.load_flat(type(self).__name__, self._update, self.param_groups, state)
+        self._synchronize()
+        self._known_skipped = self.skipped
 
+    def _no_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} has no hooks: call the function beside step() or state_dict()")
 
-def _check_params(name: str, params: Sequence[Any]) -> None:
-    if not params:
-        raise ValueError(f"{name}: there are no parameters; give it model.parameters(), or a list of Tensors")
-    seen: dict[int, int] = {}
-    for index, param in enumerate(params):
-        if not isinstance(param, Tensor):
-            raise TypeError(f"{name}: parameter {index} is a {type(param).__name__}, expected a Tensor")
-        if not param.is_leaf:
-            raise ValueError(
-                f"{name}: parameter {index} of shape {list(param.shape)} was made by an operation; "
-                "give the tensors it was made from, or .detach() it"
-            )
-        if id(param) in seen:
-            raise ValueError(f"{name}: parameters {seen[id(param)]} and {index} are the same tensor; give it once")
-        seen[id(param)] = index
-
-
-def check_number(name: str, key: str, value: Any) -> None:
-    holds, text = _LIMITS[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and holds(value)):
-        raise ValueError(f"{name}: {key} is {value!r}, expected a number {text}")
-
-
-def _flat(name: str, group: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a group, betas as beta1 and beta2. Raises ValueError for one out of its range."""
-    found: dict[str, float] = {}
-    for key, value in group.items():
-        if key == "betas":
-            if not isinstance(value, tuple | list) or len(value) != 2:
-                raise ValueError(f"{name}: betas is {value!r}, expected two numbers")
-            found["beta1"], found["beta2"] = value
-        elif key != "params":
-            found[key] = value
-    for key, value in found.items():
-        check_number(name, key, value)
-    return {key: float(value) for key, value in found.items()}
-
-
-def _read_numbers(name: str, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a group as a state has them."""
-    flat = {key: state[f"group.{index}.{key}"] for key in _flat(name, group)}
-    read: dict[str, Any] = {key: value for key, value in flat.items() if key not in ("beta1", "beta2")}
-    if "betas" in group:
-        read["betas"] = (flat["beta1"], flat["beta2"])
-    _flat(name, read)
-    return read
+    register_step_pre_hook = register_step_post_hook = _no_hooks
+    register_state_dict_pre_hook = register_state_dict_post_hook = _no_hooks
+    register_load_state_dict_pre_hook = register_load_state_dict_post_hook = _no_hooks

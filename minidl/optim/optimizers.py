@@ -1,38 +1,49 @@
-"""The optimisers: each is an update rule, its settings and the states it keeps."""
+"""The optimisers: each is an update rule, its settings and the states it keeps. Arguments are torch's, then our own."""
 
 from __future__ import annotations
 
-from minidl.optim.base import Optimizer, Params, check_number, read_groups
+from typing import ClassVar
+
+from minidl.optim.base import Optimizer
+from minidl.optim.groups import Params, check_number
 
 
 class SGD(Optimizer):
-    """b = momentum b + g, p -= lr b; with Nesterov's momentum p -= lr (g + momentum b). Sutskever et al., ICML 2013.
+    """b = momentum b + (1 - dampening) g, p -= lr b; with Nesterov's momentum p -= lr (g + momentum b).
 
-    `weight_decay` adds weight_decay p to the gradient. As torch.optim.SGD with dampening 0.
+    b begins as g. `weight_decay` adds weight_decay p to the gradient; `maximize` follows the gradient upward. As
+    torch.optim.SGD. Sutskever et al., ICML 2013.
     """
 
     _rule = "sgd"
+    _optional: ClassVar = {"momentum": "momentum_buffer"}
 
     def __init__(
         self,
         params: Params,
         lr: float = 1e-3,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
         nesterov: bool = False,
         *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
         max_norm: float | None = None,
         lazy: bool = False,
         loss_scale: float | None = None,
+        skip_nonfinite: bool = True,
     ) -> None:
-        groups = read_groups("SGD", params)
-        momenta = [group.get("momentum", momentum) for group in groups]
-        if nesterov and any(value == 0.0 for value in momenta):
-            raise ValueError("SGD: nesterov needs a momentum above 0, got 0")
         super().__init__(
-            groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay},
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, nesterov=nesterov,
-            states=["momentum_buffer"] if any(value != 0.0 for value in momenta) else [],
+            params,
+            {
+                "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
+                "nesterov": nesterov, "maximize": maximize,
+            },
+            differentiable=differentiable,
+            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
         )  # fmt: skip
 
 
@@ -44,6 +55,7 @@ class RMSprop(Optimizer):
     """
 
     _rule = "rmsprop"
+    _optional: ClassVar = {"momentum": "momentum_buffer", "centered": "grad_avg"}
 
     def __init__(
         self,
@@ -51,23 +63,27 @@ class RMSprop(Optimizer):
         lr: float = 1e-2,
         alpha: float = 0.99,
         eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
+        weight_decay: float = 0,
+        momentum: float = 0,
         centered: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
         *,
         max_norm: float | None = None,
         lazy: bool = False,
         loss_scale: float | None = None,
+        skip_nonfinite: bool = True,
     ) -> None:
-        groups = read_groups("RMSprop", params)
-        states = ["square_avg"]
-        if any(group.get("momentum", momentum) != 0.0 for group in groups):
-            states.append("momentum_buffer")
-        if centered:
-            states.append("grad_avg")
         super().__init__(
-            groups, {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum},
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, states=states,
+            params,
+            {
+                "lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
+                "centered": centered, "maximize": maximize,
+            },
+            differentiable=differentiable,
+            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
         )  # fmt: skip
 
 
@@ -83,30 +99,38 @@ class Adagrad(Optimizer):
         self,
         params: Params,
         lr: float = 1e-2,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
         eps: float = 1e-10,
+        foreach: bool | None = None,
         *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
         max_norm: float | None = None,
         lazy: bool = False,
         loss_scale: float | None = None,
+        skip_nonfinite: bool = True,
     ) -> None:
         check_number("Adagrad", "initial_accumulator_value", initial_accumulator_value)
         super().__init__(
-            params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps},
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, states=["sum"], initial=initial_accumulator_value,
+            params,
+            {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay, "maximize": maximize},
+            differentiable=differentiable, initial=initial_accumulator_value,
+            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
         )  # fmt: skip
 
 
 class Adam(Optimizer):
     """m += (1 - beta1) (g - m), v = beta2 v + (1 - beta2) g^2, p -= lr m' / (sqrt(v') + eps). arXiv 1412.6980.
 
-    m' and v' are m and v divided by 1 - beta^t; `weight_decay` adds weight_decay p to the gradient. As
-    torch.optim.Adam.
+    m' and v' are m and v divided by 1 - beta^t; with `amsgrad` v' is made of the largest v so far (Reddi et al., ICLR
+    2018). `weight_decay` adds weight_decay p to the gradient. As torch.optim.Adam.
     """
 
     _rule = "adam"
+    _optional: ClassVar = {"amsgrad": "max_exp_avg_sq"}
 
     def __init__(
         self,
@@ -114,15 +138,30 @@ class Adam(Optimizer):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
         *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
         max_norm: float | None = None,
         lazy: bool = False,
         loss_scale: float | None = None,
+        skip_nonfinite: bool = True,
     ) -> None:
+        if decoupled_weight_decay:
+            self._rule = "adamw"
         super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, states=["exp_avg", "exp_avg_sq"],
+            params,
+            {
+                "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
+                "maximize": maximize,
+            },
+            differentiable=differentiable,
+            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
         )  # fmt: skip
 
 
@@ -141,9 +180,19 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
         *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
         max_norm: float | None = None,
         lazy: bool = False,
         loss_scale: float | None = None,
+        skip_nonfinite: bool = True,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, max_norm=max_norm, lazy=lazy, loss_scale=loss_scale)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, differentiable=differentiable,
+            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
+        )  # fmt: skip

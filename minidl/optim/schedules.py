@@ -1,4 +1,7 @@
-"""Learning rate schedules: a rate as a function of the number of steps, warm-up included."""
+"""The learning rates of the trainers: a rate as a function of the number of steps, warm-up included.
+
+torch's schedules are in `optim.lr_scheduler`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ class Schedule:
     """A learning rate as a function of the number of steps made: each group's own rate times `factor(step)`.
 
     Creating one sets the rate of step 0. Call `step()` once after each optimizer step. During the first `warmup` steps
-    the rate rises linearly, to the full rate at step warmup - 1.
+    the rate rises linearly, to the full rate at step warmup - 1. A rate that is set by hand lasts until the next step.
     """
+
+    _saved_as: str | None = None  # in checkpoints: the name that the class had when the first were written
 
     def __init__(self, optimizer: Optimizer, warmup: int = 0) -> None:
         name = type(self).__name__
@@ -44,11 +49,11 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """The number of steps, and the rates that the schedule scales."""
-        return {"schedule": type(self).__name__, "step": self._step, "base_lrs": list(self.base_lrs)}
+        return {"schedule": self._saved_as or type(self).__name__, "step": self._step, "base_lrs": list(self.base_lrs)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned. Raises ValueError for another schedule's state."""
-        name = type(self).__name__
+        name = self._saved_as or type(self).__name__
         if state.get("schedule") != name or len(state.get("base_lrs", ())) != len(self.base_lrs):
             raise ValueError(
                 f"{name}: the state is of {state.get('schedule')!r} with {len(state.get('base_lrs', ()))} groups, "
@@ -65,24 +70,13 @@ class Schedule:
         self.optimizer._set_rates(self._rates(self._step))
 
 
-class ConstantLR(Schedule):
-    """The full rate, after warm-up. (torch's ConstantLR lowers the first rates, as `warmup` does here.)"""
+class WarmupLR(Schedule):
+    """The full rate, after warm-up."""
+
+    _saved_as = "ConstantLR"
 
     def factor(self, step: int) -> float:
         return 1.0
-
-
-class StepLR(Schedule):
-    """The rate times gamma after every `step_size` steps, counted from the end of warm-up. As torch's StepLR."""
-
-    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, warmup: int = 0) -> None:
-        if step_size < 1:
-            raise ValueError(f"StepLR: step_size is {step_size}, expected a number of steps of at least 1")
-        self.step_size, self.gamma = step_size, gamma
-        super().__init__(optimizer, warmup)
-
-    def factor(self, step: int) -> float:
-        return self.gamma ** ((step - self.warmup) // self.step_size)
 
 
 class _Falling(Schedule):
@@ -119,8 +113,10 @@ class CosineLR(_Falling):
         return 0.5 * (1.0 + math.cos(math.pi * self._progress(step)))
 
 
-class LinearLR(_Falling):
+class LinearDecayLR(_Falling):
     """Linear from the full rate at the end of warm-up to `eta_min` at step T_max, and constant after that."""
+
+    _saved_as = "LinearLR"
 
     def factor(self, step: int) -> float:
         return 1.0 - self._progress(step)

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from minidl.tensors import Tensor
-from minidl.testing.specs import Case, OpSpec, all_specs
+from minidl.testing.specs import Case, OpSpec, all_specs, bounds
+
+_MOST_DERIVATIVES = 2**26
 
 
 def _changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
@@ -78,14 +80,30 @@ class Expected:
         )
 
 
-def error_bound(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
+def error_bound(
+    op: Callable[..., Any] | str, *args: Any, reference: Callable[..., Any] | None = None, depth: int | None = None,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
     """The largest error that each element of `op(*args, **kwargs)` may have, from the operation's record.
 
     `op` is a function of `minidl.ops` or the name of its record; arguments are Tensors, torch tensors and plain values,
     as the operation takes them. The bound compares the result with the exact value for exactly these inputs.
     Returns a float64 torch tensor of the result's shape, or a tuple of them for several outputs.
-    Raises LookupError for an operation without a record, TypeError when no argument is a floating tensor.
+
+    A function of your own has no record: `error_bound(function, inputs, reference=exact, depth=d)` takes its inputs as
+    a tuple, a function of torch tensors that computes it in float64, and the length of its longest chain of roundings
+    (for a sum of n products in one loop, n + 1). Each of them is taken for a relative change of an input or of the
+    result: gamma(depth) (|result| + sum of |derivative by an input| |input|), and the result is rounded to the inputs'
+    dtype, of float16 and bfloat16 from float32. It knows no underflow on the way.
+
+    Raises LookupError for an operation without a record or a reference, TypeError when no argument is a floating
+    tensor, ValueError for a depth below 1 and more than 2^26 derivatives.
     """
+    if reference is not None:
+        if depth is None:
+            raise TypeError("error_bound: a reference needs depth=, the length of the longest chain of roundings")
+        inputs = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+        return _bound_of_own(reference, unwrap(list(inputs)), {k: unwrap(v) for k, v in kwargs.items()}, depth)
     spec = find_spec(op)
     case = Case(unwrap(args), {name: unwrap(value) for name, value in kwargs.items()})
     dtypes = [t.dtype for t in case.tensors() if t.dtype.is_floating_point]
@@ -97,6 +115,33 @@ def error_bound(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
     return bounds if len(bounds) > 1 else bounds[0]
 
 
+def _bound_of_own(reference: Callable[..., Any], inputs: list[Any], kwargs: Any, depth: int) -> Any:
+    """See `error_bound`."""
+    if depth < 1:
+        raise ValueError(f"error_bound: depth is {depth}, expected at least 1")
+    floating = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.dtype.is_floating_point]
+    if not floating:
+        raise TypeError("error_bound: no input is a floating tensor, so there is no rounding to bound")
+    dtype = inputs[floating[0]].dtype
+    places = [inputs[i].detach().double().requires_grad_() for i in floating]
+    exact = list(inputs)
+    for i, place in zip(floating, places, strict=True):
+        exact[i] = place
+    gamma = bounds.gamma(depth, bounds.acc_unit(dtype))
+    found = []
+    results = as_tuple(reference(*exact, **kwargs))
+    for result in results:
+        if result.numel() * sum(place.numel() for place in places) > _MOST_DERIVATIVES:
+            raise ValueError("error_bound: more than 2^26 derivatives: give smaller inputs")
+        moved = torch.zeros(result.numel(), dtype=torch.float64, device=result.device)
+        for at, element in enumerate(result.reshape(-1) if result.requires_grad else ()):
+            grads = torch.autograd.grad(element, places, retain_graph=True, materialize_grads=True)
+            moved[at] = sum((grad * place).abs().sum().detach() for grad, place in zip(grads, places, strict=True))
+        value = result.detach().double()
+        found.append(bounds.rounded(value, gamma * (value.abs() + moved.reshape(value.shape)), dtype))
+    return found[0] if len(found) == 1 else tuple(found)
+
+
 def find_spec(op: Callable[..., Any] | str) -> OpSpec:
     """The record of an operation, by its function or name. Raises LookupError."""
     specs = all_specs()
@@ -106,7 +151,10 @@ def find_spec(op: Callable[..., Any] | str) -> OpSpec:
         if spec.op is op:
             return spec
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
-    raise LookupError(f"{name} has no record; operations with one: {', '.join(sorted(specs))}")
+    raise LookupError(
+        f"{name} has no record; operations with one: {', '.join(sorted(specs))}. For a function of your own give "
+        "error_bound a reference= and a depth="
+    )
 
 
 def assert_within(

@@ -57,6 +57,8 @@ class Adversaries:
         self.average.requires_grad_(False)
         self.generator_optimizer = optim.Adam(self.generator.parameters(), lr=lr, betas=BETAS)
         self.discriminator_optimizer = optim.Adam(self.discriminator.parameters(), lr=lr, betas=BETAS)
+        for optimizer in (self.generator_optimizer, self.discriminator_optimizer):
+            optimizer.warns = False  # the loop counts skipped steps, and the report tells them
         self.batch_size, self.seed, self.steps = batch_size, seed, 0
         ones, zeros = torch.ones(batch_size), torch.zeros(batch_size)
         self._real = Tensor(ones.to(default_device()))
@@ -154,8 +156,8 @@ class Adversaries:
     def optimizers(self) -> dict[str, Any]:
         """The state of both optimisers."""
         return {
-            "generator": self.generator_optimizer.state_dict(),
-            "discriminator": self.discriminator_optimizer.state_dict(),
+            "generator": self.generator_optimizer.flat_state(),
+            "discriminator": self.discriminator_optimizer.flat_state(),
         }
 
     def restore(self, weights: Mapping[str, torch.Tensor], optimizers: Mapping[str, Any], steps: int) -> None:
@@ -163,8 +165,8 @@ class Adversaries:
         for part in _PARTS:
             own = {name.removeprefix(part + "."): t for name, t in weights.items() if name.startswith(part + ".")}
             getattr(self, part).load_state_dict(own)
-        self.generator_optimizer.load_state_dict(optimizers["generator"])
-        self.discriminator_optimizer.load_state_dict(optimizers["discriminator"])
+        self.generator_optimizer.load_flat_state(optimizers["generator"])
+        self.discriminator_optimizer.load_flat_state(optimizers["discriminator"])
         self.steps = steps
 
     def _norms(self) -> list[nn.BatchNorm2d]:

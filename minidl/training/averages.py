@@ -24,8 +24,7 @@ class Average:
     def __init__(self, model: nn.Module, kept: nn.Module, decay: float) -> None:
         self.kept, self.decay = kept.requires_grad_(False).eval(), decay
         kept.load_state_dict(model.state_dict())
-        self._values = model.state_dict()
-        own = kept.state_dict()
+        self._values, own = ({name: tensor.data for name, tensor in m.named_tensors()} for m in (model, kept))
         self._own = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
         # In the tensor itself where it is wide enough.
         self._averages = {

@@ -117,7 +117,7 @@ class Trainer(BaseTrainer):
         state, learner = checkpoint.state, self.learner
         parts.append("optimizer")
         optimizer = {name: value for name, value in checkpoint.optimizer.items() if name != _AVERAGE}
-        learner.optimizer.load_state_dict(optimizer)
+        learner.optimizer.load_flat_state(optimizer)
         parts.append("schedule")
         # A schedule has no memory but the number of steps.
         schedule = {**learner.schedule.state_dict(), "step": steps}
@@ -280,7 +280,7 @@ class Trainer(BaseTrainer):
     def _parts(self) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
         learner = self.learner
         more = {"schedule": learner.schedule.state_dict()}
-        optimizer = learner.optimizer.state_dict()
+        optimizer = learner.optimizer.flat_state()
         if learner.average is not None:
             optimizer[_AVERAGE] = learner.average.state_dict()
         return learner.model.state_dict(), optimizer, more

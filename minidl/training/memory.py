@@ -184,7 +184,7 @@ def _training(networks: Networks, on_gpu: bool) -> tuple[int, int]:
     parameters = need = 0
     for model, optimizer in networks:
         weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-        own = optimizer.state_dict().values() if optimizer is not None else ()
+        own = optimizer.flat_state().values() if optimizer is not None else ()
         states = sum(value.nbytes for value in own if hasattr(value, "nbytes"))
         parameters += model.num_parameters()
         need += weights + states + (0 if on_gpu else _CHECKPOINT * (weights + states))

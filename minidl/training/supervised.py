@@ -225,10 +225,13 @@ def make_optimizer(config: Any, model: nn.Module) -> optim.Optimizer:
         "lazy": getattr(config, "lazy", False),
         "loss_scale": LOSS_SCALE if config.precision == "float16" else None,
     }
-    if config.optimizer == "sgd":
-        return optim.SGD(parameters, momentum=0.9, **options)
-    makers = {"adamw": optim.AdamW, "adam": optim.Adam, "rmsprop": optim.RMSprop, "adagrad": optim.Adagrad}
-    return makers[config.optimizer](parameters, **options)
+    makers: dict[str, Callable[..., optim.Optimizer]] = {
+        "sgd": functools.partial(optim.SGD, momentum=0.9),
+        "adamw": optim.AdamW, "adam": optim.Adam, "rmsprop": optim.RMSprop, "adagrad": optim.Adagrad,
+    }  # fmt: skip
+    optimizer = makers[config.optimizer](parameters, **options)
+    optimizer.warns = False  # the loop counts skipped steps, and the report tells them
+    return optimizer
 
 
 def make_schedule(config: Any, optimizer: optim.Optimizer, steps_per_epoch: int) -> optim.Schedule:
@@ -236,9 +239,9 @@ def make_schedule(config: Any, optimizer: optim.Optimizer, steps_per_epoch: int)
     steps = config.epochs * steps_per_epoch
     warmup = min(round(config.warmup * steps_per_epoch), steps - 1)
     if config.schedule == "constant":
-        found: optim.Schedule = optim.ConstantLR(optimizer, warmup=warmup)
+        found: optim.Schedule = optim.WarmupLR(optimizer, warmup=warmup)
     else:
-        falling = {"cosine": optim.CosineLR, "linear": optim.LinearLR}
+        falling = {"cosine": optim.CosineLR, "linear": optim.LinearDecayLR}
         found = falling[config.schedule](optimizer, steps, warmup=warmup)
     unfrozen = getattr(config, "unfreeze_lr", None)
     return found if unfrozen is None else Unfrozen(found, config.unfreeze * steps_per_epoch, unfrozen / config.lr)

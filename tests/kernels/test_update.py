@@ -189,10 +189,11 @@ def exact_step(rule, param, grad, states, step):
         return param - rate * grad / (s.sqrt() + n["eps"]), {"sum": s}
     m = states["exp_avg"] + (1 - n["beta1"]) * (grad - states["exp_avg"])
     v = n["beta2"] * states["exp_avg_sq"] + (1 - n["beta2"]) * grad**2
-    root = (v / (1 - n["beta2"] ** step)).sqrt()
+    largest = torch.maximum(states["max_exp_avg_sq"], v)
+    root = (largest / (1 - n["beta2"] ** step)).sqrt()
     rate = n["lr"] / (1 - n["beta1"] ** step)
     decayed = param * (1 - n["lr"] * n["weight_decay"]) if rule == "adamw" else param
-    return decayed - rate * m / (root + n["eps"]), {"exp_avg": m, "exp_avg_sq": v}
+    return decayed - rate * m / (root + n["eps"]), {"exp_avg": m, "exp_avg_sq": v, "max_exp_avg_sq": largest}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -47,6 +47,8 @@ def _modules() -> Iterator[Any]:
 def _described(path: str, value: Any) -> list[str]:
     if inspect.ismodule(value):
         return [f"{path}: module"]
+    if inspect.isclass(value) and value.__module__.startswith("torch."):
+        return [f"{path}: {value.__module__}.{value.__qualname__}"]
     if inspect.isclass(value):
         bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
         lines = [f"{path}{_signature(value)}: class" + (f" of {bases}" if bases else "")]

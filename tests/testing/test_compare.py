@@ -102,3 +102,21 @@ class TestErrorBound:
     def test_without_a_floating_argument(self):
         with pytest.raises(TypeError, match="no argument of transposed is a floating tensor"):
             error_bound(ops.transposed, Tensor(torch.ones(2, dtype=torch.int64)))
+
+
+def test_the_bound_of_a_function_of_ones_own():
+    """A sum of products: n products and sums, each term by its magnitude, then the rounding of the result."""
+    x, w = torch.randn(3, 20), torch.randn(20)
+    terms = (x.double() * w.double()).abs().sum(1)
+    exact = x.double() @ w.double()
+    bound = error_bound(lambda x, w: x @ w, (x, w), reference=torch.mv, depth=21)
+    gamma, u = 21 * 2.0**-24 / (1 - 21 * 2.0**-24), 2.0**-24
+    error = gamma * (exact.abs() + 2 * terms)  # by x and by w
+    assert torch.allclose(bound, error + u * (exact.abs() + error) + 2.0**-126, rtol=1e-12, atol=0)
+    assert_within(x @ w, exact, bound)
+    with pytest.raises(AssertionError):
+        assert_within((x @ w).half().float(), exact, bound)
+    with pytest.raises(TypeError, match="a reference needs depth="):
+        error_bound(torch.mv, (x, w), reference=torch.mv)
+    with pytest.raises(LookupError, match="give error_bound a reference= and a depth="):
+        error_bound(torch.mv, x, w)

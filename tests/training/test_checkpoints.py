@@ -293,14 +293,14 @@ def test_convolutions_go_on_from_a_checkpoint_bit_for_bit(tmp_path, dtype):
     model, optimizer = start(0)
     go_on(model, optimizer, 0, 3)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(3, model.state_dict(), optimizer.state_dict(), {}, best=False)
+    checkpoints.save(3, model.state_dict(), optimizer.flat_state(), {}, best=False)
     go_on(model, optimizer, 3, 6)
     again, fresh = start(1)
     kept = checkpoints.last()
     again.load_state_dict(kept.weights)
     fresh.load_state_dict(kept.optimizer)
     go_on(again, fresh, 3, 6)
-    for mine, theirs in ((again.state_dict(), model.state_dict()), (fresh.state_dict(), optimizer.state_dict())):
+    for mine, theirs in ((again.state_dict(), model.state_dict()), (fresh.flat_state(), optimizer.flat_state())):
         assert mine.keys() == theirs.keys()
         for name, value in mine.items():
             assert torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name]

@@ -36,7 +36,7 @@ def trainer(folder, epochs=3):
     def loss(x, y):
         return ops.mse_loss(ops.flatten(model(x), 0), y)
 
-    learner = Learner(model, optimizer, optim.ConstantLR(optimizer), Batches(x, y, 4), loss, validate)
+    learner = Learner(model, optimizer, optim.WarmupLR(optimizer), Batches(x, y, 4), loss, validate)
     folder.mkdir(exist_ok=True)
     return Trainer(learner, folder, epochs, 0, Display(quiet=True), {"config": {"seed": 0}}, "minidl")
 

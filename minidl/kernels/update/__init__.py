@@ -1,12 +1,15 @@
 """Optimiser updates: SGD, RMSprop, Adagrad, Adam and AdamW for all parameters of a model in one launch.
 
     g is the gradient times the clip scale, plus weight_decay * p (for AdamW p *= 1 - lr weight_decay instead)
-    SGD        b = momentum b + g                              p -= lr b         (Nesterov: p -= lr (g + momentum b))
+               and -g in place of it to maximise
+    SGD        b = momentum b + (1 - dampening) g (at first b = g)
+               p -= lr b         (Nesterov: p -= lr (g + momentum b))
     RMSprop    s = alpha s + (1 - alpha) g^2                   d = g / (sqrt(s) + eps)
                centered: a += (1 - alpha) (g - a), and sqrt(s - a^2) in place of sqrt(s)
                p -= lr d, with momentum b = momentum b + d     p -= lr b
     Adagrad    s += g^2                                        p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)
     Adam(W)    m += (1 - beta1) (g - m)    v = beta2 v + (1 - beta2) g^2
+               amsgrad: the largest v so far in place of v
                p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
 as torch.optim computes them. Duchi et al., JMLR 12 (Adagrad); Hinton, Coursera 2012, lecture 6e (RMSprop); Kingma and
@@ -18,7 +21,8 @@ A step is three launches (the first and the last once per dtype):
     prepare    one program adds the sums in order, finds the norm, the clip scale min(1, max_norm / (norm + 1e-6)) and
                whether all is finite, and counts the step of every parameter that has a gradient. (If the last program
                of `measure` did this, both would take 15 us on an H200 in place of 10.5, for one atomic per program.)
-    update     changes parameters and moments, or nothing at all if a gradient has an infinity or NaN
+    update     changes parameters and moments, or nothing at all if a gradient has an infinity or NaN (unless not
+               to `skip`)
 Gradients of a scaled loss (float16 would lose the small ones) are divided by the scale, which `prepare` then adapts:
 it halves when a gradient overflows and doubles after GROWTH_INTERVAL finite steps in a row (Micikevicius et
 al., arXiv 1710.03740).
@@ -56,8 +60,8 @@ STATES = {
     "sgd": ("momentum_buffer",),
     "rmsprop": ("square_avg", "momentum_buffer", "grad_avg"),
     "adagrad": ("sum",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "adamw": ("exp_avg", "exp_avg_sq"),
+    "adam": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
 }
 
 
@@ -71,8 +75,11 @@ class Update:
     gradient. With a `loss_scale`, gradients are those of the loss times `scale[0]`; `scale` is float32 [2], see
     LOSS_SCALE.
 
-    `states` names those to keep out of STATES[rule]; `initial` fills them. Raises ValueError for a parameter of other
-    strides or parameters on two devices, TypeError for one that is not floating.
+    `states` names those to keep out of STATES[rule]; `initial` fills them. What may be changed between steps: `decay`
+    (whether any weight decays), `nesterov`, `dampened`, `maximize`, `third` (use the third state: centered, amsgrad),
+    `skip` (leave out a step that is not finite).
+    Raises ValueError for a parameter of other strides or parameters on two devices, TypeError for one that is not
+    floating.
     """
 
     def __init__(
@@ -87,50 +94,72 @@ class Update:
         initial: float = 0.0,
         loss_scale: float | None = None,
     ) -> None:
-        self._orders: list[torch.memory_format] = []
-        for index, param in enumerate(params):
-            check.floating(f"parameter {index}", data=param)
-            if param.device != params[0].device:
-                raise ValueError(
-                    f"parameter {index} is on {param.device} and parameter 0 on {params[0].device}: "
-                    "an optimizer updates parameters of one device"
-                )
-            order = check.memory_order(param)
-            if order is None:
-                raise ValueError(
-                    f"parameter {index} of shape {list(param.shape)} has strides {param.stride()}: make it contiguous"
-                )
-            self._orders.append(order)
         self.rule, self.nesterov, self.max_norm, self.lazy = rule, nesterov, max_norm, lazy
-        self.device = params[0].device
-        self.shapes = [(param.shape, param.dtype) for param in params]
-        self.states = {
-            name: [
-                torch.full_like(param, initial, dtype=launch.acc_torch(param.dtype), memory_format=order)
-                for param, order in zip(params, self._orders, strict=True)
-            ]
-            for name in states
-        }
-        self.masters = [
-            None
-            if param.dtype == launch.acc_torch(param.dtype)
-            else param.to(launch.acc_torch(param.dtype), copy=True, memory_format=order)
-            for param, order in zip(params, self._orders, strict=True)
-        ]
-        count = len(params)
-        self.hyper = torch.zeros(count, NUMBERS.value, dtype=torch.float64, device=self.device)
-        self.steps = torch.zeros(count, dtype=torch.int64, device=self.device)
+        self.decay = self.dampened = self.maximize = False
+        self.skip, self.third = True, not {"grad_avg", "max_exp_avg_sq"}.isdisjoint(states)
+        self.device, self.initial = params[0].device, initial
+        self.shapes: list[tuple[torch.Size, torch.dtype]] = []
+        self._orders: list[torch.memory_format] = []
+        self.states: dict[str, list[torch.Tensor]] = {name: [] for name in states}
+        self.masters: list[torch.Tensor | None] = []
+        self.hyper = torch.zeros(0, NUMBERS.value, dtype=torch.float64, device=self.device)
+        self.steps = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.skipped = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.control = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.scale: torch.Tensor | None = None
         if loss_scale is not None:
             self.scale = torch.zeros(2, dtype=torch.float32, device=self.device)
             self.scale[LOSS_SCALE.value].fill_(loss_scale)
-        self.decay = False
-        self._rates = torch.zeros(count, 2, dtype=torch.float64, device=self.device)
-        columns = dict(zip(STATES[rule], (STATE_0, STATE_1, STATE_2), strict=False))
+        self.add(params)
+
+    def add(self, params: Sequence[torch.Tensor]) -> None:
+        """Take more parameters. Graphs that hold an earlier step are of no use afterwards."""
+        first = len(self.shapes)
+        orders = [self._order(index, param) for index, param in enumerate(params, first)]
+        self._orders.extend(orders)
+        self.shapes.extend((param.shape, param.dtype) for param in params)
+        for kept in self.states.values():
+            kept.extend(self._state(param, order) for param, order in zip(params, orders, strict=True))
+        self.masters.extend(
+            None
+            if param.dtype == launch.acc_torch(param.dtype)
+            else param.to(launch.acc_torch(param.dtype), copy=True, memory_format=order)
+            for param, order in zip(params, orders, strict=True)
+        )
+        self.hyper = torch.cat([self.hyper, self.hyper.new_zeros(len(params), NUMBERS.value)])
+        self.steps = torch.cat([self.steps, self.steps.new_zeros(len(params))])
+        self._rates = self.hyper.new_zeros(len(self.shapes), 2)
+        self._plan()
+
+    def keep(self, name: str, params: Sequence[torch.Tensor]) -> None:
+        """Keep one more state of STATES[rule] beside the parameters, where it is not kept yet."""
+        if name not in self.states:
+            self.states[name] = [self._state(*pair) for pair in zip(params, self._orders, strict=True)]
+            self._plan()
+            if self.rule == "sgd":
+                self.steps.zero_()  # they tell whether the buffer has begun
+
+    def _order(self, index: int, param: torch.Tensor) -> torch.memory_format:
+        check.floating(f"parameter {index}", data=param)
+        if param.device != self.device:
+            raise ValueError(
+                f"parameter {index} is on {param.device} and parameter 0 on {self.device}: "
+                "an optimizer updates parameters of one device"
+            )
+        order = check.memory_order(param)
+        if order is None:
+            raise ValueError(
+                f"parameter {index} of shape {list(param.shape)} has strides {param.stride()}: make it contiguous"
+            )
+        return order
+
+    def _state(self, param: torch.Tensor, order: torch.memory_format) -> torch.Tensor:
+        return torch.full_like(param, self.initial, dtype=launch.acc_torch(param.dtype), memory_format=order)
+
+    def _plan(self) -> None:
+        columns = dict(zip(STATES[self.rule], (STATE_0, STATE_1, STATE_2), strict=False))
         own = {columns[name]: tensors for name, tensors in self.states.items()}
-        self._plans = Plans(own, self.masters, self.device, lazy)
+        self._plans = Plans(own, self.masters, self.device, self.lazy)
 
     def set(self, name: str, value: float, first: int, end: int) -> None:
         """Set a number (a key of HYPER) for the parameters from `first` up to `end`, exclusive."""
@@ -169,7 +198,8 @@ class Update:
             first += blocks.count
         launch.run(
             prepare_kernel, (1,), partial, partials, table, self.steps, self.control, self.skipped, self.scale,
-            len(params), MAX_NORM=self.max_norm, HAS_SCALE=self.scale is not None, **early.options(), **tile.options,
+            len(params), MAX_NORM=self.max_norm, HAS_SCALE=self.scale is not None, SKIP=self.skip,
+            **early.options(), **tile.options,
         )  # fmt: skip
         for plan in plans:
             dtype, blocks = plan.like.dtype, plan.update
@@ -177,8 +207,9 @@ class Update:
                 update_kernel, (blocks.count,), plan.like, table, table[blocks.start :], self.hyper, self._rates,
                 self.control, RULE=RULES[self.rule], DECAY=self.decay,
                 HAS_MOMENTUM="momentum_buffer" in self.states, NESTEROV=self.nesterov,
-                CENTERED="grad_avg" in self.states, HAS_MASTER=dtype != launch.acc_torch(dtype),
-                HAS_ROWS=plan.rows, ACC=launch.acc(dtype), **early.options(), **blocks.tile.options,
+                DAMPENED=self.dampened, MAXIMIZE=self.maximize, THIRD=self.third,
+                HAS_MASTER=dtype != launch.acc_torch(dtype), HAS_ROWS=plan.rows, ACC=launch.acc(dtype),
+                **early.options(), **blocks.tile.options,
             )  # fmt: skip
         launch.pointed_at(lambda: self._memory(params, grads))
 

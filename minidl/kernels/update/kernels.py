@@ -33,7 +33,7 @@ NUMBERS = tl.constexpr(8)
 LR, WEIGHT_DECAY, MOMENTUM, ALPHA, BETA1, BETA2, EPS, LR_DECAY = map(tl.constexpr, range(8))
 HYPER = {
     "lr": LR, "weight_decay": WEIGHT_DECAY, "momentum": MOMENTUM, "alpha": ALPHA, "beta1": BETA1, "beta2": BETA2,
-    "eps": EPS, "lr_decay": LR_DECAY,
+    "eps": EPS, "lr_decay": LR_DECAY, "dampening": LR_DECAY,
 }  # fmt: skip
 
 # The scale of the loss and the finite steps since it changed, float32.
@@ -98,6 +98,11 @@ def next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE: tl.constexpr, BL
         b_rate = tl.load(p_numbers + LR, mask=m_p, other=0.0)
         if RULE == ADAGRAD:
             b_rate /= 1.0 + (b_t - 1.0) * tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
+        if RULE == SGD:
+            # torch begins with the whole gradient, and takes no dampening without momentum.
+            b_whole = (b_t <= 1.0) | (tl.load(p_numbers + MOMENTUM, mask=m_p, other=0.0) == 0.0)
+            b_dampening = tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
+            tl.store(p_rates + 2 * o_p + 1, tl.where(b_whole, 1.0, 1.0 - b_dampening), mask=m_p)
         if RULE >= ADAM:  # and AdamW
             b_rate /= 1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA1, mask=m_p, other=0.5)))
             b_correction = tl.sqrt(1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA2, mask=m_p, other=0.5))))
@@ -135,7 +140,8 @@ def measure_kernel(
 @triton.jit(do_not_specialize=["partials"])
 def prepare_kernel(
     p_partial, partials, p_table, p_steps, p_control, p_skipped, p_scale, count,
-    MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
+    MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, SKIP: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     skipped = tl.load(p_skipped)
@@ -162,8 +168,10 @@ def prepare_kernel(
     if HAS_SCALE:
         scale *= unscale
     tl.store(p_control + SCALE, scale)
-    tl.store(p_control + FINITE, finite.to(tl.float64))
     tl.store(p_skipped, skipped + 1 - finite)
+    if not SKIP:
+        finite = tl.maximum(finite, 1)
+    tl.store(p_control + FINITE, finite.to(tl.float64))
     for i in range(0, count, BLOCK_P):
         o_p = i + tl.arange(0, BLOCK_P)
         m_p = o_p < count
@@ -190,8 +198,9 @@ def keep(p, b, m):
 def update_block(
     p_slot, i_block, p_numbers, p_rate, p_control,
     RULE: tl.constexpr, DECAY: tl.constexpr, HAS_MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
-    CENTERED: tl.constexpr, HAS_MASTER: tl.constexpr, HAS_ROWS: tl.constexpr,
-    DTYPE: tl.constexpr, ACC: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    DAMPENED: tl.constexpr, MAXIMIZE: tl.constexpr, THIRD: tl.constexpr, HAS_MASTER: tl.constexpr,
+    HAS_ROWS: tl.constexpr, DTYPE: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     o_r, o_c, width, _ = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
     # Nothing is touched where the gradient is not finite: then no element lies before the end.
@@ -230,6 +239,8 @@ def update_block(
         b_p = tl.where(b_p.to(DTYPE).to(ACC) == b_now, b_p, b_now)
     b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + (o_g * width + o_c), mask=m & m_g, other=0.0).to(ACC)
     b_g *= tl.load(p_control + SCALE).to(ACC)
+    if MAXIMIZE:
+        b_g = -b_g
     if DECAY:
         if RULE == ADAMW:
             b_p *= (1.0 - lr * weight_decay).to(ACC)
@@ -241,7 +252,10 @@ def update_block(
         if HAS_MOMENTUM:
             momentum = tl.load(p_numbers + MOMENTUM).to(ACC)
             p_b = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
-            b_b = momentum * moment(p_b, m) + b_g
+            if DAMPENED:
+                b_b = momentum * moment(p_b, m) + tl.load(p_rate + 1).to(ACC) * b_g
+            else:
+                b_b = momentum * moment(p_b, m) + b_g
             keep(p_b, b_b, m)
             if NESTEROV:
                 b_g += momentum * b_b
@@ -253,7 +267,7 @@ def update_block(
         p_s = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
         b_s = alpha.to(ACC) * moment(p_s, m) + (1.0 - alpha).to(ACC) * (b_g * b_g)
         keep(p_s, b_s, m)
-        if CENTERED:
+        if THIRD:  # centered
             p_a = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
             b_a = moment(p_a, m)
             b_a += (1.0 - alpha).to(ACC) * (b_g - b_a)
@@ -283,6 +297,10 @@ def update_block(
         p_v = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
         b_v = beta2.to(ACC) * moment(p_v, m) + (1.0 - beta2).to(ACC) * (b_g * b_g)
         keep(p_v, b_v, m)
+        if THIRD:  # amsgrad
+            p_x = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
+            b_v = tl.maximum(moment(p_x, m), b_v, propagate_nan=tl.PropagateNan.ALL)
+            keep(p_x, b_v, m)
         b_p -= rate * (b_m / (tl.sqrt(b_v) / tl.load(p_rate + 1).to(ACC) + eps))
     tl.store(p_w, b_p, mask=m)
     if HAS_MASTER:
@@ -293,7 +311,8 @@ def update_block(
 def update_kernel(
     p_like, p_table, p_blocks, p_hyper, p_rates, p_control,
     RULE: tl.constexpr, DECAY: tl.constexpr, HAS_MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
-    CENTERED: tl.constexpr, HAS_MASTER: tl.constexpr, HAS_ROWS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    DAMPENED: tl.constexpr, MAXIMIZE: tl.constexpr, THIRD: tl.constexpr, HAS_MASTER: tl.constexpr,
+    HAS_ROWS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
@@ -307,11 +326,11 @@ def update_kernel(
     # A parameter that is small, or not made of whole vectors of 16 bytes, goes element by element.
     if (packed & LARGE) != 0:
         update_block(
-            p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, CENTERED,
-            HAS_MASTER, HAS_ROWS, DTYPE, ACC, BLOCK_V, BLOCK_R, BLOCK_C,
+            p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, DAMPENED,
+            MAXIMIZE, THIRD, HAS_MASTER, HAS_ROWS, DTYPE, ACC, BLOCK_V, BLOCK_R, BLOCK_C,
         )  # fmt: skip
     else:
         update_block(
-            p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, CENTERED,
-            HAS_MASTER, HAS_ROWS, DTYPE, ACC, 1, BLOCK_R_SMALL, BLOCK_C,
+            p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, DAMPENED,
+            MAXIMIZE, THIRD, HAS_MASTER, HAS_ROWS, DTYPE, ACC, 1, BLOCK_R_SMALL, BLOCK_C,
         )  # fmt: skip

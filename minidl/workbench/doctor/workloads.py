@@ -346,9 +346,11 @@ def _optimizers(dtype: torch.dtype) -> Calls:
     made: dict[str, Callable[[list[Tensor], bool], optim.Optimizer]] = {
         "sgd": lambda params, lazy: optim.SGD(params, lr=0.1, max_norm=1.0),
         "sgd, nesterov": lambda params, lazy: optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        "sgd, dampening": lambda params, lazy: optim.SGD(params, momentum=0.9, dampening=0.1, maximize=True),
         "rmsprop": lambda params, lazy: optim.RMSprop(params, momentum=0.9, centered=True, weight_decay=0.1),
         "adagrad": lambda params, lazy: optim.Adagrad(params, weight_decay=0.1, lazy=lazy),
         "adam": lambda params, lazy: optim.Adam(params, lazy=lazy),
+        "adam, amsgrad": lambda params, lazy: optim.Adam(params, amsgrad=True, skip_nonfinite=False),
         "adamw": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy),
         "adamw, scaled loss": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy, loss_scale=65536.0),
     }

@@ -1,0 +1,94 @@
+"""Weights in files: safetensors, so that nothing is pickled and others read them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minidl import storage
+from minidl.nn.module import Module
+from minidl.tensors import Tensor
+
+_TREE = "minidl.tree"  # in the metadata: what is not a plain dict of tensors
+
+
+def save(obj: Any, f: str | os.PathLike[str]) -> None:
+    """Write a module's state, a dict of tensors, or dicts, lists and tuples of these with numbers, text and None.
+
+    The file at `f` is whole or as before. A dict of tensors is a plain safetensors file with these names, contiguous;
+    the structure of anything else is JSON in its metadata. Raises TypeError, naming the place, for anything else, and
+    OSError.
+    """
+    value = obj.state_dict() if isinstance(obj, Module) else obj
+    tensors: dict[str, torch.Tensor] = {}
+    tree = _taken(value, "", tensors)
+    # safetensors refuses memory that two names share.
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() in seen:
+            tensors[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
+    plain = isinstance(value, Mapping) and list(tensors) == list(value)
+    content, _ = storage.tensor_bytes(tensors, {} if plain else {_TREE: json.dumps(tree)})
+    storage.write_bytes(Path(f), content)
+
+
+def load(f: str | os.PathLike[str], map_location: torch.device | str | None = None, weights_only: bool = True) -> Any:
+    """What `save` wrote, or the dict of torch tensors of any safetensors file, on the CPU or at `map_location`.
+
+    Raises OSError, and ValueError for another kind of file or one that does not match its checksum; there is nothing
+    but data in it, whatever `weights_only`.
+    """
+    try:
+        tensors, about = storage.read_tensors(Path(f))
+    except ValueError as error:
+        raise ValueError(f"{f}: {error}; minidl.load reads safetensors, torch.load what torch.save wrote") from None
+    if map_location is not None:
+        tensors = {name: tensor.to(map_location) for name, tensor in tensors.items()}
+    return _put(json.loads(about[_TREE]), tensors) if _TREE in about else tensors
+
+
+def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """The structure of `value` as JSON, its tensors put into `tensors` by the names that stand for them there."""
+    if isinstance(value, Module):
+        value = value.state_dict()
+    if isinstance(value, Tensor):
+        value = value.data
+    if isinstance(value, torch.Tensor):
+        while name in tensors:
+            name += "_"
+        tensors[name] = value.detach()
+        return {"tensor": name}
+    inner = f"{name}." if name else ""
+    if isinstance(value, Mapping):
+        for key in value:
+            if type(key) not in (str, int):
+                raise TypeError(f"minidl.save: {name or 'the dict'} has the key {key!r}, expected text or an integer")
+        return {"dict": [[key, _taken(item, f"{inner}{key}", tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_taken(item, f"{inner}{i}", tensors) for i, item in enumerate(value)]}
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise TypeError(
+        f"minidl.save: {name or 'it'} is a {type(value).__name__}; it writes modules, tensors, numbers, text, None and "
+        "dicts, lists and tuples of them"
+    )
+
+
+def _put(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The inverse of `_taken`."""
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, inside),) = tree.items()
+    if kind == "tensor":
+        return tensors[inside]
+    if kind == "dict":
+        return {key: _put(item, tensors) for key, item in inside}
+    items = (_put(item, tensors) for item in inside)
+    return list(items) if kind == "list" else tuple(items)

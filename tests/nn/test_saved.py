@@ -1,0 +1,105 @@
+"""Weights in files, and the state of convolutions in the order that files have."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import minidl
+from minidl import nn, optim
+from minidl.tensors import Tensor
+
+
+def network(framework=nn):
+    return framework.Sequential(framework.Conv2d(3, 8, 3), framework.BatchNorm2d(8), framework.Conv2d(8, 2, 1))
+
+
+def equal(own, given):
+    return own.keys() == given.keys() and all(torch.equal(own[name].cpu(), given[name].cpu()) for name in own)
+
+
+def test_safetensors_and_torch_write_a_state_as_it_is(tmp_path):
+    model = network()
+    save_file(model.state_dict(), tmp_path / "own.safetensors")
+    assert equal(load_file(tmp_path / "own.safetensors"), model.state_dict())
+    torch.save(model.state_dict(), tmp_path / "own.pt")  # noqa: TID251
+    read = torch.load(tmp_path / "own.pt")  # noqa: TID251
+    assert equal(read, model.state_dict())
+    assert {type(tensor) for tensor in read.values()} == {torch.Tensor}
+    other = network(torch.nn)
+    other.load_state_dict(model.state_dict())
+    assert equal(other.state_dict(), model.state_dict())
+
+
+def test_a_copy_in_a_state_cannot_be_changed_in_vain():
+    model = network()
+    weight, bias = (model.state_dict()[name] for name in ("0.weight", "0.bias"))
+    assert weight.is_contiguous()
+    assert not model[0].weight.data.is_contiguous()
+    assert bias.data_ptr() == model[0].bias.data.data_ptr()
+
+    def set_item():
+        weight[0] = 0.0
+
+    def subtract():
+        changed = weight
+        changed -= 1.0
+
+    for change in (
+        weight.zero_,
+        lambda: weight.copy_(bias),
+        set_item,
+        subtract,
+        lambda: torch.add(bias, 1, out=weight),
+    ):
+        with pytest.raises(RuntimeError, match="is a copy in contiguous memory"):
+            change()
+    for free in (weight * 2, weight.clone(), copy.deepcopy(weight), weight.detach()):
+        assert type(free) is torch.Tensor
+
+
+@pytest.mark.parametrize("what", ["module", "state"])
+def test_a_module_goes_through_a_file(what, tmp_path):
+    model, other = network(), network()
+    minidl.save(model if what == "module" else model.state_dict(), tmp_path / "model.safetensors")
+    other.load_state_dict(minidl.load(tmp_path / "model.safetensors"))
+    assert equal(other.state_dict(), model.state_dict())
+    assert equal(load_file(tmp_path / "model.safetensors"), model.state_dict())
+    assert minidl.load(tmp_path / "model.safetensors", map_location="meta")["0.weight"].is_meta
+
+
+def test_a_checkpoint_goes_through_a_file(tmp_path):
+    model, fresh = network(), network()
+    optimizer, again = (optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, fresh))
+    tied = torch.ones(4)
+    for parameter in model.parameters():
+        parameter.grad = Tensor(torch.ones_like(parameter.data))
+    optimizer.step()
+    minidl.save(
+        {
+            "model": model, "optimizer": optimizer.state_dict(), "epoch": 3, "seen": [tied, (tied, None)],
+            "model.0.bias": Tensor(torch.zeros(2)),
+        },
+        tmp_path / "checkpoint",
+    )  # fmt: skip
+    read = minidl.load(tmp_path / "checkpoint")
+    fresh.load_state_dict(read["model"])
+    again.load_state_dict(read["optimizer"])
+    for m, o in ((model, optimizer), (fresh, again)):
+        for parameter in m.parameters():
+            parameter.grad = Tensor(torch.ones_like(parameter.data))
+        o.step()
+    assert equal(fresh.state_dict(), model.state_dict())
+    assert (read["epoch"], read["seen"][1][1], read["model.0.bias"].tolist()) == (3, None, [0.0, 0.0])
+
+
+def test_what_is_not_written_or_read(tmp_path):
+    with pytest.raises(TypeError, match=r"minidl\.save: a\.1 is a object"):
+        minidl.save({"a": [1, object()]}, tmp_path / "x")
+    with pytest.raises(TypeError, match=r"the dict has the key 1\.5"):
+        minidl.save({1.5: 1}, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    torch.save({"a": torch.ones(1)}, tmp_path / "x")  # noqa: TID251
+    with pytest.raises(ValueError, match=r"minidl\.load reads safetensors, torch\.load what torch\.save wrote"):
+        minidl.load(tmp_path / "x")
