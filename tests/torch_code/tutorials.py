@@ -1,4 +1,4 @@
-"""Programs as torch's tutorials have them, each written once: `f` is torch or minidl. Each returns 20 losses or more."""
+"""Programs as torch's tutorials have them, each written once: `f` is torch or minidl. They return 20 losses or more."""
 
 from pathlib import Path
 
