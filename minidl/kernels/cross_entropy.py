@@ -381,7 +381,7 @@ def cross_entropy_parts(
     if soft and mean:
         sums = torch.full((1,), R, dtype=acc, device=device)
     elif not soft and (launch.INTERPRETED or (mean and not alone)):
-        sums, count = _target_weights(target, weight, R, N, ignore_index, acc, x.dtype)
+        sums, count = target_weights("cross_entropy", target, weight, R, N, ignore_index, acc, x.dtype)
     if alone:
         sums, count = torch.empty(1, dtype=acc, device=device), 1
     # An only program needs no launch after it to add up.
@@ -436,7 +436,7 @@ def cross_entropy_grad_(
     return grad
 
 
-def _target_weights(target, weight, R, N, ignore_index, acc, dtype):
+def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
     """Partial sums of the targets' weights and their number. On the CPU, refuses targets that are no class."""
     tile = launch.tile("loss", dtype, N=R)
     programs = max(1, min(SHARES.value, launch.cdiv(R, tile["BLOCK_N"])))
@@ -452,7 +452,7 @@ def _target_weights(target, weight, R, N, ignore_index, acc, dtype):
     for value in () if wrong is None else wrong.tolist():
         if value != NO_CLASS.value:
             raise IndexError(
-                f"cross_entropy: target holds {value}, expected classes from 0 to {N - 1} "
+                f"{op}: target holds {value}, expected classes from 0 to {N - 1} "
                 f"or ignore_index ({ignore_index})"
             )
     return sums, programs
@@ -461,10 +461,25 @@ def _target_weights(target, weight, R, N, ignore_index, acc, dtype):
 def _check_cross_entropy(x, target, weight, ignore_index, reduction, label_smoothing):
     """Whether the targets are probabilities. Raises as `cross_entropy_parts`."""
     op = "cross_entropy"
-    check.floating(op, input=x)
-    check_reduction(op, reduction)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"{op}: label_smoothing is {label_smoothing}, expected a number from 0 to 1")
+    soft = target.dtype.is_floating_point
+    check_classes(op, x, target, weight, reduction, or_else=f" or {x.dtype} probabilities", soft=soft)
+    if soft:
+        check.same(op, input=x, target=target)
+        if target.shape != x.shape:
+            raise ValueError(
+                f"{op}: target of probabilities has shape {list(target.shape)}, expected input's {list(x.shape)}"
+            )
+        if ignore_index != -100:
+            raise ValueError(f"{op}: ignore_index {ignore_index} needs targets that are classes, got probabilities")
+    return soft
+
+
+def check_classes(op, x, target, weight, reduction, or_else="", soft=False):
+    """Raises TypeError or ValueError unless x, weight and, unless `soft`, the target's classes fit each other."""
+    check.floating(op, input=x)
+    check_reduction(op, reduction)
     if x.dim() == 0:
         raise ValueError(f"{op}: input is a scalar, expected [N], [R, N] or [R, N, ...]")
     axis = min(1, x.dim() - 1)
@@ -475,19 +490,10 @@ def _check_cross_entropy(x, target, weight, ignore_index, reduction, label_smoot
         check.same(op, input=x, weight=weight)
         if weight.shape != (N,):
             raise ValueError(f"{op}: weight has shape {list(weight.shape)}, expected [{N}], one number per class")
-    if target.dtype.is_floating_point:
-        check.same(op, input=x, target=target)
-        if target.shape != x.shape:
-            raise ValueError(
-                f"{op}: target of probabilities has shape {list(target.shape)}, expected input's {list(x.shape)}"
-            )
-        if ignore_index != -100:
-            raise ValueError(f"{op}: ignore_index {ignore_index} needs targets that are classes, got probabilities")
-        return True
+    if soft:
+        return
     if target.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
-            f"{op}: target has dtype {target.dtype}, expected int64 or int32 classes or {x.dtype} probabilities"
-        )
+        raise TypeError(f"{op}: target has dtype {target.dtype}, expected int64 or int32 classes{or_else}")
     if target.device != x.device:
         raise ValueError(f"{op}: input is on {x.device} and target is on {target.device}; move one of them with .to()")
     expected = x.shape[:axis] + x.shape[axis + 1 :]
@@ -495,4 +501,3 @@ def _check_cross_entropy(x, target, weight, ignore_index, reduction, label_smoot
         raise ValueError(
             f"{op}: target has shape {list(target.shape)}, expected {list(expected)} for input {list(x.shape)}"
         )
-    return False

@@ -1,13 +1,22 @@
 """Element-wise losses, and the reductions that all losses share.
 
-Squared error: (x - t)^2. Binary cross-entropy of logits with w and the weight v of positives:
+    squared error        (x - t)^2                      absolute error   |x - t|
+    smooth L1            d^2 / (2 beta) where d = |x - t| is below beta, else d - beta / 2
+    Huber                d^2 / 2 where d is at most delta, else delta (d - delta / 2)
+    binary, of x in      -w (t log x + (1 - t) log(1 - x)), logarithms of at least -100
+    divergence           t (log t - x), or exp(t) (t - x) of targets that are logarithms
+
+Binary cross-entropy of logits with w and the weight v of positives:
 
     w ((1 - t) x + (1 + (v - 1) t) log(1 + exp(-x))) = w (|x| h + (1 + (v - 1) t) log1p(exp(-|x|))),
     h = 1 - t for x >= 0, v t for x < 0:      no exponential overflows and no large numbers cancel
 
-Sums are made of partial sums, one per program, added in order by one more program. The loss of rows is in
-`cross_entropy`.
+One kernel each way has them all, by the constant KIND. Sums are made of partial sums, one per program, added in order
+by one more program. The loss of rows is in `cross_entropy`.
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,6 +26,7 @@ from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
 
 REDUCTIONS = ("mean", "sum", "none")
+SQUARED, LOGITS, ABSOLUTE, SMOOTH, HUBER, BINARY, DIVERGENCE, LOG_DIVERGENCE = map(tl.constexpr, range(8))
 # The most programs that sum the weights of cross-entropy's targets: each later program adds up their sums.
 SHARES = tl.constexpr(256)
 
@@ -50,9 +60,9 @@ def total_kernel(
 
 @triton.jit
 def log1p(e):
-    """log(1 + e) for 0 <= e <= 1, to a few units in the last place.
+    """log(1 + e) for -1/2 <= e <= 1, to a few units in the last place.
 
-    It is 2 artanh(e / (2 + e)), whose series has positive terms with ratios of at most 1/9.
+    It is 2 artanh(e / (2 + e)), whose series has terms of one sign with ratios of at most 1/9.
     """
     TERMS: tl.constexpr = 17 if e.dtype == tl.float64 else 8
     z = e / (2.0 + e)
@@ -72,22 +82,93 @@ def load_or_one(p, o, m, ACC: tl.constexpr):
 
 
 @triton.jit
+def log_at_least(b_log):
+    """A logarithm, but -100 below that; NaN stays NaN."""
+    return tl.where(b_log < -100.0, -100.0, b_log)
+
+
+@triton.jit
+def both_logs(b_x):
+    """log x and log(1 - x), of at least -100. Where 1 - x is exact, it is taken; else the series of log1p."""
+    b_small = tl.where(b_x > 0.5, 0.5, b_x)
+    b_rest = tl.where(b_x > 0.5, tl.log(1.0 - b_x), log1p(b_small * -1.0))
+    # A negative x has a logarithm of 1 - x, but is no probability.
+    return log_at_least(tl.log(b_x)), log_at_least(tl.where(b_x < 0.0, float("nan"), b_rest))
+
+
+@triton.jit
+def element_loss(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexpr):
+    """The loss of each element; b_w and b_v are read by the binary ones."""
+    if KIND == SQUARED:
+        return (b_x - b_t) * (b_x - b_t)
+    elif KIND == ABSOLUTE:
+        return tl.abs(b_x - b_t)
+    elif KIND == SMOOTH:
+        b_d = tl.abs(b_x - b_t)
+        return tl.where(b_d < BETA, b_d * (b_d / BETA) * 0.5, b_d - 0.5 * BETA)
+    elif KIND == HUBER:
+        b_d = tl.abs(b_x - b_t)
+        return tl.where(b_d <= BETA, b_d * b_d * 0.5, (b_d - 0.5 * BETA) * BETA)
+    elif KIND == BINARY:
+        b_log, b_rest = both_logs(b_x)
+        return b_w * ((b_t - 1.0) * b_rest - b_t * b_log)
+    elif KIND == DIVERGENCE:
+        return tl.where(b_t == 0.0, b_t * b_x * -1.0, b_t * (tl.log(b_t) - b_x))
+    elif KIND == LOG_DIVERGENCE:
+        return tl.exp(b_t) * (b_t - b_x)
+    else:
+        b_h = tl.where(b_x < 0.0, b_v * b_t, 1.0 - b_t)
+        b_soft = log1p(tl.exp(-tl.abs(b_x)))
+        return b_w * (tl.abs(b_x) * b_h + (1.0 + (b_v - 1.0) * b_t) * b_soft)
+
+
+@triton.jit
+def element_loss_grads(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexpr):
+    """The derivatives of `element_loss` by x and by t."""
+    if KIND == BINARY:
+        b_log, b_rest = both_logs(b_x)
+        b_size = b_x * (1.0 - b_x)
+        # torch's smallest divisor, a float32 in float64 too
+        b_size = tl.where(b_size < 1e-12, tl.full(b_size.shape, 9.999999960041972e-13, b_size.dtype), b_size)
+        return b_w * ((b_x - b_t) / b_size), b_w * (b_rest - b_log)
+    elif KIND == DIVERGENCE:
+        return b_t * -1.0, tl.log(b_t) - b_x + 1.0
+    elif KIND == LOG_DIVERGENCE:
+        b_e = tl.exp(b_t)
+        return b_e * -1.0, b_e * (b_t - b_x + 1.0)
+    elif KIND == LOGITS:
+        # sigmoid(x) (1 - t) - v t sigmoid(-x); the smaller of the two sigmoids is e / (1 + e)
+        b_e = tl.exp(-tl.abs(b_x))
+        b_large = tl.where(b_x < 0.0, b_v * b_t, 1.0 - b_t)
+        b_small = tl.where(b_x < 0.0, 1.0 - b_t, b_v * b_t)
+        b_dx = (b_large - b_e * b_small) / (1.0 + b_e)
+        b_soft = log1p(b_e) + tl.where(b_x < 0.0, b_x * -1.0, 0.0)
+        return b_w * tl.where(b_x < 0.0, b_dx * -1.0, b_dx), b_w * ((b_v - 1.0) * b_soft - b_x)
+    else:
+        b_d = b_x - b_t
+        b_sign = (b_d > 0.0).to(b_d.dtype) - (b_d < 0.0).to(b_d.dtype)
+        if KIND == SQUARED:
+            b_dx = 2.0 * b_d
+        elif KIND == ABSOLUTE:
+            b_dx = b_sign
+        elif KIND == SMOOTH:
+            b_dx = tl.where(tl.abs(b_d) < BETA, b_d / BETA, b_sign)
+        else:
+            b_dx = tl.where(tl.abs(b_d) <= BETA, b_d, b_sign * BETA)
+        return b_dx, b_dx * -1.0
+
+
+@triton.jit
 def element_loss_kernel(
     p_x, p_t, p_w, p_v, p_loss, n,
-    BINARY: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+    KIND: tl.constexpr, BETA: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Squared error or binary cross-entropy, of each element or summed over the program's run."""
+    """A loss of each element, or summed over the program's run."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     b_x = tl.load(p_x + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
     b_t = tl.load(p_t + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
-    if BINARY:
-        b_v = load_or_one(p_v, o, m, ACC)
-        b_h = tl.where(b_x < 0.0, b_v * b_t, 1.0 - b_t)
-        b_soft = log1p(tl.exp(-tl.abs(b_x)))
-        b_loss = load_or_one(p_w, o, m, ACC) * (tl.abs(b_x) * b_h + (1.0 + (b_v - 1.0) * b_t) * b_soft)
-    else:
-        b_loss = (b_x - b_t) * (b_x - b_t)
+    b_loss = element_loss(b_x, b_t, load_or_one(p_w, o, m, ACC), load_or_one(p_v, o, m, ACC), KIND, BETA)
     if EACH:
         tl.store(p_loss + o, b_loss.to(p_loss.dtype.element_ty), mask=m)
     else:
@@ -97,7 +178,7 @@ def element_loss_kernel(
 @triton.jit
 def element_loss_grad_kernel(
     p_dy, p_x, p_t, p_w, p_v, p_dx, p_dt, n, count,
-    BINARY: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+    KIND: tl.constexpr, BETA: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dx and dt (either may be None) from dy of each element, or the one dy of a sum over `count`."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -108,73 +189,95 @@ def element_loss_grad_kernel(
         b_dy = tl.load(p_dy + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
     else:
         b_dy = tl.load(p_dy).to(ACC) / count
-    if BINARY:
-        b_dy = b_dy * load_or_one(p_w, o, m, ACC)
-        b_v = load_or_one(p_v, o, m, ACC)
-        b_e = tl.exp(-tl.abs(b_x))
-        if p_dx is not None:
-            # sigmoid(x) (1 - t) - v t sigmoid(-x); the smaller of the two sigmoids is e / (1 + e)
-            b_large = tl.where(b_x < 0.0, b_v * b_t, 1.0 - b_t)
-            b_small = tl.where(b_x < 0.0, 1.0 - b_t, b_v * b_t)
-            b_dx = (b_large - b_e * b_small) / (1.0 + b_e)
-            b_dx = b_dy * tl.where(b_x < 0.0, b_dx * -1.0, b_dx)
-            tl.store(p_dx + o, b_dx.to(p_dx.dtype.element_ty), mask=m)
-        if p_dt is not None:
-            b_soft = log1p(b_e) + tl.where(b_x < 0.0, b_x * -1.0, 0.0)
-            b_dt = b_dy * ((b_v - 1.0) * b_soft - b_x)
-            tl.store(p_dt + o, b_dt.to(p_dt.dtype.element_ty), mask=m)
-    else:
-        b_dx = b_dy * (2.0 * (b_x - b_t))
-        if p_dx is not None:
-            tl.store(p_dx + o, b_dx.to(p_dx.dtype.element_ty), mask=m)
-        if p_dt is not None:
-            tl.store(p_dt + o, (b_dx * -1.0).to(p_dt.dtype.element_ty), mask=m)
+    b_dx, b_dt = element_loss_grads(b_x, b_t, load_or_one(p_w, o, m, ACC), load_or_one(p_v, o, m, ACC), KIND, BETA)
+    if p_dx is not None:
+        tl.store(p_dx + o, (b_dy * b_dx).to(p_dx.dtype.element_ty), mask=m)
+    if p_dt is not None:
+        tl.store(p_dt + o, (b_dy * b_dt).to(p_dt.dtype.element_ty), mask=m)
 
 
-def mse_loss(x: torch.Tensor, target: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-    """(x - target)^2, its mean, or its sum, in x's dtype.
-
-    Raises TypeError for dtypes, ValueError for shapes, devices or a reduction that do not fit.
-    """
-    _check_elements("mse_loss", x, target, reduction)
-    return _element_loss(x, target, None, None, reduction, binary=False)
+# The number of each loss, by its operation's name.
+KINDS = {
+    "mse_loss": SQUARED, "l1_loss": ABSOLUTE, "smooth_l1_loss": SMOOTH, "huber_loss": HUBER,
+    "binary_cross_entropy": BINARY, "binary_cross_entropy_with_logits": LOGITS, "kl_div": DIVERGENCE,
+}  # fmt: skip
 
 
-def mse_loss_grad(
-    dy: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: str = "mean",
-    needs: tuple[bool, bool] = (True, True),
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """(dx, dtarget) of `mse_loss`, None for what is not needed; dy has the loss's shape."""
-    return _element_loss_grad(dy, x, target, None, None, reduction, needs, binary=False)
+class Loss(NamedTuple):
+    """A loss of elements: its operation's name, its reduction, beta or delta, and whether targets are logarithms."""
+
+    op: str
+    reduction: str = "mean"
+    beta: float = 1.0
+    log_target: bool = False
+
+    @property
+    def each(self) -> bool:
+        """Whether the loss of each element is kept."""
+        return self.reduction == "none"
+
+    def count(self, x: torch.Tensor) -> int:
+        """What the sum is divided by."""
+        if self.reduction == "batchmean":
+            return x.shape[0] if x.dim() else 1
+        return x.numel() if self.reduction == "mean" else 1
+
+    @property
+    def constants(self) -> dict[str, int | float]:
+        """KIND and BETA, where it is read. A smooth L1 with beta 0 is the absolute error."""
+        kind = LOG_DIVERGENCE if self.log_target else KINDS[self.op]
+        if kind == SMOOTH and self.beta == 0:
+            kind = ABSOLUTE
+        return {"KIND": kind.value, "BETA": float(self.beta) if kind in (SMOOTH, HUBER) else 1.0}
 
 
-def binary_cross_entropy_with_logits(
+def elements_loss(
+    how: Loss,
     x: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
-    reduction: str = "mean",
     pos_weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Binary cross-entropy of sigmoid(x) with targets in [0, 1], its mean, or its sum, in x's dtype.
+    """The loss of each element of x, their mean, or their sum, in x's dtype; target has x's shape.
 
-    `weight` (a factor for each element) and `pos_weight` (a factor for the target's part) broadcast to x's shape.
-    Raises as `mse_loss`.
+    Binary losses take `weight`, a factor for each element; that of logits `pos_weight`, a factor for the target's part.
+    Both broadcast to x's shape. Raises TypeError for dtypes, ValueError for shapes, devices or options that do not fit.
     """
-    _check_elements("binary_cross_entropy_with_logits", x, target, reduction, weight=weight, pos_weight=pos_weight)
-    return _element_loss(x, target, weight, pos_weight, reduction, binary=True)
+    _check(how, x, target, weight=weight, pos_weight=pos_weight)
+    operands = _spread(x, target, weight, pos_weight)
+    n = x.numel()
+    loss = torch.empty(x.shape if how.each else (), dtype=x.dtype, device=x.device)
+    tile = launch.tile("loss", x.dtype, N=n)
+    programs = launch.cdiv(n, tile["BLOCK_N"])
+    parts = loss if how.each else torch.empty(programs, dtype=launch.acc_torch(x.dtype), device=x.device)
+    launch.run(
+        element_loss_kernel, (programs,), *operands, parts, n,
+        **how.constants, EACH=how.each, ACC=launch.acc(x.dtype), **tile.options,
+    )  # fmt: skip
+    if not how.each:
+        add_up(parts, loss, None, how.count(x), None)
+    return loss
 
 
-def binary_cross_entropy_with_logits_grad(
+def elements_loss_grad(
+    how: Loss,
     dy: torch.Tensor,
     x: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
-    reduction: str = "mean",
     pos_weight: torch.Tensor | None = None,
-    needs: tuple[bool, bool] = (True, True),
+    needs: Sequence[bool] = (True, True),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dtarget) of `binary_cross_entropy_with_logits`, None for what is not needed; dy has the loss's shape."""
-    return _element_loss_grad(dy, x, target, weight, pos_weight, reduction, needs, binary=True)
+    """(dx, dtarget) of `elements_loss`, None for what is not needed; dy has the loss's shape."""
+    operands = _spread(x, target, weight, pos_weight)
+    dx, dt = (torch.empty(x.shape, dtype=x.dtype, device=x.device) if need else None for need in needs)
+    n = x.numel()
+    tile = launch.tile("loss", x.dtype, N=n)
+    launch.run(
+        element_loss_grad_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), dy.contiguous(), *operands, dx, dt, n,
+        how.count(x), **how.constants, EACH=how.each, ACC=launch.acc(x.dtype), **tile.options,
+    )  # fmt: skip
+    return dx, dt
 
 
 def add_up(parts, loss, sums, count, divisor):
@@ -184,36 +287,6 @@ def add_up(parts, loss, sums, count, divisor):
     launch.run(
         total_kernel, (1,), parts, sums, loss, divisor, parts.numel(), count, ACC=acc, **early.options(), **tile.options
     )
-
-
-def _element_loss(x, target, weight, pos_weight, reduction, binary):
-    operands = _spread(x, target, weight, pos_weight)
-    n = x.numel()
-    each = reduction == "none"
-    loss = torch.empty(x.shape if each else (), dtype=x.dtype, device=x.device)
-    tile = launch.tile("loss", x.dtype, N=n)
-    programs = launch.cdiv(n, tile["BLOCK_N"])
-    parts = loss if each else torch.empty(programs, dtype=launch.acc_torch(x.dtype), device=x.device)
-    launch.run(
-        element_loss_kernel, (programs,), *operands, parts, n,
-        BINARY=binary, EACH=each, ACC=launch.acc(x.dtype), **tile.options,
-    )  # fmt: skip
-    if not each:
-        add_up(parts, loss, None, n if reduction == "mean" else 1, None)
-    return loss
-
-
-def _element_loss_grad(dy, x, target, weight, pos_weight, reduction, needs, binary):
-    operands = _spread(x, target, weight, pos_weight)
-    grads = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) if need else None for need in needs)
-    n = x.numel()
-    tile = launch.tile("loss", x.dtype, N=n)
-    launch.run(
-        element_loss_grad_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), dy.contiguous(), *operands, *grads, n,
-        n if reduction == "mean" else 1, BINARY=binary, EACH=reduction == "none", ACC=launch.acc(x.dtype),
-        **tile.options,
-    )  # fmt: skip
-    return grads
 
 
 def _spread(x, *operands):
@@ -227,11 +300,16 @@ def check_reduction(op, reduction):
         raise ValueError(f"{op}: unknown reduction {reduction!r}; known: {', '.join(REDUCTIONS)}")
 
 
-def _check_elements(op, x, target, reduction, **factors):
+def _check(how, x, target, **factors):
+    op, least = how.op, 0 if how.op == "smooth_l1_loss" else None
     factors = {name: t for name, t in factors.items() if t is not None}
     check.floating(op, input=x, target=target, **factors)
     check.same(op, input=x, target=target, **factors)
-    check_reduction(op, reduction)
+    if not (op == "kl_div" and how.reduction == "batchmean"):
+        check_reduction(op, how.reduction)
+    if not (how.beta > 0 or how.beta == least):
+        name, text = ("beta", "0 or more") if least == 0 else ("delta", "above 0")
+        raise ValueError(f"{op}: {name} is {how.beta}, expected a number {text}")
     if x.shape != target.shape:
         raise ValueError(f"{op}: target has shape {list(target.shape)}, expected input's shape {list(x.shape)}")
     for name, t in factors.items():

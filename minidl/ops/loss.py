@@ -8,10 +8,22 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import cross_entropy as entropy
+from minidl.kernels import elementwise, nll
 from minidl.kernels import loss as elements
+from minidl.kernels import softmax as rows
 from minidl.tensors import Tensor
 
-__all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "mse_loss"]
+__all__ = [
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "smooth_l1_loss",
+]
 
 
 class CrossEntropy(Function):
@@ -34,6 +46,9 @@ class CrossEntropy(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
+        dt = CrossEntropy.to_target(ctx, dy) if ctx.needs[1] else None
+        if not ctx.needs[0]:
+            return None, dt, None, None, None, None
         # The gradient is scaled in place and given away; a second backward through a retained graph computes it again.
         made, ctx.made = ctx.made, None
         if made is None:
@@ -43,88 +58,225 @@ class CrossEntropy(Function):
         grad = made.grad
         if dy is not None or made.divisor is not None:
             grad = entropy.cross_entropy_grad_(grad, dy, made.divisor)
-        return grad, None, None, None, None, None
-
-
-class MSELoss(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, reduction: str) -> torch.Tensor:
-        ctx.save(x, target)
-        ctx.reduction = reduction
-        return elements.mse_loss(x, target, reduction)
+        return grad, dt, None, None, None, None
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, target = ctx.saved
-        return *elements.mse_loss_grad(dy, x, target, ctx.reduction, ctx.needs[:2]), None
+    def to_target(ctx: Any, dy: torch.Tensor | None) -> torch.Tensor:
+        """The gradient of target probabilities: -(1 - smoothing) w log softmax(x), a few launches."""
+        x, _, weight = ctx.saved
+        _, reduction, smoothing = ctx.options
+        axis = min(1, x.dim() - 1)
+        dt = rows.log_softmax(x, axis)
+        count = x.numel() // x.shape[axis] if reduction == "mean" else 1
+        dt = elementwise.mul(dt, (smoothing - 1.0) / max(count, 1))
+        if weight is not None:
+            dt = elementwise.mul(dt, weight.view([-1 if i == axis else 1 for i in range(x.dim())]))
+        if dy is None:
+            return dt
+        return elementwise.mul(dt, dy.unsqueeze(axis) if reduction == "none" and dy.dim() else dy)
 
 
-class BinaryCrossEntropyWithLogits(Function):
+class NLLLoss(Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: torch.Tensor,
         target: torch.Tensor,
         weight: torch.Tensor | None,
+        ignore_index: int,
         reduction: str,
-        pos_weight: torch.Tensor | None,
+    ) -> torch.Tensor:
+        loss, ctx.divisor = nll.nll_loss(x, target, weight, ignore_index, reduction)
+        ctx.save(x, target, weight)
+        ctx.ignore_index = ignore_index
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        x, target, weight = ctx.saved
+        return nll.nll_loss_grad(dy, x, target, weight, ctx.ignore_index, ctx.divisor), None, None, None, None
+
+
+class ElementLoss(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        target: torch.Tensor,
+        how: elements.Loss,
+        weight: torch.Tensor | None = None,
+        pos_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
         ctx.save(x, target, weight, pos_weight)
-        ctx.reduction = reduction
-        return elements.binary_cross_entropy_with_logits(x, target, weight, reduction, pos_weight)
+        ctx.how = how
+        return elements.elements_loss(how, x, target, weight, pos_weight)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, target, weight, pos_weight = ctx.saved
-        grads = elements.binary_cross_entropy_with_logits_grad(
-            dy, x, target, weight, ctx.reduction, pos_weight, ctx.needs[:2]
-        )
-        return *grads, None, None, None
+        dx, dt = elements.elements_loss_grad(ctx.how, dy, x, target, weight, pos_weight, ctx.needs[:2])
+        return (dx, dt, *(None for _ in ctx.needs[2:]))
 
 
 def cross_entropy(
-    x: Tensor,
+    input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Cross-entropy of softmax(x) and the target classes or probabilities, as torch.nn.functional.cross_entropy.
+    """Cross-entropy of softmax(input) and the target classes or probabilities, as torch.nn.functional.cross_entropy.
 
-    Shapes: x [N], [R, N] or [R, N, ...] logits of N classes; target [], [R] or [R, ...] of int64 or int32 classes, or
-    x's shape and dtype for probabilities; weight [N], a factor for each class. Rows whose target is `ignore_index`
-    are left out. "mean" divides by the sum of the weights of the remaining targets (NaN if there are none), or by the
-    number of rows for probabilities; "none" gives the loss of each row. target and weight get no gradient.
+    Shapes: input [N], [R, N] or [R, N, ...] logits of N classes; target [], [R] or [R, ...] of int64 or int32 classes,
+    or input's shape and dtype for probabilities; weight [N], a factor for each class. Rows whose target is
+    `ignore_index` are left out. "mean" divides by the sum of the weights of the remaining targets (NaN if there are
+    none), or by the number of rows for probabilities; "none" gives the loss of each row. weight gets no gradient.
+    size_average and reduce are torch's older names of reductions.
     Raises TypeError for dtypes, ValueError for shapes, devices or options that do not fit. A target outside the classes
     raises IndexError on the CPU; on a GPU, where the check would wait for the device, its loss is NaN.
     """
-    _refuse_grad("cross_entropy", target=target, weight=weight)
-    return CrossEntropy.apply(x, target, weight, ignore_index, reduction, label_smoothing)
+    _refuse_grad("cross_entropy", weight=weight)
+    reduction = named_reduction(size_average, reduce, reduction)
+    return CrossEntropy.apply(input, target, weight, ignore_index, reduction, label_smoothing)
 
 
-def mse_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """(x - target)^2 of two tensors of the same shape: "mean", "sum" or "none" (elementwise).
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """-weight[target] input[target] of rows of logarithms of probabilities; all else as `cross_entropy` of classes."""
+    _refuse_grad("nll_loss", weight=weight)
+    return NLLLoss.apply(input, target, weight, ignore_index, named_reduction(size_average, reduce, reduction))
 
-    Raises TypeError for dtypes, ValueError for shapes, devices or a reduction that do not fit.
+
+def mse_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """(input - target)^2 of two tensors of the same shape: "mean", "sum" or "none" (elementwise).
+
+    Raises TypeError for dtypes, ValueError for shapes, devices or a reduction that do not fit, and for a weight.
     """
-    return MSELoss.apply(x, target, reduction)
+    return _of_elements("mse_loss", input, target, named_reduction(size_average, reduce, reduction), weight=weight)
+
+
+def l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """|input - target|, with a gradient of 0 where they are equal. All else as `mse_loss`."""
+    return _of_elements("l1_loss", input, target, named_reduction(size_average, reduce, reduction), weight=weight)
+
+
+def smooth_l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> Tensor:
+    """d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. All else as `mse_loss`."""
+    return _of_elements("smooth_l1_loss", input, target, named_reduction(size_average, reduce, reduction), beta)
+
+
+def huber_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
+) -> Tensor:
+    """d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). All else as `mse_loss`."""
+    return _of_elements("huber_loss", input, target, reduction, delta, weight=weight)
+
+
+def kl_div(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Tensor:
+    """target (log target - input) of an input that is a logarithm of probabilities, as target is with log_target.
+
+    "batchmean" divides the sum by the first size. All else as `mse_loss`.
+    """
+    reduction = named_reduction(size_average, reduce, reduction)
+    return _of_elements("kl_div", input, target, reduction, log_target=log_target)
+
+
+def binary_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Binary cross-entropy of probabilities and targets from 0 to 1 of one shape: "mean", "sum" or "none".
+
+    As in torch, logarithms are at least -100. A probability outside [0, 1] gives NaN. `weight` is a factor for each
+    element, broadcasts and gets no gradient. Raises as `mse_loss`.
+    """
+    _refuse_grad("binary_cross_entropy", weight=weight)
+    how = elements.Loss("binary_cross_entropy", named_reduction(size_average, reduce, reduction))
+    return ElementLoss.apply(input, target, how, weight)
 
 
 def binary_cross_entropy_with_logits(
-    x: Tensor,
+    input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """Binary cross-entropy of sigmoid(x) and targets from 0 to 1 in x's shape: "mean", "sum" or "none" (elementwise).
+    """Binary cross-entropy of sigmoid(input) and targets from 0 to 1 of one shape: "mean", "sum" or "none".
 
-    `weight` is a factor for each element, `pos_weight` a factor for the positive term; both broadcast to x's shape and
-    get no gradient. Raises as `mse_loss`.
+    `weight` is a factor for each element, `pos_weight` a factor for the positive term; both broadcast to input's shape
+    and get no gradient. Raises as `mse_loss`.
     """
     _refuse_grad("binary_cross_entropy_with_logits", weight=weight, pos_weight=pos_weight)
-    return BinaryCrossEntropyWithLogits.apply(x, target, weight, reduction, pos_weight)
+    how = elements.Loss("binary_cross_entropy_with_logits", named_reduction(size_average, reduce, reduction))
+    return ElementLoss.apply(input, target, how, weight, pos_weight)
+
+
+def _of_elements(
+    op: str,
+    x: Tensor,
+    target: Tensor,
+    reduction: str,
+    beta: float = 1.0,
+    log_target: bool = False,
+    weight: Tensor | None = None,
+) -> Tensor:
+    if weight is not None:
+        raise ValueError(f'{op}: weight is not built; multiply the result of reduction="none" by it')
+    return ElementLoss.apply(x, target, elements.Loss(op, reduction, beta, log_target))
+
+
+def named_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """The reduction that torch's older arguments name, where they are given."""
+    if size_average is None and reduce is None:
+        return reduction
+    if reduce is False:
+        return "none"
+    return "sum" if size_average is False else "mean"
 
 
 def _refuse_grad(op: str, **tensors: Tensor | None) -> None:

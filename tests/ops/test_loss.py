@@ -1,5 +1,7 @@
 """Losses in the graph: a gradient that waits, walked twice, and what gets none."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -120,10 +122,20 @@ def test_a_gradient_of_one_is_neither_made_nor_multiplied(device, monkeypatch):
 
 def test_what_gets_no_gradient_is_refused(device):
     x, p = leaf(6, 5, device=device), leaf(6, 5, device=device)
-    with pytest.raises(ValueError, match=r"target requires a gradient, but .* none for it; pass target.detach\(\)"):
-        ops.cross_entropy(x, p)
+    with pytest.raises(ValueError, match=r"weight requires a gradient, but .* none for it; pass weight.detach\(\)"):
+        ops.cross_entropy(x, p, leaf(5, device=device))
     with pytest.raises(ValueError, match="pos_weight requires a gradient"):
         ops.binary_cross_entropy_with_logits(x, p, pos_weight=leaf(5, device=device))
+
+
+def test_older_names_of_reductions_are_torchs(device):
+    x, p = leaf(3, device=device), leaf(3, device=device)
+    for given in ((None, None, "sum"), (False, None), (None, True), (True, False), (False, False)):
+        value = ops.mse_loss(x, p, *given)
+        with warnings.catch_warnings(action="ignore"):
+            expected = F.mse_loss(x.data, p.data, *given)
+        assert value.shape == expected.shape
+        torch.testing.assert_close(value.data, expected)
 
 
 def test_logits_changed_in_place_before_a_second_walk(device):

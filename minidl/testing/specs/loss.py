@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from minidl import ops
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
 from minidl.testing.specs.base import Bad, Case, between, bools, integers, of, records, refuses, tensors
@@ -24,7 +25,8 @@ from minidl.testing.specs.softmax import row_errors, row_tile
 _OPTIONS = {"weight": None, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0, "pos_weight": None}
 
 
-def _options(case: Case) -> dict[str, Any]:
+def options(case: Case) -> dict[str, Any]:
+    """The keyword arguments of a loss, with the defaults of those that are not given."""
     return {**_OPTIONS, **case.kwargs}
 
 
@@ -35,35 +37,36 @@ def _sum_chain(terms: int, dtype: torch.dtype) -> int:
     return 2 * min(terms, block, block // 16 + 32) + -(-parts // block)
 
 
-def _reduced(
+def reduced(
     case: Case, loss: torch.Tensor, error: torch.Tensor, divisor: float, dtype: torch.dtype, extra: int = 0
 ) -> torch.Tensor:
     """The bound of a loss from the errors of its terms; `extra` more additions than those of `_sum_chain`.
 
     A mean is divided by `divisor`.
     """
-    u, reduction = bounds.acc_unit(dtype), _options(case)["reduction"]
+    u, reduction = bounds.acc_unit(dtype), options(case)["reduction"]
     if reduction == "none":
         return bounds.rounded(loss, error, dtype)
-    divisor = divisor if reduction == "mean" else 1.0
+    divided = reduction in ("mean", "batchmean")
+    divisor = divisor if divided else 1.0
     total = (loss.abs() + error).sum()
     d = _sum_chain(max(loss.numel(), 1), dtype) + extra
     off = error.sum() + bounds.gamma(d, u) * total + loss.numel() * bounds.TINY[launch.acc_torch(dtype)]
     result = loss.sum() / divisor
     # Dividing costs 4 u, and the divisor may itself be a sum of as many terms.
-    off = off / divisor + (bounds.gamma(d + 4, u) * (result.abs() + off / divisor) if reduction == "mean" else 0.0)
+    off = off / divisor + (bounds.gamma(d + 4, u) * (result.abs() + off / divisor) if divided else 0.0)
     return bounds.known(bounds.rounded(result, off, dtype), total, dtype)
 
 
 def _weights(case: Case, N: int) -> torch.Tensor:
-    weight = _options(case)["weight"]
+    weight = options(case)["weight"]
     return torch.ones(N, dtype=case.args[0].dtype, device=case.args[0].device) if weight is None else weight
 
 
 def _shares(case: Case) -> tuple[torch.Tensor, int, torch.Tensor]:
     """q and the axis of the classes, and which rows count (as q's shape with one class)."""
     x, target = case.args
-    given, axis = _options(case), min(1, case.args[0].dim() - 1)
+    given, axis = options(case), min(1, case.args[0].dim() - 1)
     N, smoothing = x.shape[axis], given["label_smoothing"]
     w = _weights(case, N).reshape([N if i == axis else 1 for i in range(x.dim())])
     if target.dtype.is_floating_point:
@@ -98,7 +101,7 @@ def _cross_entropy_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -
     error = share * (row.s_error + 8 * u * log) + bounds.gamma(row.d + 20, u) * (share * log + times)
     error = torch.where(kept, error, 0.0)
     tile = row_tile("cross_entropy", rows, N, dtype)
-    return _reduced(case, loss.squeeze(axis), error.squeeze(axis), _divisor(case), dtype, tile["BLOCK_M"])
+    return reduced(case, loss.squeeze(axis), error.squeeze(axis), _divisor(case), dtype, tile["BLOCK_M"])
 
 
 def _cross_entropy_grad_bound(
@@ -112,7 +115,7 @@ def _cross_entropy_grad_bound(
     x, _ = case.args
     if x.numel() == 0:
         return (torch.zeros_like(dx),)
-    u, reduction = bounds.acc_unit(dtype), _options(case)["reduction"]
+    u, reduction = bounds.acc_unit(dtype), options(case)["reduction"]
     divisor = _divisor(case) if reduction == "mean" else 1.0
     q, axis, kept = _shares(case)
     row = row_errors(x, axis, "cross_entropy", dtype)
@@ -129,11 +132,35 @@ def _cross_entropy_grad_bound(
     return (bounds.rounded(dx, torch.where(kept, error, 0.0), dtype),)
 
 
+def _soft_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """That of the logits, and that of the probabilities: a log-softmax times up to three numbers, rounded each time."""
+    dx, dt = grads
+    x, _ = case.args
+    if x.numel() == 0:
+        return torch.zeros_like(dx), torch.zeros_like(dt)
+    (for_x,) = _cross_entropy_grad_bound(case, dy, (dx,), dtype)
+    axis, given = min(1, x.dim() - 1), options(case)
+    rows = x.numel() // x.shape[axis]
+    row = row_errors(x, axis, "softmax", dtype)
+    log = row.s.log()
+    u = bounds.acc_unit(dtype)
+    error = u * row.z.abs() + row.s_error + 8 * u * log
+    error = bounds.rounded(row.z - log, error + u * ((row.z - log).abs() + error), dtype)
+    size = (row.z - log).abs()
+    factor = torch.as_tensor((1 - given["label_smoothing"]) / (rows if given["reduction"] == "mean" else 1.0))
+    w = _weights(case, x.shape[axis]).reshape([-1 if i == axis else 1 for i in range(x.dim())])
+    each = given["reduction"] == "none" and x.dim() > 1
+    for factors in (factor, w, (dy.unsqueeze(axis) if each else dy).abs()):
+        error, size = error * factors, size * factors
+        error = bounds.rounded(size, error + 2 * u * size, dtype)
+    return for_x, torch.where(dt == 0, bounds.rounded(dt, error, dtype), error)
+
+
 def _mse_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     x, target = case.args
     loss = (x - target) ** 2
     error = bounds.gamma(4, bounds.acc_unit(dtype)) * loss + bounds.TINY[launch.acc_torch(dtype)]
-    return _reduced(case, loss, error, loss.numel(), dtype)
+    return reduced(case, loss, error, loss.numel(), dtype)
 
 
 def _mse_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -161,7 +188,7 @@ def _binary_reference(
 def _binary_parts(case: Case) -> tuple[torch.Tensor, ...]:
     """x, t, w, v of one shape."""
     x, target = case.args
-    given = _options(case)
+    given = options(case)
     one = torch.ones_like(x)
     return x, target, *(one if given[k] is None else given[k].expand(x.shape) for k in ("weight", "pos_weight"))
 
@@ -173,7 +200,7 @@ def _binary_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch
     curve = (1 + (v - 1).abs() * t) * torch.log1p(torch.exp(-size))
     loss = w * (line + curve)
     error = w * u * (8 * line + (32 + 3 * size.clamp(max=1000)) * curve)
-    return _reduced(case, loss, error + (1 + w) * bounds.TINY[launch.acc_torch(dtype)], loss.numel(), dtype)
+    return reduced(case, loss, error + (1 + w) * bounds.TINY[launch.acc_torch(dtype)], loss.numel(), dtype)
 
 
 def _binary_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -183,7 +210,7 @@ def _binary_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     """
     x, t, w, v = _binary_parts(case)
     u, size = bounds.acc_unit(dtype), x.abs()
-    if _options(case)["reduction"] == "mean":
+    if options(case)["reduction"] == "mean":
         dy = dy / max(x.numel(), 1)
     scale = dy.abs() * w
     dx = torch.sigmoid(x) * (1 - t) + v * t * torch.sigmoid(-x)
@@ -195,10 +222,11 @@ def _binary_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     return tuple(bounds.rounded(g, error, dtype) for g, error in zip(grads, errors, strict=True))
 
 
-_positive = partial(between, 0.125, 3.0)
+positive = partial(between, 0.125, 3.0)
 
 
-def _reduction(make: Make) -> str:
+def reduction(make: Make) -> str:
+    """A reduction that every loss knows."""
     return make.choice(["mean", "sum", "none"])
 
 
@@ -206,43 +234,53 @@ def _cross_entropy_inputs(make: Make) -> Case:
     N = make.size(1, 40)
     rows = [make.size(0, 20) for _ in range(make.integer(0, 3))]
     x = make.tensor(*rows[:1], N, *rows[1:])
-    options: dict[str, Any] = {"reduction": _reduction(make), "label_smoothing": make.choice([0.0, 0.1, 1.0])}
+    options: dict[str, Any] = {"reduction": reduction(make), "label_smoothing": make.choice([0.0, 0.1, 1.0])}
     if make.integer(0, 1):
-        options["weight"] = _positive(N)(make)
+        options["weight"] = positive(N)(make)
     if make.integer(0, 3) == 0:
         return Case((x, make.tensor(*x.shape, low=0.125, high=1.0)), options)
     options["ignore_index"] = make.choice([-100, 0])
     return Case((x, make.integers(*rows, low=0, high=N - 1)), options)
 
 
-def _classes(*shape: int, **options: Any) -> Callable[[Make], Case]:
+def _soft_inputs(make: Make) -> Case:
+    shape = [make.size(1, 9) for _ in range(make.integer(1, 3))]
+    given: dict[str, Any] = {"reduction": reduction(make), "label_smoothing": make.choice([0.0, 0.25])}
+    if make.integer(0, 1):
+        given["weight"] = positive(shape[min(1, len(shape) - 1)])(make)
+    return Case((make.tensor(*shape), make.tensor(*shape, low=0.125, high=1.0)), given)
+
+
+def classes(*shape: int, **options: Any) -> Callable[[Make], Case]:
+    """Logits and their classes."""
     return tensors(shape, integers(shape[0], *shape[2:], high=shape[1] - 1), **options)
 
 
-def _pair(*shape: int, **options: Any) -> Callable[[Make], Case]:
+def pair(*shape: int, **options: Any) -> Callable[[Make], Case]:
+    """A tensor and one of numbers from 0 to 1."""
     return tensors(shape, between(0.0, 1.0, *shape), **options)
 
 
 def _elements_inputs(make: Make) -> Case:
     shape = make.shape(0, 3, 0, 12)
-    return Case((make.tensor(*shape), make.tensor(*shape)), {"reduction": _reduction(make)})
+    return Case((make.tensor(*shape), make.tensor(*shape)), {"reduction": reduction(make)})
 
 
 def _binary_inputs(make: Make) -> Case:
     shape = make.shape(0, 3, 0, 12)
-    options: dict[str, Any] = {"reduction": _reduction(make)}
+    options: dict[str, Any] = {"reduction": reduction(make)}
     for name in ("weight", "pos_weight"):
         if make.integer(0, 1):
-            options[name] = _positive(*shape[make.integer(0, len(shape)) :])(make)
+            options[name] = positive(*shape[make.integer(0, len(shape)) :])(make)
     return Case((make.tensor(*shape), make.tensor(*shape, low=0.0, high=1.0)), options)
 
 
-_ELEMENT_BAD = (
+ELEMENT_BAD = (
     refuses(ValueError, r"target has shape \[4\], expected input's shape \[3\]", (3,), (4,)),
     refuses(TypeError, "target is torch.float64", (3,), of(torch.float64, 3)),
-    Bad(_pair(3, reduction="average"), ValueError, "unknown reduction 'average'"),
+    Bad(pair(3, reduction="average"), ValueError, "unknown reduction 'average'"),
 )
-_elements = records(differentiable=(0, 1), families=("loss",), bad=_ELEMENT_BAD)
+elements = records(differentiable=(0, 1), families=("loss",), bad=ELEMENT_BAD)
 
 SPECS = [
     records()(
@@ -254,12 +292,12 @@ SPECS = [
         differentiable=(0,),
         families=("cross_entropy", "cross_entropy_loop", "loss"),
         examples={
-            "few classes": _classes(70, 10),
-            "one block": _classes(5, 300, reduction="sum", label_smoothing=0.1),
-            "images": _classes(2, 5, 7, reduction="none"),
-            "probabilities": _pair(3, 40, weight=_positive(40)),
-            "many classes": _classes(2, 9001),
-            "many smoothed": _classes(2, 9001, label_smoothing=0.1, weight=_positive(9001)),
+            "few classes": classes(70, 10),
+            "one block": classes(5, 300, reduction="sum", label_smoothing=0.1),
+            "images": classes(2, 5, 7, reduction="none"),
+            "probabilities": pair(3, 40, weight=positive(40)),
+            "many classes": classes(2, 9001),
+            "many smoothed": classes(2, 9001, label_smoothing=0.1, weight=positive(9001)),
         },
         bad=(
             refuses(
@@ -267,40 +305,52 @@ SPECS = [
             ),
             refuses(ValueError, r"target of probabilities has shape \[4, 2\]", (4, 3), (4, 2)),
             refuses(TypeError, "target has dtype torch.bool, expected int64 or int32 classes", (4, 3), bools(4)),
-            Bad(_classes(4, 3, weight=_positive(4)), ValueError, r"weight has shape \[4\]"),
-            Bad(_classes(4, 3, label_smoothing=1.5), ValueError, "label_smoothing is 1.5"),
-            Bad(_classes(4, 3, reduction="max"), ValueError, "unknown reduction 'max'"),
+            Bad(classes(4, 3, weight=positive(4)), ValueError, r"weight has shape \[4\]"),
+            Bad(classes(4, 3, label_smoothing=1.5), ValueError, "label_smoothing is 1.5"),
+            Bad(classes(4, 3, reduction="max"), ValueError, "unknown reduction 'max'"),
             refuses(ValueError, "at least one class", (4, 0), integers(4, high=0)),
             refuses(ValueError, "input is a scalar", (), integers(high=0)),
             refuses(ValueError, "ignore_index 1 needs targets that are classes", (4, 3), (4, 3), ignore_index=1),
         ),
     ),
-    _elements(
+    records()(
+        "cross_entropy_of_probabilities",
+        op=ops.cross_entropy,
+        reference=F.cross_entropy,
+        inputs=_soft_inputs,
+        bound=_cross_entropy_bound,
+        grad_bound=_soft_grad_bound,
+        differentiable=(0, 1),
+        families=("cross_entropy", "cross_entropy_loop", "loss"),
+        examples={"weighted": pair(3, 40, weight=positive(40)), "images": pair(2, 5, 7, reduction="none")},
+        bad=(refuses(ValueError, r"target of probabilities has shape \[4, 2\]", (4, 3), (4, 2)),),
+    ),
+    elements(
         "mse_loss",
         reference=F.mse_loss,
         inputs=_elements_inputs,
         bound=_mse_bound,
         grad_bound=_mse_grad_bound,
-        examples={"mean": _pair(70, 43), "each": _pair(1100, reduction="none")},
+        examples={"mean": pair(70, 43), "each": pair(1100, reduction="none")},
     ),
-    _elements(
+    elements(
         "binary_cross_entropy_with_logits",
         reference=_binary_reference,
         inputs=_binary_inputs,
         bound=_binary_bound,
         grad_bound=_binary_grad_bound,
         examples={
-            "mean": _pair(70, 43),
-            "weighted": _pair(37, 31, reduction="none", weight=_positive(37, 1), pos_weight=_positive(31)),
+            "mean": pair(70, 43),
+            "weighted": pair(37, 31, reduction="none", weight=positive(37, 1), pos_weight=positive(31)),
         },
         bad=(
-            *_ELEMENT_BAD,
+            *ELEMENT_BAD,
             Bad(
-                _pair(3, weight=_positive(2)),
+                pair(3, weight=positive(2)),
                 ValueError,
                 r"weight has shape \[2\], which does not broadcast to input's \[3\]",
             ),
-            Bad(_pair(3, pos_weight=of(torch.float64, 3)), TypeError, "pos_weight is torch.float64"),
+            Bad(pair(3, pos_weight=of(torch.float64, 3)), TypeError, "pos_weight is torch.float64"),
         ),
     ),
 ]

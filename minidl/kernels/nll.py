@@ -1,0 +1,119 @@
+"""The negative log-likelihood of classes, from logarithms of probabilities.
+
+    loss = -w_t x_t of a row x with the class t         dx_t = -w_t dy, all else 0
+
+    x   [R, N], [N] or [R, N, ...], any strides         t   [R], [] or [R, ...] int64 or int32
+
+Only the chosen element of each row is read. The mean divides by the sum of w_t over the rows that are not ignored, as
+that of `cross_entropy` does, and targets that are no class are treated as there.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.cross_entropy import check_classes, row_targets, target_weights
+from minidl.kernels.loss import add_up
+from minidl.runtime import launch
+
+
+@triton.jit
+def chosen(o_m, b_t, INNER, s_outer, s_class, s_inner):
+    """Where the element of class t of row o_m lies in [outer, N, INNER]."""
+    return (o_m // INNER) * s_outer + b_t * s_class + (o_m % INNER) * s_inner
+
+
+@triton.jit
+def nll_kernel(
+    p_x, p_t, p_w, p_loss, R, N, INNER, s_outer, s_class, s_inner, ignore_index,
+    WEIGHTED: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The loss of each row, or summed over the program's rows."""
+    o_m = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    b_t, b_w, m_kept, m_class = row_targets(p_t, p_w, o_m, o_m < R, N, ignore_index, False, WEIGHTED, ACC)
+    o_x = chosen(o_m, b_t, INNER, s_outer, s_class, s_inner)
+    b_x = tl.load(p_x + o_x, mask=m_kept & m_class, other=0.0).to(ACC)  # [BLOCK_N]
+    b_loss = tl.where(m_kept & (m_class == 0), float("nan"), b_x * b_w * -1.0)
+    if EACH:
+        tl.store(p_loss + o_m, b_loss.to(p_loss.dtype.element_ty), mask=o_m < R)
+    else:
+        tl.store(p_loss + tl.program_id(0), tl.sum(tl.where(m_kept, b_loss, 0.0), axis=0))
+
+
+@triton.jit
+def nll_grad_kernel(
+    p_dy, p_t, p_w, p_divisor, p_dx, R, N, INNER, ignore_index,
+    WEIGHTED: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """-w_t dy at each row's class, in memory [outer, N, INNER] that is 0; dy one value or one for each row."""
+    o_m = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    b_t, b_w, m_kept, m_class = row_targets(p_t, p_w, o_m, o_m < R, N, ignore_index, False, WEIGHTED, ACC)
+    if EACH:
+        b_dy = tl.load(p_dy + o_m, mask=o_m < R, other=0.0).to(ACC)  # [BLOCK_N]
+    else:
+        b_dy = tl.load(p_dy).to(ACC)
+        if p_divisor is not None:
+            b_dy = b_dy / tl.load(p_divisor)
+    b_dx = b_w * b_dy * -1.0
+    o_x = chosen(o_m, b_t, INNER, N * INNER, INNER, 1)
+    tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=m_kept & m_class)
+
+
+def nll_loss(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The loss of each row, their mean, or their sum, in x's dtype, and the divisor of a mean (one number) or None.
+
+    Arguments and errors as `cross_entropy`, for targets that are classes.
+    """
+    check_classes("nll_loss", x, target, weight, reduction)
+    rows, inner, each = _rows(x), x.shape[2:].numel(), reduction == "none"
+    N, R = rows.shape[1], rows.shape[0] * inner
+    target, weight = target.contiguous(), None if weight is None else weight.contiguous()
+    acc = launch.acc_torch(x.dtype)
+    sums, count = None, 1
+    if launch.INTERPRETED or reduction == "mean":
+        sums, count = target_weights("nll_loss", target, weight, R, N, ignore_index, acc, x.dtype)
+    loss = torch.empty(target.shape if each else (), dtype=x.dtype, device=x.device)
+    tile = launch.tile("loss", x.dtype, N=R)
+    programs = launch.cdiv(R, tile["BLOCK_N"])
+    parts = loss if each else torch.empty(programs, dtype=acc, device=x.device)
+    launch.run(
+        nll_kernel, (programs,), rows, target, weight, parts, R, N, inner, *rows.stride(), ignore_index,
+        WEIGHTED=weight is not None, EACH=each, ACC=launch.acc(x.dtype), **tile.options,
+    )  # fmt: skip
+    if each:
+        return loss, None
+    divisor = torch.empty((), dtype=acc, device=x.device) if reduction == "mean" else None
+    add_up(parts, loss, *((None, 1) if divisor is None else (sums, count)), divisor)
+    return loss, divisor
+
+
+def nll_loss_grad(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    divisor: torch.Tensor | None,
+) -> torch.Tensor:
+    """dx of `nll_loss`, contiguous, from dy in the loss's shape and the divisor that it gave."""
+    dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    N, inner = x.shape[min(1, x.dim() - 1)], x.shape[2:].numel()
+    R = target.numel()
+    tile = launch.tile("loss", x.dtype, N=R)
+    launch.run(
+        nll_grad_kernel, (launch.cdiv(R, tile["BLOCK_N"]),), dy.contiguous(), target.contiguous(),
+        None if weight is None else weight.contiguous(), divisor, dx, R, N, inner, ignore_index,
+        WEIGHTED=weight is not None, EACH=dy.dim() > 0, ACC=launch.acc(x.dtype), **tile.options,
+    )  # fmt: skip
+    return dx
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x as [outer, N, inner]: a view where strides allow."""
+    return x.view(1, -1, 1) if x.dim() == 1 else x.reshape(*x.shape[:2], x.shape[2:].numel())
