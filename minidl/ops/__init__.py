@@ -23,6 +23,7 @@ from minidl.ops import (
     loss,
     pool,
     reduce,
+    row_norm,
     sparse,
     view,
 )
@@ -39,6 +40,7 @@ from minidl.ops.loss import *
 from minidl.ops.pool import *
 from minidl.ops.random import dropout, rand, randn
 from minidl.ops.reduce import *
+from minidl.ops.row_norm import *
 from minidl.ops.sparse import *
 from minidl.ops.view import *
 from minidl.tensors import OPERATIONS, Tensor
@@ -55,6 +57,7 @@ __all__ += linalg.__all__
 __all__ += loss.__all__
 __all__ += pool.__all__
 __all__ += reduce.__all__
+__all__ += row_norm.__all__
 __all__ += sparse.__all__
 __all__ += view.__all__
 

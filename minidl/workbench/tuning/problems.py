@@ -212,6 +212,7 @@ ROWS: dict[str, Callable[[int, int], Inputs]] = {
     "bias_act": lambda M, N: tensors((M, N), (N,), extra=("gelu",)),
     "cross_entropy": lambda M, N: tensors((M, N), integers(M, high=N - 1)),
     "softmax": lambda M, N: tensors((M, N)),
+    "layer_norm": lambda M, N: tensors((M, N), lambda make: (N,), (N,), (N,)),
 }
 
 
@@ -479,6 +480,8 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "softmax_grad_loop": (_long_rows, "softmax", "softmax_grad", 0),
         "cross_entropy": (_rows, "cross_entropy"),
         "cross_entropy_loop": (_long_rows, "cross_entropy", "cross_entropy"),
+        "row_norm": (_rows, "layer_norm"),
+        "row_norm_grad": (_rows, "layer_norm", 0, 2, 3),
         "loss": (_pairs, "mse_loss"),
         "elementwise": (_pairs, "add"),
         "elementwise_tile": (_elementwise_tile,),

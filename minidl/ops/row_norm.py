@@ -1,0 +1,137 @@
+"""Norms of rows by their own statistics: layer norm, RMS norm, group norm and instance norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minidl.autograd import Function
+from minidl.kernels import row_norm as kernels
+from minidl.runtime import check
+from minidl.tensors import Tensor
+
+__all__ = ["group_norm", "instance_norm", "layer_norm", "rms_norm"]
+
+# How x is seen as rows: `kernels.layers` or `kernels.groups`, and its argument.
+Seen = tuple[Callable[[torch.Tensor, int], tuple[torch.Tensor, kernels.Rows]], int]
+
+
+class RowNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        seen: Seen,
+        eps: float,
+        rms: bool,
+    ) -> torch.Tensor:
+        x, ctx.rows = seen[0](x, seen[1])
+        ctx.rms, ctx.shapes = rms, [None if t is None else t.shape for t in (weight, bias)]
+        weight, bias = (None if t is None else t.reshape(-1) for t in (weight, bias))
+        y, ctx.mean, ctx.rstd = kernels.forward(x, ctx.rows, weight, bias, eps, rms)
+        ctx.save(x, weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        x, weight = ctx.saved
+        dx, dw, db = kernels.backward(dy, x, ctx.rows, weight, ctx.mean, ctx.rstd, ctx.rms, ctx.needs[:3])
+        dw, db = (None if t is None else t.view(shape) for t, shape in zip((dw, db), ctx.shapes, strict=True))
+        return dx, dw, db, None, None, None
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int] | int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(input - mean) / sqrt(var + eps) weight + bias, mean and variance over the last dimensions.
+
+    Shapes: input [*, *normalized_shape], weight and bias normalized_shape -> input's, in its dtype.
+    Raises TypeError for dtypes that are not floating or differ, ValueError for shapes that do not fit.
+    """
+    dims = _dims("layer_norm", input, normalized_shape, weight, bias)
+    return RowNorm.apply(input, weight, bias, (kernels.layers, dims), eps, False)
+
+
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int] | int, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """input / sqrt(mean input^2 + eps) weight, the mean over the last dimensions; eps None is the dtype's epsilon.
+
+    Shapes and errors as `layer_norm`.
+    """
+    dims = _dims("rms_norm", input, normalized_shape, weight, None)
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    return RowNorm.apply(input, weight, None, (kernels.layers, dims), eps, True)
+
+
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """`layer_norm` over each of num_groups groups of channels of each image, with a weight and bias for each channel.
+
+    Shapes: input [N, C, ...], weight and bias [C] -> input's, in its dtype and order in memory.
+    Raises TypeError for dtypes, ValueError for shapes or a number of groups that does not divide the channels.
+    """
+    return _by_channels("group_norm", input, num_groups, weight, bias, eps)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`group_norm` with every channel a group. Running statistics are not built.
+
+    Raises as `group_norm`; ValueError for running statistics, and for images of one pixel.
+    """
+    if running_mean is not None or running_var is not None or not use_input_stats:
+        raise ValueError("instance_norm: running statistics are not built; leave them out, or use batch_norm")
+    if input.ndim > 2 and input.shape[2:].numel() == 1:
+        raise ValueError(f"instance_norm: expected more than 1 value per channel, got input {list(input.shape)}")
+    return _by_channels("instance_norm", input, input.shape[1] if input.ndim > 1 else 1, weight, bias, eps)
+
+
+def _by_channels(
+    op: str, input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    check.floating(op, input=input.data)
+    check.same(op, input=input, weight=weight, bias=bias)
+    if input.ndim < 2:
+        raise ValueError(f"{op}: input has shape {list(input.shape)}, expected [N, C, ...]")
+    C = input.shape[1]
+    if num_groups < 1 or C % num_groups:
+        raise ValueError(f"{op}: {C} channels cannot be shared out to num_groups {num_groups}")
+    _fit(op, (C,), weight, bias)
+    return RowNorm.apply(input, weight, bias, (kernels.groups, num_groups), eps, False)
+
+
+def _dims(
+    op: str, input: Tensor, normalized_shape: Sequence[int] | int, weight: Tensor | None, bias: Tensor | None
+) -> int:
+    """The number of dimensions that are normalised."""
+    check.floating(op, input=input.data)
+    check.same(op, input=input, weight=weight, bias=bias)
+    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not sizes or tuple(input.shape[-len(sizes) :]) != sizes:
+        raise ValueError(f"{op}: input has shape {list(input.shape)}, expected one that ends in {list(sizes)}")
+    _fit(op, sizes, weight, bias)
+    return len(sizes)
+
+
+def _fit(op: str, shape: tuple[int, ...], *parameters: Tensor | None) -> None:
+    for name, parameter in zip(("weight", "bias"), parameters, strict=True):
+        if parameter is not None and tuple(parameter.shape) != shape:
+            raise ValueError(f"{op}: {name} has shape {list(parameter.shape)}, expected {list(shape)}")
