@@ -218,7 +218,7 @@ def test_records_are_complete(spec):
 def test_what_is_no_tensor_is_told_with_what_to_do():
     x = Tensor(torch.ones(2, 2).to(default_device()))
     calls = {
-        "relu: x is of type list": lambda: ops.relu([1.0]),
+        "relu: input is of type list": lambda: ops.relu([1.0]),
         "conv2d: x is of type list": lambda: ops.conv2d([[1.0]], x),
         "conv2d: weight is of type ndarray": lambda: ops.conv2d(x, weight=np.ones(3)),
         "linear: bias is of type float": lambda: ops.linear(x, x, 1.0),

@@ -4,9 +4,13 @@
     sigmoid     1 / (1 + exp(-z))                tanh        1 - 2 / (1 + exp(2 z))
     gelu        z Phi(z)                         gelu_tanh   z/2 * (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3)))
     silu        z * sigmoid(z)                   relu6       min(max(z, 0), 6)
+    elu         z if z > 0 else slope (e^z - 1)  softplus    log(1 + e^(slope z)) / slope, z where slope z > 20
+    mish        z * tanh(log(1 + e^z))           hardswish   z * hardsigmoid(z)
+    hardsigmoid min(max(z + 3, 0), 6) / 6
 
 Phi is the normal distribution function. GELU: Hendrycks and Gimpel, arXiv 1606.08415. SiLU: Elfwing et al.,
-arXiv 1702.03118. All propagate NaN, and take blocks of float32 or float64 of any shape.
+arXiv 1702.03118. ELU: Clevert et al., arXiv 1511.07289. Mish: Misra, arXiv 1908.08681. All propagate NaN, and take
+blocks of float32 or float64 of any shape.
 
 An activation is applied while memory is read and written, which leaves it some 20 instructions per float16 number. A
 compiled division takes 8 instructions, `tl.exp` 5 and `tl.erf` 28, but `tl.exp2` and `tl.rsqrt` one each. So
@@ -18,28 +22,34 @@ import triton
 import triton.language as tl
 
 NAMES = ("relu", "leaky_relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "relu6")
+RARE = ("elu", "softplus", "mish", "hardswish", "hardsigmoid")
 # As plain numbers, which the host compares and hashes in C.
-CODES = {name: code for code, name in enumerate((None, *NAMES))}
-NONE, RELU, LEAKY_RELU, SIGMOID, TANH, GELU, GELU_TANH, SILU, RELU6 = map(tl.constexpr, CODES.values())
+CODES = {name: code for code, name in enumerate((None, *NAMES, *RARE))}
+NONE, RELU, LEAKY_RELU, SIGMOID, TANH, GELU, GELU_TANH, SILU, RELU6, ELU, SOFTPLUS, MISH, HARDSWISH, HARDSIGMOID = map(
+    tl.constexpr, CODES.values()
+)
 # The derivative of these follows from the output alone, so nothing else needs keeping for the gradient.
 FROM_OUTPUT = (None, "relu", "leaky_relu", "sigmoid", "tanh", "relu6")
 NEGATIVE_SLOPE = 0.01
+# What SLOPE is where none is given.
+SLOPES = {"leaky_relu": NEGATIVE_SLOPE, "elu": 1.0, "softplus": 1.0}
 
 Activation = str | tuple[str, float] | None
 
 
 def parse(act: Activation) -> tuple[str | None, float]:
-    """(name, slope) of an activation given as a name, None, or ("leaky_relu", slope) with slope > 0.
+    """(name, slope) of an activation given as a name, None, or (name, slope) of one of SLOPES.
 
-    Raises ValueError for an unknown name, a slope for anything else, or a slope that is not positive.
+    Raises ValueError for an unknown name, a slope for anything else, or a slope that is not positive; that of elu,
+    torch's alpha, may be any number.
     """
-    name, slope = act if isinstance(act, tuple) else (act, NEGATIVE_SLOPE)
+    name, slope = act if isinstance(act, tuple) else (act, SLOPES.get(act or "", NEGATIVE_SLOPE))
     if name not in CODES:
-        raise ValueError(f"unknown activation {name!r}; known: {', '.join(NAMES)}")
-    if isinstance(act, tuple) and name != "leaky_relu":
-        raise ValueError(f"activation {name!r} takes no slope; only leaky_relu does")
-    if not slope > 0:
-        raise ValueError(f"leaky_relu needs a slope above 0, got {slope}")
+        raise ValueError(f"unknown activation {name!r}; known: {', '.join((*NAMES, *RARE))}")
+    if isinstance(act, tuple) and name not in SLOPES:
+        raise ValueError(f"activation {name!r} takes no slope; only {', '.join(SLOPES)} do")
+    if not slope > 0 and name != "elu":
+        raise ValueError(f"{name} needs a slope above 0, got {slope}")
     return name, float(slope)
 
 
@@ -78,6 +88,36 @@ def tanh(z):
         p = p * s - 0.33333144
         t = tl.where(s < 0.25, z + z * (p * s), t)
     return t
+
+
+@triton.jit
+def log1p(e):
+    """log(1 + e) for -1/2 <= e <= 1, to a few units in the last place.
+
+    It is 2 artanh(e / (2 + e)), whose series has terms of one sign with ratios of at most 1/9.
+    """
+    TERMS: tl.constexpr = 17 if e.dtype == tl.float64 else 8
+    z = e / (2.0 + e)
+    b_p = tl.full(e.shape, 1.0 / (2 * TERMS - 1), e.dtype)
+    for k in tl.static_range(1, TERMS):
+        b_p = b_p * (z * z) + 1.0 / (2 * (TERMS - k) - 1)
+    return 2.0 * z * b_p
+
+
+@triton.jit
+def expm1(z):
+    """e^z - 1 for z <= 0, as 2 t / (1 - t) with t = tanh(z / 2); off by 24 units in the last place in float32."""
+    t = tanh(0.5 * z)
+    return 2.0 * t * reciprocal(1.0 - t)
+
+
+@triton.jit
+def mish_parts(z):
+    """d, p and m of z, with tanh(log(1 + e^z)) = p / d and 1 less that m / d, all of one sign and none overflowing."""
+    e = exponential(tl.abs(z) * -1.0)
+    p = tl.where(z < 0.0, e * (e + 2.0), 1.0 + 2.0 * e)
+    m = tl.where(z < 0.0, e * 0.0 + 2.0, 2.0 * e * e)
+    return p + m, p, m
 
 
 @triton.jit
@@ -131,13 +171,26 @@ def activate(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
         return z * sigmoid(z)
     elif ACT == RELU6:
         return tl.where(z <= 0.0, 0.0, tl.where(z >= 6.0, 6.0, z))
+    elif ACT == ELU:
+        return tl.where(z > 0.0, z, expm1(tl.where(z > 0.0, 0.0, z)) * SLOPE)
+    elif ACT == SOFTPLUS:
+        w = z * SLOPE
+        soft = (log1p(exponential(tl.abs(w) * -1.0)) + tl.where(w < 0.0, 0.0, w)) / SLOPE
+        return tl.where(w > 20.0, z, soft)
+    elif ACT == MISH:
+        d, p, _m = mish_parts(z)
+        return z * (p / d)
+    elif ACT == HARDSWISH:
+        return z * tl.where(z <= -3.0, 0.0, tl.where(z >= 3.0, 6.0, z + 3.0)) / 6.0
+    elif ACT == HARDSIGMOID:
+        return tl.where(z <= -3.0, 0.0, tl.where(z >= 3.0, 6.0, z + 3.0)) / 6.0
     else:
         return z
 
 
 @triton.jit
 def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
-    """act'(z). At 0, relu and leaky_relu take the left derivative, as torch does; relu6 has 0 at 0 and at 6."""
+    """act'(z). At 0, relu, leaky_relu and elu take the left derivative, as torch does; relu6 has 0 at 0 and at 6."""
     if ACT == RELU:
         return tl.where(z <= 0.0, 0.0, 1.0).to(z.dtype)
     elif ACT == LEAKY_RELU:
@@ -160,6 +213,19 @@ def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
         return sigmoid(z) * (1.0 + z * sigmoid(-z))
     elif ACT == RELU6:
         return tl.where((z <= 0.0) | (z >= 6.0), 0.0, 1.0).to(z.dtype)
+    elif ACT == ELU:
+        return tl.where(z > 0.0, 1.0, exponential(tl.where(z > 0.0, 0.0, z)) * SLOPE)
+    elif ACT == SOFTPLUS:
+        return tl.where(z * SLOPE > 20.0, 1.0, sigmoid(z * SLOPE))
+    elif ACT == MISH:
+        d, p, m = mish_parts(z)
+        # z tanh' = z (1 - p / d) (1 + p / d) sigmoid(z)
+        bend = z * (m / d) * sigmoid(z)
+        return p / d + tl.where(bend == 0.0, 0.0, bend * (1.0 + p / d))
+    elif ACT == HARDSWISH:
+        return tl.where(z <= -3.0, 0.0, tl.where(z >= 3.0, 1.0, z / 3.0 + 0.5))
+    elif ACT == HARDSIGMOID:
+        return tl.where((z <= -3.0) | (z >= 3.0), 0.0, tl.full(z.shape, 1.0, z.dtype) / 6.0)
     else:
         return tl.full(z.shape, 1.0, z.dtype)
 

@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.activation import log1p
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
 
@@ -56,20 +57,6 @@ def total_kernel(
         total = total / divisor
         tl.store(p_divisor, divisor)
     tl.store(p_loss, total.to(p_loss.dtype.element_ty))
-
-
-@triton.jit
-def log1p(e):
-    """log(1 + e) for -1/2 <= e <= 1, to a few units in the last place.
-
-    It is 2 artanh(e / (2 + e)), whose series has terms of one sign with ratios of at most 1/9.
-    """
-    TERMS: tl.constexpr = 17 if e.dtype == tl.float64 else 8
-    z = e / (2.0 + e)
-    b_p = tl.full(e.shape, 1.0 / (2 * TERMS - 1), e.dtype)
-    for k in tl.static_range(1, TERMS):
-        b_p = b_p * (z * z) + 1.0 / (2 * (TERMS - k) - 1)
-    return 2.0 * z * b_p
 
 
 @triton.jit

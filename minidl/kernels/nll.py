@@ -20,7 +20,8 @@ from minidl.runtime import launch
 @triton.jit
 def chosen(o_m, b_t, INNER, s_outer, s_class, s_inner):
     """Where the element of class t of row o_m lies in [outer, N, INNER]."""
-    return (o_m // INNER) * s_outer + b_t * s_class + (o_m % INNER) * s_inner
+    o_outer = o_m // INNER
+    return o_outer * s_outer + b_t * s_class + (o_m - o_outer * INNER) * s_inner
 
 
 @triton.jit

@@ -6,15 +6,36 @@ from typing import Any
 
 import torch
 
-from minidl.autograd import Function
-from minidl.kernels import activation
+from minidl.autograd import Function, is_grad_enabled
+from minidl.kernels import activation, elementwise
 from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
-from minidl.later import take
+from minidl.later import Later, open_, take
+from minidl.ops.elementwise import binary
+from minidl.ops.view import reshape
+from minidl.runtime import check
 from minidl.tensors import Tensor
 
-__all__ = ["bias_act", "gelu", "leaky_relu", "log_softmax", "relu", "relu6", "sigmoid", "silu", "softmax", "tanh"]
+__all__ = [
+    "bias_act",
+    "elu",
+    "gelu",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "log_softmax",
+    "mish",
+    "prelu",
+    "relu",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "tanh",
+]
 
 
 class BiasAct(Function):
@@ -44,51 +65,144 @@ def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
     """act(x + b), adding b to each row.
 
     Shapes: x [..., N], b [N] or None -> [..., N], in x's dtype.
-    act: None, "relu", "leaky_relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu" or "relu6".
+    act: None, "relu", "leaky_relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "relu6",
+    or one of the rarer ones: "elu", "softplus", "mish", "hardswish", "hardsigmoid".
     Raises ValueError for an unknown activation or a bias whose length is not x's last size, TypeError for integers or
     different dtypes.
     """
     return BiasAct.apply(x, b, act)
 
 
-def relu(x: Tensor) -> Tensor:
-    """max(x, 0); NaN stays NaN. The gradient at 0 is 0."""
-    return activated(x, "relu")
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
+    """max(input, 0); NaN stays NaN. The gradient at 0 is 0."""
+    return in_place(input, activated(input, "relu"), inplace)
 
 
-def relu6(x: Tensor) -> Tensor:
-    """min(max(x, 0), 6); NaN stays NaN. The gradient at 0 and at 6 is 0."""
-    return activated(x, "relu6")
+def relu6(input: Tensor, inplace: bool = False) -> Tensor:
+    """min(max(input, 0), 6); NaN stays NaN. The gradient at 0 and at 6 is 0."""
+    return in_place(input, activated(input, "relu6"), inplace)
 
 
-def leaky_relu(x: Tensor, negative_slope: float = activation.NEGATIVE_SLOPE) -> Tensor:
-    """x where it is above 0, else negative_slope * x. Raises ValueError unless negative_slope is above 0."""
-    return activated(x, ("leaky_relu", negative_slope))
+def leaky_relu(input: Tensor, negative_slope: float = activation.NEGATIVE_SLOPE, inplace: bool = False) -> Tensor:
+    """input where it is above 0, else negative_slope * input. Raises ValueError unless negative_slope is above 0."""
+    return in_place(input, activated(input, ("leaky_relu", negative_slope)), inplace)
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x))."""
-    return activated(x, "sigmoid")
+def sigmoid(input: Tensor) -> Tensor:
+    """1 / (1 + exp(-input))."""
+    return activated(input, "sigmoid")
 
 
-def tanh(x: Tensor) -> Tensor:
+def tanh(input: Tensor) -> Tensor:
     """The hyperbolic tangent."""
-    return activated(x, "tanh")
+    return activated(input, "tanh")
 
 
-def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """x times the standard normal distribution function of x; approximate="tanh" takes the approximation by tanh.
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """input times the standard normal distribution function of it; approximate="tanh" takes the approximation by tanh.
 
     Raises ValueError for another `approximate`.
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f'gelu: approximate is {approximate!r}, expected "none" or "tanh"')
-    return activated(x, "gelu_tanh" if approximate == "tanh" else "gelu")
+    return activated(input, "gelu_tanh" if approximate == "tanh" else "gelu")
 
 
-def silu(x: Tensor) -> Tensor:
-    """x * sigmoid(x)."""
-    return activated(x, "silu")
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """input * sigmoid(input)."""
+    return in_place(input, activated(input, "silu"), inplace)
+
+
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """input where it is above 0, else alpha (exp(input) - 1)."""
+    return in_place(input, activated(input, ("elu", alpha)), inplace)
+
+
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + exp(beta input)) / beta, and input where beta input is above 20.
+
+    Raises ValueError unless beta is above 0, and for another threshold.
+    """
+    if threshold != 20:
+        raise ValueError(f"softplus: threshold is {threshold}, which is not built; leave it at 20")
+    return activated(input, ("softplus", beta))
+
+
+def mish(input: Tensor, inplace: bool = False) -> Tensor:
+    """input * tanh(softplus(input))."""
+    return in_place(input, activated(input, "mish"), inplace)
+
+
+def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+    """input * min(max(input + 3, 0), 6) / 6. The gradient at -3 is 0, at 3 it is 1."""
+    return in_place(input, activated(input, "hardswish"), inplace)
+
+
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """min(max(input + 3, 0), 6) / 6. The gradient at -3 and at 3 is 0."""
+    return in_place(input, activated(input, "hardsigmoid"), inplace)
+
+
+class Hardtanh(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+        check.floating("hardtanh", x=x)
+        ctx.save(x)
+        ctx.range = low, high
+        return elementwise.clamp(x, low, high)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return elementwise.hardtanh_grad(dy, *ctx.saved, *ctx.range), None, None
+
+
+def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
+    """input limited to [min_val, max_val]. The gradient is 0 at both and outside. Raises ValueError as `clamp`."""
+    return in_place(input, Hardtanh.apply(input, min_val, max_val), inplace)
+
+
+PReLU = binary("PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b)
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """input where it is above 0, else weight * input: one weight, or one for each channel (dimension 1).
+
+    Raises TypeError for dtypes, ValueError for another number of weights.
+    """
+    check.floating("prelu", input=input.data)
+    channels = input.shape[1] if input.ndim > 1 else 1
+    if weight.numel() not in (1, channels) or weight.ndim > 1:
+        raise ValueError(f"prelu: weight has shape {list(weight.shape)}, expected [1] or [{channels}]")
+    per_channel = [1, -1, *(1 for _ in input.shape[2:])] if input.ndim > 1 else [1] * input.ndim
+    return PReLU.apply(input, reshape(weight, *per_channel))
+
+
+def in_place(input: Tensor, result: Tensor, inplace: bool) -> Tensor:
+    """The result; with `inplace` the input's, too, as after torch's inplace=True, and its place in the graph.
+
+    What shares the input's memory keeps its values. Raises RuntimeError for a leaf whose gradient is recorded.
+    """
+    if not inplace or type(input) is not Tensor:
+        return result
+    if input._later is None and input._node is None and input.requires_grad and is_grad_enabled():
+        raise RuntimeError("inplace=True: a leaf whose gradient is recorded cannot be changed in place")
+    if result._later is None:
+        input._become(result)
+    else:
+        input._later, input._taken = Same(result), False
+        open_(input)
+    return result
+
+
+class Same(Later):
+    """The result of another variable."""
+
+    def __init__(self, other: Tensor) -> None:
+        super().__init__(other.shape, other.dtype, other.device, other.requires_grad)
+        self.other = other
+
+    def compute(self) -> Tensor:
+        return self.other
 
 
 class Softmax(Function):

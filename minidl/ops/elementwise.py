@@ -156,7 +156,8 @@ class _Binary(Function):
         return da, reduce.sum_to(cls.grad_b(dy, a, b), shape_b) if need_b else None
 
 
-def _binary(name: str, compute: Kernel, grad_a: Kernel, grad_b: Kernel) -> type[Function]:
+def binary(name: str, compute: Kernel, grad_a: Kernel, grad_b: Kernel) -> type[Function]:
+    """The Function of two operands with these kernels."""
     kernels = {"compute": compute, "grad_a": grad_a, "grad_b": grad_b}
     return type(name, (_Binary,), {key: staticmethod(kernel) for key, kernel in kernels.items()})
 
@@ -170,11 +171,11 @@ def _times_b(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
     return elementwise.mul(dy, b)
 
 
-Mul = _binary("Mul", elementwise.mul, _times_b, _swapped(_times_b))
-Div = _binary("Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b)
-Pow = _binary("Pow", elementwise.pow, elementwise.pow_grad_a, elementwise.pow_grad_b)
-Maximum = _binary("Maximum", elementwise.maximum, elementwise.maximum_grad, _swapped(elementwise.maximum_grad))
-Minimum = _binary("Minimum", elementwise.minimum, elementwise.minimum_grad, _swapped(elementwise.minimum_grad))
+Mul = binary("Mul", elementwise.mul, _times_b, _swapped(_times_b))
+Div = binary("Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b)
+Pow = binary("Pow", elementwise.pow, elementwise.pow_grad_a, elementwise.pow_grad_b)
+Maximum = binary("Maximum", elementwise.maximum, elementwise.maximum_grad, _swapped(elementwise.maximum_grad))
+Minimum = binary("Minimum", elementwise.minimum, elementwise.minimum_grad, _swapped(elementwise.minimum_grad))
 
 
 class Where(Function):

@@ -134,6 +134,10 @@ gt = _of_two("gt", "a > b, as torch.bool.", integers=True)
 ge = _of_two("ge", "a >= b, as torch.bool.", integers=True)
 
 
+prelu = _of_two("prelu", "a where it is above 0, else a b.")
+prelu_grad_a = _grad_of_two("prelu_grad_a", "The gradient of a in prelu(a, b): dy where a is above 0, else dy b.")
+
+
 def where(condition: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
     """a where the torch.bool tensor `condition` is true, else b. Its gradient in a is where(condition, dy, 0)."""
     return compute("where", functions.WHERE, condition, a, b, integers=True, condition=True)
@@ -156,6 +160,17 @@ def clamp_grad(dy: torch.Tensor, x: torch.Tensor, low: float | None, high: float
     """dy where low <= x <= high, else 0."""
     dx = dy if low is None else compute("clamp_grad", functions.PASS_GE, dy, x, low)
     return dx if high is None else compute("clamp_grad", functions.PASS_LE, dx, x, high)
+
+
+def hardtanh_grad(dy: torch.Tensor, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """dy where low < x < high, else 0."""
+    dx = compute("hardtanh_grad", functions.PASS_GT, dy, x, low)
+    return compute("hardtanh_grad", functions.PASS_LT, dx, x, high)
+
+
+def prelu_grad_b(dy: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
+    """The gradient of b in prelu(a, b): dy a where a is not above 0."""
+    return compute("prelu_grad_b", functions.PRELU_GRAD_B, dy, a)
 
 
 def norm_grad(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

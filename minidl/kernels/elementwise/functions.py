@@ -10,6 +10,7 @@ NEG, ABS, EXP, LOG, SQRT, SQUARE, RECIPROCAL, SIGN, ACTIVATE = map(tl.constexpr,
 # Two.
 ADD, SUB, MUL, DIV, POW, MAXIMUM, MINIMUM = map(tl.constexpr, range(20, 27))
 ADD_ACTIVATE = tl.constexpr(33)
+PRELU, PRELU_GRAD_B = map(tl.constexpr, (34, 46))
 EQ, NE, LT, LE, GT, GE = map(tl.constexpr, range(27, 33))
 # dy and what the operation kept.
 ABS_GRAD, SQRT_GRAD, SQUARE_GRAD, RECIPROCAL_GRAD, ACTIVATE_GRAD = map(tl.constexpr, range(40, 45))
@@ -18,11 +19,13 @@ ACTIVATE_GRAD_FROM_OUTPUT = tl.constexpr(45)
 WHERE, CLAMP, DIV_GRAD_B, POW_GRAD_A, POW_GRAD_B = map(tl.constexpr, range(60, 65))
 MAXIMUM_GRAD, MINIMUM_GRAD, PASS_GE, PASS_LE, NORM_GRAD, AMAX_GRAD = map(tl.constexpr, range(65, 71))
 ADD_SCALED = tl.constexpr(71)
+PRELU_GRAD_A, PASS_GT, PASS_LT = map(tl.constexpr, range(72, 75))
 
 # As plain numbers, which the host compares in C.
 COMPARISONS = frozenset(op.value for op in (EQ, NE, LT, LE, GT, GE))
 # They choose among their operands, so a number has to be one that the tensor's type has.
-CHOICES = COMPARISONS | {op.value for op in (MAXIMUM, MINIMUM, CLAMP, MAXIMUM_GRAD, MINIMUM_GRAD, PASS_GE, PASS_LE)}
+_PASSING = (PASS_GE, PASS_LE, PASS_GT, PASS_LT)
+CHOICES = COMPARISONS | {op.value for op in (MAXIMUM, MINIMUM, CLAMP, MAXIMUM_GRAD, MINIMUM_GRAD, *_PASSING)}
 
 
 @triton.jit
@@ -134,6 +137,10 @@ def function_of_2(a, b, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr
         return a > b
     elif OP == GE:
         return a >= b
+    elif OP == PRELU:
+        return tl.where(a > 0, a, a * b)
+    elif OP == PRELU_GRAD_B:
+        return tl.where(b > 0, 0.0, a * b)
     elif OP == ABS_GRAD:
         return a * ((b > 0).to(a.dtype) - (b < 0).to(a.dtype))
     elif OP == SQRT_GRAD:
@@ -173,6 +180,12 @@ def function_of_3(a, b, c, OP: tl.constexpr):
         return tl.where(b <= c, a, 0.0)
     elif OP == ADD_SCALED:
         return a + c * b
+    elif OP == PASS_GT:
+        return tl.where(b > c, a, 0.0)
+    elif OP == PASS_LT:
+        return tl.where(b < c, a, 0.0)
+    elif OP == PRELU_GRAD_A:
+        return tl.where(b > 0, a, a * c)
     elif OP == NORM_GRAD:
         return tl.where(c == 0, 0.0, a * divide(b, c))
     else:

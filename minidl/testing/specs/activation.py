@@ -25,9 +25,13 @@ from minidl.testing.specs.elementwise import kept, times
 from minidl.testing.specs.make import Make
 
 # The largest |act'|.
-STEEPEST = {"sigmoid": 0.25, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+STEEPEST = {
+    "sigmoid": 0.25, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1, "mish": 1.1, "hardswish": 1.5, "hardsigmoid": 0.17,
+}  # fmt: skip
 # How many units act' is off where it is computed from z, of which a relative error of z makes less than one.
-DERIVATIVE_UNITS = {"gelu": 24, "gelu_tanh": 48, "silu": 24}
+DERIVATIVE_UNITS = {
+    "gelu": 24, "gelu_tanh": 48, "silu": 24, "elu": 8, "softplus": 16, "mish": 48, "hardswish": 8, "hardsigmoid": 4,
+}  # fmt: skip
 
 
 def apply(z: torch.Tensor, act: Activation) -> torch.Tensor:
@@ -42,7 +46,14 @@ def apply(z: torch.Tensor, act: Activation) -> torch.Tensor:
         return 0.5 * z * torch.erfc(-math.sqrt(0.5) * z)
     if name == "gelu_tanh":
         return z * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))
-    return getattr(F if name in ("silu", "relu6") else torch, name)(z)
+    if name in ("elu", "softplus"):
+        return getattr(F, name)(z, slope)
+    # torch's hardsigmoid has a float32 for 1/6 on the way back.
+    if name == "hardswish":
+        return torch.where(z <= -3, z * 0, torch.where(z >= 3, z, z * (z + 3) / 6))
+    if name == "hardsigmoid":
+        return torch.where(z <= -3, z.clamp(0, 0), torch.where(z >= 3, z.clamp(1, 1), (z + 3) / 6))
+    return getattr(F if name in ("silu", "relu6", "mish") else torch, name)(z)
 
 
 def derivative(z: torch.Tensor, act: Activation) -> torch.Tensor:
@@ -54,7 +65,7 @@ def derivative(z: torch.Tensor, act: Activation) -> torch.Tensor:
 
 def evaluation(z: torch.Tensor, act: Activation, dtype: torch.dtype) -> torch.Tensor:
     """The error of act(z), computed in the accumulate type of `dtype` at exactly z, before it is rounded."""
-    name, _ = activation.parse(act)
+    name, slope = activation.parse(act)
     u = bounds.acc_unit(dtype)
     y, below = apply(z, act).abs(), (-z).clamp(min=0)
     tiny = bounds.TINY[launch.acc_torch(dtype)]
@@ -68,6 +79,20 @@ def evaluation(z: torch.Tensor, act: Activation, dtype: torch.dtype) -> torch.Te
         return u * y * (14 + 2 * below) + tiny * z.abs()
     if name == "tanh":
         return torch.full_like(y, 8 * u) if dtype == torch.float64 else 16 * u * y
+    if name == "elu":
+        off = 40 * u * (torch.full_like(y, abs(slope)) if dtype == torch.float64 else y)
+        return torch.where(z > 0, 0.0, off) + tiny * abs(slope)
+    if name == "softplus":
+        w = (z * slope).abs().clamp(max=700)
+        e = torch.exp(-w)
+        # Where slope z is 20, the linear part begins.
+        return (
+            u * (16 * y + (2 * w + 8) * e / slope) + tiny / slope + torch.where((w - 20).abs() < 80 * u, e / slope, 0)
+        )
+    if name == "mish":
+        return u * y * (20 + 2 * below) + tiny * z.abs()
+    if name in ("hardswish", "hardsigmoid"):
+        return 8 * u * y + tiny * (1 + z.abs())
     if name == "gelu_tanh":
         inner = below * (1.6 + 0.0714 * z * z)
         return u * y * (16 + 6 * inner) + tiny * z.abs()
@@ -81,7 +106,7 @@ def evaluation(z: torch.Tensor, act: Activation, dtype: torch.dtype) -> torch.Te
 def output_error(z: torch.Tensor, z_error: torch.Tensor | float, act: Activation, dtype: torch.dtype) -> torch.Tensor:
     """The error of act(z) before it is rounded, for a z that is itself off by z_error."""
     name, slope = activation.parse(act)
-    steepest = max(1.0, slope) if name == "leaky_relu" else STEEPEST.get(name or "", 1.0)
+    steepest = max(1.0, abs(slope)) if name in ("leaky_relu", "elu") else STEEPEST.get(name or "", 1.0)
     return evaluation(z, act, dtype) + steepest * z_error
 
 
@@ -100,7 +125,8 @@ def gradient_error(
         near = (z - 6).abs() <= z_error + (6 * torch.finfo(dtype).eps if isinstance(z_error, torch.Tensor) else 0)
         return torch.where(near & (z != 6), dy.abs(), 0.0)
     if name not in ("sigmoid", "tanh"):
-        return u * (DERIVATIVE_UNITS[name] + 2) * dy.abs()
+        steep = max(1.0, abs(slope)) if name == "elu" else 1.0
+        return u * (DERIVATIVE_UNITS[name] * steep + 2) * dy.abs()
     y = apply(z, act)
     off = kept(y, output_error(z, z_error, act, dtype), dtype)
     if name == "sigmoid":
@@ -177,7 +203,66 @@ def _bias_act_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: 
     return for_x, bounds.rounded(db, bounds.known(error, total, dtype), dtype)
 
 
+def _prelu_inputs(make: Make) -> Case:
+    shape = make.shape(1, 4)
+    channels = shape[1] if len(shape) > 1 else 1
+    return Case((make.tensor(*shape), make.tensor(make.choice([1, channels]) if channels else 1)))
+
+
+def _prelu_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """The terms of dw are rounded before they are added."""
+    x, weight = case.args
+    dx, dw = grads
+    u, tiny = bounds.acc_unit(dtype), bounds.TINY[dtype]
+    terms = torch.where(x > 0, 0.0, dy * x).abs()
+    dims = [d for d in range(x.dim()) if d != 1 or weight.numel() == 1] if x.dim() > 1 else [0]
+    total = terms.sum(dims).reshape(dw.shape) if terms.numel() else torch.zeros_like(dw)
+    count = max(x.numel(), 1)
+    error = (bounds.UNIT[dtype] + u + bounds.gamma(count, u)) * total + 2 * count * tiny
+    error = torch.where(total > torch.finfo(dtype).max / 2, math.inf, error)
+    return bounds.rounded(dx, u * dx.abs(), dtype), bounds.rounded(dw, error, dtype)
+
+
+_RANGE = refuses(ValueError, "min 2.0 is above max 1.0", (3,), extra=(2.0, 1.0))
+INPUT_FLOATING = refuses(TypeError, "dtype torch.int64, expected a floating type", integers(3))
+
 SPECS = [
+    _record("mish"),
+    _record("hardswish"),
+    _record("hardsigmoid"),
+    _record(
+        "elu",
+        lambda alpha=1.0: ("elu", alpha),
+        inputs=_with_argument((), (0.25,), (2.0,)),
+    ),
+    _record(
+        "softplus",
+        lambda beta=1.0: ("softplus", beta),
+        inputs=_with_argument((), (0.25,), (3.0,)),
+        bad=(
+            refuses(ValueError, "softplus needs a slope above 0, got 0.0", (3,), extra=(0.0,)),
+            refuses(ValueError, "threshold is 10.0, which is not built", (3,), extra=(1.0, 10.0)),
+        ),
+    ),
+    _activation(
+        "hardtanh",
+        reference=F.hardtanh,
+        inputs=_with_argument((), (-0.5, 2.0), (0.0, 0.0)),
+        bound=lambda case, y, dtype: torch.zeros_like(y),
+        grad_bound=lambda case, dy, grads, dtype: (torch.zeros_like(grads[0]),),
+        bad=(_RANGE, INPUT_FLOATING),
+    ),
+    _activation(
+        "prelu",
+        reference=F.prelu,
+        inputs=_prelu_inputs,
+        bound=bounds.off_by(lambda case, y, dtype: bounds.acc_unit(dtype) * y.abs()),
+        grad_bound=_prelu_grad_bound,
+        differentiable=(0, 1),
+        families=("elementwise", "elementwise_tile"),
+        examples={"one": tensors((3, 700), (1,)), "channels": tensors((3, 5, 7, 9), (5,))},
+        bad=(refuses(ValueError, r"weight has shape \[4\], expected \[1\] or \[3\]", (2, 3), (4,)),),
+    ),
     _record("relu", exact=True),
     _record("relu6", exact=True),
     *map(_record, ("sigmoid", "tanh", "silu")),
@@ -216,7 +301,7 @@ SPECS = [
         },
         bad=(
             refuses(ValueError, r"bias has shape \[3\], expected \[4\], the last size of x \[2, 4\]", (2, 4), (3,)),
-            refuses(ValueError, "'softplus'; known: relu, leaky_relu", (2, 4), (4,), extra=("softplus",)),
+            refuses(ValueError, "'swish'; known: relu, leaky_relu", (2, 4), (4,), extra=("swish",)),
             refuses(ValueError, "activation 'tanh' takes no slope", (2, 4), (4,), extra=(("tanh", 0.5),)),
             refuses(
                 TypeError,
