@@ -20,6 +20,7 @@ from minidl.ops import (
     elementwise,
     inplace,
     linalg,
+    lookup,
     loss,
     pool,
     reduce,
@@ -36,6 +37,7 @@ from minidl.ops.conv_transpose import *
 from minidl.ops.conv_volume import *
 from minidl.ops.elementwise import *
 from minidl.ops.linalg import *
+from minidl.ops.lookup import *
 from minidl.ops.loss import *
 from minidl.ops.pool import *
 from minidl.ops.random import dropout, rand, randn
@@ -54,6 +56,7 @@ __all__ += conv_transpose.__all__
 __all__ += conv_volume.__all__
 __all__ += elementwise.__all__
 __all__ += linalg.__all__
+__all__ += lookup.__all__
 __all__ += loss.__all__
 __all__ += pool.__all__
 __all__ += reduce.__all__

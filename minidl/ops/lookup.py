@@ -1,0 +1,50 @@
+"""Rows of a table looked up by index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minidl.autograd import Function
+from minidl.kernels import lookup as kernels
+from minidl.tensors import Tensor
+
+__all__ = ["embedding"]
+
+
+class Embedding(Function):
+    @staticmethod
+    def forward(ctx: Any, index: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
+        ctx.save(index)
+        ctx.rows, ctx.padding = len(weight), padding
+        return kernels.embedding(index, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        (index,) = ctx.saved
+        return None, kernels.embedding_grad(dy, index, ctx.rows, ctx.padding), None
+
+
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """weight[input] for int64 or int32 indices; the row `padding_idx` gets no gradient.
+
+    Shapes: input of any shape, weight [V, H] -> [*, H]. The gradient is dense, and adds equal indices in their order.
+    Raises TypeError for dtypes, ValueError for other shapes, and for max_norm, scale_grad_by_freq and sparse, which are
+    not built. An index out of range raises IndexError on the CPU; on a GPU its row is NaN.
+    """
+    for name, given in (("max_norm", max_norm), ("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
+        if given:
+            raise ValueError(f"embedding: {name} is not built; leave it out")
+    V = weight.shape[0] if weight.ndim else 0
+    if padding_idx is not None and not -V <= padding_idx < V:
+        raise ValueError(f"embedding: padding_idx is {padding_idx}, expected a row of the {V}")
+    return Embedding.apply(input, weight, -1 if padding_idx is None else padding_idx % V)
