@@ -155,7 +155,7 @@ def embedding_grad(dy: torch.Tensor, index: torch.Tensor, V: int, padding: int =
 
 
 def sort(keys: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys [B] from 0 to below `limit` in rising order and the position that each had (int32); equal ones keep theirs."""
+    """Keys [B] from 0 to below `limit` in rising order, and their positions (int32), equal ones in their order."""
     B = keys.numel()
     keys = keys.contiguous()
     order = None

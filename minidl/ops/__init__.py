@@ -24,6 +24,7 @@ from minidl.ops import (
     loss,
     pool,
     reduce,
+    resample,
     row_norm,
     sparse,
     view,
@@ -42,6 +43,7 @@ from minidl.ops.loss import *
 from minidl.ops.pool import *
 from minidl.ops.random import dropout, rand, randn
 from minidl.ops.reduce import *
+from minidl.ops.resample import *
 from minidl.ops.row_norm import *
 from minidl.ops.sparse import *
 from minidl.ops.view import *
@@ -60,6 +62,7 @@ __all__ += lookup.__all__
 __all__ += loss.__all__
 __all__ += pool.__all__
 __all__ += reduce.__all__
+__all__ += resample.__all__
 __all__ += row_norm.__all__
 __all__ += sparse.__all__
 __all__ += view.__all__

@@ -1,0 +1,136 @@
+"""Images whose pixels are sums of a few others, row by row and column by column: enlarging, shrinking and padding.
+
+    y[i, j] = sum over p, q of r[i, p] c[j, q] x[at_r[i, p], at_c[j, q]]
+
+    x [N, C, H, W] in either order of memory  ->  y [N, C, OH, OW] in the same
+
+`Taps` say for each row of y which rows of x it takes and how much of each, and so for columns: one row for the nearest
+neighbour and for padding by reflection, two for bilinear interpolation, none in a margin of zeros. The gradient of x is
+the same sum with the taps turned round: for each row of x, the rows of y that take it. So one kernel goes both ways,
+and every gradient is added in one order. A tap that is none is not read: an infinity beside it stays out.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.runtime import check, launch, order
+
+
+@triton.jit
+def resample_kernel(
+    p_x, p_y, p_row, p_row_share, p_column, p_column_share, n, H, W, OH, OW, S,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N elements of y [planes, OH, OW, S], from x [planes, H, W, S]."""
+    o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = o < n
+    o_s = o % S
+    o_pixel = o // S
+    o_j = o_pixel % OW
+    o_row = o_pixel // OW
+    o_i = o_row % OH
+    o_plane = (o_row // OH) * H
+    b_y = tl.zeros((BLOCK_N,), ACC)
+    for p in range(ROWS):
+        b_i = tl.load(p_row + o_i * ROWS + p, mask=m, other=-1)  # [BLOCK_N]
+        b_r = tl.load(p_row_share + o_i * ROWS + p, mask=m, other=0.0)
+        o_x = ((o_plane + b_i) * W) * S + o_s
+        b_line = tl.zeros((BLOCK_N,), ACC)
+        for q in range(COLUMNS):
+            b_j = tl.load(p_column + o_j * COLUMNS + q, mask=m, other=-1)  # [BLOCK_N]
+            b_c = tl.load(p_column_share + o_j * COLUMNS + q, mask=m, other=0.0)
+            m_x = m & (b_i >= 0) & (b_j >= 0)
+            b_x = tl.load(p_x + o_x + b_j * S, mask=m_x, other=0.0).to(ACC)  # [BLOCK_N]
+            b_line += b_x * b_c
+        b_y += b_line * b_r
+    tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
+
+
+class Taps(NamedTuple):
+    """For each of the outputs along an axis of `size` inputs, (input, share) pairs."""
+
+    size: int
+    of: tuple[tuple[tuple[int, float], ...], ...]
+
+    def back(self) -> "Taps":
+        """For each input, (output, share)."""
+        found: list[list[tuple[int, float]]] = [[] for _ in range(self.size)]
+        for output, taps in enumerate(self.of):
+            for place, share in taps:
+                found[place].append((output, share))
+        return Taps(len(self.of), tuple(map(tuple, found)))
+
+    @property
+    def most(self) -> int:
+        """The largest number of taps of an output."""
+        return max((len(taps) for taps in self.of), default=0)
+
+
+@functools.lru_cache(maxsize=256)
+def nearest(size: int, outputs: int, scale: float | None = None) -> Taps:
+    """Output o takes the input floor(o * step), step in float32 as torch has it: size / outputs, or 1 / scale."""
+    step = torch.tensor(size / outputs if scale is None else 1 / scale, dtype=torch.float32)
+    places = (torch.arange(outputs, dtype=torch.float32) * step).floor().long().clamp(max=size - 1)
+    return Taps(size, tuple(((place, 1.0),) for place in places.tolist()))
+
+
+@functools.lru_cache(maxsize=256)
+def bilinear(size: int, outputs: int, scale: float | None = None, align_corners: bool = False) -> Taps:
+    """Output o takes the two inputs around its place, which is (o + 1/2) step - 1/2, or o step between the corners."""
+    found = []
+    for o in range(outputs):
+        if align_corners:
+            at = o * (size - 1) / (outputs - 1) if outputs > 1 else 0.0
+        else:
+            at = max((o + 0.5) * (size / outputs if scale is None else 1 / scale) - 0.5, 0.0)
+        low = min(math.floor(at), size - 1)
+        share = at - low if low < size - 1 else 0.0
+        found.append(((low, 1 - share), (low + 1, share)) if share > 0 else ((low, 1.0),))
+    return Taps(size, tuple(found))
+
+
+@functools.lru_cache(maxsize=256)
+def padded(size: int, before: int, after: int, reflect: bool = False) -> Taps:
+    """The inputs with margins: nothing, or with `reflect` the inputs mirrored at the edge. A margin may be negative."""
+    found: list[tuple[tuple[int, float], ...]] = []
+    for place in range(-before, size + after):
+        inside = 0 <= place < size
+        if not inside and reflect:
+            place = -place if place < 0 else 2 * (size - 1) - place
+        found.append(((place, 1.0),) if inside or reflect else ())
+    return Taps(size, tuple(found))
+
+
+@functools.lru_cache(maxsize=256)
+def _tables(taps: Taps, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs [outputs, most], -1 for none, and shares."""
+    most = max(taps.most, 1)
+    filled = [(*row, *([(-1, 0.0)] * (most - len(row)))) for row in taps.of]
+    places = torch.tensor([[place for place, _ in row] for row in filled], dtype=torch.int32)
+    shares = torch.tensor([[share for _, share in row] for row in filled], dtype=torch.float64)
+    return places.view(-1, most).to(device), shares.view(-1, most).to(device, dtype)
+
+
+def resample(x: torch.Tensor, rows: Taps, columns: Taps) -> torch.Tensor:
+    """x [N, C, H, W] with the rows and columns that the taps make of H and W, in x's dtype and order in memory."""
+    check.floating("resample", x=x)
+    N, C = x.shape[:2]
+    H, W, OH, OW = rows.size, columns.size, len(rows.of), len(columns.of)
+    last = order.channels_last(x)
+    x = x if last else x.contiguous()
+    y = torch.empty(N, C, OH, OW, dtype=x.dtype, device=x.device)
+    y = y.to(memory_format=torch.channels_last) if last else y
+    n = y.numel()
+    acc = launch.acc_torch(x.dtype)
+    tables = [table for taps in (rows, columns) for table in _tables(taps, acc, x.device)]
+    tile = launch.tile("elementwise", x.dtype, N=n)
+    launch.run(
+        resample_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, *tables, n, H, W, OH, OW, C if last else 1,
+        ROWS=max(rows.most, 1), COLUMNS=max(columns.most, 1), ACC=launch.acc(x.dtype), **tile.options,
+    )  # fmt: skip
+    return y

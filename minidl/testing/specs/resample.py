@@ -1,0 +1,117 @@
+"""Records of images in another size and with margins.
+
+A pixel is a sum of up to four with shares that are off by a rounding, and where a place is found in another order of
+operations, by size units of float64. A gradient is such a sum of as many as took the pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from minidl.runtime import launch
+from minidl.testing.specs import bounds
+from minidl.testing.specs.base import Case, OpSpec, integers, records, refuses, tensors
+from minidl.testing.specs.make import Make
+
+
+def _error(total: torch.Tensor, terms: int, size: int, top: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    error = bounds.gamma(terms + 4, bounds.acc_unit(dtype)) * total + 8 * size * 2.0**-53 * top
+    return bounds.known(error + terms * bounds.TINY[launch.acc_torch(dtype)], total, dtype)
+
+
+def _bounds(op: Callable[..., Any], name: str) -> dict[str, Any]:
+    """The bounds of a sum with shares that are not negative: by the same of absolute values."""
+
+    def bound(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if name == "pad" or case.kwargs.get("mode", "nearest") == "nearest":
+            return torch.zeros_like(y)
+        x = case.args[0].abs()
+        total = op(x, *case.args[1:], **case.kwargs)
+        return bounds.rounded(y, _error(total, 4, max(*x.shape, *y.shape), x.amax(), dtype), dtype)
+
+    def grad_bound(
+        case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype
+    ) -> tuple[torch.Tensor, ...]:
+        (dx,) = grads
+        x = torch.zeros_like(case.args[0]).requires_grad_()
+        with torch.enable_grad():
+            y = op(x, *case.args[1:], **case.kwargs)
+            (total,) = torch.autograd.grad(y, x, dy.abs()) if y.numel() else (torch.zeros_like(x),)
+        terms = max(1, 4 * dy.numel())
+        top = dy.abs().amax() * terms if dy.numel() else torch.zeros(())
+        most = min(terms, 400)
+        size = max(*x.shape, *dy.shape, 1) if case.kwargs.get("mode") == "bilinear" else 0
+        return (bounds.rounded(dx, _error(total, most, size, top, dtype), dtype),)
+
+    return {"reference": op, "bound": bound, "grad_bound": grad_bound}
+
+
+def _images(make: Make, least: int = 1) -> torch.Tensor:
+    x = make.tensor(make.size(1, 3), make.size(1, 5), make.size(least, 8), make.size(least, 8))
+    return x.contiguous(memory_format=torch.channels_last) if make.integer(0, 1) else x
+
+
+def _sizes(make: Make) -> Case:
+    given: dict[str, Any] = {"mode": make.choice(["nearest", "bilinear"])}
+    if given["mode"] == "bilinear":
+        given["align_corners"] = bool(make.integer(0, 1))
+    if make.integer(0, 1):
+        return Case((_images(make), (make.size(1, 17), make.size(1, 17))), given)
+    return Case((_images(make, 2), None, make.choice([2, 3, 1.5, 0.5, (2.0, 0.75)])), given)
+
+
+def _margins(make: Make) -> Case:
+    if make.integer(0, 1):
+        return Case((_images(make, 4), [make.integer(0, 3) for _ in range(4)]), {"mode": "reflect"})
+    return Case((_images(make, 3), [make.integer(-1, 4) for _ in range(4)]))
+
+
+SPECS: list[OpSpec] = [
+    records()(
+        "interpolate",
+        **_bounds(F.interpolate, "interpolate"),
+        inputs=_sizes,
+        differentiable=(0,),
+        families=("elementwise",),
+        specials=False,  # where a share is 0, torch multiplies by it
+        examples={
+            "twice": tensors((2, 3, 9, 33), extra=(None, 2), mode="bilinear"),
+            "nearest": tensors((2, 3, 9, 33), extra=((20, 50),)),
+        },
+        bad=(
+            refuses(ValueError, "mode 'bicubic' is not built", (2, 3, 4, 4), extra=(8,), mode="bicubic"),
+            refuses(ValueError, "give one of size and scale_factor", (2, 3, 4, 4)),
+            refuses(ValueError, r"expected \[N, C, H, W\]", (2, 3, 4), extra=(8,)),
+        ),
+    ),
+    records()(
+        "pad",
+        **_bounds(F.pad, "pad"),
+        inputs=_margins,
+        differentiable=(0,),
+        families=("elementwise",),
+        examples={
+            "zeros": tensors((2, 3, 9, 33), extra=([1, 2, 3, 4],)),
+            "mirrored": tensors((2, 3, 9, 33), extra=([1, 2, 3, 4],), mode="reflect"),
+        },
+        bad=(
+            refuses(ValueError, "margins 4 and 0 do not fit", (1, 1, 4, 4), extra=([4, 0],), mode="reflect"),
+            refuses(ValueError, "mode 'circular'", (1, 1, 4, 4), extra=([1, 1],), mode="circular"),
+            refuses(TypeError, "input has dtype torch.int64", integers(1, 1, 4, 4), extra=([1, 1],)),
+        ),
+    ),
+    records()(
+        "pixel_shuffle",
+        reference=F.pixel_shuffle,
+        inputs=lambda make: Case((make.tensor(make.size(1, 3), 4 * make.size(1, 3), make.size(1, 5), 3), 2)),
+        bound=lambda case, y, dtype: torch.zeros_like(y),
+        grad_bound=lambda case, dy, grads, dtype: (torch.zeros_like(grads[0]),),
+        differentiable=(0,),
+        families=("elementwise",),
+        bad=(refuses(ValueError, r"input \[1, 3, 4, 4\] has no multiple of 4 channels", (1, 3, 4, 4), extra=(2,)),),
+    ),
+]
