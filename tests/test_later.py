@@ -340,7 +340,7 @@ def test_errors_are_raised_by_the_call():
             with pytest.raises(ValueError, match="running_mean has shape"):
                 ops.batch_norm(z, Tensor(torch.zeros(3)), Tensor(torch.ones(3)))
         with pytest.raises(ValueError, match="unknown activation"):
-            ops.bias_act(z, None, "softplus")
+            ops.bias_act(z, None, "swish")
         with pytest.raises(ValueError, match="needs a slope above 0"):
             ops.leaky_relu(conv(Tensor(image(2, 4, 3, 3))), -1.0)
 

@@ -19,6 +19,7 @@ from minidl.runtime import check, launch
 DIGITS = tl.constexpr(16)
 # Positions that a program sorts: their digits are a block of [KEYS, DIGITS].
 KEYS = 16384 if launch.INTERPRETED else 1024
+SORTING = {"BLOCK": KEYS, "num_warps": 8}
 
 
 @triton.jit
@@ -162,11 +163,11 @@ def sort(keys: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = launch.cdiv(B, KEYS)
     count = torch.empty(DIGITS.value * blocks, dtype=torch.int32, device=keys.device)
     for shift in range(0, max(limit - 1, 1).bit_length(), 4):
-        launch.run(digit_counts_kernel, (blocks,), keys, count, B, blocks, SHIFT=shift, BLOCK=KEYS)
-        launch.run(digit_places_kernel, (1,), count, DIGITS.value * blocks, BLOCK=KEYS)
+        launch.run(digit_counts_kernel, (blocks,), keys, count, B, blocks, SHIFT=shift, **SORTING)
+        launch.run(digit_places_kernel, (1,), count, DIGITS.value * blocks, **SORTING)
         sorted_, placed = torch.empty_like(keys), torch.empty(B, dtype=torch.int32, device=keys.device)
         launch.run(
-            digit_sort_kernel, (blocks,), keys, order, count, sorted_, placed, B, blocks, SHIFT=shift, BLOCK=KEYS
+            digit_sort_kernel, (blocks,), keys, order, count, sorted_, placed, B, blocks, SHIFT=shift, **SORTING
         )
         keys, order = sorted_, placed
     assert order is not None

@@ -1,25 +1,30 @@
 """Layers and models' building blocks, with torch's names where torch has the thing."""
 
 from minidl.nn import init
+from minidl.nn.activations import (
+    ELU,
+    GELU,
+    Hardsigmoid,
+    Hardswish,
+    Hardtanh,
+    LeakyReLU,
+    LogSoftmax,
+    Mish,
+    PReLU,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Tanh,
+)
+from minidl.nn.containers import ModuleDict, ModuleList
 from minidl.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d
 from minidl.nn.float8 import to_float8
 from minidl.nn.fold import fold_batch_norms
-from minidl.nn.layers import (
-    GELU,
-    MLP,
-    Dropout,
-    Flatten,
-    Identity,
-    LeakyReLU,
-    Linear,
-    ReLU,
-    ReLU6,
-    Sequential,
-    Sigmoid,
-    SiLU,
-    SparseLinear,
-    Tanh,
-)
+from minidl.nn.images import AdaptiveMaxPool2d, Dropout2d, Embedding, PixelShuffle, ReflectionPad2d, Upsample, ZeroPad2d
+from minidl.nn.layers import MLP, Dropout, Flatten, Identity, Linear, Sequential, SparseLinear
 from minidl.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -32,12 +37,15 @@ from minidl.nn.losses import (
     SmoothL1Loss,
 )
 from minidl.nn.module import Module, Parameter
+from minidl.nn.norms import GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
 from minidl.nn.vision import AdaptiveAvgPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, MaxPool2d
 
 __all__ = [
+    "ELU",
     "GELU",
     "MLP",
     "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
     "AvgPool2d",
     "BCELoss",
     "BCEWithLogitsLoss",
@@ -50,26 +58,46 @@ __all__ = [
     "ConvTranspose2d",
     "CrossEntropyLoss",
     "Dropout",
+    "Dropout2d",
+    "Embedding",
     "Flatten",
+    "GroupNorm",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
     "HuberLoss",
     "Identity",
+    "InstanceNorm2d",
     "KLDivLoss",
     "L1Loss",
+    "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LogSoftmax",
     "MSELoss",
     "MaxPool2d",
+    "Mish",
     "Module",
+    "ModuleDict",
+    "ModuleList",
     "NLLLoss",
+    "PReLU",
     "Parameter",
+    "PixelShuffle",
+    "RMSNorm",
     "ReLU",
     "ReLU6",
+    "ReflectionPad2d",
     "Sequential",
     "SiLU",
     "Sigmoid",
     "SmoothL1Loss",
+    "Softmax",
+    "Softplus",
     "SparseLinear",
     "Tanh",
+    "Upsample",
+    "ZeroPad2d",
     "fold_batch_norms",
     "init",
     "to_float8",

@@ -34,13 +34,15 @@ class _Conv(Module):
         dilation: Pair = 1,
         groups: int = 1,
         bias: bool = True,
-        act: Activation = None,
+        padding_mode: str = "zeros",
         device: Device = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
+        *,
+        act: Activation = None,
     ) -> None:
         super().__init__()
         activation.parse(act)
-        _check_channels(type(self).__name__, in_channels, out_channels, groups)
+        _check_channels(type(self).__name__, in_channels, out_channels, groups, padding_mode)
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = check_settings(self._op.__name__, kernel_size, stride, padding, dilation)
         self.stride, self.padding, self.dilation = stride, padding, dilation
@@ -87,15 +89,18 @@ class Conv2d(_Conv):
         dilation: Pair = 1,
         groups: int = 1,
         bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
         act: Activation = None,
         pool: str | None = None,
-        device: Device = None,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         check_pool(pool)
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, act, device, dtype
-        )
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device,
+            dtype, act=act,
+        )  # fmt: skip
         self.pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,14 +139,16 @@ class _ConvTranspose(Module):
         groups: int = 1,
         bias: bool = True,
         dilation: Pair = 1,
-        act: Activation = None,
+        padding_mode: str = "zeros",
         device: Device = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
+        *,
+        act: Activation = None,
     ) -> None:
         super().__init__()
         activation.parse(act)
         op = self._op.__name__
-        _check_channels(type(self).__name__, in_channels, out_channels, groups)
+        _check_channels(type(self).__name__, in_channels, out_channels, groups, padding_mode)
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = numbers(op, "kernel_size", kernel_size, 1, axes_in(op))
         conv_transpose.check_settings(op, stride, padding, output_padding, dilation)
@@ -180,15 +187,19 @@ class ConvTranspose2d(_ConvTranspose):
     _op = staticmethod(ops.conv_transpose2d)
 
 
-def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dtype: torch.dtype) -> Parameter:
+def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> Parameter:
     """[rows, columns, *kernel] with the columns last in memory, in torch's range."""
     place = device or default_device()
-    weight = Parameter(torch.empty(rows, *kernel, columns, device=place, dtype=dtype).movedim(-1, 1))
+    weight = Parameter(torch.empty(rows, *kernel, columns, device=place, dtype=dtype or torch.float32).movedim(-1, 1))
     init.kaiming_uniform_(weight, a=math.sqrt(5.0))
     return weight
 
 
-def _check_channels(layer: str, in_channels: int, out_channels: int, groups: int) -> None:
+def _check_channels(layer: str, in_channels: int, out_channels: int, groups: int, padding_mode: str) -> None:
+    if padding_mode != "zeros":
+        raise ValueError(
+            f"{layer}: padding_mode {padding_mode!r} is not built; use zeros, or ReflectionPad2d before it"
+        )
     if min(in_channels, out_channels, groups) < 1 or in_channels % groups or out_channels % groups:
         raise ValueError(
             f"{layer}: got {in_channels} input and {out_channels} output channels in {groups} groups; expected "

@@ -21,8 +21,8 @@ from minidl.tensors import Tensor, default_device
 Device = torch.device | str | None
 
 
-def _empty(*shape: int, device: Device, dtype: torch.dtype) -> Parameter:
-    return Parameter(torch.empty(shape, device=device or default_device(), dtype=dtype))
+def _empty(*shape: int, device: Device, dtype: torch.dtype | None) -> Parameter:
+    return Parameter(torch.empty(shape, device=device or default_device(), dtype=dtype or torch.float32))
 
 
 def _act_repr(act: Activation) -> str:
@@ -40,9 +40,10 @@ class Linear(Module):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        act: Activation = None,
         device: Device = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
+        *,
+        act: Activation = None,
     ) -> None:
         super().__init__()
         activation.parse(act)
@@ -101,14 +102,14 @@ class Dropout(Module):
 
     _shown = ("p",)
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         if not 0.0 <= p <= 1.0:
-            raise ValueError(f"Dropout: p is {p}, expected a probability between 0 and 1")
-        self.p = p
+            raise ValueError(f"{type(self).__name__}: p is {p}, expected a probability between 0 and 1")
+        self.p, self.inplace = p, inplace
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.dropout(x, self.p, self.training)
+        return ops.dropout(x, self.p, self.training, self.inplace)
 
 
 class Flatten(Module):
@@ -122,20 +123,6 @@ class Flatten(Module):
         return ops.flatten(x, self.start_dim, self.end_dim)
 
 
-class ReLU(Module):
-    """max(x, 0)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.relu(x)
-
-
-class ReLU6(Module):
-    """min(max(x, 0), 6)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.relu6(x)
-
-
 class Identity(Module):
     """x itself. Arguments are ignored, as torch's are."""
 
@@ -144,53 +131,6 @@ class Identity(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x
-
-
-class LeakyReLU(Module):
-    """x where it is above 0, else negative_slope * x."""
-
-    _shown = ("negative_slope",)
-
-    def __init__(self, negative_slope: float = 0.01) -> None:
-        super().__init__()
-        self.negative_slope = negative_slope
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.leaky_relu(x, self.negative_slope)
-
-
-class Sigmoid(Module):
-    """1 / (1 + exp(-x))."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.sigmoid(x)
-
-
-class Tanh(Module):
-    """tanh(x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.tanh(x)
-
-
-class GELU(Module):
-    """Gaussian error linear unit; approximate "none" or "tanh"."""
-
-    _shown = ("approximate",)
-
-    def __init__(self, approximate: str = "none") -> None:
-        super().__init__()
-        self.approximate = approximate
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.gelu(x, self.approximate)
-
-
-class SiLU(Module):
-    """x * sigmoid(x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.silu(x)
 
 
 class Sequential(Module):
@@ -217,7 +157,12 @@ class Sequential(Module):
     def __len__(self) -> int:
         return len(self._modules)
 
-    def __getitem__(self, index: int) -> Module:
+    def __getitem__(self, index: int | slice) -> Module:
+        if isinstance(index, slice):
+            part = Sequential()
+            for name, module in list(self._modules.items())[index]:
+                part._modules[name] = module
+            return part
         return list(self._modules.values())[index]
 
     def __iter__(self) -> Iterator[Module]:

@@ -25,9 +25,12 @@ class MaxPool2d(Module):
         stride: Pair | None = None,
         padding: Pair = 0,
         dilation: Pair = 1,
+        return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None:
         super().__init__()
+        if return_indices:
+            raise ValueError("MaxPool2d: return_indices=True is not built; leave it out")
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
 
@@ -87,9 +90,10 @@ class _BatchNorm(Module):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        act: Activation = None,
         device: Device = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
+        *,
+        act: Activation = None,
     ) -> None:
         super().__init__()
         activation.parse(act)

@@ -41,7 +41,7 @@ from minidl.ops.linalg import *
 from minidl.ops.lookup import *
 from minidl.ops.loss import *
 from minidl.ops.pool import *
-from minidl.ops.random import dropout, rand, randn
+from minidl.ops.random import dropout, dropout2d, rand, randn
 from minidl.ops.reduce import *
 from minidl.ops.resample import *
 from minidl.ops.row_norm import *
@@ -49,7 +49,7 @@ from minidl.ops.sparse import *
 from minidl.ops.view import *
 from minidl.tensors import OPERATIONS, Tensor
 
-__all__ = ["dropout", "rand", "randn"]  # in the form that type checkers understand
+__all__ = ["dropout", "dropout2d", "rand", "randn"]  # in the form that type checkers understand
 __all__ += activation.__all__
 __all__ += batchnorm.__all__
 __all__ += conv.__all__

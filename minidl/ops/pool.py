@@ -11,7 +11,7 @@ from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
 from minidl.tensors import Tensor
 
-__all__ = ["adaptive_avg_pool2d", "avg_pool2d", "max_pool2d"]
+__all__ = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "max_pool2d"]
 
 
 class MaxPool2d(Function):
@@ -92,3 +92,22 @@ def adaptive_avg_pool2d(x: Tensor, output_size: int | tuple[int | None, int | No
     """
     size = kernels.checked("adaptive_avg_pool2d", x.data)
     return AvgPool2d.apply(x, kernels.adaptive_windows("adaptive_avg_pool2d", size, output_size))
+
+
+def adaptive_max_pool2d(
+    input: Tensor, output_size: int | tuple[int | None, int | None], return_indices: bool = False
+) -> Tensor:
+    """`max_pool2d` with windows that divide the image evenly into output_size results (None: the size of the image).
+
+    Raises as `adaptive_avg_pool2d`; ValueError where output_size does not divide the image, and for return_indices.
+    """
+    if return_indices:
+        raise ValueError("adaptive_max_pool2d: return_indices is not built; leave it out")
+    size = kernels.checked("adaptive_max_pool2d", input.data)
+    output = kernels.adaptive_windows("adaptive_max_pool2d", size, output_size).output
+    if 0 in output or any(n % o for n, o in zip(size, output, strict=True)):
+        raise ValueError(
+            f"adaptive_max_pool2d: output_size {list(output)} does not divide an image of {list(size)}; "
+            "windows of several sizes are not built"
+        )
+    return max_pool2d(input, (size[0] // output[0], size[1] // output[1]))

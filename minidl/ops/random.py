@@ -10,10 +10,12 @@ import torch
 from minidl import random
 from minidl.autograd import Function
 from minidl.kernels import random as kernels
+from minidl.ops.activation import in_place
+from minidl.ops.elementwise import mul
 from minidl.ops.view import unpacked
 from minidl.tensors import Tensor, default_device
 
-__all__ = ["dropout", "rand", "randint", "randn"]
+__all__ = ["dropout", "dropout2d", "rand", "randint", "randn"]
 
 
 class Dropout(Function):
@@ -27,8 +29,10 @@ class Dropout(Function):
         return kernels.dropout(dy, *ctx.options), None, None, None
 
 
-def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None) -> Tensor:
-    """Sets each element to 0 with probability p and divides the others by 1 - p; x itself if not training or p is 0.
+def dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, seed: int | None = None
+) -> Tensor:
+    """Sets each element to 0 with probability p and divides the others by 1 - p; nothing if not training or p is 0.
 
     The gradient draws the same elements again, so no mask is kept. A given `seed` draws the same elements every call.
     Raises TypeError for an integer tensor, ValueError for p outside [0, 1].
@@ -36,8 +40,23 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None =
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout: p is {p}, expected a probability from 0 to 1")
     if not training or p == 0.0:
-        return x
-    return Dropout.apply(x, p, *random.key(seed))
+        return input
+    return in_place(input, Dropout.apply(input, p, *random.key(seed)), inplace)
+
+
+def dropout2d(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, seed: int | None = None
+) -> Tensor:
+    """`dropout` of whole channels: of [N, C, H, W], or of [C, H, W] as one image.
+
+    Raises as `dropout`; ValueError for other shapes.
+    """
+    if input.ndim not in (3, 4):
+        raise ValueError(f"dropout2d: input has shape {list(input.shape)}, expected [N, C, H, W] or [C, H, W]")
+    if not training or p == 0.0:
+        return input
+    ones = torch.ones(*input.shape[:-2], 1, 1, dtype=input.dtype, device=input.device)
+    return in_place(input, mul(input, dropout(Tensor(ones), p, seed=seed)), inplace)
 
 
 def rand(

@@ -476,7 +476,7 @@ def test_small_products_of_thin_operands_are_thin(kernels):
         (lambda: (matrix(2, 3), matrix(3, 4), matrix(8)[::2]), ValueError, "contiguous"),
         (lambda: (matrix(2, 3), matrix(3, 4).half()), TypeError, r"a is torch.float32 and b is torch.float16"),
         (lambda: (matrix(2, 3).int(), matrix(3, 4).int()), TypeError, "expected a floating type"),
-        (lambda: (matrix(2, 3), matrix(3, 4), None, "mish"), ValueError, "unknown activation 'mish'"),
+        (lambda: (matrix(2, 3), matrix(3, 4), None, "swish"), ValueError, "unknown activation 'swish'"),
     ],
     ids=["inner", "batch", "rank", "bias length", "bias strides", "dtypes", "integers", "activation"],
 )

@@ -226,7 +226,7 @@ def test_refusals():
     with pytest.raises(TypeError, match=r"val is torch\.float32 and dense"):
         product(x, dense.half())
     with pytest.raises(ValueError, match="unknown activation 'mish'"):
-        product(x, dense, None, "mish")
+        product(x, dense, None, "swish")
 
 
 @pytest.mark.skipif(not launch.INTERPRETED, reason="bfloat16 is computed on a GPU")

@@ -124,6 +124,14 @@ _WINDOWS = (
     refuses(TypeError, "kernel_size is True, expected a whole number", _ONE, kernel_size=True),
     refuses(ValueError, "stride is .*, expected a whole number from 1 to", _ONE, kernel_size=2, stride=2**40),
 )
+
+
+def _even_inputs(make: Make) -> Case:
+    output = make.size(1, 4), make.size(1, 4)
+    x = make.tensor(make.size(1, 3), make.size(1, 9), *(o * make.size(1, 4) for o in output))
+    return Case((x, make.choice([output, 1])))
+
+
 SPECS = [
     _record(
         "max_pool2d",
@@ -182,5 +190,19 @@ SPECS = [
             refuses(ValueError, "output_size is -1, expected a whole number from 0", (1, 2, 4, 4), output_size=-1),
             refuses(TypeError, r"output_size is \(1, 2, 3\), expected", (1, 2, 4, 4), output_size=(1, 2, 3)),
         ),
+    ),
+    _record(
+        "adaptive_max_pool2d",
+        reference=F.adaptive_max_pool2d,
+        inputs=_even_inputs,
+        bound=no_error,
+        grad_bound=lambda case, dy, grads, dtype: (torch.zeros_like(grads[0]),),
+        examples={"quarters": tensors((2, 5, 8, 12), output_size=4), "global": tensors((5, 70, 7, 7), output_size=1)},
+        bad=(
+            _INTEGERS,
+            refuses(ValueError, r"output_size \[3, 3\] does not divide an image of \[4, 4\]", _ONE, output_size=3),
+            refuses(ValueError, "return_indices is not built", _ONE, output_size=1, return_indices=True),
+        ),
+        exact=True,
     ),
 ]

@@ -68,13 +68,27 @@ def normal(n: int, seed: int, dtype: torch.dtype, stream: int = 0) -> torch.Tens
     return ((-2 * unit.log()).sqrt() * direction).t().flatten()[:n]
 
 
-def _dropout(x: torch.Tensor, p: float, training: bool, seed: int) -> torch.Tensor:
+def _dropout(x: torch.Tensor, p: float, training: bool, inplace: bool, seed: int) -> torch.Tensor:
     if not training or p == 0:
         return x
     if p == 1:
         return torch.zeros_like(x)
     kept = words(x.numel(), seed).view(x.shape).to(x.device) >= round(p * 2**32)
     return torch.where(kept, x / (1 - p), 0.0)
+
+
+def _dropout_channels(x: torch.Tensor, p: float, training: bool, inplace: bool, seed: int) -> torch.Tensor:
+    return x * _dropout(torch.ones_like(x[..., :1, :1]), p, training, inplace, seed)
+
+
+def _channels_bound(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The factor of a channel is rounded to the dtype."""
+    return bounds.rounded(y, 2 * bounds.UNIT[dtype] * y.abs(), dtype)
+
+
+def _channels(make: Make) -> Case:
+    shape = [make.size(0, 7) for _ in range(make.integer(3, 4))]
+    return Case((make.tensor(*shape), make.choice([0.5, 0.1]), make.choice([True, False]), False, _seed(make)))
 
 
 def _rand_bound(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -98,7 +112,7 @@ def _randint_inputs(make: Make) -> Case:
 
 def _dropout_inputs(make: Make) -> Case:
     p = make.choice([0.5, 0.1, 0.75, 1.0, 0.0])
-    return Case((make.tensor(*make.shape(0, 3)), p, make.choice([True, True, False]), _seed(make)))
+    return Case((make.tensor(*make.shape(0, 3)), p, make.choice([True, True, False]), False, _seed(make)))
 
 
 _drawn = records(
@@ -158,12 +172,24 @@ SPECS: list[OpSpec] = [
         differentiable=(0,),
         families=("dropout",),
         examples={
-            "half": tensors((37, 31), extra=(0.5, True, 1)),
-            "several programs": tensors((3, 1000), extra=(0.1, True, 2)),
+            "half": tensors((37, 31), extra=(0.5, True, False, 1)),
+            "several programs": tensors((3, 1000), extra=(0.1, True, False, 2)),
         },
         bad=(
             refuses(ValueError, "p is 1.5, expected a probability from 0 to 1", (3,), extra=(1.5,)),
             WANTS_FLOATING,
         ),
+    ),
+    records()(
+        "dropout2d",
+        reference=_dropout_channels,
+        inputs=_channels,
+        bound=_channels_bound,
+        grad_bound=lambda case, dy, grads, dtype: (_channels_bound(case, grads[0], dtype),),
+        differentiable=(0,),
+        families=("dropout", "elementwise_tile"),
+        specials=False,  # an infinity times 0
+        examples={"half": tensors((3, 7, 5, 9), extra=(0.5, True, False, 1))},
+        bad=(refuses(ValueError, r"expected \[N, C, H, W\] or \[C, H, W\]", (3, 4)),),
     ),
 ]

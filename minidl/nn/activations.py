@@ -1,0 +1,189 @@
+"""Activations as modules, with torch's arguments: each calls the function of its name in `minidl.ops`."""
+
+from __future__ import annotations
+
+import torch
+
+from minidl import ops
+from minidl.nn.module import Module, Parameter
+from minidl.tensors import Tensor, default_device
+
+
+class _InPlace(Module):
+    """An activation whose input takes its result, too, with `inplace`."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def extra_repr(self) -> str:
+        shown = super().extra_repr()
+        return shown + (", " if shown else "") + "inplace=True" if self.inplace else shown
+
+
+class ReLU(_InPlace):
+    """max(x, 0)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.relu(x, self.inplace)
+
+
+class ReLU6(_InPlace):
+    """min(max(x, 0), 6)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.relu6(x, self.inplace)
+
+
+class LeakyReLU(_InPlace):
+    """x where it is above 0, else negative_slope * x."""
+
+    _shown = ("negative_slope",)
+
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
+        super().__init__(inplace)
+        self.negative_slope = negative_slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.leaky_relu(x, self.negative_slope, self.inplace)
+
+
+class ELU(_InPlace):
+    """x where it is above 0, else alpha (exp(x) - 1)."""
+
+    _shown = ("alpha",)
+
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
+        self.alpha = alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.elu(x, self.alpha, self.inplace)
+
+
+class SiLU(_InPlace):
+    """x * sigmoid(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.silu(x, self.inplace)
+
+
+class Mish(_InPlace):
+    """x * tanh(softplus(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.mish(x, self.inplace)
+
+
+class Hardswish(_InPlace):
+    """x * min(max(x + 3, 0), 6) / 6."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.hardswish(x, self.inplace)
+
+
+class Hardsigmoid(_InPlace):
+    """min(max(x + 3, 0), 6) / 6."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.hardsigmoid(x, self.inplace)
+
+
+class Hardtanh(_InPlace):
+    """x limited to [min_val, max_val]."""
+
+    _shown = ("min_val", "max_val")
+
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
+        if min_val >= max_val:
+            raise ValueError(f"Hardtanh: min_val is {min_val}, expected less than max_val, {max_val}")
+        self.min_val, self.max_val = min_val, max_val
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.hardtanh(x, self.min_val, self.max_val, self.inplace)
+
+
+class Sigmoid(Module):
+    """1 / (1 + exp(-x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.sigmoid(x)
+
+
+class Tanh(Module):
+    """tanh(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.tanh(x)
+
+
+class GELU(Module):
+    """Gaussian error linear unit; approximate "none" or "tanh"."""
+
+    _shown = ("approximate",)
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.gelu(x, self.approximate)
+
+
+class Softplus(Module):
+    """log(1 + exp(beta x)) / beta."""
+
+    _shown = ("beta", "threshold")
+
+    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
+        super().__init__()
+        self.beta, self.threshold = beta, threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.softplus(x, self.beta, self.threshold)
+
+
+class PReLU(Module):
+    """x where it is above 0, else weight * x; `weight` [num_parameters] is one number, or one for each channel."""
+
+    def __init__(
+        self,
+        num_parameters: int = 1,
+        init: float = 0.25,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = Parameter(torch.full((num_parameters,), init, device=device or default_device(), dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.prelu(x, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"num_parameters={len(self.weight)}"
+
+
+class Softmax(Module):
+    """exp(x) over its sum along `dim`, which must be named for more than two dimensions."""
+
+    _shown = ("dim",)
+
+    def __init__(self, dim: int | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def _axis(self, x: Tensor) -> int:
+        if self.dim is None and x.ndim > 2:
+            raise ValueError(f"{type(self).__name__}: name dim for x of shape {list(x.shape)}")
+        return -1 if self.dim is None else self.dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.softmax(x, self._axis(x))
+
+
+class LogSoftmax(Softmax):
+    """The logarithm of `Softmax`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.log_softmax(x, self._axis(x))

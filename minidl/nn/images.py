@@ -1,0 +1,140 @@
+"""Layers that change an image's size or drop its channels, and tables of vectors, with torch's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minidl import ops
+from minidl.nn import init
+from minidl.nn.layers import Dropout
+from minidl.nn.module import Module, Parameter
+from minidl.tensors import Tensor, default_device
+
+Four = int | Sequence[int]
+
+
+class Dropout2d(Dropout):
+    """Zero each channel with probability p in training, and scale the others by 1 / (1 - p). [N, C, H, W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.dropout2d(x, self.p, self.training, self.inplace)
+
+
+class AdaptiveMaxPool2d(Module):
+    """Maxima over windows that divide the image evenly. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
+
+    _shown = ("output_size",)
+
+    def __init__(self, output_size: int | tuple[int | None, int | None], return_indices: bool = False) -> None:
+        super().__init__()
+        self.output_size, self.return_indices = output_size, return_indices
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.adaptive_max_pool2d(x, self.output_size, self.return_indices)
+
+
+class Upsample(Module):
+    """Images in another size, see `ops.interpolate`: mode "nearest" or "bilinear"."""
+
+    _shown = ("size", "scale_factor", "mode")
+
+    def __init__(
+        self,
+        size: int | tuple[int, int] | None = None,
+        scale_factor: float | tuple[float, float] | None = None,
+        mode: str = "nearest",
+        align_corners: bool | None = None,
+        recompute_scale_factor: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.size, self.scale_factor, self.mode = size, scale_factor, mode
+        self.align_corners, self.recompute_scale_factor = align_corners, recompute_scale_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.interpolate(
+            x, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
+        )  # fmt: skip
+
+
+class PixelShuffle(Module):
+    """[N, C r^2, H, W] as [N, C, H r, W r] for r = upscale_factor."""
+
+    _shown = ("upscale_factor",)
+
+    def __init__(self, upscale_factor: int) -> None:
+        super().__init__()
+        self.upscale_factor = upscale_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.pixel_shuffle(x, self.upscale_factor)
+
+
+class ZeroPad2d(Module):
+    """Margins of zeros: one width, or (left, right, top, bottom)."""
+
+    _shown = ("padding",)
+    _mode = "constant"
+
+    def __init__(self, padding: Four) -> None:
+        super().__init__()
+        self.padding = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.pad(x, self.padding, self._mode)
+
+
+class ReflectionPad2d(ZeroPad2d):
+    """Margins that mirror the inside at the edge: one width, or (left, right, top, bottom)."""
+
+    _mode = "reflect"
+
+
+class Embedding(Module):
+    """weight[x] for a table [num_embeddings, embedding_dim] of normal numbers. Row padding_idx is 0 and stays it.
+
+    Shapes: int64 or int32 of any shape -> [*, embedding_dim]. Raises as `ops.embedding`.
+    """
+
+    _shown = ("num_embeddings", "embedding_dim", "padding_idx")
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Tensor | torch.Tensor | None = None,
+        _freeze: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
+        if _weight is None:
+            place, kind = device or default_device(), dtype or torch.float32
+            self.weight = Parameter(torch.empty(num_embeddings, embedding_dim, device=place, dtype=kind))
+            init.normal_(self.weight)
+            if padding_idx is not None:
+                self.weight.data[padding_idx].zero_()
+        else:
+            self.weight = Parameter(_weight)
+        self.weight.requires_grad_(not _freeze)
+
+    @classmethod
+    def from_pretrained(cls, embeddings: Tensor | torch.Tensor, freeze: bool = True, **options: Any) -> Embedding:
+        """A table of these vectors [V, H], which are not trained unless freeze is False."""
+        V, H = embeddings.shape
+        return cls(V, H, _weight=embeddings, _freeze=freeze, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.embedding(
+            x, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+        )  # fmt: skip

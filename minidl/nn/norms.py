@@ -1,0 +1,127 @@
+"""Norms of rows and groups of channels, with torch's arguments and state_dict names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from minidl import ops
+from minidl.nn.module import Module, Parameter
+from minidl.tensors import Tensor, default_device
+
+Device = torch.device | str | None
+
+
+def _full(shape: tuple[int, ...], value: float, device: Device, dtype: torch.dtype | None) -> Parameter:
+    return Parameter(torch.full(shape, value, device=device or default_device(), dtype=dtype or torch.float32))
+
+
+class _Affine(Module):
+    weight: Parameter | None
+    bias: Parameter | None
+
+    def _parameters_of(
+        self, shape: tuple[int, ...], weight: bool, bias: bool, device: Device, dtype: torch.dtype | None
+    ) -> None:
+        self.weight = _full(shape, 1.0, device, dtype) if weight else None
+        self.bias = _full(shape, 0.0, device, dtype) if bias else None
+
+
+class LayerNorm(_Affine):
+    """(x - mean) / sqrt(var + eps) weight + bias over the last dimensions, normalized_shape. Shapes stay."""
+
+    _shown = ("normalized_shape", "eps", "elementwise_affine")
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
+        self._parameters_of(shape, elementwise_affine, elementwise_affine and bias, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(_Affine):
+    """x / sqrt(mean x^2 + eps) weight over the last dimensions; eps None is the dtype's epsilon."""
+
+    _shown = ("normalized_shape", "eps", "elementwise_affine")
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
+        self.weight = _full(shape, 1.0, device, dtype) if elementwise_affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+class GroupNorm(_Affine):
+    """Each of num_groups groups of channels normalised, with a weight and bias for each channel. [N, C, ...]."""
+
+    _shown = ("num_groups", "num_channels", "eps", "affine")
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if num_groups < 1 or num_channels % num_groups:
+            raise ValueError(f"GroupNorm: num_channels {num_channels} is no multiple of num_groups {num_groups}")
+        self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
+        self._parameters_of((num_channels,), affine, affine and bias, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class InstanceNorm2d(_Affine):
+    """Each channel of each image normalised. [N, C, H, W]. Running statistics are not built."""
+
+    _shown = ("num_features", "eps", "momentum", "affine", "track_running_stats")
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if track_running_stats:
+            raise ValueError("InstanceNorm2d: track_running_stats=True is not built; use BatchNorm2d, or leave it out")
+        self.num_features, self.eps, self.momentum, self.affine = num_features, eps, momentum, affine
+        self.track_running_stats = track_running_stats
+        self._parameters_of((num_features,), affine, affine, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4:
+            raise ValueError(f"InstanceNorm2d: x has shape {list(x.shape)}, expected [N, C, H, W]")
+        return ops.instance_norm(x, None, None, self.weight, self.bias, True, self.momentum, self.eps)

@@ -1,0 +1,176 @@
+"""Layers and losses that torch has, too: constructed alike, they give the same values, gradients and state_dict."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+
+from minidl import fusion, nn, no_grad, ops
+from minidl.tensors import Tensor, default_device
+
+IMAGES = (2, 6, 5, 7)
+ROWS = (4, 6)
+# Name, arguments, shape of x.
+LAYERS = [
+    ("ELU", {"alpha": 0.5}, ROWS),
+    ("Hardsigmoid", {}, ROWS),
+    ("Hardswish", {}, ROWS),
+    ("Hardtanh", {"min_val": -0.5, "max_val": 0.25}, ROWS),
+    ("LogSoftmax", {"dim": 1}, IMAGES),
+    ("Mish", {}, ROWS),
+    ("PReLU", {"num_parameters": 6}, IMAGES),
+    ("ReLU", {"inplace": True}, ROWS),
+    ("Softmax", {"dim": -1}, IMAGES),
+    ("Softplus", {"beta": 2.0}, ROWS),
+    ("LayerNorm", {"normalized_shape": 6}, ROWS),
+    ("LayerNorm", {"normalized_shape": (5, 7), "bias": False}, IMAGES),
+    ("RMSNorm", {"normalized_shape": [6]}, ROWS),
+    ("GroupNorm", {"num_groups": 3, "num_channels": 6}, IMAGES),
+    ("InstanceNorm2d", {"num_features": 6, "affine": True}, IMAGES),
+    ("Upsample", {"scale_factor": 2}, IMAGES),
+    ("Upsample", {"size": (9, 4), "mode": "bilinear", "align_corners": True}, IMAGES),
+    ("PixelShuffle", {"upscale_factor": 2}, (2, 8, 3, 5)),
+    ("ZeroPad2d", {"padding": (1, 2, 0, 3)}, IMAGES),
+    ("ReflectionPad2d", {"padding": 2}, IMAGES),
+    ("AdaptiveMaxPool2d", {"output_size": 2}, (2, 3, 4, 6)),
+    ("Dropout2d", {"p": 0.0}, IMAGES),
+]
+LOSSES = [
+    ("MSELoss", {}, None),
+    ("L1Loss", {"reduction": "sum"}, None),
+    ("SmoothL1Loss", {"beta": 0.3}, None),
+    ("HuberLoss", {"delta": 0.3}, None),
+    ("KLDivLoss", {"reduction": "batchmean"}, None),
+    ("BCELoss", {"weight": (6,)}, None),
+    ("BCEWithLogitsLoss", {"pos_weight": (6,)}, None),
+    ("NLLLoss", {"weight": (6,), "ignore_index": 2}, 6),
+    ("CrossEntropyLoss", {"weight": (6,), "label_smoothing": 0.1}, 6),
+    ("CrossEntropyLoss", {"reduction": "none"}, None),
+]
+
+
+def numbers(*shape):
+    return torch.rand(shape, dtype=torch.float64).to(default_device())
+
+
+def agree(ours, theirs, *inputs):
+    """Values, gradients of floating inputs and of parameters, on the same numbers."""
+    theirs = theirs.to(inputs[0].device, torch.float64)
+    ours.to(dtype=torch.float64)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    given = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
+    mine = [Tensor(t.detach().clone(), t.is_floating_point()) for t in inputs]
+    # inplace=True is for results of operations, not for leaves.
+    with warnings.catch_warnings(action="ignore"):
+        expected = theirs(given[0] * 1.0, *given[1:])
+        value = ours(mine[0] * 1.0, *mine[1:])
+    torch.testing.assert_close(value.data, expected.detach(), rtol=1e-12, atol=1e-12)
+    dy = torch.rand_like(expected)
+    expected.backward(dy)
+    value.backward(Tensor(dy))
+    pairs = [*zip(mine, given, strict=True), *zip(ours.parameters(), theirs.parameters(), strict=True)]
+    for own, other in pairs:
+        if other.grad is not None:  # torch's hardsigmoid has a float32 for 1/6
+            torch.testing.assert_close(own.grad.data, other.grad, rtol=1e-7, atol=1e-11)
+
+
+@pytest.mark.parametrize(("name", "options", "shape"), LAYERS, ids=lambda v: v if isinstance(v, str) else "")
+def test_layers(name, options, shape):
+    torch.manual_seed(0)
+    agree(getattr(nn, name)(**options), getattr(torch.nn, name)(**options), numbers(*shape) * 4 - 2)
+
+
+@pytest.mark.parametrize(("name", "options", "classes"), LOSSES, ids=lambda v: v if isinstance(v, str) else "")
+def test_losses(name, options, classes):
+    torch.manual_seed(0)
+    options = {k: numbers(*v) + 0.5 if isinstance(v, tuple) else v for k, v in options.items()}
+    target = numbers(*ROWS) if classes is None else torch.randint(classes, ROWS[:1]).to(default_device())
+    agree(getattr(nn, name)(**options), getattr(torch.nn, name)(**options), numbers(*ROWS), target)
+
+
+def test_embedding():
+    torch.manual_seed(0)
+    x = torch.randint(7, (3, 4)).to(default_device())
+    theirs = torch.nn.Embedding(7, 5, padding_idx=2).to(x.device)
+    ours = nn.Embedding(7, 5, padding_idx=2)
+    ours.load_state_dict(theirs.state_dict())
+    assert not ours.weight.data[2].any()
+    theirs(x).square().sum().backward()
+    (ours(Tensor(x)) ** 2).sum().backward()
+    torch.testing.assert_close(ours.weight.grad.data, theirs.weight.grad)
+    table = nn.Embedding.from_pretrained(theirs.weight.detach())
+    assert not table.weight.requires_grad
+    assert torch.equal(table(Tensor(x)).data, theirs.weight.detach()[x])
+
+
+def test_arguments_have_torchs_names_and_order():
+    other = {"Module", "Parameter", "Sequential"}  # a base, a wrapper, and one that takes modules
+    for name in set(nn.__all__) - other:
+        if not inspect.isclass(getattr(torch.nn, name, None)):
+            continue
+        ours, theirs = (inspect.signature(getattr(kit, name).__init__).parameters for kit in (nn, torch.nn))
+        ours = [n for n, p in ours.items() if n not in ("act", "pool") or p.kind != p.KEYWORD_ONLY]
+        theirs = list(theirs)
+        assert "kwargs" in theirs or ours == theirs[: len(ours)], f"{name}: {ours}, torch has {theirs}"
+        # The older names of Hardtanh's limits.
+        assert "kwargs" in theirs or set(theirs) - set(ours) <= {"min_value", "max_value"}, name
+
+
+def test_inplace_changes_the_input_as_torchs_does():
+    torch.manual_seed(0)
+    x, block = numbers(3, 4) - 0.5, nn.Linear(4, 4, dtype=torch.float64)
+    theirs = torch.nn.Linear(4, 4).double().to(x.device)
+    block.load_state_dict(theirs.state_dict())
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block, self.act = block, nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            y = self.block(x)
+            return self.act(y) + y  # 2 relu(y)
+
+    for fused in (True, False):
+        theirs.zero_grad()
+        block.zero_grad()
+        with fusion(fused):
+            value = Residual()(Tensor(x))
+            y = theirs(x)
+            expected = torch.relu_(y) + y
+            torch.testing.assert_close(value.data, expected.detach())
+            value.sum().backward()
+            expected.sum().backward()
+        torch.testing.assert_close(block.weight.grad.data, theirs.weight.grad)
+    leaf = Tensor(x, requires_grad=True)
+    with pytest.raises(RuntimeError, match="a leaf whose gradient is recorded"):
+        ops.relu(leaf, inplace=True)
+    with no_grad():
+        assert ops.relu(leaf, inplace=True).data.min() >= 0
+
+
+def test_lists_and_dictionaries_of_modules():
+    layers = nn.ModuleList([nn.Linear(2, 3), nn.ReLU()])
+    layers.append(nn.Linear(3, 4)).extend([nn.Tanh()])
+    layers.insert(1, nn.Identity())
+    assert [name for name, _ in layers.named_children()] == ["0", "1", "2", "3", "4"]
+    assert [*layers.state_dict()] == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    assert type(layers[1:3]) is nn.ModuleList
+    assert layers[-1] is layers[4]
+    del layers[1]
+    layers[1] = nn.Sigmoid()
+    assert [type(m).__name__ for m in layers] == ["Linear", "Sigmoid", "Linear", "Tanh"]
+    named = nn.ModuleDict({"a": nn.Linear(2, 3)})
+    named["b"] = nn.ReLU()
+    assert list(named) == ["a", "b"]
+    assert "a" in named
+    assert [*named.state_dict()] == ["a.weight", "a.bias"]
+    for bad in (lambda: nn.ModuleList([ops.relu]), lambda: named.update({"c": 1})):
+        with pytest.raises(TypeError, match="expected a module of minidl"):
+            bad()
+    chain = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4))
+    part = chain[1:]
+    assert isinstance(part, nn.Sequential)
+    assert [*part.state_dict()] == ["2.weight", "2.bias"] or len(part) == 2
