@@ -86,14 +86,12 @@ class GroupNorm(_Affine):
         affine: bool = True,
         device: Device = None,
         dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
     ) -> None:
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
             raise ValueError(f"GroupNorm: num_channels {num_channels} is no multiple of num_groups {num_groups}")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
-        self._parameters_of((num_channels,), affine, affine and bias, device, dtype)
+        self._parameters_of((num_channels,), affine, affine, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
