@@ -421,6 +421,15 @@ class Tensor(Variable):
 Function.result_class = Tensor
 
 
+def place(device: torch.device | str) -> torch.device:
+    """A device by name. Raises RuntimeError for CUDA where torch sees no GPU."""
+    found = torch.device(device)
+    if found.type == "cuda" and not torch.cuda.is_available():
+        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
+        raise RuntimeError(f"{device}: {why}; leave the device out, or use 'cpu', where kernels are interpreted")
+    return found
+
+
 def from_torch(data: torch.Tensor, requires_grad: bool = False) -> Tensor:
     """A Tensor over a torch tensor's memory, without a copy. Raises TypeError where torch records its gradient."""
     return Tensor(data, requires_grad)

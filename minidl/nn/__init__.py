@@ -1,5 +1,8 @@
 """Layers and models' building blocks, with torch's names where torch has the thing."""
 
+import importlib
+
+from minidl import missing
 from minidl.nn import init
 from minidl.nn.activations import (
     ELU,
@@ -102,3 +105,9 @@ __all__ = [
     "init",
     "to_float8",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("functional", "utils"):
+        return importlib.import_module(f"minidl.nn.{name}")
+    raise missing.attribute("minidl.nn", name, __all__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, overload
 
-from minidl.nn.module import Module
+from minidl.nn.module import Module, described
 
 
 class ModuleList(Module):
@@ -107,6 +107,4 @@ class ModuleDict(Module):
 
 def _check(owner: Module, place: object, module: object) -> None:
     if not isinstance(module, Module):
-        raise TypeError(
-            f"{type(owner).__name__}: {place!r} is of type {type(module).__name__}, expected a minidl module"
-        )
+        raise TypeError(f"{type(owner).__name__}: {place!r} is {described(module)}")

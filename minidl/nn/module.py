@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 
+from minidl import missing
 from minidl.later import deferring, settle_all
-from minidl.nn.in_order import InOrder
-from minidl.tensors import Tensor
+from minidl.tensors import Tensor, place
 
 M = TypeVar("M", bound="Module")
 
@@ -38,6 +39,23 @@ def described(value: Any) -> str:
     return f"of type {kind}, expected a Module"
 
 
+class Handle:
+    """What registering a hook returns: `remove` takes the hook away, and so does leaving a `with`."""
+
+    def __init__(self, hooks: dict[Handle, Any]) -> None:
+        self._hooks = hooks
+
+    def remove(self) -> None:
+        """Take the hook away."""
+        self._hooks.pop(self, None)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+
 class Module:
     """Base of layers and models. A Parameter, Module or registered buffer has the name of its attribute.
 
@@ -48,11 +66,20 @@ class Module:
     _shown: tuple[str, ...] = ()  # attributes that `repr` shows
     _fixed: tuple[str, ...] = ()  # buffers whose dtype `to` leaves as it is
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if kwargs and cls.__init__.__module__.startswith("minidl."):
+            error = missing.argument(cls.__name__, cls.__init__, kwargs)
+            if error is not None:
+                raise error
+        return super().__new__(cls)
+
     def __init__(self) -> None:
         self.__dict__["_parameters"] = {}
         self.__dict__["_buffers"] = {}
         self.__dict__["_modules"] = {}
         self.__dict__["_passing"] = set()  # names of buffers that are not saved
+        self.__dict__["_before"] = {}  # hooks by handle, before and after forward
+        self.__dict__["_after"] = {}
         self.__dict__["training"] = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +88,43 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with deferring(self):
-            return self.forward(*args, **kwargs)
+            try:
+                if not (self._before or self._after):
+                    return self.forward(*args, **kwargs)
+                return self._hooked(args, kwargs)
+            except (IndexError, TypeError, ValueError) as error:
+                self._own(error)
+                raise
+
+    def _hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for before in tuple(self._before.values()):
+            changed = before(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        result = self.forward(*args, **kwargs)
+        for after in tuple(self._after.values()):
+            changed = after(self, args, result)
+            result = result if changed is None else changed
+        return result
+
+    def _own(self, error: Exception) -> None:
+        """Let the error of an operation name the layer that the user wrote."""
+        text = error.args[0] if error.args else None
+        own = type(self).__module__.startswith("minidl.nn") and not self._modules
+        if own and isinstance(text, str) and (found := re.match(r"[a-z_0-9]+: ", text)):
+            error.args = (f"{type(self).__name__}: {text[found.end() :]}", *error.args[1:])
+
+    def register_forward_pre_hook(self, hook: Callable[[Module, Any], Any]) -> Handle:
+        """Call hook(module, args) before `forward`; what it returns, unless None, takes the place of args."""
+        handle = Handle(self._before)
+        self._before[handle] = hook
+        return handle
+
+    def register_forward_hook(self, hook: Callable[[Module, Any, Any], Any]) -> Handle:
+        """Call hook(module, args, result) after `forward`; what it returns, unless None, takes the result's place."""
+        handle = Handle(self._after)
+        self._after[handle] = hook
+        return handle
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_parameters" not in self.__dict__:
@@ -94,7 +157,9 @@ class Module:
         for registry in ("_parameters", "_buffers", "_modules"):
             if name in self.__dict__.get(registry, {}):
                 return self.__dict__[registry][name]
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        near = None if name.startswith("_") else missing.nearest(name, dir(self))
+        end = f"; did you mean {near}?" if near else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{end}")
 
     def __delattr__(self, name: str) -> None:
         for registry in (self._parameters, self._buffers, self._modules):
@@ -161,13 +226,26 @@ class Module:
         """The modules directly below this one."""
         return iter(self._modules.values())
 
-    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Every parameter once, with its dotted name, in order of assignment."""
-        return self._named("_parameters")
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules directly below this one, with their names."""
+        return iter(self._modules.items())
 
-    def parameters(self) -> Iterator[Parameter]:
-        """Every parameter once."""
-        return (parameter for _, parameter in self.named_parameters())
+    def get_submodule(self, target: str) -> Module:
+        """The module with a dotted name. Raises AttributeError where there is none."""
+        module = self
+        for name in target.split(".") if target else ():
+            if name not in module._modules:
+                raise AttributeError(f"{type(module).__name__} has no module {name!r}, of {target!r}")
+            module = module._modules[name]
+        return module
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """Every parameter once, with its dotted name, in order of assignment; without `recurse` this module's own."""
+        return self._named("_parameters", prefix, recurse)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """Every parameter once; without `recurse` this module's own."""
+        return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Every buffer once, with its dotted name."""
@@ -177,9 +255,9 @@ class Module:
         """Every buffer once."""
         return (buffer for _, buffer in self.named_buffers())
 
-    def _named(self, registry: str) -> Iterator[tuple[str, Any]]:
+    def _named(self, registry: str, within: str = "", recurse: bool = True) -> Iterator[tuple[str, Any]]:
         seen: set[int] = set()
-        for prefix, module in self.named_modules():
+        for prefix, module in self.named_modules(within) if recurse else ((within, self),):
             for name, tensor in module.__dict__[registry].items():
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
@@ -199,22 +277,51 @@ class Module:
         """Set evaluation mode here and below."""
         return self.train(False)
 
-    def requires_grad_(self: M, value: bool = True) -> M:
+    def requires_grad_(self: M, requires_grad: bool = True) -> M:
         """Set whether the gradients of the parameters are recorded."""
         for parameter in self.parameters():
-            parameter.requires_grad_(value)
+            parameter.requires_grad_(requires_grad)
         return self
 
-    def zero_grad(self) -> None:
-        """Forget the gradient of every parameter."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradient of every parameter, or fill it with zeros."""
         for parameter in self.parameters():
-            parameter.grad = None
+            grad = parameter.raw_grad
+            if set_to_none or grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad = Tensor(torch.zeros_like(parameter.data))
 
     def apply(self: M, function: Callable[[Module], None]) -> M:
-        """Call `function` on every module, this one first."""
-        for module in self.modules():
-            function(module)
+        """Call `function` on every module, this one last."""
+        for module in self.children():
+            module.apply(function)
+        function(self)
         return self
+
+    def double(self: M) -> M:
+        """Make parameters and buffers float64."""
+        return self.to(dtype=torch.float64)
+
+    def float(self: M) -> M:
+        """Make parameters and buffers float32."""
+        return self.to(dtype=torch.float32)
+
+    def half(self: M) -> M:
+        """Make parameters and buffers float16."""
+        return self.to(dtype=torch.float16)
+
+    def bfloat16(self: M) -> M:
+        """Make parameters and buffers bfloat16."""
+        return self.to(dtype=torch.bfloat16)
+
+    def cuda(self: M, device: int | torch.device | str | None = None) -> M:
+        """Move parameters and buffers to a GPU. Raises RuntimeError where there is none."""
+        return self.to(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
+
+    def cpu(self: M) -> M:
+        """Move parameters and buffers to the CPU."""
+        return self.to("cpu")
 
     def to(self: M, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> M:
         """Move parameters and buffers in place to a device, a dtype (if floating) or both. Gradients are dropped.
@@ -223,6 +330,7 @@ class Module:
         """
         if isinstance(device, torch.dtype):
             device, dtype = None, device
+        device = None if device is None else place(device)
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"{type(self).__name__}.to: got {dtype}, expected a floating type: weights would be lost")
         settle_all()

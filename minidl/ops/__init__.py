@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from minidl import missing
 from minidl.autograd import UnknownTensor
 from minidl.ops import (
     activation,
@@ -110,6 +111,10 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **named)
         except UnknownTensor as unknown:
             return unknown.answer((args, named))
+        except TypeError:
+            if named and (error := missing.argument(function.__name__, function, named)) is not None:
+                raise error from None
+            raise
 
     return checked if places else function
 
@@ -144,3 +149,7 @@ _FUNCTIONS = {name: _takes_tensors(globals()[name]) for name in __all__}
 globals().update(_FUNCTIONS)
 OPERATIONS.update(_FUNCTIONS)
 _attach(_FUNCTIONS)
+
+
+def __getattr__(name: str) -> object:
+    raise missing.attribute("minidl.ops", name, __all__)

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from minidl.autograd import Function, is_grad_enabled
+from minidl.autograd import Function
 from minidl.kernels import activation, elementwise
 from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
-from minidl.later import Later, open_, take
+from minidl.later import take
 from minidl.ops.elementwise import binary
+from minidl.ops.inplace import applied
 from minidl.ops.view import reshape
 from minidl.runtime import check
 from minidl.tensors import Tensor
@@ -75,17 +76,17 @@ def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """max(input, 0); NaN stays NaN. The gradient at 0 is 0."""
-    return in_place(input, activated(input, "relu"), inplace)
+    return applied(lambda x: activated(x, "relu"), input, inplace)
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
     """min(max(input, 0), 6); NaN stays NaN. The gradient at 0 and at 6 is 0."""
-    return in_place(input, activated(input, "relu6"), inplace)
+    return applied(lambda x: activated(x, "relu6"), input, inplace)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = activation.NEGATIVE_SLOPE, inplace: bool = False) -> Tensor:
     """input where it is above 0, else negative_slope * input. Raises ValueError unless negative_slope is above 0."""
-    return in_place(input, activated(input, ("leaky_relu", negative_slope)), inplace)
+    return applied(lambda x: activated(x, ("leaky_relu", negative_slope)), input, inplace)
 
 
 def sigmoid(input: Tensor) -> Tensor:
@@ -110,12 +111,12 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """input * sigmoid(input)."""
-    return in_place(input, activated(input, "silu"), inplace)
+    return applied(lambda x: activated(x, "silu"), input, inplace)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """input where it is above 0, else alpha (exp(input) - 1)."""
-    return in_place(input, activated(input, ("elu", alpha)), inplace)
+    return applied(lambda x: activated(x, ("elu", alpha)), input, inplace)
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
@@ -130,17 +131,17 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tenso
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
     """input * tanh(softplus(input))."""
-    return in_place(input, activated(input, "mish"), inplace)
+    return applied(lambda x: activated(x, "mish"), input, inplace)
 
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     """input * min(max(input + 3, 0), 6) / 6. The gradient at -3 is 0, at 3 it is 1."""
-    return in_place(input, activated(input, "hardswish"), inplace)
+    return applied(lambda x: activated(x, "hardswish"), input, inplace)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """min(max(input + 3, 0), 6) / 6. The gradient at -3 and at 3 is 0."""
-    return in_place(input, activated(input, "hardsigmoid"), inplace)
+    return applied(lambda x: activated(x, "hardsigmoid"), input, inplace)
 
 
 class Hardtanh(Function):
@@ -158,7 +159,7 @@ class Hardtanh(Function):
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
     """input limited to [min_val, max_val]. The gradient is 0 at both and outside. Raises ValueError as `clamp`."""
-    return in_place(input, Hardtanh.apply(input, min_val, max_val), inplace)
+    return applied(lambda x: Hardtanh.apply(x, min_val, max_val), input, inplace)
 
 
 PReLU = binary("PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b)
@@ -175,34 +176,6 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
         raise ValueError(f"prelu: weight has shape {list(weight.shape)}, expected [1] or [{channels}]")
     per_channel = [1, -1, *(1 for _ in input.shape[2:])] if input.ndim > 1 else [1] * input.ndim
     return PReLU.apply(input, reshape(weight, *per_channel))
-
-
-def in_place(input: Tensor, result: Tensor, inplace: bool) -> Tensor:
-    """The result; with `inplace` the input's, too, as after torch's inplace=True, and its place in the graph.
-
-    What shares the input's memory keeps its values. Raises RuntimeError for a leaf whose gradient is recorded.
-    """
-    if not inplace or type(input) is not Tensor:
-        return result
-    if input._later is None and input._node is None and input.requires_grad and is_grad_enabled():
-        raise RuntimeError("inplace=True: a leaf whose gradient is recorded cannot be changed in place")
-    if result._later is None:
-        input._become(result)
-    else:
-        input._later, input._taken = Same(result), False
-        open_(input)
-    return result
-
-
-class Same(Later):
-    """The result of another variable."""
-
-    def __init__(self, other: Tensor) -> None:
-        super().__init__(other.shape, other.dtype, other.device, other.requires_grad)
-        self.other = other
-
-    def compute(self) -> Tensor:
-        return self.other
 
 
 class Softmax(Function):

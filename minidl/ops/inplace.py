@@ -80,6 +80,15 @@ def copy_(x: Tensor, source: Tensor | torch.Tensor, non_blocking: bool = False) 
     return _changed("copy_", x, recorded, kernel, source)
 
 
+def applied(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> Tensor:
+    """function(x), a result of x's shape; with `inplace`, torch's argument of activations, in place."""
+
+    def kernel(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(function(Tensor(a)).data)
+
+    return _changed("inplace=True", x, function, kernel) if inplace else function(x)
+
+
 def zero_(x: Tensor) -> Tensor:
     """Fill with zeros in place."""
     _refuse_recorded("zero_", x)

@@ -10,8 +10,8 @@ import torch
 from minidl import random
 from minidl.autograd import Function
 from minidl.kernels import random as kernels
-from minidl.ops.activation import in_place
 from minidl.ops.elementwise import mul
+from minidl.ops.inplace import applied
 from minidl.ops.view import unpacked
 from minidl.tensors import Tensor, default_device
 
@@ -41,7 +41,8 @@ def dropout(
         raise ValueError(f"dropout: p is {p}, expected a probability from 0 to 1")
     if not training or p == 0.0:
         return input
-    return in_place(input, Dropout.apply(input, p, *random.key(seed)), inplace)
+    key = random.key(seed)
+    return applied(lambda x: Dropout.apply(x, p, *key), input, inplace)
 
 
 def dropout2d(
@@ -56,7 +57,8 @@ def dropout2d(
     if not training or p == 0.0:
         return input
     ones = torch.ones(*input.shape[:-2], 1, 1, dtype=input.dtype, device=input.device)
-    return in_place(input, mul(input, dropout(Tensor(ones), p, seed=seed)), inplace)
+    kept = dropout(Tensor(ones), p, seed=seed)
+    return applied(lambda x: mul(x, kept), input, inplace)
 
 
 def rand(

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from minidl import fusion, nn, no_grad, ops
+from minidl import fusion, missing, nn, no_grad, ops
 from minidl.tensors import Tensor, default_device
 
 IMAGES = (2, 6, 5, 7)
@@ -145,7 +145,7 @@ def test_inplace_changes_the_input_as_torchs_does():
             expected.sum().backward()
         torch.testing.assert_close(block.weight.grad.data, theirs.weight.grad)
     leaf = Tensor(x, requires_grad=True)
-    with pytest.raises(RuntimeError, match="a leaf whose gradient is recorded"):
+    with pytest.raises(RuntimeError, match="gradient is recorded cannot be changed in place"):
         ops.relu(leaf, inplace=True)
     with no_grad():
         assert ops.relu(leaf, inplace=True).data.min() >= 0
@@ -168,9 +168,86 @@ def test_lists_and_dictionaries_of_modules():
     assert "a" in named
     assert [*named.state_dict()] == ["a.weight", "a.bias"]
     for bad in (lambda: nn.ModuleList([ops.relu]), lambda: named.update({"c": 1})):
-        with pytest.raises(TypeError, match="expected a module of minidl"):
+        with pytest.raises(TypeError, match="expected a Module"):
             bad()
     chain = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4))
-    part = chain[1:]
-    assert isinstance(part, nn.Sequential)
-    assert [*part.state_dict()] == ["2.weight", "2.bias"] or len(part) == 2
+    assert isinstance(chain[1:], nn.Sequential)
+    assert [*chain[1:].state_dict()] == ["2.weight", "2.bias"]  # torch keeps the names, too
+
+
+def test_modules_do_what_torchs_do():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1)))
+    assert [name for name, _ in model.named_children()] == ["0", "1"]
+    assert model.get_submodule("1.0") is model[1][0]
+    assert [*model.parameters(recurse=False)] == []
+    seen = []
+    model.apply(lambda m: seen.append(type(m).__name__))
+    assert seen == ["Linear", "ReLU", "Linear", "Sequential", "Sequential"]
+    assert model.double()[0].weight.dtype == torch.float64
+    assert model.half()[0].weight.dtype == torch.float16
+    assert model.float().cpu()[0].weight.dtype == torch.float32
+    x = Tensor(numbers(4, 2).float())
+    model.to(default_device())(x).sum().backward()
+    model.zero_grad(set_to_none=False)
+    assert not any(p.grad.data.any() for p in model.parameters())
+    model.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="leave the device out, or use 'cpu'"):
+            model.cuda()
+
+
+def test_hooks_see_and_change_what_a_module_takes_and_gives():
+    model, calls = nn.Sequential(nn.Identity()), []
+    before = model.register_forward_pre_hook(lambda m, args: (args[0] * 2.0,))
+    with model.register_forward_hook(lambda m, args, result: calls.append(args[0].item()) or result + 1.0):
+        assert model(Tensor(torch.ones(1))).item() == 3
+    before.remove()
+    assert calls == [2.0]
+    assert model(Tensor(torch.ones(1))).item() == 1
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_gradients_are_clipped_as_torch_clips_them(norm_type):
+    torch.manual_seed(0)
+    values = [numbers(3, 4), numbers(5)]
+    for most in (0.5, 1e6):
+        theirs = [torch.nn.Parameter(v.clone()) for v in values]
+        ours = [nn.Parameter(v.clone()) for v in values]
+        for own, other, value in zip(ours, theirs, values, strict=True):
+            own.grad, other.grad = Tensor(value.clone()), value.clone()
+        expected = torch.nn.utils.clip_grad_norm_(theirs, most, norm_type)
+        torch.testing.assert_close(nn.utils.clip_grad_norm_(ours, most, norm_type).data, expected)
+        torch.nn.utils.clip_grad_value_(theirs, 0.1)
+        nn.utils.clip_grad_value_(ours, 0.1)
+        for own, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(own.grad.data, other.grad)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: nn.Relu, AttributeError, "minidl.nn has no Relu; did you mean ReLU?"),
+        (lambda: nn.Bilinear, AttributeError, "minidl.nn has no Bilinear; the nearest thing is Linear"),
+        (lambda: nn.LSTMCell, AttributeError, "minidl.nn has no LSTMCell; the nearest thing is Conv1d"),
+        (lambda: nn.functional.cros_entropy, AttributeError, "did you mean cross_entropy?"),
+        (lambda: nn.Linear(2, 3, baias=False), TypeError, "Linear: there is no argument 'baias'; did you mean bias?"),
+        (lambda: ops.relu(Tensor(torch.ones(1)), inplase=True), TypeError, "'inplase'; did you mean inplace?"),
+        (lambda: nn.Linear(2, 3).wieght, AttributeError, "Linear has no attribute 'wieght'; did you mean weight?"),
+        (lambda: nn.Linear(2, 3)(Tensor(torch.ones(4, 5))), ValueError, r"^Linear: x has shape \[4, 5\]"),
+        (lambda: nn.BatchNorm2d(3)(Tensor(torch.ones(4, 5))), ValueError, "^BatchNorm2d: x has shape"),
+        (lambda: nn.Conv2d(2, 3, 3, padding_mode="reflect"), ValueError, "padding_mode 'reflect' is not built"),
+        (lambda: nn.InstanceNorm2d(3, track_running_stats=True), ValueError, "is not built; use BatchNorm2d"),
+    ],
+)
+def test_what_is_not_there_is_told_with_the_nearest_thing(call, error, message):
+    with pytest.raises(error, match=message.replace("?", r"\?")):
+        call()
+
+
+def test_every_name_of_torchs_that_is_not_there_is_answered():
+    names = [n for n in dir(torch.nn) if n[0].isupper() and not hasattr(nn, n)]
+    for name in names:
+        with pytest.raises(AttributeError, match=rf"minidl\.nn has no {name}; "):
+            getattr(nn, name)
+    assert not set(missing.INSTEAD) & set(nn.__all__)

@@ -254,7 +254,7 @@ def test_an_order_that_depends_on_the_input_needs_an_example():
     values = block(lambda self, x: self.norm(self.a(x)) * float(x.sum()), a=conv(), norm=norm())
     with pytest.raises(ValueError, match=r"it reads the values of a tensor\); give an example"):
         nn.fold_batch_norms(values)
-    with pytest.raises(ValueError, match="conv2d"):
+    with pytest.raises(ValueError, match="Conv2d"):
         nn.fold_batch_norms(values, Tensor(images(2, 5, 6, 6)))
 
 
