@@ -452,8 +452,7 @@ def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
     for value in () if wrong is None else wrong.tolist():
         if value != NO_CLASS.value:
             raise IndexError(
-                f"{op}: target holds {value}, expected classes from 0 to {N - 1} "
-                f"or ignore_index ({ignore_index})"
+                f"{op}: target holds {value}, expected classes from 0 to {N - 1} or ignore_index ({ignore_index})"
             )
     return sums, programs
 

@@ -166,9 +166,7 @@ def sort(keys: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
         launch.run(digit_counts_kernel, (blocks,), keys, count, B, blocks, SHIFT=shift, **SORTING)
         launch.run(digit_places_kernel, (1,), count, DIGITS.value * blocks, **SORTING)
         sorted_, placed = torch.empty_like(keys), torch.empty(B, dtype=torch.int32, device=keys.device)
-        launch.run(
-            digit_sort_kernel, (blocks,), keys, order, count, sorted_, placed, B, blocks, SHIFT=shift, **SORTING
-        )
+        launch.run(digit_sort_kernel, (blocks,), keys, order, count, sorted_, placed, B, blocks, SHIFT=shift, **SORTING)
         keys, order = sorted_, placed
     assert order is not None
     return keys, order

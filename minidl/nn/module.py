@@ -10,6 +10,7 @@ import torch
 
 from minidl import missing
 from minidl.later import deferring, settle_all
+from minidl.nn.in_order import InOrder
 from minidl.tensors import Tensor, place
 
 M = TypeVar("M", bound="Module")
