@@ -37,6 +37,7 @@ __all__ = [
     "randn",
     "save",
     "set_float32_precision",
+    "set_grad_enabled",
     "zeros",
 ]
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from minidl.autograd import enable_grad as enable_grad
     from minidl.autograd import is_grad_enabled as is_grad_enabled
     from minidl.autograd import no_grad as no_grad
+    from minidl.autograd import set_grad_enabled as set_grad_enabled
     from minidl.captured import capture as capture
     from minidl.later import fusion as fusion
     from minidl.nn.saved import load as load
@@ -72,7 +74,13 @@ if TYPE_CHECKING:
     from minidl.workbench.profiling import profile as profile
 
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
-_MORE = ("kernels", "random", "sparse", "testing")  # not for `from minidl import *`: random is Python's, too
+_MORE = (
+    "autograd",
+    "kernels",
+    "random",
+    "sparse",
+    "testing",
+)  # not in `from minidl import *`: random is Python's, too
 
 _HOMES = {
     "Tensor": "minidl.tensors",
@@ -95,6 +103,7 @@ _HOMES = {
     "randn": "minidl.ops.random",
     "save": "minidl.nn.saved",
     "set_float32_precision": "minidl.runtime.launch",
+    "set_grad_enabled": "minidl.autograd",
     "zeros": "minidl.tensors",
 }
 

@@ -9,12 +9,10 @@ sums of gradients have one order), and drops every saved tensor as soon as it ha
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,7 +22,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from minidl.kernels import elementwise
+from minidl.kernels import elementwise, reduce
+from minidl.modes import detect_anomaly as detect_anomaly
+from minidl.modes import enable_grad as enable_grad
+from minidl.modes import is_anomaly_enabled
+from minidl.modes import is_grad_enabled as is_grad_enabled
+from minidl.modes import no_grad as no_grad
+from minidl.modes import set_grad_enabled as set_grad_enabled
 from minidl.sparse.rows import RowGrad
 
 
@@ -43,43 +47,27 @@ Arrived = Grad | OpenSum | None
 Hook = Callable[[torch.Tensor], "torch.Tensor | None"]
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
-_mode = threading.local()
 _sequence = itertools.count()
 
 
-def is_grad_enabled() -> bool:
-    """Whether operations are being recorded in this thread."""
-    return getattr(_mode, "enabled", True)
+class RemovableHandle:
+    """What registered a hook returns: `remove()`, a call, or the end of a `with` block takes the hook away again."""
 
+    def __init__(self, hooks: dict[int, Any], hook: Any) -> None:
+        self._hooks, self.id = hooks, max(hooks, default=-1) + 1
+        hooks[self.id] = hook
 
-class _GradMode(contextlib.ContextDecorator):
-    _enabled: bool
+    def remove(self) -> None:
+        """Take the hook away; nothing happens the second time."""
+        self._hooks.pop(self.id, None)
 
-    def __init__(self) -> None:
-        self._before: list[bool] = []
+    __call__ = remove
 
-    def __enter__(self) -> None:
-        self._before.append(is_grad_enabled())
-        _mode.enabled = self._enabled
+    def __enter__(self) -> RemovableHandle:
+        return self
 
     def __exit__(self, *exc: object) -> None:
-        _mode.enabled = self._before.pop()
-
-    def _recreate_cm(self) -> _GradMode:
-        # A decorated function may run in several threads at once, each with its own mode to return to.
-        return type(self)()
-
-
-class no_grad(_GradMode):  # noqa: N801 (torch's name)
-    """Context manager and decorator under which operations are not recorded."""
-
-    _enabled = False
-
-
-class enable_grad(_GradMode):  # noqa: N801 (torch's name)
-    """Context manager and decorator that records operations again inside `no_grad`."""
-
-    _enabled = True
+        self.remove()
 
 
 class Context:
@@ -101,6 +89,20 @@ class Context:
         Whoever asks adds it: what backward returns for this input is the sum.
         """
         return None if self._arrived is None else self._arrived(index)
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """torch's name of `needs`."""
+        return self.needs
+
+    def save_for_backward(self, *tensors: torch.Tensor | Variable | None) -> None:
+        """torch's name of `save`; Tensors are kept as torch tensors."""
+        self.save(*(t.data if isinstance(t, Variable) else t for t in tensors))
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """torch's name of `saved`."""
+        return self.saved
 
     def save(self, *tensors: torch.Tensor | None) -> None:
         """Keep tensors for backward. Changing one of them in place before that is an error."""
@@ -233,12 +235,22 @@ class Function:
     returns one torch tensor or a tuple of them; backward gets as many gradients (None for an output that was not
     used) and returns one per argument of forward, None where there is none.
 
+    Functions of your own may be written as torch's: with `save_for_backward`, `saved_tensors` and `needs_input_grad`,
+    or with `setup_context(ctx, inputs, output)` beside a forward without ctx. Tensors that forward or backward return,
+    as `minidl.ops` makes them of torch tensors, are taken as their values.
+
     With `none_is_one`, for a function of one output, backward gets None in place of the 1 that `backward()` without a
     gradient begins with. That saves two launches: the fill and the product.
     """
 
     none_is_one = False
     result_class: ClassVar[type[Variable]] = Variable
+
+    def __init_subclass__(cls) -> None:
+        """A function outside of minidl may return Tensors, and have its context set up apart."""
+        super().__init_subclass__()
+        if not cls.__module__.startswith("minidl."):
+            _open_to_tensors(cls)
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -287,6 +299,32 @@ class Function:
         return tuple([_join(cls.result_class(out), node, i) for i, out in enumerate(result)])
 
 
+def _open_to_tensors(cls: type[Function]) -> None:
+    """Let forward and backward of a class return variables, and forward have a `setup_context` in torch's way."""
+    own = vars(cls)
+    if "forward" in own:
+        forward, setup = cls.forward, getattr(cls, "setup_context", None)
+
+        def forward_raw(ctx: Any, *args: Any) -> Any:
+            with no_grad():
+                if setup is None:
+                    return _raw(forward(ctx, *args))
+                result = _raw(forward(*args))
+                setup(ctx, args, result)
+                return result
+
+        cls.forward = staticmethod(forward_raw)  # type: ignore[method-assign]
+    if "backward" in own:
+        backward = cls.backward
+        cls.backward = staticmethod(lambda ctx, *grads: _raw(backward(ctx, *grads)))  # type: ignore[method-assign]
+
+
+def _raw(result: Any) -> Any:
+    if isinstance(result, tuple):
+        return tuple(map(_raw, result))
+    return result.data if isinstance(result, Variable) else result
+
+
 def _alone(function: type[Function], tensor: torch.Tensor) -> torch.Tensor:
     """A torch tensor as an operand, of which torch records nothing. Raises TypeError where it does."""
     if tensor.requires_grad and is_grad_enabled() and torch.is_grad_enabled():
@@ -314,8 +352,79 @@ def _caller() -> str:
     return ""
 
 
-def backward(root: Variable, gradient: torch.Tensor | None, retain_graph: bool = False) -> None:
+def grad(
+    outputs: Variable | Sequence[Variable],
+    inputs: Variable | Sequence[Variable],
+    grad_outputs: Variable | Sequence[Variable | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    materialize_grads: bool = False,
+) -> tuple[Any, ...]:
+    """The gradients of the sum of `outputs` (times `grad_outputs`) in each of `inputs`; no `grad` is changed.
+
+    An input that no output depends on is an error, unless `allow_unused`: then its gradient is None, or zeros with
+    `materialize_grads`. Raises RuntimeError as `backward`, and for `create_graph`: gradients are not recorded.
+    """
+    ends = [outputs] if isinstance(outputs, Variable) else list(outputs)
+    starts = [inputs] if isinstance(inputs, Variable) else list(inputs)
+    if grad_outputs is None:
+        grad_outputs = [None] * len(ends)
+    seeds = [grad_outputs] if isinstance(grad_outputs, Variable) else list(grad_outputs)
+    if len(seeds) != len(ends):
+        raise RuntimeError(f"grad: got {len(seeds)} grad_outputs for {len(ends)} outputs")
+    refuse_create_graph("grad", ends[0], create_graph)
+    for what, given in (("an output", ends), ("an input", starts)):
+        if any(not t._requires_grad for t in given):
+            raise RuntimeError(f"grad: {what} does not require grad, and was not made by an operation that is recorded")
+    wanted: dict[Edge, Grad | None] = {edge: None for t in starts if (edge := t._edge()) is not None}
+    with no_grad():
+        for i, (end, seed) in enumerate(zip(ends, seeds, strict=True)):
+            if seed is None and end.data.numel() != 1:
+                raise RuntimeError(f"grad: an output of shape {list(end.data.shape)} needs a gradient in grad_outputs")
+            if seed is not None and (seed.data.shape, seed.data.dtype) != (end.data.shape, end.data.dtype):
+                raise RuntimeError(
+                    f"grad: grad_outputs[{i}] has shape {list(seed.data.shape)} and dtype {seed.data.dtype}, expected "
+                    f"{list(end.data.shape)} and {end.data.dtype}"
+                )
+            keep = bool(retain_graph) or i + 1 < len(ends)
+            backward(end, None if seed is None else seed.data, keep, wanted)
+    found: list[Any] = []
+    for start in starts:
+        edge = start._edge()
+        value = None if edge is None else wanted[edge]
+        if value is None and not (allow_unused or materialize_grads):
+            raise RuntimeError(
+                f"grad: input {len(found)} was not used in the graph of the outputs; pass allow_unused=True for None "
+                "as its gradient"
+            )
+        if value is None and materialize_grads:
+            value = torch.zeros_like(start.data)
+        value = value.dense() if isinstance(value, RowGrad) else value
+        found.append(None if value is None else Function.result_class(value))
+    return tuple(found)
+
+
+def refuse_create_graph(name: str, root: Variable, create_graph: bool) -> None:
+    """Raises RuntimeError for a gradient that is to be recorded."""
+    if create_graph:
+        edge = root._edge()
+        made = f"; the first is {edge[0].name}" if edge is not None and isinstance(edge[0], Node) else ""
+        raise RuntimeError(
+            f"{name}: create_graph=True wants second derivatives, which minidl's operations do not have{made}; "
+            "a difference of two first gradients is an approximation"
+        )
+
+
+def backward(
+    root: Variable,
+    gradient: torch.Tensor | None,
+    retain_graph: bool = False,
+    wanted: dict[Edge, Grad | None] | None = None,
+) -> None:
     """Add d(root)/d(leaf) times `gradient` (None for ones) to the `grad` of every leaf that root depends on.
+
+    With `wanted`, add it to the values of those places in the graph, and to no `grad`.
 
     Raises RuntimeError, before any gradient is changed, when part of the graph was already used and freed.
     """
@@ -323,11 +432,11 @@ def backward(root: Variable, gradient: torch.Tensor | None, retain_graph: bool =
     assert edge is not None
     if isinstance(edge[0], Node):
         waiting = _count_uses(edge[0])
-        if gradient is None and not _takes_none(*edge):
+        if gradient is None and (wanted is not None or not _takes_none(*edge)):
             gradient = torch.ones_like(root.data)
-        _walk(edge, gradient, waiting, retain_graph)
+        _walk(edge, gradient, waiting, retain_graph, wanted)
     else:
-        _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, shared=True)
+        _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, True, wanted)
 
 
 def _takes_none(node: Variable | Node, index: int) -> bool:
@@ -364,7 +473,13 @@ def _count_uses(root: Node) -> dict[Variable | Node, int]:
     return uses
 
 
-def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | Node, int], retain_graph: bool) -> None:
+def _walk(
+    edge: Edge,
+    gradient: torch.Tensor | None,
+    waiting: dict[Variable | Node, int],
+    retain_graph: bool,
+    wanted: dict[Edge, Grad | None] | None,
+) -> None:
     root, index = edge
     assert isinstance(root, Node)
     pending: Pending = {root: [None] * len(root.outputs)}
@@ -377,6 +492,11 @@ def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | No
     while ready:
         node = heapq.heappop(ready)[1]
         grads = [_run_hooks(node, i, g) for i, g in enumerate(pending.pop(node))]
+        if wanted is not None:
+            for i, arrived in enumerate(grads):
+                if arrived is not None and (node, i) in wanted:
+                    whole = arrived if isinstance(arrived, torch.Tensor) else arrived.dense()
+                    wanted[node, i] = _add(wanted[node, i], whole.clone())
         one = gradient is None and node is root
         for (target, position), grad, shared in _through(node, grads, pending, retain_graph, one):
             slot = pending.setdefault(target, [None] * (len(target.outputs) if isinstance(target, Node) else 1))
@@ -398,7 +518,7 @@ def _walk(edge: Edge, gradient: torch.Tensor | None, waiting: dict[Variable | No
                 total = pending.pop(target)[0]
                 assert not isinstance(total, OpenSum)
                 if total is not None:
-                    _to_leaf(target, total, target in borrowed)
+                    _to_leaf(target, total, target in borrowed, wanted)
 
 
 def _taken(pending: Pending, edges: list[Edge | None], index: int) -> torch.Tensor | None:
@@ -430,6 +550,8 @@ def _through(
         result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
         returned = result if isinstance(result, tuple) else (result,)
         context._arrived = None
+        if is_anomaly_enabled():
+            _refuse_nan(node, returned)
     if len(returned) != len(node.edges):
         raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
     parts = (part for g in grads for part in (g if isinstance(g, OpenSum) else (g,)))
@@ -447,6 +569,13 @@ def _through(
             shared = _memory(grad) in in_use
             in_use.add(_memory(grad))
         yield edge, grad, shared
+
+
+def _refuse_nan(node: Node, grads: Sequence[Grad | None]) -> None:
+    for i, grad in enumerate(grads):
+        values = grad.values if isinstance(grad, RowGrad) else grad
+        if values is not None and values.numel() and bool(reduce.amax(elementwise.ne(values, values))):
+            raise RuntimeError(f"{node}: its gradient of input {i} has NaN")
 
 
 def _memory(grad: Grad) -> int:
@@ -483,9 +612,15 @@ def _apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
     return changed
 
 
-def _to_leaf(leaf: Variable, grad: Grad, shared: bool) -> None:
+def _to_leaf(leaf: Variable, grad: Grad, shared: bool, wanted: dict[Edge, Grad | None] | None) -> None:
+    if wanted is not None and (leaf, 0) not in wanted:
+        return
     for hook in leaf._hooks.values():
         grad = _apply_hook(hook, grad, "gradient of a leaf")
+    if wanted is not None:
+        shares = shared and isinstance(grad, torch.Tensor)
+        wanted[leaf, 0] = _add(wanted[leaf, 0], grad.clone() if shares and isinstance(grad, torch.Tensor) else grad)
+        return
     if leaf._grad is None and shared and isinstance(grad, torch.Tensor):
         grad = grad.clone()
     leaf._grad = _add(leaf._grad, grad)

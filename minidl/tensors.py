@@ -6,7 +6,6 @@ attaches them here when it is imported.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -247,17 +246,21 @@ class Tensor(Variable):
             self._grad = self._grad.dense()
         return self._grad
 
-    def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
+    def backward(
+        self, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False
+    ) -> None:
         """Add the gradient of this tensor (times `gradient`) to the `grad` of every leaf it depends on.
 
         `gradient` has this tensor's shape, and may be left out when there is one element.
-        Raises RuntimeError when nothing was recorded, when a gradient is missing, or when the graph was already used.
+        Raises RuntimeError when nothing was recorded, when a gradient is missing, when the graph was already used, and
+        for `create_graph`, as no operation has a second derivative.
         """
         if not self.requires_grad:
             raise RuntimeError(
                 "backward(): nothing was recorded for this tensor; set requires_grad=True on its inputs, "
                 "outside no_grad()"
             )
+        autograd.refuse_create_graph("backward", self, create_graph)
         if gradient is None:
             if self.numel() != 1:
                 raise RuntimeError(
@@ -273,31 +276,24 @@ class Tensor(Variable):
                 )
             seed = gradient.data
         with autograd.no_grad():
-            autograd.backward(self, seed, retain_graph)
+            autograd.backward(self, seed, bool(retain_graph))
 
-    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> autograd.RemovableHandle:
         """Call `hook` with this tensor's gradient during backward; a tensor it returns replaces the gradient.
 
-        Returns a function that removes the hook. Raises RuntimeError when no gradient is recorded here.
+        Returns a handle whose `remove()` takes the hook away. Raises RuntimeError when no gradient is recorded here.
         """
         if not self.requires_grad:
             raise RuntimeError("register_hook(): this tensor has no gradient; set requires_grad=True")
         self._check_not_taken("register_hook")
         node = self._edge_node()
         hooks = self._hooks if node is None else node.hooks.setdefault(self._index, {})
-        key = max(hooks, default=-1) + 1
 
         def on_data(grad: torch.Tensor) -> torch.Tensor | None:
             changed = hook(Tensor(grad))
             return None if changed is None else changed.data
 
-        hooks[key] = on_data
-
-        def remove() -> None:
-            with contextlib.suppress(KeyError):
-                del hooks[key]
-
-        return remove
+        return autograd.RemovableHandle(hooks, on_data)
 
     def retain_grad(self) -> None:
         """Also fill `grad` of this tensor, made by an operation, during backward."""

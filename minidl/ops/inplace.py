@@ -226,6 +226,8 @@ def _uses(memory: torch.UntypedStorage) -> int:
 _ONE = torch.empty(1)
 _USES_OF_ONE = _uses(_ONE.untyped_storage())
 
+__all__ = ["METHODS"]
+
 METHODS: dict[str, Callable[..., Tensor]] = {
     "__iadd__": add_, "__isub__": sub_, "__imul__": mul_, "__itruediv__": div_, "__ipow__": pow_,
     **{f.__name__: f for f in (add_, sub_, mul_, div_, pow_, clamp_, copy_, zero_, fill_, normal_, uniform_)},

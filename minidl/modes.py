@@ -1,0 +1,111 @@
+"""Whether operations are recorded, and whether backward() looks for NaN: settings of each thread."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_mode = threading.local()
+
+
+def is_grad_enabled() -> bool:
+    """Whether operations are being recorded in this thread."""
+    return getattr(_mode, "enabled", True)
+
+
+def is_anomaly_enabled() -> bool:
+    """Whether backward() looks for NaN in this thread."""
+    return getattr(_mode, "anomaly", False)
+
+
+class _Setting(contextlib.ContextDecorator):
+    """A value of `_mode` for as long as a block or a decorated function runs, a generator's between two yields, too."""
+
+    _name, _default = "enabled", True
+    _value: bool
+
+    def __init__(self) -> None:
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(getattr(_mode, self._name, self._default))
+        setattr(_mode, self._name, self._value)
+
+    def __exit__(self, *exc: object) -> None:
+        setattr(_mode, self._name, self._before.pop())
+
+    def _recreate_cm(self) -> _Setting:
+        # A decorated function may run in several threads at once, each with its own mode to return to.
+        again = type(self).__new__(type(self))
+        again._before, again._value = [], self._value
+        return again
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        if not inspect.isgeneratorfunction(function):
+            return super().__call__(function)
+
+        @functools.wraps(function)
+        def generator(*args: Any, **kwargs: Any) -> Any:
+            running, sent = function(*args, **kwargs), None
+            while True:
+                try:
+                    with self._recreate_cm():
+                        value = running.send(sent)
+                except StopIteration as stop:
+                    return stop.value
+                sent = yield value
+
+        return generator
+
+
+class _GradMode(_Setting):
+    """Without arguments, of a class, or as a bare decorator: `@no_grad` and `@no_grad()` are the same."""
+
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+        return super().__new__(cls) if function is None else cls()(function)
+
+
+class no_grad(_GradMode):  # noqa: N801 (torch's name)
+    """Context manager and decorator under which operations are not recorded."""
+
+    _value = False
+
+
+class enable_grad(_GradMode):  # noqa: N801 (torch's name)
+    """Context manager and decorator that records operations again inside `no_grad`."""
+
+    _value = True
+
+
+class set_grad_enabled(_Setting):  # noqa: N801 (torch's name)
+    """Whether operations are recorded: from now on, or within `with set_grad_enabled(False):`; or a decorator."""
+
+    def __init__(self, mode: bool) -> None:
+        self._first, self._value = is_grad_enabled(), bool(mode)
+        super().__init__()
+        _mode.enabled = self._value
+
+    def __enter__(self) -> None:
+        _mode.enabled = self._value
+        self._before.append(self._first)
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        _mode.enabled = self._first
+        return super().__call__(function)
+
+    def _recreate_cm(self) -> Any:
+        return no_grad() if not self._value else enable_grad()
+
+
+class detect_anomaly(_Setting):  # noqa: N801 (torch's name)
+    """Context manager in which backward() raises RuntimeError at the first operation whose gradient has NaN."""
+
+    _name, _default = "anomaly", False
+
+    def __init__(self, check_nan: bool = True) -> None:
+        super().__init__()
+        self._value = bool(check_nan)
