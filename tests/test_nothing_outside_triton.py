@@ -88,6 +88,7 @@ OPTIMIZERS = {
     "adagrad": lambda p: optim.Adagrad(p, lr=0.1),
     "adam": lambda p: optim.Adam(p, lr=0.01),
     "adamw, clipped": lambda p: optim.AdamW(p, lr=0.01, max_norm=1.0),
+    "muon": lambda p: optim.Muon([each for each in p if each.ndim == 2], lr=0.05),
     "adam, lazy": lambda p: optim.Adam(p, lr=0.01, lazy=True),
 }
 

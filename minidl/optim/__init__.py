@@ -18,15 +18,15 @@ from typing import NoReturn
 from minidl.optim import lr_scheduler
 from minidl.optim.base import NotFiniteWarning, Optimizer
 from minidl.optim.groups import Params
-from minidl.optim.optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
+from minidl.optim.optimizers import SGD, Adagrad, Adam, AdamW, Muon, RMSprop
 from minidl.optim.schedules import CosineLR, LinearDecayLR, Schedule, WarmupLR
 
 __all__ = [
-    "SGD", "Adagrad", "Adam", "AdamW", "CosineLR", "LinearDecayLR", "NotFiniteWarning", "Optimizer", "Params",
+    "SGD", "Adagrad", "Adam", "AdamW", "CosineLR", "LinearDecayLR", "Muon", "NotFiniteWarning", "Optimizer", "Params",
     "RMSprop", "Schedule", "WarmupLR", "lr_scheduler",
 ]  # fmt: skip
 
-_BUILT = "SGD, Adam, AdamW, RMSprop and Adagrad"
+_BUILT = "SGD, Adam, AdamW, RMSprop, Adagrad and Muon"
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -54,6 +54,7 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     _rule: str
+    _dense = False  # whether gradients of few rows are made dense
     _optional: ClassVar[dict[str, str]] = {}  # states that are kept only where a setting is above 0, by the setting
 
     def __init__(
@@ -148,6 +149,14 @@ class Optimizer(torch.optim.Optimizer):
         spared = {state for key, state in self._optional.items() if not any(group[key] for group in groups)}
         return [state for state in update.STATES[self._rule] if state not in spared]
 
+    def _no_more(self, what: str) -> None:
+        """Raise RuntimeError inside a captured step, whose replays would not repeat a change."""
+        if captured.recording():
+            raise RuntimeError(
+                f"{type(self).__name__}: {what} changes inside a captured step, and a replay would not "
+                "repeat it: change it outside the step, as by schedule.step() after it"
+            )
+
     def _synchronize(self) -> None:
         """Copy the numbers that have changed to the device."""
         name, own = type(self).__name__, self._update
@@ -157,17 +166,13 @@ class Optimizer(torch.optim.Optimizer):
         for group, (first, end), known in zip(self.param_groups, self._bounds, self._known_on_device, strict=True):
             for key, value in of_groups.flat(name, group).items():
                 if known.get(key) != value:
-                    if captured.recording():
-                        raise RuntimeError(
-                            f"{name}: {key} changes inside a captured step, and a replay would not "
-                            "repeat it: change it outside the step, as by schedule.step() after it"
-                        )
+                    self._no_more(key)
                     own.set(key, value, first, end)
                     known[key] = value
         for state in self._states_of(self.param_groups):
-            if state not in own.states and captured.recording():
-                raise RuntimeError(f"{name}: {state} would begin inside a captured step: take a step before")
-            own.keep(state, [param.data for param in self._params])
+            if state not in own.states:
+                self._no_more(state)
+                own.keep(state, [param.data for param in self._params])
         own.nesterov, own.maximize = flags.get("nesterov", False), flags.get("maximize", False)
         own.third = flags.get("centered", False) or flags.get("amsgrad", False)
         own.decay = any(group.get("weight_decay", 0.0) != 0.0 for group in self.param_groups)
@@ -179,7 +184,7 @@ class Optimizer(torch.optim.Optimizer):
         return {
             "weight_decay": own.decay, "nesterov": own.nesterov, "maximize": own.maximize,
             "dampening": own.dampened, "centered or amsgrad": own.third, "states": tuple(own.states),
-            "parameters": len(self._params),
+            "parameters": len(self._params), "iterations": own.newton,
         }  # fmt: skip
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -198,7 +203,7 @@ class Optimizer(torch.optim.Optimizer):
         if captured.recording():
             captured.at_replay(partial(self._check_replay, self._launched()))
         grads = [
-            update.Rows(grad.rows, grad.values) if isinstance(grad, RowGrad) else grad
+            self._rows(grad) if isinstance(grad, RowGrad) else grad
             for grad in (param.raw_grad for param in self._params)
         ]
         self._update([param.data for param in self._params], grads)
@@ -207,6 +212,9 @@ class Optimizer(torch.optim.Optimizer):
         if not captured.recording():
             self._say_skipped()
         return loss
+
+    def _rows(self, grad: RowGrad) -> update.Rows | torch.Tensor:
+        return grad.dense() if self._dense else update.Rows(grad.rows, grad.values)
 
     def _say_skipped(self) -> None:
         """Warn once of a skipped step. Nothing waits: on a GPU what is read is the count of some steps ago."""
@@ -306,7 +314,8 @@ class Optimizer(torch.optim.Optimizer):
         given = states.read_torch(name, state_dict, self.param_groups, self._update)
         settings = [{**own, **new} for own, new in zip(self.param_groups, given.groups, strict=True)]
         of_groups.flags(name, settings, self.defaults)
-        states.check(name, given.state, self._update, self._states_of(settings))
+        needed = [state for state in self._states_of(settings) if state != update.SCRATCH]
+        states.check(name, given.state, self._update, needed)
         for group, new in zip(self.param_groups, given.groups, strict=True):
             group.update(new)
         self._synchronize()

@@ -119,7 +119,11 @@ def flags(name: str, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str,
             if len(values) > 1:
                 raise ValueError(f"{name}: groups differ in {key}, and one launch updates all: make an optimizer each")
             found[key] = values.pop()
-    if found.get("nesterov") and any(group["momentum"] == 0.0 or group["dampening"] != 0.0 for group in groups):
+    if (
+        found.get("nesterov")
+        and "dampening" in defaults
+        and any(group["momentum"] == 0.0 or group["dampening"] != 0.0 for group in groups)
+    ):
         raise ValueError(f"{name}: nesterov needs a momentum above 0, got 0, or a dampening other than 0")
     return found
 

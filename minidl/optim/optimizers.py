@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
 
 from minidl.optim.base import Optimizer
 from minidl.optim.groups import Params, check_number
@@ -196,3 +197,87 @@ class AdamW(Adam):
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, differentiable=differentiable,
             max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
         )  # fmt: skip
+
+
+class Muon(Optimizer):
+    """b += (1 - momentum) (g - b), p -= lr adjust N(b), first p *= 1 - lr weight_decay; for matrices. Jordan, 2024.
+
+    N makes `ns_steps` Newton-Schulz iterations of a matrix, whose singular values they bring near 1, see
+    `kernels.update.newton`; `nesterov` takes g + momentum (b - g) in place of b. With `adjust_lr_fn` "original" (or
+    None) adjust is sqrt(max(1, rows / columns)), with "match_rms_adamw" 0.2 sqrt(max(rows, columns)). As
+    torch.optim.Muon, which rounds the iterations to bfloat16; here they are float32, or as the parameters if these are
+    float64. All groups share `nesterov` and the settings of the iterations. Biases, gains, embeddings and the first and
+    the last layer are usually left to AdamW.
+
+    Raises ValueError for a parameter that is no matrix.
+    """
+
+    _rule = "muon"
+    _dense = True
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        max_norm: float | None = None,
+        loss_scale: float | None = None,
+        skip_nonfinite: bool = True,
+    ) -> None:
+        self._adjusted: list[float] = []
+        super().__init__(
+            params,
+            {
+                "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
+                "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
+            },
+            max_norm=max_norm, lazy=False, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
+        )  # fmt: skip
+
+    def _take(self, group: dict[str, Any]) -> None:
+        _iterations([*self.param_groups, group])
+        for param in group["params"]:
+            if getattr(param, "ndim", 2) != 2:
+                raise ValueError(
+                    f"Muon: a parameter has shape {list(param.shape)}, expected matrices; give the others to AdamW"
+                )
+        super()._take(group)
+
+    def _synchronize(self) -> None:
+        super()._synchronize()
+        self._update.newton = _iterations(self.param_groups)
+        adjusted = [_adjust(group["adjust_lr_fn"], *p.shape) for group in self.param_groups for p in group["params"]]
+        if adjusted != self._adjusted:
+            self._no_more("adjust_lr_fn")
+            for index, value in enumerate(adjusted):
+                self._update.set("adjust", value, index, index + 1)
+            self._adjusted = adjusted
+
+
+def _adjust(kind: str | None, rows: int, columns: int) -> float:
+    """What the rate of a matrix is multiplied by. Raises ValueError for a kind that there is not."""
+    if kind not in (None, "original", "match_rms_adamw"):
+        raise ValueError(f"Muon: adjust_lr_fn is {kind!r}, expected 'original', 'match_rms_adamw' or None")
+    if kind == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / max(1, columns)))
+
+
+def _iterations(groups: list[dict[str, Any]]) -> tuple[tuple[float, float, float], int, float]:
+    """The settings of the iterations that all groups share. Raises ValueError."""
+    found = {(tuple(map(float, g["ns_coefficients"])), g["ns_steps"], float(g["eps"])) for g in groups}
+    if len(found) > 1:
+        raise ValueError("Muon: groups differ in ns_coefficients, ns_steps or eps: make an optimizer each")
+    ((coefficients, steps, eps),) = found
+    if len(coefficients) != 3:
+        raise ValueError(f"Muon: ns_coefficients are {coefficients}, expected three numbers")
+    if type(steps) is not int or not 0 <= steps < 100:
+        raise ValueError(f"Muon: ns_steps is {steps!r}, expected an integer from 0 to below 100")
+    return coefficients, steps, eps

@@ -11,6 +11,8 @@ import torch
 from minidl.kernels.update import STATES, Update
 from minidl.optim import groups as of_groups
 
+_WITHOUT_STEP = ("sgd", "muon")  # torch's state of these has a buffer, which may not have begun, and no step
+
 
 @dataclass(frozen=True)
 class Given:
@@ -26,8 +28,8 @@ def to_torch(own: Update) -> dict[int, dict[str, Any]]:
     steps = own.steps.to("cpu", torch.float32).unbind()
     found: dict[int, dict[str, Any]] = {}
     for index, step in enumerate(steps):
-        kept: dict[str, Any] = {} if own.rule == "sgd" else {"step": step}
-        kept.update({name: tensors[index] for name, tensors in own.states.items()})
+        kept: dict[str, Any] = {} if own.rule in _WITHOUT_STEP else {"step": step}
+        kept.update({name: tensors[index] for name, tensors in own.kept.items()})
         if own.rule == "sgd" and kept and float(step) == 0.0:
             kept["momentum_buffer"] = None  # as torch has it before the first step
         master = own.masters[index]
@@ -99,13 +101,14 @@ def load_torch(own: Update, params: Sequence[torch.Tensor], given: Given) -> Non
     """Copy a state that was checked; what torch has not begun yet begins anew."""
     for index, param in enumerate(params):
         kept = given.state.get(index, {})
-        for key, tensors in own.states.items():
+        for key, tensors in own.kept.items():
             value = kept.get(key)
             if value is None:
                 tensors[index].fill_(own.initial)
             else:
                 tensors[index].copy_(value)
-        begun = float(kept.get("step", 0.0)) if own.rule != "sgd" else kept.get("momentum_buffer") is not None
+        counted = own.rule not in _WITHOUT_STEP
+        begun = float(kept.get("step", 0.0)) if counted else kept.get("momentum_buffer") is not None
         own.steps[index].fill_(int(begun))
         master = own.masters[index]
         if master is not None:
@@ -164,7 +167,7 @@ def _read_numbers(name: str, state: Mapping[str, Any], index: int, group: Mappin
 
 def _tensors(own: Update) -> dict[str, torch.Tensor]:
     found = {"steps": own.steps, **counters(own)}
-    for name, tensors in own.states.items():
+    for name, tensors in own.kept.items():
         found.update({f"{name}.{index}": tensor for index, tensor in enumerate(tensors)})
     found.update({f"master.{i}": master for i, master in enumerate(own.masters) if master is not None})
     return found

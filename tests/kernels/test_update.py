@@ -362,7 +362,7 @@ def test_gradients_of_any_strides_and_at_new_addresses():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rule", list(update.STATES))
+@pytest.mark.parametrize("rule", list(update.RULES))
 def test_parameters_in_channels_last_are_updated_where_they_are(rule, dtype):
     """Each value as in contiguous memory, whatever the strides of its gradient; what lies around is not touched.
 

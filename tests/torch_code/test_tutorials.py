@@ -11,8 +11,8 @@ from tests.torch_code.frameworks import EXACT, PEER, ours
 from tests.torch_code.tutorials import TUTORIALS
 
 FACTOR = 8
-# What they wait for: in-place operations on tensors, `nn.utils`, items of Sequential that are set.
-WAITING = {"by_hand", "clipped", "transfer"}
+# What they wait for: `nn.utils`, items of Sequential that are set.
+WAITING = {"clipped", "transfer"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@
                amsgrad: the largest v so far in place of v
                p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
+    Muon       b += (1 - momentum) (g - b), d = b (Nesterov: g + momentum (b - g)); d = its Newton-Schulz iterations,
+               see `newton`; p -= lr adjust d, after p *= 1 - lr weight_decay
+
 as torch.optim computes them. Duchi et al., JMLR 12 (Adagrad); Hinton, Coursera 2012, lecture 6e (RMSprop); Kingma and
 Ba, arXiv 1412.6980 (Adam); Loshchilov and Hutter, arXiv 1711.05101 (AdamW).
 
@@ -35,11 +38,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+import triton.language as tl
 
 from minidl.kernels.update.kernels import (
     GROWTH_INTERVAL,
     HYPER,
     LOSS_SCALE,
+    MUON,
+    MUON_STEP,
     NORM,
     NUMBERS,
     RULES,
@@ -50,10 +56,11 @@ from minidl.kernels.update.kernels import (
     prepare_kernel,
     update_kernel,
 )
-from minidl.kernels.update.plans import Plans, Rows
+from minidl.kernels.update.newton import orthogonalise
+from minidl.kernels.update.plans import Plan, Plans, Rows
 from minidl.runtime import check, early, launch
 
-__all__ = ["GROWTH_INTERVAL", "HYPER", "LOSS_SCALE", "NORM", "RULES", "STATES", "Rows", "Update"]
+__all__ = ["GROWTH_INTERVAL", "HYPER", "LOSS_SCALE", "NORM", "RULES", "SCRATCH", "STATES", "Rows", "Update"]
 
 # What a rule keeps beside a parameter, in the order of the columns of the table.
 STATES = {
@@ -62,7 +69,10 @@ STATES = {
     "adagrad": ("sum",),
     "adam": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     "adamw": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "muon": ("momentum_buffer", "direction"),
 }
+# What is no state: it is written in each step.
+SCRATCH = "direction"
 
 
 class Update:
@@ -102,6 +112,8 @@ class Update:
         self._orders: list[torch.memory_format] = []
         self.states: dict[str, list[torch.Tensor]] = {name: [] for name in states}
         self.masters: list[torch.Tensor | None] = []
+        self.newton: tuple[tuple[float, float, float], int, float] = ((3.4445, -4.775, 2.0315), 5, 1e-7)
+        self._batches: list[torch.Tensor] = []  # of Muon: directions by shape
         self.hyper = torch.zeros(0, NUMBERS.value, dtype=torch.float64, device=self.device)
         self.steps = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.skipped = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -120,6 +132,8 @@ class Update:
         self.shapes.extend((param.shape, param.dtype) for param in params)
         for kept in self.states.values():
             kept.extend(self._state(param, order) for param, order in zip(params, orders, strict=True))
+        if self.rule == "muon":
+            self._batch(first, params)
         self.masters.extend(
             None
             if param.dtype == launch.acc_torch(param.dtype)
@@ -130,6 +144,17 @@ class Update:
         self.steps = torch.cat([self.steps, self.steps.new_zeros(len(params))])
         self._rates = self.hyper.new_zeros(len(self.shapes), 2)
         self._plan()
+
+    def _batch(self, first: int, params: Sequence[torch.Tensor]) -> None:
+        """Put the directions of matrices of a shape into one tensor, as `orthogonalise` takes them."""
+        by_shape: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
+        for index, param in enumerate(params, first):
+            by_shape.setdefault((param.shape, launch.acc_torch(param.dtype)), []).append(index)
+        for (shape, dtype), indices in by_shape.items():
+            batch = torch.zeros(len(indices), *shape, dtype=dtype, device=self.device)
+            self._batches.append(batch)
+            for index, part in zip(indices, batch.unbind(), strict=True):
+                self.states[SCRATCH][index] = part
 
     def keep(self, name: str, params: Sequence[torch.Tensor]) -> None:
         """Keep one more state of STATES[rule] beside the parameters, where it is not kept yet."""
@@ -160,6 +185,11 @@ class Update:
         columns = dict(zip(STATES[self.rule], (STATE_0, STATE_1, STATE_2), strict=False))
         own = {columns[name]: tensors for name, tensors in self.states.items()}
         self._plans = Plans(own, self.masters, self.device, self.lazy)
+
+    @property
+    def kept(self) -> dict[str, list[torch.Tensor]]:
+        """The states that the next step depends on."""
+        return {name: tensors for name, tensors in self.states.items() if name != SCRATCH}
 
     def set(self, name: str, value: float, first: int, end: int) -> None:
         """Set a number (a key of HYPER) for the parameters from `first` up to `end`, exclusive."""
@@ -192,7 +222,7 @@ class Update:
             blocks, rates = plan.measure, plan is plans[0]
             launch.run(
                 measure_kernel, (blocks.count + rates,), plan.like, table, table[blocks.start :], partial[first:],
-                self.hyper, self.steps, self._rates, len(params), RULE=RULES[self.rule], HAS_ROWS=plan.rows,
+                self.hyper, self.steps, self._rates, len(params), RULE=RULES.get(self.rule, MUON), HAS_ROWS=plan.rows,
                 FIRST=rates, BLOCK_P=tile["BLOCK_P"], **early.options(), **blocks.tile.options,
             )  # fmt: skip
             first += blocks.count
@@ -201,17 +231,24 @@ class Update:
             len(params), MAX_NORM=self.max_norm, HAS_SCALE=self.scale is not None, SKIP=self.skip,
             **early.options(), **tile.options,
         )  # fmt: skip
+        self._change(plans, table, RULES.get(self.rule, MUON))
+        if self.rule == "muon":
+            for batch in self._batches:
+                orthogonalise(batch, *self.newton)
+            self._change(plans, table, MUON_STEP)
+        launch.pointed_at(lambda: self._memory(params, grads))
+
+    def _change(self, plans: Sequence[Plan], table: torch.Tensor, rule: tl.constexpr) -> None:
         for plan in plans:
             dtype, blocks = plan.like.dtype, plan.update
             launch.run(
                 update_kernel, (blocks.count,), plan.like, table, table[blocks.start :], self.hyper, self._rates,
-                self.control, RULE=RULES[self.rule], DECAY=self.decay,
+                self.control, RULE=rule, DECAY=self.decay,
                 HAS_MOMENTUM="momentum_buffer" in self.states, NESTEROV=self.nesterov,
                 DAMPENED=self.dampened, MAXIMIZE=self.maximize, THIRD=self.third,
                 HAS_MASTER=dtype != launch.acc_torch(dtype), HAS_ROWS=plan.rows, ACC=launch.acc(dtype),
                 **early.options(), **blocks.tile.options,
             )  # fmt: skip
-        launch.pointed_at(lambda: self._memory(params, grads))
 
     def _memory(
         self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | Rows | None]

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from minidl.runtime.early import wait
 
-SGD, RMSPROP, ADAGRAD, ADAM, ADAMW = map(tl.constexpr, range(5))
+SGD, RMSPROP, ADAGRAD, ADAM, ADAMW, MUON, MUON_STEP = map(tl.constexpr, range(7))
 RULES = {"sgd": SGD, "rmsprop": RMSPROP, "adagrad": ADAGRAD, "adam": ADAM, "adamw": ADAMW}
 
 # Columns of the table of addresses.
@@ -34,6 +34,7 @@ LR, WEIGHT_DECAY, MOMENTUM, ALPHA, BETA1, BETA2, EPS, LR_DECAY = map(tl.constexp
 HYPER = {
     "lr": LR, "weight_decay": WEIGHT_DECAY, "momentum": MOMENTUM, "alpha": ALPHA, "beta1": BETA1, "beta2": BETA2,
     "eps": EPS, "lr_decay": LR_DECAY, "dampening": LR_DECAY,
+    "adjust": ALPHA,
 }  # fmt: skip
 
 # The scale of the loss and the finite steps since it changed, float32.
@@ -103,7 +104,10 @@ def next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE: tl.constexpr, BL
             b_whole = (b_t <= 1.0) | (tl.load(p_numbers + MOMENTUM, mask=m_p, other=0.0) == 0.0)
             b_dampening = tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
             tl.store(p_rates + 2 * o_p + 1, tl.where(b_whole, 1.0, 1.0 - b_dampening), mask=m_p)
-        if RULE >= ADAM:  # and AdamW
+        if RULE == MUON:
+            b_adjust = tl.load(p_numbers + ALPHA, mask=m_p, other=0.0)
+            tl.store(p_rates + 2 * o_p + 1, b_rate * b_adjust, mask=m_p)
+        if (RULE == ADAM) | (RULE == ADAMW):
             b_rate /= 1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA1, mask=m_p, other=0.5)))
             b_correction = tl.sqrt(1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA2, mask=m_p, other=0.5))))
             tl.store(p_rates + 2 * o_p + 1, b_correction, mask=m_p)
@@ -241,8 +245,8 @@ def update_block(
     b_g *= tl.load(p_control + SCALE).to(ACC)
     if MAXIMIZE:
         b_g = -b_g
-    if DECAY:
-        if RULE == ADAMW:
+    if DECAY and RULE != MUON:
+        if (RULE == ADAMW) | (RULE == MUON_STEP):
             b_p *= (1.0 - lr * weight_decay).to(ACC)
         else:
             # A group without decay has infinite weights too, of which 0 times as much would be NaN.
@@ -285,6 +289,18 @@ def update_block(
         b_s = moment(p_s, m) + b_g * b_g
         keep(p_s, b_s, m)
         b_p -= rate * (b_g / (tl.sqrt(b_s) + eps))
+    elif RULE == MUON:
+        momentum = tl.load(p_numbers + MOMENTUM)
+        p_b = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
+        b_b = moment(p_b, m)
+        b_b += (1.0 - momentum).to(ACC) * (b_g - b_b)
+        keep(p_b, b_b, m)
+        if NESTEROV:
+            b_b = b_g + momentum.to(ACC) * (b_b - b_g)
+        tl.store(pointer(p_slot, STATE_1, ACC, BLOCK_V) + o, b_b, mask=m)
+    elif RULE == MUON_STEP:
+        b_d = tl.load(pointer(p_slot, STATE_1, ACC, BLOCK_V) + o, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
+        b_p -= tl.load(p_rate + 1).to(ACC) * b_d
     else:
         beta1 = tl.load(p_numbers + BETA1)
         beta2 = tl.load(p_numbers + BETA2)
@@ -302,9 +318,10 @@ def update_block(
             b_v = tl.maximum(moment(p_x, m), b_v, propagate_nan=tl.PropagateNan.ALL)
             keep(p_x, b_v, m)
         b_p -= rate * (b_m / (tl.sqrt(b_v) / tl.load(p_rate + 1).to(ACC) + eps))
-    tl.store(p_w, b_p, mask=m)
-    if HAS_MASTER:
-        tl.store(p_p, b_p.to(DTYPE), mask=m)
+    if RULE != MUON:
+        tl.store(p_w, b_p, mask=m)
+        if HAS_MASTER:
+            tl.store(p_p, b_p.to(DTYPE), mask=m)
 
 
 @triton.jit

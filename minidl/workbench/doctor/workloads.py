@@ -353,6 +353,7 @@ def _optimizers(dtype: torch.dtype) -> Calls:
         "adam, amsgrad": lambda params, lazy: optim.Adam(params, amsgrad=True, skip_nonfinite=False),
         "adamw": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy),
         "adamw, scaled loss": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy, loss_scale=65536.0),
+        "muon": lambda params, lazy: optim.Muon([param for param in params if param.ndim == 2]),
     }
     for rows, lazy in ((False, False), (True, False), (True, True)):
         variant = f"{', rows' if rows else ''}{', lazy' if lazy else ''}"
