@@ -13,32 +13,45 @@ from minidl.version import __version__
 __all__ = [
     "Tensor",
     "__version__",
+    "arange",
     "as_tensor",
     "capture",
     "check_grads",
     "compile_ahead",
     "data",
     "draw",
+    "empty",
+    "empty_like",
     "enable_grad",
+    "eye",
+    "from_numpy",
     "from_torch",
     "full",
+    "full_like",
     "fusion",
     "is_grad_enabled",
+    "linspace",
     "load",
     "manual_seed",
     "models",
     "nn",
     "no_grad",
     "ones",
+    "ones_like",
     "ops",
     "optim",
     "profile",
     "rand",
+    "rand_like",
+    "randint",
     "randn",
+    "randn_like",
     "save",
     "set_float32_precision",
     "set_grad_enabled",
+    "tensor",
     "zeros",
+    "zeros_like",
 ]
 
 # As in `typing`, which takes longer to import than all of this: a command can be interrupted without a traceback after
@@ -56,8 +69,37 @@ if TYPE_CHECKING:
     from minidl.autograd import set_grad_enabled as set_grad_enabled
     from minidl.captured import capture as capture
     from minidl.later import fusion as fusion
+    from minidl.making import arange as arange
+    from minidl.making import empty as empty
+    from minidl.making import empty_like as empty_like
+    from minidl.making import eye as eye
+    from minidl.making import from_numpy as from_numpy
+    from minidl.making import full_like as full_like
+    from minidl.making import linspace as linspace
+    from minidl.making import ones_like as ones_like
+    from minidl.making import rand_like as rand_like
+    from minidl.making import randint as randint
+    from minidl.making import randn_like as randn_like
+    from minidl.making import tensor as tensor
+    from minidl.making import zeros_like as zeros_like
     from minidl.nn.saved import load as load
     from minidl.nn.saved import save as save
+    from minidl.ops import (
+        abs as abs, add as add, all as all, amax as amax, amin as amin, any as any, argmax as argmax, argmin as argmin,
+        argsort as argsort, bitwise_and as bitwise_and, bitwise_not as bitwise_not, bitwise_or as bitwise_or,
+        bitwise_xor as bitwise_xor, bmm as bmm, cat as cat, chunk as chunk, clamp as clamp, clone as clone, conv1d as
+        conv1d, conv2d as conv2d, conv3d as conv3d, conv_transpose1d as conv_transpose1d, conv_transpose2d as
+        conv_transpose2d, cumsum as cumsum, div as div, dropout as dropout, einsum as einsum, eq as eq, exp as exp,
+        flatten as flatten, flip as flip, floor_divide as floor_divide, gather as gather, ge as ge, gt as gt,
+        index_select as index_select, le as le, log as log, log_softmax as log_softmax, logical_and as logical_and,
+        logical_not as logical_not, logical_or as logical_or, lt as lt, masked_fill as masked_fill, matmul as matmul,
+        max as max, maximum as maximum, mean as mean, min as min, minimum as minimum, mm as mm, mul as mul, ne as ne,
+        neg as neg, norm as norm, outer as outer, permute as permute, pow as pow, reciprocal as reciprocal, relu as
+        relu, remainder as remainder, reshape as reshape, sigmoid as sigmoid, sign as sign, softmax as softmax, sort as
+        sort, split as split, sqrt as sqrt, square as square, squeeze as squeeze, stack as stack, std as std, sub as
+        sub, sum as sum, tanh as tanh, topk as topk, transpose as transpose, unsqueeze as unsqueeze, var as var, where
+        as where,
+    )  # fmt: skip
     from minidl.ops.random import rand as rand
     from minidl.ops.random import randn as randn
     from minidl.random import manual_seed as manual_seed
@@ -72,7 +114,28 @@ if TYPE_CHECKING:
     from minidl.testing import check_grads as check_grads
     from minidl.workbench.drawing import draw as draw
     from minidl.workbench.profiling import profile as profile
+    from torch import (
+        bfloat16 as bfloat16, bool as bool, device as device, double as double, float as float, float16 as float16,
+        float32 as float32, float64 as float64, half as half, int as int, int16 as int16, int32 as int32, int64 as
+        int64, int8 as int8, long as long, short as short, uint8 as uint8,
+    )  # fmt: skip
 
+# torch's, by their names.
+_OF_TORCH = (
+    "bfloat16", "bool", "device", "double", "float", "float16", "float32", "float64", "half", "int", "int16", "int32",
+    "int64", "int8", "long", "short", "uint8",
+)  # fmt: skip
+# Those of `minidl.ops` that torch has at this place, too.
+_OPERATIONS = (
+    "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bitwise_and", "bitwise_not",
+    "bitwise_or", "bitwise_xor", "bmm", "cat", "chunk", "clamp", "clone", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "cumsum", "div", "dropout", "einsum", "eq", "exp", "flatten", "flip",
+    "floor_divide", "gather", "ge", "gt", "index_select", "le", "log", "log_softmax", "logical_and", "logical_not",
+    "logical_or", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "mul", "ne", "neg",
+    "norm", "outer", "permute", "pow", "reciprocal", "relu", "remainder", "reshape", "sigmoid", "sign", "softmax",
+    "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh", "topk", "transpose",
+    "unsqueeze", "var", "where",
+)  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 _MORE = (
     "autograd",
@@ -84,27 +147,40 @@ _MORE = (
 
 _HOMES = {
     "Tensor": "minidl.tensors",
+    "arange": "minidl.making",
     "as_tensor": "minidl.tensors",
     "capture": "minidl.captured",
     "check_grads": "minidl.testing",
     "compile_ahead": "minidl.rehearsal",
     "draw": "minidl.workbench.drawing",
+    "empty": "minidl.making",
+    "empty_like": "minidl.making",
     "enable_grad": "minidl.autograd",
+    "eye": "minidl.making",
+    "from_numpy": "minidl.making",
     "from_torch": "minidl.tensors",
     "full": "minidl.tensors",
+    "full_like": "minidl.making",
     "fusion": "minidl.later",
     "is_grad_enabled": "minidl.autograd",
+    "linspace": "minidl.making",
     "load": "minidl.nn.saved",
     "manual_seed": "minidl.random",
     "no_grad": "minidl.autograd",
     "ones": "minidl.tensors",
+    "ones_like": "minidl.making",
     "profile": "minidl.workbench.profiling",
     "rand": "minidl.ops.random",
+    "rand_like": "minidl.making",
+    "randint": "minidl.making",
     "randn": "minidl.ops.random",
+    "randn_like": "minidl.making",
     "save": "minidl.nn.saved",
     "set_float32_precision": "minidl.runtime.launch",
     "set_grad_enabled": "minidl.autograd",
+    "tensor": "minidl.making",
     "zeros": "minidl.tensors",
+    "zeros_like": "minidl.making",
 }
 
 
@@ -120,16 +196,33 @@ if "triton" not in sys.modules:
     sys.meta_path.insert(0, _BeforeTriton())
 
 
+class _UnknownName(AttributeError):
+    """A name that there is not; what is said of it is found when it is asked for, as `from minidl import tensors` asks
+    for a name first."""
+
+    def __str__(self) -> str:
+        name = str(self.args[0])
+        text = f"module 'minidl' has no attribute {name!r}"
+        if hasattr(importlib.import_module("minidl.ops"), name):
+            return f"{text}: it is minidl.ops.{name}"
+        names = [*__all__, *_OPERATIONS, *_OF_TORCH]
+        near = importlib.import_module("difflib").get_close_matches(name, names, 1)
+        return f"{text}; did you mean {near[0]}?" if near else f"{text}: it is not built; dir(minidl.ops) lists what is"
+
+
 def __getattr__(name: str) -> object:
     if name in (*_SUBMODULES, *_MORE):
         return importlib.import_module(f"minidl.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'minidl' has no attribute {name!r}")
-    importlib.import_module("minidl.ops")  # attaches the operators to Tensor
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    if name not in (*_HOMES, *_OPERATIONS, *_OF_TORCH):
+        raise _UnknownName(name)
+    ops = importlib.import_module("minidl.ops")  # attaches the operators to Tensor
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        value = getattr(ops if name in _OPERATIONS else importlib.import_module("torch"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_OPERATIONS, *_OF_TORCH})

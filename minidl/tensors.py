@@ -475,11 +475,11 @@ def ones(
 
 
 def full(
-    shape: Sequence[int],
-    value: Scalar,
-    dtype: torch.dtype = torch.float32,
+    size: Sequence[int],
+    fill_value: Scalar,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor filled with one value."""
-    return Tensor(torch.full(tuple(shape), value, dtype=dtype, device=device or default_device()), requires_grad)
+    """A Tensor filled with one value: float32 unless named, int64 for a whole number and bool for a truth, as torch's."""
+    return Tensor(torch.full(tuple(size), fill_value, dtype=dtype, device=device or default_device()), requires_grad)

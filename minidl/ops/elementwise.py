@@ -1,7 +1,7 @@
 """Arithmetic and comparisons element by element, with broadcasting.
 
-Both operands have the same dtype; a Python number takes the tensor's. Shapes broadcast as in torch, and each gradient
-is summed back to its operand's shape.
+Operands come to one dtype by `promotion`; a Python number takes the tensor's. Shapes broadcast as in torch, and each
+gradient is summed back to its operand's shape.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any, TypeGuard
 
 import torch
 
-from minidl.autograd import Function
+from minidl.autograd import Function, UnknownTensor
 from minidl.kernels import activation, elementwise, reduce
 from minidl.kernels.activation import Activation
 from minidl.later import Later, may_wait, take
+from minidl.ops.promotion import alike
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [
@@ -258,8 +259,12 @@ def reciprocal(x: Tensor) -> Tensor:
     return Reciprocal.apply(x)
 
 
-def add(a: Operand, b: Operand) -> Tensor:
-    """a + b. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
+def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
+    """input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, ValueError for
+    shapes that do not broadcast."""
+    a, b = alike(input, other if alpha == 1 else mul(other, alpha))
+    if _are_bools(a, b):
+        return Tensor(torch.logical_or(_raw(a), _raw(b)))
     if not (_waits(a) and _waits(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
         return Add.apply(a, b)
     for one, other in ((a, b), (b, a)):
@@ -273,27 +278,45 @@ def _waits(x: Any) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and may_wait(x) and x.dtype.is_floating_point
 
 
-def sub(a: Operand, b: Operand) -> Tensor:
-    """a - b. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
-    return Sub.apply(a, b)
+def _are_bools(*operands: Any) -> bool:
+    """Whether they are torch.bool, of which there is no arithmetic but that of truths."""
+    return all(isinstance(x, Tensor | torch.Tensor) and _is_bool(x) for x in operands)
 
 
-def mul(a: Operand, b: Operand) -> Tensor:
-    """a * b, element by element. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
+def _is_bool(x: Any) -> bool:
+    try:
+        return bool(x.dtype == torch.bool)
+    except UnknownTensor:
+        return False
+
+
+def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
+    """input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
+    broadcast."""
+    return Sub.apply(*alike(input, other if alpha == 1 else mul(other, alpha)))
+
+
+def mul(input: Operand, other: Operand) -> Tensor:
+    """input times other, element by element; of bools, whether both are true. Raises as `add`."""
+    a, b = alike(input, other)
+    if _are_bools(a, b):
+        return Tensor(torch.logical_and(_raw(a), _raw(b)))
     return Mul.apply(a, b)
 
 
-def div(a: Operand, b: Operand) -> Tensor:
-    """a / b. Raises TypeError for integers or different dtypes, ValueError for shapes that do not broadcast."""
-    return Div.apply(a, b)
+def div(input: Operand, other: Operand) -> Tensor:
+    """input / other; float32 for integers. Raises as `add`."""
+    return Div.apply(*alike(input, other, floating=True))
 
 
-def pow(a: Operand, b: Operand) -> Tensor:
-    """a to the power b; NaN where a is negative and b is not an integer.
+def pow(input: Operand, exponent: Operand) -> Tensor:
+    """input to the power `exponent`; NaN where input is negative and exponent is not an integer.
 
-    As in torch, the gradient of a is 0 where b is 0, and that of b is 0 where a is 0 and b is not negative.
-    Raises TypeError for integers or different dtypes, ValueError for shapes that do not broadcast.
+    As in torch, the gradient of input is 0 where exponent is 0, and that of exponent is 0 where input is 0 and exponent
+    is not negative. Raises TypeError for integers alone (but for their squares) or two floating types, ValueError for
+    shapes that do not broadcast.
     """
+    a, b = alike(input, exponent)
     if isinstance(a, Tensor) and not isinstance(b, Tensor):
         if b == 2:
             return Square.apply(a)
@@ -304,64 +327,87 @@ def pow(a: Operand, b: Operand) -> Tensor:
     return Pow.apply(a, b)
 
 
-def maximum(a: Operand, b: Operand) -> Tensor:
-    """The larger of a and b; NaN where either is NaN. Where they are equal, each gets half of the gradient.
+def maximum(input: Operand, other: Operand) -> Tensor:
+    """The larger of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
 
-    Raises TypeError for different dtypes, ValueError for shapes that do not broadcast.
+    Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
-    return Maximum.apply(a, b)
+    return Maximum.apply(*alike(input, other))
 
 
-def minimum(a: Operand, b: Operand) -> Tensor:
-    """The smaller of a and b; NaN where either is NaN. Where they are equal, each gets half of the gradient.
+def minimum(input: Operand, other: Operand) -> Tensor:
+    """The smaller of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
 
-    Raises TypeError for different dtypes, ValueError for shapes that do not broadcast.
+    Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
-    return Minimum.apply(a, b)
+    return Minimum.apply(*alike(input, other))
 
 
-def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
-    """a where condition is true, else b; all three broadcast.
+def where(condition: Tensor, input: Operand, other: Operand) -> Tensor:
+    """input where condition is true, else other; all three broadcast. Of two numbers, float32, or int64 of whole ones.
 
-    Raises TypeError if condition is not torch.bool or a and b have different dtypes, ValueError for shapes that do not
+    Raises TypeError if condition is not torch.bool or for two floating types, ValueError for shapes that do not
     broadcast.
     """
-    return Where.apply(condition, a, b)
+    if not isinstance(input, Tensor | torch.Tensor) and not isinstance(other, Tensor | torch.Tensor):
+        kind = torch.result_type(torch.tensor(input), torch.tensor(other))
+        input = torch.full((), input, dtype=kind, device=condition.device)
+    return Where.apply(condition, *alike(input, other))
 
 
-def clamp(x: Tensor, min: Scalar | None = None, max: Scalar | None = None) -> Tensor:
-    """x limited to [min, max]; None sets no limit. NaN stays NaN. The gradient is 0 where x is outside [min, max].
+def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+    """input limited to [min, max], numbers or tensors that broadcast; None sets no limit, and above max, min is max.
 
-    Raises ValueError when both are None or min is above max.
+    NaN stays NaN. The gradient goes to input where it is within the limits, else to the limit.
+    Raises ValueError when both are None or the number min is above the number max.
     """
-    return Clamp.apply(x, min, max)
+    if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
+        above = input if min is None else _moved(input, min, elementwise.lt)
+        return above if max is None else _moved(above, max, elementwise.gt)
+    (input, min), (_, max) = alike(input, min), alike(input, max)
+    return Clamp.apply(input, min, max)
 
 
-def eq(a: Operand, b: Operand) -> Tensor:
-    """a == b, as torch.bool. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
-    return Tensor(elementwise.eq(_raw(a), _raw(b)))
+def _moved(x: Tensor, bound: Operand, beyond: Kernel) -> Tensor:
+    """The bound where x is beyond it, or it is NaN; else x."""
+    x, bound = alike(x, bound)
+    raw, at = _raw(x), _raw(bound)
+    moved = beyond(raw, at)
+    if isinstance(at, torch.Tensor):
+        moved = torch.logical_or(moved, elementwise.ne(at, at))
+    return where(Tensor(moved), bound, x)
 
 
-def ne(a: Operand, b: Operand) -> Tensor:
-    """a != b, as torch.bool. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
-    return Tensor(elementwise.ne(_raw(a), _raw(b)))
+def _compared(compare: Kernel, a: Operand, b: Operand) -> Tensor:
+    a, b = alike(a, b)
+    return Tensor(compare(_raw(a), _raw(b)))
 
 
-def lt(a: Operand, b: Operand) -> Tensor:
-    """a < b, as torch.bool. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
-    return Tensor(elementwise.lt(_raw(a), _raw(b)))
+def eq(input: Operand, other: Operand) -> Tensor:
+    """input == other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    return _compared(elementwise.eq, input, other)
 
 
-def le(a: Operand, b: Operand) -> Tensor:
-    """a <= b, as torch.bool. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
-    return Tensor(elementwise.le(_raw(a), _raw(b)))
+def ne(input: Operand, other: Operand) -> Tensor:
+    """input != other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    return _compared(elementwise.ne, input, other)
 
 
-def gt(a: Operand, b: Operand) -> Tensor:
-    """a > b, as torch.bool. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
-    return Tensor(elementwise.gt(_raw(a), _raw(b)))
+def lt(input: Operand, other: Operand) -> Tensor:
+    """input < other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    return _compared(elementwise.lt, input, other)
 
 
-def ge(a: Operand, b: Operand) -> Tensor:
-    """a >= b, as torch.bool. Raises TypeError for different dtypes, ValueError for shapes that do not broadcast."""
-    return Tensor(elementwise.ge(_raw(a), _raw(b)))
+def le(input: Operand, other: Operand) -> Tensor:
+    """input <= other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    return _compared(elementwise.le, input, other)
+
+
+def gt(input: Operand, other: Operand) -> Tensor:
+    """input > other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    return _compared(elementwise.gt, input, other)
+
+
+def ge(input: Operand, other: Operand) -> Tensor:
+    """input >= other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    return _compared(elementwise.ge, input, other)
