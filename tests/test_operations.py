@@ -37,6 +37,7 @@ TESTED_ELSEWHERE = {
     "conv_pair_pool": "tests/kernels/test_conv.py",
     "conv_batch_grad_weight": "tests/kernels/test_conv.py",
     "conv_taps": "tests/kernels/test_conv_columns.py",
+    "conv_unshuffle": "tests/kernels/test_conv.py",
     "gemm_cut": "tests/kernels/test_gemm.py",
     "gemm_parts": "tests/kernels/test_gemm.py",
     "gemm_rows": "tests/kernels/test_gemm_shapes.py",
