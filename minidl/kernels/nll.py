@@ -14,7 +14,7 @@ import triton.language as tl
 
 from minidl.kernels.cross_entropy import check_classes, row_targets, target_weights
 from minidl.kernels.loss import add_up
-from minidl.runtime import launch
+from minidl.runtime import launch, order
 
 
 @triton.jit
@@ -43,10 +43,10 @@ def nll_kernel(
 
 @triton.jit
 def nll_grad_kernel(
-    p_dy, p_t, p_w, p_divisor, p_dx, R, N, INNER, ignore_index,
+    p_dy, p_t, p_w, p_divisor, p_dx, R, N, INNER, s_outer, s_class, s_inner, ignore_index,
     WEIGHTED: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """-w_t dy at each row's class, in memory [outer, N, INNER] that is 0; dy one value or one for each row."""
+    """-w_t dy at each row's class, in memory that is 0; dy one value or one for each row."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     b_t, b_w, m_kept, m_class = row_targets(p_t, p_w, o_m, o_m < R, N, ignore_index, False, WEIGHTED, ACC)
     if EACH:
@@ -56,7 +56,7 @@ def nll_grad_kernel(
         if p_divisor is not None:
             b_dy = b_dy / tl.load(p_divisor)
     b_dx = b_w * b_dy * -1.0
-    o_x = chosen(o_m, b_t, INNER, N * INNER, INNER, 1)
+    o_x = chosen(o_m, b_t, INNER, s_outer, s_class, s_inner)
     tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=m_kept & m_class)
 
 
@@ -102,14 +102,17 @@ def nll_loss_grad(
     ignore_index: int,
     divisor: torch.Tensor | None,
 ) -> torch.Tensor:
-    """dx of `nll_loss`, contiguous, from dy in the loss's shape and the divisor that it gave."""
-    dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    """dx of `nll_loss`, which lies as x does, from dy in the loss's shape and the divisor that it gave."""
+    last = order.channels_last(x)
+    shape = x.movedim(1, -1).shape if last else x.shape
+    dx = torch.zeros(shape, dtype=x.dtype, device=x.device)
+    dx = dx.movedim(-1, 1) if last else dx
     N, inner = x.shape[min(1, x.dim() - 1)], x.shape[2:].numel()
     R = target.numel()
     tile = launch.tile("loss", x.dtype, N=R)
     launch.run(
         nll_grad_kernel, (launch.cdiv(R, tile["BLOCK_N"]),), dy.contiguous(), target.contiguous(),
-        None if weight is None else weight.contiguous(), divisor, dx, R, N, inner, ignore_index,
+        None if weight is None else weight.contiguous(), divisor, dx, R, N, inner, *_rows(dx).stride(), ignore_index,
         WEIGHTED=weight is not None, EACH=dy.dim() > 0, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return dx

@@ -12,7 +12,7 @@ from minidl.autograd import Function
 from minidl.kernels import resample as kernels
 from minidl.kernels.resample import Taps
 from minidl.ops.view import permute, reshape
-from minidl.runtime import check
+from minidl.runtime import check, order
 from minidl.tensors import Tensor
 
 __all__ = ["interpolate", "pad", "pixel_shuffle"]
@@ -112,5 +112,8 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
         raise ValueError(f"pixel_shuffle: input {list(input.shape)} has no multiple of {r * r} channels")
     *first, channels, H, W = input.shape
     C = channels // (r * r)
+    if order.channels_last(input.data) and input.ndim == 4:
+        x = reshape(permute(input, 0, 2, 3, 1), *first, H, W, C, r, r)
+        return permute(reshape(permute(x, 0, 1, 4, 2, 5, 3), *first, H * r, W * r, C), 0, 3, 1, 2)
     x = reshape(input, math.prod(first), C, r, r, H, W)
     return reshape(permute(x, 0, 1, 4, 2, 5, 3), *first, C, H * r, W * r)
