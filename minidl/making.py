@@ -12,7 +12,7 @@ from minidl.kernels import elementwise
 from minidl.ops import random
 from minidl.ops.random import rand, randn
 from minidl.ops.view import unpacked
-from minidl.tensors import Scalar, Tensor, default_device, full
+from minidl.tensors import Scalar, Tensor, device_of, full
 
 __all__ = [
     "arange",
@@ -43,7 +43,7 @@ def tensor(data: Any, dtype: Kind = None, device: Where = None, requires_grad: b
         source = data.data if isinstance(data, Tensor) else data.detach()
         copy = torch.empty_like(source, dtype=dtype or source.dtype, device=device or source.device)
         return Tensor(copy.copy_(source), requires_grad)
-    return Tensor(torch.tensor(data, dtype=dtype, device=device or default_device()), requires_grad)
+    return Tensor(torch.tensor(data, dtype=dtype, device=device_of(device)), requires_grad)
 
 
 def from_numpy(ndarray: Any) -> Tensor:
@@ -65,7 +65,7 @@ def arange(
         raise ValueError(f"arange: a step of {step!r} does not lead from {start!r} to {end!r}")
     whole = all(isinstance(value, int) for value in (start, end, step))
     dtype = dtype or (torch.int64 if whole else torch.float32)
-    where = device or default_device()
+    where = device_of(device)
     if whole and not dtype.is_floating_point:
         return Tensor(torch.arange(start, end, step, dtype=dtype, device=where))
     count = math.ceil((end - start) / step)
@@ -81,7 +81,7 @@ def linspace(
     """
     if steps < 0:
         raise ValueError(f"linspace: steps is {steps}, expected a number from 0")
-    where, between = device or default_device(), (end - start) / max(steps - 1, 1)
+    where, between = device_of(device), (end - start) / max(steps - 1, 1)
     # From both ends, so that both are exact.
     half = (steps + 1) // 2
     parts = _steps(start, between, half, where), _steps(end, -between, steps - half, where).flip(0)
@@ -101,14 +101,14 @@ def eye(
     columns = n if m is None else m
     if n < 0 or columns < 0:
         raise ValueError(f"eye: got [{n}, {columns}], expected sizes from 0")
-    data = torch.zeros(n, columns, dtype=dtype or torch.float32, device=device or default_device())
+    data = torch.zeros(n, columns, dtype=dtype or torch.float32, device=device_of(device))
     data.diagonal().fill_(1)
     return Tensor(data, requires_grad)
 
 
 def empty(*size: Any, dtype: Kind = None, device: Where = None, requires_grad: bool = False) -> Tensor:
     """A Tensor whose values are whatever the memory holds."""
-    data = torch.empty(unpacked(size), dtype=dtype or torch.float32, device=device or default_device())
+    data = torch.empty(unpacked(size), dtype=dtype or torch.float32, device=device_of(device))
     return Tensor(data, requires_grad)
 
 

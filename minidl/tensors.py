@@ -417,8 +417,10 @@ class Tensor(Variable):
 Function.result_class = Tensor
 
 
-def place(device: torch.device | str) -> torch.device:
-    """A device by name. Raises RuntimeError for CUDA where torch sees no GPU."""
+def device_of(device: torch.device | str | None) -> torch.device:
+    """A device by name, None for where kernels run. Raises RuntimeError for CUDA where torch sees no GPU."""
+    if device is None:
+        return default_device()
     found = torch.device(device)
     if found.type == "cuda" and not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
@@ -447,7 +449,7 @@ def as_tensor(
         same = dtype in (None, data.dtype) and (device is None or torch.device(device) == data.device)
         data = data if same else data.to(device or data.device, dtype or data.dtype)
         return data if data.requires_grad or not requires_grad else Tensor(data.data, True)
-    return Tensor(torch.as_tensor(data, dtype=dtype, device=device or default_device()), requires_grad)
+    return Tensor(torch.as_tensor(data, dtype=dtype, device=device_of(device)), requires_grad)
 
 
 def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
@@ -461,7 +463,7 @@ def zeros(
     requires_grad: bool = False,
 ) -> Tensor:
     """A Tensor of zeros."""
-    return Tensor(torch.zeros(_shape(shape), dtype=dtype, device=device or default_device()), requires_grad)
+    return Tensor(torch.zeros(_shape(shape), dtype=dtype, device=device_of(device)), requires_grad)
 
 
 def ones(
@@ -482,4 +484,4 @@ def full(
     requires_grad: bool = False,
 ) -> Tensor:
     """A Tensor filled with one value: float32 unless named, int64 for a whole number and bool for a truth, as torch's."""
-    return Tensor(torch.full(tuple(size), fill_value, dtype=dtype, device=device or default_device()), requires_grad)
+    return Tensor(torch.full(tuple(size), fill_value, dtype=dtype, device=device_of(device)), requires_grad)

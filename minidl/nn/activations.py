@@ -6,7 +6,7 @@ import torch
 
 from minidl import ops
 from minidl.nn.module import Module, Parameter
-from minidl.tensors import Tensor, default_device
+from minidl.tensors import Tensor, device_of
 
 
 class _InPlace(Module):
@@ -155,7 +155,7 @@ class PReLU(Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.weight = Parameter(torch.full((num_parameters,), init, device=device or default_device(), dtype=dtype))
+        self.weight = Parameter(torch.full((num_parameters,), init, device=device_of(device), dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.prelu(x, self.weight)

@@ -16,7 +16,7 @@ from minidl.nn.module import Module, Parameter
 from minidl.ops import conv_transpose
 from minidl.ops.conv import axes_in, check_pool, check_settings
 from minidl.runtime.check import Pair, numbers
-from minidl.tensors import Tensor, default_device
+from minidl.tensors import Tensor, device_of
 
 
 class _Conv(Module):
@@ -189,7 +189,7 @@ class ConvTranspose2d(_ConvTranspose):
 
 def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> Parameter:
     """[rows, columns, *kernel] with the columns last in memory, in torch's range."""
-    place = device or default_device()
+    place = device_of(device)
     weight = Parameter(torch.empty(rows, *kernel, columns, device=place, dtype=dtype or torch.float32).movedim(-1, 1))
     init.kaiming_uniform_(weight, a=math.sqrt(5.0))
     return weight

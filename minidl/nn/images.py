@@ -11,7 +11,7 @@ from minidl import ops
 from minidl.nn import init
 from minidl.nn.layers import Dropout
 from minidl.nn.module import Module, Parameter
-from minidl.tensors import Tensor, default_device
+from minidl.tensors import Tensor, device_of
 
 Four = int | Sequence[int]
 
@@ -119,7 +119,7 @@ class Embedding(Module):
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         if _weight is None:
-            place, kind = device or default_device(), dtype or torch.float32
+            place, kind = device_of(device), dtype or torch.float32
             self.weight = Parameter(torch.empty(num_embeddings, embedding_dim, device=place, dtype=kind))
             init.normal_(self.weight)
             if padding_idx is not None:

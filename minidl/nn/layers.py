@@ -16,13 +16,13 @@ from minidl.kernels.activation import Activation
 from minidl.nn import init
 from minidl.nn.module import Module, Parameter, described
 from minidl.sparse.csr import CSR
-from minidl.tensors import Tensor, default_device
+from minidl.tensors import Tensor, device_of
 
 Device = torch.device | str | None
 
 
 def _empty(*shape: int, device: Device, dtype: torch.dtype | None) -> Parameter:
-    return Parameter(torch.empty(shape, device=device or default_device(), dtype=dtype or torch.float32))
+    return Parameter(torch.empty(shape, device=device_of(device), dtype=dtype or torch.float32))
 
 
 def _act_repr(act: Activation) -> str:

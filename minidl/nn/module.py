@@ -11,7 +11,7 @@ import torch
 from minidl import missing
 from minidl.later import deferring, settle_all
 from minidl.nn.in_order import InOrder
-from minidl.tensors import Tensor, place
+from minidl.tensors import Tensor, device_of
 
 M = TypeVar("M", bound="Module")
 
@@ -331,7 +331,7 @@ class Module:
         """
         if isinstance(device, torch.dtype):
             device, dtype = None, device
-        device = None if device is None else place(device)
+        device = None if device is None else device_of(device)
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"{type(self).__name__}.to: got {dtype}, expected a floating type: weights would be lost")
         settle_all()

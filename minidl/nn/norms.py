@@ -8,13 +8,13 @@ import torch
 
 from minidl import ops
 from minidl.nn.module import Module, Parameter
-from minidl.tensors import Tensor, default_device
+from minidl.tensors import Tensor, device_of
 
 Device = torch.device | str | None
 
 
 def _full(shape: tuple[int, ...], value: float, device: Device, dtype: torch.dtype | None) -> Parameter:
-    return Parameter(torch.full(shape, value, device=device or default_device(), dtype=dtype or torch.float32))
+    return Parameter(torch.full(shape, value, device=device_of(device), dtype=dtype or torch.float32))
 
 
 class _Affine(Module):

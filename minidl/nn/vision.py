@@ -11,7 +11,7 @@ from minidl.kernels.pool import Pair
 from minidl.nn import init
 from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
-from minidl.tensors import Tensor, default_device
+from minidl.tensors import Tensor, device_of
 
 
 class MaxPool2d(Module):
@@ -112,7 +112,7 @@ class _BatchNorm(Module):
             init.zeros_(self.bias)
         buffers: dict[str, torch.Tensor | None] = dict.fromkeys(("running_mean", "running_var", "num_batches_tracked"))
         if track_running_stats:
-            place = device or default_device()
+            place = device_of(device)
             buffers = {
                 "running_mean": torch.zeros(num_features, device=place, dtype=dtype),
                 "running_var": torch.ones(num_features, device=place, dtype=dtype),

@@ -11,6 +11,7 @@ from minidl.autograd import Function
 from minidl.kernels import activation, bias_act, gemm
 from minidl.kernels.activation import Activation
 from minidl.ops import view
+from minidl.runtime import check
 from minidl.tensors import Tensor
 
 __all__ = ["linear", "matmul"]
@@ -103,6 +104,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activatio
             f"linear: x has shape {list(x.shape)}, weight {list(weight.shape)}; "
             "expected x [..., in] and weight [out, in]"
         )
+    if x.dtype != weight.dtype:
+        check.same("linear", x=x, weight=weight)
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise ValueError(f"linear: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]")
     if x.ndim == 2:

@@ -13,7 +13,7 @@ from minidl.kernels import random as kernels
 from minidl.ops.elementwise import mul
 from minidl.ops.inplace import applied
 from minidl.ops.view import unpacked
-from minidl.tensors import Tensor, default_device
+from minidl.tensors import Tensor, device_of
 
 __all__ = ["dropout", "dropout2d", "rand", "randint", "randn"]
 
@@ -72,7 +72,7 @@ def rand(
 
     float16 and bfloat16 may round up to 1. Raises TypeError for an integer dtype, ValueError for a negative size.
     """
-    where = device or default_device()
+    where = device_of(device)
     data = kernels.uniform(_sizes("rand", shape), 0.0, 1.0, *random.key(seed), dtype=dtype, device=where)
     return Tensor(data, requires_grad)
 
@@ -85,7 +85,7 @@ def randn(
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor of normally distributed numbers with mean 0 and standard deviation 1. Seeds and errors as `rand`."""
-    where = device or default_device()
+    where = device_of(device)
     data = kernels.normal(_sizes("randn", shape), 0.0, 1.0, *random.key(seed), dtype=dtype, device=where)
     return Tensor(data, requires_grad)
 
@@ -97,7 +97,7 @@ def randint(
 
     Raises ValueError unless low < high <= low + 2^31, or for a negative size.
     """
-    where = device or default_device()
+    where = device_of(device)
     return Tensor(kernels.randint(_sizes("randint", (size,)), low, high, *random.key(seed), device=where))
 
 

@@ -12,7 +12,7 @@ from minidl.autograd import Function
 from minidl.kernels import reduce
 from minidl.ops.join import joined
 from minidl.runtime import check, order
-from minidl.tensors import Tensor, place
+from minidl.tensors import Tensor, device_of
 
 __all__ = [
     "cat",
@@ -223,7 +223,7 @@ def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if isinstance(arg, torch.dtype):
             dtype = arg
         else:
-            device = place(arg)
+            device = device_of(arg)
     if x.requires_grad and not dtype.is_floating_point:
         raise TypeError(f"to: a tensor with a gradient cannot become {dtype}; use .detach() first")
     return To.apply(x, device, dtype)

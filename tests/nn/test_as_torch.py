@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from minidl import fusion, missing, nn, no_grad, ops
+from minidl import fusion, missing, nn, no_grad, ops, zeros
 from minidl.tensors import Tensor, default_device
 
 IMAGES = (2, 6, 5, 7)
@@ -193,8 +193,9 @@ def test_modules_do_what_torchs_do():
     model.zero_grad()
     assert all(p.grad is None for p in model.parameters())
     if not torch.cuda.is_available():
-        with pytest.raises(RuntimeError, match="leave the device out, or use 'cpu'"):
-            model.cuda()
+        for call in (model.cuda, lambda: nn.Linear(2, 3, device="cuda"), lambda: zeros(3, device="cuda")):
+            with pytest.raises(RuntimeError, match="leave the device out, or use 'cpu'"):
+                call()
 
 
 def test_hooks_see_and_change_what_a_module_takes_and_gives():
