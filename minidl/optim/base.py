@@ -13,6 +13,7 @@ import torch
 from minidl import captured
 from minidl.autograd import enable_grad
 from minidl.kernels import update
+from minidl.kernels.update.device_list import capturing
 from minidl.later import settle_all
 from minidl.optim import groups as of_groups
 from minidl.optim import states
@@ -20,8 +21,9 @@ from minidl.optim.groups import Params, check_number, read_group, read_groups
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
-# On a GPU the count of skipped steps is fetched after the first steps, and then after every so many.
-_FETCH = 64
+# On a GPU the count of skipped steps is fetched after 4 steps, so not in the first call of a captured one, whose
+# launches wait for their kernels; then after 8, 16, 32 and each 64.
+_FIRST, _FETCH = 4, 64
 
 
 class NotFiniteWarning(UserWarning):
@@ -231,7 +233,8 @@ class Optimizer(torch.optim.Optimizer):
             )
         elif self._seen is not self._update.skipped:
             self._calls += 1
-            if self._calls % _FETCH == 0 or (self._calls < _FETCH and self._calls & (self._calls - 1) == 0):
+            due = self._calls % _FETCH == 0 or (_FIRST <= self._calls < _FETCH and self._calls.bit_count() == 1)
+            if due and not capturing(self._update.device):
                 self._seen.copy_(self._update.skipped, non_blocking=True)
 
     def _prepare_replay(self) -> None:

@@ -11,8 +11,7 @@ from tests.torch_code.frameworks import EXACT, PEER, ours
 from tests.torch_code.tutorials import TUTORIALS
 
 FACTOR = 8
-# What they wait for: `nn.utils`, items of Sequential that are set.
-WAITING = {"clipped", "transfer"}
+WAITING = {"clipped"}  # for `nn.utils`
 
 
 @pytest.mark.parametrize(
