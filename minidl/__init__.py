@@ -58,6 +58,58 @@ __all__ = [
 # that (see `__main__`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from torch import (
+        bfloat16 as bfloat16,
+    )  # fmt: skip
+    from torch import (
+        bool as bool,
+    )
+    from torch import (
+        device as device,
+    )
+    from torch import (
+        double as double,
+    )
+    from torch import (
+        float as float,
+    )
+    from torch import (
+        float16 as float16,
+    )
+    from torch import (
+        float32 as float32,
+    )
+    from torch import (
+        float64 as float64,
+    )
+    from torch import (
+        half as half,
+    )
+    from torch import (
+        int as int,
+    )
+    from torch import (
+        int8 as int8,
+    )
+    from torch import (
+        int16 as int16,
+    )
+    from torch import (
+        int32 as int32,
+    )
+    from torch import (
+        int64 as int64,
+    )
+    from torch import (
+        long as long,
+    )
+    from torch import (
+        short as short,
+    )
+    from torch import (
+        uint8 as uint8,
+    )
+
     from minidl import data as data
     from minidl import models as models
     from minidl import nn as nn
@@ -85,21 +137,245 @@ if TYPE_CHECKING:
     from minidl.nn.saved import load as load
     from minidl.nn.saved import save as save
     from minidl.ops import (
-        abs as abs, add as add, all as all, amax as amax, amin as amin, any as any, argmax as argmax, argmin as argmin,
-        argsort as argsort, bitwise_and as bitwise_and, bitwise_not as bitwise_not, bitwise_or as bitwise_or,
-        bitwise_xor as bitwise_xor, bmm as bmm, cat as cat, chunk as chunk, clamp as clamp, clone as clone, conv1d as
-        conv1d, conv2d as conv2d, conv3d as conv3d, conv_transpose1d as conv_transpose1d, conv_transpose2d as
-        conv_transpose2d, cumsum as cumsum, div as div, dropout as dropout, einsum as einsum, eq as eq, exp as exp,
-        flatten as flatten, flip as flip, floor_divide as floor_divide, gather as gather, ge as ge, gt as gt,
-        index_select as index_select, le as le, log as log, log_softmax as log_softmax, logical_and as logical_and,
-        logical_not as logical_not, logical_or as logical_or, lt as lt, masked_fill as masked_fill, matmul as matmul,
-        max as max, maximum as maximum, mean as mean, min as min, minimum as minimum, mm as mm, mul as mul, ne as ne,
-        neg as neg, norm as norm, outer as outer, permute as permute, pow as pow, reciprocal as reciprocal, relu as
-        relu, remainder as remainder, reshape as reshape, sigmoid as sigmoid, sign as sign, softmax as softmax, sort as
-        sort, split as split, sqrt as sqrt, square as square, squeeze as squeeze, stack as stack, std as std, sub as
-        sub, sum as sum, tanh as tanh, topk as topk, transpose as transpose, unsqueeze as unsqueeze, var as var, where
-        as where,
+        abs as abs,
     )  # fmt: skip
+    from minidl.ops import (
+        add as add,
+    )
+    from minidl.ops import (
+        all as all,
+    )
+    from minidl.ops import (
+        amax as amax,
+    )
+    from minidl.ops import (
+        amin as amin,
+    )
+    from minidl.ops import (
+        any as any,
+    )
+    from minidl.ops import (
+        argmax as argmax,
+    )
+    from minidl.ops import (
+        argmin as argmin,
+    )
+    from minidl.ops import (
+        argsort as argsort,
+    )
+    from minidl.ops import (
+        bitwise_and as bitwise_and,
+    )
+    from minidl.ops import (
+        bitwise_not as bitwise_not,
+    )
+    from minidl.ops import (
+        bitwise_or as bitwise_or,
+    )
+    from minidl.ops import (
+        bitwise_xor as bitwise_xor,
+    )
+    from minidl.ops import (
+        bmm as bmm,
+    )
+    from minidl.ops import (
+        cat as cat,
+    )
+    from minidl.ops import (
+        chunk as chunk,
+    )
+    from minidl.ops import (
+        clamp as clamp,
+    )
+    from minidl.ops import (
+        clone as clone,
+    )
+    from minidl.ops import (
+        conv1d as conv1d,
+    )
+    from minidl.ops import (
+        conv2d as conv2d,
+    )
+    from minidl.ops import (
+        conv3d as conv3d,
+    )
+    from minidl.ops import (
+        conv_transpose1d as conv_transpose1d,
+    )
+    from minidl.ops import (
+        conv_transpose2d as conv_transpose2d,
+    )
+    from minidl.ops import (
+        cumsum as cumsum,
+    )
+    from minidl.ops import (
+        div as div,
+    )
+    from minidl.ops import (
+        dropout as dropout,
+    )
+    from minidl.ops import (
+        einsum as einsum,
+    )
+    from minidl.ops import (
+        eq as eq,
+    )
+    from minidl.ops import (
+        exp as exp,
+    )
+    from minidl.ops import (
+        flatten as flatten,
+    )
+    from minidl.ops import (
+        flip as flip,
+    )
+    from minidl.ops import (
+        floor_divide as floor_divide,
+    )
+    from minidl.ops import (
+        gather as gather,
+    )
+    from minidl.ops import (
+        ge as ge,
+    )
+    from minidl.ops import (
+        gt as gt,
+    )
+    from minidl.ops import (
+        index_select as index_select,
+    )
+    from minidl.ops import (
+        le as le,
+    )
+    from minidl.ops import (
+        log as log,
+    )
+    from minidl.ops import (
+        log_softmax as log_softmax,
+    )
+    from minidl.ops import (
+        logical_and as logical_and,
+    )
+    from minidl.ops import (
+        logical_not as logical_not,
+    )
+    from minidl.ops import (
+        logical_or as logical_or,
+    )
+    from minidl.ops import (
+        lt as lt,
+    )
+    from minidl.ops import (
+        masked_fill as masked_fill,
+    )
+    from minidl.ops import (
+        matmul as matmul,
+    )
+    from minidl.ops import (
+        max as max,
+    )
+    from minidl.ops import (
+        maximum as maximum,
+    )
+    from minidl.ops import (
+        mean as mean,
+    )
+    from minidl.ops import (
+        min as min,
+    )
+    from minidl.ops import (
+        minimum as minimum,
+    )
+    from minidl.ops import (
+        mm as mm,
+    )
+    from minidl.ops import (
+        mul as mul,
+    )
+    from minidl.ops import (
+        ne as ne,
+    )
+    from minidl.ops import (
+        neg as neg,
+    )
+    from minidl.ops import (
+        norm as norm,
+    )
+    from minidl.ops import (
+        outer as outer,
+    )
+    from minidl.ops import (
+        permute as permute,
+    )
+    from minidl.ops import (
+        pow as pow,
+    )
+    from minidl.ops import (
+        reciprocal as reciprocal,
+    )
+    from minidl.ops import (
+        relu as relu,
+    )
+    from minidl.ops import (
+        remainder as remainder,
+    )
+    from minidl.ops import (
+        reshape as reshape,
+    )
+    from minidl.ops import (
+        sigmoid as sigmoid,
+    )
+    from minidl.ops import (
+        sign as sign,
+    )
+    from minidl.ops import (
+        softmax as softmax,
+    )
+    from minidl.ops import (
+        sort as sort,
+    )
+    from minidl.ops import (
+        split as split,
+    )
+    from minidl.ops import (
+        sqrt as sqrt,
+    )
+    from minidl.ops import (
+        square as square,
+    )
+    from minidl.ops import (
+        squeeze as squeeze,
+    )
+    from minidl.ops import (
+        stack as stack,
+    )
+    from minidl.ops import (
+        std as std,
+    )
+    from minidl.ops import (
+        sub as sub,
+    )
+    from minidl.ops import (
+        sum as sum,
+    )
+    from minidl.ops import (
+        tanh as tanh,
+    )
+    from minidl.ops import (
+        topk as topk,
+    )
+    from minidl.ops import (
+        transpose as transpose,
+    )
+    from minidl.ops import (
+        unsqueeze as unsqueeze,
+    )
+    from minidl.ops import (
+        var as var,
+    )
+    from minidl.ops import (
+        where as where,
+    )
     from minidl.ops.random import rand as rand
     from minidl.ops.random import randn as randn
     from minidl.random import manual_seed as manual_seed
@@ -114,11 +390,6 @@ if TYPE_CHECKING:
     from minidl.testing import check_grads as check_grads
     from minidl.workbench.drawing import draw as draw
     from minidl.workbench.profiling import profile as profile
-    from torch import (
-        bfloat16 as bfloat16, bool as bool, device as device, double as double, float as float, float16 as float16,
-        float32 as float32, float64 as float64, half as half, int as int, int16 as int16, int32 as int32, int64 as
-        int64, int8 as int8, long as long, short as short, uint8 as uint8,
-    )  # fmt: skip
 
 # torch's, by their names.
 _OF_TORCH = (

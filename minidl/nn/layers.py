@@ -165,8 +165,16 @@ class Sequential(Module):
             return part
         return list(self._modules.values())[index]
 
+    def __setitem__(self, index: int, module: Module) -> None:
+        self.add_module(list(self._modules)[index], module)
+
     def __iter__(self) -> Iterator[Module]:
         return self.children()
+
+    def append(self, module: Module) -> Sequential:
+        """Add a module at the end. Raises TypeError for anything else."""
+        self.add_module(str(len(self)), module)
+        return self
 
 
 class MLP(Sequential):

@@ -15,21 +15,21 @@ torch.optim.SparseAdam.
 
 from typing import NoReturn
 
+from minidl import missing
 from minidl.optim import lr_scheduler
-from minidl.optim.base import NotFiniteWarning, Optimizer
+from minidl.optim.base import Optimizer
 from minidl.optim.groups import Params
 from minidl.optim.optimizers import SGD, Adagrad, Adam, AdamW, Muon, RMSprop
 from minidl.optim.schedules import CosineLR, LinearDecayLR, Schedule, WarmupLR
+from minidl.optim.skips import NotFiniteWarning
 
 __all__ = [
     "SGD", "Adagrad", "Adam", "AdamW", "CosineLR", "LinearDecayLR", "Muon", "NotFiniteWarning", "Optimizer", "Params",
     "RMSprop", "Schedule", "WarmupLR", "lr_scheduler",
 ]  # fmt: skip
 
-_BUILT = "SGD, Adam, AdamW, RMSprop, Adagrad and Muon"
-
 
 def __getattr__(name: str) -> NoReturn:
     if name in lr_scheduler.__all__:
         raise AttributeError(f"minidl.optim has no {name}: it is minidl.optim.lr_scheduler.{name}, as in torch")
-    raise AttributeError(f"minidl.optim has no {name}; optimizers: {_BUILT}")
+    raise missing.attribute("minidl.optim", name, __all__)

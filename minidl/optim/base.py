@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -17,15 +15,9 @@ from minidl.later import settle_all
 from minidl.optim import groups as of_groups
 from minidl.optim import states
 from minidl.optim.groups import Params, check_number, read_group, read_groups
+from minidl.optim.skips import Skips
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
-
-# On a GPU the count of skipped steps is fetched after the first steps, and then after every so many.
-_FETCH = 64
-
-
-class NotFiniteWarning(UserWarning):
-    """A step was skipped: a gradient had an infinity or NaN."""
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -94,9 +86,7 @@ class Optimizer(torch.optim.Optimizer):
         self.max_norm, self.lazy = max_norm, lazy
         self.warns = skip_nonfinite and loss_scale is None
         self._known_on_device: list[dict[str, float]] = []
-        self._calls, self._known_skipped = 0, 0
-        on_gpu = self._update.device.type == "cuda"
-        self._seen = torch.zeros(1, dtype=torch.int64, pin_memory=True) if on_gpu else self._update.skipped
+        self._skips = Skips(self._update)
         self._synchronize()
 
     def __repr__(self) -> str:
@@ -131,7 +121,7 @@ class Optimizer(torch.optim.Optimizer):
         first = len(self._params)
         self._params.extend(group["params"])
         self._bounds.append((first, len(self._params)))
-        self.param_groups.append(group)
+        self.param_groups.append(of_groups.Group(type(self).__name__, group))
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Update more parameters from now on, with settings of their own. Captured steps must be captured again."""
@@ -149,14 +139,6 @@ class Optimizer(torch.optim.Optimizer):
         spared = {state for key, state in self._optional.items() if not any(group[key] for group in groups)}
         return [state for state in update.STATES[self._rule] if state not in spared]
 
-    def _no_more(self, what: str) -> None:
-        """Raise RuntimeError inside a captured step, whose replays would not repeat a change."""
-        if captured.recording():
-            raise RuntimeError(
-                f"{type(self).__name__}: {what} changes inside a captured step, and a replay would not "
-                "repeat it: change it outside the step, as by schedule.step() after it"
-            )
-
     def _synchronize(self) -> None:
         """Copy the numbers that have changed to the device."""
         name, own = type(self).__name__, self._update
@@ -166,12 +148,12 @@ class Optimizer(torch.optim.Optimizer):
         for group, (first, end), known in zip(self.param_groups, self._bounds, self._known_on_device, strict=True):
             for key, value in of_groups.flat(name, group).items():
                 if known.get(key) != value:
-                    self._no_more(key)
+                    of_groups.check_not_recording(name, key)
                     own.set(key, value, first, end)
                     known[key] = value
         for state in self._states_of(self.param_groups):
             if state not in own.states:
-                self._no_more(state)
+                of_groups.check_not_recording(name, state)
                 own.keep(state, [param.data for param in self._params])
         own.nesterov, own.maximize = flags.get("nesterov", False), flags.get("maximize", False)
         own.third = flags.get("centered", False) or flags.get("amsgrad", False)
@@ -217,22 +199,8 @@ class Optimizer(torch.optim.Optimizer):
         return grad.dense() if self._dense else update.Rows(grad.rows, grad.values)
 
     def _say_skipped(self) -> None:
-        """Warn once of a skipped step. Nothing waits: on a GPU what is read is the count of some steps ago."""
-        if not self.warns:
-            return
-        count = ctypes.c_int64.from_address(self._seen.data_ptr()).value
-        if count > self._known_skipped:
+        if self.warns and self._skips.say(type(self).__name__):
             self.warns = False
-            warnings.warn(
-                f"{type(self).__name__}: a step was skipped, because its gradient has NaN or infinity. Weights and "
-                "state are as before; `skipped` counts such steps. This is said once; skip_nonfinite=False takes them",
-                NotFiniteWarning,
-                stacklevel=3,
-            )
-        elif self._seen is not self._update.skipped:
-            self._calls += 1
-            if self._calls % _FETCH == 0 or (self._calls < _FETCH and self._calls & (self._calls - 1) == 0):
-                self._seen.copy_(self._update.skipped, non_blocking=True)
 
     def _prepare_replay(self) -> None:
         """What `step` does on the host, before a graph that contains it runs again."""
@@ -320,7 +288,7 @@ class Optimizer(torch.optim.Optimizer):
             group.update(new)
         self._synchronize()
         states.load_torch(self._update, [param.data for param in self._params], given)
-        self._known_skipped = self.skipped
+        self._skips.known = self.skipped
 
     def flat_state(self) -> dict[str, Any]:
         """The state as tensors and numbers with flat names, as safetensors and JSON can hold it.
@@ -334,7 +302,7 @@ class Optimizer(torch.optim.Optimizer):
         """Continue from what `flat_state` returned; as `load_state_dict`."""
         states.load_flat(type(self).__name__, self._update, self.param_groups, state)
         self._synchronize()
-        self._known_skipped = self.skipped
+        self._skips.known = self.skipped
 
     def _no_hooks(self, *args: Any, **kwargs: Any) -> Any:
         name = type(self).__name__

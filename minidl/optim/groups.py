@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from minidl import captured
 from minidl.tensors import Tensor
 
 Params = Iterable[Tensor] | Iterable[Mapping[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -35,6 +36,28 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
     "loss_scale": (lambda v: 1.0 <= v <= 2.0**24 and math.frexp(v)[0] == 0.5, "from 1 to 2^24, a power of two"),
     "initial_accumulator_value": (lambda v: v >= 0.0, "at least 0"),
 }
+
+
+class Group(dict[str, Any]):
+    """The settings of some parameters. They do not change while a step is recorded: its replays would not repeat it."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self._name = name
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self or self[key] != value:
+            check_not_recording(self._name, key)
+        super().__setitem__(key, value)
+
+
+def check_not_recording(name: str, what: str) -> None:
+    """Raise RuntimeError inside a captured step, whose replays would not repeat a change."""
+    if captured.recording():
+        raise RuntimeError(
+            f"{name}: {what} changes inside a captured step, and a replay would not "
+            "repeat it: change it outside the step, as by schedule.step() after it"
+        )
 
 
 def read_groups(name: str, params: Params) -> list[dict[str, Any]]:

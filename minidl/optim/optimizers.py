@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar
 
 from minidl.optim.base import Optimizer
-from minidl.optim.groups import Params, check_number
+from minidl.optim.groups import Params, check_not_recording, check_number
 
 
 class SGD(Optimizer):
@@ -255,7 +255,7 @@ class Muon(Optimizer):
         self._update.newton = _iterations(self.param_groups)
         adjusted = [_adjust(group["adjust_lr_fn"], *p.shape) for group in self.param_groups for p in group["params"]]
         if adjusted != self._adjusted:
-            self._no_more("adjust_lr_fn")
+            check_not_recording("Muon", "adjust_lr_fn")
             for index, value in enumerate(adjusted):
                 self._update.set("adjust", value, index, index + 1)
             self._adjusted = adjusted

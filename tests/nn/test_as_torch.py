@@ -173,6 +173,11 @@ def test_lists_and_dictionaries_of_modules():
     chain = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4))
     assert isinstance(chain[1:], nn.Sequential)
     assert [*chain[1:].state_dict()] == ["2.weight", "2.bias"]  # torch keeps the names, too
+    chain[-1] = nn.Linear(3, 1)
+    assert chain.append(nn.Tanh())(Tensor(torch.ones(5, 2).to(default_device()))).shape == (5, 1)
+    assert [*chain.state_dict()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    with pytest.raises(TypeError, match="Sequential: '1' is"):
+        chain[1] = ops.relu
 
 
 def test_modules_do_what_torchs_do():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import minidl
-from minidl import optim
+from minidl import captured, optim
 from minidl.optim import lr_scheduler
 from minidl.tensors import Tensor, default_device
 
@@ -61,7 +61,7 @@ def test_rates_and_weights_as_torch(name):
 def test_the_names_of_before_are_refused():
     with pytest.raises(AttributeError, match=r"it is minidl\.optim\.lr_scheduler\.StepLR, as in torch"):
         optim.StepLR  # noqa: B018
-    with pytest.raises(AttributeError, match="has no LBFGS"):
+    with pytest.raises(AttributeError, match="the nearest thing is SGD with momentum"):
         optim.LBFGS  # noqa: B018
 
 
@@ -73,6 +73,17 @@ def test_arguments_are_torch_s(name):
     for key, their in theirs.items():
         assert (ours[key].kind, ours[key].default) == (their.kind, their.default)
     assert all(ours[key].kind is inspect.Parameter.KEYWORD_ONLY for key in list(ours)[len(theirs) :])
+
+
+def test_a_schedule_inside_a_recorded_step_is_refused(monkeypatch):
+    """Its replays would not repeat it."""
+    optimizer = made(optim, "SGD", lambda t: Tensor(t.to(default_device()), requires_grad=True))
+    schedules = lr_scheduler.ExponentialLR(optimizer, 0.5), optim.CosineLR(optimizer, 10)
+    optimizer.step()
+    monkeypatch.setattr(captured._thread, "recording", True, raising=False)
+    for schedule in schedules:
+        with pytest.raises(RuntimeError, match="SGD: lr changes inside a captured step"):
+            schedule.step()
 
 
 def test_a_schedule_of_a_captured_step():

@@ -11,15 +11,9 @@ from tests.torch_code.frameworks import EXACT, PEER, ours
 from tests.torch_code.tutorials import TUTORIALS
 
 FACTOR = 8
-# What they wait for: `nn.utils`, items of Sequential that are set.
-WAITING = {"clipped", "transfer"}
 
 
-@pytest.mark.parametrize(
-    "tutorial",
-    [pytest.param(t, marks=pytest.mark.xfail(t.__name__ in WAITING, reason="not there yet")) for t in TUTORIALS],
-    ids=[t.__name__ for t in TUTORIALS],
-)
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=[t.__name__ for t in TUTORIALS])
 def test_a_tutorial_loses_as_with_torch(tutorial, tmp_path):
     exact, peer, own = (np.array(tutorial(f, tmp_path)) for f in (EXACT, PEER, ours()))
     assert len(own) >= 20

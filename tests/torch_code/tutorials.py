@@ -70,6 +70,7 @@ def cnn(f, folder):
             return self.fc2(f.F.relu(self.fc1(x)))
 
     net = f.begun(Net())
+    criterion = f.nn.CrossEntropyLoss()
     optimizer = f.optim.Adam(net.parameters(), lr=0.01, betas=(0.9, 0.99))
     images, labels = pictures(f, 32, channels=3)
     images, labels = f.tensor(images), f.tensor(labels)
@@ -77,7 +78,7 @@ def cnn(f, folder):
     for step in range(20):
         part = slice(8 * (step % 4), 8 * (step % 4) + 8)
         optimizer.zero_grad()
-        loss = f.F.cross_entropy(net(images[part]), labels[part])
+        loss = criterion(net(images[part]), labels[part])
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -95,12 +96,13 @@ def dcgan(f, folder):
     discriminator = f.begun(
         f.nn.Sequential(
             f.nn.Conv2d(1, 8, 4, 2, 1, bias=False), f.nn.LeakyReLU(0.2),
-            f.nn.Conv2d(8, 1, 4, 1, 0, bias=False), f.nn.Flatten(0),
+            f.nn.Conv2d(8, 1, 4, 1, 0, bias=False), f.nn.Sigmoid(), f.nn.Flatten(0),
         )
     )  # fmt: skip
     optimizer_d, optimizer_g = (
         f.optim.Adam(network.parameters(), lr=2e-3, betas=(0.5, 0.999)) for network in (discriminator, generator)
     )
+    criterion = f.nn.BCELoss()
     real, _ = pictures(f, 8)
     real, ones, zeros = f.tensor(real), f.tensor(plain.ones(8)), f.tensor(plain.zeros(8))
     losses = []
@@ -108,13 +110,13 @@ def dcgan(f, folder):
         discriminator.zero_grad()
         noise = f.tensor(drawn(8, 6, 1, 1, seed=step))
         fake = generator(noise)
-        loss_real = f.F.binary_cross_entropy_with_logits(discriminator(real), ones)
+        loss_real = criterion(discriminator(real), ones)
         loss_real.backward()
-        loss_fake = f.F.binary_cross_entropy_with_logits(discriminator(fake.detach()), zeros)
+        loss_fake = criterion(discriminator(fake.detach()), zeros)
         loss_fake.backward()
         optimizer_d.step()
         generator.zero_grad()
-        loss_g = f.F.binary_cross_entropy_with_logits(discriminator(fake), ones)
+        loss_g = criterion(discriminator(fake), ones)
         loss_g.backward()
         optimizer_g.step()
         losses.append(loss_real.item() + loss_fake.item() + loss_g.item())
@@ -141,11 +143,7 @@ def resnet(f, folder):
             out = self.bn2(self.conv2(out))
             return self.relu(out + self.downsample(x))
 
-    model = f.begun(
-        f.nn.Sequential(
-            BasicBlock(1, 4), BasicBlock(4, 8, 2), f.nn.AdaptiveAvgPool2d(1), f.nn.Flatten(), f.nn.Linear(8, 4)
-        )
-    )
+    model = f.begun(f.nn.Sequential(BasicBlock(1, 8, 2), f.nn.AdaptiveAvgPool2d(1), f.nn.Flatten(), f.nn.Linear(8, 4)))
     optimizer = f.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, nesterov=True)
     scheduler = f.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.1)
     images, labels = map(f.tensor, pictures(f, 16))
@@ -164,13 +162,24 @@ def text(f, folder):
     """Texts as means of the embeddings of their words."""
     words = plain.randint(50, (24, 12), generator=plain.Generator().manual_seed(2))
     labels = f.tensor((words < 20).sum(1).gt(5).to(plain.int64))
-    bags = f.tensor(plain.nn.functional.one_hot(words, 50).double().mean(1))
-    model = f.begun(f.nn.Sequential(f.nn.Linear(50, 16, bias=False), f.nn.Linear(16, 2)))
+
+    class Classifier(f.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = f.nn.Embedding(50, 16)
+            self.norm = f.nn.LayerNorm(16)
+            self.fc = f.nn.Linear(16, 2)
+
+        def forward(self, words):
+            return self.fc(self.norm(self.embedding(words).mean(1)))
+
+    words = f.tensor(words)
+    model = f.begun(Classifier())
     optimizer = f.optim.Adagrad(model.parameters(), lr=0.3)
     losses = []
     for _ in range(20):
         optimizer.zero_grad()
-        loss = f.F.cross_entropy(model(bags), labels)
+        loss = f.F.cross_entropy(model(words), labels)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -183,10 +192,11 @@ def autoencoder(f, folder):
     x = f.tensor(images.flatten(1))
     encoder = f.begun(f.nn.Sequential(f.nn.Linear(64, 16), f.nn.GELU(), f.nn.Linear(16, 3)))
     decoder = f.begun(f.nn.Sequential(f.nn.Linear(3, 16), f.nn.SiLU(), f.nn.Linear(16, 64)))
+    criterion = f.nn.MSELoss()
     optimizer = f.optim.RMSprop([*encoder.parameters(), *decoder.parameters()], lr=3e-3, momentum=0.5)
     losses = []
     for _ in range(20):
-        loss = f.F.mse_loss(decoder(encoder(x)), x)
+        loss = criterion(decoder(encoder(x)), x)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
