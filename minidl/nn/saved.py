@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {kind: [_taken(item, f"{inner}{i}", tensors) for i, item in enumerate(value)]}
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    if isinstance(value, Real):  # of NumPy
+        return int(value) if isinstance(value, Integral) else float(value)
     raise TypeError(
         f"minidl.save: {name or 'it'} is a {type(value).__name__}; it writes modules, tensors, numbers, text, None and "
         "dicts, lists and tuples of them"

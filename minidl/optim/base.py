@@ -35,7 +35,8 @@ class Optimizer(torch.optim.Optimizer):
                    after 2,000 finite steps
     skip_nonfinite  a step with a gradient that is not finite changes nothing but `skipped`; the first one is said by a
                    NotFiniteWarning, on a GPU up to 64 steps later, and where a loss is scaled by none: there it is how
-                   the scale is found. False: such a step is taken, as in torch, and weights become NaN
+                   the scale is found (`warns = False` keeps it quiet elsewhere). False: such a step is taken, as in
+                   torch, and weights become NaN
 
     `foreach`, `fused` and `capturable` are taken and change nothing: an update is always one launch, which a CUDA graph
     can hold. The state of float16 and bfloat16 parameters includes float32 masters.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
+
+import torch
 
 from minidl import captured
 from minidl.tensors import Tensor
@@ -90,6 +93,11 @@ def check_params(name: str, params: Sequence[Any]) -> None:
         raise ValueError(f"{name}: there are no parameters; give it model.parameters(), or a list of Tensors")
     seen: dict[int, int] = {}
     for index, param in enumerate(params):
+        if isinstance(param, torch.Tensor):
+            raise TypeError(
+                f"{name}: parameter {index} is a tensor of torch, which torch.optim.{name} updates; expected a minidl "
+                "Tensor, as the parameters of minidl's modules are"
+            )
         if not isinstance(param, Tensor):
             raise TypeError(f"{name}: parameter {index} is a {type(param).__name__}, expected a Tensor")
         if not param.is_leaf:
@@ -104,7 +112,7 @@ def check_params(name: str, params: Sequence[Any]) -> None:
 
 def check_number(name: str, key: str, value: Any) -> None:
     holds, text = _LIMITS[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and holds(value)):
+    if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and holds(float(value))):
         raise ValueError(f"{name}: {key} is {value!r}, expected a number {text}")
 
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -78,7 +79,7 @@ def test_a_checkpoint_goes_through_a_file(tmp_path):
     optimizer.step()
     minidl.save(
         {
-            "model": model, "optimizer": optimizer.state_dict(), "epoch": 3, "seen": [tied, (tied, None)],
+            "model": model, "optimizer": optimizer.state_dict(), "epoch": np.int64(3), "seen": [tied, (tied, None)],
             "model.0.bias": Tensor(torch.zeros(2)),
         },
         tmp_path / "checkpoint",

@@ -428,6 +428,7 @@ def test_a_cuda_graph_holds_a_step():
         (lambda p: optim.SGD([]), ValueError, "SGD: there are no parameters; give it model.parameters()"),
         (lambda p: optim.SGD(p[0]), TypeError, "params is a Tensor, expected a list"),
         (lambda p: optim.SGD([p[0], 3.0]), TypeError, "parameter 1 is a float, expected a Tensor"),
+        (lambda p: optim.SGD([p[0].data]), TypeError, r"a tensor of torch, which torch\.optim\.SGD updates"),
         (lambda p: optim.SGD([p[0], p[1], p[0]]), ValueError, "parameters 0 and 2 are the same tensor"),
         (lambda p: optim.SGD([Tensor(torch.arange(3))]), TypeError, "parameter 0: data has dtype torch.int64"),
         (lambda p: optim.SGD([{"params": p}, p[0]]), TypeError, "got groups and a Tensor"),
