@@ -1,4 +1,4 @@
-"""Parts of tensors put elsewhere, running sums, spread, products by name: what is made of other operations, and `cumsum`.
+"""Parts of tensors put elsewhere, running sums, spread: what is made of other operations, and `cumsum`.
 
 Integers and truths are torch's arithmetic; every sum and product of floating values is one of the operations it names.
 """
@@ -107,7 +107,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def flip(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
-    """A copy of input with the order along `dims` reversed. Raises IndexError out of range, ValueError for one twice."""
+    """A copy of input, reversed along `dims`. Raises IndexError for one out of range, ValueError for one twice."""
     named = tuple(check.axis("flip", dim, input.ndim) for dim in view.unpacked(dims))
     if len(set(named)) < len(named):
         raise ValueError(f"flip: dims {list(named)} name a dimension twice")
@@ -263,7 +263,7 @@ def floor_divide(input: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
 
 
 def remainder(input: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
-    """What is left of input after `floor_divide`, with other's sign, of integers. Raises TypeError for floating types."""
+    """What is left of input after `floor_divide`, with other's sign, of integers. Raises as `floor_divide`."""
     return Tensor(torch.remainder(*_whole_pair("remainder", input, other)))
 
 
@@ -337,4 +337,3 @@ def _spread(name: str, x: Tensor, dim: Any, unbiased: Any, correction: Any) -> t
     mean = reduce.mean(wide, dim, True)
     count = x.numel() // max(mean.numel(), 1)
     return elementwise.sub(wide, mean), dim, float(max(count - off, 0))
-

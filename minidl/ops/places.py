@@ -22,7 +22,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 class Places(NamedTuple):
     basic: tuple[Any, ...]  # the index of the view
     dims: list[int]  # of the view, which tensors index
-    index: list[torch.Tensor]  # int64 on the tensor's device, one for each of dims
+    tensors: list[torch.Tensor]  # int64 on the tensor's device, one for each of dims
 
 
 def is_basic(part: Any) -> bool:
@@ -75,11 +75,13 @@ def _as_index(part: Any, device: torch.device) -> Any:
         try:
             part = torch.as_tensor(part if not isinstance(part, range) else list(part))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"a tensor is indexed by integers, slices, None, ..., masks and tensors: {error}") from error
+            raise TypeError(
+                f"a tensor is indexed by integers, slices, None, ..., masks and tensors: {error}"
+            ) from error
         part = part.long() if part.numel() == 0 else part
     if not isinstance(part, torch.Tensor):
         raise TypeError(
-            f"a tensor is indexed by integers, slices, None, ..., masks and tensors of integers, got {type(part).__name__}"
+            f"a tensor is indexed by integers, slices, None, ..., masks and integer tensors, got {type(part).__name__}"
         )
     if part.dtype not in (*INTEGERS, torch.bool) or (part.dtype == torch.bool and part.dim() == 0):
         raise TypeError(f"a tensor is indexed by tensors of integers or a mask, got {part.dtype} {list(part.shape)}")

@@ -195,10 +195,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     sizes, kept = [y.shape[dim] for dim in dims], [y.shape[dim] for dim in rest]
     at = places.rows(tensors, sizes)
     table = reshape(permute(y, *dims, *rest), math.prod(sizes), math.prod(kept))
-    if table.dtype.is_floating_point:
-        found = Embedding.apply(at, table, -1)
-    else:
-        found = Tensor(table.data[at])
+    found = Embedding.apply(at, table, -1) if table.dtype.is_floating_point else Tensor(table.data[at])
     found = reshape(found, *at.shape, *kept)
     if dims[0] == 0 or dims[-1] - dims[0] >= len(dims):
         return found
