@@ -264,7 +264,7 @@ def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     shapes that do not broadcast."""
     a: Any
     b: Any
-    a, b = alike(input, other if alpha == 1 else mul(other, alpha))
+    a, b = alike(input, _scaled(other, alpha))
     if _are_bools(a, b):
         return Tensor(torch.logical_or(a.data, b.data))
     if not (_waits(a) and _waits(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
@@ -278,6 +278,12 @@ def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
 
 def _waits(x: Any) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and may_wait(x) and x.dtype.is_floating_point
+
+
+def _scaled(x: Operand, factor: Scalar) -> Operand:
+    if factor == 1:
+        return x
+    return mul(x, factor) if isinstance(x, Tensor | torch.Tensor) else x * factor
 
 
 def _are_bools(*operands: Any) -> bool:
@@ -295,7 +301,7 @@ def _is_bool(x: Any) -> bool:
 def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
     broadcast."""
-    return Sub.apply(*alike(input, other if alpha == 1 else mul(other, alpha)))
+    return Sub.apply(*alike(input, _scaled(other, alpha)))
 
 
 def mul(input: Operand, other: Operand) -> Tensor:

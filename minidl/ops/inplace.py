@@ -23,6 +23,8 @@ from minidl.ops import elementwise as ops
 from minidl.ops import places, view
 from minidl.tensors import Scalar, Tensor
 
+__all__: list[str] = []  # methods of Tensor
+
 Operand = Tensor | torch.Tensor | Scalar
 
 
@@ -31,7 +33,7 @@ def add_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
     if alpha == 1:
         return _changed("add_", x, ops.add, elementwise.add, other)
     return _changed(
-        "add_", x, lambda a, b: ops.add(a, ops.mul(b, alpha)),
+        "add_", x, lambda a, b: ops.add(a, b, alpha=alpha),
         lambda a, b, out: elementwise.add_scaled(a, b, alpha, out), other,
     )  # fmt: skip
 

@@ -125,7 +125,8 @@ def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
     sizes = (1,) * (len(counts) - input.ndim) + tuple(input.shape)
     apart = view.reshape(input, *(size for each in sizes for size in (1, each)))
     wide = view.expand(apart, *(size for pair in zip(counts, sizes, strict=True) for size in pair))
-    return view.reshape(wide, *(count * size for count, size in zip(counts, sizes, strict=True)))
+    made = view.reshape(wide, *(count * size for count, size in zip(counts, sizes, strict=True)))
+    return view.clone(made) if set(counts) <= {1} else made  # a copy in any case
 
 
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
