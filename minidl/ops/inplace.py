@@ -23,8 +23,6 @@ from minidl.ops import elementwise as ops
 from minidl.ops import places, view
 from minidl.tensors import Scalar, Tensor
 
-__all__: list[str] = []  # methods of Tensor
-
 Operand = Tensor | torch.Tensor | Scalar
 
 
