@@ -3,9 +3,11 @@ of one place several times."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,6 +35,9 @@ __all__ = [
     "transposed",
     "unsqueeze",
 ]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _View(Function):
@@ -109,6 +114,26 @@ class Contiguous(Clone):
 def unpacked(sizes: tuple[Any, ...]) -> tuple[int, ...]:
     """The sizes that a function was given one by one, or as one sequence."""
     return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
+
+
+def one_or_many(rank: int) -> Callable[[F], F]:
+    """A decorator: an operation on a batch of `rank` dimensions that takes one example, without the first, as well."""
+
+    def of(function: F) -> F:
+        first = next(iter(inspect.signature(function).parameters))
+
+        @functools.wraps(function)
+        def either(*args: Any, **named: Any) -> Any:
+            x = args[0] if args else named.get(first)
+            if x is None or x.ndim != rank - 1:
+                return function(*args, **named)
+            rest = {name: value for name, value in named.items() if name != first}
+            y = function(unsqueeze(x, 0), *args[1:], **rest)
+            return tuple(squeeze(each, 0) for each in y) if isinstance(y, tuple) else squeeze(y, 0)
+
+        return either  # type: ignore[return-value]
+
+    return of
 
 
 def reshape(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
