@@ -553,10 +553,5 @@ def full(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-<<<<<<< HEAD
-    """A Tensor filled with one value: float32 unless named, int64 for a whole number and bool for a truth, as torch's."""
-    return Tensor(torch.full(tuple(size), fill_value, dtype=dtype, device=device_of(device)), requires_grad)
-=======
     """A Tensor of one value: float32 unless named, or as in torch int64 of a whole number and bool of a truth."""
-    return Tensor(torch.full(tuple(size), fill_value, dtype=dtype, device=device or default_device()), requires_grad)
->>>>>>> c57b3d3 (Methods of Tensor in torch's names, typed)
+    return Tensor(torch.full(tuple(size), fill_value, dtype=dtype, device=device_of(device)), requires_grad)
