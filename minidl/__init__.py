@@ -4,6 +4,8 @@ Importing this package imports neither torch nor Triton (each takes over a secon
 loaded when they are first used.
 """
 
+from __future__ import annotations
+
 import importlib
 import os
 import sys
@@ -58,57 +60,7 @@ __all__ = [
 # that (see `__main__`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from torch import (
-        bfloat16 as bfloat16,
-    )  # fmt: skip
-    from torch import (
-        bool as bool,
-    )
-    from torch import (
-        device as device,
-    )
-    from torch import (
-        double as double,
-    )
-    from torch import (
-        float as float,
-    )
-    from torch import (
-        float16 as float16,
-    )
-    from torch import (
-        float32 as float32,
-    )
-    from torch import (
-        float64 as float64,
-    )
-    from torch import (
-        half as half,
-    )
-    from torch import (
-        int as int,
-    )
-    from torch import (
-        int8 as int8,
-    )
-    from torch import (
-        int16 as int16,
-    )
-    from torch import (
-        int32 as int32,
-    )
-    from torch import (
-        int64 as int64,
-    )
-    from torch import (
-        long as long,
-    )
-    from torch import (
-        short as short,
-    )
-    from torch import (
-        uint8 as uint8,
-    )
+    from typing import Any
 
     from minidl import data as data
     from minidl import models as models
@@ -136,246 +88,6 @@ if TYPE_CHECKING:
     from minidl.making import zeros_like as zeros_like
     from minidl.nn.saved import load as load
     from minidl.nn.saved import save as save
-    from minidl.ops import (
-        abs as abs,
-    )  # fmt: skip
-    from minidl.ops import (
-        add as add,
-    )
-    from minidl.ops import (
-        all as all,
-    )
-    from minidl.ops import (
-        amax as amax,
-    )
-    from minidl.ops import (
-        amin as amin,
-    )
-    from minidl.ops import (
-        any as any,
-    )
-    from minidl.ops import (
-        argmax as argmax,
-    )
-    from minidl.ops import (
-        argmin as argmin,
-    )
-    from minidl.ops import (
-        argsort as argsort,
-    )
-    from minidl.ops import (
-        bitwise_and as bitwise_and,
-    )
-    from minidl.ops import (
-        bitwise_not as bitwise_not,
-    )
-    from minidl.ops import (
-        bitwise_or as bitwise_or,
-    )
-    from minidl.ops import (
-        bitwise_xor as bitwise_xor,
-    )
-    from minidl.ops import (
-        bmm as bmm,
-    )
-    from minidl.ops import (
-        cat as cat,
-    )
-    from minidl.ops import (
-        chunk as chunk,
-    )
-    from minidl.ops import (
-        clamp as clamp,
-    )
-    from minidl.ops import (
-        clone as clone,
-    )
-    from minidl.ops import (
-        conv1d as conv1d,
-    )
-    from minidl.ops import (
-        conv2d as conv2d,
-    )
-    from minidl.ops import (
-        conv3d as conv3d,
-    )
-    from minidl.ops import (
-        conv_transpose1d as conv_transpose1d,
-    )
-    from minidl.ops import (
-        conv_transpose2d as conv_transpose2d,
-    )
-    from minidl.ops import (
-        cumsum as cumsum,
-    )
-    from minidl.ops import (
-        div as div,
-    )
-    from minidl.ops import (
-        dropout as dropout,
-    )
-    from minidl.ops import (
-        einsum as einsum,
-    )
-    from minidl.ops import (
-        eq as eq,
-    )
-    from minidl.ops import (
-        exp as exp,
-    )
-    from minidl.ops import (
-        flatten as flatten,
-    )
-    from minidl.ops import (
-        flip as flip,
-    )
-    from minidl.ops import (
-        floor_divide as floor_divide,
-    )
-    from minidl.ops import (
-        gather as gather,
-    )
-    from minidl.ops import (
-        ge as ge,
-    )
-    from minidl.ops import (
-        gt as gt,
-    )
-    from minidl.ops import (
-        index_select as index_select,
-    )
-    from minidl.ops import (
-        le as le,
-    )
-    from minidl.ops import (
-        log as log,
-    )
-    from minidl.ops import (
-        log_softmax as log_softmax,
-    )
-    from minidl.ops import (
-        logical_and as logical_and,
-    )
-    from minidl.ops import (
-        logical_not as logical_not,
-    )
-    from minidl.ops import (
-        logical_or as logical_or,
-    )
-    from minidl.ops import (
-        lt as lt,
-    )
-    from minidl.ops import (
-        masked_fill as masked_fill,
-    )
-    from minidl.ops import (
-        matmul as matmul,
-    )
-    from minidl.ops import (
-        max as max,
-    )
-    from minidl.ops import (
-        maximum as maximum,
-    )
-    from minidl.ops import (
-        mean as mean,
-    )
-    from minidl.ops import (
-        min as min,
-    )
-    from minidl.ops import (
-        minimum as minimum,
-    )
-    from minidl.ops import (
-        mm as mm,
-    )
-    from minidl.ops import (
-        mul as mul,
-    )
-    from minidl.ops import (
-        ne as ne,
-    )
-    from minidl.ops import (
-        neg as neg,
-    )
-    from minidl.ops import (
-        norm as norm,
-    )
-    from minidl.ops import (
-        outer as outer,
-    )
-    from minidl.ops import (
-        permute as permute,
-    )
-    from minidl.ops import (
-        pow as pow,
-    )
-    from minidl.ops import (
-        reciprocal as reciprocal,
-    )
-    from minidl.ops import (
-        relu as relu,
-    )
-    from minidl.ops import (
-        remainder as remainder,
-    )
-    from minidl.ops import (
-        reshape as reshape,
-    )
-    from minidl.ops import (
-        sigmoid as sigmoid,
-    )
-    from minidl.ops import (
-        sign as sign,
-    )
-    from minidl.ops import (
-        softmax as softmax,
-    )
-    from minidl.ops import (
-        sort as sort,
-    )
-    from minidl.ops import (
-        split as split,
-    )
-    from minidl.ops import (
-        sqrt as sqrt,
-    )
-    from minidl.ops import (
-        square as square,
-    )
-    from minidl.ops import (
-        squeeze as squeeze,
-    )
-    from minidl.ops import (
-        stack as stack,
-    )
-    from minidl.ops import (
-        std as std,
-    )
-    from minidl.ops import (
-        sub as sub,
-    )
-    from minidl.ops import (
-        sum as sum,
-    )
-    from minidl.ops import (
-        tanh as tanh,
-    )
-    from minidl.ops import (
-        topk as topk,
-    )
-    from minidl.ops import (
-        transpose as transpose,
-    )
-    from minidl.ops import (
-        unsqueeze as unsqueeze,
-    )
-    from minidl.ops import (
-        var as var,
-    )
-    from minidl.ops import (
-        where as where,
-    )
     from minidl.ops.random import rand as rand
     from minidl.ops.random import randn as randn
     from minidl.random import manual_seed as manual_seed
@@ -467,7 +179,7 @@ if "triton" not in sys.modules:
     sys.meta_path.insert(0, _BeforeTriton())
 
 
-class _UnknownName(AttributeError):
+class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
     """A name that there is not; what is said of it is found when it is asked for, as `from minidl import tensors` asks
     for a name first."""
 
@@ -481,7 +193,7 @@ class _UnknownName(AttributeError):
         return f"{text}; did you mean {near[0]}?" if near else f"{text}: it is not built; dir(minidl.ops) lists what is"
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name in (*_SUBMODULES, *_MORE):
         return importlib.import_module(f"minidl.{name}")
     if name not in (*_HOMES, *_OPERATIONS, *_OF_TORCH):

@@ -35,7 +35,7 @@ Kind = torch.dtype | None
 
 
 def tensor(data: Any, dtype: Kind = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """A copy of `data`: numbers, nested lists, a NumPy array or a tensor; it has no graph. Python floats become float32.
+    """A copy of `data`: numbers, lists of them, a NumPy array or a tensor, without a graph. Floats become float32.
 
     Raises TypeError or ValueError for data without a regular shape.
     """
@@ -157,7 +157,7 @@ def randint(
 ) -> Tensor:  # fmt: skip
     """Whole numbers from low (included, 0 where it is left out) to high (excluded), int64: randint(10, (2, 3)).
 
-    Seeds as `rand`. Raises ValueError unless low < high <= low + 2^31, or for a negative size; TypeError without a size.
+    Seeds as `rand`. Raises ValueError unless low < high <= low + 2^31 or for a negative size, TypeError without a size.
     """
     if size is None:
         low, high, size = 0, low, high

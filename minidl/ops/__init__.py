@@ -23,6 +23,8 @@ from minidl.ops import (
     linalg,
     lookup,
     loss,
+    named,
+    pieces,
     pool,
     reduce,
     resample,
@@ -41,6 +43,8 @@ from minidl.ops.elementwise import *
 from minidl.ops.linalg import *
 from minidl.ops.lookup import *
 from minidl.ops.loss import *
+from minidl.ops.named import *
+from minidl.ops.pieces import *
 from minidl.ops.pool import *
 from minidl.ops.random import dropout, dropout2d, rand, randn
 from minidl.ops.reduce import *
@@ -61,6 +65,8 @@ __all__ += elementwise.__all__
 __all__ += linalg.__all__
 __all__ += lookup.__all__
 __all__ += loss.__all__
+__all__ += named.__all__
+__all__ += pieces.__all__
 __all__ += pool.__all__
 __all__ += reduce.__all__
 __all__ += resample.__all__
@@ -130,13 +136,21 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
     ):  # fmt: skip
         setattr(Tensor, f"__{name}__", functions[name])
     setattr(Tensor, "__truediv__", functions["div"])  # noqa: B010 (an assignment would be an error to the type checker)
+    for name, operator in (("bitwise_and", "and"), ("bitwise_or", "or"), ("bitwise_xor", "xor"), ("remainder", "mod"),
+                           ("floor_divide", "floordiv")):  # fmt: skip
+        setattr(Tensor, f"__{operator}__", functions[name])
+        setattr(Tensor, f"__r{operator}__", _swapped(functions[name]))
+    setattr(Tensor, "__invert__", functions["bitwise_not"])  # noqa: B010
     for name, operator in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "truediv"), ("pow", "pow"),
                            ("matmul", "matmul")):  # fmt: skip
         setattr(Tensor, f"__r{operator}__", _swapped(functions[name]))
     for name in (
-        "abs", "amax", "amin", "argmax", "argmin", "clamp", "clone", "contiguous", "exp", "expand", "flatten", "log",
-        "log_softmax", "matmul", "max", "mean", "min", "norm", "permute", "relu", "reshape", "sigmoid", "softmax",
-        "sqrt", "square", "squeeze", "sum", "tanh", "to", "topk", "transpose", "unsqueeze",
+        "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bmm", "chunk", "clamp", "clone",
+        "contiguous", "cumsum", "div", "eq", "exp", "expand", "flatten", "flip", "gather", "ge", "gt", "index_select",
+        "le", "log", "log_softmax", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum", "mm",
+        "mul", "ne", "neg", "norm", "outer", "permute", "pow", "reciprocal", "relu", "repeat", "reshape", "sigmoid",
+        "sign", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "tanh", "to", "topk",
+        "transpose", "unsqueeze", "var",
     ):  # fmt: skip
         setattr(Tensor, name, functions[name])
     for name, method in inplace.METHODS.items():

@@ -16,6 +16,7 @@ from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.later import Later, may_wait
 from minidl.ops import folds
 from minidl.ops import pool as pools
+from minidl.ops.view import one_or_many
 from minidl.runtime.check import SEVERAL, Pair, numbers
 from minidl.tensors import Tensor
 
@@ -139,6 +140,7 @@ class ConvLater(Later):
         return ConvLater(function, kernel, shape, x, w, bias, geometry, scale)
 
 
+@one_or_many(4)
 def conv2d(
     x: Tensor,
     weight: Tensor,
@@ -155,9 +157,9 @@ def conv2d(
 ) -> Tensor:
     """act(scale * conv(x, weight) + bias), the cross-correlation that deep learning calls convolution, in one kernel.
 
-    Shapes: x [N, C, H, W], weight [M, C / groups, R, S], bias and scale [M] -> [N, M, OH, OW] with
-    OH = (H + 2 padding - dilation (R - 1) - 1) // stride + 1, in x's dtype. Memory is channels-last inside: x in
-    torch.channels_last is used as it is, other layouts are copied once, and the result is channels-last.
+    Shapes: x [N, C, H, W], weight [M, C / groups, R, S], bias and scale [M] -> [N, M, OH, OW], all without N for one
+    image, with OH = (H + 2 padding - dilation (R - 1) - 1) // stride + 1, in x's dtype. Memory is channels-last inside:
+    x in torch.channels_last is used as it is, other layouts are copied once, and the result is channels-last.
 
     stride, padding, dilation: a number or a (height, width) pair; padding also "valid" (none) or "same" (keeps the
     size, with an odd pixel at the end; for stride 1). act: as in `linear`. pool: "max" or "avg" over 2x2 windows after

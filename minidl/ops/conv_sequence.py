@@ -12,6 +12,7 @@ from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.ops import conv_transpose
 from minidl.ops.conv import Conv2d, Convolution, axes_of, check_vectors, recorded
 from minidl.ops.conv_transpose import ConvTranspose2d
+from minidl.ops.view import one_or_many
 from minidl.runtime.check import Pair
 from minidl.tensors import Tensor
 
@@ -58,6 +59,7 @@ def _grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> torch
     return conv.grad_weight(x, dy, geometry)
 
 
+@one_or_many(3)
 def conv1d(
     x: Tensor,
     weight: Tensor,
@@ -97,6 +99,7 @@ def conv1d(
     return Conv1d.apply(x, weight, bias, geometry, act, form)
 
 
+@one_or_many(3)
 def conv_transpose1d(
     x: Tensor,
     weight: Tensor,

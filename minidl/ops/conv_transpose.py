@@ -12,6 +12,7 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.later import may_wait
 from minidl.ops.conv import AXES, ConvLater, Convolution, axes_in, check_vectors, recorded, sizes_of
+from minidl.ops.view import one_or_many
 from minidl.runtime.check import Pair, numbers
 from minidl.tensors import Tensor
 
@@ -32,6 +33,7 @@ class ConvTranspose2d(Convolution):
         return conv.grad_weight(dz, x, ctx.geometry)
 
 
+@one_or_many(4)
 def conv_transpose2d(
     x: Tensor,
     weight: Tensor,

@@ -10,6 +10,7 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.conv import volume
 from minidl.kernels.conv.geometry import Geometry, Volume
 from minidl.ops.conv import Convolution, axes_of, check_vectors, recorded
+from minidl.ops.view import one_or_many
 from minidl.runtime.check import Pair
 from minidl.tensors import Tensor
 
@@ -30,6 +31,7 @@ class Conv3d(Convolution):
         return volume.grad_weight(x, dz, ctx.geometry)
 
 
+@one_or_many(5)
 def conv3d(
     x: Tensor,
     weight: Tensor,

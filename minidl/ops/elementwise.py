@@ -262,9 +262,11 @@ def reciprocal(x: Tensor) -> Tensor:
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, ValueError for
     shapes that do not broadcast."""
-    a, b = alike(input, other if alpha == 1 else mul(other, alpha))
+    a: Any
+    b: Any
+    a, b = alike(input, _scaled(other, alpha))
     if _are_bools(a, b):
-        return Tensor(torch.logical_or(_raw(a), _raw(b)))
+        return Tensor(torch.logical_or(a.data, b.data))
     if not (_waits(a) and _waits(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
         return Add.apply(a, b)
     for one, other in ((a, b), (b, a)):
@@ -276,6 +278,12 @@ def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
 
 def _waits(x: Any) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and may_wait(x) and x.dtype.is_floating_point
+
+
+def _scaled(x: Operand, factor: Scalar) -> Operand:
+    if factor == 1:
+        return x
+    return mul(x, factor) if isinstance(x, Tensor | torch.Tensor) else x * factor
 
 
 def _are_bools(*operands: Any) -> bool:
@@ -293,14 +301,16 @@ def _is_bool(x: Any) -> bool:
 def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
     broadcast."""
-    return Sub.apply(*alike(input, other if alpha == 1 else mul(other, alpha)))
+    return Sub.apply(*alike(input, _scaled(other, alpha)))
 
 
 def mul(input: Operand, other: Operand) -> Tensor:
     """input times other, element by element; of bools, whether both are true. Raises as `add`."""
+    a: Any
+    b: Any
     a, b = alike(input, other)
     if _are_bools(a, b):
-        return Tensor(torch.logical_and(_raw(a), _raw(b)))
+        return Tensor(torch.logical_and(a.data, b.data))
     return Mul.apply(a, b)
 
 
@@ -351,7 +361,7 @@ def where(condition: Tensor, input: Operand, other: Operand) -> Tensor:
     """
     if not isinstance(input, Tensor | torch.Tensor) and not isinstance(other, Tensor | torch.Tensor):
         kind = torch.result_type(torch.tensor(input), torch.tensor(other))
-        input = torch.full((), input, dtype=kind, device=condition.device)
+        input = Tensor(torch.full((), input, dtype=kind, device=condition.device))
     return Where.apply(condition, *alike(input, other))
 
 
@@ -384,30 +394,30 @@ def _compared(compare: Kernel, a: Operand, b: Operand) -> Tensor:
 
 
 def eq(input: Operand, other: Operand) -> Tensor:
-    """input == other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    """input == other, as torch.bool. Raises as `add`."""
     return _compared(elementwise.eq, input, other)
 
 
 def ne(input: Operand, other: Operand) -> Tensor:
-    """input != other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    """input != other, as torch.bool. Raises as `add`."""
     return _compared(elementwise.ne, input, other)
 
 
 def lt(input: Operand, other: Operand) -> Tensor:
-    """input < other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    """input < other, as torch.bool. Raises as `add`."""
     return _compared(elementwise.lt, input, other)
 
 
 def le(input: Operand, other: Operand) -> Tensor:
-    """input <= other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    """input <= other, as torch.bool. Raises as `add`."""
     return _compared(elementwise.le, input, other)
 
 
 def gt(input: Operand, other: Operand) -> Tensor:
-    """input > other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    """input > other, as torch.bool. Raises as `add`."""
     return _compared(elementwise.gt, input, other)
 
 
 def ge(input: Operand, other: Operand) -> Tensor:
-    """input >= other, as torch.bool. Raises TypeError for two floating types, ValueError for shapes that do not broadcast."""
+    """input >= other, as torch.bool. Raises as `add`."""
     return _compared(elementwise.ge, input, other)

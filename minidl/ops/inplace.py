@@ -20,7 +20,7 @@ from minidl.kernels import elementwise
 from minidl.kernels import random as random_kernels
 from minidl.later import settle_all
 from minidl.ops import elementwise as ops
-from minidl.ops import view
+from minidl.ops import places, view
 from minidl.tensors import Scalar, Tensor
 
 Operand = Tensor | torch.Tensor | Scalar
@@ -31,7 +31,7 @@ def add_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
     if alpha == 1:
         return _changed("add_", x, ops.add, elementwise.add, other)
     return _changed(
-        "add_", x, lambda a, b: ops.add(a, ops.mul(b, alpha)),
+        "add_", x, lambda a, b: ops.add(a, b, alpha=alpha),
         lambda a, b, out: elementwise.add_scaled(a, b, alpha, out), other,
     )  # fmt: skip
 
@@ -115,6 +115,29 @@ def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, seed: int | None = 
     _refuse_recorded("uniform_", x)
     random_kernels.uniform_(x.data, low, high, *random.key(seed))
     return x
+
+
+def set_item(x: Tensor, index: Any, value: Operand) -> None:
+    """x[index] = value, which broadcasts to what `getitem` selects, in x's dtype; of equal places one value stays.
+
+    Raises RuntimeError where a gradient of x or of the value is recorded, and as `getitem`.
+    """
+    _refuse_recorded("x[...] = y", x)
+    if isinstance(value, Tensor) and value.requires_grad and is_grad_enabled():
+        raise RuntimeError(
+            "x[...] = y: the gradient of y is recorded, which an assignment would lose; put the result together by "
+            "minidl.cat, stack or where, or assign y.detach()"
+        )
+    data = x.data
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(map(places.is_basic, parts)):
+        basic, dims, tensors = places.parsed(data.shape, parts, data.device)
+        data = data[basic]
+        parts = tuple(tensors.pop(0) if dim in dims else slice(None) for dim in range(data.dim()))
+        if dims:
+            places.rows([part for part in parts if not isinstance(part, slice)], [data.shape[dim] for dim in dims])
+    raw = value.data if isinstance(value, Tensor) else value
+    data[parts] = _apart(raw.to(data.device, data.dtype), data) if isinstance(raw, torch.Tensor) else raw
 
 
 def _refuse_recorded(name: str, x: Tensor) -> None:
@@ -228,7 +251,8 @@ _USES_OF_ONE = _uses(_ONE.untyped_storage())
 
 __all__ = ["METHODS"]
 
-METHODS: dict[str, Callable[..., Tensor]] = {
+METHODS: dict[str, Callable[..., Tensor | None]] = {
+    "__setitem__": set_item,
     "__iadd__": add_, "__isub__": sub_, "__imul__": mul_, "__itruediv__": div_, "__ipow__": pow_,
     **{f.__name__: f for f in (add_, sub_, mul_, div_, pow_, clamp_, copy_, zero_, fill_, normal_, uniform_)},
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Pooling of images [N, C, H, W]. Results are in channels-last memory format."""
+"""Pooling of images [N, C, H, W], or of one [C, H, W]. Results are in channels-last memory format."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
+from minidl.ops.view import one_or_many
 from minidl.tensors import Tensor
 
 __all__ = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "max_pool2d"]
@@ -28,6 +29,33 @@ class MaxPool2d(Function):
         return kernels.max_pool2d_grad(dy, places, ctx.at), None
 
 
+class MaxPool2dPlaces(Function):
+    """The maxima, and where in the image each is: row times W plus column, int64."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, at: Windows) -> tuple[torch.Tensor, ...]:
+        y, places = kernels.max_pool2d(x, at, keep=True)
+        assert places is not None
+        ctx.save(places)
+        ctx.at = at
+        return y, _positions(places, at)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor, _: None) -> Any:
+        return MaxPool2d.backward(ctx, dy)
+
+
+def _positions(places: torch.Tensor, at: Windows) -> torch.Tensor:
+    """Positions in the image, from those in windows [N, C, OH, OW]."""
+    tap, columns = places.long(), at.kernel[1]
+    first = [
+        torch.arange(n, device=tap.device) * step - pad
+        for n, step, pad in zip(at.output, at.stride, at.padding, strict=True)
+    ]
+    rows = first[0][:, None] + tap // columns * at.dilation[0]
+    return rows * at.size[1] + first[1] + tap % columns * at.dilation[1]
+
+
 class AvgPool2d(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, at: Windows) -> torch.Tensor:
@@ -39,6 +67,7 @@ class AvgPool2d(Function):
         return kernels.avg_pool2d_grad(dy, ctx.at), None
 
 
+@one_or_many(4)
 def max_pool2d(
     x: Tensor,
     kernel_size: Pair,
@@ -46,8 +75,11 @@ def max_pool2d(
     padding: Pair = 0,
     dilation: Pair = 1,
     ceil_mode: bool = False,
-) -> Tensor:
+    return_indices: bool = False,
+) -> Any:
     """The maximum of each window; NaN if any element is NaN. Padding is never the maximum.
+
+    With return_indices (maxima, where in the image each is: row times W plus column, int64).
 
     Shapes: [N, C, H, W] -> [N, C, OH, OW], OH = (H + 2 padding - dilation (kernel_size - 1) - 1) / stride + 1, rounded
     down, or up with ceil_mode, where the last window may reach beyond the edge. stride None is kernel_size.
@@ -56,9 +88,11 @@ def max_pool2d(
     TypeError for integers.
     """
     size = kernels.checked("max_pool2d", x.data)
-    return MaxPool2d.apply(x, kernels.windows("max_pool2d", size, kernel_size, stride, padding, dilation, ceil_mode))
+    at = kernels.windows("max_pool2d", size, kernel_size, stride, padding, dilation, ceil_mode)
+    return (MaxPool2dPlaces if return_indices else MaxPool2d).apply(x, at)
 
 
+@one_or_many(4)
 def avg_pool2d(
     x: Tensor,
     kernel_size: Pair,
@@ -83,6 +117,7 @@ def avg_pool2d(
     return AvgPool2d.apply(x, at)
 
 
+@one_or_many(4)
 def adaptive_avg_pool2d(x: Tensor, output_size: int | tuple[int | None, int | None]) -> Tensor:
     """Means over windows that divide the image evenly into output_size results (None: the size of the image).
 
@@ -94,15 +129,14 @@ def adaptive_avg_pool2d(x: Tensor, output_size: int | tuple[int | None, int | No
     return AvgPool2d.apply(x, kernels.adaptive_windows("adaptive_avg_pool2d", size, output_size))
 
 
+@one_or_many(4)
 def adaptive_max_pool2d(
     input: Tensor, output_size: int | tuple[int | None, int | None], return_indices: bool = False
-) -> Tensor:
+) -> Any:
     """`max_pool2d` with windows that divide the image evenly into output_size results (None: the size of the image).
 
-    Raises as `adaptive_avg_pool2d`; ValueError where output_size does not divide the image, and for return_indices.
+    return_indices as there. Raises as `adaptive_avg_pool2d`; ValueError where output_size does not divide the image.
     """
-    if return_indices:
-        raise ValueError("adaptive_max_pool2d: return_indices is not built; leave it out")
     size = kernels.checked("adaptive_max_pool2d", input.data)
     output = kernels.adaptive_windows("adaptive_max_pool2d", size, output_size).output
     if 0 in output or any(n % o for n, o in zip(size, output, strict=True)):
@@ -110,4 +144,4 @@ def adaptive_max_pool2d(
             f"adaptive_max_pool2d: output_size {list(output)} does not divide an image of {list(size)}; "
             "windows of several sizes are not built"
         )
-    return max_pool2d(input, (size[0] // output[0], size[1] // output[1]))
+    return max_pool2d(input, (size[0] // output[0], size[1] // output[1]), return_indices=return_indices)

@@ -1,16 +1,21 @@
-"""Views and copies: the same values in another shape. No arithmetic, except the sums that undo a broadcast."""
+"""Views and copies: the same values in another shape. No arithmetic, except the sums that undo a broadcast or a choice
+of one place several times."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from minidl.autograd import Function
 from minidl.kernels import reduce
+from minidl.ops import places
 from minidl.ops.join import joined
+from minidl.ops.lookup import Embedding
 from minidl.runtime import check, order
 from minidl.tensors import Tensor, device_of
 
@@ -30,6 +35,9 @@ __all__ = [
     "transposed",
     "unsqueeze",
 ]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _View(Function):
@@ -108,6 +116,26 @@ def unpacked(sizes: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
 
 
+def one_or_many(rank: int) -> Callable[[F], F]:
+    """A decorator: an operation on a batch of `rank` dimensions that takes one example, without the first, as well."""
+
+    def of(function: F) -> F:
+        first = next(iter(inspect.signature(function).parameters))
+
+        @functools.wraps(function)
+        def either(*args: Any, **named: Any) -> Any:
+            x = args[0] if args else named.get(first)
+            if x is None or x.ndim != rank - 1:
+                return function(*args, **named)
+            rest = {name: value for name, value in named.items() if name != first}
+            y = function(unsqueeze(x, 0), *args[1:], **rest)
+            return tuple(squeeze(each, 0) for each in y) if isinstance(y, tuple) else squeeze(y, 0)
+
+        return either  # type: ignore[return-value]
+
+    return of
+
+
 def reshape(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
     """x in another shape with as many elements; one size may be -1. A view where strides allow, else a copy.
 
@@ -141,10 +169,11 @@ def permute(x: Tensor, *dims: int | Sequence[int]) -> Tensor:
 
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
     """A view of x with two dimensions swapped. Raises IndexError for a dimension out of range."""
-    order = list(range(x.ndim))
-    a, b = check.axis("transpose", dim0, x.ndim), check.axis("transpose", dim1, x.ndim)
+    rank = max(x.ndim, 1)  # torch lets a scalar have a dimension 0
+    order = list(range(rank))
+    a, b = check.axis("transpose", dim0, rank), check.axis("transpose", dim1, rank)
     order[a], order[b] = order[b], order[a]
-    return Permute.apply(x, tuple(order))
+    return Permute.apply(x, tuple(order[: x.ndim]))
 
 
 def transposed(x: Tensor) -> Tensor:
@@ -175,15 +204,28 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """The view of x that integers, slices, None and Ellipsis select.
+    """What an index selects: by integers, slices, None and ... a view, by masks and tensors of integers a copy.
 
-    Raises TypeError for any other index (indexing by tensors or lists is not supported), IndexError out of range.
+    The gradient adds up equal places in their order. Raises TypeError for any other index, IndexError out of range; on
+    a GPU, where looking would wait for the device, what a tensor selects out of range is NaN.
     """
     parts = index if isinstance(index, tuple) else (index,)
-    for part in parts:
-        if isinstance(part, bool) or not (part is None or part is Ellipsis or isinstance(part, int | slice)):
-            raise TypeError(f"a tensor is indexed by integers, slices, None and ..., got {type(part).__name__}")
-    return GetItem.apply(x, index)
+    if all(map(places.is_basic, parts)):
+        return GetItem.apply(x, index)
+    basic, dims, tensors = places.parsed(x.shape, parts, x.device)
+    y = x if all(part == slice(None) for part in basic) else GetItem.apply(x, basic)
+    if not dims:
+        return y
+    rest = [dim for dim in range(y.ndim) if dim not in dims]
+    sizes, kept = [y.shape[dim] for dim in dims], [y.shape[dim] for dim in rest]
+    at = places.rows(tensors, sizes)
+    table = reshape(permute(y, *dims, *rest), math.prod(sizes), math.prod(kept))
+    found = Embedding.apply(at, table, -1) if table.dtype.is_floating_point else Tensor(table.data[at])
+    found = reshape(found, *at.shape, *kept)
+    if dims[0] == 0 or dims[-1] - dims[0] >= len(dims):
+        return found
+    moved = list(range(at.dim(), at.dim() + dims[0])), list(range(at.dim()))
+    return permute(found, *moved[0], *moved[1], *range(at.dim() + dims[0], found.ndim))
 
 
 def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -1,0 +1,112 @@
+"""What an index with tensors selects, as integers: a view, and rows of that view.
+
+Integers, slices, None and ... make a view first. Tensors then name places along dimensions of the view: a mask names
+those where it is true. Where they stand side by side their dimensions stay there, else they come first, as in torch.
+This is arithmetic of integers, by torch; values are moved by `kernels.lookup`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from minidl.tensors import Tensor
+
+__all__: list[str] = []  # used by operations, none itself
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+class Places(NamedTuple):
+    basic: tuple[Any, ...]  # the index of the view
+    dims: list[int]  # of the view, which tensors index
+    tensors: list[torch.Tensor]  # int64 on the tensor's device, one for each of dims
+
+
+def is_basic(part: Any) -> bool:
+    """Whether part of an index makes a view alone."""
+    whole = isinstance(part, int) and not isinstance(part, bool)
+    return part is None or part is Ellipsis or isinstance(part, slice) or whole
+
+
+def parsed(shape: Sequence[int], parts: Sequence[Any], device: torch.device) -> Places:
+    """An index of a tensor of this shape. Raises TypeError for what is no index, IndexError where it does not fit."""
+    known = [part if is_basic(part) else _as_index(part, device) for part in parts]
+    taken = sum(part.dim() if _is_mask(part) else part is not None and part is not Ellipsis for part in known)
+    if taken > len(shape):
+        raise IndexError(f"too many indices: {taken} for a tensor of {len(shape)} dimensions")
+    dots = [i for i, part in enumerate(known) if part is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError("an index has ... once at most")
+    at = dots[0] if dots else len(known)
+    known[at : at + 1] = [slice(None)] * (len(shape) - taken)
+    basic: list[Any] = []
+    dims: list[int] = []
+    index: list[torch.Tensor] = []
+    here = 0  # dimension of the tensor
+    for part in known:
+        count = part.dim() if _is_mask(part) else part is not None
+        if isinstance(part, torch.Tensor):
+            if _is_mask(part) and tuple(part.shape) != tuple(shape[here : here + count]):
+                raise IndexError(
+                    f"a mask of shape {list(part.shape)} does not fit {list(shape[here : here + count])}, the sizes it "
+                    "indexes"
+                )
+            first = sum(not isinstance(before, int) for before in basic)
+            dims += range(first, first + count)
+            index += part.nonzero(as_tuple=True) if _is_mask(part) else [part]
+            basic += [slice(None)] * count
+        else:
+            basic.append(part)
+        here += count
+    return Places(tuple(basic), dims, index)
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, torch.Tensor) and part.dtype == torch.bool
+
+
+def _as_index(part: Any, device: torch.device) -> Any:
+    """An integer tensor or a mask, on the device; an int for one without dimensions."""
+    part = part.data if isinstance(part, Tensor) else part
+    if isinstance(part, list | range) or hasattr(part, "__array__"):
+        try:
+            part = torch.as_tensor(part if not isinstance(part, range) else list(part))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"a tensor is indexed by integers, slices, None, ..., masks and tensors: {error}"
+            ) from error
+        part = part.long() if part.numel() == 0 else part
+    if not isinstance(part, torch.Tensor):
+        raise TypeError(
+            f"a tensor is indexed by integers, slices, None, ..., masks and integer tensors, got {type(part).__name__}"
+        )
+    if part.dtype not in (*INTEGERS, torch.bool) or (part.dtype == torch.bool and part.dim() == 0):
+        raise TypeError(f"a tensor is indexed by tensors of integers or a mask, got {part.dtype} {list(part.shape)}")
+    if part.dim() == 0:
+        return int(part)
+    return part.to(device) if part.dtype == torch.bool else part.to(device, torch.int64)
+
+
+def rows(index: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    """The places as one index into the dimensions of these sizes laid out as one, int64.
+
+    Raises IndexError for tensors that do not broadcast, and on the CPU for one out of range; on a GPU, where looking
+    would wait for the device, that is -1.
+    """
+    try:
+        index = torch.broadcast_tensors(*index)
+    except RuntimeError as error:
+        shapes = " and ".join(str(list(each.shape)) for each in index)
+        raise IndexError(f"shapes {shapes} of the tensors in an index do not broadcast") from error
+    inside = torch.ones((), dtype=torch.bool, device=index[0].device)
+    at = torch.zeros((), dtype=torch.int64, device=index[0].device)
+    for each, size in zip(index, sizes, strict=True):
+        fits = (each >= -size) & (each < size)
+        if not each.is_cuda and not bool(fits.all()):
+            raise IndexError(f"index {int(each[~fits][0])} is out of range for a dimension of size {size}")
+        inside = inside & fits
+        at = at * size + torch.where(each < 0, each + size, each)
+    return torch.where(inside, at, -1) if at.is_cuda else at

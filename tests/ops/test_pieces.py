@@ -1,0 +1,140 @@
+"""What is made of other operations, or of integers, beside torch's in float64: values, types, shapes and gradients."""
+
+import math
+
+import pytest
+import torch
+
+import minidl
+from minidl import ops
+from minidl.tensors import Tensor, default_device
+
+WIDE = torch.float64
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def numbers(*shape):
+    return torch.randn(shape, dtype=WIDE, generator=GENERATOR)
+
+
+def both(function, *tensors, tolerance=1e-11):
+    """Asserts that function(torch, ...) and function(minidl, ...) agree, and their gradients."""
+    theirs = [t.clone().requires_grad_(t.is_floating_point()) for t in tensors]
+    ours = [Tensor(t.to(default_device()), t.is_floating_point()) for t in tensors]
+    results = function(torch, *theirs), function(minidl, *ours)
+    a, b = (result if isinstance(result, tuple) else (result,) for result in results)
+    close = {"atol": tolerance, "rtol": tolerance, "equal_nan": True}
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(y.data.cpu(), x.detach(), **close)
+        if x.requires_grad:
+            dy = numbers(*x.shape)
+            x.backward(dy, retain_graph=True)
+            y.backward(Tensor(dy.to(default_device())), retain_graph=True)
+    for x, y in zip(theirs, ours, strict=True):
+        if x.grad is not None:
+            torch.testing.assert_close(y.grad.data.cpu(), x.grad, **close)
+
+
+CASES = {
+    "var": lambda m, x: m.var(x, 1),
+    "var of all": lambda m, x: x.var(),
+    "std": lambda m, x: m.std(x, (0, 2), keepdim=True),
+    "std, biased": lambda m, x: x.std(1, False),
+    "std, corrected": lambda m, x: m.std(x, dim=0, correction=2),
+    "std of equals": lambda m, x: (x * 0 + 1).std(-1),
+    "split": lambda m, x: m.split(x, 2, 1),
+    "split, one part unused": lambda m, x: x.split([1, 3, 2], -1)[::2],
+    "chunk": lambda m, x: x.chunk(4, 2),
+    "chunk of nothing": lambda m, x: x[:0].chunk(2),
+    "sort": lambda m, x: m.sort(x, 1)[0],
+    "argsort": lambda m, x: m.argsort(x, 0, descending=True),
+    "any": lambda m, x: m.any(x > 1, 1),
+    "all": lambda m, x: m.all(x),
+    "truths": lambda m, x: (x > 0) & ~(x > 1) | (x < -1) ^ (x < -2),
+    "logical": lambda m, x: m.logical_or(m.logical_not(x), m.logical_and(x > 1, x)),
+    "add, scaled": lambda m, x: m.add(x, x.exp(), alpha=-0.5),
+    "sub, scaled": lambda m, x: x.sub(1, alpha=3),
+    "limits": lambda m, x: x.clamp(x.square() - 1, x.abs() - 0.25),
+    "a lower limit": lambda m, x: m.clamp(x, min=x.square() * math.nan),
+    "where of numbers": lambda m, x: m.where(x > 0, 1.0, 0.0),
+    "cumsum of a scalar": lambda m, x: x.sum().cumsum(0),
+    "transpose of a scalar": lambda m, x: x.sum().transpose(0, -1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_torch(name):
+    both(CASES[name], numbers(4, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij,jk->ik", [(3, 4), (4, 5)]), ("bij,bjk", [(2, 3, 4), (2, 4, 5)]), ("i,j", [(3,), (4,)]),
+        ("ij->ji", [(3, 4)]), ("ij->", [(3, 4)]), ("bhid,bhjd->bhij", [(2, 3, 4, 5), (2, 3, 6, 5)]),
+        ("ij,ij->", [(3, 4), (3, 4)]), ("ab,bc,cd->ad", [(2, 3), (3, 4), (4, 5)]), ("ij,kl->ik", [(2, 3), (4, 5)]),
+        ("bi,bi->b", [(3, 4), (3, 4)]), ("ij,jk->ik", [(3, 0), (0, 5)]),
+    ],
+)  # fmt: skip
+def test_einsum(equation, shapes):
+    both(lambda m, *tensors: m.einsum(equation, *tensors), *(numbers(*shape) for shape in shapes))
+
+
+def test_matrices_and_vectors():
+    both(lambda m, a, b: m.mm(a, b), numbers(3, 4), numbers(4, 5))
+    both(lambda m, a, b: m.bmm(a, b), numbers(2, 3, 4), numbers(2, 4, 5))
+    both(lambda m, a, b: m.outer(a, b), numbers(3), numbers(4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, n: n // 3, lambda m, n: n % 3, lambda m, n: -7 // n, lambda m, n: m.remainder(7, n),
+        lambda m, n: n.cumsum(0), lambda m, n: n & 5, lambda m, n: ~n, lambda m, n: n / 2, lambda m, n: n + 0.5,
+        lambda m, n: n + (n > 2), lambda m, n: (n > 2) * 2.5, lambda m, n: (n > 2) + (n > 3),
+        lambda m, n: (n > 1) * (n < 4), lambda m, n: n > 2.5, lambda m, n: n.bool(), lambda m, n: n.float().long(),
+        lambda m, n: n.clamp(0.5), lambda m, n: m.full((2,), 3), lambda m, n: m.maximum(n, n.float() * 0.5),
+    ],
+)  # fmt: skip
+def test_integers_and_truths_as_torch(function):
+    both(function, torch.tensor([-5, -1, 1, 2, 3, 7]))
+
+
+def test_integers_beside_floats_pass_the_gradient():
+    both(lambda m, x, n: x * n + n / (x * x + 1) - (n > 2) * x, numbers(4), torch.tensor([1, 2, 3, 4]))
+
+
+def test_one_hot():
+    classes = torch.tensor([[1, 0], [3, 2]])
+    assert torch.equal(ops.one_hot(Tensor(classes)).data, torch.nn.functional.one_hot(classes))
+    with pytest.raises(ValueError, match="one_hot: "):
+        ops.one_hot(Tensor(classes), 2)
+
+
+def test_narrow_types_spread_far_from_zero():
+    """In float16 the mean of 2000 alone is off by more than the spread."""
+    x = torch.tensor([2000.0, 2001.0, 2003.0, 1999.0])
+    for name in ("std", "var"):
+        ours = getattr(ops, name)(Tensor(x.half().to(default_device())))
+        torch.testing.assert_close(ours.data.cpu(), getattr(x, name)().half())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: x // 2, "floor_divide: got torch.float32, expected integers or bools"),
+        (lambda x: x & 1, "bitwise_and: got torch.float32"),
+        (lambda x: x.split([1, 1]), r"split: sizes \[1, 1\] do not add up to the 3 of dim 0"),
+        (lambda x: x.chunk(0), "chunk: chunks is 0"),
+        (lambda x: ops.einsum("ii->i", x), "does not name each of 2 dimensions by its own letter"),
+        (lambda x: ops.einsum("i...->i", x), "which is not built; name the dimensions"),
+        (lambda x: ops.einsum("ij,jk->ik", x, x), "'j' of 'ij,jk->ik' is 4 and 3"),
+        (lambda x: x.std(0, True, correction=1), "got both unbiased and correction"),
+        (lambda x: x.outer(x), "expected two vectors"),
+        (lambda x: x.mm(x[0]), "expected 2 dimensions each"),
+        (lambda x: x.long().var(), "var: input has dtype torch.int64"),
+    ],
+)
+def test_refused(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call(Tensor(torch.ones(3, 4, device=default_device())))
