@@ -24,9 +24,9 @@ from minidl.runtime import check, launch, order
 @triton.jit
 def resample_kernel(
     p_x, p_y, p_row, p_row_share, p_column, p_column_share, n, H, W, OH, OW, S,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, FILL: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N elements of y [planes, OH, OW, S], from x [planes, H, W, S]."""
+    """BLOCK_N elements of y [planes, OH, OW, S], from x [planes, H, W, S]; FILL where no tap is."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     o_s = o % S
@@ -48,6 +48,10 @@ def resample_kernel(
             b_x = tl.load(p_x + o_x + b_j * S, mask=m_x, other=0.0).to(ACC)  # [BLOCK_N]
             b_line += b_x * b_c
         b_y += b_line * b_r
+    if FILL != 0.0:
+        b_i = tl.load(p_row + o_i * ROWS, mask=m, other=-1)
+        b_j = tl.load(p_column + o_j * COLUMNS, mask=m, other=-1)
+        b_y = tl.where((b_i >= 0) & (b_j >= 0), b_y, tl.full((BLOCK_N,), FILL, ACC))
     tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
 
 
@@ -72,10 +76,13 @@ class Taps(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def nearest(size: int, outputs: int, scale: float | None = None) -> Taps:
-    """Output o takes the input floor(o * step), step in float32 as torch has it: size / outputs, or 1 / scale."""
+def nearest(size: int, outputs: int, scale: float | None = None, middle: bool = False) -> Taps:
+    """Output o takes the input floor(o * step), step in float32 as torch has it: size / outputs, or 1 / scale.
+
+    With `middle`, torch's "nearest-exact", it is floor((o + 1/2) * step).
+    """
     step = torch.tensor(size / outputs if scale is None else 1 / scale, dtype=torch.float32)
-    places = (torch.arange(outputs, dtype=torch.float32) * step).floor().long().clamp(max=size - 1)
+    places = ((torch.arange(outputs, dtype=torch.float32) + 0.5 * middle) * step).floor().long().clamp(max=size - 1)
     return Taps(size, tuple(((place, 1.0),) for place in places.tolist()))
 
 
@@ -95,14 +102,20 @@ def bilinear(size: int, outputs: int, scale: float | None = None, align_corners:
 
 
 @functools.lru_cache(maxsize=256)
-def padded(size: int, before: int, after: int, reflect: bool = False) -> Taps:
-    """The inputs with margins: nothing, or with `reflect` the inputs mirrored at the edge. A margin may be negative."""
+def padded(size: int, before: int, after: int, mode: str = "constant") -> Taps:
+    """The inputs with margins: nothing, or those mirrored at the edge ("reflect"), the edge itself ("replicate") or
+    the other end ("circular"). A margin may be negative."""
     found: list[tuple[tuple[int, float], ...]] = []
     for place in range(-before, size + after):
         inside = 0 <= place < size
-        if not inside and reflect:
+        if mode == "reflect" and not inside:
             place = -place if place < 0 else 2 * (size - 1) - place
-        found.append(((place, 1.0),) if inside or reflect else ())
+        elif mode == "replicate":
+            place = min(max(place, 0), size - 1)
+        elif mode == "circular":  # of what negative margins leave
+            first, last = max(-before, 0), size - max(-after, 0)
+            place = first + (place - first) % (last - first)
+        found.append(((place, 1.0),) if inside or mode != "constant" else ())
     return Taps(size, tuple(found))
 
 
@@ -116,8 +129,11 @@ def _tables(taps: Taps, dtype: torch.dtype, device: torch.device) -> tuple[torch
     return places.view(-1, most).to(device), shares.view(-1, most).to(device, dtype)
 
 
-def resample(x: torch.Tensor, rows: Taps, columns: Taps) -> torch.Tensor:
-    """x [N, C, H, W] with the rows and columns that the taps make of H and W, in x's dtype and order in memory."""
+def resample(x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0) -> torch.Tensor:
+    """x [N, C, H, W] with the rows and columns that the taps make of H and W, in x's dtype and order in memory.
+
+    A pixel whose row or column has no tap is `fill`.
+    """
     check.floating("resample", x=x)
     N, C = x.shape[:2]
     H, W, OH, OW = rows.size, columns.size, len(rows.of), len(columns.of)
@@ -131,6 +147,6 @@ def resample(x: torch.Tensor, rows: Taps, columns: Taps) -> torch.Tensor:
     tile = launch.tile("elementwise", x.dtype, N=n)
     launch.run(
         resample_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, *tables, n, H, W, OH, OW, C if last else 1,
-        ROWS=max(rows.most, 1), COLUMNS=max(columns.most, 1), ACC=launch.acc(x.dtype), **tile.options,
+        ROWS=max(rows.most, 1), COLUMNS=max(columns.most, 1), FILL=float(fill), ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return y

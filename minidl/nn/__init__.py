@@ -26,7 +26,17 @@ from minidl.nn.containers import ModuleDict, ModuleList
 from minidl.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d
 from minidl.nn.float8 import to_float8
 from minidl.nn.fold import fold_batch_norms
-from minidl.nn.images import AdaptiveMaxPool2d, Dropout2d, Embedding, PixelShuffle, ReflectionPad2d, Upsample, ZeroPad2d
+from minidl.nn.images import (
+    AdaptiveMaxPool2d,
+    ConstantPad2d,
+    Dropout2d,
+    Embedding,
+    PixelShuffle,
+    ReflectionPad2d,
+    ReplicationPad2d,
+    Upsample,
+    ZeroPad2d,
+)
 from minidl.nn.layers import MLP, Dropout, Flatten, Identity, Linear, Sequential, SparseLinear
 from minidl.nn.losses import (
     BCELoss,
@@ -54,6 +64,7 @@ __all__ = [
     "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
+    "ConstantPad2d",
     "Conv1d",
     "Conv2d",
     "Conv3d",
@@ -91,6 +102,7 @@ __all__ = [
     "ReLU",
     "ReLU6",
     "ReflectionPad2d",
+    "ReplicationPad2d",
     "Sequential",
     "SiLU",
     "Sigmoid",

@@ -24,15 +24,15 @@ class _InPlace(Module):
 class ReLU(_InPlace):
     """max(x, 0)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.relu(x, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.relu(input, self.inplace)
 
 
 class ReLU6(_InPlace):
     """min(max(x, 0), 6)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.relu6(x, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.relu6(input, self.inplace)
 
 
 class LeakyReLU(_InPlace):
@@ -44,8 +44,8 @@ class LeakyReLU(_InPlace):
         super().__init__(inplace)
         self.negative_slope = negative_slope
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.leaky_relu(x, self.negative_slope, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.leaky_relu(input, self.negative_slope, self.inplace)
 
 
 class ELU(_InPlace):
@@ -57,36 +57,36 @@ class ELU(_InPlace):
         super().__init__(inplace)
         self.alpha = alpha
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.elu(x, self.alpha, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.elu(input, self.alpha, self.inplace)
 
 
 class SiLU(_InPlace):
     """x * sigmoid(x)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.silu(x, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.silu(input, self.inplace)
 
 
 class Mish(_InPlace):
     """x * tanh(softplus(x))."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.mish(x, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.mish(input, self.inplace)
 
 
 class Hardswish(_InPlace):
     """x * min(max(x + 3, 0), 6) / 6."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.hardswish(x, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.hardswish(input, self.inplace)
 
 
 class Hardsigmoid(_InPlace):
     """min(max(x + 3, 0), 6) / 6."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.hardsigmoid(x, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.hardsigmoid(input, self.inplace)
 
 
 class Hardtanh(_InPlace):
@@ -100,22 +100,22 @@ class Hardtanh(_InPlace):
             raise ValueError(f"Hardtanh: min_val is {min_val}, expected less than max_val, {max_val}")
         self.min_val, self.max_val = min_val, max_val
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.hardtanh(x, self.min_val, self.max_val, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.hardtanh(input, self.min_val, self.max_val, self.inplace)
 
 
 class Sigmoid(Module):
     """1 / (1 + exp(-x))."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.sigmoid(x)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.sigmoid(input)
 
 
 class Tanh(Module):
     """tanh(x)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.tanh(x)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.tanh(input)
 
 
 class GELU(Module):
@@ -127,8 +127,8 @@ class GELU(Module):
         super().__init__()
         self.approximate = approximate
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.gelu(x, self.approximate)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.gelu(input, self.approximate)
 
 
 class Softplus(Module):
@@ -140,8 +140,8 @@ class Softplus(Module):
         super().__init__()
         self.beta, self.threshold = beta, threshold
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.softplus(x, self.beta, self.threshold)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.softplus(input, self.beta, self.threshold)
 
 
 class PReLU(Module):
@@ -157,8 +157,8 @@ class PReLU(Module):
         super().__init__()
         self.weight = Parameter(torch.full((num_parameters,), init, device=device_of(device), dtype=dtype))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.prelu(x, self.weight)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.prelu(input, self.weight)
 
     def extra_repr(self) -> str:
         return f"num_parameters={len(self.weight)}"
@@ -178,12 +178,12 @@ class Softmax(Module):
             raise ValueError(f"{type(self).__name__}: name dim for x of shape {list(x.shape)}")
         return -1 if self.dim is None else self.dim
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.softmax(x, self._axis(x))
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.softmax(input, self._axis(input))
 
 
 class LogSoftmax(Softmax):
     """The logarithm of `Softmax`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.log_softmax(x, self._axis(x))
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.log_softmax(input, self._axis(input))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -45,14 +46,23 @@ class _Conv(Module):
         _check_channels(type(self).__name__, in_channels, out_channels, groups, padding_mode)
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = check_settings(self._op.__name__, kernel_size, stride, padding, dilation)
+        self.padding_mode = padding_mode
+        if padding_mode != "zeros" and isinstance(padding, str):
+            raise ValueError(f"{type(self).__name__}: padding {padding!r} goes with zeros; give numbers")
         self.stride, self.padding, self.dilation = stride, padding, dilation
         self.weight = _weight(out_channels, in_channels // groups, self.kernel_size, device, dtype)
         self.bias = _bias(self.weight, out_channels) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return type(self)._op(
-            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.act
-        )  # fmt: skip
+    def forward(self, input: Tensor) -> Tensor:
+        input, padding = self._padded(input)
+        return type(self)._op(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups, self.act)
+
+    def _padded(self, x: Tensor) -> tuple[Tensor, Pair | str]:
+        """x with margins that are not zeros, and the padding that is left."""
+        if self.padding_mode == "zeros":
+            return x, self.padding
+        widths = numbers(self._op.__name__, "padding", cast(Pair, self.padding), 0, len(self.kernel_size))
+        return ops.pad(x, [width for width in reversed(widths) for _ in range(2)], self.padding_mode), 0
 
     def extra_repr(self) -> str:
         return _shown(self, stride=1, padding=0, dilation=1, groups=1)
@@ -103,9 +113,10 @@ class Conv2d(_Conv):
         )  # fmt: skip
         self.pool = pool
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
+        input, padding = self._padded(input)
         return ops.conv2d(
-            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.act, pool=self.pool
+            input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups, self.act, pool=self.pool
         )
 
     def extra_repr(self) -> str:
@@ -156,9 +167,9 @@ class _ConvTranspose(Module):
         self.weight = _weight(in_channels, out_channels // groups, self.kernel_size, device, dtype)
         self.bias = _bias(self.weight, out_channels) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         return type(self)._op(
-            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation,
+            input, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation,
             self.act,
         )  # fmt: skip
 
@@ -196,10 +207,9 @@ def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dt
 
 
 def _check_channels(layer: str, in_channels: int, out_channels: int, groups: int, padding_mode: str) -> None:
-    if padding_mode != "zeros":
-        raise ValueError(
-            f"{layer}: padding_mode {padding_mode!r} is not built; use zeros, or ReflectionPad2d before it"
-        )
+    modes = ("zeros",) if "Transpose" in layer else ("zeros", "reflect", "replicate", "circular")
+    if padding_mode not in modes:
+        raise ValueError(f"{layer}: padding_mode is {padding_mode!r}, expected one of {', '.join(modes)}")
     if min(in_channels, out_channels, groups) < 1 or in_channels % groups or out_channels % groups:
         raise ValueError(
             f"{layer}: got {in_channels} input and {out_channels} output channels in {groups} groups; expected "

@@ -24,10 +24,10 @@ class FoldedConv2d(Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        x, padding = self._padded(x)
         return ops.conv2d(
-            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.act,
-            scale=self.scale,
-        )  # fmt: skip
+            x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups, self.act, scale=self.scale
+        )
 
 
 class FoldedConvTranspose2d(ConvTranspose2d):

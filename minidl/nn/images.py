@@ -19,8 +19,8 @@ Four = int | Sequence[int]
 class Dropout2d(Dropout):
     """Zero each channel with probability p in training, and scale the others by 1 / (1 - p). [N, C, H, W]."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.dropout2d(x, self.p, self.training, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.dropout2d(input, self.p, self.training, self.inplace)
 
 
 class AdaptiveMaxPool2d(Module):
@@ -32,8 +32,8 @@ class AdaptiveMaxPool2d(Module):
         super().__init__()
         self.output_size, self.return_indices = output_size, return_indices
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.adaptive_max_pool2d(x, self.output_size, self.return_indices)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.adaptive_max_pool2d(input, self.output_size, self.return_indices)
 
 
 class Upsample(Module):
@@ -53,9 +53,9 @@ class Upsample(Module):
         self.size, self.scale_factor, self.mode = size, scale_factor, mode
         self.align_corners, self.recompute_scale_factor = align_corners, recompute_scale_factor
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         return ops.interpolate(
-            x, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
+            input, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
         )  # fmt: skip
 
 
@@ -68,28 +68,47 @@ class PixelShuffle(Module):
         super().__init__()
         self.upscale_factor = upscale_factor
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.pixel_shuffle(x, self.upscale_factor)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.pixel_shuffle(input, self.upscale_factor)
 
 
-class ZeroPad2d(Module):
-    """Margins of zeros: one width, or (left, right, top, bottom)."""
-
-    _shown = ("padding",)
+class _Pad2d(Module):
+    _shown: tuple[str, ...] = ("padding",)
     _mode = "constant"
+    value = 0.0
 
     def __init__(self, padding: Four) -> None:
         super().__init__()
         self.padding = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.pad(x, self.padding, self._mode)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.pad(input, self.padding, self._mode, self.value)
 
 
-class ReflectionPad2d(ZeroPad2d):
+class ZeroPad2d(_Pad2d):
+    """Margins of zeros: one width, or (left, right, top, bottom)."""
+
+
+class ConstantPad2d(_Pad2d):
+    """Margins of one value: one width, or (left, right, top, bottom)."""
+
+    _shown = ("padding", "value")
+
+    def __init__(self, padding: Four, value: float) -> None:
+        super().__init__(padding)
+        self.value = value
+
+
+class ReflectionPad2d(_Pad2d):
     """Margins that mirror the inside at the edge: one width, or (left, right, top, bottom)."""
 
     _mode = "reflect"
+
+
+class ReplicationPad2d(_Pad2d):
+    """Margins that repeat the edge: one width, or (left, right, top, bottom)."""
+
+    _mode = "replicate"
 
 
 class Embedding(Module):
@@ -134,7 +153,7 @@ class Embedding(Module):
         V, H = embeddings.shape
         return cls(V, H, _weight=embeddings, _freeze=freeze, **options)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         return ops.embedding(
-            x, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+            input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
         )  # fmt: skip

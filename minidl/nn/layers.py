@@ -56,8 +56,8 @@ class Linear(Module):
             bound = 1.0 / math.sqrt(max(1, in_features))
             init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias, self.act)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.linear(input, self.weight, self.bias, self.act)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}{_act_repr(self.act)}"
@@ -108,8 +108,8 @@ class Dropout(Module):
             raise ValueError(f"{type(self).__name__}: p is {p}, expected a probability between 0 and 1")
         self.p, self.inplace = p, inplace
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.dropout(x, self.p, self.training, self.inplace)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.dropout(input, self.p, self.training, self.inplace)
 
 
 class Flatten(Module):
@@ -119,8 +119,8 @@ class Flatten(Module):
         super().__init__()
         self.start_dim, self.end_dim = start_dim, end_dim
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.flatten(x, self.start_dim, self.end_dim)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.flatten(input, self.start_dim, self.end_dim)
 
 
 class Identity(Module):
@@ -129,8 +129,8 @@ class Identity(Module):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x
+    def forward(self, input: Tensor) -> Tensor:
+        return input
 
 
 class Sequential(Module):
@@ -149,10 +149,10 @@ class Sequential(Module):
                 raise TypeError(f"{type(self).__name__}: {name!r} is {described(module)}")
             self.add_module(name, module)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, input: Any) -> Any:
         for module in self.children():
-            x = module(x)
-        return x
+            input = module(input)
+        return input
 
     def __len__(self) -> int:
         return len(self._modules)

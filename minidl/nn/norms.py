@@ -47,8 +47,8 @@ class LayerNorm(_Affine):
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
         self._parameters_of(shape, elementwise_affine, elementwise_affine and bias, device, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(_Affine):
@@ -69,8 +69,8 @@ class RMSNorm(_Affine):
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
         self.weight = _full(shape, 1.0, device, dtype) if elementwise_affine else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
 
 class GroupNorm(_Affine):
@@ -86,15 +86,17 @@ class GroupNorm(_Affine):
         affine: bool = True,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
             raise ValueError(f"GroupNorm: num_channels {num_channels} is no multiple of num_groups {num_groups}")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
-        self._parameters_of((num_channels,), affine, affine, device, dtype)
+        self._parameters_of((num_channels,), affine, affine and bias, device, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class InstanceNorm2d(_Affine):
@@ -111,15 +113,17 @@ class InstanceNorm2d(_Affine):
         track_running_stats: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         if track_running_stats:
             raise ValueError("InstanceNorm2d: track_running_stats=True is not built; use BatchNorm2d, or leave it out")
         self.num_features, self.eps, self.momentum, self.affine = num_features, eps, momentum, affine
         self.track_running_stats = track_running_stats
-        self._parameters_of((num_features,), affine, affine, device, dtype)
+        self._parameters_of((num_features,), affine, affine and bias, device, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 4:
-            raise ValueError(f"InstanceNorm2d: x has shape {list(x.shape)}, expected [N, C, H, W]")
-        return ops.instance_norm(x, None, None, self.weight, self.bias, True, self.momentum, self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim != 4:
+            raise ValueError(f"InstanceNorm2d: x has shape {list(input.shape)}, expected [N, C, H, W]")
+        return ops.instance_norm(input, None, None, self.weight, self.bias, True, self.momentum, self.eps)

@@ -35,9 +35,9 @@ class MaxPool2d(Module):
         self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
         self.return_indices = return_indices
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Any:
         return ops.max_pool2d(
-            x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
+            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
         )
 
 
@@ -60,9 +60,9 @@ class AvgPool2d(Module):
         self.padding, self.ceil_mode = padding, ceil_mode
         self.count_include_pad, self.divisor_override = count_include_pad, divisor_override
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         return ops.avg_pool2d(
-            x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad,
+            input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad,
             self.divisor_override,
         )  # fmt: skip
 
@@ -76,8 +76,8 @@ class AdaptiveAvgPool2d(Module):
         super().__init__()
         self.output_size = output_size
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.adaptive_avg_pool2d(x, self.output_size)
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.adaptive_avg_pool2d(input, self.output_size)
 
 
 class _BatchNorm(Module):
@@ -96,6 +96,7 @@ class _BatchNorm(Module):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
+        bias: bool = True,
         act: Activation = None,
     ) -> None:
         super().__init__()
@@ -110,8 +111,9 @@ class _BatchNorm(Module):
         self.bias: Parameter | None = None
         if affine:
             self.weight = _empty(num_features, device=device, dtype=dtype)
-            self.bias = _empty(num_features, device=device, dtype=dtype)
             init.constant_(self.weight, 1.0)
+        if affine and bias:
+            self.bias = _empty(num_features, device=device, dtype=dtype)
             init.zeros_(self.bias)
         buffers: dict[str, torch.Tensor | None] = dict.fromkeys(("running_mean", "running_var", "num_batches_tracked"))
         if track_running_stats:
@@ -124,18 +126,18 @@ class _BatchNorm(Module):
         for name, buffer in buffers.items():
             self.register_buffer(name, None if buffer is None else Tensor(buffer))
 
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dim() not in self.ranks:
-            raise ValueError(f"{type(self).__name__}: x has shape {list(x.shape)}, expected {self.expected}")
-        if x.shape[1] != self.num_features:
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() not in self.ranks:
+            raise ValueError(f"{type(self).__name__}: x has shape {list(input.shape)}, expected {self.expected}")
+        if input.shape[1] != self.num_features:
             raise ValueError(
-                f"{type(self).__name__}: x has {x.shape[1]} channels (shape {list(x.shape)}), expected num_features, "
-                f"{self.num_features}"
+                f"{type(self).__name__}: x has {input.shape[1]} channels (shape {list(input.shape)}), expected "
+                f"num_features, {self.num_features}"
             )
         # Without running statistics, evaluation uses those of the batch too.
         training = self.training or self.running_mean is None
         return ops.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps,
+            input, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps,
             self.act, self.num_batches_tracked,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
 from minidl.later import take
-from minidl.ops.elementwise import binary
+from minidl.ops.elementwise import binary, where
 from minidl.ops.inplace import applied
 from minidl.ops.view import reshape
 from minidl.runtime import check
@@ -85,8 +85,9 @@ def relu6(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def leaky_relu(input: Tensor, negative_slope: float = activation.NEGATIVE_SLOPE, inplace: bool = False) -> Tensor:
-    """input where it is above 0, else negative_slope * input. Raises ValueError unless negative_slope is above 0."""
-    return applied(lambda x: activated(x, ("leaky_relu", negative_slope)), input, inplace)
+    """input where it is above 0, else negative_slope * input. Raises ValueError for a negative_slope below 0."""
+    act: Activation = "relu" if negative_slope == 0 else ("leaky_relu", negative_slope)
+    return applied(lambda x: activated(x, act), input, inplace)
 
 
 def sigmoid(input: Tensor) -> Tensor:
@@ -120,13 +121,14 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """log(1 + exp(beta input)) / beta, and input where beta input is above 20.
+    """log(1 + exp(beta input)) / beta, and input where beta input is above the threshold.
 
-    Raises ValueError unless beta is above 0, and for another threshold.
+    Raises ValueError unless beta is above 0, and for a threshold above 20, where float32 has no difference left.
     """
-    if threshold != 20:
-        raise ValueError(f"softplus: threshold is {threshold}, which is not built; leave it at 20")
-    return activated(input, ("softplus", beta))
+    if threshold > 20:
+        raise ValueError(f"softplus: threshold is {threshold}, which is not built; use 20, or less")
+    y = activated(input, ("softplus", beta))
+    return y if threshold == 20 else where(Tensor(elementwise.gt(input.data, threshold / beta)), input, y)
 
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:

@@ -17,18 +17,21 @@ from minidl.tensors import Tensor
 
 __all__ = ["interpolate", "pad", "pixel_shuffle"]
 
+# The mode of interpolation by the number of dimensions of the input.
+LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
 Sizes = int | float | Sequence[int] | Sequence[float] | None
 
 
 class Resample(Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, rows: Taps, columns: Taps) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0) -> torch.Tensor:
         ctx.taps = rows, columns
-        return kernels.resample(x, rows, columns)
+        return kernels.resample(x, rows, columns, fill)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return kernels.resample(dy, *(taps.back() for taps in ctx.taps)), None, None
+        rows, columns = (taps.back() for taps in ctx.taps)
+        return kernels.resample(dy, rows, columns), *(None for _ in ctx.needs[1:])
 
 
 def interpolate(
@@ -40,69 +43,92 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """Images in another size, by "nearest" neighbour or "bilinear" interpolation, as torch places their pixels.
+    """Images in another size, by the "nearest" neighbour ("nearest-exact" takes middles) or by interpolation: "linear",
+    "bilinear" or "trilinear", as there are dimensions. Pixels are placed as torch places them.
 
-    Shapes: [N, C, H, W] -> [N, C, *size], or sizes times scale_factor rounded down.
+    Shapes: [N, C, L], [N, C, H, W] or [N, C, D, H, W] -> [N, C, *size], or sizes times scale_factor rounded down.
     Raises ValueError for another mode or number of dimensions, for both or neither of size and scale_factor, and for
     antialias, which is not built; TypeError for integers.
     """
     check.floating("interpolate", input=input.data)
-    if mode not in ("nearest", "bilinear"):
-        raise ValueError(f'interpolate: mode {mode!r} is not built; use "nearest" or "bilinear"')
-    if input.ndim != 4:
-        raise ValueError(f"interpolate: input has shape {list(input.shape)}, expected [N, C, H, W]")
+    if mode not in ("nearest", "nearest-exact", *LINEAR.values()):
+        raise ValueError(f'interpolate: mode {mode!r} is not built; use "nearest", "nearest-exact" or "bilinear"')
+    linear = mode in LINEAR.values()
+    if not 3 <= input.ndim <= 5 or (linear and LINEAR[input.ndim] != mode):
+        raise ValueError(f"interpolate: input of shape {list(input.shape)} does not fit mode {mode!r}")
     if antialias:
         raise ValueError("interpolate: antialias is not built; leave it out, or use avg_pool2d")
     if (size is None) == (scale_factor is None):
         raise ValueError("interpolate: give one of size and scale_factor")
-    if mode == "nearest" and align_corners is not None:
-        raise ValueError('interpolate: align_corners is for mode "bilinear"')
-    scales: tuple[float | None, ...] = (None, None)
-    sizes = _both(size)
-    if scale_factor is not None:
-        factors = _both(scale_factor)
-        sizes = tuple(math.floor(float(n) * s) for n, s in zip(input.shape[2:], factors, strict=True))
-        scales = (None, None) if recompute_scale_factor else factors
-    if min(*sizes, *input.shape[2:]) < 1:
-        raise ValueError(f"interpolate: sizes must be 1 or more, got {list(input.shape[2:])} to {list(sizes)}")
-    how = kernels.nearest if mode == "nearest" else kernels.bilinear
-    rest = () if mode == "nearest" else (bool(align_corners),)
-    taps = (how(n, int(o), s, *rest) for n, o, s in zip(input.shape[2:], sizes, scales, strict=True))
-    return Resample.apply(input, *taps)
+    if not linear and align_corners is not None:
+        raise ValueError('interpolate: align_corners is for mode "bilinear" and its like')
+    N, C, *old = input.shape
+    scales: tuple[float | None, ...] = (None,) * len(old)
+    if scale_factor is None:
+        new = tuple(int(n) for n in _each(size, len(old)))
+    else:
+        factors = _each(scale_factor, len(old))
+        new = tuple(math.floor(float(n) * s) for n, s in zip(old, factors, strict=True))
+        scales = scales if recompute_scale_factor else factors
+    if min(*new, *old) < 1:
+        raise ValueError(f"interpolate: sizes must be 1 or more, got {old} to {list(new)}")
+    how = kernels.bilinear if linear else kernels.nearest
+    flag = bool(align_corners) if linear else mode == "nearest-exact"
+    taps = [how(n, o, s, flag) for n, o, s in zip(old, new, scales, strict=True)]
+    if len(old) == 2:
+        return Resample.apply(input, *taps)
+    if len(old) == 1:
+        return reshape(Resample.apply(reshape(input, N, C, 1, *old), kernels.padded(1, 0, 0), *taps), N, C, *new)
+    y = Resample.apply(reshape(input, N, C * old[0], *old[1:]), *taps[1:])
+    y = reshape(y, N, C, old[0], new[1] * new[2])
+    return reshape(Resample.apply(y, taps[0], kernels.padded(new[1] * new[2], 0, 0)), N, C, *new)
 
 
-def _both(value: Any) -> tuple[Any, ...]:
-    given = tuple(value) if isinstance(value, list | tuple | torch.Size) else (value, value)
-    if len(given) != 2:
-        raise ValueError(f"interpolate: got {value!r}, expected one number or a pair")
+def _each(value: Any, count: int) -> tuple[Any, ...]:
+    given = tuple(value) if isinstance(value, list | tuple | torch.Size) else (value,) * count
+    if len(given) != count:
+        raise ValueError(f"interpolate: got {value!r}, expected one number or {count}")
     return given
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """input with margins along its last dimension (left, right), or its last two (left, right, top, bottom).
+    """input with margins along its last dimensions: (before, after) of the last, then of the one before it, and so on.
 
-    mode "constant" makes margins of zeros, and negative ones cut; "reflect" mirrors the inside at the edge. Other
-    modes, values and numbers of margins are not built: they raise ValueError, as does a margin too wide to mirror.
+    mode "constant" makes margins of `value` (0), "reflect" mirrors the inside at the edge, "replicate" repeats the
+    edge, "circular" goes on with the other end. Negative margins cut. Raises ValueError for another mode, an odd
+    number of margins or too many, and for margins wider than what they repeat; TypeError for integers.
     """
     check.floating("pad", input=input.data)
-    if mode not in ("constant", "reflect") or (value or 0) != 0:
-        raise ValueError(f'pad: mode {mode!r} with value {value} is not built; use zeros, or mode="reflect"')
-    if len(pad) not in (2, 4) or input.ndim < len(pad) // 2:
-        raise ValueError(f"pad: {list(pad)} does not fit {list(input.shape)}; expected margins of the last one or two")
-    margins = (*pad, 0, 0)[:4]
-    H, W = (1, *input.shape)[-2:] if input.ndim == 1 else tuple(input.shape[-2:])
-    for size, before, after in ((W, *margins[:2]), (H, *margins[2:])):
-        if (mode == "reflect" and not 0 <= max(before, after) < size) or size + before + after < 0:
+    if mode not in ("constant", "reflect", "replicate", "circular"):
+        raise ValueError(f'pad: unknown mode {mode!r}; known: "constant", "reflect", "replicate", "circular"')
+    if len(pad) % 2 or len(pad) > 2 * input.ndim:
+        raise ValueError(f"pad: {list(pad)} does not fit {list(input.shape)}; expected two margins for each dimension")
+    most = {"constant": math.inf, "reflect": -1, "replicate": math.inf, "circular": 0}[mode]
+    x, fill = input, float(value or 0.0) if mode == "constant" else 0.0
+    margins = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
+    for at, (before, after) in enumerate(margins):
+        size = input.shape[-1 - at]
+        if max(before, after) > size + most or size + before + after < 0 or (mode != "constant" and size == 0):
             raise ValueError(f"pad: margins {before} and {after} do not fit a size of {size} with mode {mode!r}")
-        if mode == "reflect" and min(before, after) < 0:
-            raise ValueError(f"pad: margins {before} and {after} are negative, which only mode='constant' takes")
-    whole = input if input.ndim == 4 else reshape(input, 1, math.prod(input.shape[:-2]), H, W)
-    reflect = mode == "reflect"
-    rows, columns = (kernels.padded(n, a, b, reflect) for n, a, b in ((H, *margins[2:]), (W, *margins[:2])))
-    y = Resample.apply(whole, rows, columns)
-    if input.ndim == 4:
-        return y
-    return reshape(y, *input.shape[:-2], *([] if input.ndim == 1 else [y.shape[2]]), y.shape[3])
+    # Two dimensions at a time, the last two first; others stand before them in one.
+    for at in range(0, len(margins), 2):
+        (columns, rows), shape = (*margins[at:], (0, 0))[:2], list(x.shape)
+        end = len(shape) - at
+        H, W = shape[end - 2] if end > 1 else 1, shape[end - 1]
+        planes, inner = math.prod(shape[: max(end - 2, 0)]), math.prod(shape[end:])
+        image = x if x.ndim == 4 and at == 0 else reshape(x, 1, planes, H, W * inner)
+        if inner != 1:  # what lies behind: along rows alone, one dimension after the other
+            image = reshape(image, 1, planes * H, W, inner)
+            image = Resample.apply(image, kernels.padded(W, *columns, mode), kernels.padded(inner, 0, 0), fill)
+            W += sum(columns)
+            image = reshape(image, 1, planes, H, W * inner)
+            image = Resample.apply(image, kernels.padded(H, *rows, mode), kernels.padded(W * inner, 0, 0), fill)
+        else:
+            image = Resample.apply(image, kernels.padded(H, *rows, mode), kernels.padded(W, *columns, mode), fill)
+            W += sum(columns)
+        new = [*shape[: max(end - 2, 0)], *([H + sum(rows)] if end > 1 else []), W, *shape[end:]]
+        x = image if x.ndim == 4 and at == 0 else reshape(image, *new)
+    return x
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:

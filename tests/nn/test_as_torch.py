@@ -11,6 +11,7 @@ from minidl.tensors import Tensor, default_device
 
 IMAGES = (2, 6, 5, 7)
 ROWS = (4, 6)
+CHANNELS = {"in_channels": 6, "out_channels": 3, "kernel_size": 3}
 # Name, arguments, shape of x.
 LAYERS = [
     ("ELU", {"alpha": 0.5}, ROWS),
@@ -33,8 +34,20 @@ LAYERS = [
     ("PixelShuffle", {"upscale_factor": 2}, (2, 8, 3, 5)),
     ("ZeroPad2d", {"padding": (1, 2, 0, 3)}, IMAGES),
     ("ReflectionPad2d", {"padding": 2}, IMAGES),
+    ("ReplicationPad2d", {"padding": (1, 0, 2, 1)}, IMAGES),
+    ("ConstantPad2d", {"padding": 1, "value": 2.5}, IMAGES),
     ("AdaptiveMaxPool2d", {"output_size": 2}, (2, 3, 4, 6)),
     ("Dropout2d", {"p": 0.0}, IMAGES),
+    (
+        "Conv2d",
+        {"in_channels": 6, "out_channels": 3, "kernel_size": 3, "padding": (1, 2), "padding_mode": "reflect"},
+        IMAGES,
+    ),
+    (
+        "Conv1d",
+        {"in_channels": 6, "out_channels": 3, "kernel_size": 3, "padding": 2, "padding_mode": "circular"},
+        (2, 6, 9),
+    ),
 ]
 LOSSES = [
     ("MSELoss", {}, None),
@@ -111,7 +124,7 @@ def test_arguments_have_torchs_names_and_order():
         if not inspect.isclass(getattr(torch.nn, name, None)):
             continue
         ours, theirs = (inspect.signature(getattr(kit, name).__init__).parameters for kit in (nn, torch.nn))
-        ours = [n for n, p in ours.items() if n not in ("act", "pool") or p.kind != p.KEYWORD_ONLY]
+        ours = [n for n, p in ours.items() if p.kind != p.KEYWORD_ONLY]
         theirs = list(theirs)
         assert "kwargs" in theirs or ours == theirs[: len(ours)], f"{name}: {ours}, torch has {theirs}"
         # The older names of Hardtanh's limits; a newer torch lets norms go without a bias.
@@ -242,7 +255,11 @@ def test_gradients_are_clipped_as_torch_clips_them(norm_type):
         (lambda: nn.Linear(2, 3).wieght, AttributeError, "Linear has no attribute 'wieght'; did you mean weight?"),
         (lambda: nn.Linear(2, 3)(Tensor(torch.ones(4, 5))), ValueError, r"^Linear: x has shape \[4, 5\]"),
         (lambda: nn.BatchNorm2d(3)(Tensor(torch.ones(4, 5))), ValueError, "^BatchNorm2d: x has shape"),
-        (lambda: nn.Conv2d(2, 3, 3, padding_mode="reflect"), ValueError, "padding_mode 'reflect' is not built"),
+        (
+            lambda: nn.Conv2d(2, 3, 3, padding_mode="mirror"),
+            ValueError,
+            "padding_mode is 'mirror', expected one of zeros",
+        ),
         (lambda: nn.InstanceNorm2d(3, track_running_stats=True), ValueError, "is not built; use BatchNorm2d"),
     ],
 )

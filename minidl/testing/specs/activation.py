@@ -241,7 +241,7 @@ SPECS = [
         inputs=_with_argument((), (0.25,), (3.0,)),
         bad=(
             refuses(ValueError, "softplus needs a slope above 0, got 0.0", (3,), extra=(0.0,)),
-            refuses(ValueError, "threshold is 10.0, which is not built", (3,), extra=(1.0, 10.0)),
+            refuses(ValueError, "threshold is 30.0, which is not built", (3,), extra=(1.0, 30.0)),
         ),
     ),
     _activation(
@@ -270,7 +270,7 @@ SPECS = [
         "leaky_relu",
         lambda negative_slope=activation.NEGATIVE_SLOPE: ("leaky_relu", negative_slope),
         inputs=_with_argument((), (0.25,), (1e-3,), (2.0,)),
-        bad=(WANTS_FLOATING, refuses(ValueError, "needs a slope above 0, got 0.0", (3,), extra=(0.0,))),
+        bad=(WANTS_FLOATING, refuses(ValueError, "needs a slope above 0, got -1.0", (3,), extra=(-1.0,))),
     ),
     _record(
         "gelu",
