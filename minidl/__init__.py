@@ -189,8 +189,8 @@ class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
         if hasattr(importlib.import_module("minidl.ops"), name):
             return f"{text}: it is minidl.ops.{name}"
         names = [*__all__, *_OPERATIONS, *_OF_TORCH]
-        near = importlib.import_module("difflib").get_close_matches(name, names, 1)
-        return f"{text}; did you mean {near[0]}?" if near else f"{text}: it is not built; dir(minidl.ops) lists what is"
+        near = importlib.import_module("minidl.missing").nearest(name, names)
+        return f"{text}; did you mean {near}?" if near else f"{text}: it is not built; dir(minidl.ops) lists what is"
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,8 @@ def cumsum_kernel(
         b_x = tl.load(p_x + o, mask=m, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         b_y = tl.cumsum(b_x, axis=1) + b_sum[:, None]
         tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
-        b_sum += tl.sum(b_x, axis=1)
+        # Its last column: a sum of b_x, added up here, fails in a pass of Triton 3.6 and 3.7 (OptimizeThreadLocality).
+        b_sum = tl.sum(tl.where(tl.arange(0, BLOCK_N)[None, :] == BLOCK_N - 1, b_y, 0.0), axis=1)
 
 
 def cumsum(x: torch.Tensor, dim: int, reverse: bool = False) -> torch.Tensor:

@@ -29,6 +29,7 @@ from minidl.ops import (
     reduce,
     resample,
     row_norm,
+    sorting,
     sparse,
     view,
 )
@@ -50,6 +51,7 @@ from minidl.ops.random import dropout, dropout2d, rand, randn
 from minidl.ops.reduce import *
 from minidl.ops.resample import *
 from minidl.ops.row_norm import *
+from minidl.ops.sorting import *
 from minidl.ops.sparse import *
 from minidl.ops.view import *
 from minidl.tensors import OPERATIONS, Tensor
@@ -71,6 +73,7 @@ __all__ += pool.__all__
 __all__ += reduce.__all__
 __all__ += resample.__all__
 __all__ += row_norm.__all__
+__all__ += sorting.__all__
 __all__ += sparse.__all__
 __all__ += view.__all__
 

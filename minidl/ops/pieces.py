@@ -20,9 +20,9 @@ from minidl.runtime import check
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [
-    "all", "any", "argsort", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "chunk", "cumsum", "flip",
+    "all", "any", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "chunk", "cumsum", "flip",
     "floor_divide", "gather", "index_select", "logical_and", "logical_not", "logical_or", "masked_fill", "one_hot",
-    "outer", "remainder", "repeat", "sort", "split", "std", "var",
+    "outer", "remainder", "repeat", "split", "std", "var",
 ]  # fmt: skip
 
 Dim = int | Sequence[int] | None
@@ -186,21 +186,6 @@ def masked_fill(input: Tensor, mask: Tensor, value: Scalar | Tensor) -> Tensor:
     ):
         raise TypeError(f"masked_fill: {value!r} does not fit a tensor of {input.dtype}; convert it with .to()")
     return elementwise.where(mask, value, input)
-
-
-def sort(input: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Any:
-    """(values, indices) in rising order along `dim`, or falling; equal ones in their order, NaN above all others.
-
-    Of rows of thousands `topk` is fast only for few. Raises IndexError for a dimension out of range.
-    """
-    at = check.axis("sort", dim, max(input.ndim, 1))
-    return reduce.topk(input, input.shape[at] if input.ndim else 1, at, largest=descending)
-
-
-def argsort(input: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Tensor:
-    """The indices of `sort`."""
-    at = check.axis("argsort", dim, max(input.ndim, 1))
-    return Tensor(torch.argsort(input.data, dim=at, descending=descending, stable=True))
 
 
 def any(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:

@@ -77,7 +77,7 @@ class Amin(Amax):
     compute = staticmethod(reduce.amin)
 
 
-class _Chosen(Function):
+class Chosen(Function):
     """Values and positions along one dimension; the gradient goes back to where the values were."""
 
     @staticmethod
@@ -91,7 +91,7 @@ class _Chosen(Function):
         return (dy, *(None for _ in ctx.needs[1:]))
 
 
-class Extreme(_Chosen):
+class Extreme(Chosen):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool, smallest: bool) -> tuple[torch.Tensor, ...]:
         y, found = reduce.extreme(x, dim, keepdim, smallest)
@@ -100,7 +100,7 @@ class Extreme(_Chosen):
         return y, found
 
 
-class Topk(_Chosen):
+class Topk(Chosen):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, k: int, dim: int, largest: bool) -> tuple[torch.Tensor, ...]:
         y, found = reduce.leading(x, k, dim, largest)

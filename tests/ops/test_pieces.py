@@ -138,3 +138,18 @@ def test_narrow_types_spread_far_from_zero():
 def test_refused(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call(Tensor(torch.ones(3, 4, device=default_device())))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("descending", [False, True])
+def test_order(dtype, dim, descending):
+    """Of equal elements, both zeros among them, the first comes first; NaN is above infinity."""
+    x = (torch.randn(33, 17, generator=GENERATOR) * 3).round().abs().to(dtype)
+    if dtype.is_floating_point:
+        x = torch.where(torch.rand(x.shape, generator=GENERATOR) < 0.5, -x, x)
+        x[1], x[2], x[:, 3], x[0, 0] = math.inf, -0.0, math.nan, -math.inf
+    _, expected = torch.sort(x, dim=dim, descending=descending, stable=True)
+    values, found = ops.sort(Tensor(x.to(default_device())), dim, descending)
+    assert torch.equal(found.data.cpu(), expected)
+    torch.testing.assert_close(values.data.cpu(), x.gather(dim, expected), rtol=0, atol=0, equal_nan=True)
