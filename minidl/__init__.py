@@ -48,6 +48,7 @@ __all__ = [
     "randint",
     "randn",
     "randn_like",
+    "randperm",
     "save",
     "set_float32_precision",
     "set_grad_enabled",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from minidl.making import rand_like as rand_like
     from minidl.making import randint as randint
     from minidl.making import randn_like as randn_like
+    from minidl.making import randperm as randperm
     from minidl.making import tensor as tensor
     from minidl.making import zeros_like as zeros_like
     from minidl.nn.saved import load as load
@@ -159,6 +161,7 @@ _HOMES = {
     "randint": "minidl.making",
     "randn": "minidl.ops.random",
     "randn_like": "minidl.making",
+    "randperm": "minidl.making",
     "save": "minidl.nn.saved",
     "set_float32_precision": "minidl.runtime.launch",
     "set_grad_enabled": "minidl.autograd",

@@ -68,7 +68,7 @@ WITHOUT_RECORD: dict[str, str] = {
             "triu",
             "unbind",
             "var",
-        ),  # fmt: skip
+        ),
         "tests/ops/test_pieces.py",
     ),
 }
