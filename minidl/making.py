@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from minidl.kernels import elementwise
-from minidl.ops import random
+from minidl.ops import random, sorting
 from minidl.ops.random import rand, randn
 from minidl.ops.view import unpacked
 from minidl.tensors import Scalar, Tensor, device_of, full
@@ -26,6 +26,7 @@ __all__ = [
     "rand_like",
     "randint",
     "randn_like",
+    "randperm",
     "tensor",
     "zeros_like",
 ]
@@ -165,3 +166,8 @@ def randint(
         raise TypeError(f"randint: size is {size!r}, expected a sequence, as in randint(10, (2, 3))")
     data = random.randint(low, high, size, seed, device).data
     return Tensor(data if dtype is None else data.to(dtype), requires_grad)
+
+
+def randperm(n: int, *, seed: int | None = None, dtype: torch.dtype = torch.int64, device: Where = None) -> Tensor:
+    """The numbers from 0 to below n in a random order. Seeds as `rand`. Raises ValueError for a negative number."""
+    return Tensor(sorting.argsort(rand(n, seed=seed, dtype=torch.float64, device=device)).data.to(dtype))

@@ -20,6 +20,7 @@ from minidl.ops import (
     conv_volume,
     elementwise,
     inplace,
+    kin,
     linalg,
     lookup,
     loss,
@@ -41,6 +42,7 @@ from minidl.ops.conv_sequence import *
 from minidl.ops.conv_transpose import *
 from minidl.ops.conv_volume import *
 from minidl.ops.elementwise import *
+from minidl.ops.kin import *
 from minidl.ops.linalg import *
 from minidl.ops.lookup import *
 from minidl.ops.loss import *
@@ -64,6 +66,7 @@ __all__ += conv_sequence.__all__
 __all__ += conv_transpose.__all__
 __all__ += conv_volume.__all__
 __all__ += elementwise.__all__
+__all__ += kin.__all__
 __all__ += linalg.__all__
 __all__ += lookup.__all__
 __all__ += loss.__all__
@@ -155,6 +158,8 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
         "sign", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "tanh", "to", "topk",
         "transpose", "unsqueeze", "var",
     ):  # fmt: skip
+        setattr(Tensor, name, functions[name])
+    for name in kin.__all__:
         setattr(Tensor, name, functions[name])
     for name, method in inplace.METHODS.items():
         setattr(Tensor, name, method)
