@@ -74,7 +74,7 @@ def arange(
 
 
 def linspace(
-    start: float, end: float, steps: int, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False
+    start: Any, end: Any, steps: int, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
     """`steps` numbers from start to end, both included, evenly apart; float32, computed in float64 and rounded once.
 
@@ -82,6 +82,7 @@ def linspace(
     """
     if steps < 0:
         raise ValueError(f"linspace: steps is {steps}, expected a number from 0")
+    start, end = (v.item() if isinstance(v, Tensor | torch.Tensor) else v for v in (start, end))
     where, between = device_of(device), (end - start) / max(steps - 1, 1)
     # From both ends, so that both are exact.
     half = (steps + 1) // 2

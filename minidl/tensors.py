@@ -243,18 +243,18 @@ class Tensor(Variable):
     def requires_grad(self, value: bool) -> None:
         self.requires_grad_(value)
 
-    def requires_grad_(self, value: bool = True) -> Tensor:
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Set whether operations on this leaf are recorded.
 
         Raises TypeError for an integer tensor, RuntimeError for a tensor that an operation made.
         """
-        if value and not self.data.is_floating_point():
+        if requires_grad and not self.data.is_floating_point():
             raise TypeError(f"only floating tensors can have a gradient, this one is {self.dtype}")
-        if not value and self._edge_node() is not None:
+        if not requires_grad and self._edge_node() is not None:
             raise RuntimeError("this tensor was made by an operation; use .detach() for one without a graph")
-        if value != self._requires_grad:
+        if requires_grad != self._requires_grad:
             settle_all()
-        self._requires_grad = value
+        self._requires_grad = requires_grad
         return self
 
     @property
@@ -366,25 +366,25 @@ class Tensor(Variable):
         """The tensor on the current CUDA device."""
         return self.to("cuda")
 
-    def float(self) -> Tensor:
+    def float(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         """The tensor as float32."""
-        return self.to(torch.float32)
+        return self.to(torch.float32, memory_format=memory_format)
 
-    def half(self) -> Tensor:
+    def half(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         """The tensor as float16."""
-        return self.to(torch.float16)
+        return self.to(torch.float16, memory_format=memory_format)
 
-    def double(self) -> Tensor:
+    def double(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         """The tensor as float64."""
-        return self.to(torch.float64)
+        return self.to(torch.float64, memory_format=memory_format)
 
-    def bfloat16(self) -> Tensor:
+    def bfloat16(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         """The tensor as bfloat16."""
-        return self.to(torch.bfloat16)
+        return self.to(torch.bfloat16, memory_format=memory_format)
 
-    def long(self) -> Tensor:
+    def long(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         """The tensor as int64. Raises TypeError where a gradient is recorded."""
-        return self.to(torch.int64)
+        return self.to(torch.int64, memory_format=memory_format)
 
     if TYPE_CHECKING:
         # Attached by minidl.ops.
@@ -540,14 +540,14 @@ def device_of(device: torch.device | str | None) -> torch.device:
     return found
 
 
-def _int(x: Tensor) -> Tensor:
+def _int(x: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
     """The tensor as int32. Raises TypeError where a gradient is recorded."""
-    return x.to(torch.int32)
+    return x.to(torch.int32, memory_format=memory_format)
 
 
-def _bool(x: Tensor) -> Tensor:
+def _bool(x: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
     """Where the tensor is not 0. Raises TypeError where a gradient is recorded."""
-    return x.to(torch.bool)
+    return x.to(torch.bool, memory_format=memory_format)
 
 
 # Not in the class, in whose body these names are types.

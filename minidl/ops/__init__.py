@@ -97,7 +97,10 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
             "use minidl.as_tensor(...)"
         )
 
-    parameters = enumerate(inspect.signature(function).parameters.values())
+    signature = inspect.signature(function).parameters
+    # Sizes and dimensions are given one by one, as a sequence, or as torch's functions take them, by name.
+    spread = next((p.name for p in signature.values() if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    parameters = enumerate(signature.values())
     places = [
         (i, p.name, _ALLOWED[p.annotation], p.annotation == "Sequence[Tensor]")
         for i, p in parameters
@@ -106,6 +109,9 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def checked(*args: Any, **named: Any) -> Any:
+        if spread in named:
+            before = list(signature)[len(args) : list(signature).index(spread)]
+            args = (*args, *(named.pop(name) for name in before if name in named), named.pop(spread))
         for i, name, allowed, several in places:
             if i < len(args):
                 value = args[i]

@@ -219,44 +219,44 @@ def _raw(x: Operand) -> _Raw:
     return x.data if isinstance(x, Tensor) else x
 
 
-def neg(x: Tensor) -> Tensor:
-    """-x."""
-    return Neg.apply(x)
+def neg(input: Tensor) -> Tensor:
+    """-input."""
+    return Neg.apply(input)
 
 
-def abs(x: Tensor) -> Tensor:
-    """|x|. The gradient at 0 is 0."""
-    return Abs.apply(x)
+def abs(input: Tensor) -> Tensor:
+    """|input|. The gradient at 0 is 0."""
+    return Abs.apply(input)
 
 
-def sign(x: Tensor) -> Tensor:
-    """-1, 0 or 1, as the sign of x (0 for NaN). The gradient is 0."""
-    return Sign.apply(x)
+def sign(input: Tensor) -> Tensor:
+    """-1, 0 or 1, as the sign of input (0 for NaN). The gradient is 0."""
+    return Sign.apply(input)
 
 
-def exp(x: Tensor) -> Tensor:
-    """e to the power x. Raises TypeError for integers."""
-    return Exp.apply(x)
+def exp(input: Tensor) -> Tensor:
+    """e to the power input. Raises TypeError for integers."""
+    return Exp.apply(input)
 
 
-def log(x: Tensor) -> Tensor:
+def log(input: Tensor) -> Tensor:
     """The natural logarithm: -inf for 0, NaN below. Raises TypeError for integers."""
-    return Log.apply(x)
+    return Log.apply(input)
 
 
-def sqrt(x: Tensor) -> Tensor:
+def sqrt(input: Tensor) -> Tensor:
     """The square root: NaN below 0. Raises TypeError for integers."""
-    return Sqrt.apply(x)
+    return Sqrt.apply(input)
 
 
-def square(x: Tensor) -> Tensor:
-    """x squared."""
-    return Square.apply(x)
+def square(input: Tensor) -> Tensor:
+    """input squared."""
+    return Square.apply(input)
 
 
-def reciprocal(x: Tensor) -> Tensor:
-    """1 / x. Raises TypeError for integers."""
-    return Reciprocal.apply(x)
+def reciprocal(input: Tensor) -> Tensor:
+    """1 / input. Raises TypeError for integers."""
+    return Reciprocal.apply(input)
 
 
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:

@@ -68,8 +68,9 @@ class Flip(Function):
         return dy.flip(ctx.dims), None
 
 
-def cumsum(input: Tensor, dim: int) -> Tensor:
+def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """The sums of the elements so far along `dim`; int64 for integers and bools. IndexError for one out of range."""
+    input = input if dtype is None else view.to(input, dtype)
     if not input.dtype.is_floating_point:
         return Tensor(torch.cumsum(input.data, check.axis("cumsum", dim, max(input.ndim, 1))))
     return Cumsum.apply(input, dim)

@@ -306,7 +306,7 @@ SPECS = [
         },
         bad=(
             refuses(TypeError, "x has dtype torch.int64", integers(4, 2), None, None, training=True),
-            refuses(ValueError, r"x has shape \[4\], expected \[N, C\]", (4,), None, None, training=True),
+            refuses(ValueError, r"input has shape \[4\], expected \[N, C\]", (4,), None, None, training=True),
             refuses(
                 ValueError, r"weight has shape \[4\], expected \[3\] for x's channels",
                 (2, 3), (3,), (3,), (4,), training=True,
