@@ -291,6 +291,16 @@ def _are_bools(*operands: Any) -> bool:
     return all(isinstance(x, Tensor | torch.Tensor) and _is_bool(x) for x in operands)
 
 
+def _are_whole(*operands: Any) -> bool:
+    """Whether they are integers, tensors or numbers."""
+    try:
+        kinds = [getattr(x, "dtype", None) for x in operands]
+    except UnknownTensor:
+        return False
+    numbers = all(kind is not None or isinstance(x, int) for x, kind in zip(operands, kinds, strict=True))
+    return numbers and not any(kind is not None and kind.is_floating_point for kind in kinds)
+
+
 def _is_bool(x: Any) -> bool:
     try:
         return bool(x.dtype == torch.bool)
@@ -323,8 +333,8 @@ def pow(input: Operand, exponent: Operand) -> Tensor:
     """input to the power `exponent`; NaN where input is negative and exponent is not an integer.
 
     As in torch, the gradient of input is 0 where exponent is 0, and that of exponent is 0 where input is 0 and exponent
-    is not negative. Raises TypeError for integers alone (but for their squares) or two floating types, ValueError for
-    shapes that do not broadcast.
+    is not negative. Of integers it is torch's, which raises RuntimeError for negative exponents.
+    Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
     a, b = alike(input, exponent)
     if isinstance(a, Tensor) and not isinstance(b, Tensor):
@@ -334,6 +344,9 @@ def pow(input: Operand, exponent: Operand) -> Tensor:
             return Sqrt.apply(a)
         if b == -1:
             return Reciprocal.apply(a)
+    if _are_whole(a, b):
+        base: Any = _raw(a)
+        return Tensor(torch.pow(base, _raw(b)))
     return Pow.apply(a, b)
 
 

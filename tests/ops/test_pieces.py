@@ -108,6 +108,7 @@ def test_matrices_and_vectors():
         lambda m, n: n.cumsum(0), lambda m, n: n & 5, lambda m, n: ~n, lambda m, n: n / 2, lambda m, n: n + 0.5,
         lambda m, n: n + (n > 2), lambda m, n: (n > 2) * 2.5, lambda m, n: (n > 2) + (n > 3),
         lambda m, n: (n > 1) * (n < 4), lambda m, n: n > 2.5, lambda m, n: n.bool(), lambda m, n: n.float().long(),
+        lambda m, n: n**3, lambda m, n: 2 ** (n + 5),
         lambda m, n: n.clamp(0.5), lambda m, n: m.full((2,), 3), lambda m, n: m.maximum(n, n.float() * 0.5),
     ],
 )  # fmt: skip
