@@ -86,8 +86,8 @@ def _log_softmax_error(x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.T
 
 
 def _arguments(case: Case) -> tuple[torch.Tensor, int]:
-    x, dim = case.arguments(ops.softmax)
-    return torch.atleast_1d(x), dim
+    x, dim, _ = case.arguments(ops.softmax)
+    return torch.atleast_1d(x), -1 if dim is None else dim
 
 
 def _bound(error: Callable[[torch.Tensor, int, torch.dtype], torch.Tensor]) -> Callable[..., torch.Tensor]:
