@@ -64,20 +64,20 @@ def _called(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any, **na
 def _reference(*args: Any) -> torch.Tensor:
     """The formula itself: torch multiplies mean and weight out first, which cancels, and makes NaN of infinities."""
     given = _given(*args)
-    rows = _rows(given.x)
+    rows = _rows(given.input)
     if given.training:
         mean, var = rows.mean(0), rows.var(0, correction=0)
     else:
         mean, var = given.running
     scale = 1 / torch.sqrt(var + given.eps)
     z = (rows - mean) * (scale if given.weight is None else scale * given.weight)
-    return _unrows(apply(z if given.bias is None else z + given.bias, given.act), given.x)
+    return _unrows(apply(z if given.bias is None else z + given.bias, given.act), given.input)
 
 
 def _running_reference(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     given = _given(*args)
     mean, var = (statistic.clone() for statistic in given.running)
-    F.batch_norm(given.x, mean, var, None, None, True, given.momentum, given.eps)
+    F.batch_norm(given.input, mean, var, None, None, True, given.momentum, given.eps)
     return mean, var
 
 
@@ -116,7 +116,7 @@ def _known(error: torch.Tensor, *sizes: torch.Tensor, dtype: torch.dtype) -> tor
 
 def _errors(given: Any, dtype: torch.dtype) -> Errors:
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
-    x = _rows(given.x)
+    x = _rows(given.input)
     M, C = x.shape
     if given.training:
         mean, var = x.mean(0), x.var(0, correction=0)
@@ -150,8 +150,8 @@ def _errors(given: Any, dtype: torch.dtype) -> Errors:
 
 def _bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     given = _given(*case.args)
-    if given.x.numel() == 0:
-        return torch.zeros_like(given.x)
+    if given.input.numel() == 0:
+        return torch.zeros_like(given.input)
     z, z_error = _errors(given, dtype).z
     error = _known(output_error(z, z_error, given.act, dtype), z.abs() + z_error, dtype=dtype)
     return bounds.rounded(result, _unrows(error, result), dtype)
@@ -160,7 +160,7 @@ def _bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
 def _running_bound(case: Case, result: tuple[torch.Tensor, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     given = _given(*case.args)
     *_, (mean, mean_error), (var, var_error) = _errors(given, dtype)
-    M = given.x.numel() // given.x.shape[1]
+    M = given.input.numel() // given.input.shape[1]
     share, back = given.momentum, M / (M - 1)
     old_mean, old_var = given.running
     mean_error = share * mean_error + DOUBLE * ((1 - share) * old_mean.abs() + share * mean.abs())
@@ -187,7 +187,7 @@ def _derivative(z: torch.Tensor, z_error: torch.Tensor, act: Activation, dtype: 
 
 def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     given = _given(*case.args)
-    if given.x.numel() == 0:
+    if given.input.numel() == 0:
         return tuple(None if g is None else torch.zeros_like(g) for g in grads)
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
     (d, d_error), (z, z_error), (rstd, rstd_error), (scale, scale_error), *_ = _errors(given, dtype)
@@ -220,7 +220,7 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     full = db_size, sizes.sum(0), dw_size, dy.abs(), z.abs() + z_error
     dx_error = _known(dx_error, *full, (g + g_error) * factor, dtype=dtype)
     affine = [_known(e, *full[:3], full[4].amax(0), dy.abs().amax(0), dtype=dtype) for e in (dw_error, db_error)]
-    return gradient_bounds(grads, (_unrows(dx_error, given.x), *affine), dtype)
+    return gradient_bounds(grads, (_unrows(dx_error, given.input), *affine), dtype)
 
 
 _ACTS: tuple[Activation, ...] = (None, None, "relu", ("leaky_relu", 0.25), *activation.NAMES)
