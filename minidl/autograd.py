@@ -148,9 +148,9 @@ class Variable:
         return self._held
 
     @data.setter
-    def data(self, value: torch.Tensor) -> None:
+    def data(self, value: torch.Tensor | Variable) -> None:
         self._settle()
-        self._held = value
+        self._held = value.data if isinstance(value, Variable) else value
 
     def _settle(self) -> None:
         """Compute the value now if it is not computed yet."""

@@ -67,7 +67,7 @@ def arange(
     dtype = dtype or (torch.int64 if whole else torch.float32)
     where = device_of(device)
     if whole and not dtype.is_floating_point:
-        return Tensor(torch.arange(start, end, step, dtype=dtype, device=where))
+        return Tensor(torch.arange(start, end, step, dtype=dtype, device=where), requires_grad)
     count = math.ceil((end - start) / step)
     return Tensor(_steps(start, step, count, where).to(dtype), requires_grad)
 

@@ -132,12 +132,19 @@ def _swapped(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, other: function(other, x)
 
 
+def _or_none(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`==` or `!=`, which answers None as every object does: a tensor is not it."""
+    return lambda x, other: NotImplemented if other is None else function(x, other)
+
+
 def _attach(functions: dict[str, Callable[..., Any]]) -> None:
     """Make operations operators and methods of Tensor."""
     for name in (
-        "abs", "add", "eq", "ge", "getitem", "gt", "le", "lt", "matmul", "mul", "ne", "neg", "pow", "sub",
+        "abs", "add", "ge", "getitem", "gt", "le", "lt", "matmul", "mul", "neg", "pow", "sub",
     ):  # fmt: skip
         setattr(Tensor, f"__{name}__", functions[name])
+    for name in ("eq", "ne"):
+        setattr(Tensor, f"__{name}__", _or_none(functions[name]))
     setattr(Tensor, "__truediv__", functions["div"])  # noqa: B010 (an assignment would be an error to the type checker)
     for name, operator in (("bitwise_and", "and"), ("bitwise_or", "or"), ("bitwise_xor", "xor"), ("remainder", "mod"),
                            ("floor_divide", "floordiv")):  # fmt: skip
