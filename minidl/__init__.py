@@ -48,6 +48,7 @@ __all__ = [
     "randint",
     "randn",
     "randn_like",
+    "randperm",
     "save",
     "set_float32_precision",
     "set_grad_enabled",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from minidl.making import rand_like as rand_like
     from minidl.making import randint as randint
     from minidl.making import randn_like as randn_like
+    from minidl.making import randperm as randperm
     from minidl.making import tensor as tensor
     from minidl.making import zeros_like as zeros_like
     from minidl.nn.saved import load as load
@@ -110,14 +112,15 @@ _OF_TORCH = (
 )  # fmt: skip
 # Those of `minidl.ops` that torch has at this place, too.
 _OPERATIONS = (
-    "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bitwise_and", "bitwise_not",
-    "bitwise_or", "bitwise_xor", "bmm", "cat", "chunk", "clamp", "clone", "conv1d", "conv2d", "conv3d",
-    "conv_transpose1d", "conv_transpose2d", "cumsum", "div", "dropout", "einsum", "eq", "exp", "flatten", "flip",
-    "floor_divide", "gather", "ge", "gt", "index_select", "le", "log", "log_softmax", "logical_and", "logical_not",
-    "logical_or", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "mul", "ne", "neg",
-    "norm", "outer", "permute", "pow", "reciprocal", "relu", "remainder", "reshape", "sigmoid", "sign", "softmax",
-    "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh", "topk", "transpose",
-    "unsqueeze", "var", "where",
+    "abs", "add", "all", "allclose", "amax", "amin", "any", "argmax", "argmin", "argsort", "bitwise_and", "bitwise_not",
+    "bitwise_or", "bitwise_xor", "bmm", "cat", "chunk", "clamp", "clip", "clone", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "cumsum", "div", "dot", "dropout", "einsum", "eq", "equal", "exp",
+    "flatten", "flip", "floor_divide", "gather", "ge", "gt", "index_select", "isfinite", "isinf", "isnan", "le", "log",
+    "log_softmax", "logical_and", "logical_not", "logical_or", "logsumexp", "lt", "masked_fill", "masked_select",
+    "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "movedim", "mul", "mv", "narrow", "ne", "neg",
+    "nonzero", "norm", "outer", "permute", "pow", "reciprocal", "relu", "remainder", "reshape", "select", "sigmoid",
+    "sign", "softmax", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh", "topk",
+    "transpose", "tril", "triu", "unbind", "unsqueeze", "var", "where",
 )  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 _MORE = (
@@ -158,6 +161,7 @@ _HOMES = {
     "randint": "minidl.making",
     "randn": "minidl.ops.random",
     "randn_like": "minidl.making",
+    "randperm": "minidl.making",
     "save": "minidl.nn.saved",
     "set_float32_precision": "minidl.runtime.launch",
     "set_grad_enabled": "minidl.autograd",

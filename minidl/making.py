@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from minidl.kernels import elementwise
-from minidl.ops import random
+from minidl.ops import random, sorting
 from minidl.ops.random import rand, randn
 from minidl.ops.view import unpacked
 from minidl.tensors import Scalar, Tensor, device_of, full
@@ -26,6 +26,7 @@ __all__ = [
     "rand_like",
     "randint",
     "randn_like",
+    "randperm",
     "tensor",
     "zeros_like",
 ]
@@ -73,7 +74,7 @@ def arange(
 
 
 def linspace(
-    start: float, end: float, steps: int, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False
+    start: Any, end: Any, steps: int, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
     """`steps` numbers from start to end, both included, evenly apart; float32, computed in float64 and rounded once.
 
@@ -81,6 +82,7 @@ def linspace(
     """
     if steps < 0:
         raise ValueError(f"linspace: steps is {steps}, expected a number from 0")
+    start, end = (v.item() if isinstance(v, Tensor | torch.Tensor) else v for v in (start, end))
     where, between = device_of(device), (end - start) / max(steps - 1, 1)
     # From both ends, so that both are exact.
     half = (steps + 1) // 2
@@ -165,3 +167,8 @@ def randint(
         raise TypeError(f"randint: size is {size!r}, expected a sequence, as in randint(10, (2, 3))")
     data = random.randint(low, high, size, seed, device).data
     return Tensor(data if dtype is None else data.to(dtype), requires_grad)
+
+
+def randperm(n: int, *, seed: int | None = None, dtype: torch.dtype = torch.int64, device: Where = None) -> Tensor:
+    """The numbers from 0 to below n in a random order. Seeds as `rand`. Raises ValueError for a negative number."""
+    return Tensor(sorting.argsort(rand(n, seed=seed, dtype=torch.float64, device=device)).data.to(dtype))

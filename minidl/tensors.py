@@ -100,6 +100,46 @@ class Tensor(Variable):
         """Number of dimensions."""
         return len(self._known.shape)
 
+    @property
+    def is_cuda(self) -> bool:
+        return bool(self.device.type == "cuda")
+
+    def is_floating_point(self) -> bool:
+        """Whether it has a floating type."""
+        return bool(self.dtype.is_floating_point)
+
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+        """Whether its elements lie in this order, row by row unless another is named."""
+        return self.data.is_contiguous(memory_format=memory_format)
+
+    def stride(self) -> tuple[int, ...]:
+        """Elements of memory from one place to the next, of each dimension."""
+        return self.data.stride()
+
+    def type_as(self, other: Tensor) -> Tensor:
+        """The tensor in the dtype of another, and on its device."""
+        return self.to(other.device, other.dtype)
+
+    def view_as(self, other: Tensor) -> Tensor:
+        """The tensor in the shape of another."""
+        return self.reshape(other.shape)
+
+    reshape_as = view_as
+
+    def expand_as(self, other: Tensor) -> Tensor:
+        """The tensor broadcast to the shape of another."""
+        return self.expand(other.shape)
+
+    def t(self) -> Tensor:
+        """The transposed matrix; a vector as it is. Raises ValueError for more dimensions."""
+        if self.ndim > 2:
+            raise ValueError(f"t: the tensor has shape {list(self.shape)}, expected a matrix; use transpose or .mT")
+        return self.T
+
+    @property
+    def mT(self) -> Tensor:  # noqa: N802 (torch's name)
+        return self.transpose(-2, -1)
+
     def size(self, dim: int | None = None) -> torch.Size | int:
         """The shape, or the extent of one dimension."""
         return self._known.shape if dim is None else self._known.shape[dim]
@@ -203,18 +243,18 @@ class Tensor(Variable):
     def requires_grad(self, value: bool) -> None:
         self.requires_grad_(value)
 
-    def requires_grad_(self, value: bool = True) -> Tensor:
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Set whether operations on this leaf are recorded.
 
         Raises TypeError for an integer tensor, RuntimeError for a tensor that an operation made.
         """
-        if value and not self.data.is_floating_point():
+        if requires_grad and not self.data.is_floating_point():
             raise TypeError(f"only floating tensors can have a gradient, this one is {self.dtype}")
-        if not value and self._edge_node() is not None:
+        if not requires_grad and self._edge_node() is not None:
             raise RuntimeError("this tensor was made by an operation; use .detach() for one without a graph")
-        if value != self._requires_grad:
+        if requires_grad != self._requires_grad:
             settle_all()
-        self._requires_grad = value
+        self._requires_grad = requires_grad
         return self
 
     @property
@@ -326,25 +366,25 @@ class Tensor(Variable):
         """The tensor on the current CUDA device."""
         return self.to("cuda")
 
-    def float(self) -> Tensor:
+    def float(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         """The tensor as float32."""
-        return self.to(torch.float32)
+        return self.to(torch.float32, memory_format=memory_format)
 
-    def half(self) -> Tensor:
+    def half(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         """The tensor as float16."""
-        return self.to(torch.float16)
+        return self.to(torch.float16, memory_format=memory_format)
 
-    def double(self) -> Tensor:
+    def double(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         """The tensor as float64."""
-        return self.to(torch.float64)
+        return self.to(torch.float64, memory_format=memory_format)
 
-    def bfloat16(self) -> Tensor:
+    def bfloat16(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         """The tensor as bfloat16."""
-        return self.to(torch.bfloat16)
+        return self.to(torch.bfloat16, memory_format=memory_format)
 
-    def long(self) -> Tensor:
+    def long(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         """The tensor as int64. Raises TypeError where a gradient is recorded."""
-        return self.to(torch.int64)
+        return self.to(torch.int64, memory_format=memory_format)
 
     if TYPE_CHECKING:
         # Attached by minidl.ops.
@@ -453,6 +493,23 @@ class Tensor(Variable):
         def index_select(self, dim: int, index: Tensor) -> Tensor: ...
         def masked_fill(self, mask: Tensor, value: Tensor | Scalar) -> Tensor: ...
         def outer(self, vec2: Tensor) -> Tensor: ...
+        def clip(self, min: Any = None, max: Any = None) -> Tensor: ...
+        def isnan(self) -> Tensor: ...
+        def isinf(self) -> Tensor: ...
+        def isfinite(self) -> Tensor: ...
+        def equal(self, other: Tensor) -> Any: ...
+        def allclose(self, other: Tensor, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any: ...
+        def logsumexp(self, dim: int | Sequence[int], keepdim: bool = False) -> Tensor: ...
+        def dot(self, tensor: Tensor) -> Tensor: ...
+        def mv(self, vec: Tensor) -> Tensor: ...
+        def tril(self, diagonal: int = 0) -> Tensor: ...
+        def triu(self, diagonal: int = 0) -> Tensor: ...
+        def unbind(self, dim: int = 0) -> tuple[Tensor, ...]: ...
+        def select(self, dim: int, index: int) -> Tensor: ...
+        def narrow(self, dim: int, start: int, length: int) -> Tensor: ...
+        def movedim(self, source: int, destination: int) -> Tensor: ...
+        def nonzero(self) -> Tensor: ...
+        def masked_select(self, mask: Tensor) -> Tensor: ...
         def mm(self, mat2: Tensor) -> Tensor: ...
         def bmm(self, mat2: Tensor) -> Tensor: ...
         def matmul(self, other: Tensor) -> Tensor: ...
@@ -483,14 +540,14 @@ def device_of(device: torch.device | str | None) -> torch.device:
     return found
 
 
-def _int(x: Tensor) -> Tensor:
+def _int(x: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
     """The tensor as int32. Raises TypeError where a gradient is recorded."""
-    return x.to(torch.int32)
+    return x.to(torch.int32, memory_format=memory_format)
 
 
-def _bool(x: Tensor) -> Tensor:
+def _bool(x: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
     """Where the tensor is not 0. Raises TypeError where a gradient is recorded."""
-    return x.to(torch.bool)
+    return x.to(torch.bool, memory_format=memory_format)
 
 
 # Not in the class, in whose body these names are types.

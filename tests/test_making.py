@@ -52,6 +52,8 @@ def test_random():
         assert len(set(made.reshape(-1).tolist())) == 12
     assert set(minidl.randint(3, (200,)).tolist()) == {0, 1, 2}
     assert set(minidl.randint(low=5, high=7, size=(99,), dtype=minidl.uint8).tolist()) == {5, 6}
+    assert sorted(minidl.randperm(50).tolist()) == list(range(50)) != minidl.randperm(50).tolist()
+    assert minidl.randperm(9, seed=1).tolist() == minidl.randperm(9, seed=1).tolist()
     with pytest.raises(TypeError, match=r"size is None, expected a sequence, as in randint\(10, \(2, 3\)\)"):
         minidl.randint(3)
 

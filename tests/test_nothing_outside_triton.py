@@ -191,11 +191,35 @@ def every_operation(x, labels):
     )
 
 
-def test_every_operation_and_its_gradient():
+def layers_and_losses(x, labels):
+    """One use of what networks beside those of the commands are made of, on a matrix, added up."""
+    y = ops.layer_norm(x, 6, x[0], x[1]) + ops.rms_norm(x, 6, x[2]) + ops.embedding(labels, x)
+    images = ops.group_norm(y.reshape(1, 4, 3, 3), 2, y[0, :4], y[1, :4])
+    images = images + ops.instance_norm(y.reshape(1, 4, 3, 3))
+    images = ops.interpolate(ops.pad(images, [1, 1, 1, 1], "reflect"), scale_factor=2, mode="bilinear")
+    images = ops.adaptive_max_pool2d(ops.pixel_shuffle(ops.dropout2d(images, 0.1), 2), 5)
+    z = ops.elu(ops.mish(ops.hardswish(images))) + ops.softplus(images, 1.0, 5.0) + ops.hardtanh(images)
+    p, target = ops.sigmoid(y), Tensor(torch.full((6, 6), 0.25, device=y.device))
+    return (
+        z.sum()
+        + ops.prelu(y, x[0, :1]).sum()
+        + ops.nll_loss(ops.log_softmax(y), labels)
+        + ops.cross_entropy(y, p)
+        + ops.l1_loss(y, target)
+        + ops.smooth_l1_loss(y, target)
+        + ops.huber_loss(y, target)
+        + ops.binary_cross_entropy(p, target)
+        + ops.kl_div(ops.log_softmax(y), target, reduction="batchmean")
+    )
+
+
+@pytest.mark.parametrize("compute_all", [every_operation, layers_and_losses])
+def test_every_operation_and_its_gradient(compute_all):
     x, labels = Tensor(numbers(6, 6), requires_grad=True), classes(6, 6)
     with StorageOnly():
-        loss = every_operation(x, labels)
+        loss = compute_all(x, labels)
         loss.backward()
+        nn.utils.clip_grad_norm_([x], 1.0)
     assert x.grad.data.isfinite().all()
 
 

@@ -178,7 +178,7 @@ class TestInPlace:
 
     def test_copy_wants_a_shape_that_broadcasts(self):
         assert tensor(1.0, 2.0).copy_(tensor(3.0)).tolist() == [3, 3]
-        with pytest.raises(ValueError, match=r"copy_: source has shape \[2\], expected \[1\]"):
+        with pytest.raises(ValueError, match=r"copy_: src has shape \[2\], expected \[1\]"):
             tensor(1.0).copy_(tensor(1.0, 2.0))
 
     @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ the same sum with the taps turned round: for each row of x, the rows of y that t
 and every gradient is added in one order. A tap that is none is not read: an infinity beside it stays out.
 """
 
+import ctypes
 import functools
 import math
 from typing import NamedTuple
@@ -75,15 +76,20 @@ class Taps(NamedTuple):
         return max((len(taps) for taps in self.of), default=0)
 
 
+def _single(value: float) -> float:
+    """A number rounded to float32."""
+    return ctypes.c_float(value).value
+
+
 @functools.lru_cache(maxsize=256)
 def nearest(size: int, outputs: int, scale: float | None = None, middle: bool = False) -> Taps:
     """Output o takes the input floor(o * step), step in float32 as torch has it: size / outputs, or 1 / scale.
 
     With `middle`, torch's "nearest-exact", it is floor((o + 1/2) * step).
     """
-    step = torch.tensor(size / outputs if scale is None else 1 / scale, dtype=torch.float32)
-    places = ((torch.arange(outputs, dtype=torch.float32) + 0.5 * middle) * step).floor().long().clamp(max=size - 1)
-    return Taps(size, tuple(((place, 1.0),) for place in places.tolist()))
+    step = _single(size / outputs if scale is None else 1 / scale)
+    places = [min(math.floor(_single((o + 0.5 * middle) * step)), size - 1) for o in range(outputs)]
+    return Taps(size, tuple(((place, 1.0),) for place in places))
 
 
 @functools.lru_cache(maxsize=256)

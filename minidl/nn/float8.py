@@ -21,8 +21,8 @@ class Float8Linear(Linear):
 
     _fixed = "weight", "weight_scale"
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = ops.float8.linear(x, Float8(self.weight, self.weight_scale), self.bias, self.act)
+    def forward(self, input: Tensor) -> Tensor:
+        y = ops.float8.linear(input, Float8(self.weight, self.weight_scale), self.bias, self.act)
         assert isinstance(y, Tensor)
         return y
 
@@ -32,9 +32,9 @@ class Float8Conv2d(Conv2d):
 
     _fixed = "weight", "weight_scale"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         y = ops.float8.conv2d(
-            x, Float8(self.weight, self.weight_scale), self.bias, self.stride, self.padding, self.dilation,
+            input, Float8(self.weight, self.weight_scale), self.bias, self.stride, self.padding, self.dilation,
             self.groups, self.act, scale=self.scale,
         )  # fmt: skip
         assert isinstance(y, Tensor)

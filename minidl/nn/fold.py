@@ -23,19 +23,19 @@ class FoldedConv2d(Conv2d):
     inference only: no gradients.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        x, padding = self._padded(x)
+    def forward(self, input: Tensor) -> Tensor:
+        input, padding = self._padded(input)
         return ops.conv2d(
-            x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups, self.act, scale=self.scale
+            input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups, self.act, scale=self.scale
         )
 
 
 class FoldedConvTranspose2d(ConvTranspose2d):
     """A transposed convolution and the batch norm after it, as `FoldedConv2d`."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         return ops.conv_transpose2d(
-            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation,
+            input, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation,
             self.act, scale=self.scale,
         )  # fmt: skip
 
@@ -43,13 +43,13 @@ class FoldedConvTranspose2d(ConvTranspose2d):
 class FoldedLinear(Linear):
     """A linear layer with the batch norm after it merged into weight and bias. Shapes: [N, in] -> [N, out]."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 2:
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim != 2:
             raise ValueError(
-                f"FoldedLinear: x has shape {list(x.shape)}, expected [N, {self.in_features}]; pass an example "
+                f"FoldedLinear: input has shape {list(input.shape)}, expected [N, {self.in_features}]; pass an example "
                 "input of this shape to fold_batch_norms, which then leaves this batch norm unfolded"
             )
-        return super().forward(x)
+        return super().forward(input)
 
 
 class _Folded(Module):
@@ -58,8 +58,8 @@ class _Folded(Module):
     def __call__(self, x: Tensor) -> Tensor:
         return x
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x
+    def forward(self, input: Tensor) -> Tensor:
+        return input
 
 
 _FOLDED = {Conv2d: FoldedConv2d, ConvTranspose2d: FoldedConvTranspose2d, Linear: FoldedLinear, SparseLinear: None}

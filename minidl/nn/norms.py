@@ -125,5 +125,5 @@ class InstanceNorm2d(_Affine):
 
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim != 4:
-            raise ValueError(f"InstanceNorm2d: x has shape {list(input.shape)}, expected [N, C, H, W]")
+            raise ValueError(f"InstanceNorm2d: input has shape {list(input.shape)}, expected [N, C, H, W]")
         return ops.instance_norm(input, None, None, self.weight, self.bias, True, self.momentum, self.eps)

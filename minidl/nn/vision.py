@@ -128,10 +128,10 @@ class _BatchNorm(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() not in self.ranks:
-            raise ValueError(f"{type(self).__name__}: x has shape {list(input.shape)}, expected {self.expected}")
+            raise ValueError(f"{type(self).__name__}: input has shape {list(input.shape)}, expected {self.expected}")
         if input.shape[1] != self.num_features:
             raise ValueError(
-                f"{type(self).__name__}: x has {input.shape[1]} channels (shape {list(input.shape)}), expected "
+                f"{type(self).__name__}: input has {input.shape[1]} channels (shape {list(input.shape)}), expected "
                 f"num_features, {self.num_features}"
             )
         # Without running statistics, evaluation uses those of the batch too.

@@ -20,6 +20,7 @@ from minidl.ops import (
     conv_volume,
     elementwise,
     inplace,
+    kin,
     linalg,
     lookup,
     loss,
@@ -41,6 +42,7 @@ from minidl.ops.conv_sequence import *
 from minidl.ops.conv_transpose import *
 from minidl.ops.conv_volume import *
 from minidl.ops.elementwise import *
+from minidl.ops.kin import *
 from minidl.ops.linalg import *
 from minidl.ops.lookup import *
 from minidl.ops.loss import *
@@ -64,6 +66,7 @@ __all__ += conv_sequence.__all__
 __all__ += conv_transpose.__all__
 __all__ += conv_volume.__all__
 __all__ += elementwise.__all__
+__all__ += kin.__all__
 __all__ += linalg.__all__
 __all__ += lookup.__all__
 __all__ += loss.__all__
@@ -94,7 +97,10 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
             "use minidl.as_tensor(...)"
         )
 
-    parameters = enumerate(inspect.signature(function).parameters.values())
+    signature = inspect.signature(function).parameters
+    # Sizes and dimensions are given one by one, as a sequence, or as torch's functions take them, by name.
+    spread = next((p.name for p in signature.values() if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    parameters = enumerate(signature.values())
     places = [
         (i, p.name, _ALLOWED[p.annotation], p.annotation == "Sequence[Tensor]")
         for i, p in parameters
@@ -103,6 +109,9 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def checked(*args: Any, **named: Any) -> Any:
+        if spread in named:
+            before = list(signature)[len(args) : list(signature).index(spread)]
+            args = (*args, *(named.pop(name) for name in before if name in named), named.pop(spread))
         for i, name, allowed, several in places:
             if i < len(args):
                 value = args[i]
@@ -162,6 +171,8 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
         "sign", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "tanh", "to", "topk",
         "transpose", "unsqueeze", "var",
     ):  # fmt: skip
+        setattr(Tensor, name, functions[name])
+    for name in kin.__all__:
         setattr(Tensor, name, functions[name])
     for name, method in inplace.METHODS.items():
         setattr(Tensor, name, method)

@@ -14,7 +14,7 @@ from minidl.kernels.activation import Activation
 from minidl.later import take
 from minidl.ops.elementwise import binary, where
 from minidl.ops.inplace import applied
-from minidl.ops.view import reshape
+from minidl.ops.view import reshape, to
 from minidl.runtime import check
 from minidl.tensors import Tensor
 
@@ -65,7 +65,7 @@ def activated(x: Tensor, act: Activation) -> Tensor:
 def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
     """act(x + b), adding b to each row.
 
-    Shapes: x [..., N], b [N] or None -> [..., N], in x's dtype.
+    Shapes: x [..., N], b [N] or None -> [..., N], in its dtype.
     act: None, "relu", "leaky_relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "relu6",
     or one of the rarer ones: "elu", "softplus", "mish", "hardswish", "hardsigmoid".
     Raises ValueError for an unknown activation or a bias whose length is not x's last size, TypeError for integers or
@@ -204,15 +204,15 @@ class LogSoftmax(Softmax):
     gradient = staticmethod(softmax_kernels.log_softmax_grad)
 
 
-def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """exp(x) divided by its sum along `dim`, in x's shape and dtype.
+def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """exp(input) divided by its sum along `dim`, in its shape and dtype; with `dtype` it is converted to that before.
 
     A row is NaN if it contains NaN or +inf, or if all its values are -inf. Raises TypeError for an integer tensor,
     IndexError for a dimension out of range.
     """
-    return Softmax.apply(x, dim)
+    return Softmax.apply(input if dtype is None else to(input, dtype), dim)
 
 
-def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """The logarithm of `softmax(x, dim)`, accurate also where softmax underflows. Raises as `softmax`."""
-    return LogSoftmax.apply(x, dim)
+def log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """The logarithm of `softmax(input, dim, dtype)`, accurate also where softmax underflows. Raises as `softmax`."""
+    return LogSoftmax.apply(input if dtype is None else to(input, dtype), dim)

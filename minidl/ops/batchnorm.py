@@ -111,7 +111,7 @@ class NormLater(Later):
 
 
 def batch_norm(
-    x: Tensor,
+    input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -122,9 +122,9 @@ def batch_norm(
     act: Activation = None,
     num_batches_tracked: Tensor | None = None,
 ) -> Tensor:
-    """act((x - mean) / sqrt(var + eps) * weight + bias), with mean and variance of each channel.
+    """act((input - mean) / sqrt(var + eps) * weight + bias), with mean and variance of each channel.
 
-    Shapes: x [N, C] or [N, C, ...] -> the same, in x's dtype; all others [C] or None, in any floating dtype.
+    Shapes: input [N, C] or [N, C, ...] -> the same, in its dtype; all others [C] or None, in any floating dtype.
     In training, mean and variance are those of the batch (over its M values per channel, the variance divided by M).
     The running statistics move towards them by `momentum` in place, with the variance divided by M - 1; with a
     momentum of None they become the means over all batches. num_batches_tracked ([] int64) counts the batches.
@@ -133,13 +133,13 @@ def batch_norm(
     in evaluation; TypeError for integers.
     """
     activation.parse(act)
-    x = in_rows(x)
+    input = in_rows(input)
     mean, var, batches = _plain(running_mean), _plain(running_var), _plain(num_batches_tracked)
-    later = None if x.ndim != 4 or (mean is None and not training) else waiting(x)
-    like = x.data if later is None else torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
+    later = None if input.ndim != 4 or (mean is None and not training) else waiting(input)
+    like = input.data if later is None else torch.empty(1, dtype=input.dtype, device=input.device).expand(input.shape)
     kernels.check_arguments(like, mean, var, _plain(weight), _plain(bias), training, eps)
     if later is not None and not training:
-        taken = take(x, "with_norm", running_mean, running_var, weight, bias, eps)
+        taken = take(input, "with_norm", running_mean, running_var, weight, bias, eps)
         if taken is not None:
             made = Tensor._of_later(taken)
             return made if act is None else activated(made, act)
@@ -149,17 +149,17 @@ def batch_norm(
     if training and buffers is not None:
         folds.forget()
     if training and momentum is not None and alone.fits(like):
-        return BatchNormAlone.apply(x, weight, bias, None, buffers, momentum, eps, act)
+        return BatchNormAlone.apply(input, weight, bias, None, buffers, momentum, eps, act)
     if training:
         kept = None if later is None else later.keep_statistics()
-        values = x.data  # computed now, and its statistics with it where they are kept
+        values = input.data  # computed now, and its statistics with it where they are kept
         found = kernels.batch_statistics(values, eps, momentum, buffers, kept[0] if kept else None)
     else:
         assert buffers is not None
-        found = folds.running_statistics(buffers.mean, buffers.var, eps, x.dtype)
-    if act is None and may_wait(x):
-        return Tensor._of_later(NormLater(x, weight, bias, found, training))
-    return BatchNorm.apply(x, weight, bias, None, found, training, act)
+        found = folds.running_statistics(buffers.mean, buffers.var, eps, input.dtype)
+    if act is None and may_wait(input):
+        return Tensor._of_later(NormLater(input, weight, bias, found, training))
+    return BatchNorm.apply(input, weight, bias, None, found, training, act)
 
 
 def fold_batch_norm(

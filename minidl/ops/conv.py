@@ -142,7 +142,7 @@ class ConvLater(Later):
 
 @one_or_many(4)
 def conv2d(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Pair = 1,
@@ -155,7 +155,7 @@ def conv2d(
     pool: str | None = None,
     form: str | None = None,
 ) -> Tensor:
-    """act(scale * conv(x, weight) + bias), the cross-correlation that deep learning calls convolution, in one kernel.
+    """act(scale * conv(input, weight) + bias), the cross-correlation called convolution, in one kernel.
 
     Shapes: x [N, C, H, W], weight [M, C / groups, R, S], bias and scale [M] -> [N, M, OH, OW], all without N for one
     image, with OH = (H + 2 padding - dilation (R - 1) - 1) // stride + 1, in x's dtype. Memory is channels-last inside:
@@ -167,7 +167,7 @@ def conv2d(
     channel, as of a folded batch norm; for float16 and bfloat16 it and the bias may be float32.
 
     With few channels the product has zeros between the weights, and some forms take two rows at once. NaN or infinity
-    in x or weight may then spread to neighbouring outputs in the same rows and in one row above or below.
+    in input or weight may then spread to neighbouring outputs in the same rows and in one row above or below.
 
     form: None takes the fastest direct form for the shape. "fft", for stride and dilation 1, convolves by Fourier
     transforms: for float32 with 64 channels or more and kernels of 5x5 or more 2 to 8 times as fast (H200). Its error
@@ -178,24 +178,24 @@ def conv2d(
     TypeError for different dtypes and for settings that are not whole numbers. Source: Dumoulin and Visin, arXiv
     1603.07285.
     """
-    geometry = geometry_of(x, weight, stride, padding, dilation, groups)
+    geometry = geometry_of(input, weight, stride, padding, dilation, groups)
     check_vectors("conv2d", weight.shape[0], bias=bias, scale=scale)
     check_pool(pool)
     if pool is not None and min(geometry.h.output, geometry.w.output) < 2:
         raise ValueError(
             f"conv2d: a 2x2 pool needs two rows and columns, got {geometry.h.output} x {geometry.w.output}"
         )
-    if scale is None and pool is act is form is None and may_wait(x):
-        conv.check_arguments("conv2d", x.data, weight.data, None if bias is None else bias.data)
-        shape = x.shape[0], weight.shape[0], geometry.h.output, geometry.w.output
-        return Tensor._of_later(ConvLater(Conv2d, conv.forward, shape, x, weight, bias, geometry))
-    if not recorded("conv2d", x, weight, bias, scale):
+    if scale is None and pool is act is form is None and may_wait(input):
+        conv.check_arguments("conv2d", input.data, weight.data, None if bias is None else bias.data)
+        shape = input.shape[0], weight.shape[0], geometry.h.output, geometry.w.output
+        return Tensor._of_later(ConvLater(Conv2d, conv.forward, shape, input, weight, bias, geometry))
+    if not recorded("conv2d", input, weight, bias, scale):
         y, _ = conv.forward(
-            x.data, weight.data, geometry, None if bias is None else bias.data, act,
+            input.data, weight.data, geometry, None if bias is None else bias.data, act,
             scale=None if scale is None else scale.data, pool=pool, form=form,
         )  # fmt: skip
         return Tensor(y)
-    result = Conv2d.apply(x, weight, bias, geometry, act, form)
+    result = Conv2d.apply(input, weight, bias, geometry, act, form)
     if pool is None:
         return result
     return pools.max_pool2d(result, 2) if pool == "max" else pools.avg_pool2d(result, 2)
@@ -218,7 +218,7 @@ def sizes_of(op: str, x: Tensor, weight: Tensor, channels: str, groups: int) -> 
     axes = axes_in(op)
     if x.ndim != axes + 2 or weight.ndim != axes + 2:
         raise ValueError(
-            f"{op}: x has shape {list(x.shape)}, weight {list(weight.shape)}; expected x [N, C, {SHAPES[axes]}] and "
+            f"{op}: input has shape {list(x.shape)}, weight {list(weight.shape)}; expected [N, C, {SHAPES[axes]}] and "
             f"weight [{channels}, {KERNELS[axes]}]"
         )
     # type, because 1.0 and True are found in a cache under 1.
@@ -256,7 +256,7 @@ def axes_of(
     channels, M = x.shape[1], weight.shape[0]
     if channels != weight.shape[1] * groups or M % groups:
         raise ValueError(
-            f"{op}: x has {channels} channels, weight {list(weight.shape)}, groups {groups}; expected x's channels "
+            f"{op}: input has {channels} channels, weight {list(weight.shape)}, groups {groups}; expected its channels "
             f"to be groups * {weight.shape[1]} and weight's {M} outputs a multiple of groups"
         )
     axes = len(size)

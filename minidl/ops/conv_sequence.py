@@ -61,7 +61,7 @@ def _grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> torch
 
 @one_or_many(3)
 def conv1d(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Pair = 1,
@@ -73,11 +73,11 @@ def conv1d(
     scale: Tensor | None = None,
     form: str | None = None,
 ) -> Tensor:
-    """act(scale * conv(x, weight) + bias) along sequences, as `conv2d` along images, whose kernels compute it.
+    """act(scale * conv(input, weight) + bias) along sequences, as `conv2d` along images, whose kernels compute it.
 
-    Shapes: x [N, C, L], weight [M, C / groups, K], bias and scale [M] -> [N, M, OL] with
-    OL = (L + 2 padding - dilation (K - 1) - 1) // stride + 1, in x's dtype. Memory has the channels last inside,
-    [N, L, C]: x that lies so (`x.transpose(1, 2)` is contiguous) is used as it is, any other is copied once, and the
+    Shapes: input [N, C, L], weight [M, C / groups, K], bias and scale [M] -> [N, M, OL] with
+    OL = (L + 2 padding - dilation (K - 1) - 1) // stride + 1, in its dtype. Memory has the channels last inside,
+    [N, L, C]: input that lies so (`input.transpose(1, 2)` is contiguous) is used as it is, any other is copied, and the
     result lies so.
 
     padding: a number, "valid", "same", or "causal": dilation (K - 1) zeros before the sequence and none after it, so
@@ -86,22 +86,22 @@ def conv1d(
     Raises ValueError for shapes that do not fit, a kernel longer than the padded sequence, or a scale with a gradient;
     TypeError for different dtypes and for settings that are not whole numbers.
     """
-    (axis,) = axes_of("conv1d", x, weight, stride, padding, dilation, groups)
+    (axis,) = axes_of("conv1d", input, weight, stride, padding, dilation, groups)
     check_vectors("conv1d", weight.shape[0], bias=bias, scale=scale)
     geometry = _geometry(weight, axis, groups)
-    if not recorded("conv1d", x, weight, bias, scale):
+    if not recorded("conv1d", input, weight, bias, scale):
         at = _place(weight)
         y, _ = conv.forward(
-            x.data.unsqueeze(at), weight.data.unsqueeze(at), geometry, None if bias is None else bias.data, act,
+            input.data.unsqueeze(at), weight.data.unsqueeze(at), geometry, None if bias is None else bias.data, act,
             scale=None if scale is None else scale.data, form=form,
         )  # fmt: skip
         return Tensor(y.squeeze(at))
-    return Conv1d.apply(x, weight, bias, geometry, act, form)
+    return Conv1d.apply(input, weight, bias, geometry, act, form)
 
 
 @one_or_many(3)
 def conv_transpose1d(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Pair = 1,
@@ -114,27 +114,27 @@ def conv_transpose1d(
     scale: Tensor | None = None,
     form: str | None = None,
 ) -> Tensor:
-    """act(scale * conv_transpose(x, weight) + bias) along sequences, as `conv_transpose2d` along images.
+    """act(scale * conv_transpose(input, weight) + bias) along sequences, as `conv_transpose2d` along images.
 
-    Shapes: x [N, C, L], weight [C, M / groups, K], bias and scale [M] -> [N, M, OL] with
-    OL = (L - 1) stride - 2 padding + dilation (K - 1) + output_padding + 1, in x's dtype; memory as of `conv1d`. The
+    Shapes: input [N, C, L], weight [C, M / groups, K], bias and scale [M] -> [N, M, OL] with
+    OL = (L - 1) stride - 2 padding + dilation (K - 1) + output_padding + 1, in its dtype; memory as of `conv1d`. The
     rest as in `conv_transpose2d`.
 
     Raises ValueError for shapes that do not fit, a result of no length, or a scale with a gradient; TypeError for
     different dtypes.
     """
     op = "conv_transpose1d"
-    (axis,) = conv_transpose.axes_of(op, x, weight, stride, padding, output_padding, groups, dilation)
+    (axis,) = conv_transpose.axes_of(op, input, weight, stride, padding, output_padding, groups, dilation)
     check_vectors(op, weight.shape[1] * groups, bias=bias, scale=scale)
     geometry = _geometry(weight, axis, groups)
-    if not recorded(op, x, weight, bias, scale):
+    if not recorded(op, input, weight, bias, scale):
         at = _place(weight)
         y, _ = conv.transposed(
-            x.data.unsqueeze(at), weight.data.unsqueeze(at), geometry, None if bias is None else bias.data, act,
+            input.data.unsqueeze(at), weight.data.unsqueeze(at), geometry, None if bias is None else bias.data, act,
             scale=None if scale is None else scale.data, form=form,
         )  # fmt: skip
         return Tensor(y.squeeze(at))
-    return ConvTranspose1d.apply(x, weight, bias, geometry, act, form)
+    return ConvTranspose1d.apply(input, weight, bias, geometry, act, form)
 
 
 def _geometry(weight: Tensor, axis: Axis, groups: int) -> Geometry:

@@ -35,7 +35,7 @@ class ConvTranspose2d(Convolution):
 
 @one_or_many(4)
 def conv_transpose2d(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Pair = 1,
@@ -48,40 +48,40 @@ def conv_transpose2d(
     scale: Tensor | None = None,
     form: str | None = None,
 ) -> Tensor:
-    """act(scale * conv_transpose(x, weight) + bias): the gradient of `conv2d` for its input, as an operation.
+    """act(scale * conv_transpose(input, weight) + bias): the gradient of `conv2d` for its input, as an operation.
 
-    Every pixel of x adds its value times weight to a window of the result; windows are `stride` apart.
+    Every pixel of input adds its value times weight to a window of the result; windows are `stride` apart.
 
-    Shapes: x [N, C, H, W], weight [C, M / groups, R, S], bias and scale [M] -> [N, M, OH, OW] with
-    OH = (H - 1) stride - 2 padding + dilation (R - 1) + output_padding + 1, in x's dtype. Memory is channels-last
-    inside: x in torch.channels_last is used as it is, other layouts are copied once, and the result is channels-last.
+    Shapes: input [N, C, H, W], weight [C, M / groups, R, S], bias and scale [M] -> [N, M, OH, OW] with
+    OH = (H - 1) stride - 2 padding + dilation (R - 1) + output_padding + 1, in its dtype. Memory is channels-last
+    inside: input in torch.channels_last is used as it is, other layouts are copied once; the result is channels-last.
 
     stride, padding, output_padding, dilation: a number or a (height, width) pair. padding is cut off on every side,
     output_padding is added at the bottom and right; it must be less than stride or than dilation. act: as in `linear`.
     scale, only without a gradient: a factor per output channel, as of a folded batch norm; for float16 and bfloat16 it
     and the bias may be float32.
 
-    In some forms the product has zeros between the weights, so NaN or infinity in x or weight may make neighbours NaN.
+    In some forms the product has zeros between the weights, so NaN or infinity in the operands may make neighbours NaN.
 
     form: None takes the fastest form for the shape.
 
     Raises ValueError for shapes that do not fit, a result without pixels, or a scale with a gradient; TypeError for
     different dtypes. Source: Dumoulin and Visin, arXiv 1603.07285, chapter 4.
     """
-    h, w = axes_of(OP, x, weight, stride, padding, output_padding, groups, dilation)
+    h, w = axes_of(OP, input, weight, stride, padding, output_padding, groups, dilation)
     geometry = Geometry(h, w, groups)
     check_vectors(OP, weight.shape[1] * groups, bias=bias, scale=scale)
-    if scale is None and act is form is None and may_wait(x):
-        conv.check_arguments(OP, x.data, weight.data, None if bias is None else bias.data)
-        shape = x.shape[0], weight.shape[1] * groups, h.size, w.size
-        return Tensor._of_later(ConvLater(ConvTranspose2d, conv.transposed, shape, x, weight, bias, geometry))
-    if not recorded(OP, x, weight, bias, scale):
+    if scale is None and act is form is None and may_wait(input):
+        conv.check_arguments(OP, input.data, weight.data, None if bias is None else bias.data)
+        shape = input.shape[0], weight.shape[1] * groups, h.size, w.size
+        return Tensor._of_later(ConvLater(ConvTranspose2d, conv.transposed, shape, input, weight, bias, geometry))
+    if not recorded(OP, input, weight, bias, scale):
         y, _ = conv.transposed(
-            x.data, weight.data, geometry, None if bias is None else bias.data, act,
+            input.data, weight.data, geometry, None if bias is None else bias.data, act,
             scale=None if scale is None else scale.data, form=form,
         )  # fmt: skip
         return Tensor(y)
-    return ConvTranspose2d.apply(x, weight, bias, geometry, act, form)
+    return ConvTranspose2d.apply(input, weight, bias, geometry, act, form)
 
 
 def axes_of(
@@ -91,8 +91,8 @@ def axes_of(
     size, kernel = sizes_of(op, x, weight, "C, M / groups", groups)
     if x.shape[1] != weight.shape[0] or x.shape[1] % groups:
         raise ValueError(
-            f"{op}: x has {x.shape[1]} channels, weight {list(weight.shape)}, groups {groups}; expected x's channels "
-            f"to be weight's first size, {weight.shape[0]}, and a multiple of groups"
+            f"{op}: input has {x.shape[1]} channels, weight {list(weight.shape)}, groups {groups}; expected its "
+            f"channels to be weight's first size, {weight.shape[0]}, and a multiple of groups"
         )
     return _axes(op, size, kernel, *check_settings(op, stride, padding, output_padding, dilation))
 

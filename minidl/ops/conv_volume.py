@@ -33,7 +33,7 @@ class Conv3d(Convolution):
 
 @one_or_many(5)
 def conv3d(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Pair = 1,
@@ -44,10 +44,10 @@ def conv3d(
     *,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """act(scale * conv(x, weight) + bias) of volumes, as `conv2d` of images.
+    """act(scale * conv(input, weight) + bias) of volumes, as `conv2d` of images.
 
-    Shapes: x [N, C, D, H, W], weight [M, C / groups, Q, R, S], bias and scale [M] -> [N, M, OD, OH, OW], each size as
-    in `conv2d`, in x's dtype. Memory is channels-last inside: x in torch.channels_last_3d is used as it is, other
+    Shapes: input [N, C, D, H, W], weight [M, C / groups, Q, R, S], bias and scale [M] -> [N, M, OD, OH, OW], sizes as
+    in `conv2d`, in its dtype. Memory is channels-last inside: input in torch.channels_last_3d is used as it is, other
     layouts are copied once, and the result is in torch.channels_last_3d. All taps are one sum, of float32 for float16
     and bfloat16.
 
@@ -57,13 +57,13 @@ def conv3d(
     Raises ValueError for shapes that do not fit, a kernel larger than the padded volume, or a scale with a gradient;
     TypeError for different dtypes and for settings that are not whole numbers.
     """
-    d, h, w = axes_of("conv3d", x, weight, stride, padding, dilation, groups)
+    d, h, w = axes_of("conv3d", input, weight, stride, padding, dilation, groups)
     check_vectors("conv3d", weight.shape[0], bias=bias, scale=scale)
     geometry = Volume(d, Geometry(h, w, groups))
-    if not recorded("conv3d", x, weight, bias, scale):
+    if not recorded("conv3d", input, weight, bias, scale):
         y, _ = volume.forward(
-            x.data, weight.data, geometry, None if bias is None else bias.data, act,
+            input.data, weight.data, geometry, None if bias is None else bias.data, act,
             scale=None if scale is None else scale.data,
         )  # fmt: skip
         return Tensor(y)
-    return Conv3d.apply(x, weight, bias, geometry, act, None)
+    return Conv3d.apply(input, weight, bias, geometry, act, None)

@@ -219,44 +219,44 @@ def _raw(x: Operand) -> _Raw:
     return x.data if isinstance(x, Tensor) else x
 
 
-def neg(x: Tensor) -> Tensor:
-    """-x."""
-    return Neg.apply(x)
+def neg(input: Tensor) -> Tensor:
+    """-input."""
+    return Neg.apply(input)
 
 
-def abs(x: Tensor) -> Tensor:
-    """|x|. The gradient at 0 is 0."""
-    return Abs.apply(x)
+def abs(input: Tensor) -> Tensor:
+    """|input|. The gradient at 0 is 0."""
+    return Abs.apply(input)
 
 
-def sign(x: Tensor) -> Tensor:
-    """-1, 0 or 1, as the sign of x (0 for NaN). The gradient is 0."""
-    return Sign.apply(x)
+def sign(input: Tensor) -> Tensor:
+    """-1, 0 or 1, as the sign of input (0 for NaN). The gradient is 0."""
+    return Sign.apply(input)
 
 
-def exp(x: Tensor) -> Tensor:
-    """e to the power x. Raises TypeError for integers."""
-    return Exp.apply(x)
+def exp(input: Tensor) -> Tensor:
+    """e to the power input. Raises TypeError for integers."""
+    return Exp.apply(input)
 
 
-def log(x: Tensor) -> Tensor:
+def log(input: Tensor) -> Tensor:
     """The natural logarithm: -inf for 0, NaN below. Raises TypeError for integers."""
-    return Log.apply(x)
+    return Log.apply(input)
 
 
-def sqrt(x: Tensor) -> Tensor:
+def sqrt(input: Tensor) -> Tensor:
     """The square root: NaN below 0. Raises TypeError for integers."""
-    return Sqrt.apply(x)
+    return Sqrt.apply(input)
 
 
-def square(x: Tensor) -> Tensor:
-    """x squared."""
-    return Square.apply(x)
+def square(input: Tensor) -> Tensor:
+    """input squared."""
+    return Square.apply(input)
 
 
-def reciprocal(x: Tensor) -> Tensor:
-    """1 / x. Raises TypeError for integers."""
-    return Reciprocal.apply(x)
+def reciprocal(input: Tensor) -> Tensor:
+    """1 / input. Raises TypeError for integers."""
+    return Reciprocal.apply(input)
 
 
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
@@ -291,6 +291,16 @@ def _are_bools(*operands: Any) -> bool:
     return all(isinstance(x, Tensor | torch.Tensor) and _is_bool(x) for x in operands)
 
 
+def _are_whole(*operands: Any) -> bool:
+    """Whether they are integers, tensors or numbers."""
+    try:
+        kinds = [getattr(x, "dtype", None) for x in operands]
+    except UnknownTensor:
+        return False
+    numbers = all(kind is not None or isinstance(x, int) for x, kind in zip(operands, kinds, strict=True))
+    return numbers and not any(kind is not None and kind.is_floating_point for kind in kinds)
+
+
 def _is_bool(x: Any) -> bool:
     try:
         return bool(x.dtype == torch.bool)
@@ -323,8 +333,8 @@ def pow(input: Operand, exponent: Operand) -> Tensor:
     """input to the power `exponent`; NaN where input is negative and exponent is not an integer.
 
     As in torch, the gradient of input is 0 where exponent is 0, and that of exponent is 0 where input is 0 and exponent
-    is not negative. Raises TypeError for integers alone (but for their squares) or two floating types, ValueError for
-    shapes that do not broadcast.
+    is not negative. Of integers it is torch's, which raises RuntimeError for negative exponents.
+    Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
     a, b = alike(input, exponent)
     if isinstance(a, Tensor) and not isinstance(b, Tensor):
@@ -334,6 +344,9 @@ def pow(input: Operand, exponent: Operand) -> Tensor:
             return Sqrt.apply(a)
         if b == -1:
             return Reciprocal.apply(a)
+    if _are_whole(a, b):
+        base: Any = _raw(a)
+        return Tensor(torch.pow(base, _raw(b)))
     return Pow.apply(a, b)
 
 

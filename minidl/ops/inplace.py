@@ -56,8 +56,10 @@ def pow_(x: Tensor, exponent: Operand) -> Tensor:
     return _changed("pow_", x, ops.pow, elementwise.pow, exponent)
 
 
-def clamp_(x: Tensor, min: Scalar | None = None, max: Scalar | None = None) -> Tensor:
+def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """x limited to [min, max], in place. Raises as `clamp`."""
+    if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
+        return copy_(x, ops.clamp(x, min, max))  # type: ignore[arg-type]
     return _changed("clamp_", x, lambda a: ops.clamp(a, min, max), lambda a, out: elementwise.clamp(a, min, max, out))
 
 
@@ -79,14 +81,14 @@ def _by_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Tens
     return method
 
 
-def copy_(x: Tensor, source: Tensor | torch.Tensor, non_blocking: bool = False) -> Tensor:
+def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> Tensor:
     """The values of another tensor in place, broadcast to x's shape, in x's dtype and on its device."""
-    if not isinstance(source, Tensor | torch.Tensor):
-        raise TypeError(f"copy_: source is of type {type(source).__name__}, expected a Tensor")
-    if len(source.shape) > x.ndim or any(
-        a not in (1, b) for a, b in zip(reversed(source.shape), reversed(x.shape), strict=False)
+    if not isinstance(src, Tensor | torch.Tensor):
+        raise TypeError(f"copy_: src is of type {type(src).__name__}, expected a Tensor")
+    if len(src.shape) > x.ndim or any(
+        a not in (1, b) for a, b in zip(reversed(src.shape), reversed(x.shape), strict=False)
     ):
-        raise ValueError(f"copy_: source has shape {list(source.shape)}, expected {list(x.shape)}")
+        raise ValueError(f"copy_: src has shape {list(src.shape)}, expected {list(x.shape)}")
 
     def recorded(a: Tensor, b: Any) -> Tensor:
         b = b if isinstance(b, Tensor) else Tensor(b)
@@ -95,7 +97,7 @@ def copy_(x: Tensor, source: Tensor | torch.Tensor, non_blocking: bool = False) 
     def kernel(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(b, non_blocking)
 
-    return _changed("copy_", x, recorded, kernel, source)
+    return _changed("copy_", x, recorded, kernel, src)
 
 
 def applied(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> Tensor:

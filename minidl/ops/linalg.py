@@ -58,58 +58,58 @@ class Linear(Function):
         return dx, dw, db, None
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(input: Tensor, other: Tensor) -> Tensor:
     """The matrix product of the last two dimensions, broadcasting those before them.
 
     Shapes: [..., M, K] and [..., K, N] -> [..., M, N]. A vector on the left counts as one row, on the right as one
     column; the result then lacks that dimension. Raises ValueError for shapes that do not fit or a scalar, TypeError
     for different dtypes.
     """
-    if a.ndim == 0 or b.ndim == 0:
+    if input.ndim == 0 or other.ndim == 0:
         raise ValueError(
-            f"matmul: got shapes {list(a.shape)} and {list(b.shape)}, expected at least one dimension each"
+            f"matmul: got shapes {list(input.shape)} and {list(other.shape)}, expected at least one dimension each"
         )
-    if a.ndim == 1:
-        return view.squeeze(matmul(view.unsqueeze(a, 0), b), -2 if b.ndim > 1 else 0)
-    if b.ndim == 1:
-        return view.squeeze(matmul(a, view.unsqueeze(b, 1)), -1)
-    if a.shape[-1] != b.shape[-2]:
+    if input.ndim == 1:
+        return view.squeeze(matmul(view.unsqueeze(input, 0), other), -2 if other.ndim > 1 else 0)
+    if other.ndim == 1:
+        return view.squeeze(matmul(input, view.unsqueeze(other, 1)), -1)
+    if input.shape[-1] != other.shape[-2]:
         raise ValueError(
-            f"matmul: shapes {list(a.shape)} and {list(b.shape)} do not fit: "
-            f"the last of the left ({a.shape[-1]}) must equal the next to last of the right ({b.shape[-2]})"
+            f"matmul: shapes {list(input.shape)} and {list(other.shape)} do not fit: "
+            f"the last of the left ({input.shape[-1]}) must equal the next to last of the right ({other.shape[-2]})"
         )
-    M, K, N = a.shape[-2], a.shape[-1], b.shape[-1]
-    if b.ndim == 2:
-        rows = view.reshape(a, math.prod(a.shape[:-1]), K)
-        return view.reshape(MatMul.apply(rows, b), *a.shape[:-1], N)
+    M, K, N = input.shape[-2], input.shape[-1], other.shape[-1]
+    if other.ndim == 2:
+        rows = view.reshape(input, math.prod(input.shape[:-1]), K)
+        return view.reshape(MatMul.apply(rows, other), *input.shape[:-1], N)
     try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        batch = torch.broadcast_shapes(input.shape[:-2], other.shape[:-2])
     except RuntimeError as error:
-        raise ValueError(f"matmul: batches of {list(a.shape)} and {list(b.shape)} do not broadcast") from error
+        raise ValueError(f"matmul: batches of {list(input.shape)} and {list(other.shape)} do not broadcast") from error
     count = math.prod(batch)
-    left = view.reshape(view.expand(a, *batch, M, K), count, M, K)
-    right = view.reshape(view.expand(b, *batch, K, N), count, K, N)
+    left = view.reshape(view.expand(input, *batch, M, K), count, M, K)
+    right = view.reshape(view.expand(other, *batch, K, N), count, K, N)
     return view.reshape(MatMul.apply(left, right), *batch, M, N)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activation = None) -> Tensor:
-    """act(x weight^T + bias), in one kernel.
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activation = None) -> Tensor:
+    """act(input weight^T + bias), in one kernel.
 
-    Shapes: x [..., in], weight [out, in], bias [out] -> [..., out], in x's dtype.
+    Shapes: input [..., in], weight [out, in], bias [out] -> [..., out], in its dtype.
     act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu" or "relu6".
     Raises ValueError for shapes that do not fit or an unknown activation, TypeError for different dtypes.
     """
-    if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
+    if weight.ndim != 2 or input.ndim == 0 or input.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"linear: x has shape {list(x.shape)}, weight {list(weight.shape)}; "
-            "expected x [..., in] and weight [out, in]"
+            f"linear: input has shape {list(input.shape)}, weight {list(weight.shape)}; "
+            "expected input [..., in] and weight [out, in]"
         )
-    if x.dtype != weight.dtype:
-        check.same("linear", x=x, weight=weight)
+    if input.dtype != weight.dtype:
+        check.same("linear", input=input, weight=weight)
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise ValueError(f"linear: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]")
-    if x.ndim == 2:
-        return Linear.apply(x, weight, bias, act)
-    rows = view.reshape(x, math.prod(x.shape[:-1]), x.shape[-1])
+    if input.ndim == 2:
+        return Linear.apply(input, weight, bias, act)
+    rows = view.reshape(input, math.prod(input.shape[:-1]), input.shape[-1])
     y = Linear.apply(rows, weight, bias, act)
-    return view.reshape(y, *x.shape[:-1], weight.shape[0])
+    return view.reshape(y, *input.shape[:-1], weight.shape[0])

@@ -68,8 +68,9 @@ class Flip(Function):
         return dy.flip(ctx.dims), None
 
 
-def cumsum(input: Tensor, dim: int) -> Tensor:
+def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """The sums of the elements so far along `dim`; int64 for integers and bools. IndexError for one out of range."""
+    input = input if dtype is None else view.to(input, dtype)
     if not input.dtype.is_floating_point:
         return Tensor(torch.cumsum(input.data, check.axis("cumsum", dim, max(input.ndim, 1))))
     return Cumsum.apply(input, dim)
@@ -190,12 +191,12 @@ def masked_fill(input: Tensor, mask: Tensor, value: Scalar | Tensor) -> Tensor:
 
 def any(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether any element along `dim` is not 0. NaN is not. Raises IndexError for a dimension out of range."""
-    return Tensor(torch.any(_truths(input), _axes("any", input, dim), keepdim))
+    return Tensor(torch.any(truths(input), _axes("any", input, dim), keepdim))
 
 
 def all(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether no element along `dim` is 0. Raises IndexError for a dimension out of range."""
-    return Tensor(torch.all(_truths(input), _axes("all", input, dim), keepdim))
+    return Tensor(torch.all(truths(input), _axes("all", input, dim), keepdim))
 
 
 def _axes(name: str, x: Tensor, dim: Dim) -> Any:
@@ -204,23 +205,24 @@ def _axes(name: str, x: Tensor, dim: Dim) -> Any:
     return tuple(check.axis(name, each, max(x.ndim, 1)) for each in dim) or None
 
 
-def _truths(x: Tensor) -> torch.Tensor:
+def truths(x: Tensor) -> torch.Tensor:
+    """Where x is not 0."""
     return x.data if x.dtype == torch.bool else elementwise.ne(x, 0).data
 
 
 def logical_not(input: Tensor) -> Tensor:
     """Whether an element is 0."""
-    return Tensor(torch.logical_not(_truths(input)))
+    return Tensor(torch.logical_not(truths(input)))
 
 
 def logical_and(input: Tensor, other: Tensor) -> Tensor:
     """Whether neither is 0."""
-    return Tensor(torch.logical_and(_truths(input), _truths(other)))
+    return Tensor(torch.logical_and(truths(input), truths(other)))
 
 
 def logical_or(input: Tensor, other: Tensor) -> Tensor:
     """Whether either is not 0."""
-    return Tensor(torch.logical_or(_truths(input), _truths(other)))
+    return Tensor(torch.logical_or(truths(input), truths(other)))
 
 
 def bitwise_not(input: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class AvgPool2d(Function):
 
 @one_or_many(4)
 def max_pool2d(
-    x: Tensor,
+    input: Tensor,
     kernel_size: Pair,
     stride: Pair | None = None,
     padding: Pair = 0,
@@ -87,14 +87,14 @@ def max_pool2d(
     Raises ValueError for sizes below 1, padding above half of the kernel, or an image smaller than the window;
     TypeError for integers.
     """
-    size = kernels.checked("max_pool2d", x.data)
+    size = kernels.checked("max_pool2d", input.data)
     at = kernels.windows("max_pool2d", size, kernel_size, stride, padding, dilation, ceil_mode)
-    return (MaxPool2dPlaces if return_indices else MaxPool2d).apply(x, at)
+    return (MaxPool2dPlaces if return_indices else MaxPool2d).apply(input, at)
 
 
 @one_or_many(4)
 def avg_pool2d(
-    x: Tensor,
+    input: Tensor,
     kernel_size: Pair,
     stride: Pair | None = None,
     padding: Pair = 0,
@@ -110,23 +110,23 @@ def avg_pool2d(
     """
     if divisor_override is not None and type(divisor_override) is not int:
         raise TypeError(f"avg_pool2d: divisor_override is {divisor_override!r}, expected a whole number or None")
-    size = kernels.checked("avg_pool2d", x.data)
+    size = kernels.checked("avg_pool2d", input.data)
     at = kernels.windows(
         "avg_pool2d", size, kernel_size, stride, padding, 1, ceil_mode, divisor_override, count_include_pad
     )
-    return AvgPool2d.apply(x, at)
+    return AvgPool2d.apply(input, at)
 
 
 @one_or_many(4)
-def adaptive_avg_pool2d(x: Tensor, output_size: int | tuple[int | None, int | None]) -> Tensor:
+def adaptive_avg_pool2d(input: Tensor, output_size: int | tuple[int | None, int | None]) -> Tensor:
     """Means over windows that divide the image evenly into output_size results (None: the size of the image).
 
     Shapes: [N, C, H, W] -> [N, C, *output_size]. Window o of O holds the pixels from floor(o H / O) up to
     ceil((o + 1) H / O). With output_size 1 the result is the mean of the image.
     Raises ValueError for an image without pixels or a negative size, TypeError for integers.
     """
-    size = kernels.checked("adaptive_avg_pool2d", x.data)
-    return AvgPool2d.apply(x, kernels.adaptive_windows("adaptive_avg_pool2d", size, output_size))
+    size = kernels.checked("adaptive_avg_pool2d", input.data)
+    return AvgPool2d.apply(input, kernels.adaptive_windows("adaptive_avg_pool2d", size, output_size))
 
 
 @one_or_many(4)

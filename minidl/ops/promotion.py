@@ -45,6 +45,8 @@ def alike(a: Any, b: Any, floating: bool = False) -> tuple[Any, Any]:
 
 def _kind(x: Any) -> torch.dtype | None:
     """The dtype of a tensor; None for numbers, and where a tensor stands for any other (`nn.trace`)."""
+    if type(x) is Tensor and x._later is None:
+        return x._held.dtype  # a third of a microsecond less than by `dtype`
     try:
         return x.dtype if isinstance(x, Tensor | torch.Tensor) else None
     except UnknownTensor:

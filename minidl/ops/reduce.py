@@ -123,48 +123,54 @@ class Norm(Function):
         return elementwise.norm_grad(dy.reshape(ctx.kept), x, y.reshape(ctx.kept)), None, None
 
 
-def sum(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The sum over `dim`, in x's dtype; int64 for integers and bools. The sum of no elements is 0.
+def _converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return x if dtype is None else view.to(x, dtype)
+
+
+def sum(input: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The sum over `dim`, in its dtype; int64 for integers and bools. The sum of no elements is 0.
+
+    With `dtype` the elements are converted to that first.
 
     Raises IndexError for a dimension out of range, ValueError for one named twice.
     """
-    return Sum.apply(x, dim, keepdim)
+    return Sum.apply(_converted(input, dtype), dim, keepdim)
 
 
-def mean(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The mean over `dim`. The mean of no elements is NaN.
+def mean(input: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The mean over `dim`, of elements converted to `dtype` if given. The mean of no elements is NaN.
 
     Raises TypeError for integers, IndexError for a dimension out of range, ValueError for one named twice.
     """
-    return Mean.apply(x, dim, keepdim)
+    return Mean.apply(_converted(input, dtype), dim, keepdim)
 
 
-def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def amax(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The maximum over `dim`; NaN if any element is NaN. Equal maxima share the gradient evenly.
 
     Raises ValueError for the maximum of no elements or a dimension named twice, IndexError for one out of range.
     """
-    return Amax.apply(x, dim, keepdim)
+    return Amax.apply(input, dim, keepdim)
 
 
-def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+def amin(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The minimum over `dim`; NaN if any element is NaN. Equal minima share the gradient evenly. Raises as `amax`."""
-    return Amin.apply(x, dim, keepdim)
+    return Amin.apply(input, dim, keepdim)
 
 
-def max(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
-    """The maximum of x; or along `dim` (values, indices), the first NaN or the first maximum; or `maximum` of a Tensor.
+def max(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
+    """The maximum of input; or along `dim` (values, indices), the first NaN or maximum; or `maximum` of a Tensor.
 
     Without `dim` equal maxima share the gradient evenly, along one the first has it all.
     Raises ValueError for the maximum of no elements, IndexError for a dimension out of range, TypeError for several,
     which `amax` takes.
     """
-    return _extreme("max", x, dim, keepdim)
+    return _extreme("max", input, dim, keepdim)
 
 
-def min(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
-    """The minimum of x; or along `dim` (values, indices); or `minimum` of a Tensor. As `max`."""
-    return _extreme("min", x, dim, keepdim)
+def min(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
+    """The minimum of input; or along `dim` (values, indices); or `minimum` of a Tensor. As `max`."""
+    return _extreme("min", input, dim, keepdim)
 
 
 def _extreme(name: str, x: Tensor, dim: Any, keepdim: bool) -> Any:
@@ -180,42 +186,42 @@ def _extreme(name: str, x: Tensor, dim: Any, keepdim: bool) -> Any:
     return Found(*Extreme.apply(x, dim, keepdim, smallest))
 
 
-def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Found:
+def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Found:
     """The k largest elements along `dim` (or smallest), in order, and their indices; NaN counts as above all others.
 
     Of equal elements the first comes first. They are in order also where `sorted` is False.
     Raises ValueError unless 0 <= k <= the size of `dim`, IndexError for a dimension out of range.
     """
-    return Found(*Topk.apply(x, k, dim, largest))
+    return Found(*Topk.apply(input, k, dim, largest))
 
 
-def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The index of the first maximum along `dim`, or in flattened x, as int64; of the first NaN if there is one.
+def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The index of the first maximum along `dim`, or in flattened input, as int64; of the first NaN if there is one.
 
     Raises ValueError for the maximum of no elements, IndexError for a dimension out of range.
     """
-    return Tensor(reduce.argmax(x.data, dim, keepdim))
+    return Tensor(reduce.argmax(input.data, dim, keepdim))
 
 
-def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The index of the first minimum along `dim`, or in flattened x, as int64. As `argmax`."""
-    return Tensor(reduce.argmin(x.data, dim, keepdim))
+def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The index of the first minimum along `dim`, or in flattened input, as int64. As `argmax`."""
+    return Tensor(reduce.argmin(input.data, dim, keepdim))
 
 
-def norm(x: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool = False) -> Tensor:
+def norm(input: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The p-norm over `dim`: for p 2 or "fro" the square root of the sum of squares, with gradient 0 where it is 0.
 
     p is 2, 1, 0 (how many are not 0), inf or -inf.
     Raises ValueError for another p or a dimension named twice, TypeError for integers, IndexError for a dimension out
     of range.
     """
-    check.floating("norm", x=x.data)
+    check.floating("norm", x=input.data)
     if p in ("fro", 2):
-        return Norm.apply(x, dim, keepdim)
+        return Norm.apply(input, dim, keepdim)
     if p == 1:
-        return sum(pointwise.abs(x), dim, keepdim)
+        return sum(pointwise.abs(input), dim, keepdim)
     if p == 0:
-        return sum(view.to(pointwise.ne(x, 0), x.dtype), dim, keepdim)
+        return sum(view.to(pointwise.ne(input, 0), input.dtype), dim, keepdim)
     if p in (math.inf, -math.inf):
-        return (amax if p == math.inf else amin)(pointwise.abs(x), dim, keepdim)
+        return (amax if p == math.inf else amin)(pointwise.abs(input), dim, keepdim)
     raise ValueError(f"norm: p is {p!r}, expected 2, 1, 0, inf, -inf or 'fro'; write (abs(x) ** p).sum() ** (1 / p)")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from minidl.kernels import lookup
-from minidl.ops.reduce import Found, Chosen
+from minidl.ops.reduce import Chosen, Found
 from minidl.runtime import check, order
 from minidl.tensors import Tensor
 

@@ -105,10 +105,14 @@ class Clone(Function):
         return dy
 
 
-class Contiguous(Clone):
+class Contiguous(Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.contiguous()
+    def forward(ctx: Any, x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+        return x.contiguous(memory_format=memory_format)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return dy, None
 
 
 def unpacked(sizes: tuple[Any, ...]) -> tuple[int, ...]:
@@ -136,44 +140,46 @@ def one_or_many(rank: int) -> Callable[[F], F]:
     return of
 
 
-def reshape(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
-    """x in another shape with as many elements; one size may be -1. A view where strides allow, else a copy.
+def reshape(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """input in another shape with as many elements; one size may be -1. A view where strides allow, else a copy.
 
     Raises ValueError when the sizes do not fit.
     """
     sizes = unpacked(shape)
     known = math.prod(size for size in sizes if size != -1)
-    fits = x.numel() == known if -1 not in sizes else sizes.count(-1) == 1 and known > 0 and x.numel() % known == 0
+    fits = (
+        input.numel() == known if -1 not in sizes else sizes.count(-1) == 1 and known > 0 and input.numel() % known == 0
+    )
     if not fits or any(size < -1 for size in sizes):
-        raise ValueError(f"reshape: {list(x.shape)} has {x.numel()} elements, which do not fit {list(sizes)}")
-    return Reshape.apply(x, sizes)
+        raise ValueError(f"reshape: {list(input.shape)} has {input.numel()} elements, which do not fit {list(sizes)}")
+    return Reshape.apply(input, sizes)
 
 
-def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """x with the dimensions from start_dim to end_dim (inclusive) merged into one. A scalar becomes [1]."""
-    if x.ndim == 0:
-        return reshape(x, 1)
-    start, end = check.axis("flatten", start_dim, x.ndim), check.axis("flatten", end_dim, x.ndim)
+def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """input with the dimensions from start_dim to end_dim (inclusive) merged into one. A scalar becomes [1]."""
+    if input.ndim == 0:
+        return reshape(input, 1)
+    start, end = check.axis("flatten", start_dim, input.ndim), check.axis("flatten", end_dim, input.ndim)
     if start > end:
         raise ValueError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
-    return reshape(x, *x.shape[:start], math.prod(x.shape[start : end + 1]), *x.shape[end + 1 :])
+    return reshape(input, *input.shape[:start], math.prod(input.shape[start : end + 1]), *input.shape[end + 1 :])
 
 
-def permute(x: Tensor, *dims: int | Sequence[int]) -> Tensor:
-    """A view of x with its dimensions in the given order. Raises ValueError unless each is named once."""
-    order = tuple(check.axis("permute", d, x.ndim) for d in unpacked(dims))
-    if sorted(order) != list(range(x.ndim)):
-        raise ValueError(f"permute: {list(order)} does not name each of {x.ndim} dimensions once")
-    return Permute.apply(x, order)
+def permute(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
+    """A view of input with its dimensions in the given order. Raises ValueError unless each is named once."""
+    order = tuple(check.axis("permute", d, input.ndim) for d in unpacked(dims))
+    if sorted(order) != list(range(input.ndim)):
+        raise ValueError(f"permute: {list(order)} does not name each of {input.ndim} dimensions once")
+    return Permute.apply(input, order)
 
 
-def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
-    """A view of x with two dimensions swapped. Raises IndexError for a dimension out of range."""
-    rank = max(x.ndim, 1)  # torch lets a scalar have a dimension 0
+def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
+    """A view of input with two dimensions swapped. Raises IndexError for a dimension out of range."""
+    rank = max(input.ndim, 1)  # torch lets a scalar have a dimension 0
     order = list(range(rank))
     a, b = check.axis("transpose", dim0, rank), check.axis("transpose", dim1, rank)
     order[a], order[b] = order[b], order[a]
-    return Permute.apply(x, tuple(order[: x.ndim]))
+    return Permute.apply(input, tuple(order[: input.ndim]))
 
 
 def transposed(x: Tensor) -> Tensor:
@@ -181,26 +187,27 @@ def transposed(x: Tensor) -> Tensor:
     return Permute.apply(x, tuple(reversed(range(x.ndim))))
 
 
-def expand(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
-    """A view of x broadcast to `shape` (-1 keeps a size). Raises ValueError when it does not broadcast."""
+def expand(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """A view of input broadcast to `shape` (-1 keeps a size). Raises ValueError when it does not broadcast."""
     sizes = unpacked(shape)
     try:
-        view = x.data.expand(sizes)
+        view = input.data.expand(sizes)
     except RuntimeError as error:
-        raise ValueError(f"expand: {list(x.shape)} does not broadcast to {list(sizes)}") from error
-    return Expand.apply(x, tuple(view.shape))
+        raise ValueError(f"expand: {list(input.shape)} does not broadcast to {list(sizes)}") from error
+    return Expand.apply(input, tuple(view.shape))
 
 
-def squeeze(x: Tensor, dim: int | None = None) -> Tensor:
-    """x without its dimensions of size 1, or without `dim` when that has size 1."""
-    drop = None if dim is None else check.axis("squeeze", dim, x.ndim)
-    return Reshape.apply(x, tuple(s for i, s in enumerate(x.shape) if s != 1 or (drop is not None and i != drop)))
+def squeeze(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    """input without its dimensions of size 1, or without those of `dim`, one or several, that have size 1."""
+    dims = range(input.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    drop = {check.axis("squeeze", d, max(input.ndim, 1)) for d in dims}
+    return Reshape.apply(input, tuple(s for i, s in enumerate(input.shape) if s != 1 or i not in drop))
 
 
-def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """x with a new dimension of size 1 at `dim`."""
-    at = check.axis("unsqueeze", dim, x.ndim + 1)
-    return Reshape.apply(x, (*x.shape[:at], 1, *x.shape[at:]))
+def unsqueeze(input: Tensor, dim: int) -> Tensor:
+    """input with a new dimension of size 1 at `dim`."""
+    at = check.axis("unsqueeze", dim, input.ndim + 1)
+    return Reshape.apply(input, (*input.shape[:at], 1, *input.shape[at:]))
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
@@ -228,44 +235,66 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     return permute(found, *moved[0], *moved[1], *range(at.dim() + dims[0], found.ndim))
 
 
-def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Tensors joined along `dim`. Raises ValueError for sizes that differ elsewhere, TypeError for different dtypes."""
-    if not parts:
+    if not tensors:
         raise ValueError("cat: got no tensors, expected at least one")
-    first = parts[0]
+    first = tensors[0]
     at = check.axis("cat", dim, first.ndim)
-    check.same("cat", **{f"parts[{i}]": part for i, part in enumerate(parts)})
-    for i, part in enumerate(parts):
+    check.same("cat", **{f"tensors[{i}]": part for i, part in enumerate(tensors)})
+    for i, part in enumerate(tensors):
         if (*part.shape[:at], *part.shape[at + 1 :]) != (*first.shape[:at], *first.shape[at + 1 :]):
             raise ValueError(
-                f"cat: parts[{i}] has shape {list(part.shape)}, which does not fit {list(first.shape)} along dim {dim}"
+                f"cat: tensors[{i}] has shape {list(part.shape)}, which does not fit "
+                f"{list(first.shape)} along dim {dim}"
             )
-    return joined(parts, at)
+    return joined(tensors, at)
 
 
-def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Tensors of one shape joined along a new dimension."""
-    return cat([unsqueeze(part, dim) for part in parts], dim)
+    return cat([unsqueeze(part, dim) for part in tensors], dim)
 
 
-def clone(x: Tensor) -> Tensor:
-    """A copy of x, in memory of its own; gradients flow through (`x.detach().clone()` has none)."""
-    return Clone.apply(x)
+def clone(input: Tensor) -> Tensor:
+    """A copy of input, in memory of its own; gradients flow through (`input.detach().clone()` has none)."""
+    return Clone.apply(input)
 
 
-def contiguous(x: Tensor) -> Tensor:
-    """x with its elements in row-major order in memory; copied only where they are not."""
-    return Contiguous.apply(x)
+def contiguous(input: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """input with its elements in row-major order in memory, or in that of images with their channels last; copied only
+    where they are not."""
+    return Contiguous.apply(input, memory_format)
 
 
-def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """x on another device or in another dtype: to(dtype), to(device), to(device, dtype). Values are rounded."""
-    device, dtype = x.device, x.dtype
-    for arg in (*args, *kwargs.values()):
-        if isinstance(arg, torch.dtype):
-            dtype = arg
-        else:
-            device = device_of(arg)
-    if x.requires_grad and not dtype.is_floating_point:
+def to(
+    input: Tensor, *args: Any, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False,
+    copy: bool = False, memory_format: torch.memory_format = torch.preserve_format,
+) -> Tensor:  # fmt: skip
+    """input on another device or in another dtype: to(dtype), to(device), to(device, dtype), to(tensor). Values are
+    rounded.
+
+    As in torch, what is there already is returned as it is, unless `copy`; `non_blocking` may follow, and then `copy`.
+    Raises TypeError for a tensor with a gradient that would have integers.
+    """
+    rest = list(args)
+    if rest and isinstance(rest[0], Tensor | torch.Tensor):
+        like = rest.pop(0)
+        device, dtype = like.device, like.dtype
+    elif rest and isinstance(rest[0], torch.dtype):
+        dtype = rest.pop(0)
+    elif rest:
+        device = rest.pop(0)
+        if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
+            dtype = rest.pop(0)
+    if len(rest) > 2 or any(not isinstance(flag, bool) for flag in rest):
+        raise TypeError(f"to: got {args}, expected a dtype, a device, both, or a tensor; then non_blocking and copy")
+    copy = rest[1] if len(rest) == 2 else copy
+    dtype, device = dtype or input.dtype, input.device if device is None else device_of(device)
+    if input.requires_grad and not dtype.is_floating_point:
         raise TypeError(f"to: a tensor with a gradient cannot become {dtype}; use .detach() first")
-    return To.apply(x, device, dtype)
+    if (input.device, input.dtype) != (device, dtype):
+        input = To.apply(input, device, dtype)
+    elif copy:
+        input = Clone.apply(input)
+    return input if memory_format == torch.preserve_format else contiguous(input, memory_format)

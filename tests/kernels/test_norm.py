@@ -218,7 +218,7 @@ def test_an_empty_batch_in_evaluation(device):
 
 @pytest.mark.parametrize("shape", [(1, 3), (0, 3), (1, 3, 1, 1), (5, 3, 0, 2)])
 def test_too_few_values_in_training(shape, device):
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training, got input size"):
+    with pytest.raises(ValueError, match="expected more than 1 value per channel when training, got input size"):
         ops.batch_norm(Tensor(torch.zeros(shape, device=device)), None, None, training=True)
 
 

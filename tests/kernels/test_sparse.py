@@ -225,7 +225,7 @@ def test_refusals():
         product(x, dense, values(4))
     with pytest.raises(TypeError, match=r"val is torch\.float32 and dense"):
         product(x, dense.half())
-    with pytest.raises(ValueError, match="unknown activation 'mish'"):
+    with pytest.raises(ValueError, match="unknown activation 'swish'"):
         product(x, dense, None, "swish")
 
 

@@ -253,8 +253,8 @@ def test_gradients_are_clipped_as_torch_clips_them(norm_type):
         (lambda: nn.Linear(2, 3, baias=False), TypeError, "Linear: there is no argument 'baias'; did you mean bias?"),
         (lambda: ops.relu(Tensor(torch.ones(1)), inplase=True), TypeError, "'inplase'; did you mean inplace?"),
         (lambda: nn.Linear(2, 3).wieght, AttributeError, "Linear has no attribute 'wieght'; did you mean weight?"),
-        (lambda: nn.Linear(2, 3)(Tensor(torch.ones(4, 5))), ValueError, r"^Linear: x has shape \[4, 5\]"),
-        (lambda: nn.BatchNorm2d(3)(Tensor(torch.ones(4, 5))), ValueError, "^BatchNorm2d: x has shape"),
+        (lambda: nn.Linear(2, 3)(Tensor(torch.ones(4, 5))), ValueError, r"^Linear: input has shape \[4, 5\]"),
+        (lambda: nn.BatchNorm2d(3)(Tensor(torch.ones(4, 5))), ValueError, "^BatchNorm2d: input has shape"),
         (
             lambda: nn.Conv2d(2, 3, 3, padding_mode="mirror"),
             ValueError,

@@ -280,7 +280,7 @@ def test_linear_layers_take_the_norm_into_their_weights(bias):
     x = Tensor(images(7, 5))
     assert folded(model, x) == []
     assert [type(layer).__name__ for layer in model] == ["FoldedLinear", "Linear"]
-    with pytest.raises(ValueError, match=r"FoldedLinear: x has shape \[2, 4, 5\], expected \[N, 5\]"):
+    with pytest.raises(ValueError, match=r"FoldedLinear: input has shape \[2, 4, 5\], expected \[N, 5\]"):
         model[0](Tensor(images(2, 4, 5)))
 
 

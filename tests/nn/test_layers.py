@@ -85,7 +85,7 @@ def test_dropout_acts_in_training_only():
         (lambda: nn.Dropout(1.5), "expected a probability"),
         (lambda: nn.Linear(3, 2, act="swish"), "unknown activation 'swish'"),
         (lambda: nn.MLP(0, [3], 2), "layer sizes must be 1 or more"),
-        (lambda: nn.Linear(3, 2)(tensor(4, 5).float()), r"Linear: x has shape \[4, 5\], weight \[2, 3\]"),
+        (lambda: nn.Linear(3, 2)(tensor(4, 5).float()), r"Linear: input has shape \[4, 5\], weight \[2, 3\]"),
     ],
 )
 def test_bad_arguments_are_refused(make, message):

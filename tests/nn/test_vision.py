@@ -86,11 +86,11 @@ def test_the_activation_is_fused(act):
 
 
 def test_wrong_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"BatchNorm2d: x has shape \[2, 3\], expected \[N, C, H, W\]"):
+    with pytest.raises(ValueError, match=r"BatchNorm2d: input has shape \[2, 3\], expected \[N, C, H, W\]"):
         nn.BatchNorm2d(3)(Tensor(torch.zeros(2, 3)))
-    with pytest.raises(ValueError, match=r"BatchNorm1d: x has shape \[2, 3, 1, 1\], expected \[N, C\] or"):
+    with pytest.raises(ValueError, match=r"BatchNorm1d: input has shape \[2, 3, 1, 1\], expected \[N, C\] or"):
         nn.BatchNorm1d(3)(Tensor(torch.zeros(2, 3, 1, 1)))
-    with pytest.raises(ValueError, match=r"x has 4 channels \(shape \[2, 4\]\), expected num_features, 3"):
+    with pytest.raises(ValueError, match=r"input has 4 channels \(shape \[2, 4\]\), expected num_features, 3"):
         nn.BatchNorm1d(3)(Tensor(torch.zeros(2, 4)))
 
 

@@ -58,6 +58,21 @@ CASES = {
     "a lower limit": lambda m, x: m.clamp(x, min=x.square() * math.nan),
     "where of numbers": lambda m, x: m.where(x > 0, 1.0, 0.0),
     "cumsum of a scalar": lambda m, x: x.sum().cumsum(0),
+    "tril": lambda m, x: m.tril(x, -1),
+    "triu": lambda m, x: x.triu(1),
+    "unbind": lambda m, x: x.unbind(1)[1:3],
+    "select": lambda m, x: m.select(x, 1, -1),
+    "narrow": lambda m, x: x.narrow(2, 1, 3),
+    "movedim": lambda m, x: m.movedim(x, 0, -1),
+    "nonzero": lambda m, x: m.nonzero(x > 1),
+    "masked_select": lambda m, x: m.masked_select(x, x[:1, :, :1] > 0),
+    "logsumexp": lambda m, x: m.logsumexp(x * 300, 1),
+    "logsumexp of all": lambda m, x: x.logsumexp((0, 1, 2), keepdim=True),
+    "clip": lambda m, x: x.clip(-1, 0.5),
+    "finite": lambda m, x: m.isfinite(x / (x > 0)) & ~m.isnan(x) | m.isinf(x * math.inf),
+    "dot": lambda m, x: m.dot(x[0, 0], x[0, 1]) + m.mv(x[0], x[1, 1]).sum(),
+    "like others": lambda m, x: x.view_as(x.movedim(0, 1)).mT + x[:1, :1, :1].expand_as(x.view(5, 6, 4)),
+    "a matrix transposed": lambda m, x: x[0].t().type_as(x),
     "transpose of a scalar": lambda m, x: x.sum().transpose(0, -1),
 }  # fmt: skip
 
@@ -93,6 +108,7 @@ def test_matrices_and_vectors():
         lambda m, n: n.cumsum(0), lambda m, n: n & 5, lambda m, n: ~n, lambda m, n: n / 2, lambda m, n: n + 0.5,
         lambda m, n: n + (n > 2), lambda m, n: (n > 2) * 2.5, lambda m, n: (n > 2) + (n > 3),
         lambda m, n: (n > 1) * (n < 4), lambda m, n: n > 2.5, lambda m, n: n.bool(), lambda m, n: n.float().long(),
+        lambda m, n: n**3, lambda m, n: 2 ** (n + 5),
         lambda m, n: n.clamp(0.5), lambda m, n: m.full((2,), 3), lambda m, n: m.maximum(n, n.float() * 0.5),
     ],
 )  # fmt: skip
@@ -102,6 +118,16 @@ def test_integers_and_truths_as_torch(function):
 
 def test_integers_beside_floats_pass_the_gradient():
     both(lambda m, x, n: x * n + n / (x * x + 1) - (n > 2) * x, numbers(4), torch.tensor([1, 2, 3, 4]))
+
+
+def test_equal_and_close():
+    x = Tensor(torch.tensor([1.0, math.inf, -0.0], device=default_device()))
+    assert minidl.equal(x, x.clone())
+    assert not minidl.equal(x, x[:2])
+    assert minidl.allclose(x, x + Tensor(torch.tensor([5e-6, 0, 0], device=default_device())))
+    assert not x.allclose(x * -1)
+    assert minidl.allclose(x * math.nan, x * math.nan, equal_nan=True)
+    assert not minidl.allclose(x * math.nan, x * math.nan)
 
 
 def test_one_hot():

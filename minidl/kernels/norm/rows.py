@@ -122,7 +122,7 @@ def check_arguments(
     """Raise ValueError or TypeError for arguments of a batch norm that do not fit together."""
     check.floating("batch_norm", x=x)
     if x.dim() < 2:
-        raise ValueError(f"batch_norm: x has shape {list(x.shape)}, expected [N, C] or [N, C, ...]")
+        raise ValueError(f"batch_norm: input has shape {list(x.shape)}, expected [N, C] or [N, C, ...]")
     check_vectors(
         "batch_norm", "x's channels", x, x.shape[1], eps, running_mean=running_mean, running_var=running_var,
         weight=weight, bias=bias,
@@ -133,7 +133,7 @@ def check_arguments(
         raise ValueError("batch_norm: expected running_mean and running_var to be given when training=False")
     if training and x.numel() <= x.shape[1] and x.shape[1]:
         raise ValueError(
-            f"Expected more than 1 value per channel when training, got input size {list(x.shape)}; "
+            f"batch_norm: expected more than 1 value per channel when training, got input size {list(x.shape)}; "
             "take a larger batch, or call .eval() to use the running statistics"
         )
     if training and eps == 0:

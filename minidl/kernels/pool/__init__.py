@@ -32,5 +32,5 @@ def checked(op: str, x: torch.Tensor) -> tuple[int, int]:
     """(H, W) of an image tensor. Raises TypeError unless it is floating, ValueError unless it is [N, C, H, W]."""
     check.floating(op, x=x)
     if x.dim() != 4:
-        raise ValueError(f"{op}: x has shape {list(x.shape)}, expected [N, C, H, W]; add dimensions with unsqueeze")
+        raise ValueError(f"{op}: input has shape {list(x.shape)}, expected [N, C, H, W]; add dimensions with unsqueeze")
     return x.shape[2], x.shape[3]

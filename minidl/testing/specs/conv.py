@@ -199,8 +199,8 @@ CONV2D = Convolution(ops.conv2d, F.conv2d).record(
         "kernel larger than the image": tensors((2, 3, 2, 3), (4, 3, 5, 5), extra=(None, 1, 2)),
     },
     bad=(
-        refuses(ValueError, r"x has shape \[3, 4\].* expected x \[N, C, H, W\]", (3, 4), (4, 3, 1, 1)),
-        refuses(ValueError, "x has 3 channels, weight", (2, 3, 4, 4), (4, 2, 1, 1)),
+        refuses(ValueError, r"input has shape \[3, 4\].* expected \[N, C, H, W\]", (3, 4), (4, 3, 1, 1)),
+        refuses(ValueError, "input has 3 channels, weight", (2, 3, 4, 4), (4, 2, 1, 1)),
         refuses(ValueError, "a multiple of groups", (2, 4, 4, 4), (3, 2, 1, 1), extra=(None, 1, 0, 1, 2)),
         _conv(ValueError, "groups is 0", None, 1, 0, 1, 0),
         refuses(ValueError, "kernel's height 5 .* is above that of the padded input, 4", (2, 3, 4, 4), (4, 3, 5, 1)),
@@ -230,8 +230,8 @@ CONV_TRANSPOSE2D = Convolution(ops.conv_transpose2d, F.conv_transpose2d, transpo
         "one pixel to an image": tensors((1, 17, 1, 1), (17, 9, 4, 4), extra=(None,)),
     },
     bad=(
-        refuses(ValueError, r"x has shape \[3, 4\].* expected x \[N, C, H, W\]", (3, 4), (3, 4, 1, 1)),
-        refuses(ValueError, "x has 3 channels, weight", (2, 3, 4, 4), (2, 3, 1, 1)),
+        refuses(ValueError, r"input has shape \[3, 4\].* expected \[N, C, H, W\]", (3, 4), (3, 4, 1, 1)),
+        refuses(ValueError, "input has 3 channels, weight", (2, 3, 4, 4), (2, 3, 1, 1)),
         refuses(ValueError, "and a multiple of groups", (2, 3, 4, 4), (3, 2, 1, 1), extra=(None, 1, 0, 0, 2)),
         _transposed(ValueError, "groups is 0", None, 1, 0, 0, 0),
         _transposed(ValueError, "groups is 1.0", None, 1, 0, 0, 1.0),
@@ -258,8 +258,8 @@ CONV1D = Convolution(ops.conv1d, F.conv1d).record(
         "depthwise": tensors((2, 8, 17), (8, 1, 31), (8,), extra=(1, "same", 1, 8, "silu")),
     },
     bad=(
-        refuses(ValueError, r"x has shape \[3\].* expected x \[N, C, L\]", (3,), (4, 3, 1)),
-        refuses(ValueError, "conv1d: x has 3 channels, weight", (2, 3, 4), (4, 2, 1)),
+        refuses(ValueError, r"input has shape \[3\].* expected \[N, C, L\]", (3,), (4, 3, 1)),
+        refuses(ValueError, "conv1d: input has 3 channels, weight", (2, 3, 4), (4, 2, 1)),
         refuses(ValueError, "kernel's length 5 .* is above that of the padded input, 4", (2, 3, 4), (4, 3, 5)),
         _sequences(ValueError, "conv1d: stride is 0, expected a whole number", None, 0),
         _sequences(TypeError, "or a sequence of one", None, 1, 0, (1, 2)),
@@ -273,8 +273,8 @@ CONV_TRANSPOSE1D = Convolution(ops.conv_transpose1d, F.conv_transpose1d, transpo
     families=("conv_turn",),
     examples={"upsampling": tensors((2, 16, 9), (16, 8, 4), (8,), extra=(2, 1, 0, 1, 1, "relu"))},
     bad=(
-        refuses(ValueError, r"x has shape \[3\].* expected x \[N, C, L\]", (3,), (3, 4, 1)),
-        refuses(ValueError, "conv_transpose1d: x has 3 channels, weight", (2, 3, 4), (2, 3, 1)),
+        refuses(ValueError, r"input has shape \[3\].* expected \[N, C, L\]", (3,), (3, 4, 1)),
+        refuses(ValueError, "conv_transpose1d: input has 3 channels, weight", (2, 3, 4), (2, 3, 1)),
         refuses(ValueError, "output_padding is 2, expected less", (2, 3, 4), (3, 2, 3), extra=(None, 2, 0, 2)),
         refuses(ValueError, "the result would have a length of 0", (2, 4, 4), (4, 3, 3), extra=(None, 1, 3)),
     ),
@@ -293,8 +293,8 @@ CONV3D = Convolution(ops.conv3d, F.conv3d).record(
         "depthwise": tensors((1, 8, 4, 5, 5), (8, 1, 3, 3, 3), extra=(None, 1, 1, 1, 8)),
     },
     bad=(
-        refuses(ValueError, r"x has shape .* expected x \[N, C, D, H, W\]", (2, 3, 4, 4), (4, 3, 1, 1)),
-        refuses(ValueError, "conv3d: x has 3 channels, weight", (2, 3, 4, 4, 4), (4, 2, 1, 1, 1)),
+        refuses(ValueError, r"input has shape .* expected \[N, C, D, H, W\]", (2, 3, 4, 4), (4, 3, 1, 1)),
+        refuses(ValueError, "conv3d: input has 3 channels, weight", (2, 3, 4, 4, 4), (4, 2, 1, 1, 1)),
         refuses(
             ValueError, "kernel's depth 5 .* is above that of the padded input, 4", (2, 3, 4, 4, 4), (4, 3, 5, 1, 1)
         ),

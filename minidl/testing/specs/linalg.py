@@ -153,8 +153,8 @@ LINEAR = _product(
         "tanh": tensors((2, 3, 8), (4, 8), (4,), extra=("tanh",)),
     },
     bad=(
-        refuses(ValueError, r"x has shape \[2, 3\], weight \[4, 5\]", (2, 3), (4, 5)),
-        refuses(ValueError, r"expected x \[..., in\] and weight \[out, in\]", (2, 3), (3,)),
+        refuses(ValueError, r"input has shape \[2, 3\], weight \[4, 5\]", (2, 3), (4, 5)),
+        refuses(ValueError, r"expected input \[..., in\] and weight \[out, in\]", (2, 3), (3,)),
         refuses(ValueError, r"bias has shape \[3\], expected \[4\]", (2, 3), (4, 3), (3,)),
         refuses(ValueError, "unknown activation 'swish'", (2, 3), (4, 3), (4,), extra=("swish",)),
         refuses(TypeError, "convert one of them", (2, 3), of(torch.float16, 4, 3)),

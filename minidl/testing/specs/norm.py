@@ -306,7 +306,7 @@ SPECS = [
         },
         bad=(
             refuses(TypeError, "x has dtype torch.int64", integers(4, 2), None, None, training=True),
-            refuses(ValueError, r"x has shape \[4\], expected \[N, C\]", (4,), None, None, training=True),
+            refuses(ValueError, r"input has shape \[4\], expected \[N, C\]", (4,), None, None, training=True),
             refuses(
                 ValueError, r"weight has shape \[4\], expected \[3\] for x's channels",
                 (2, 3), (3,), (3,), (4,), training=True,
@@ -317,7 +317,7 @@ SPECS = [
                 ValueError, r"more than 1 value per channel .* input size \[1, 3\]", (1, 3), (3,), (3,), training=True
             ),
             refuses(ValueError, "eps is -1.0, expected 0 or more", (2, 3), (3,), (3,), training=True, eps=-1.0),
-            refuses(ValueError, "unknown activation 'softplus'", (2, 3), (3,), (3,), training=True, act="softplus"),
+            refuses(ValueError, "unknown activation 'swish'", (2, 3), (3,), (3,), training=True, act="swish"),
             refuses(ValueError, "which needs num_batches_tracked", (2, 3), (3,), (3,), training=True, momentum=None),
         ),
     ),

@@ -115,7 +115,7 @@ _INTEGERS = refuses(TypeError, WANTS_FLOATING.message, integers(1, 2, 4, 4), ext
 _ONE = (1, 1, 4, 4)
 _WINDOWS = (
     _INTEGERS,
-    refuses(ValueError, r"x has shape \[4, 4\], expected \[N, C, H, W\]", (4, 4), kernel_size=2),
+    refuses(ValueError, r"input has shape \[4, 4\], expected \[N, C, H, W\]", (4, 4), kernel_size=2),
     refuses(ValueError, "padding 2 is above half of the kernel's height 3; use", _ONE, kernel_size=3, padding=2),
     refuses(ValueError, "a kernel of width 5 does not fit into an image of width 4", (1, 1, 9, 4), kernel_size=5),
     refuses(ValueError, "kernel_size is 0, expected a whole number from 1", _ONE, kernel_size=0),
@@ -183,7 +183,7 @@ SPECS = [
         },
         bad=(
             _INTEGERS,
-            refuses(ValueError, r"x has shape \[4, 4\], expected \[N, C, H, W\]", (4, 4), output_size=1),
+            refuses(ValueError, r"input has shape \[4, 4\], expected \[N, C, H, W\]", (4, 4), output_size=1),
             refuses(
                 ValueError, "the image is 0 x 4, expected a height and width of 1 or more", (1, 2, 0, 4), output_size=1
             ),

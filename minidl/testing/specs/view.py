@@ -23,7 +23,10 @@ _view = records(**_exactly, differentiable=(0,))
 _joined = records(**_exactly, differentiable=(0, 1))
 # Of a tensor alone.
 _whole = records(
-    **_exactly, inputs=one(), differentiable=(0,), bad=(refuses(TypeError, "positional argument", (2,), extra=(1,)),)
+    **_exactly,
+    inputs=one(),
+    differentiable=(0,),
+    bad=(refuses(TypeError, "positional argument|must be torch.memory_format", (2,), extra=(1,)),),
 )
 
 
@@ -189,8 +192,8 @@ SPECS = [
         grad_bound=_cat_grad_bound,
         bad=(
             refuses(ValueError, r"\[2, 4\], which does not fit \[2, 3\] along dim 0", (2, 3), (2, 4), extra=(0,)),
-            refuses(ValueError, r"parts\[1\] has shape \[2\], which does not fit", (2, 3), (2,), extra=(0,)),
-            refuses(TypeError, r"parts\[1\] is torch.float64", (2,), of(torch.float64, 2), extra=(0,)),
+            refuses(ValueError, r"tensors\[1\] has shape \[2\], which does not fit", (2, 3), (2,), extra=(0,)),
+            refuses(TypeError, r"tensors\[1\] is torch.float64", (2,), of(torch.float64, 2), extra=(0,)),
             refuses(IndexError, "dim 1 is out of range", (2,), (2,), extra=(1,)),
         ),
     ),

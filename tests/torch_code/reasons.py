@@ -1,0 +1,62 @@
+"""Why what differs from torch differs, and what torch's databases do not have: read by `names` and its test."""
+
+import re
+
+# Functions whose values are drawn, or whatever is in memory: shape and dtype are compared.
+UNCOMPARED = {
+    "Dropout", "Dropout2d", "dropout", "dropout2d", "empty", "empty_like", "normal_", "rand", "rand_like", "randint",
+    "randn", "randn_like", "uniform_",
+}  # fmt: skip
+
+# (name, beginning of how it differs) as regular expressions: why.
+REASONS = {
+    (r"ops\.norm", "has no gradient"): "torch's gradient of the 0-norm is 0; here a count has none",
+}
+
+# Names of minidl's own.
+OWN = {
+    "nn.MLP": "a network of Linear layers",
+    "nn.SparseLinear": "`ops.sparse_linear` as a layer",
+    "ops.bias_act": "a bias and an activation in one kernel",
+    "ops.fold_batch_norm": "`torch.nn.utils.fuse_conv_bn_weights`",
+    "ops.sparse_linear": "`linear` of a sparse input, a CSR",
+    "ops.transposed": "`x.T`",
+}
+
+# Names that torch has, but no samples of.
+WITHOUT_DATA = {
+    "nn.Module": "the base of layers",
+    "nn.Parameter": "a leaf that is trained",
+    "ops.getitem": "see `Tensor.__getitem__`",
+}
+
+# Functions whose arguments by position have other names than torch's, or lack some: why.
+SIGNATURES = {
+    "Tensor.backward": "gradients of some leaves only: `autograd.grad`",
+    "Tensor.cpu": "memory_format: convolutions choose it themselves",
+    "Tensor.cuda": "the current device; another by `to`",
+    "Tensor.bmm": "torch's documentation says batch2, and torch takes mat2",
+    "Tensor.cumsum": "dtype by name only, as torch itself has it",
+    "Tensor.div": "torch's documentation says value, and torch takes other",
+    "Tensor.div_": "torch's documentation says value, and torch takes other",
+    "Tensor.matmul": "torch's documentation says tensor2, and torch takes other",
+    "Tensor.mul": "torch's documentation says value, and torch takes other",
+    "Tensor.mul_": "torch's documentation says value, and torch takes other",
+    "Tensor.norm": "no dtype: convert before",
+    "Tensor.split": "split_size_or_sections, as torch's function has it",
+    "Tensor.sum": "dtype by name only, as torch itself has it",
+    "Tensor.uniform_": "from is a word of Python",
+    "minidl.load": "nothing is pickled",
+    "minidl.save": "nothing is pickled",
+    "nn.ConvTranspose1d.forward": "output_size is not built: give output_padding",
+    "nn.ConvTranspose2d.forward": "output_size is not built: give output_padding",
+    "nn.Hardtanh.__init__": "min_value and max_value are torch's old names",
+    "nn.RMSNorm.forward": "torch says x here, and input everywhere else",
+    "ops.norm": "no dtype: convert before",
+}
+
+
+def reason(label: str, how: str) -> str | None:
+    """Why a name differs in this way, if that is written down."""
+    fits = (text for (name, begins), text in REASONS.items() if re.fullmatch(name, label) and re.match(begins, how))
+    return next(fits, None)
