@@ -10,6 +10,7 @@ import torch
 
 from minidl.kernels import elementwise
 from minidl.ops import random, sorting
+from minidl.ops.promotion import python_number
 from minidl.ops.random import rand, randn
 from minidl.ops.view import unpacked
 from minidl.tensors import Scalar, Tensor, device_of, full
@@ -61,7 +62,7 @@ def arange(
     int64 for whole numbers, else float32, computed in float64 and rounded once.
     Raises ValueError for a step of 0, or one that leads away from end.
     """
-    start, end = (0, start) if end is None else (start, end)
+    start, end, step = map(python_number, (0, start, step) if end is None else (start, end, step))
     if step == 0 or (end - start) * step < 0:
         raise ValueError(f"arange: a step of {step!r} does not lead from {start!r} to {end!r}")
     whole = all(isinstance(value, int) for value in (start, end, step))

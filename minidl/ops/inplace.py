@@ -21,6 +21,7 @@ from minidl.kernels import random as random_kernels
 from minidl.later import settle_all
 from minidl.ops import elementwise as ops
 from minidl.ops import pieces, places, view
+from minidl.ops.promotion import python_number
 from minidl.tensors import Scalar, Tensor
 
 Operand = Tensor | torch.Tensor | Scalar
@@ -211,7 +212,7 @@ def _fitting(x: Tensor, other: Operand) -> Operand:
     """An operand in x's dtype, where it has integers and x does not."""
     if isinstance(other, Tensor | torch.Tensor) and x.dtype.is_floating_point and not other.dtype.is_floating_point:
         return other.to(x.dtype)
-    return other
+    return python_number(other)
 
 
 def _apart(operand: Any, data: torch.Tensor) -> Any:
