@@ -45,7 +45,14 @@ def tensor(data: Any, dtype: Kind = None, device: Where = None, requires_grad: b
         source = data.data if isinstance(data, Tensor) else data.detach()
         copy = torch.empty_like(source, dtype=dtype or source.dtype, device=device or source.device)
         return Tensor(copy.copy_(source), requires_grad)
-    return Tensor(torch.tensor(data, dtype=dtype, device=device_of(device)), requires_grad)
+    try:
+        made = torch.tensor(data, dtype=dtype, device=device_of(device))
+    except (TypeError, ValueError):
+        if not isinstance(data, list | tuple) or not any(isinstance(part, Tensor) for part in data):
+            raise
+        parts = [part.data if isinstance(part, Tensor) else part for part in data]
+        made = torch.tensor(parts, dtype=dtype, device=device_of(device))
+    return Tensor(made, requires_grad)
 
 
 def from_numpy(ndarray: Any) -> Tensor:

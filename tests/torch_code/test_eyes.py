@@ -53,6 +53,12 @@ class TestMaking:
         with pytest.raises(TypeError, match="only floating tensors can have a gradient"):
             minidl.arange(3, requires_grad=True)
 
+    def test_numbers_in_a_list_may_be_tensors(self):
+        losses = [ones(1, requires_grad=True).sum() * 2, 3]
+        assert minidl.tensor(losses).tolist() == [2, 3]
+        with pytest.raises(ValueError, match="only one element tensors"):
+            minidl.tensor([ones(2), ones(2)])
+
     def test_data_takes_a_tensor(self):
         x = ones(2, requires_grad=True)
         x.data = zeros(3)
