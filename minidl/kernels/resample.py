@@ -135,18 +135,19 @@ def _tables(taps: Taps, dtype: torch.dtype, device: torch.device) -> tuple[torch
     return places.view(-1, most).to(device), shares.view(-1, most).to(device, dtype)
 
 
-def resample(x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0) -> torch.Tensor:
-    """x [N, C, H, W] with the rows and columns that the taps make of H and W, in x's dtype and order in memory.
+def resample(x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0, last: bool | None = None) -> torch.Tensor:
+    """x [N, C, H, W] with the rows and columns that the taps make of H and W, in x's dtype; in x's order in memory, or
+    with channels `last`.
 
     A pixel whose row or column has no tap is `fill`.
     """
     check.floating("resample", x=x)
     N, C = x.shape[:2]
     H, W, OH, OW = rows.size, columns.size, len(rows.of), len(columns.of)
-    last = order.channels_last(x)
-    x = x if last else x.contiguous()
-    y = torch.empty(N, C, OH, OW, dtype=x.dtype, device=x.device)
-    y = y.to(memory_format=torch.channels_last) if last else y
+    last = order.channels_last(x) if last is None else last
+    lie = torch.channels_last if last else torch.contiguous_format
+    x = x.contiguous(memory_format=lie)
+    y = torch.empty(N, C, OH, OW, dtype=x.dtype, device=x.device, memory_format=lie)
     n = y.numel()
     acc = launch.acc_torch(x.dtype)
     tables = [table for taps in (rows, columns) for table in _tables(taps, acc, x.device)]

@@ -173,17 +173,12 @@ class Softmax(Module):
         super().__init__()
         self.dim = dim
 
-    def _axis(self, x: Tensor) -> int:
-        if self.dim is None and x.ndim > 2:
-            raise ValueError(f"{type(self).__name__}: name dim for x of shape {list(x.shape)}")
-        return -1 if self.dim is None else self.dim
-
     def forward(self, input: Tensor) -> Tensor:
-        return ops.softmax(input, self._axis(input))
+        return ops.softmax(input, self.dim)
 
 
 class LogSoftmax(Softmax):
     """The logarithm of `Softmax`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return ops.log_softmax(input, self._axis(input))
+        return ops.log_softmax(input, self.dim)

@@ -204,15 +204,23 @@ class LogSoftmax(Softmax):
     gradient = staticmethod(softmax_kernels.log_softmax_grad)
 
 
-def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """exp(input) divided by its sum along `dim`, in its shape and dtype; with `dtype` it is converted to that before.
 
-    A row is NaN if it contains NaN or +inf, or if all its values are -inf. Raises TypeError for an integer tensor,
-    IndexError for a dimension out of range.
+    `dim` is the last one where it is left out, and must be named for more than two dimensions. A row is NaN if it
+    contains NaN or +inf, or if all its values are -inf. Raises TypeError for an integer tensor, ValueError without a
+    dim that is needed, IndexError for a dimension out of range.
     """
-    return Softmax.apply(input if dtype is None else to(input, dtype), dim)
+    return Softmax.apply(input if dtype is None else to(input, dtype), _last("softmax", input, dim))
 
 
-def log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """The logarithm of `softmax(input, dim, dtype)`, accurate also where softmax underflows. Raises as `softmax`."""
-    return LogSoftmax.apply(input if dtype is None else to(input, dtype), dim)
+    return LogSoftmax.apply(input if dtype is None else to(input, dtype), _last("log_softmax", input, dim))
+
+
+def _last(op: str, input: Tensor, dim: int | None) -> int:
+    """The axis: torch takes another one for three dimensions where none is named, and says so."""
+    if dim is None and input.ndim > 2:
+        raise ValueError(f"{op}: name dim for a tensor of shape {list(input.shape)}; the last one is dim=-1")
+    return -1 if dim is None else dim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -100,21 +101,31 @@ def select(input: Tensor, dim: int, index: int) -> Tensor:
     return view.getitem(input, (*[slice(None)] * at, index))
 
 
-def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
+def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     """The view of `length` places from `start` along `dim`. Raises IndexError, or ValueError where that is outside."""
     at = check.axis("narrow", dim, input.ndim)
     total = input.shape[at]
+    start = int(start)  # a tensor of one number, too
     start = start + total if start < 0 else start
     if not 0 <= start <= start + length <= total:
         raise ValueError(f"narrow: {length} places from {start} are outside of {total}")
     return view.getitem(input, (*[slice(None)] * at, slice(start, start + length)))
 
 
-def movedim(input: Tensor, source: int, destination: int) -> Tensor:
-    """The view with one dimension in another place. Raises IndexError for a dimension out of range."""
-    dims = list(range(input.ndim))
-    moved = dims.pop(check.axis("movedim", source, input.ndim))
-    dims.insert(check.axis("movedim", destination, input.ndim), moved)
+def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """The view with dimensions, one or several, in other places.
+
+    Raises IndexError for a dimension out of range, ValueError unless as many places are named, each once.
+    """
+    given = [[dims] if isinstance(dims, int) else list(dims) for dims in (source, destination)]
+    here, there = ([check.axis("movedim", dim, input.ndim) for dim in dims] for dims in given)
+    if len(set(here)) != len(set(there)) or len(here) != len(set(here)) or len(there) != len(here):
+        raise ValueError(
+            f"movedim: source {source} and destination {destination} do not name as many dimensions, each once"
+        )
+    dims = [dim for dim in range(input.ndim) if dim not in here]
+    for place, dim in sorted(zip(there, here, strict=True)):
+        dims.insert(place, dim)
     return view.permute(input, *dims)
 
 

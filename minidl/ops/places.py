@@ -86,15 +86,17 @@ def _as_index(part: Any, device: torch.device) -> Any:
             part = torch.as_tensor(part if not isinstance(part, range) else list(part))
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"a tensor is indexed by integers, slices, None, ..., masks and tensors: {error}"
+                f"getitem: a tensor is indexed by integers, slices, None, ..., masks and tensors: {error}"
             ) from error
         part = part.long() if part.numel() == 0 else part
     if not isinstance(part, torch.Tensor):
         raise TypeError(
-            f"a tensor is indexed by integers, slices, None, ..., masks and integer tensors, got {type(part).__name__}"
+            f"getitem: a tensor is indexed by integers, slices, None, ..., masks and tensors, got {type(part).__name__}"
         )
     if part.dtype not in (*INTEGERS, torch.bool) or (part.dtype == torch.bool and part.dim() == 0):
-        raise TypeError(f"a tensor is indexed by tensors of integers or a mask, got {part.dtype} {list(part.shape)}")
+        raise TypeError(
+            f"getitem: a tensor is indexed by tensors of integers or a mask, got {part.dtype} {list(part.shape)}"
+        )
     if part.dim() == 0:
         return int(part)
     return part.to(device) if part.dtype == torch.bool else part.to(device, torch.int64)

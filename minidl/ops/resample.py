@@ -11,7 +11,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import resample as kernels
 from minidl.kernels.resample import Taps
-from minidl.ops.view import permute, reshape
+from minidl.ops.view import contiguous, permute, reshape
 from minidl.runtime import check, order
 from minidl.tensors import Tensor
 
@@ -25,13 +25,14 @@ Sizes = int | float | Sequence[int] | Sequence[float] | None
 class Resample(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0) -> torch.Tensor:
-        ctx.taps = rows, columns
+        ctx.taps, ctx.last = (rows, columns), order.channels_last(x)
         return kernels.resample(x, rows, columns, fill)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         rows, columns = (taps.back() for taps in ctx.taps)
-        return kernels.resample(dy, rows, columns), *(None for _ in ctx.needs[1:])
+        # Of one pixel both orders are the same, and the gradient's says nothing.
+        return kernels.resample(dy, rows, columns, last=ctx.last), *(None for _ in ctx.needs[1:])
 
 
 def interpolate(
@@ -128,7 +129,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
             W += sum(columns)
         new = [*shape[: max(end - 2, 0)], *([H + sum(rows)] if end > 1 else []), W, *shape[end:]]
         x = image if x.ndim == 4 and at == 0 else reshape(image, *new)
-    return x
+    return contiguous(x, torch.channels_last) if x.ndim == 4 and order.channels_last(input.data) else x
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:

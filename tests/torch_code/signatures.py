@@ -57,5 +57,5 @@ def of_method(name: str) -> list[list[str]]:
 def agree(ours: Callable[..., Any], theirs: list[list[str]], method: bool = False) -> bool:
     """Whether torch's names are there in torch's order, before what minidl adds; a method's first is the tensor."""
     own = positional(ours)
-    own = own[1:] if method and own[:1] in (["input"], ["x"]) else own
+    own = own[1:] if method and own[:1] in (["input"], ["tensor"], ["x"]) else own
     return any(own[: len(names)] == names for names in theirs)

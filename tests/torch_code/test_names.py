@@ -55,7 +55,9 @@ def functions():
     for name in sorted(dir(Tensor)):
         method = inspect.getattr_static(Tensor, name)
         if not name.startswith("_") and callable(method):
-            yield f"Tensor.{name}", method, signatures.of_method(name)
+            known = signatures.of_method(name)  # not all of it is so in torch: x.mul(value=y) is not taken
+            as_functions = [names[1:] for names in signatures.of_function(name.rstrip("_"))]
+            yield f"Tensor.{name}", method, known and known + as_functions
     unwritten = torch.nn.Module.forward
     for kind, ours, theirs in (("nn", nn, torch.nn), ("optim", optim, torch.optim)):
         for name in ours.__all__:
