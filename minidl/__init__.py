@@ -31,7 +31,9 @@ __all__ = [
     "full",
     "full_like",
     "fusion",
+    "inference_mode",
     "is_grad_enabled",
+    "is_tensor",
     "linspace",
     "load",
     "manual_seed",
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from minidl import ops as ops
     from minidl import optim as optim
     from minidl.autograd import enable_grad as enable_grad
+    from minidl.autograd import inference_mode as inference_mode
     from minidl.autograd import is_grad_enabled as is_grad_enabled
     from minidl.autograd import no_grad as no_grad
     from minidl.autograd import set_grad_enabled as set_grad_enabled
@@ -99,6 +102,7 @@ if TYPE_CHECKING:
     from minidl.tensors import as_tensor as as_tensor
     from minidl.tensors import from_torch as from_torch
     from minidl.tensors import full as full
+    from minidl.tensors import is_tensor as is_tensor
     from minidl.tensors import ones as ones
     from minidl.tensors import zeros as zeros
     from minidl.testing import check_grads as check_grads
@@ -107,8 +111,8 @@ if TYPE_CHECKING:
 
 # torch's, by their names.
 _OF_TORCH = (
-    "bfloat16", "bool", "device", "double", "float", "float16", "float32", "float64", "half", "int", "int16", "int32",
-    "int64", "int8", "long", "short", "uint8",
+    "Size", "bfloat16", "bool", "device", "double", "dtype", "finfo", "float", "float16", "float32", "float64", "half",
+    "iinfo", "inf", "int", "int16", "int32", "int64", "int8", "long", "nan", "pi", "short", "uint8",
 )  # fmt: skip
 # Those of `minidl.ops` that torch has at this place, too.
 _OPERATIONS = (
@@ -125,6 +129,7 @@ _OPERATIONS = (
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 _MORE = (
     "autograd",
+    "cuda",
     "kernels",
     "random",
     "sparse",
@@ -148,7 +153,9 @@ _HOMES = {
     "full": "minidl.tensors",
     "full_like": "minidl.making",
     "fusion": "minidl.later",
+    "inference_mode": "minidl.autograd",
     "is_grad_enabled": "minidl.autograd",
+    "is_tensor": "minidl.tensors",
     "linspace": "minidl.making",
     "load": "minidl.nn.saved",
     "manual_seed": "minidl.random",
@@ -183,6 +190,18 @@ if "triton" not in sys.modules:
     sys.meta_path.insert(0, _BeforeTriton())
 
 
+# What is said of names of torch that are not there, where the nearest name would mislead.
+_INSTEAD = {
+    "Generator": "random numbers take seed=, or follow minidl.manual_seed",
+    "amp": "make the model and its inputs float16 by .half()",
+    "autocast": "make the model and its inputs float16 by .half()",
+    "compile": "operations are compiled already, and minidl.capture records a step",
+    "get_default_dtype": "it is float32",
+    "set_default_dtype": "it is float32; name dtype= where tensors are made, and call .double() of modules",
+    "utils": "torch.utils.data works as it is; see minidl.data.to_device",
+}
+
+
 class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
     """A name that there is not; what is said of it is found when it is asked for, as `from minidl import tensors` asks
     for a name first."""
@@ -190,6 +209,8 @@ class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
     def __str__(self) -> str:
         name = str(self.args[0])
         text = f"module 'minidl' has no attribute {name!r}"
+        if name in _INSTEAD:
+            return f"{text}: {_INSTEAD[name]}"
         if hasattr(importlib.import_module("minidl.ops"), name):
             return f"{text}: it is minidl.ops.{name}"
         names = [*__all__, *_OPERATIONS, *_OF_TORCH]

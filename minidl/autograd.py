@@ -31,6 +31,8 @@ from minidl.modes import no_grad as no_grad
 from minidl.modes import set_grad_enabled as set_grad_enabled
 from minidl.sparse.rows import RowGrad
 
+inference_mode = no_grad
+
 
 class OpenSum(NamedTuple):
     """The gradient of an output used twice, in two parts, which an operation that `takes_sums` adds as it reads."""
@@ -148,9 +150,9 @@ class Variable:
         return self._held
 
     @data.setter
-    def data(self, value: torch.Tensor) -> None:
+    def data(self, value: torch.Tensor | Variable) -> None:
         self._settle()
-        self._held = value
+        self._held = value.data if isinstance(value, Variable) else value
 
     def _settle(self) -> None:
         """Compute the value now if it is not computed yet."""
@@ -358,14 +360,18 @@ def grad(
     grad_outputs: Variable | Sequence[Variable | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    only_inputs: bool = True,
     allow_unused: bool | None = None,
     materialize_grads: bool = False,
 ) -> tuple[Any, ...]:
     """The gradients of the sum of `outputs` (times `grad_outputs`) in each of `inputs`; no `grad` is changed.
 
     An input that no output depends on is an error, unless `allow_unused`: then its gradient is None, or zeros with
-    `materialize_grads`. Raises RuntimeError as `backward`, and for `create_graph`: gradients are not recorded.
+    `materialize_grads`. Raises RuntimeError as `backward`, and for `create_graph`: gradients are not recorded;
+    ValueError for `only_inputs=False`, as in torch.
     """
+    if not only_inputs:
+        raise ValueError("grad: only_inputs=False is not built; call backward() for the gradients of all leaves")
     ends = [outputs] if isinstance(outputs, Variable) else list(outputs)
     starts = [inputs] if isinstance(inputs, Variable) else list(inputs)
     if grad_outputs is None:

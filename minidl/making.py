@@ -10,6 +10,7 @@ import torch
 
 from minidl.kernels import elementwise
 from minidl.ops import random, sorting
+from minidl.ops.promotion import python_number
 from minidl.ops.random import rand, randn
 from minidl.ops.view import unpacked
 from minidl.tensors import Scalar, Tensor, device_of, full
@@ -44,7 +45,14 @@ def tensor(data: Any, dtype: Kind = None, device: Where = None, requires_grad: b
         source = data.data if isinstance(data, Tensor) else data.detach()
         copy = torch.empty_like(source, dtype=dtype or source.dtype, device=device or source.device)
         return Tensor(copy.copy_(source), requires_grad)
-    return Tensor(torch.tensor(data, dtype=dtype, device=device_of(device)), requires_grad)
+    try:
+        made = torch.tensor(data, dtype=dtype, device=device_of(device))
+    except (TypeError, ValueError):
+        if not isinstance(data, list | tuple) or not any(isinstance(part, Tensor) for part in data):
+            raise
+        parts = [part.data if isinstance(part, Tensor) else part for part in data]
+        made = torch.tensor(parts, dtype=dtype, device=device_of(device))
+    return Tensor(made, requires_grad)
 
 
 def from_numpy(ndarray: Any) -> Tensor:
@@ -61,14 +69,14 @@ def arange(
     int64 for whole numbers, else float32, computed in float64 and rounded once.
     Raises ValueError for a step of 0, or one that leads away from end.
     """
-    start, end = (0, start) if end is None else (start, end)
+    start, end, step = map(python_number, (0, start, step) if end is None else (start, end, step))
     if step == 0 or (end - start) * step < 0:
         raise ValueError(f"arange: a step of {step!r} does not lead from {start!r} to {end!r}")
     whole = all(isinstance(value, int) for value in (start, end, step))
     dtype = dtype or (torch.int64 if whole else torch.float32)
     where = device_of(device)
     if whole and not dtype.is_floating_point:
-        return Tensor(torch.arange(start, end, step, dtype=dtype, device=where))
+        return Tensor(torch.arange(start, end, step, dtype=dtype, device=where), requires_grad)
     count = math.ceil((end - start) / step)
     return Tensor(_steps(start, step, count, where).to(dtype), requires_grad)
 

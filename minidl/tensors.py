@@ -6,13 +6,14 @@ attaches them here when it is imported.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
-from minidl import autograd
+from minidl import autograd, missing
 from minidl.autograd import Function, Grad, Variable
 from minidl.later import Later, open_, settle_all
 from minidl.runtime import launch
@@ -112,9 +113,22 @@ class Tensor(Variable):
         """Whether its elements lie in this order, row by row unless another is named."""
         return self.data.is_contiguous(memory_format=memory_format)
 
-    def stride(self) -> tuple[int, ...]:
-        """Elements of memory from one place to the next, of each dimension."""
-        return self.data.stride()
+    def stride(self, dim: int | None = None) -> tuple[int, ...] | int:
+        """Elements of memory from one place to the next, of each dimension or of one."""
+        return self.data.stride() if dim is None else self.data.stride(dim)
+
+    @property
+    def grad_fn(self) -> autograd.Node | None:
+        """The operation that made this tensor, where its gradient is recorded."""
+        return self._edge_node()
+
+    def new_zeros(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+        """A Tensor of zeros, of this one's dtype and on its device unless named."""
+        return zeros(*size, dtype=dtype or self.dtype, device=device or self.device)
+
+    def new_ones(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+        """A Tensor of ones, of this one's dtype and on its device unless named."""
+        return ones(*size, dtype=dtype or self.dtype, device=device or self.device)
 
     def type_as(self, other: Tensor) -> Tensor:
         """The tensor in the dtype of another, and on its device."""
@@ -216,6 +230,24 @@ class Tensor(Variable):
 
     def __int__(self) -> int:
         return int(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.is_floating_point or self.numel() != 1:
+            raise TypeError(f"a place in a list is one whole number, got {self.dtype} of shape {list(self.shape)}")
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        whole = self.ndim == 0 and type(self) is Tensor  # a parameter is printed as a tensor, as torch's
+        return format(self.item(), spec) if whole else super().__format__(spec)
+
+    if not TYPE_CHECKING:  # to a type checker every name would be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.endswith("_") and name[:-1] in OPERATIONS:
+                raise AttributeError(f"Tensor has no {name}; write x = minidl.ops.{name[:-1]}(x), or x.copy_() of that")
+            if name in OPERATIONS:
+                raise AttributeError(f"Tensor has no {name}; write minidl.ops.{name}(x)")
+            raise missing.attribute("minidl.Tensor", name, [*dir(type(self)), *OPERATIONS])
 
     def __bool__(self) -> bool:
         if self.numel() != 1:
@@ -555,6 +587,11 @@ setattr(Tensor, "int", _int)  # noqa: B010
 setattr(Tensor, "bool", _bool)  # noqa: B010
 
 
+def is_tensor(obj: Any) -> bool:
+    """Whether an object is a Tensor."""
+    return isinstance(obj, Tensor)
+
+
 def from_torch(data: torch.Tensor, requires_grad: bool = False) -> Tensor:
     """A Tensor over a torch tensor's memory, without a copy. Raises TypeError where torch records its gradient."""
     return Tensor(data, requires_grad)
@@ -580,7 +617,8 @@ def as_tensor(
 
 
 def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    sizes = shape[0] if len(shape) == 1 and not hasattr(shape[0], "__index__") else shape
+    return tuple(map(operator.index, sizes))
 
 
 def zeros(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -55,6 +55,18 @@ class Handle:
 
     def __exit__(self, *exc: object) -> None:
         self.remove()
+
+
+class Loaded(NamedTuple):
+    """Which names did not fit when a state was loaded, as torch answers."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+    def __repr__(self) -> str:
+        fits = not self.missing_keys and not self.unexpected_keys
+        names = f"missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys}"
+        return "<All keys matched successfully>" if fits else f"Loaded({names})"
 
 
 class Module:
@@ -185,6 +197,12 @@ class Module:
         self._passing.discard(name)
         if not persistent:
             self._passing.add(name)
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Add a parameter under a name, as an assignment does. Raises TypeError for anything else than it or None."""
+        if param is not None and not isinstance(param, Parameter):
+            raise TypeError(f"{type(self).__name__}.{name} is of type {type(param).__name__}, expected a Parameter")
+        setattr(self, name, param)
 
     def _as_buffer(self, name: str, value: Any) -> Tensor | None:
         if isinstance(value, torch.Tensor):
@@ -361,11 +379,11 @@ class Module:
                     yield prefix + name, tensor
             stack.extend((f"{prefix}{child}.", sub) for child, sub in reversed(module._modules.items()))
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor | Tensor], strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor | Tensor], strict: bool = True) -> Loaded:
         """Copy values into parameters and buffers by name, converting dtype and device.
 
-        Nothing changes unless everything fits. Raises KeyError for missing names, and for unknown ones when `strict`;
-        ValueError for a different shape.
+        Returns the names that were missing in `state` and those that were not known. Nothing changes unless everything
+        fits. Raises KeyError for missing names, and for unknown ones when `strict`; ValueError for a different shape.
         """
         places = dict(self.named_tensors())
         missing = [name for name in places if name not in state]
@@ -387,6 +405,7 @@ class Module:
             if name in state:
                 source = state[name]
                 tensor.data.copy_(source.data if isinstance(source, Tensor) else source)
+        return Loaded(missing, unknown)
 
     def extra_repr(self) -> str:
         """What `repr` shows between the parentheses of a module without sub-modules."""

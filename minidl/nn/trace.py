@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from minidl import random
-from minidl.autograd import UnknownTensor, no_grad
+from minidl.autograd import UnknownTensor, Variable, no_grad
 from minidl.nn.layers import Linear, SparseLinear
 from minidl.nn.module import Module
 from minidl.tensors import Tensor
@@ -68,8 +68,8 @@ class Traced(Tensor):
         return self.known()
 
     @data.setter
-    def data(self, value: torch.Tensor) -> None:
-        self._value = value
+    def data(self, value: torch.Tensor | Variable) -> None:
+        self._value = value.data if isinstance(value, Variable) else value
 
     def known(self) -> torch.Tensor:
         """The value, without marking the tensor as used."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from minidl import missing
 from minidl.autograd import UnknownTensor
@@ -88,6 +89,9 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 }
 
 
+_OF_NUMPY = (("axis", "dim"), ("keepdims", "keepdim"))  # NumPy's names of arguments, which torch takes, too
+
+
 def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, raising TypeError where its annotations say Tensor and an argument is something else."""
 
@@ -109,6 +113,10 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def checked(*args: Any, **named: Any) -> Any:
+        if named:
+            for numpys, name in _OF_NUMPY:
+                if numpys in named and name in signature and numpys not in signature and name not in named:
+                    named[name] = named.pop(numpys)
         if spread in named:
             before = list(signature)[len(args) : list(signature).index(spread)]
             args = (*args, *(named.pop(name) for name in before if name in named), named.pop(spread))
@@ -141,12 +149,19 @@ def _swapped(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, other: function(other, x)
 
 
+def _or_none(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`==` or `!=`, which answers None as every object does: a tensor is not it."""
+    return lambda x, other: NotImplemented if other is None else function(x, other)
+
+
 def _attach(functions: dict[str, Callable[..., Any]]) -> None:
     """Make operations operators and methods of Tensor."""
     for name in (
-        "abs", "add", "eq", "ge", "getitem", "gt", "le", "lt", "matmul", "mul", "ne", "neg", "pow", "sub",
+        "abs", "add", "ge", "getitem", "gt", "le", "lt", "matmul", "mul", "neg", "pow", "sub",
     ):  # fmt: skip
         setattr(Tensor, f"__{name}__", functions[name])
+    for name in ("eq", "ne"):
+        setattr(Tensor, f"__{name}__", _or_none(functions[name]))
     setattr(Tensor, "__truediv__", functions["div"])  # noqa: B010 (an assignment would be an error to the type checker)
     for name, operator in (("bitwise_and", "and"), ("bitwise_or", "or"), ("bitwise_xor", "xor"), ("remainder", "mod"),
                            ("floor_divide", "floordiv")):  # fmt: skip
@@ -177,6 +192,14 @@ _FUNCTIONS = {name: _takes_tensors(globals()[name]) for name in __all__}
 globals().update(_FUNCTIONS)
 OPERATIONS.update(_FUNCTIONS)
 _attach(_FUNCTIONS)
+
+
+def _batch(parts: list[Tensor], *, collate_fn_map: object = None) -> Tensor:
+    """What torch's DataLoader makes of a dataset's Tensors."""
+    return view.stack(parts)
+
+
+default_collate_fn_map[Tensor] = _batch
 
 
 def __getattr__(name: str) -> object:

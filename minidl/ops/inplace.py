@@ -20,7 +20,8 @@ from minidl.kernels import elementwise
 from minidl.kernels import random as random_kernels
 from minidl.later import settle_all
 from minidl.ops import elementwise as ops
-from minidl.ops import places, view
+from minidl.ops import pieces, places, view
+from minidl.ops.promotion import python_number
 from minidl.tensors import Scalar, Tensor
 
 Operand = Tensor | torch.Tensor | Scalar
@@ -61,6 +62,24 @@ def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) ->
     if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
         return copy_(x, ops.clamp(x, min, max))  # type: ignore[arg-type]
     return _changed("clamp_", x, lambda a: ops.clamp(a, min, max), lambda a, out: elementwise.clamp(a, min, max, out))
+
+
+def _by_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The method that writes function's result into x; of integers and bools, which have no gradient."""
+
+    def method(x: Tensor, other: Operand) -> Tensor:
+        def kernel(a: torch.Tensor, *b: Any, out: torch.Tensor) -> torch.Tensor:
+            made = function(Tensor(a), *(Tensor(each) if isinstance(each, torch.Tensor) else each for each in b)).data
+            if made.shape != out.shape or made.dtype != out.dtype:
+                raise ValueError(
+                    f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in "
+                    f"place of {list(out.shape)} and {out.dtype}"
+                )
+            return out.copy_(made)
+
+        return _changed(name, x, function, kernel, other)
+
+    return method
 
 
 def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> Tensor:
@@ -193,7 +212,7 @@ def _fitting(x: Tensor, other: Operand) -> Operand:
     """An operand in x's dtype, where it has integers and x does not."""
     if isinstance(other, Tensor | torch.Tensor) and x.dtype.is_floating_point and not other.dtype.is_floating_point:
         return other.to(x.dtype)
-    return other
+    return python_number(other)
 
 
 def _apart(operand: Any, data: torch.Tensor) -> Any:
@@ -210,25 +229,20 @@ def _replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Op
     """x, in the place of a result in the graph. Raises RuntimeError where others see its memory."""
     node = x._node
     seen = x._later is None and not _alone(x)
-    if seen and node is not None:
+    before = x._twin()
+    made = recorded(before, *(before if other is x else other for other in others))
+    if seen:
         raise RuntimeError(
             f"{name}: this tensor shares memory with a view of it, or with what was kept for backward(), which could "
             "not follow; write x = x + y in place of x += y, or change a clone()"
         )
-    before = x._twin()
-    if seen:
-        before._held = x.data.clone()
-    made = recorded(before, *(before if other is x else other for other in others))
     if made.shape != x.shape or made.dtype != x.dtype:
         raise ValueError(
             f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in place of "
             f"{list(x.shape)} and {x.dtype}"
         )
-    memory = x.data if seen else None
     kept = None if node is None else node.retained.get(x._index)
     x._take_place(made)
-    if memory is not None:
-        x._held = memory.copy_(made.data)
     if kept is not None and kept() is x and node is not None:
         del node.retained[before._index]
         x.retain_grad()
@@ -256,5 +270,8 @@ __all__ = ["METHODS"]
 METHODS: dict[str, Callable[..., Tensor | None]] = {
     "__setitem__": set_item,
     "__iadd__": add_, "__isub__": sub_, "__imul__": mul_, "__itruediv__": div_, "__ipow__": pow_,
+    "__ifloordiv__": _by_result("//=", pieces.floor_divide), "__imod__": _by_result("%=", pieces.remainder),
+    "__iand__": _by_result("&=", pieces.bitwise_and), "__ior__": _by_result("|=", pieces.bitwise_or),
+    "__ixor__": _by_result("^=", pieces.bitwise_xor),
     **{f.__name__: f for f in (add_, sub_, mul_, div_, pow_, clamp_, copy_, zero_, fill_, normal_, uniform_)},
 }  # fmt: skip

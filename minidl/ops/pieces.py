@@ -15,7 +15,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import scan
 from minidl.ops import elementwise, reduce, view
-from minidl.ops.promotion import alike
+from minidl.ops.promotion import alike, python_number
 from minidl.runtime import check
 from minidl.tensors import Scalar, Tensor
 
@@ -262,7 +262,7 @@ def _whole_pair(name: str, a: Any, b: Any) -> tuple[Any, Any]:
 
 def _whole(name: str, x: Any) -> Any:
     """The raw operand. Raises TypeError unless it is of integers or bools."""
-    raw = x.data if isinstance(x, Tensor) else x
+    raw = x.data if isinstance(x, Tensor) else python_number(x)
     floating = raw.dtype.is_floating_point if isinstance(raw, torch.Tensor) else not isinstance(raw, int)
     if floating:
         kind = raw.dtype if isinstance(raw, torch.Tensor) else type(raw).__name__

@@ -8,6 +8,7 @@ This is arithmetic of integers, by torch; values are moved by `kernels.lookup`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,11 @@ def is_basic(part: Any) -> bool:
 
 def parsed(shape: Sequence[int], parts: Sequence[Any], device: torch.device) -> Places:
     """An index of a tensor of this shape. Raises TypeError for what is no index, IndexError where it does not fit."""
+    if len(parts) == 1 and isinstance(parts[0], list) and any(map(_takes_a_dimension, parts[0])):
+        raise TypeError(
+            "a list of lists, slices or tensors as an index is taken apart by torch, as by x[tuple(index)], and not by "
+            "NumPy; write that, or x[minidl.tensor(index)] for one index"
+        )
     known = [part if is_basic(part) else _as_index(part, device) for part in parts]
     taken = sum(part.dim() if _is_mask(part) else part is not None and part is not Ellipsis for part in known)
     if taken > len(shape):
@@ -62,6 +68,10 @@ def parsed(shape: Sequence[int], parts: Sequence[Any], device: torch.device) -> 
             basic.append(part)
         here += count
     return Places(tuple(basic), dims, index)
+
+
+def _takes_a_dimension(part: Any) -> bool:
+    return isinstance(part, slice | EllipsisType | None) or hasattr(part, "__len__")
 
 
 def _is_mask(part: Any) -> bool:

@@ -29,7 +29,8 @@ def alike(a: Any, b: Any, floating: bool = False) -> tuple[Any, Any]:
         return a, b
     if kind is None or other is None:
         known = kind or other
-        number = b if other is None else a
+        number = python_number(b if other is None else a)
+        a, b = (a, number) if other is None else (number, b)
         if known is None or known.is_floating_point or not isinstance(number, int | float):
             return a, b
         result = _with_number(known, number)
@@ -41,6 +42,11 @@ def alike(a: Any, b: Any, floating: bool = False) -> tuple[Any, Any]:
     if both and (len(a.shape) == 0) == (len(b.shape) == 0):
         return a, b
     return _cast(a, kind, result), _cast(b, other, result)
+
+
+def python_number(x: Any) -> Any:
+    """A number of NumPy as Python's; an array, whose dtype would count, and all else as it is."""
+    return x.item() if type(x).__module__ == "numpy" and type(x).__name__ != "ndarray" else x
 
 
 def _kind(x: Any) -> torch.dtype | None:

@@ -36,7 +36,6 @@ SIGNATURES = {
     "Tensor.cpu": "memory_format: convolutions choose it themselves",
     "Tensor.cuda": "the current device; another by `to`",
     "Tensor.norm": "no dtype: convert before",
-    "Tensor.stride": "of all dimensions: x.stride()[dim]",
     "Tensor.type_as": "other, as everywhere else",
     "Tensor.uniform_": "from is a word of Python",
     "minidl.load": "nothing is pickled",

@@ -205,7 +205,7 @@ def imagenet(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def beginning(
     config: TrainImages, described: PictureFormat, labels: list[str]
-) -> tuple[Callable[[nn.Module], None] | None, dict[str, Any] | None, str | None]:
+) -> tuple[Callable[[nn.Module], object] | None, dict[str, Any] | None, str | None]:
     """(what loads the weights of `--init` into the model, what config.json has of them, what is said of them).
 
     A training that goes on from a checkpoint has all weights there. Raises ConfigError for a file that does not fit,
