@@ -16,6 +16,7 @@ from minidl.optim import groups as of_groups
 from minidl.optim import states
 from minidl.optim.groups import Params, check_number, read_group, read_groups
 from minidl.optim.skips import Skips
+from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
@@ -200,7 +201,8 @@ class Optimizer(torch.optim.Optimizer):
         return grad.dense() if self._dense else update.Rows(grad.rows, grad.values)
 
     def _say_skipped(self) -> None:
-        if self.warns and self._skips.say(type(self).__name__):
+        # Recorded launches have counted nothing, and their tensors may have no memory.
+        if self.warns and not launch.recording() and self._skips.say(type(self).__name__):
             self.warns = False
 
     def _prepare_replay(self) -> None:

@@ -28,7 +28,7 @@ ARITHMETIC = {
     "minidl/kernels/random.py:normals_32": "numbers from bits",
     "minidl/kernels/random.py:normals_64": "numbers from bits",
     "minidl/kernels/random.py:normal_pair": "numbers from bits",
-    "minidl/kernels/loss.py:log1p": "the terms of a series",
+    "minidl/kernels/activation.py:log1p": "the terms of a series",
     "minidl/kernels/gemm/parts.py:nearest_tf32": "the bits of a value",
 }
 # Functions that do nothing in the interpreter.

@@ -33,7 +33,7 @@ m.recover("alpha")
         "which is the user's, is ",
     ),
     "forgets the moments": (
-        "Optimizer.load_state_dict = lambda self, state: None",
+        "Optimizer.load_flat_state = lambda self, state: None",
         """
 m.train(("train", "alpha", "text", "new", Hurt("SIGINT", 500)))
 m.recover("alpha")
