@@ -35,7 +35,7 @@ def gather_kernel(
     b_w = tl.load(p_w + b_i[:, None] * s_w + o_n[None, :], mask=m_i[:, None] & m_n, other=float("nan"))
     tl.store(p_y + o_b[:, None] * H + o_n[None, :], b_w, mask=(o_b < B)[:, None] & m_n)
     if p_wrong is not None:
-        tl.store(p_wrong + tl.program_id(0), tl.sum((m_i == 0).to(tl.int32), axis=0))
+        tl.store(p_wrong + tl.program_id(0), tl.sum((m_i == 0).to(tl.int32), axis=0), mask=tl.program_id(1) == 0)
 
 
 @triton.jit
