@@ -81,6 +81,13 @@ class Chosen(Function):
     """Values and positions along one dimension; the gradient goes back to where the values were."""
 
     @staticmethod
+    def kept(ctx: Any, x: torch.Tensor, dim: int, y: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What forward returns, with what backward needs."""
+        ctx.place = x.shape, order.dims(x), dim % x.dim() if x.dim() else 0
+        ctx.save(found)
+        return y, found
+
+    @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: None) -> Any:
         (found,) = ctx.saved
         shape, dims, dim = ctx.place
@@ -94,19 +101,13 @@ class Chosen(Function):
 class Extreme(Chosen):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool, smallest: bool) -> tuple[torch.Tensor, ...]:
-        y, found = reduce.extreme(x, dim, keepdim, smallest)
-        ctx.place = x.shape, order.dims(x), dim % x.dim() if x.dim() else 0
-        ctx.save(found)
-        return y, found
+        return Chosen.kept(ctx, x, dim, *reduce.extreme(x, dim, keepdim, smallest))
 
 
 class Topk(Chosen):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, k: int, dim: int, largest: bool) -> tuple[torch.Tensor, ...]:
-        y, found = reduce.leading(x, k, dim, largest)
-        ctx.place = x.shape, order.dims(x), dim % x.dim() if x.dim() else 0
-        ctx.save(found)
-        return y, found
+        return Chosen.kept(ctx, x, dim, *reduce.leading(x, k, dim, largest))
 
 
 class Norm(Function):
