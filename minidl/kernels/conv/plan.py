@@ -181,7 +181,7 @@ def among(*modules: Any) -> Iterator[None]:
 
 def names() -> tuple[str, ...]:
     """What forms can be asked for by."""
-    return (*dict.fromkeys(form.NAME for form in FORMS), *_OTHERS)
+    return (*dict.fromkeys(form.NAME for form in FORMS), *(way.name for way in _OTHERS))
 
 
 def takes(problem: Problem) -> bool:
@@ -264,7 +264,7 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     if parts is not None:
         found.append((parts, _said_of_parts(parts)))
     if not problem.pitches:
-        found += [other(problem) for name, other in _OTHERS.items() if problem.form in (None, name)]
+        found += [_of_other(problem, way) for way in _OTHERS if problem.form in (None, way.name)]
     return found
 
 
@@ -279,60 +279,40 @@ def _adds(form: Any, problem: Problem) -> bool:
     return hasattr(form, "ADDED") and problem.M % form.ADDED == 0
 
 
-def _wider(problem: Problem) -> tuple[Plan | None, str]:
-    """The problem with more channels: as a candidate."""
-    made = filled.wider(problem) if problem.dtype.itemsize > 1 else No("float8")
-    counted = problem._replace(N=problem.images)
-    return _of_other(
-        problem, filled.NAME, made, lambda made, _: filled.cost(counted, made._replace(N=problem.images)),
-        lambda made: filled.prepare(problem, made),
-    )  # fmt: skip
+class Remade(NamedTuple):
+    """A way to do a problem by another one: what it makes of it, what that costs beside the other, in microseconds, and
+    what it prepares. The cost is of both problems with the images that plans are made for, and the other's time."""
+
+    name: str
+    make: Callable[[Problem], Problem | No]
+    cost: Callable[[Problem, Problem, float], float]
+    prepare: Callable[[Problem, Problem], Any]
 
 
-def _joined(problem: Problem) -> tuple[Plan | None, str]:
-    """The problem with the columns of a stride as one: as a candidate."""
-    return _of_other(
-        problem, columns.NAME, columns.joined(problem), lambda *_: 0.0, lambda _: columns.prepare(problem)
-    )  # fmt: skip
+_OTHERS = (
+    Remade(
+        filled.NAME, lambda problem: filled.wider(problem) if problem.dtype.itemsize > 1 else No("float8"),
+        lambda problem, made, _: filled.cost(problem, made), filled.prepare,
+    ),
+    Remade(tap_sums.NAME, tap_sums.apart, tap_sums.cost, tap_sums.prepare),
+    Remade(columns.NAME, columns.joined, lambda *_: 0.0, lambda problem, _: columns.prepare(problem)),
+    Remade(
+        unshuffled.NAME, unshuffled.apart, lambda problem, made, _: unshuffled.cost(problem, made), unshuffled.prepare
+    ),
+)  # fmt: skip
 
 
-def _tap_sums(problem: Problem) -> tuple[Plan | None, str]:
-    """The products of all taps, and their sums: as a candidate."""
-    counted = problem._replace(N=problem.images)
-    return _of_other(
-        problem, tap_sums.NAME, tap_sums.apart(problem),
-        lambda made, best: tap_sums.cost(counted, made._replace(N=problem.images), best.microseconds),
-        lambda made: tap_sums.prepare(problem, made),
-    )  # fmt: skip
-
-
-def _unshuffled(problem: Problem) -> tuple[Plan | None, str]:
-    """The problem with the pixels of a stride as channels: as a candidate."""
-    counted = problem._replace(N=problem.images)
-    return _of_other(
-        problem, unshuffled.NAME, unshuffled.apart(problem),
-        lambda made, _: unshuffled.cost(counted, made._replace(N=problem.images)),
-        lambda made: unshuffled.prepare(problem, made),
-    )  # fmt: skip
-
-
-_OTHERS = {
-    filled.NAME: _wider, tap_sums.NAME: _tap_sums, columns.NAME: _joined, unshuffled.NAME: _unshuffled,
-}  # fmt: skip
-
-
-def _of_other(
-    problem: Problem, name: str, made: Problem | No, cost: Callable[[Problem, Plan], float],
-    prepare: Callable[[Problem], Any],
-) -> tuple[Plan | None, str]:  # fmt: skip
-    """The candidate that does a problem by the one that was made of it."""
+def _of_other(problem: Problem, way: Remade) -> tuple[Plan | None, str]:
+    """The candidate that does a problem by the one that is made of it."""
+    made = way.make(problem)
     if not isinstance(made, Problem):
-        return None, f"{name:<34} unable: {made}"
+        return None, f"{way.name:<34} unable: {made}"
     best = _cheapest(made)
     if best is None:
-        return None, f"{name:<34} unable: no form for what it makes"
-    time = best.microseconds + cost(made, best)
-    found = Plan(problem, name, time, problem.shape, parts=(best,), other=prepare(made))
+        return None, f"{way.name:<34} unable: no form for what it makes"
+    counted = (one._replace(N=problem.images) for one in (problem, made))
+    time = best.microseconds + way.cost(*counted, best.microseconds)
+    found = Plan(problem, way.name, time, problem.shape, parts=(best,), other=way.prepare(problem, made))
     return found, _said_of_parts(found)
 
 
