@@ -84,7 +84,7 @@ def restore(model: nn.Module) -> nn.Module:
             if vars(module).pop("_minidl_lay", False):
                 with torch.no_grad():
                     module.weight.data = module.weight.data.contiguous()  # type: ignore[union-attr, operator]
-            module.__class__ = module.torchs
+            module.__class__ = module._minidl_torchs
     _reports.pop(model, None)
     return model
 
@@ -103,7 +103,7 @@ def _refuses(module: nn.Module) -> str | None:
             return "its forward is replaced"
         dtypes = {p.dtype for p in module.parameters(recurse=False)}
         wrong = [dtype for dtype in dtypes if not dtype.is_floating_point or dtype.itemsize == 1]
-        return f"dtype {wrong[0]}" if wrong else CLASSES[kind].refuses(module)
+        return f"dtype {wrong[0]}" if wrong else CLASSES[kind]._minidl_refuses(module)
     if any(True for _ in module.children()):
         return None
     known = next((each for each in CLASSES if issubclass(kind, each)), None)
@@ -145,7 +145,7 @@ def _told(model: nn.Module, reasons: dict[nn.Module, Any]) -> Report:
     lines = []
     for name, module in model.named_modules():
         if isinstance(module, Fused):
-            for each in module.blocks:
+            for each in module._minidl_blocks:
                 prefix = f"{name}." if name else ""
                 for part in (each.layer, each.norm):
                     if part:
@@ -156,7 +156,7 @@ def _told(model: nn.Module, reasons: dict[nn.Module, Any]) -> Report:
         if isinstance(module, Layer):
             lines.append(Line(name, kind, *(("block", in_blocks[name]) if name in in_blocks else ("operator", ""))))
         elif isinstance(module, Fused):
-            lines.append(Line(name or "(the model)", kind, "blocks", f"{len(module.blocks)}"))
+            lines.append(Line(name or "(the model)", kind, "blocks", f"{len(module._minidl_blocks)}"))
         elif why and (why != "a module of torch"):
             lines.append(Line(name or "(the model)", kind, "torch", why))
     if launch.INTERPRETED:

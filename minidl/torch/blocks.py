@@ -72,22 +72,22 @@ def block(
         # The gradient needs what the activation is of.
         return activations._bias_act(block(layer, norm, None, 0.0, x, added), None, name, slope)
     if layer is None:
-        return norm.normalised(x, added, name, slope)  # type: ignore[union-attr]
+        return norm._minidl_normalised(x, added, name, slope)  # type: ignore[union-attr]
     if norm is None:
         how: Any = name if name is None else activations.act_of(name, slope)
         if isinstance(layer, Linear):
             return activations.linear(x, layer.weight, layer.bias, how)
-        return convolution.convolved(x, layer.weight, layer.bias, layer.settings(), how, None, added)  # type: ignore[operator, arg-type, union-attr]
+        return convolution.convolved(x, layer.weight, layer.bias, layer._minidl_settings(), how, None, added)  # type: ignore[operator, arg-type, union-attr]
     return _conv_norm(layer, norm, name, slope, x, added)
 
 
 def _conv_norm(conv: Any, norm: Any, name: str | None, slope: float, x: torch.Tensor, added: Any) -> torch.Tensor:
-    settings, affine = conv.settings(), (norm.weight, norm.bias)
-    if norm.batch_is_used:
+    settings, affine = conv._minidl_settings(), (norm.weight, norm.bias)
+    if norm._minidl_of_batch:
         tensors = x, conv.weight, conv.bias, added, *affine
-        return norms.conv_norm(*tensors, *norm.moved(), *settings, name, slope)[0]
+        return norms.conv_norm(*tensors, *norm._minidl_moved(), *settings, name, slope)[0]
     if torch.is_grad_enabled() and _wanted(x, conv.weight, conv.bias, added, *affine):
-        return norm.normalised(conv(x), added, name, slope)
+        return norm._minidl_normalised(conv(x), added, name, slope)
     of = norm.running_mean, norm.running_var
     scale, shift = norms.fold_batch_norm(x, *of, conv.bias, *affine, norm.eps)
     return convolution.convolution(x, conv.weight, shift, scale, added, *settings, name, slope)
@@ -110,7 +110,7 @@ def _fits(layer: Any, norm: Any, x: Any, added: Any) -> bool:
     if added.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
         return False
     if isinstance(layer, _Conv):
-        return list(added.shape) == convolution.sizes(x, layer.weight, layer.settings())  # type: ignore[attr-defined]
+        return list(added.shape) == convolution.sizes(x, layer.weight, layer._minidl_settings())  # type: ignore[attr-defined]
     return layer is None and added.shape == x.shape
 
 

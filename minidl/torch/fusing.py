@@ -9,21 +9,24 @@ that the module had is called where they differ.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules import module as all_modules
+from torch.utils import checkpoint
 
 from minidl.torch import blocks
 from minidl.torch.layers import Accelerated
 
 NOTHING = "nothing in it to join"
-# Code with these names does what a trace would fix, or leave out.
+# Code with these names does what a trace would fix.
 _FIXED = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_tracing", "is_compiling"})
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _ACTS: dict[Any, str] = {
@@ -37,7 +40,7 @@ _METHODS = {"relu": "relu", "relu_": "relu", "sigmoid": "sigmoid", "sigmoid_": "
 class Fused(Accelerated):
     """The base of classes made for modules with such a forward."""
 
-    blocks: ClassVar[tuple[Block, ...]]
+    _minidl_blocks: ClassVar[tuple[Block, ...]]
 
 
 class Block(NamedTuple):
@@ -85,11 +88,11 @@ def fuse(module: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[type[Fus
     if why:
         return None, why
     try:
-        graph = _Tracer().trace(module)
+        graph = _traced(module)
         training = module.training
         module.training = not training
         try:
-            other = _Tracer().trace(module)
+            other = _traced(module)
         finally:
             module.training = training
     except Exception as error:  # noqa: BLE001 (whatever forward does with what has no values)
@@ -112,7 +115,7 @@ def _unable(module: nn.Module) -> str:
     if any(p.kind is not p.POSITIONAL_OR_KEYWORD or p.default is not p.empty for p in parameters):
         return "its forward has arguments that may be left out"
     names = _names(module)
-    fixed = sorted(name for name in names if name in _FIXED or "checkpoint" in name)
+    fixed = sorted(names & _FIXED)
     return f"its forward asks for {fixed[0]}" if fixed else ""
 
 
@@ -127,6 +130,15 @@ def _names(module: nn.Module) -> set[str]:
             waiting += [name for name in code.co_names if name not in names]
             names.update(code.co_names)
     return names
+
+
+def _traced(module: nn.Module) -> fx.Graph:
+    with mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _refused, create=True):
+        return _Tracer().trace(module)
+
+
+def _refused(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError("it uses checkpoints, which a trace would leave out")
 
 
 def _rewrite(
@@ -247,6 +259,7 @@ def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], c
     numbers = tuple((name, vars(module)[name]) for name in sorted(read))
     listed = "isinstance" in names
 
+    @functools.wraps(own.forward)
     def fused(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs or all_modules._has_any_global_hook() or (listed and any(isinstance(a, torch.Tensor) for a in args)):
             return own.forward(self, *args, **kwargs)
@@ -261,7 +274,7 @@ def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], c
                 return own.forward(self, *args)
         return forward(self, *args)
 
-    members = {"forward": fused, "torchs": own, "blocks": tuple(found)}
+    members = {"forward": fused, "_minidl_torchs": own, "_minidl_blocks": tuple(found)}
     members |= {"__module__": own.__module__, "__qualname__": own.__qualname__}
     return type(own.__name__, (Fused, own), members)
 

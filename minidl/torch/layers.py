@@ -32,12 +32,12 @@ def ready(x: Any) -> bool:
 
 
 class Accelerated(nn.Module):
-    """The base of all classes that `accelerate` gives; `torchs` is the one that a module had.
+    """The base of all classes that `accelerate` gives; `_minidl_torchs` is the one that a module had.
 
     A copy is accelerated as well; what is pickled is a module of torch's class.
     """
 
-    torchs: ClassVar[type[nn.Module]]
+    _minidl_torchs: ClassVar[type[nn.Module]]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = type(self).__new__(type(self))
@@ -46,26 +46,26 @@ class Accelerated(nn.Module):
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return copyreg.__newobj__, (self.torchs,), vars(self)  # type: ignore[attr-defined]
+        return copyreg._reconstructor, (self._minidl_torchs, object, None), vars(self)  # type: ignore[attr-defined]
 
 
 class Layer(Accelerated):
     """The base of those of layers."""
 
     @classmethod
-    def refuses(cls, module: Any) -> str:
+    def _minidl_refuses(cls, module: Any) -> str:
         """Why a module of torch's class stays what it is; empty where nothing speaks against this one."""
         return ""
 
 
 class _Conv(Layer):
     @classmethod
-    def refuses(cls, module: Any) -> str:
+    def _minidl_refuses(cls, module: Any) -> str:
         if module.padding_mode != "zeros":
             return f"padding_mode {module.padding_mode!r}"
         return ""
 
-    def settings(self: Any) -> Settings:
+    def _minidl_settings(self: Any) -> Settings:
         """What operators are given."""
         return convolution.settings_of(
             self._minidl_op, self.weight, self.stride, self.padding, self.dilation, self.groups
@@ -73,90 +73,90 @@ class _Conv(Layer):
 
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         if not ready(input) or input.dim() != self.weight.dim():
-            return self.torchs.forward(self, input)
-        return convolution.convolved(input, self.weight, self.bias, self.settings(), None)
+            return self._minidl_torchs.forward(self, input)
+        return convolution.convolved(input, self.weight, self.bias, self._minidl_settings(), None)
 
 
 class Conv1d(_Conv, nn.Conv1d):
-    torchs, _minidl_op = nn.Conv1d, "conv1d"
+    _minidl_torchs, _minidl_op = nn.Conv1d, "conv1d"
 
 
 class Conv2d(_Conv, nn.Conv2d):
-    torchs, _minidl_op = nn.Conv2d, "conv2d"
+    _minidl_torchs, _minidl_op = nn.Conv2d, "conv2d"
 
 
 class Conv3d(_Conv, nn.Conv3d):
-    torchs, _minidl_op = nn.Conv3d, "conv3d"
+    _minidl_torchs, _minidl_op = nn.Conv3d, "conv3d"
 
 
 class _ConvTranspose(_Conv):
-    def settings(self: Any) -> Settings:
+    def _minidl_settings(self: Any) -> Settings:
         return convolution.settings_of(
             self._minidl_op, self.weight, self.stride, self.padding, self.dilation, self.groups, self.output_padding
         )
 
     def forward(self: Any, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
         if output_size is not None:
-            return self.torchs.forward(self, input, output_size)
+            return self._minidl_torchs.forward(self, input, output_size)
         return _Conv.forward(self, input)
 
 
 class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
-    torchs, _minidl_op = nn.ConvTranspose1d, "conv_transpose1d"
+    _minidl_torchs, _minidl_op = nn.ConvTranspose1d, "conv_transpose1d"
 
 
 class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
-    torchs, _minidl_op = nn.ConvTranspose2d, "conv_transpose2d"
+    _minidl_torchs, _minidl_op = nn.ConvTranspose2d, "conv_transpose2d"
 
 
 class _BatchNorm(Layer):
     @classmethod
-    def refuses(cls, module: Any) -> str:
+    def _minidl_refuses(cls, module: Any) -> str:
         if module.momentum is None and module.num_batches_tracked is None:
             return "momentum is None and no batches are counted"
         return ""
 
     @property
-    def batch_is_used(self: Any) -> bool:
+    def _minidl_of_batch(self: Any) -> bool:
         """Whether statistics are those of the batch."""
         return self.training or (self.running_mean is None and self.running_var is None)
 
-    def moved(self: Any) -> tuple[Any, ...]:
+    def _minidl_moved(self: Any) -> tuple[Any, ...]:
         """The running statistics, their counter, momentum and eps of a call that uses those of the batch."""
         if not self.track_running_stats or not self.training or self.running_mean is None:
             return None, None, None, 0.1, self.eps
         return self.running_mean, self.running_var, self.num_batches_tracked, self.momentum, self.eps
 
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-        return self.normalised(input, None, None, 0.0)
+        return self._minidl_normalised(input, None, None, 0.0)
 
-    def normalised(self: Any, x: torch.Tensor, added: torch.Tensor | None, act: str | None, slope: float) -> Any:
+    def _minidl_normalised(self: Any, x: torch.Tensor, added: torch.Tensor | None, act: str | None, slope: float) -> Any:
         """act(batch norm of x + added)."""
         if not ready(x):
             assert added is act is None
-            return self.torchs.forward(self, x)
+            return self._minidl_torchs.forward(self, x)
         self._check_input_dim(x)
         affine = self.weight, self.bias
-        if self.batch_is_used:
-            return norms.batch_norm_training(x, *affine, added, *self.moved(), act, slope)[0]
+        if self._minidl_of_batch:
+            return norms.batch_norm_training(x, *affine, added, *self._minidl_moved(), act, slope)[0]
         of = self.running_mean, self.running_var, self.eps
         return norms.batch_norm_inference(x, *affine, added, *of, act, slope)[0]
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    torchs = nn.BatchNorm1d
+    _minidl_torchs = nn.BatchNorm1d
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    torchs = nn.BatchNorm2d
+    _minidl_torchs = nn.BatchNorm2d
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    torchs = nn.BatchNorm3d
+    _minidl_torchs = nn.BatchNorm3d
 
 
 class Linear(Layer, nn.Linear):
-    torchs = nn.Linear
+    _minidl_torchs = nn.Linear
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not ready(input):
@@ -165,10 +165,10 @@ class Linear(Layer, nn.Linear):
 
 
 class MaxPool2d(Layer, nn.MaxPool2d):
-    torchs = nn.MaxPool2d
+    _minidl_torchs = nn.MaxPool2d
 
     @classmethod
-    def refuses(cls, module: Any) -> str:
+    def _minidl_refuses(cls, module: Any) -> str:
         return "return_indices" if module.return_indices else ""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -180,7 +180,7 @@ class MaxPool2d(Layer, nn.MaxPool2d):
 
 
 class AvgPool2d(Layer, nn.AvgPool2d):
-    torchs = nn.AvgPool2d
+    _minidl_torchs = nn.AvgPool2d
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not ready(input):
@@ -190,7 +190,7 @@ class AvgPool2d(Layer, nn.AvgPool2d):
 
 
 class AdaptiveAvgPool2d(Layer, nn.AdaptiveAvgPool2d):
-    torchs = nn.AdaptiveAvgPool2d
+    _minidl_torchs = nn.AdaptiveAvgPool2d
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not ready(input):
@@ -199,7 +199,7 @@ class AdaptiveAvgPool2d(Layer, nn.AdaptiveAvgPool2d):
 
 
 class LayerNorm(Layer, nn.LayerNorm):
-    torchs = nn.LayerNorm
+    _minidl_torchs = nn.LayerNorm
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not ready(input):
@@ -208,7 +208,7 @@ class LayerNorm(Layer, nn.LayerNorm):
 
 
 class RMSNorm(Layer, nn.RMSNorm):
-    torchs = nn.RMSNorm
+    _minidl_torchs = nn.RMSNorm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not ready(x):
@@ -217,7 +217,7 @@ class RMSNorm(Layer, nn.RMSNorm):
 
 
 class GroupNorm(Layer, nn.GroupNorm):
-    torchs = nn.GroupNorm
+    _minidl_torchs = nn.GroupNorm
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not ready(input):
@@ -226,10 +226,10 @@ class GroupNorm(Layer, nn.GroupNorm):
 
 
 class Softmax(Layer, nn.Softmax):
-    torchs = nn.Softmax
+    _minidl_torchs = nn.Softmax
 
     @classmethod
-    def refuses(cls, module: Any) -> str:
+    def _minidl_refuses(cls, module: Any) -> str:
         return "dim is None" if module.dim is None else ""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -239,7 +239,7 @@ class Softmax(Layer, nn.Softmax):
 
 
 class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
-    torchs = nn.CrossEntropyLoss
+    _minidl_torchs = nn.CrossEntropyLoss
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if not ready(input) or target.requires_grad:
@@ -251,7 +251,7 @@ class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
 
 
 CLASSES: dict[type[nn.Module], type[Layer]] = {
-    each.torchs: each
+    each._minidl_torchs: each
     for each in (
         Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, BatchNorm1d, BatchNorm2d, BatchNorm3d, Linear,
         MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, LayerNorm, RMSNorm, GroupNorm, Softmax, CrossEntropyLoss,

@@ -9,7 +9,8 @@ and 12 us with one; through `torch.ops` it is 10 and 17, and with `torch.library
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
 )
-
+# A result in channels-last memory is no view of the tensor that kernels write: it may be changed in place.
+_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 Gradients = tuple[torch.Tensor | None, ...]
 # What autocast makes of tensors: torch's two lists.
 LOWER, FLOAT32 = "the dtype of autocast", "float32"
@@ -53,13 +55,18 @@ def operator(
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
         listed = schema.endswith("Tensor[]")
-        function = _function(name, op, save, backward)
+        # Not the apply of torch.autograd.Function, which torch.func's transforms have look for a rule of their own.
+        apply = super(torch.autograd.Function, _function(name, op, save, backward)).apply
 
         def recorded(*args: Any) -> Any:
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-                found = function.apply(*args)
+                if torch._C._are_functorch_transforms_active():
+                    with _single_level():
+                        found = apply(*args)
+                else:
+                    found = apply(*args)
                 return list(found) if listed else found
-            with torch._C._AutoDispatchBelowAutograd():
+            with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS):
                 return op(*args)
 
         _library.impl(name, recorded, "Autograd")
@@ -82,9 +89,20 @@ def operator(
     return register
 
 
+@contextlib.contextmanager
+def _single_level() -> Iterator[None]:
+    """A context in which torch.func's transforms, which have called the dispatcher for each of theirs, allow apply."""
+    before = torch._C._functorch.get_single_level_autograd_function_allowed()
+    torch._C._functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        yield
+    finally:
+        torch._C._functorch.set_single_level_autograd_function_allowed(before)
+
+
 def _function(name: str, op: Any, save: Any, backward: Any) -> Any:
     def forward(ctx: Any, *args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS):
             output = op(*args)
         if save is not None:
             save(ctx, args, output)
