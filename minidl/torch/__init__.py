@@ -17,7 +17,7 @@ from minidl.torch.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from minidl.torch.rows import cross_entropy, group_norm, layer_norm, log_softmax, rms_norm, softmax
 
 __all__ = [
-    "Report", "accelerate", "adaptive_avg_pool2d", "avg_pool2d", "batch_norm", "bias_act", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-    "conv_transpose2d", "cross_entropy", "group_norm", "layer_norm", "linear", "log_softmax", "max_pool2d", "report", "restore", "rms_norm",
-    "softmax",
+    "Report", "accelerate", "adaptive_avg_pool2d", "avg_pool2d", "batch_norm", "bias_act", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "cross_entropy", "group_norm", "layer_norm", "linear", "log_softmax",
+    "max_pool2d", "report", "restore", "rms_norm", "softmax",
 ]  # fmt: skip

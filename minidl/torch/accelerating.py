@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +11,13 @@ from torch import nn
 
 from minidl.runtime import launch
 from minidl.torch import fusing, measuring
+from minidl.torch.blocks import NORMS
 from minidl.torch.fusing import Fused
 from minidl.torch.layers import CLASSES, Accelerated, Layer, _Conv
+from minidl.torch.measuring import Unit
 
+# The modules that get our classes, those that get classes with blocks, and why others have none.
+_Chosen = tuple[set[nn.Module], dict[nn.Module, type[Fused]], dict[nn.Module, str]]
 _reports: weakref.WeakKeyDictionary[nn.Module, Report] = weakref.WeakKeyDictionary()
 
 
@@ -27,6 +32,8 @@ class Line(NamedTuple):
 
 class Report(tuple[Line, ...]):
     """A line for each module that computes something, and for each that holds blocks; prints as a table."""
+
+    __slots__ = ()
 
     def __str__(self) -> str:
         columns = list(zip(*(("module", "class", "runs as", ""), *self), strict=True))
@@ -54,19 +61,15 @@ def accelerate(model: nn.Module, example: Any = None, fuse: bool = True) -> nn.M
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"accelerate: expected a torch.nn.Module, got {type(model).__module__}.{type(model).__qualname__}; minidl's "
-            "own modules have these kernels already"
+            f"accelerate: expected a torch.nn.Module, got {type(model).__module__}.{type(model).__qualname__}; "
+            "minidl's own modules have these kernels already"
         )
     restore(model)
     reasons = {module: _refuses(module) for module in model.modules()}
+    ours, fused, untraced = _chosen(model, reasons, fuse)
     if example is not None:
-        measured = measuring.slower(model, example, [m for m, why in reasons.items() if why == ""])
-        reasons.update(measured)
-    ours = {module for module, why in reasons.items() if why == ""}
-    fused: dict[nn.Module, type[Fused]] = {}
-    untraced: dict[nn.Module, str] = {}
-    if fuse:
-        _find(model, ours, fused, untraced)
+        reasons.update(measuring.slower(model, example, _units(ours, fused)))
+        ours, fused, untraced = _chosen(model, reasons, fuse)
     for module in ours:
         module.__class__ = CLASSES[type(module)]
         if isinstance(module, _Conv):
@@ -83,8 +86,8 @@ def restore(model: nn.Module) -> nn.Module:
         if isinstance(module, Accelerated):
             if vars(module).pop("_minidl_lay", False):
                 with torch.no_grad():
-                    module.weight.data = module.weight.data.contiguous()  # type: ignore[union-attr, operator]
-            module.__class__ = module._minidl_torchs
+                    module.weight.data = module.weight.data.contiguous()  # type: ignore[operator]
+            module.__class__ = module._minidl_torchs  # type: ignore[assignment]
     _reports.pop(model, None)
     return model
 
@@ -112,6 +115,27 @@ def _refuses(module: nn.Module) -> str | None:
     return "no operator" if any(True for _ in module.parameters()) else None
 
 
+def _chosen(model: nn.Module, reasons: dict[nn.Module, str | None], fuse: bool) -> _Chosen:
+    ours = {module for module, why in reasons.items() if why == ""}
+    fused: dict[nn.Module, type[Fused]] = {}
+    untraced: dict[nn.Module, str] = {}
+    if fuse:
+        _find(model, ours, fused, untraced)
+    return ours, fused, untraced
+
+
+def _units(ours: set[nn.Module], fused: dict[nn.Module, type[Fused]]) -> Iterator[Unit]:
+    """What is timed: blocks, and the other layers that take one tensor."""
+    left = {module for module in ours if not isinstance(module, nn.CrossEntropyLoss)}
+    for module, kind in fused.items():
+        for each in kind._minidl_blocks:
+            layer, norm = (None if name is None else module.get_submodule(name) for name in (each.layer, each.norm))
+            left.difference_update(part for part in (layer, norm) if part is not None)
+            yield Unit(layer, norm, (each.act, each.slope), each.sum)
+    for module in left:
+        yield Unit(None, module) if isinstance(module, NORMS) else Unit(module, None)
+
+
 def _find(module: nn.Module, ours: set[nn.Module], fused: dict[Any, Any], untraced: dict[nn.Module, str]) -> None:
     """Classes with blocks for a module and all that it holds."""
     if module in fused or module in untraced or not any(True for _ in module.children()):
@@ -132,7 +156,8 @@ def _find(module: nn.Module, ours: set[nn.Module], fused: dict[Any, Any], untrac
 def _lay(module: Any) -> None:
     """Put a weight in channels-last memory, where nothing else has its memory."""
     weight = module.weight
-    if type(weight) is not nn.Parameter or not weight.is_contiguous() or weight.numel() != weight.untyped_storage().size() // weight.element_size():
+    whole = weight.numel() * weight.element_size() == weight.untyped_storage().nbytes()
+    if type(weight) is not nn.Parameter or not weight.is_contiguous() or not whole:
         return
     last = weight.data.movedim(1, -1)
     if not last.is_contiguous():

@@ -16,7 +16,18 @@ from torch import nn
 from minidl.torch import activations, convolution
 from minidl.torch import normalisation as norms
 from minidl.torch.activations import from_output
-from minidl.torch.layers import ConvTranspose1d, ConvTranspose2d, Conv1d, Conv2d, Conv3d, Linear, _BatchNorm, _Conv, ready
+from minidl.torch.layers import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    Linear,
+    _BatchNorm,
+    _Conv,
+    ready,
+)
+from minidl.torch.registry import act_of
 
 Act = tuple[str | None, float]
 
@@ -44,12 +55,12 @@ _OURS = (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, Linear)
 def of_module(module: nn.Module) -> Act | None:
     """The activation that a module of torch is; None for any other module."""
     kind = type(module)
-    simple = {
+    simple: dict[type[nn.Module], str] = {
         nn.ReLU: "relu", nn.Sigmoid: "sigmoid", nn.Tanh: "tanh", nn.SiLU: "silu", nn.ReLU6: "relu6", nn.Mish: "mish",
         nn.Hardswish: "hardswish", nn.Hardsigmoid: "hardsigmoid",
     }  # fmt: skip
     if kind in simple:
-        return simple[kind], 0.0  # type: ignore[index]
+        return simple[kind], 0.0
     if isinstance(module, nn.GELU) and kind is nn.GELU:
         return ("gelu_tanh" if module.approximate == "tanh" else "gelu"), 0.0
     if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU:
@@ -62,7 +73,7 @@ def _leaky(slope: float) -> Act | None:
 
 
 def block(
-    layer: nn.Module | None, norm: nn.Module | None, name: str | None, slope: float, x: torch.Tensor,
+    layer: Any, norm: Any, name: str | None, slope: float, x: torch.Tensor,
     added: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """act(norm(layer(x)) + added), all but x as far as it is given."""
@@ -72,12 +83,12 @@ def block(
         # The gradient needs what the activation is of.
         return activations._bias_act(block(layer, norm, None, 0.0, x, added), None, name, slope)
     if layer is None:
-        return norm._minidl_normalised(x, added, name, slope)  # type: ignore[union-attr]
+        return norm._minidl_normalised(x, added, name, slope)
     if norm is None:
-        how: Any = name if name is None else activations.act_of(name, slope)
+        how: Any = name if name is None else act_of(name, slope)
         if isinstance(layer, Linear):
             return activations.linear(x, layer.weight, layer.bias, how)
-        return convolution.convolved(x, layer.weight, layer.bias, layer._minidl_settings(), how, None, added)  # type: ignore[operator, arg-type, union-attr]
+        return convolution.convolved(x, layer.weight, layer.bias, layer._minidl_settings(), how, None, added)
     return _conv_norm(layer, norm, name, slope, x, added)
 
 
@@ -99,7 +110,11 @@ def _wanted(*tensors: torch.Tensor | None) -> bool:
 
 def _fits(layer: Any, norm: Any, x: Any, added: Any) -> bool:
     """Whether the block can be one operator: torch's rules of broadcasting and promotion are left to torch."""
-    if not ready(x) or not (layer is None or type(layer) in _OURS) or not (norm is None or isinstance(norm, _BatchNorm)):
+    if (
+        not ready(x)
+        or not (layer is None or type(layer) in _OURS)
+        or not (norm is None or isinstance(norm, _BatchNorm))
+    ):
         return False
     if layer is not None and not isinstance(layer, Linear) and x.dim() != layer.weight.dim():
         return False
@@ -110,8 +125,9 @@ def _fits(layer: Any, norm: Any, x: Any, added: Any) -> bool:
     if added.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
         return False
     if isinstance(layer, _Conv):
-        return list(added.shape) == convolution.sizes(x, layer.weight, layer._minidl_settings())  # type: ignore[attr-defined]
-    return layer is None and added.shape == x.shape
+        weight: Any = layer.weight
+        return list(added.shape) == convolution.sizes(x, weight, layer._minidl_settings())
+    return layer is None and bool(added.shape == x.shape)
 
 
 def apart(layer: Any, norm: Any, name: str | None, slope: float, x: Any, added: Any) -> Any:

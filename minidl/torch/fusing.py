@@ -27,14 +27,23 @@ from minidl.torch.layers import Accelerated
 
 NOTHING = "nothing in it to join"
 # Code with these names does what a trace would fix.
-_FIXED = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_tracing", "is_compiling"})
+_FIXED = frozenset(
+    {"is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_tracing", "is_compiling"}
+)
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _ACTS: dict[Any, str] = {
     F.relu: "relu", torch.relu: "relu", F.relu6: "relu6", torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid",
     torch.tanh: "tanh", F.tanh: "tanh", F.silu: "silu", F.mish: "mish", F.hardswish: "hardswish",
     F.hardsigmoid: "hardsigmoid",
 }  # fmt: skip
-_METHODS = {"relu": "relu", "relu_": "relu", "sigmoid": "sigmoid", "sigmoid_": "sigmoid", "tanh": "tanh", "tanh_": "tanh"}
+_METHODS = {
+    "relu": "relu",
+    "relu_": "relu",
+    "sigmoid": "sigmoid",
+    "sigmoid_": "sigmoid",
+    "tanh": "tanh",
+    "tanh_": "tanh",
+}
 
 
 class Fused(Accelerated):
@@ -49,6 +58,7 @@ class Block(NamedTuple):
     layer: str | None
     norm: str | None
     act: str | None
+    slope: float
     sum: bool
 
     def __str__(self) -> str:
@@ -141,9 +151,7 @@ def _refused(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError("it uses checkpoints, which a trace would leave out")
 
 
-def _rewrite(
-    graph: fx.Graph, root: nn.Module, ours: Callable[[nn.Module], bool]
-) -> tuple[list[Block], set[str]]:
+def _rewrite(graph: fx.Graph, root: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[list[Block], set[str]]:
     """Put blocks in place of what they compute; these, and the names of modules that are no longer called."""
     modules = dict(root.named_modules(remove_duplicate=False))
     taken: set[fx.Node] = set()
@@ -162,7 +170,7 @@ def _rewrite(
             graph.erase_node(each)
             called.update([str(each.target)] if each.op == "call_module" else [])
         layer, norm = (None if each is None else str(each.target) for each in (chain.layer, chain.norm))
-        found.append(Block(layer, norm, chain.act[0], chain.added is not None))
+        found.append(Block(layer, norm, *chain.act, chain.added is not None))
     return found, called
 
 
@@ -175,7 +183,8 @@ def _chain(node: fx.Node, modules: dict[str, nn.Module], taken: set[fx.Node]) ->
     after = _only_user(node)
     if layer is not None and _is(after, blocks.NORMS, modules) and not _is(layer, (nn.Linear,), modules):
         norm, after = _take(nodes, after)
-    added, act = None, (None, 0.0)
+    added: fx.Node | None = None
+    act: tuple[str | None, float] = (None, 0.0)
     sums = norm is not None or _is(layer, (nn.Conv2d,), modules)
     other = _other(after, nodes[-1]) if sums and after not in taken else None
     if other is not None:

@@ -1,6 +1,6 @@
 """torch's layers with minidl's operators: each is the class that `accelerate` gives a module in place of torch's own.
 
-A module keeps its parameters, buffers, hooks and name; only its class, and with it `forward`, is another one, which is a
+A module keeps its parameters, buffers, hooks and name; only its class, and with it `forward`, is another one, a
 subclass of what it was. What an operator cannot take when it is called, as a tensor on a device without kernels, goes
 to torch's own forward.
 """
@@ -25,7 +25,7 @@ def ready(x: Any) -> bool:
     if not isinstance(x, torch.Tensor) or x.dtype not in check.FLOATING:
         return False
     if not launch.INTERPRETED:
-        return x.is_cuda
+        return launch.is_gpu(x.device)
     if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16:
         return False
     return x.dtype != torch.bfloat16 and x.device.type in ("cpu", "cuda")
@@ -130,10 +130,13 @@ class _BatchNorm(Layer):
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         return self._minidl_normalised(input, None, None, 0.0)
 
-    def _minidl_normalised(self: Any, x: torch.Tensor, added: torch.Tensor | None, act: str | None, slope: float) -> Any:
+    def _minidl_normalised(
+        self: Any, x: torch.Tensor, added: torch.Tensor | None, act: str | None, slope: float
+    ) -> Any:
         """act(batch norm of x + added)."""
         if not ready(x):
-            assert added is act is None
+            assert added is None
+            assert act is None
             return self._minidl_torchs.forward(self, x)
         self._check_input_dim(x)
         affine = self.weight, self.bias

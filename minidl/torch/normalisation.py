@@ -24,10 +24,10 @@ _MOVED = "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches
 
 
 def _normalised(
-    x: torch.Tensor, weight: Any, bias: Any, added: Any, mean: Any, var: Any, batches: Any, momentum: float | None,
-    eps: float, act: Activation, handed: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    x: torch.Tensor, weight: Any, bias: Any, added: Any, moved: Any, act: Activation, handed: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(y, mean, rstd) in training; the running statistics are moved."""
+    mean, var, batches, momentum, eps = moved
     buffers = None if mean is None else kernels.Buffers(mean, var, batches)
     if momentum is None and buffers is not None and batches is None:
         raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
@@ -36,8 +36,8 @@ def _normalised(
     else:
         found = kernels.batch_statistics(x, eps, momentum, buffers, handed)
         y = kernels.normalise(x, found, weight, bias, act, added)
-    moved = [each for each in (mean, var, batches) if each is not None and not each.is_inference()]
-    torch.autograd.graph.increment_version(moved)
+    changed = [each for each in moved[:3] if each is not None and not each.is_inference()]
+    torch.autograd.graph.increment_version(changed)
     return y, *found
 
 
@@ -86,7 +86,7 @@ def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
 def batch_norm_training(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any) -> Any:
     *moved, name, slope = more
     kernels.check_arguments(x, moved[0], moved[1], weight, bias, True, moved[4])
-    return _normalised(x, weight, bias, added, *moved, act_of(name, slope))
+    return _normalised(x, weight, bias, added, moved, act_of(name, slope))
 
 
 def _fake_inference(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
@@ -139,7 +139,8 @@ def batch_norm_backward(
 ) -> list[torch.Tensor]:  # fmt: skip
     """The gradients that are wanted of x, weight, bias, and what was added."""
     given = x, kernels.Statistics(mean, rstd), weight, bias, act_of(name, slope)
-    want_x, want_weight, want_bias, want_added = wanted
+    want_x, want_weight, want_bias, _ = wanted
+    dx: torch.Tensor | None
     dz = dy
     if training and want_x and y is None and alone.fits(x):
         dx, dweight, dbias = alone.normalised_grad(dy, *given)
@@ -173,7 +174,8 @@ def batch_norm(
 
 
 def _fake_fold(x: Any, mean: Any, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(mean.new_empty(mean.shape, dtype=accumulator(x.dtype)) for _ in "ab")  # type: ignore[return-value]
+    scale = mean.new_empty(mean.shape, dtype=accumulator(x.dtype))
+    return scale, torch.empty_like(scale)
 
 
 @operator(
@@ -235,7 +237,7 @@ def conv_norm(
     hands_on = made.kind is Conv2d and not few and values[0] > 0
     z, handed = made.forward(x, conv_weight, conv_bias, None, **({"statistics": True} if hands_on else {}))
     kernels.check_arguments(z, moved[0], moved[1], weight, bias, True, moved[4])
-    y, mean, rstd = _normalised(z, weight, bias, added, *moved, act_of(name, slope), handed if hands_on else None)
+    y, mean, rstd = _normalised(z, weight, bias, added, moved, act_of(name, slope), handed if hands_on else None)
     return y, z, mean, rstd
 
 

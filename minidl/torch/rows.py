@@ -169,7 +169,7 @@ def _row_norm(
 def _fake_norm_backward(
     dy: Any, x: Any, weight: Any, bias: Any, mean: Any, rstd: Any, dims: Any, groups: Any, rms: Any, wanted: Any
 ) -> list[torch.Tensor]:
-    made = _order(x, groups), *(None if t is None else x.new_empty(t.shape) for t in (weight, bias))
+    made = _order(x, groups), *(x.new_empty(0 if t is None else t.shape) for t in (weight, bias))
     return [each for each, want in zip(made, wanted, strict=True) if want]
 
 
@@ -183,11 +183,10 @@ def row_norm_backward(
     groups: int, rms: bool, wanted: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
     x, seen = _rows(x, dims, groups)
-    shapes = [None if t is None else t.shape for t in (weight, bias)]
     flat = None if weight is None else weight.reshape(-1)
     dx, *others = norms.backward(dy, x, seen, flat, mean, rstd, rms, wanted)
-    found = [None if t is None else t.view(shape) for t, shape in zip(others, shapes, strict=True)]
-    return [each for each in (dx, *found) if each is not None]
+    found = [dx, *(t if t is None else t.view_as(given) for t, given in zip(others, (weight, bias), strict=True))]
+    return [each for each in found if each is not None]
 
 
 def _dims(op: str, x: torch.Tensor, normalized_shape: Sequence[int] | int) -> int:

@@ -99,10 +99,12 @@ def test_the_report_names_each_layer_and_why_others_stay(device):
         pass
 
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), Odd(5, 5)
+        nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU(),
+        Odd(5, 5),
     ).to(device)  # fmt: skip
     found = {line.module: line for line in mt.report(mt.accelerate(model))}
-    assert found["0"].how == "torch" and "circular" in found["0"].note
+    assert found["0"].how == "torch"
+    assert "circular" in found["0"].note
     assert found["1"].note == found["2"].note == "1 + 2 + relu"
     assert "made from Linear" in found["4"].note
     assert "block: 2" in str(mt.report(model))
@@ -140,7 +142,8 @@ def test_sums_after_blocks_and_changes_in_place_keep_their_order(device):
 
 def test_transposed_convolutions_sequences_and_volumes(device):
     for theirs, shape in (
-        (nn.Sequential(nn.ConvTranspose2d(3, 4, 4, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.ConvTranspose2d(4, 2, 2)), (2, 3, 2, 3)),
+        (nn.Sequential(nn.ConvTranspose2d(3, 4, 4, 2, 1), nn.BatchNorm2d(4), nn.ReLU()), (2, 3, 2, 3)),
+        (nn.Sequential(nn.ConvTranspose1d(4, 2, 2), nn.Hardswish()), (2, 4, 3)),
         (nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.LeakyReLU(0.2)), (2, 3, 5)),
         (nn.Sequential(nn.Conv3d(2, 2, 2), nn.BatchNorm3d(2), nn.Tanh(), nn.AvgPool3d(1)), (2, 2, 3, 3, 2)),
         (nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3), nn.GELU(), nn.Softmax(-1)), (2, 4)),
@@ -161,13 +164,15 @@ def test_state_dicts_copies_pickles_and_restore(pair):
     theirs.load_state_dict(ours.state_dict())
     assert list(ours.state_dict()) == list(theirs.state_dict())
     twin = copy.deepcopy(ours)
-    assert isinstance(twin.stem[0], layers.Conv2d) and twin.stem[0].weight is not ours.stem[0].weight
+    assert isinstance(twin.stem[0], layers.Conv2d)
+    assert twin.stem[0].weight is not ours.stem[0].weight
     _same(twin, copy.deepcopy(theirs), x)
     file = io.BytesIO()
     torch.save(ours, file)  # noqa: TID251 (a user's)
     file.seek(0)
     loaded = torch.load(file, weights_only=False)  # noqa: TID251
-    assert type(loaded) is Net and type(loaded.stem[0]) is nn.Conv2d
+    assert type(loaded) is Net
+    assert type(loaded.stem[0]) is nn.Conv2d
     assert mt.restore(ours) is ours
     assert [type(m) for m in ours.modules()] == [type(m) for m in theirs.modules()]
     assert all(vars(a).keys() == vars(b).keys() for a, b in zip(ours.modules(), theirs.modules(), strict=True))
@@ -244,7 +249,12 @@ def test_functional_call_gradients_of_functions_and_checkpoints(pair):
     found = [torch.func.grad(lambda v, m=model: loss(m, v))(values) for model in (ours, theirs)]
     for name in values:
         _close(found[0][name], found[1][name])
-    _same(ours, theirs, x, lambda model, x: model.head(model.pool(checkpoint(model.blocks, model.stem(x), use_reentrant=False))))
+    _same(
+        ours,
+        theirs,
+        x,
+        lambda model, x: model.head(model.pool(checkpoint(model.blocks, model.stem(x), use_reentrant=False))),
+    )
 
 
 def test_autocast_and_a_gradient_scaler(device):

@@ -181,7 +181,7 @@ def test_results_and_gradients_are_torchs(case):
 
 def test_gradients_are_those_of_differences(case):
     ours, _, tensors = case
-    wanted = [t for t in _leaves(tensors())]
+    wanted = list(_leaves(tensors()))
     assert torch.autograd.gradcheck(ours, wanted, atol=1e-5, nondet_tol=0.0, fast_mode=True)
 
 
