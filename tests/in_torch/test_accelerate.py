@@ -5,10 +5,14 @@ import io
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
+import minidl
 import minidl.torch as mt
 from minidl.torch import layers
 
@@ -310,8 +314,31 @@ def test_second_derivatives_are_refused_and_wrong_use_is_told(pair):
     (dx,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="restore"):
         dx.sum().backward()
-    with pytest.raises(TypeError, match="torch"):
+    with pytest.raises(TypeError, match=r"torch.nn.Module"):
         mt.accelerate(object())
+    with pytest.raises(TypeError, match="to_torch"):
+        mt.softmax(minidl.zeros(3), 0)
+
+
+def test_wrapped_by_ddp_and_fsdp(pair):
+    """DDP wraps an accelerated model; FSDP, which takes no channels-last weights, is followed by accelerate."""
+    ours, theirs, x = pair
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(ours)
+        _same(ours, copy.deepcopy(theirs), x, lambda model, x: (wrapped if model is ours else model)(x))
+        sharded, mesh = copy.deepcopy(theirs), init_device_mesh(x.device.type, (1,))
+        fully_shard(sharded.blocks[0], mesh=mesh)
+        fully_shard(sharded, mesh=mesh)
+        assert any(line.how == "block" for line in mt.report(mt.accelerate(sharded)))
+        made = [model(x) for model in (sharded, theirs)]
+        _close(*made)
+        for y in made:
+            y.square().sum().backward()
+        for one, other in zip(sharded.parameters(), theirs.parameters(), strict=True):
+            _close(one.grad.full_tensor(), other.grad)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_equal_bits_from_run_to_run(pair):
