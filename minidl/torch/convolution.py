@@ -77,8 +77,15 @@ class Convolved:
             found.append(self.down(self.kind.grad_input(ctx, dz, self.up(weight))))
         if want_weight:
             dw = self.down(self.kind.grad_weight(ctx, dz, self.up(x)))
-            found.append(dw.movedim(1, -1).contiguous().movedim(-1, 1))
+            found.append(_lying_as(dw.movedim(1, -1).contiguous().movedim(-1, 1), weight))
         return found
+
+
+def _lying_as(dw: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """dw with the strides of weight where these differ in sizes of 1 alone: DDP compares them all."""
+    strides = zip(weight.shape, weight.stride(), dw.stride(), strict=True)
+    same = all(size == 1 or one == other for size, one, other in strides)
+    return dw.as_strided(weight.shape, weight.stride()) if same else dw
 
 
 @functools.lru_cache(maxsize=4096)
