@@ -22,7 +22,7 @@ from minidl.kernels.norm.statistics import Statistics
 __all__: list[str] = []  # used by operations, none itself
 
 _NAME = "folds"
-_ALIGNED = 16  # results begin at multiples of so many numbers, as kernels expect
+_ALIGNED = 8  # results begin at multiples of so many numbers: of 16 bytes, as kernels expect
 Vectors = tuple[torch.Tensor | None, ...]
 Key = tuple[Callable[..., Any], tuple[Hashable, ...], tuple[int | None, ...]]
 # What each module's call has asked for, with the vectors.

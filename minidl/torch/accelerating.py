@@ -76,6 +76,9 @@ def accelerate(model: nn.Module, example: Any = None, fuse: bool = True) -> nn.M
             _lay(module)
     for module, kind in fused.items():
         module.__class__ = kind
+    for module in _outermost(model):
+        if not isinstance(module, Accelerated) and any(isinstance(m, NORMS) for m in ours):
+            module.__class__ = fusing.whole(module)
     _reports[model] = _told(model, {**reasons, **untraced})
     return model
 
@@ -96,6 +99,15 @@ def report(model: nn.Module) -> Report:
     """What each module of an accelerated model runs as."""
     known = _reports.get(model)
     return known if known is not None else _told(model, {})
+
+
+def _outermost(model: nn.Module) -> Iterator[nn.Module]:
+    """The model, or what a module of torch that holds it holds."""
+    if type(model).__module__.startswith("torch.nn.") and not isinstance(model, nn.Sequential):
+        for child in model.children():
+            yield from _outermost(child)
+    else:
+        yield model
 
 
 def _refuses(module: nn.Module) -> str | None:

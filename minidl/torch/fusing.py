@@ -22,6 +22,7 @@ from torch import fx, nn
 from torch.nn.modules import module as all_modules
 from torch.utils import checkpoint
 
+from minidl import later
 from minidl.torch import blocks
 from minidl.torch.layers import Accelerated
 
@@ -268,7 +269,6 @@ def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], c
     numbers = tuple((name, vars(module)[name]) for name in sorted(read))
     listed = "isinstance" in names
 
-    @functools.wraps(own.forward)
     def fused(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs or all_modules._has_any_global_hook() or (listed and any(isinstance(a, torch.Tensor) for a in args)):
             return own.forward(self, *args, **kwargs)
@@ -283,9 +283,26 @@ def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], c
                 return own.forward(self, *args)
         return forward(self, *args)
 
-    members = {"forward": fused, "_minidl_torchs": own, "_minidl_blocks": tuple(found)}
+    return _made(Fused, own, fused, _minidl_blocks=tuple(found))
+
+
+def whole(module: nn.Module) -> type[Accelerated]:
+    """A class of a module whose forward is its own, and within which all batch norms are folded at once."""
+    own: Any = type(module)
+    return _made(Accelerated, own, own.forward)
+
+
+def _made(base: type[Accelerated], own: Any, forward: Callable[..., Any], **members: Any) -> Any:
+    @functools.wraps(own.forward)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return forward(self, *args, **kwargs)
+        with later.deferring(self):
+            return forward(self, *args, **kwargs)
+
+    members |= {"forward": call, "_minidl_torchs": own}
     members |= {"__module__": own.__module__, "__qualname__": own.__qualname__}
-    return type(own.__name__, (Fused, own), members)
+    return type(own.__name__, (base, own), members)
 
 
 def _sequences(module: nn.Module, prefix: str = "") -> Iterator[str]:

@@ -14,7 +14,8 @@ import torch
 from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
-from minidl.kernels.norm import alone, fold
+from minidl.kernels.norm import alone
+from minidl.ops import folds
 from minidl.ops.conv import Conv2d
 from minidl.torch.activations import parts
 from minidl.torch.convolution import SETTINGS, Convolved, convolution_backward, sizes
@@ -115,7 +116,7 @@ def batch_norm_inference(
     slope: float,
 ) -> Any:  # fmt: skip
     kernels.check_arguments(x, mean, var, weight, bias, False, eps)
-    found = fold.running_statistics(mean, var, eps, x.dtype)
+    found = folds.running_statistics(mean, var, eps, x.dtype)
     return kernels.normalise(x, found, weight, bias, act_of(name, slope), added), *found
 
 
@@ -187,8 +188,7 @@ def fold_batch_norm(
     x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, conv_bias: Any, weight: Any, bias: Any, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(scale, shift) of a convolution of x with a bias, whose batch norm this is, in the dtype that x is summed in."""
-    like = mean.new_empty(len(mean), dtype=x.dtype)
-    return fold.fold(like, conv_bias, mean, var, weight, bias, eps, wide=True)
+    return folds.fold(accumulator(x.dtype), conv_bias, mean, var, weight, bias, eps)
 
 
 def _fake_conv_norm(x: Any, weight: Any, *more: Any) -> tuple[torch.Tensor, ...]:
