@@ -350,7 +350,7 @@ def cross_entropy_parts(
     Raises TypeError for dtypes, ValueError for shapes, options or devices that do not fit, and IndexError on the CPU
     for a target that is no class (on a GPU its row becomes NaN).
     """
-    soft = _check_cross_entropy(x, target, weight, ignore_index, reduction, label_smoothing)
+    soft = check_arguments(x, target, weight, ignore_index, reduction, label_smoothing)
     if order.channels_last(x):
         whole = x.movedim(1, -1)
         flat = whole.reshape(-1, x.shape[1])
@@ -387,30 +387,66 @@ def cross_entropy_parts(
     # An only program needs no launch after it to add up.
     only = fits and programs == 1 and not each and (alone or not mean)
     parts = loss if each or only else torch.empty(programs, dtype=acc, device=device)
-    pointers = rows, target, weight, sums, parts, grad if with_grad else None
-    meta = {
-        "SMOOTHING": float(label_smoothing), "SOFT": soft, "WEIGHTED": weight is not None, "EACH": each,
-        "GRAD": with_grad, "DIVIDE": mean and not defer, "ACC": launch.acc(x.dtype), **tile.options,
-    }  # fmt: skip
-    align = vectors(rows, grad)
-    if fits:
-        launch.run(
-            cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad),
-            ignore_index, count, ALONE=alone, ONLY=only, LEVELS=levels(rows), ALIGN=align,
-            LANES=lanes(align, tile, rows, grad), **early.options(), **meta,
-        )  # fmt: skip
-    else:
-        align, with_ends = ended(align, rows, grad)
-        launch.run(
-            cross_entropy_loop_kernel, (programs,), *pointers, R, N, rows.stride(0), ignore_index, count, ALIGN=align,
-            ENDS=with_ends, **meta,
-        )  # fmt: skip
+    meta = {"SMOOTHING": float(label_smoothing), "SOFT": soft, "EACH": each, "DIVIDE": mean and not defer}
+    _launch(
+        rows, target, weight, sums, parts, grad, (ignore_index, count), with_grad, tile,
+        {"ALONE": alone, "ONLY": only} if fits else None, meta,
+    )  # fmt: skip
     found = in_shape(grad, x.shape, axis) if with_grad else None
     if each or only:
         return CrossEntropy(loss, found, sums.view(()) if defer else None)
     divisor = torch.empty((), dtype=acc, device=device) if mean else None
     add_up(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
     return CrossEntropy(loss, found, divisor if defer else None)
+
+
+def _launch(rows, target, weight, sums, parts, grad, numbers, with_grad, tile, fits, meta):
+    """The kernel for rows of their length: with the flags `fits`, or in a loop where these are None."""
+    outer, N, inner = rows.shape
+    R = outer * inner
+    programs = launch.cdiv(R, tile["BLOCK_M"])
+    pointers = rows, target, weight, sums, parts, grad if with_grad else None
+    meta = {**meta, "WEIGHTED": weight is not None, "GRAD": with_grad, "ACC": launch.acc(rows.dtype), **tile.options}
+    align = vectors(rows, grad)
+    if fits is not None:
+        launch.run(
+            cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad), *numbers,
+            LEVELS=levels(rows), ALIGN=align, LANES=lanes(align, tile, rows, grad), **fits, **early.options(), **meta,
+        )  # fmt: skip
+        return
+    align, with_ends = ended(align, rows, grad)
+    launch.run(
+        cross_entropy_loop_kernel, (programs,), *pointers, R, N, rows.stride(0), *numbers, ALIGN=align, ENDS=with_ends,
+        **meta,
+    )  # fmt: skip
+
+
+def in_place(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+    divisors: tuple[torch.Tensor | None, int],
+    each: torch.dtype | None,
+    with_grad: bool,
+) -> torch.Tensor:
+    """The loss of each row of x [R, N], contiguous, in the dtype `each`, or without one partial sums of them.
+
+    x becomes its gradient `with_grad`, divided by the sum of the parts of `divisors` if there are some. Arguments are
+    checked before.
+    """
+    (rows, *_), tile, fits = rows_of("cross_entropy", "cross_entropy_loop", 1, x)
+    count = len(x) if each else launch.cdiv(len(x), tile["BLOCK_M"])
+    parts = torch.empty(count, dtype=each or launch.acc_torch(x.dtype), device=x.device)
+    sums, shares_ = divisors
+    meta = {
+        "SMOOTHING": float(smoothing), "SOFT": target.dtype.is_floating_point, "EACH": each is not None,
+        "DIVIDE": sums is not None,
+    }  # fmt: skip
+    flags = {"ALONE": False, "ONLY": False} if fits else None
+    _launch(rows, target, weight, sums, parts, rows, (ignore_index, shares_), with_grad, tile, flags, meta)
+    return parts
 
 
 def cross_entropy_grad_(
@@ -457,9 +493,8 @@ def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
     return sums, programs
 
 
-def _check_cross_entropy(x, target, weight, ignore_index, reduction, label_smoothing):
+def check_arguments(x, target, weight, ignore_index, reduction, label_smoothing, op="cross_entropy"):
     """Whether the targets are probabilities. Raises as `cross_entropy_parts`."""
-    op = "cross_entropy"
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"{op}: label_smoothing is {label_smoothing}, expected a number from 0 to 1")
     soft = target.dtype.is_floating_point

@@ -23,6 +23,7 @@ from minidl.ops import (
     inplace,
     kin,
     linalg,
+    linear_loss,
     lookup,
     loss,
     named,
@@ -45,6 +46,7 @@ from minidl.ops.conv_volume import *
 from minidl.ops.elementwise import *
 from minidl.ops.kin import *
 from minidl.ops.linalg import *
+from minidl.ops.linear_loss import *
 from minidl.ops.lookup import *
 from minidl.ops.loss import *
 from minidl.ops.named import *
@@ -69,6 +71,7 @@ __all__ += conv_volume.__all__
 __all__ += elementwise.__all__
 __all__ += kin.__all__
 __all__ += linalg.__all__
+__all__ += linear_loss.__all__
 __all__ += lookup.__all__
 __all__ += loss.__all__
 __all__ += named.__all__

@@ -136,6 +136,16 @@ CASES = {
         lambda x: F.cross_entropy(x, _CLASSES, reduction="none", ignore_index=0),
         lambda: (_randn(3, 4),),
     ),
+    "linear cross entropy": (
+        lambda x, w, b: mt.linear_cross_entropy(x, w, _CLASSES, linear_bias=b, label_smoothing=0.1),
+        lambda x, w, b: F.cross_entropy(F.linear(x, w, b), _CLASSES, label_smoothing=0.1),
+        lambda: (_randn(3, 5), _randn(4, 5), _randn(4)),
+    ),
+    "linear cross entropy of each": (
+        lambda x, w: mt.linear_cross_entropy(x, w, _CLASSES, reduction="none", ignore_index=0),
+        lambda x, w: F.cross_entropy(F.linear(x, w), _CLASSES, reduction="none", ignore_index=0),
+        lambda: (_randn(3, 5), _randn(4, 5)),
+    ),
     "layer norm": (
         lambda x, w, b: mt.layer_norm(x, (3, 2), w, b),
         lambda x, w, b: F.layer_norm(x, (3, 2), w, b),

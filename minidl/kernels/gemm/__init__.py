@@ -43,6 +43,7 @@ def gemm(
     form: str | None = ...,
     split: int | None = ...,
     precision: str | None = ...,
+    wide: bool = ...,
 ) -> torch.Tensor: ...
 @overload
 def gemm(
@@ -55,6 +56,7 @@ def gemm(
     form: str | None = ...,
     split: int | None = ...,
     precision: str | None = ...,
+    wide: bool = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def gemm(
     a: torch.Tensor,
@@ -66,11 +68,13 @@ def gemm(
     form: str | None = None,
     split: int | None = None,
     precision: str | None = None,
+    wide: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """act(a @ b + bias), and also z = a @ b + bias when `preactivation` is set.
 
     a [M, K] or [batch, M, K], b [K, N] or [batch, K, N], any strides; bias [N] contiguous; one dtype and device.
-    Returns [M, N] or [batch, M, N] (and z alike), contiguous, in the inputs' dtype. K = 0 gives act(bias).
+    Returns [M, N] or [batch, M, N] (and z alike), contiguous, in the inputs' dtype, or `wide` in the one that they are
+    accumulated in. K = 0 gives act(bias).
     `form` ("tma", "tail" for 16 bits, "parts" for float32, "pointer", "copied", "thin" or "vector"), `split` and
     `precision` override the choice made from the shape; the thin form and that of vectors have the accuracy of "ieee"
     in each precision.
@@ -93,7 +97,7 @@ def gemm(
         b = b.mT
     M, N = a.shape[-2], b.shape[-1]
     shape = (batch, M, N) if batched else (M, N)
-    c = torch.empty(shape, dtype=a.dtype, device=a.device)
+    c = torch.empty(shape, dtype=launch.acc_torch(a.dtype) if wide else a.dtype, device=a.device)
     z = torch.empty_like(c) if preactivation else None
     tile, tiles, split, in_tail = _tile(form, a, b, batch, precision, split)
     flags = {

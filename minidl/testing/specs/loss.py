@@ -63,7 +63,7 @@ def _weights(case: Case, N: int) -> torch.Tensor:
     return torch.ones(N, dtype=case.args[0].dtype, device=case.args[0].device) if weight is None else weight
 
 
-def _shares(case: Case) -> tuple[torch.Tensor, int, torch.Tensor]:
+def shares_of(case: Case) -> tuple[torch.Tensor, int, torch.Tensor]:
     """q and the axis of the classes, and which rows count (as q's shape with one class)."""
     x, target = case.args
     given, axis = options(case), min(1, case.args[0].dim() - 1)
@@ -79,32 +79,38 @@ def _shares(case: Case) -> tuple[torch.Tensor, int, torch.Tensor]:
     return torch.where(kept, (1 - smoothing) * one * chosen + smoothing / N * w, 0.0), axis, kept
 
 
-def _divisor(case: Case) -> float:
+def divisor_of(case: Case) -> float:
     x, target = case.args
-    _, axis, kept = _shares(case)
+    _, axis, kept = shares_of(case)
     if target.dtype.is_floating_point:
         return x.numel() / x.shape[axis]
     return float(_weights(case, x.shape[axis])[target[kept.squeeze(axis)]].sum())
+
+
+def row_losses(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cross-entropy of each row, and its error in the accumulate type."""
+    x, _ = case.args
+    u = bounds.acc_unit(dtype)
+    q, axis, kept = shares_of(case)
+    row = row_errors(x, axis, "cross_entropy", dtype)
+    a = q.abs()
+    share, log = a.sum(axis, keepdim=True), row.s.log()
+    times = torch.where(a == 0, 0.0, a * row.z.abs()).sum(axis, keepdim=True)
+    loss = torch.where(kept, share * log + times, 0.0)
+    error = share * (row.s_error + 8 * u * log) + bounds.gamma(row.d + 20, u) * (share * log + times)
+    return loss.squeeze(axis), torch.where(kept, error, 0.0).squeeze(axis)
 
 
 def _cross_entropy_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     x, _ = case.args
     if x.numel() == 0:
         return torch.zeros_like(result)
-    u = bounds.acc_unit(dtype)
-    q, axis, kept = _shares(case)
-    row = row_errors(x, axis, "cross_entropy", dtype)
-    rows, N, a = x.numel() // x.shape[axis], x.shape[axis], q.abs()
-    share, log = a.sum(axis, keepdim=True), row.s.log()
-    times = torch.where(a == 0, 0.0, a * row.z.abs()).sum(axis, keepdim=True)
-    loss = torch.where(kept, share * log + times, 0.0)
-    error = share * (row.s_error + 8 * u * log) + bounds.gamma(row.d + 20, u) * (share * log + times)
-    error = torch.where(kept, error, 0.0)
-    tile = row_tile("cross_entropy", rows, N, dtype)
-    return reduced(case, loss.squeeze(axis), error.squeeze(axis), _divisor(case), dtype, tile["BLOCK_M"])
+    N = x.shape[min(1, x.dim() - 1)]
+    tile = row_tile("cross_entropy", x.numel() // N, N, dtype)
+    return reduced(case, *row_losses(case, dtype), divisor_of(case), dtype, tile["BLOCK_M"])
 
 
-def _cross_entropy_grad_bound(
+def cross_entropy_grad_bound(
     case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype
 ) -> tuple[Any, ...]:
     """The gradient (Q p - q) / divisor is rounded where it waits, then multiplied by dy and rounded again.
@@ -116,8 +122,8 @@ def _cross_entropy_grad_bound(
     if x.numel() == 0:
         return (torch.zeros_like(dx),)
     u, reduction = bounds.acc_unit(dtype), options(case)["reduction"]
-    divisor = _divisor(case) if reduction == "mean" else 1.0
-    q, axis, kept = _shares(case)
+    divisor = divisor_of(case) if reduction == "mean" else 1.0
+    q, axis, kept = shares_of(case)
     row = row_errors(x, axis, "cross_entropy", dtype)
     rows, a = x.numel() // x.shape[axis], q.abs()
     p = a.sum(axis, keepdim=True) * row.e / row.s
@@ -138,7 +144,7 @@ def _soft_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype
     x, _ = case.args
     if x.numel() == 0:
         return torch.zeros_like(dx), torch.zeros_like(dt)
-    (for_x,) = _cross_entropy_grad_bound(case, dy, (dx,), dtype)
+    (for_x,) = cross_entropy_grad_bound(case, dy, (dx,), dtype)
     axis, given = min(1, x.dim() - 1), options(case)
     rows = x.numel() // x.shape[axis]
     row = row_errors(x, axis, "softmax", dtype)
@@ -288,7 +294,7 @@ SPECS = [
         reference=F.cross_entropy,
         inputs=_cross_entropy_inputs,
         bound=_cross_entropy_bound,
-        grad_bound=_cross_entropy_grad_bound,
+        grad_bound=cross_entropy_grad_bound,
         differentiable=(0,),
         families=("cross_entropy", "cross_entropy_loop", "loss"),
         examples={

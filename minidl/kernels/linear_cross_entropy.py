@@ -1,0 +1,128 @@
+"""Cross-entropy of logits x w^T + bias that are never all there: rows are taken a chunk at a time.
+
+A chunk's logits are a matrix product; one launch makes their losses and puts their gradient in their place, of which
+two more products make those of x and w. So memory for logits is bounded, and the backward pass only scales: as Hsu et
+al., Liger Kernel, arXiv 2410.10989. The gradient of w is added up over chunks in the accumulate type.
+
+    x [R, K]     w [N, K]     bias [N]     targets and weights as in `cross_entropy`, of logits [R, N]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from minidl.kernels import cross_entropy as entropy
+from minidl.kernels import elementwise, reduce
+from minidl.kernels.gemm import gemm
+from minidl.kernels.loss import add_up
+from minidl.runtime import check, launch
+
+# Logits at once: 256 MB in 16 bits. Fewer rows at a time would be slower: with K columns a chunk's part of dw, which is
+# added in 16 bytes for each of its N K values, takes as long as its products at some 700 rows (H200, 16 bits).
+MOST = 2**27
+LEAST = 1024  # rows at a time, however many classes there are
+
+
+class Made(NamedTuple):
+    """The loss, and the gradients that were wanted of x, w and bias, which `scaled` completes.
+
+    divisor  what remains to be divided out of them, see `cross_entropy.CrossEntropy`
+    """
+
+    loss: torch.Tensor
+    grads: list[torch.Tensor]
+    divisor: torch.Tensor | None
+
+
+def linear_cross_entropy(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+    wanted: Sequence[bool],
+    *,
+    dy: torch.Tensor | None = None,
+    wide: bool = False,
+) -> Made:
+    """The loss, in x's dtype or `wide` in that of sums, and the gradients of x, w and bias that are wanted.
+
+    dy [R]: that of each row's loss, which gradients of a reduction "none" need.
+    Raises as `cross_entropy_parts` for logits of x's rows and w's, and ValueError for shapes that do not fit.
+    """
+    _check(x, w, bias)
+    (R, K), N = x.shape, len(w)
+    soft = entropy.check_arguments(
+        x.new_empty(()).expand(R, N), target, weight, ignore_index, reduction, smoothing, op="linear_cross_entropy"
+    )
+    acc, with_grad = launch.acc_torch(x.dtype), any(wanted)
+    each, mean = reduction == "none", reduction == "mean"
+    later = mean and with_grad and x.dtype == torch.float16
+    target, weight = target.contiguous(), None if weight is None else weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    sums, count = None, 1
+    if soft and mean:
+        sums = torch.full((1,), R, dtype=acc, device=x.device)
+    elif not soft and (launch.INTERPRETED or mean):
+        sums, count = entropy.target_weights("linear_cross_entropy", target, weight, R, N, ignore_index, acc, x.dtype)
+    out = acc if wide else x.dtype
+    step = rows_at_once(R, N)
+    losses, dxs = [], []
+    totals: list[torch.Tensor | None] = [None, None]
+    for first in range(0, max(R, 1), step):
+        rows, end = x[first : first + step], first + step
+        z = gemm(rows, w.t(), bias)
+        divisors = (sums, count) if mean and with_grad and not later else (None, 1)
+        how = weight, ignore_index, smoothing, divisors, out if each else None, with_grad
+        losses.append(entropy.in_place(z, target[first:end], *how))
+        if dy is not None:
+            entropy.cross_entropy_grad_(z, dy[first:end])
+        if wanted[0]:
+            dxs.append(gemm(z, w))
+        if wanted[1]:
+            totals[0] = _added(totals[0], gemm(z.t(), rows, wide=later or step < R))
+        if wanted[2]:
+            totals[1] = _added(totals[1], reduce.sum_rows(z, acc))
+    parts = torch.cat(losses) if len(losses) > 1 else losses[0]
+    loss, divisor = parts, None
+    if not each:
+        loss = torch.empty((), dtype=out, device=x.device)
+        divisor = torch.empty((), dtype=acc, device=x.device) if mean else None
+        add_up(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
+    dws = [t if later else t.to(x.dtype) for t in totals if t is not None]
+    return Made(loss, [*([torch.cat(dxs) if len(dxs) > 1 else dxs[0]] if dxs else []), *dws], divisor if later else None)
+
+
+def rows_at_once(R: int, N: int) -> int:
+    """The rows of a chunk, of R with N classes."""
+    return max(1, min(R, max(LEAST, MOST // N)))
+
+
+def scaled(grad: torch.Tensor, dy: torch.Tensor | None, divisor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """A gradient of `Made` times dy, one number on the device or None for 1; its memory is used."""
+    if dy is not None or divisor is not None:
+        entropy.cross_entropy_grad_(grad, dy, divisor)
+    return grad.to(dtype)
+
+
+def _added(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
+    return more if total is None else elementwise.add(total, more, out=total)
+
+
+def _check(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
+    op = "linear_cross_entropy"
+    check.floating(op, input=x)
+    check.same(op, input=x, linear_weight=w, linear_bias=bias)
+    if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1]:
+        raise ValueError(
+            f"{op}: input is {list(x.shape)} and linear_weight {list(w.shape)}, expected [in_features] or "
+            "[N, in_features], and [classes, in_features]; flatten other inputs and targets"
+        )
+    if bias is not None and bias.shape != w.shape[:1]:
+        raise ValueError(f"{op}: linear_bias has shape {list(bias.shape)}, expected [{len(w)}]")
