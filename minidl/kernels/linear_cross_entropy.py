@@ -46,8 +46,8 @@ def linear_cross_entropy(
     ignore_index: int,
     reduction: str,
     smoothing: float,
-    wanted: Sequence[bool],
     *,
+    wanted: Sequence[bool],
     dy: torch.Tensor | None = None,
     wide: bool = False,
 ) -> Made:
@@ -57,7 +57,7 @@ def linear_cross_entropy(
     Raises as `cross_entropy_parts` for logits of x's rows and w's, and ValueError for shapes that do not fit.
     """
     _check(x, w, bias)
-    (R, K), N = x.shape, len(w)
+    R, N = len(x), len(w)
     soft = entropy.check_arguments(
         x.new_empty(()).expand(R, N), target, weight, ignore_index, reduction, smoothing, op="linear_cross_entropy"
     )
@@ -95,8 +95,9 @@ def linear_cross_entropy(
         loss = torch.empty((), dtype=out, device=x.device)
         divisor = torch.empty((), dtype=acc, device=x.device) if mean else None
         add_up(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
-    dws = [t if later else t.to(x.dtype) for t in totals if t is not None]
-    return Made(loss, [*([torch.cat(dxs) if len(dxs) > 1 else dxs[0]] if dxs else []), *dws], divisor if later else None)
+    grads = [torch.cat(dxs) if len(dxs) > 1 else dxs[0]] if dxs else []
+    grads += [total if later else total.to(x.dtype) for total in totals if total is not None]
+    return Made(loss, grads, divisor if later else None)
 
 
 def rows_at_once(R: int, N: int) -> int:
@@ -104,7 +105,9 @@ def rows_at_once(R: int, N: int) -> int:
     return max(1, min(R, max(LEAST, MOST // N)))
 
 
-def scaled(grad: torch.Tensor, dy: torch.Tensor | None, divisor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def scaled(
+    grad: torch.Tensor, dy: torch.Tensor | None, divisor: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
     """A gradient of `Made` times dy, one number on the device or None for 1; its memory is used."""
     if dy is not None or divisor is not None:
         entropy.cross_entropy_grad_(grad, dy, divisor)

@@ -25,7 +25,7 @@ class LinearCrossEntropy(Function):
         ctx.options, ctx.wanted = options, list(ctx.needs[:3])
         # Gradients of each row's loss have to wait for how much each counts.
         now = [False] * 3 if options[1] == "none" else ctx.wanted
-        ctx.made = kernels.linear_cross_entropy(x, w, target, bias, weight, *options, now)
+        ctx.made = kernels.linear_cross_entropy(x, w, target, bias, weight, *options, wanted=now)
         return ctx.made.loss
 
     @staticmethod
@@ -34,7 +34,7 @@ class LinearCrossEntropy(Function):
         made, ctx.made = ctx.made, None
         if made is None or not made.grads:
             rows = dy if ctx.options[1] == "none" else None
-            made = kernels.linear_cross_entropy(*ctx.saved, *ctx.options, ctx.wanted, dy=rows)
+            made = kernels.linear_cross_entropy(*ctx.saved, *ctx.options, wanted=ctx.wanted, dy=rows)
             dy = dy if rows is None else None
         dtype = ctx.saved[0].dtype
         grads = (kernels.scaled(grad, dy, made.divisor, dtype) for grad in made.grads)
@@ -53,7 +53,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: Any = None,
 ) -> Tensor:
-    """cross_entropy(linear(input, linear_weight, linear_bias), target, ...), in chunks of rows whose logits are not kept.
+    """cross_entropy(linear(input, linear_weight, linear_bias), target, ...) in chunks of rows, whose logits are not kept.
 
     Shapes: input [K] or [R, K], linear_weight [N, K], linear_bias [N]; all else as `cross_entropy` of logits [N] or
     [R, N]. With "mean" and "sum" gradients are made with the loss, so that the logits are computed once; with "none"

@@ -128,7 +128,15 @@ def filled(name: str, group: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
 
 def flat(name: str, group: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a group, betas as beta1 and beta2. Raises ValueError for one out of its range."""
-    found: dict[str, float] = {}
+    found = numbers(name, group)
+    for key, value in found.items():
+        check_number(name, key, value)
+    return {key: float(value) for key, value in found.items()}
+
+
+def numbers(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a group as they are given, betas as beta1 and beta2."""
+    found: dict[str, Any] = {}
     for key, value in group.items():
         if key == "betas":
             if not isinstance(value, tuple | list) or len(value) != 2:
@@ -136,9 +144,7 @@ def flat(name: str, group: Mapping[str, Any]) -> dict[str, float]:
             found["beta1"], found["beta2"] = value
         elif key in _LIMITS:
             found[key] = value
-    for key, value in found.items():
-        check_number(name, key, value)
-    return {key: float(value) for key, value in found.items()}
+    return found
 
 
 def flags(name: str, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> dict[str, bool]:

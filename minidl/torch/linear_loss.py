@@ -67,7 +67,7 @@ def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
 def _linear_cross_entropy(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *more: Any) -> Any:
     """(loss, what the gradients of x, w and bias are multiples of, what to divide these by)."""
     *options, wide, wanted = more
-    loss, grads, divisor = kernels.linear_cross_entropy(x, w, target, *options, wanted, wide=wide)
+    loss, grads, divisor = kernels.linear_cross_entropy(x, w, target, *options, wanted=wanted, wide=wide)
     if divisor is None:
         divisor = torch.ones((), dtype=accumulator(x.dtype), device=x.device)
     found, dtypes = iter(grads), _dtypes(x, options[3])
@@ -89,7 +89,8 @@ def linear_cross_entropy_backward(
     dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *more: Any
 ) -> list[torch.Tensor]:
     """The gradients that are wanted of x, w and bias, for the gradient dy of each row's loss."""
-    return kernels.linear_cross_entropy(x, w, target, *more, dy=dy.contiguous()).grads
+    *options, wanted = more
+    return kernels.linear_cross_entropy(x, w, target, *options, wanted=wanted, dy=dy.contiguous()).grads
 
 
 def linear_cross_entropy(

@@ -65,22 +65,22 @@ def test_a_second_call_makes_all_of_a_kind_at_once(nets):
     assert type(ours) is Net
 
 
-CHANGES = {
-    "in place": lambda net: net.parts[1][1].running_mean.add_(1),
-    "weights": lambda net: net.plain[1].weight.mul_(2) + net.parts[2][1].bias.sub_(1),
-    "loaded": lambda net: net.load_state_dict({k: v + 1 if v.is_floating_point() else v for k, v in net.state_dict().items()}),
-    "another tensor": lambda net: setattr(net.parts[1][1], "weight", nn.Parameter(net.parts[1][1].weight + 1)),
-    "trained": lambda net: (net.parts[1].train()(torch.ones(2, 8, 3, 3, dtype=torch.float64)), net.eval()),
-    "an optimizer": lambda net: _stepped(net),
-    "by data": lambda net: net.parts[1][1].running_var.data.mul_(3),
-    "data set": lambda net: setattr(net.parts[1][1].weight, "data", net.parts[1][1].weight + 1),
-}  # fmt: skip
-
-
 def _stepped(net):
     for p in net.parameters():
         p.grad = torch.ones_like(p)
     torch.optim.SGD(net.parameters(), lr=0.1).step()
+
+
+CHANGES = {
+    "in place": lambda net: net.parts[1][1].running_mean.add_(1),
+    "weights": lambda net: net.plain[1].weight.mul_(2) + net.parts[2][1].bias.sub_(1),
+    "loaded": lambda net: net.load_state_dict({k: v * 2 for k, v in net.state_dict().items()}),
+    "another tensor": lambda net: setattr(net.parts[1][1], "weight", nn.Parameter(net.parts[1][1].weight + 1)),
+    "trained": lambda net: (net.parts[1].train()(torch.ones(2, 8, 3, 3, dtype=torch.float64)), net.eval()),
+    "an optimizer": _stepped,
+    "by data": lambda net: net.parts[1][1].running_var.data.mul_(3),
+    "data set": lambda net: setattr(net.parts[1][1].weight, "data", net.parts[1][1].weight + 1),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
         None if grad is None else bounds.rounded(grad, error, dtype) + most * bounds.TINY[dtype]
         for grad, error in zip(grads, errors, strict=False)
     )  # fmt: skip
-    return products.gradient_bounds(grads, [0.0 if each is None else each for each in twice], dtype)
+    return products.gradient_bounds(grads, [torch.zeros(()) if each is None else each for each in twice], dtype)
 
 
 def _inputs(make: Make) -> Case:
