@@ -53,13 +53,23 @@ class Net(nn.Module):
         return self.head(self.pool(self.blocks(self.stem(x))))
 
 
+def _pair(model, device):
+    torch.manual_seed(0)
+    theirs = model().double().to(device)
+    ours = mt.accelerate(copy.deepcopy(theirs))
+    return ours, theirs, torch.randn(3, 3, 9, 8, dtype=torch.float64, device=device)
+
+
 @pytest.fixture
 def pair(device):
     """The same model twice, the first one accelerated; in float64, in training, on an image."""
-    torch.manual_seed(0)
-    theirs = Net().double().to(device)
-    ours = mt.accelerate(copy.deepcopy(theirs))
-    return ours, theirs, torch.randn(3, 3, 9, 8, dtype=torch.float64, device=device)
+    return _pair(Net, device)
+
+
+@pytest.fixture
+def small(device):
+    """The same of a smaller model, which does not take as long to trace."""
+    return _pair(lambda: nn.Sequential(Residual(3, 4, 2), nn.AvgPool2d(2), nn.Flatten(1), nn.Linear(16, 3)), device)
 
 
 def _close(a, b):
@@ -282,8 +292,8 @@ def test_autocast_and_a_gradient_scaler(device):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_compiled_in_one_graph(pair, training):
-    ours, theirs, x = pair
+def test_compiled_in_one_graph(small, training):
+    ours, theirs, x = small
     ours.train(training), theirs.train(training)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     _same(ours, theirs, x, lambda model, x: (compiled if model is ours else model)(x))
@@ -291,16 +301,16 @@ def test_compiled_in_one_graph(pair, training):
         _close(compiled(x), theirs(x))
 
 
-def test_compiled_for_any_batch(pair):
-    ours, theirs, x = pair
+def test_compiled_for_any_batch(small):
+    ours, theirs, x = small
     compiled = torch.compile(ours.eval(), fullgraph=True, backend="aot_eager", dynamic=True)
     with torch.no_grad():
         for each in (x, x[:2], torch.cat([x, x])):
             _close(compiled(each), theirs.eval()(each))
 
 
-def test_exported(pair):
-    ours, theirs, x = pair
+def test_exported(small):
+    ours, theirs, x = small
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(ours.eval(), (x,), dynamic_shapes=({0: batch},))
     assert any("minidl.convolution" in str(node.target) for node in program.graph.nodes)

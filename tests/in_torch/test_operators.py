@@ -164,6 +164,14 @@ CASES = {
 }  # fmt: skip
 
 
+# Those that have each operator once or twice: a check takes up to a second.
+CHECKED = (
+    "conv1d depthwise", "conv2d with a sum", "conv_transpose2d", "batch norm", "batch norm, inference", "conv norm",
+    "max pool", "avg pool", "adaptive avg pool", "linear", "linear, gelu", "softmax", "cross entropy",
+    "linear cross entropy", "linear cross entropy of each", "rms norm", "group norm",
+)  # fmt: skip
+
+
 @pytest.fixture(params=CASES)
 def case(request):
     return CASES[request.param]
@@ -207,9 +215,10 @@ class _Calls(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_torch_finds_each_operator_registered_as_it_should_be(case):
+@pytest.mark.parametrize("name", CHECKED)
+def test_torch_finds_each_operator_registered_as_it_should_be(name):
     """Schema, shapes and strides of results of no values, the gradient, and the operator under torch.compile."""
-    ours, _, tensors = case
+    ours, _, tensors = CASES[name]
     with _Calls() as calls:
         y = ours(*_leaves(tensors()))
         y.sum().backward()
@@ -228,9 +237,10 @@ def test_torch_finds_each_operator_registered_as_it_should_be(case):
         torch.library.opcheck(op, tuple(given), rtol=1e-8, atol=1e-8)
 
 
-def test_every_operator_has_a_case():
+def test_every_operator_is_checked():
     called = set()
-    for ours, _, tensors in CASES.values():
+    for name in CHECKED:
+        ours, _, tensors = CASES[name]
         with _Calls() as calls:
             ours(*_leaves(tensors())).sum().backward()
         called |= {str(op).split(".")[1] for op, _ in calls.found}
