@@ -197,6 +197,7 @@ _INSTEAD = {
     "autocast": "make the model and its inputs float16 by .half()",
     "compile": "operations are compiled already, and minidl.capture records a step",
     "get_default_dtype": "it is float32",
+    "torch": "import minidl.torch, which nothing else imports",
     "set_default_dtype": "it is float32; name dtype= where tensors are made, and call .double() of modules",
     "utils": "torch.utils.data works as it is; see minidl.data.to_device",
 }

@@ -79,4 +79,5 @@ def test_names_that_there_are_not_say_where_to_look():
     }.items():  # fmt: skip
         with pytest.raises(AttributeError, match=message):
             getattr(minidl, name)
+    assert "import minidl.torch" in str(minidl._UnknownName("torch"))
     assert minidl.float32 is torch.float32

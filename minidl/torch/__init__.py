@@ -12,6 +12,7 @@ Operators are `torch.ops.minidl.*`.
 from minidl.torch import optim
 from minidl.torch.accelerating import Report, accelerate, report, restore
 from minidl.torch.activations import bias_act, linear
+from minidl.torch.bags import embedding_bag
 from minidl.torch.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from minidl.torch.linear_loss import linear_cross_entropy
 from minidl.torch.normalisation import batch_norm
@@ -20,7 +21,7 @@ from minidl.torch.rows import cross_entropy, group_norm, layer_norm, log_softmax
 
 __all__ = [
     "Report", "accelerate", "adaptive_avg_pool2d", "avg_pool2d", "batch_norm", "bias_act", "conv1d", "conv2d", "conv3d",
-    "conv_transpose1d", "conv_transpose2d", "cross_entropy", "group_norm", "layer_norm", "linear",
+    "conv_transpose1d", "conv_transpose2d", "cross_entropy", "embedding_bag", "group_norm", "layer_norm", "linear",
     "linear_cross_entropy", "log_softmax", "max_pool2d", "optim",
     "report", "restore", "rms_norm", "softmax",
 ]  # fmt: skip

@@ -2,6 +2,9 @@
 
 import copy
 import io
+import sys
+import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,9 @@ from torch.utils.checkpoint import checkpoint
 import minidl
 import minidl.torch as mt
 from minidl.torch import layers
+from tests.pages import blocks
+
+ROOT = Path(__file__).parents[2]
 
 
 class Residual(nn.Module):
@@ -363,3 +369,20 @@ def test_equal_bits_from_run_to_run(pair):
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_the_script_of_the_page_runs(monkeypatch, capsys):
+    """With a model of two blocks for ResNet-18, and without a GPU."""
+    (script,) = [block.text for block in blocks(ROOT / "docs" / "in-torch.md", "py")]
+    assert len(script.strip().splitlines()) <= 20
+    vision = types.ModuleType("torchvision")
+    vision.models = types.SimpleNamespace(resnet18=lambda num_classes: Net())
+    monkeypatch.setitem(sys.modules, "torchvision", vision)
+    for old, new in {
+        ".cuda()": "", '"cuda"': '"cpu"', "bfloat16": "float16", "224, 224": "8, 8", "(64": "(4", "(100": "(3",
+        "compile(model)": "compile(model, backend='eager')",
+    }.items():  # fmt: skip
+        assert old in script
+        script = script.replace(old, new)
+    exec(script, {})
+    assert float(capsys.readouterr().out) < 2

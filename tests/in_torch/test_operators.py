@@ -22,6 +22,7 @@ def _conv_norm(x, w, gamma, beta, added):
     return conv_norm(x, w, None, added, gamma, beta, None, None, None, 0.1, 1e-5, *settings, "relu", 0.0)[0]
 
 
+_ROWS, _OFFSETS = torch.tensor([4, 0, 2, 4, 4, 1]), torch.tensor([0, 2, 2])
 _CLASSES = torch.tensor([1, 0, 2])
 # name: (ours, torch's, tensors)
 CASES = {
@@ -146,6 +147,16 @@ CASES = {
         lambda x, w: F.cross_entropy(F.linear(x, w), _CLASSES, reduction="none", ignore_index=0),
         lambda: (_randn(3, 5), _randn(4, 5)),
     ),
+    "embedding bag": (
+        lambda w: mt.embedding_bag(_ROWS, w, _OFFSETS),
+        lambda w: F.embedding_bag(_ROWS, w, _OFFSETS),
+        lambda: (_randn(5, 3),),
+    ),
+    "embedding bag with factors": (
+        lambda w: mt.embedding_bag(_ROWS.view(3, 2), w, mode="sum", per_sample_weights=_randn(3, 2)),
+        lambda w: F.embedding_bag(_ROWS.view(3, 2), w, mode="sum", per_sample_weights=_randn(3, 2)),
+        lambda: (_randn(5, 3),),
+    ),
     "layer norm": (
         lambda x, w, b: mt.layer_norm(x, (3, 2), w, b),
         lambda x, w, b: F.layer_norm(x, (3, 2), w, b),
@@ -168,7 +179,7 @@ CASES = {
 CHECKED = (
     "conv1d depthwise", "conv2d with a sum", "conv_transpose2d", "batch norm", "batch norm, inference", "conv norm",
     "max pool", "avg pool", "adaptive avg pool", "linear", "linear, gelu", "softmax", "cross entropy",
-    "linear cross entropy", "linear cross entropy of each", "rms norm", "group norm",
+    "linear cross entropy", "linear cross entropy of each", "embedding bag", "rms norm", "group norm",
 )  # fmt: skip
 
 
@@ -245,3 +256,12 @@ def test_every_operator_is_checked():
             ours(*_leaves(tensors())).sum().backward()
         called |= {str(op).split(".")[1] for op, _ in calls.found}
     assert called | {"fold_batch_norm"} == set(registry.NAMES)
+
+
+def test_bags_refuse_what_is_not_built_and_rows_that_are_not_there():
+    w = _randn(5, 3)
+    for options in ({"mode": "max"}, {"padding_idx": 0}, {"sparse": True}):
+        with pytest.raises(ValueError, match=str(next(iter(options)))):
+            mt.embedding_bag(_ROWS, w, _OFFSETS, **options)
+    with pytest.raises(IndexError, match="holds 4"):
+        mt.embedding_bag(_ROWS, w[:4], _OFFSETS)
