@@ -56,7 +56,8 @@ def accelerate(model: nn.Module, example: Any = None, fuse: bool = True) -> nn.M
 
     example: the model's input, or a tuple of its arguments, on a GPU. The model is run with it once, and each layer is
     timed on what it got, forward and, if the model is in training, back, on torch's kernels and on these; it stays
-    torch's where these are slower. Without one all layers are taken that kernels exist for.
+    torch's where these are slower. Without one all layers are taken that kernels exist for, but for kinds that were
+    slower at drawn shapes; `Linear` leaves inputs of few rows to torch.
     On a CPU kernels are interpreted, which is for tests. Raises TypeError for what is no module of torch.
     """
     if not isinstance(model, nn.Module):
@@ -67,7 +68,10 @@ def accelerate(model: nn.Module, example: Any = None, fuse: bool = True) -> nn.M
     restore(model)
     reasons = {module: _refuses(module) for module in model.modules()}
     ours, fused, untraced = _chosen(model, reasons, fuse)
-    if example is not None:
+    if example is None:
+        reasons.update((module, CLASSES[type(module)]._minidl_slower(module)) for module in ours)
+        ours, fused, untraced = _chosen(model, reasons, fuse)
+    else:
         reasons.update(measuring.slower(model, example, _units(ours, fused)))
         ours, fused, untraced = _chosen(model, reasons, fuse)
     for module in ours:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,8 @@ from minidl.runtime import check, launch
 from minidl.torch import activations, convolution, pooling, rows
 from minidl.torch import normalisation as norms
 from minidl.torch.convolution import Settings
+
+FEW = 32  # rows
 
 
 def ready(x: Any) -> bool:
@@ -57,6 +60,11 @@ class Layer(Accelerated):
         """Why a module of torch's class stays what it is; empty where nothing speaks against this one."""
         return ""
 
+    @classmethod
+    def _minidl_slower(cls, module: Any) -> str:
+        """Why it stays so unless both are timed; from what was measured at drawn shapes (`benchmarks/notes.md`)."""
+        return ""
+
 
 class _Conv(Layer):
     @classmethod
@@ -87,6 +95,15 @@ class Conv2d(_Conv, nn.Conv2d):
 
 class Conv3d(_Conv, nn.Conv3d):
     _minidl_torchs, _minidl_op = nn.Conv3d, "conv3d"
+
+    @classmethod
+    def _minidl_slower(cls, module: Any) -> str:
+        # Of ten such eight were slower, forward 0.73 and with the way back 0.74 in the mean; 34 others 2.0 and 2.3 (H100,
+        # float16).
+        wide = module.groups == 1 and module.in_channels >= 64 and module.out_channels >= 32
+        if wide and math.prod(module.kernel_size) >= 4:
+            return "torch takes 0.74 of the time of such volumes (H100); with an example both are timed"
+        return ""
 
 
 class _ConvTranspose(_Conv):
@@ -162,9 +179,14 @@ class Linear(Layer, nn.Linear):
     _minidl_torchs = nn.Linear
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not ready(input):
+        if not ready(input) or self._minidl_few(input):
             return nn.Linear.forward(self, input)
         return activations.linear(input, self.weight, self.bias)
+
+    def _minidl_few(self, input: torch.Tensor) -> bool:
+        """Whether the rows are so few that torch is faster: 0.91 of the time in the mean of 10 (H100, float16)."""
+        wide = self.in_features >= 256 and self.out_features >= 256
+        return wide and not torch.compiler.is_compiling() and input.numel() < FEW * self.in_features
 
 
 class MaxPool2d(Layer, nn.MaxPool2d):

@@ -132,6 +132,17 @@ def test_the_report_names_each_layer_and_why_others_stay(device):
     assert {line.module: line.how for line in unfused}["1"] == "operator"
 
 
+def test_layers_of_which_torch_is_known_to_be_faster_stay_torchs_unless_they_are_timed(device):
+    model = nn.Sequential(nn.Conv3d(64, 32, 2), nn.Conv3d(32, 8, 2), nn.Flatten(), nn.Linear(256, 256)).to(device)
+    assert [line.how for line in mt.report(mt.accelerate(model))][:2] == ["torch", "operator"]
+    assert "0.74" in str(mt.report(model))
+    x = torch.randn(1, 64, 4, 6, 6, device=device)
+    assert mt.report(mt.accelerate(model, x))[0].how != "torch"
+    few, many = (torch.randn(rows, 256, device=device, requires_grad=True) for rows in (3, 32))
+    assert "Addmm" in str(model[3](few).grad_fn)
+    assert "linear" in str(model[3](many).grad_fn)
+
+
 def test_sums_after_blocks_and_changes_in_place_keep_their_order(device):
     class Tricky(nn.Module):
         def __init__(self):
