@@ -1,6 +1,6 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest sanitize mutation lint types compile-check compile-versions notebooks results venv clean
+.PHONY: help demo test pytest sanitize mutation lint types compile-check compile-versions notebooks kernels-package results venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -73,6 +73,9 @@ compile-versions: $(VENV)/.installed-dev ## compile and interpret the kernels wi
 
 notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb from the text sources
 	$(BIN)/python notebooks/run.py
+
+kernels-package: $(VENV)/.installed ## the operators in torch as a package of Hugging Face's kernels, in dist/kernels
+	$(BIN)/python -m minidl.workbench.kernels_package dist/kernels
 
 results: $(VENV)/.installed ## the tables and the picture of the committed results of an H200
 	$(BIN)/python -m minidl.workbench.bench.table benchmarks/results/nvidia-h200.json docs/performance.md README.md \

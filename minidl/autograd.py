@@ -251,7 +251,7 @@ class Function:
     def __init_subclass__(cls) -> None:
         """A function outside of minidl may return Tensors, and have its context set up apart."""
         super().__init_subclass__()
-        if not cls.__module__.startswith("minidl."):
+        if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
             _open_to_tensors(cls)
 
     @staticmethod

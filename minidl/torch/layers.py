@@ -98,8 +98,8 @@ class Conv3d(_Conv, nn.Conv3d):
 
     @classmethod
     def _minidl_slower(cls, module: Any) -> str:
-        # Of ten such eight were slower, forward 0.73 and with the way back 0.74 in the mean; 34 others 2.0 and 2.3 (H100,
-        # float16).
+        # Of ten such eight were slower, forward 0.73 and with the way back 0.74 in the mean; 34 others 2.0 and 2.3
+        # (H100, float16).
         wide = module.groups == 1 and module.in_channels >= 64 and module.out_channels >= 32
         if wide and math.prod(module.kernel_size) >= 4:
             return "torch takes 0.74 of the time of such volumes (H100); with an example both are timed"

@@ -18,7 +18,7 @@ import torch
 
 from minidl.autograd import Variable
 
-NAMESPACE = "minidl"
+NAMESPACE = __name__.partition(".")[0]  # "minidl", or the name of a copy, see `workbench.kernels_package`
 _library = torch.library.Library(NAMESPACE, "DEF")
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
