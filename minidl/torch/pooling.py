@@ -142,10 +142,12 @@ def adaptive_avg_pool2d_backward(dy: torch.Tensor, size: list[int]) -> torch.Ten
 
 def max_pool2d(
     input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
-    ceil_mode: bool = False,
+    ceil_mode: bool = False, return_indices: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """torch.nn.functional.max_pool2d. The result lies channels-last."""
+    """torch.nn.functional.max_pool2d. The result lies channels-last. Raises ValueError for return_indices."""
     op = "max_pool2d"
+    if return_indices:
+        raise ValueError(f"{op}: return_indices is not built; call torch.nn.functional.{op}")
     kernel = pair(op, "kernel_size", kernel_size, 1)
     step = kernel if stride is None else pair(op, "stride", stride, 1)
     settings = list(kernel), list(step), list(pair(op, "padding", padding, 0)), list(pair(op, "dilation", dilation, 1))
