@@ -296,6 +296,8 @@ class Tensor(Variable):
     @property
     def grad(self) -> Tensor | None:
         """The gradient that backward() has added up here, as a dense tensor; None before."""
+        if self._slope is not None and isinstance(recorded := self._graph_grad(), Tensor):
+            return recorded
         if isinstance(self._grad, RowGrad):
             return Tensor(self._grad.dense())
         return None if self._grad is None else Tensor(self._grad)
@@ -310,6 +312,7 @@ class Tensor(Variable):
         if value is not None and value.device != self.device:
             raise ValueError(f"grad is on {value.device}, expected {self.device}; move it with .to()")
         self._grad = None if value is None else value.data
+        self._slope = value if value is not None and value.requires_grad else None
 
     @property
     def raw_grad(self) -> Grad | None:
@@ -324,15 +327,15 @@ class Tensor(Variable):
         """Add the gradient of this tensor (times `gradient`) to the `grad` of every leaf it depends on.
 
         `gradient` has this tensor's shape, and may be left out when there is one element.
+        With `create_graph` the gradients are recorded, too, and the graph is kept.
         Raises RuntimeError when nothing was recorded, when a gradient is missing, when the graph was already used, and
-        for `create_graph`, as no operation has a second derivative.
+        for `create_graph` of an operation without a second derivative.
         """
         if not self.requires_grad:
             raise RuntimeError(
                 "backward(): nothing was recorded for this tensor; set requires_grad=True on its inputs, "
                 "outside no_grad()"
             )
-        autograd.refuse_create_graph("backward", self, create_graph)
         if gradient is None:
             if self.numel() != 1:
                 raise RuntimeError(
@@ -347,8 +350,11 @@ class Tensor(Variable):
                     f"expected {list(self.shape)}, {self.dtype} on {self.device}"
                 )
             seed = gradient.data
-        with autograd.no_grad():
-            autograd.backward(self, seed, bool(retain_graph))
+        if create_graph:
+            autograd.second.backward(self, gradient, retain_graph is not False)
+        else:
+            with autograd.no_grad():
+                autograd.backward(self, seed, bool(retain_graph))
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> autograd.RemovableHandle:
         """Call `hook` with this tensor's gradient during backward; a tensor it returns replaces the gradient.

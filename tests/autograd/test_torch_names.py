@@ -106,14 +106,6 @@ class TestGrad:
         assert grad((x * 2).sum(), x)[0].tolist() == [20]
 
     @pytest.mark.parametrize(
-        "call", [lambda y, x: grad(y, x, create_graph=True), lambda y, x: y.backward(create_graph=True)]
-    )
-    def test_of_second_order_is_refused_by_the_operations_name(self, call):
-        x = leaf(1.0)
-        with pytest.raises(RuntimeError, match=r"create_graph=True wants second derivatives, .* the first is Exp"):
-            call(ops.exp(x), x)
-
-    @pytest.mark.parametrize(
         ("call", "message"),
         [
             (lambda x: grad(x.detach(), x), "an output does not require grad"),
