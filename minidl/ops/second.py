@@ -17,8 +17,8 @@ from minidl.kernels import lookup as lookup_kernels
 from minidl.kernels.activation import Activation
 from minidl.modes import no_grad
 from minidl.ops import activation as acts
+from minidl.ops import assignment, join, lookup, pieces, pool, random, reduce, resample, sorting, view
 from minidl.ops import elementwise as e
-from minidl.ops import join, lookup, pieces, pool, random, reduce, resample, sorting, view
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # used by the engine, no operations
@@ -147,6 +147,16 @@ def _embedding(ctx: Any, dy: Tensor) -> Any:
 @second(view.Expand)
 def _expand(ctx: Any, dy: Tensor) -> Any:
     return summed(dy, ctx.shape), None
+
+
+@second(assignment.Assign)
+def _assign(ctx: Any, dy: Tensor) -> Any:
+    basic, parts = ctx.index
+    dv = None
+    if ctx.needs[1]:
+        dv = dy[basic] if parts is ... else dy[basic][parts]
+        dv = summed(dv, ctx.shape[max(len(ctx.shape) - dv.ndim, 0) :]).reshape(ctx.shape)
+    return assignment.Assign.apply(dy, 0, ctx.index, False), dv, None, None
 
 
 @second(pieces.Split)
