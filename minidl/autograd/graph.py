@@ -34,7 +34,7 @@ class RemovableHandle:
     """What registered a hook returns: `remove()`, a call, or the end of a `with` block takes the hook away again."""
 
     def __init__(self, hooks: dict[int, Any], hook: Any) -> None:
-        self._hooks, self.id = hooks, max(hooks, default=-1) + 1
+        self._hooks, self.id = hooks, next(_sequence)
         hooks[self.id] = hook
 
     def remove(self) -> None:

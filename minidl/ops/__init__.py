@@ -37,7 +37,6 @@ from minidl.ops import (
     view,
 )
 from minidl.ops import float8 as float8
-from minidl.ops import second as second
 from minidl.ops import second_layers as second_layers
 from minidl.ops.activation import *
 from minidl.ops.batchnorm import *

@@ -1,21 +1,19 @@
 """Second derivatives: the way back of an operation once more, of Tensors and by operations on Tensors.
 
-`backward(create_graph=True)` and `autograd.grad` take these in place of `Function.backward`. What is not here has none,
-and is refused by its name. Layers, norms and losses are in `second_layers`.
+`backward(create_graph=True)` and `autograd.grad` take these in place of `Function.backward`. What is not here, nor in
+`second_acts` and `second_layers`, has none, and is refused by its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import activation, elementwise
 from minidl.kernels import lookup as lookup_kernels
-from minidl.kernels.activation import Activation
-from minidl.modes import no_grad
 from minidl.ops import activation as acts
 from minidl.ops import assignment, join, lookup, pieces, pool, random, reduce, resample, sorting, view
 from minidl.ops import elementwise as e
@@ -182,207 +180,57 @@ def _norm(ctx: Any, dy: Tensor) -> Any:
     return first(ctx, x * e.where(zero, 0, dy / e.where(zero, 1, y)))
 
 
-@second(e.Neg)
-def _neg(ctx: Any, dy: Tensor) -> Any:
-    return -dy
+def _of_one(function: type[Function], way: Callable[[Any, Tensor], Tensor]) -> None:
+    """Of functions of one operand, which keep it or their result, if any."""
+    second(function)(lambda ctx, dy: way(next(iter(ctx.saved), None), dy))
 
 
-@second(e.Exp)
-def _exp(ctx: Any, dy: Tensor) -> Any:
-    (y,) = ctx.saved
-    return dy * y
+_of_one(e.Neg, lambda _, dy: -dy)
+_of_one(e.Exp, lambda y, dy: dy * y)
+_of_one(e.Log, lambda x, dy: dy / x)
+_of_one(e.Sqrt, lambda y, dy: dy / (y * 2))
+_of_one(e.Square, lambda x, dy: dy * (x * 2))
+_of_one(e.Reciprocal, lambda y, dy: -(dy * y * y))
 
 
-@second(e.Log)
-def _log(ctx: Any, dy: Tensor) -> Any:
-    (x,) = ctx.saved
-    return dy / x
+def _of_two(function: type[Function], way_a: Callable[..., Tensor], way_b: Callable[..., Tensor]) -> None:
+    """Of functions of two operands: each gradient from dy and what is kept of them."""
 
-
-@second(e.Sqrt)
-def _sqrt(ctx: Any, dy: Tensor) -> Any:
-    (y,) = ctx.saved
-    return dy / (y * 2)
-
-
-@second(e.Square)
-def _square(ctx: Any, dy: Tensor) -> Any:
-    (x,) = ctx.saved
-    return dy * (x * 2)
-
-
-@second(e.Reciprocal)
-def _reciprocal(ctx: Any, dy: Tensor) -> Any:
-    (y,) = ctx.saved
-    return -(dy * y * y)
-
-
-def _both(function: type[Function]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: of functions of two operands. It is given them, and gives the two gradients as they are needed."""
-
-    def of(ways: Callable[..., tuple[Callable[[], Tensor], ...]]) -> Callable[..., Any]:
-        @second(function)
-        def way(ctx: Any, dy: Tensor) -> Any:
-            saved = ctx.saved
-            numbers = getattr(ctx, "numbers", [None] * len(saved))
-            operands = (x if number is None else number for x, number in zip(saved, numbers, strict=True))
-            grads = ways(dy, *operands)
-            needed = zip(grads, ctx.shapes[-2:], ctx.needs[-2:], strict=True)
-            return *(None for _ in ctx.needs[2:]), *(summed(g(), shape) if need else None for g, shape, need in needed)
-
-        return way
-
-    return of
-
-
-@_both(e.Add)
-def _add(dy: Tensor) -> Any:
-    return lambda: dy, lambda: dy
-
-
-@_both(e.Sub)
-def _sub(dy: Tensor) -> Any:
-    return lambda: dy, lambda: -dy
-
-
-@_both(e.Mul)
-def _mul(dy: Tensor, a: Any, b: Any) -> Any:
-    return lambda: dy * b, lambda: dy * a
-
-
-@_both(e.Div)
-def _div(dy: Tensor, a: Any, b: Any) -> Any:
-    return lambda: dy / b, lambda: -(dy * a) / (b * b)
-
-
-@_both(e.Pow)
-def _pow(dy: Tensor, a: Any, b: Any) -> Any:
-    def of_a() -> Tensor:
-        if not isinstance(b, Tensor):
-            return dy * 0 if b == 0 else dy * (b * a ** (b - 1))
-        return dy * e.where(b == 0, 0, b * a ** (b - 1))
-
-    def of_b() -> Tensor:
-        base = a if isinstance(a, Tensor) else Tensor(torch.full((), a, dtype=dy.dtype, device=dy.device))
-        zero = Tensor(torch.logical_and((base == 0).data, (b >= 0).data))
-        return dy * e.where(zero, 0, base**b * e.where(zero, 1, base).log())
-
-    return of_a, of_b
-
-
-@_both(e.Maximum)
-def _maximum(dy: Tensor, a: Any, b: Any) -> Any:
-    return _shares(elementwise.maximum_grad, dy, a, b)
-
-
-@_both(e.Minimum)
-def _minimum(dy: Tensor, a: Any, b: Any) -> Any:
-    return _shares(elementwise.minimum_grad, dy, a, b)
-
-
-def _shares(gradient: Callable[..., torch.Tensor], dy: Tensor, a: Any, b: Any) -> Any:
-    a, b = (x.data if isinstance(x, Tensor) else x for x in (a, b))
-    ones = torch.ones_like(dy.data)
-    return lambda: dy * Tensor(gradient(ones, a, b)), lambda: dy * Tensor(gradient(ones, b, a))
-
-
-@_both(e.Where)
-def _where(dy: Tensor, condition: Tensor) -> Any:
-    return lambda: e.where(condition, dy, 0), lambda: e.where(condition, 0, dy)
-
-
-@_both(acts.PReLU)
-def _prelu(dy: Tensor, a: Tensor, b: Tensor) -> Any:
-    return lambda: dy * e.where(a > 0, 1, b), lambda: dy * e.where(a > 0, 0, a)
-
-
-def act_back(dy: Tensor, y: Tensor, act: Activation) -> Tensor:
-    """The gradient before an activation of `FROM_OUTPUT`, from its result."""
-    name, _ = activation.parse(act)
-    if name is None:
-        return dy
-    if name == "sigmoid":
-        return dy * (y * (1 - y))
-    if name == "tanh":
-        return dy * (1 - e.square(y))
-    return dy * Tensor(elementwise.act_grad(torch.ones_like(y.data), y.data, act, from_output=True))
-
-
-# Second derivatives of activations that are kept by what goes in.
-CURVES: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "silu": lambda z, _: _bent(acts.sigmoid(z), z),
-    "softplus": lambda z, beta: beta * acts.sigmoid(beta * z) * acts.sigmoid(-beta * z),
-    "elu": lambda z, alpha: e.where(z > 0, 0, alpha * e.where(z > 0, 0, z).exp()),
-    "gelu": lambda z, _: (2 - z * z) * (z * z * -0.5).exp() * 0.3989422804014327,
-}
-
-
-def _bent(s: Tensor, z: Tensor) -> Tensor:
-    return s * (1 - s) * (2 + z * (1 - 2 * s))
-
-
-class Slope(Function):
-    """The derivative of an activation at z."""
-
-    @staticmethod
-    def forward(ctx: Any, z: torch.Tensor, act: Activation) -> torch.Tensor:
-        ctx.save(z)
-        ctx.act = act
-        return elementwise.act_grad(torch.ones_like(z), z, act)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        (z,) = ctx.saved
-        name, slope = activation.parse(ctx.act)
-        with no_grad():
-            return elementwise.mul(dy, CURVES[name or ""](Tensor(z), slope).data), None
-
-
-@second(Slope)
-def _slope(ctx: Any, dy: Tensor) -> Any:
-    (z,) = ctx.saved
-    name, slope = activation.parse(ctx.act)
-    return dy * CURVES[name or ""](z, slope), None
-
-
-def activated_back(dy: Tensor, z: Tensor, act: Activation) -> Tensor:
-    """The gradient before an activation, from what went in. Raises RuntimeError for one without a second derivative."""
-    name, _ = activation.parse(act)
-    if name in activation.FROM_OUTPUT:
-        return act_back(dy, z if name is None else acts.activated(z, act), act)
-    if name not in CURVES:
-        raise RuntimeError(
-            f"create_graph=True wants a second derivative of {name}, which minidl does not have; use relu, leaky_relu, "
-            f"sigmoid, tanh, relu6 or {', '.join(CURVES)}"
+    @second(function)
+    def way(ctx: Any, dy: Tensor) -> Any:
+        saved = ctx.saved
+        numbers = getattr(ctx, "numbers", [None] * len(saved))
+        kept = [x if number is None else number for x, number in zip(saved, numbers, strict=True)]
+        grads = zip((way_a, way_b), ctx.shapes[-2:], ctx.needs[-2:], strict=True)
+        return *(None for _ in ctx.needs[2:]), *(
+            summed(of(dy, *kept), size) if need else None for of, size, need in grads
         )
-    return dy * Slope.apply(z, act)
 
 
-@second(acts.BiasAct)
-def _bias_act(ctx: Any, dy: Tensor) -> Any:
-    kept, b = ctx.saved
-    if ctx.from_output:
-        dz = act_back(dy, kept, ctx.act)
-    else:
-        dz = activated_back(dy, kept if b is None else kept + b, ctx.act)
-    return dz, summed(dz, dz.shape[-1:]) if ctx.needs[1] else None, None
+def _pow_a(dy: Tensor, a: Any, b: Any) -> Tensor:
+    if not isinstance(b, Tensor):
+        return dy * 0 if b == 0 else dy * (b * a ** (b - 1))
+    return dy * e.where(b == 0, 0, b * a ** (b - 1))
 
 
-@second(e.AddAct)
-def _add_act(ctx: Any, dy: Tensor) -> Any:
-    (y,) = ctx.saved
-    dz = act_back(dy, y, ctx.act)
-    return dz, dz, None
+def _pow_b(dy: Tensor, a: Any, b: Any) -> Tensor:
+    base = a if isinstance(a, Tensor) else Tensor(torch.full((), a, dtype=dy.dtype, device=dy.device))
+    zero = pieces.logical_and(base == 0, b >= 0)
+    return dy * e.where(zero, 0, base**b * e.where(zero, 1, base).log())
 
 
-@second(acts.Softmax)
-def _softmax(ctx: Any, dy: Tensor) -> Any:
-    (y,) = ctx.saved
-    weighed = dy * y
-    return first(ctx, weighed - y * weighed.sum(ctx.dim, keepdim=True))
+def _share(gradient: Callable[..., torch.Tensor], dy: Tensor, *operands: Any) -> Tensor:
+    """Of straight pieces, as `_diagonal`."""
+    raw = (x.data if isinstance(x, Tensor) else x for x in operands)
+    return dy * Tensor(gradient(torch.ones_like(dy.data), *raw))
 
 
-@second(acts.LogSoftmax)
-def _log_softmax(ctx: Any, dy: Tensor) -> Any:
-    (y,) = ctx.saved
-    return first(ctx, dy - y.exp() * dy.sum(ctx.dim, keepdim=True))
+_of_two(e.Add, lambda dy: dy, lambda dy: dy)
+_of_two(e.Sub, lambda dy: dy, lambda dy: -dy)
+_of_two(e.Mul, lambda dy, a, b: dy * b, lambda dy, a, b: dy * a)
+_of_two(e.Div, lambda dy, a, b: dy / b, lambda dy, a, b: -(dy * a) / (b * b))
+_of_two(e.Pow, _pow_a, _pow_b)
+_of_two(e.Where, lambda dy, condition: e.where(condition, dy, 0), lambda dy, condition: e.where(condition, 0, dy))
+_of_two(acts.PReLU, lambda dy, a, b: dy * e.where(a > 0, 1, b), lambda dy, a, b: dy * e.where(a > 0, 0, a))
+for extreme in (e.Maximum, e.Minimum):
+    _of_two(extreme, partial(_share, extreme.grad_a), partial(_share, extreme.grad_b))  # type: ignore[attr-defined]

@@ -18,7 +18,8 @@ from minidl.ops.activation import log_softmax, sigmoid
 from minidl.ops.conv import Conv2d
 from minidl.ops.conv_sequence import Conv1d, ConvTranspose1d
 from minidl.ops.conv_transpose import ConvTranspose2d
-from minidl.ops.second import act_back, activated_back, first, second, summed
+from minidl.ops.second import first, second, summed
+from minidl.ops.second_acts import act_back, activated_back
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # used by the engine, no operations
