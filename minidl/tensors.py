@@ -404,26 +404,6 @@ class Tensor(Variable):
         """The tensor on the current CUDA device."""
         return self.to("cuda")
 
-    def float(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-        """The tensor as float32."""
-        return self.to(torch.float32, memory_format=memory_format)
-
-    def half(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-        """The tensor as float16."""
-        return self.to(torch.float16, memory_format=memory_format)
-
-    def double(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-        """The tensor as float64."""
-        return self.to(torch.float64, memory_format=memory_format)
-
-    def bfloat16(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-        """The tensor as bfloat16."""
-        return self.to(torch.bfloat16, memory_format=memory_format)
-
-    def long(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-        """The tensor as int64. Raises TypeError where a gradient is recorded."""
-        return self.to(torch.int64, memory_format=memory_format)
-
     if TYPE_CHECKING:
         # Attached by minidl.ops. Names of one signature follow the first of them.
         T: Tensor
@@ -545,6 +525,10 @@ class Tensor(Variable):
         def transpose(self, dim0: int, dim1: int) -> Tensor: ...
         def squeeze(self, dim: int | None = None) -> Tensor: ...
         def to(self, *args: Any, **kwargs: Any) -> Tensor: ...
+        # The last of all: above, these names are types.
+        def half(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor: ...
+
+        float = double = bfloat16 = long = int = bool = half
 
 
 Function.result_class = Tensor
@@ -561,19 +545,18 @@ def device_of(device: torch.device | str | None) -> torch.device:
     return found
 
 
-def _int(x: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-    """The tensor as int32. Raises TypeError where a gradient is recorded."""
-    return x.to(torch.int32, memory_format=memory_format)
+def _converting(name: str) -> Callable[..., Tensor]:
+    """The method that converts to torch's dtype of a name."""
+
+    def method(self: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
+        return self.to(getattr(torch, name), memory_format=memory_format)
+
+    method.__name__, method.__doc__ = name, f"The tensor as {getattr(torch, name)}. Raises TypeError as `to`."
+    return method
 
 
-def _bool(x: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-    """Where the tensor is not 0. Raises TypeError where a gradient is recorded."""
-    return x.to(torch.bool, memory_format=memory_format)
-
-
-# Not in the class, in whose body these names are types.
-setattr(Tensor, "int", _int)  # noqa: B010
-setattr(Tensor, "bool", _bool)  # noqa: B010
+for _name in ("float", "half", "double", "bfloat16", "long", "int", "bool"):
+    setattr(Tensor, _name, _converting(_name))
 
 
 def is_tensor(obj: Any) -> bool:

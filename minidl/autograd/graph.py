@@ -79,11 +79,6 @@ class Context:
         """torch's name of `save`; Tensors are kept as torch tensors."""
         self.save(*(t.data if isinstance(t, Variable) else t for t in tensors))
 
-    @property
-    def saved_tensors(self) -> tuple[Any, ...]:
-        """torch's name of `saved`."""
-        return self.saved
-
     def save(self, *tensors: torch.Tensor | None) -> None:
         """Keep tensors for backward. Changing one of them in place before that is an error."""
         self._saved = tensors
@@ -101,6 +96,8 @@ class Context:
                     "clone it before changing it, or change it after backward()"
                 )
         return self._saved
+
+    saved_tensors = saved
 
 
 class Variable:

@@ -10,9 +10,9 @@ from minidl import ops
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.pool import Pair
-from minidl.nn import init
-from minidl.nn.layers import Device, _act_repr, _empty
-from minidl.nn.module import Module, Parameter
+from minidl.nn.layers import Device, _act_repr
+from minidl.nn.module import Module
+from minidl.nn.norms import _Affine
 from minidl.tensors import Tensor, device_of
 
 
@@ -80,7 +80,7 @@ class AdaptiveAvgPool2d(Module):
         return ops.adaptive_avg_pool2d(input, self.output_size)
 
 
-class _BatchNorm(Module):
+class _BatchNorm(_Affine):
     """The base of all batch norms; `ranks` are the allowed numbers of dimensions of x."""
 
     ranks: tuple[int, ...]
@@ -107,14 +107,7 @@ class _BatchNorm(Module):
             raise ValueError(f"{type(self).__name__}: momentum is {momentum!r}, expected a number from 0 to 1 or None")
         self.num_features, self.eps, self.momentum, self.act = num_features, eps, momentum, act
         self.affine, self.track_running_stats = affine, track_running_stats
-        self.weight: Parameter | None = None
-        self.bias: Parameter | None = None
-        if affine:
-            self.weight = _empty(num_features, device=device, dtype=dtype)
-            init.constant_(self.weight, 1.0)
-        if affine and bias:
-            self.bias = _empty(num_features, device=device, dtype=dtype)
-            init.zeros_(self.bias)
+        self._parameters_of((num_features,), affine, affine and bias, device, dtype)
         buffers: dict[str, torch.Tensor | None] = dict.fromkeys(("running_mean", "running_var", "num_batches_tracked"))
         if track_running_stats:
             place = device_of(device)

@@ -117,7 +117,7 @@ def _chosen(ctx: Any, dy: Tensor, *_: None) -> Any:
     return first(ctx, Back.apply(dy, lambda d: reduce.Chosen.backward(kept, d, None)[0], there))
 
 
-@second(pool.MaxPool2d, pool.MaxPool2dPlaces)
+@second(pool.MaxPool2d)
 def _max_pool(ctx: Any, dy: Tensor, *_: None) -> Any:
     (places,), kept = ctx.context.saved, ctx.context
     at = pool._positions(places, ctx.at).flatten(2)
