@@ -14,13 +14,13 @@ from minidl.kernels import update
 from minidl.later import settle_all
 from minidl.optim import groups as of_groups
 from minidl.optim import states
-from minidl.optim.groups import check_number, read_group, read_groups
+from minidl.optim.groups import Params, check_number, read_group, read_groups
 from minidl.optim.skips import Skips
 from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
-_UNREAD = ("foreach", "fused", "capturable", "decoupled_weight_decay")
+_UNREAD = ("self", "__class__", "params", "foreach", "fused", "capturable", "decoupled_weight_decay")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -53,13 +53,13 @@ class Optimizer(torch.optim.Optimizer):
     _dense = False  # whether gradients of few rows are made dense
     _optional: ClassVar[dict[str, str]] = {}  # states that are kept only where a setting is above 0, by the setting
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        """`given`: the arguments of a subclass as its `locals()`; what is not named here are settings of a group."""
-        given = {key: value for key, value in given.items() if key not in ("self", "__class__", *_UNREAD)}
-        params, max_norm, loss_scale = given.pop("params"), given.pop("max_norm"), given.pop("loss_scale")
-        skip_nonfinite, lazy = given.pop("skip_nonfinite"), given.pop("lazy", False)
-        differentiable = given.pop("differentiable", False)
-        initial, defaults = given.pop("initial_accumulator_value", 0.0), given
+    def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
+        """`defaults`: the arguments of a subclass as its `locals()`; what is not read here are settings of a group."""
+        defaults = {key: value for key, value in defaults.items() if key not in _UNREAD}
+        max_norm, loss_scale = defaults.pop("max_norm"), defaults.pop("loss_scale")
+        skip_nonfinite, lazy = defaults.pop("skip_nonfinite"), defaults.pop("lazy", False)
+        differentiable = defaults.pop("differentiable", False)
+        initial = defaults.pop("initial_accumulator_value", 0.0)
         name = type(self).__name__
         if differentiable:
             raise ValueError(f"{name}: differentiable is not supported: gradients do not pass through a step")

@@ -37,7 +37,7 @@ class SGD(Optimizer):
         loss_scale: float | None = None,
         skip_nonfinite: bool = True,
     ) -> None:
-        super().__init__(locals())
+        super().__init__(params, locals())
 
 
 class RMSprop(Optimizer):
@@ -69,7 +69,7 @@ class RMSprop(Optimizer):
         loss_scale: float | None = None,
         skip_nonfinite: bool = True,
     ) -> None:
-        super().__init__(locals())
+        super().__init__(params, locals())
 
 
 class Adagrad(Optimizer):
@@ -99,7 +99,7 @@ class Adagrad(Optimizer):
         skip_nonfinite: bool = True,
     ) -> None:
         check_number("Adagrad", "initial_accumulator_value", initial_accumulator_value)
-        super().__init__(locals())
+        super().__init__(params, locals())
 
 
 class Adam(Optimizer):
@@ -134,7 +134,7 @@ class Adam(Optimizer):
     ) -> None:
         if decoupled_weight_decay:
             self._rule = "adamw"
-        super().__init__(locals())
+        super().__init__(params, locals())
 
 
 class AdamW(Adam):
@@ -203,7 +203,7 @@ class Muon(Optimizer):
         skip_nonfinite: bool = True,
     ) -> None:
         self._adjusted: list[float] = []
-        super().__init__(locals())
+        super().__init__(params, locals())
 
     def _take(self, group: dict[str, Any]) -> None:
         _iterations([*self.param_groups, group])
