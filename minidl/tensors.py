@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import torch
 
 from minidl import autograd, missing
-from minidl.autograd import Function, Grad, Variable
+from minidl.autograd import Function, Grad
+from minidl.autograd.graph import Variable
 from minidl.later import Later, open_, settle_all
 from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
@@ -354,7 +355,7 @@ class Tensor(Variable):
             autograd.second.backward(self, gradient, retain_graph is not False)
         else:
             with autograd.no_grad():
-                autograd.backward(self, seed, bool(retain_graph))
+                autograd.walk.backward(self, seed, bool(retain_graph))
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> autograd.RemovableHandle:
         """Call `hook` with this tensor's gradient during backward; a tensor it returns replaces the gradient.

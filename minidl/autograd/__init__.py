@@ -5,8 +5,12 @@ wraps results in `Function.result_class`. An operation is a `Function` with a fo
 backward from the gradients of its outputs to those of its inputs.
 """
 
+from minidl import missing
 from minidl.autograd import second as second
+from minidl.autograd import walk as walk
 from minidl.autograd.function import Function as Function
+from minidl.autograd.gradients import Variable as Variable
+from minidl.autograd.gradients import backward as backward
 from minidl.autograd.gradients import grad as grad
 from minidl.autograd.graph import Edge as Edge
 from minidl.autograd.graph import Grad as Grad
@@ -14,8 +18,6 @@ from minidl.autograd.graph import Node as Node
 from minidl.autograd.graph import OpenSum as OpenSum
 from minidl.autograd.graph import RemovableHandle as RemovableHandle
 from minidl.autograd.graph import UnknownTensor as UnknownTensor
-from minidl.autograd.graph import Variable as Variable
-from minidl.autograd.walk import backward as backward
 from minidl.modes import detect_anomaly as detect_anomaly
 from minidl.modes import enable_grad as enable_grad
 from minidl.modes import is_anomaly_enabled as is_anomaly_enabled
@@ -24,3 +26,7 @@ from minidl.modes import no_grad as no_grad
 from minidl.modes import set_grad_enabled as set_grad_enabled
 
 inference_mode = no_grad
+
+
+def __getattr__(name: str) -> object:
+    raise missing.attribute("minidl.autograd", name, globals())

@@ -1,4 +1,4 @@
-"""`grad`: gradients that are given back, in place of being added to those of leaves."""
+"""What torch has in `torch.autograd` beside functions: gradients that are given back, and those of several results."""
 
 from __future__ import annotations
 
@@ -7,18 +7,43 @@ from typing import Any
 
 import torch
 
-from minidl.autograd import second
+from minidl.autograd import graph, second, walk
 from minidl.autograd.function import Function
-from minidl.autograd.graph import Edge, Variable
-from minidl.autograd.walk import backward
+from minidl.autograd.graph import Edge
 from minidl.modes import enable_grad, no_grad
 from minidl.sparse.rows import RowGrad
 
 
+def Variable(data: Any, requires_grad: bool = False) -> Any:  # noqa: N802 (torch's name)
+    """A Tensor over the memory of another, or of a torch tensor, without a graph: torch's name from before 0.4."""
+    make: Any = Function.result_class
+    return make(data.data if isinstance(data, graph.Variable) else data, requires_grad)
+
+
+def backward(
+    tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False
+) -> None:
+    """`Tensor.backward` of one tensor, or of several with the gradient of each (None for one element).
+
+    Raises RuntimeError as that, and for another number of gradients.
+    """
+    ends: list[Any] = [tensors] if isinstance(tensors, graph.Variable) else list(tensors)
+    for i, (end, seed) in enumerate(zip(ends, _seeds("backward", ends, grad_tensors), strict=True)):
+        end.backward(seed, retain_graph or create_graph or i + 1 < len(ends), create_graph)
+
+
+def _seeds(name: str, ends: Sequence[Any], given: Any) -> list[Any]:
+    """The gradient of each of several results."""
+    seeds = [None] * len(ends) if given is None else [given] if isinstance(given, graph.Variable) else list(given)
+    if len(seeds) != len(ends):
+        raise RuntimeError(f"{name}: got {len(seeds)} gradients of {len(ends)} results")
+    return seeds
+
+
 def grad(
-    outputs: Variable | Sequence[Variable],
-    inputs: Variable | Sequence[Variable],
-    grad_outputs: Variable | Sequence[Variable | None] | None = None,
+    outputs: graph.Variable | Sequence[graph.Variable],
+    inputs: graph.Variable | Sequence[graph.Variable],
+    grad_outputs: graph.Variable | Sequence[graph.Variable | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     only_inputs: bool = True,
@@ -33,13 +58,9 @@ def grad(
     """
     if not only_inputs:
         raise ValueError("grad: only_inputs=False is not built; call backward() for the gradients of all leaves")
-    ends = [outputs] if isinstance(outputs, Variable) else list(outputs)
-    starts = [inputs] if isinstance(inputs, Variable) else list(inputs)
-    if grad_outputs is None:
-        grad_outputs = [None] * len(ends)
-    seeds = [grad_outputs] if isinstance(grad_outputs, Variable) else list(grad_outputs)
-    if len(seeds) != len(ends):
-        raise RuntimeError(f"grad: got {len(seeds)} grad_outputs for {len(ends)} outputs")
+    ends = [outputs] if isinstance(outputs, graph.Variable) else list(outputs)
+    starts = [inputs] if isinstance(inputs, graph.Variable) else list(inputs)
+    seeds = _seeds("grad", ends, grad_outputs)
     for what, given in (("an output", ends), ("an input", starts)):
         if any(not t._requires_grad for t in given):
             raise RuntimeError(f"grad: {what} does not require grad, and was not made by an operation that is recorded")
@@ -56,7 +77,7 @@ def grad(
                 )
             keep = retain_graph or i + 1 < len(ends)
             if not create_graph:
-                backward(end, None if seed is None else seed.data, keep, wanted)
+                walk.backward(end, None if seed is None else seed.data, keep, wanted)
                 continue
             for edge, grad in second.gradients(end, seed, wanted, keep).items():
                 wanted[edge] = grad if wanted[edge] is None else wanted[edge] + grad

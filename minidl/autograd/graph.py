@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from minidl.kernels import elementwise
+from minidl.kernels import elementwise, reduce
 from minidl.sparse.rows import RowGrad
 
 
@@ -182,6 +182,13 @@ class Node:
     @property
     def name(self) -> str:
         return self.function.__name__
+
+    def refuse_nan(self, grads: Sequence[Grad | Variable | None]) -> None:
+        """Raises RuntimeError for a gradient of an input that has NaN."""
+        for i, grad in enumerate(grads):
+            values = grad.values if isinstance(grad, RowGrad) else grad.data if isinstance(grad, Variable) else grad
+            if values is not None and values.numel() and bool(reduce.amax(elementwise.ne(values, values))):
+                raise RuntimeError(f"{self}: its gradient of input {i} has NaN")
 
     def __str__(self) -> str:
         return f"{self.name} ({self.where})" if self.where else self.name

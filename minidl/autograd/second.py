@@ -13,7 +13,7 @@ import torch
 
 from minidl.autograd.function import Function
 from minidl.autograd.graph import Context, Edge, Hook, Node, Variable
-from minidl.modes import enable_grad
+from minidl.modes import enable_grad, is_anomaly_enabled
 from minidl.sparse.rows import RowGrad
 
 
@@ -177,6 +177,8 @@ def _through(node: Node, grads: list[Variable | None], used: set[Edge]) -> list[
     returned = result if isinstance(result, tuple) else (result,)
     if len(returned) != len(node.edges):
         raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
+    if is_anomaly_enabled():
+        node.refuse_nan(returned)
     sent = []
     for edge, meta, grad, need in zip(node.edges, node.metas, returned, needs, strict=True):
         if edge is None or grad is None or not need:

@@ -14,7 +14,6 @@ from functools import partial
 import torch
 
 from minidl.autograd.graph import Arrived, Edge, Grad, Hook, Node, OpenSum, Variable
-from minidl.kernels import elementwise, reduce
 from minidl.modes import is_anomaly_enabled
 from minidl.sparse.rows import RowGrad
 
@@ -157,7 +156,7 @@ def _through(
         returned = result if isinstance(result, tuple) else (result,)
         context._arrived = None
         if is_anomaly_enabled():
-            _refuse_nan(node, returned)
+            node.refuse_nan(returned)
     if len(returned) != len(node.edges):
         raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
     parts = (part for g in grads for part in (g if isinstance(g, OpenSum) else (g,)))
@@ -175,13 +174,6 @@ def _through(
             shared = _memory(grad) in in_use
             in_use.add(_memory(grad))
         yield edge, grad, shared
-
-
-def _refuse_nan(node: Node, grads: Sequence[Grad | None]) -> None:
-    for i, grad in enumerate(grads):
-        values = grad.values if isinstance(grad, RowGrad) else grad
-        if values is not None and values.numel() and bool(reduce.amax(elementwise.ne(values, values))):
-            raise RuntimeError(f"{node}: its gradient of input {i} has NaN")
 
 
 def _memory(grad: Grad) -> int:

@@ -297,6 +297,19 @@ def test_hooks_see_what_is_recorded_and_may_not_change_it():
         grad(y * 3, x, create_graph=True)
 
 
+def test_gradients_between_are_kept_and_looked_through():
+    x = leaf(0.0)
+    y = x * x
+    y.retain_grad()
+    (y * y).backward(create_graph=True)
+    assert grad(y.grad.sum(), x)[0].tolist() == [0]
+    with (
+        minidl.autograd.detect_anomaly(),
+        pytest.raises(RuntimeError, match=r"Sqrt .* its gradient of input 0 has NaN"),
+    ):
+        grad(ops.sqrt(x * x) * x, x, create_graph=True)
+
+
 def test_a_tensor_saved_and_changed_is_refused():
     x = leaf(2.0)
     b = Tensor(torch.ones(1, dtype=torch.float64, device=default_device()))
