@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from minidl import ops
+from minidl.nn.layers import Called
 from minidl.nn.module import Module, Parameter
 from minidl.tensors import Tensor, device_of
 
 
-class _Activation(Module):
-    """`_op` of the input and what `_shown` names, in this order."""
-
-    _op: Callable[..., Tensor]
-
-    def forward(self, input: Tensor) -> Tensor:
-        return type(self)._op(input, *(getattr(self, name) for name in self._shown))
-
-
-class _InPlace(_Activation):
+class _InPlace(Called):
     """An activation whose input takes its result, too, with `inplace`."""
 
     def __init__(self, inplace: bool = False) -> None:
@@ -103,19 +93,19 @@ class Hardtanh(_InPlace):
         self.min_val, self.max_val = min_val, max_val
 
 
-class Sigmoid(_Activation):
+class Sigmoid(Called):
     """1 / (1 + exp(-x))."""
 
     _op = staticmethod(ops.sigmoid)
 
 
-class Tanh(_Activation):
+class Tanh(Called):
     """tanh(x)."""
 
     _op = staticmethod(ops.tanh)
 
 
-class GELU(_Activation):
+class GELU(Called):
     """Gaussian error linear unit; approximate "none" or "tanh"."""
 
     _op, _shown = staticmethod(ops.gelu), ("approximate",)
@@ -125,7 +115,7 @@ class GELU(_Activation):
         self.approximate = approximate
 
 
-class Softplus(_Activation):
+class Softplus(Called):
     """log(1 + exp(beta x)) / beta."""
 
     _op, _shown = staticmethod(ops.softplus), ("beta", "threshold")
@@ -155,7 +145,7 @@ class PReLU(Module):
         return f"num_parameters={len(self.weight)}"
 
 
-class Softmax(_Activation):
+class Softmax(Called):
     """exp(x) over its sum along `dim`, which must be named for more than two dimensions."""
 
     _op, _shown = staticmethod(ops.softmax), ("dim",)

@@ -65,21 +65,23 @@ def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) ->
 
 
 def _by_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The method that writes function's result into x; of integers and bools, which have no gradient."""
+    """The method that writes function's result into x."""
 
-    def method(x: Tensor, other: Operand) -> Tensor:
-        def kernel(a: torch.Tensor, *b: Any, out: torch.Tensor) -> torch.Tensor:
-            made = function(Tensor(a), *(Tensor(each) if isinstance(each, torch.Tensor) else each for each in b)).data
-            if made.shape != out.shape or made.dtype != out.dtype:
-                raise ValueError(
-                    f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in "
-                    f"place of {list(out.shape)} and {out.dtype}"
-                )
-            return out.copy_(made)
+    def kernel(*operands: Any, out: torch.Tensor) -> torch.Tensor:
+        made = function(*(Tensor(each) if isinstance(each, torch.Tensor) else each for each in operands)).data
+        _check_fits(name, made, out)
+        return out.copy_(made)
 
-        return _changed(name, x, function, kernel, other)
+    return lambda x, *others: _changed(name, x, function, kernel, *others)
 
-    return method
+
+def _check_fits(name: str, made: Any, x: Any) -> None:
+    """Raises ValueError for a result of another shape or dtype than x has."""
+    if made.shape != x.shape or made.dtype != x.dtype:
+        raise ValueError(
+            f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in place of "
+            f"{list(x.shape)} and {x.dtype}"
+        )
 
 
 def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> Tensor:
@@ -103,11 +105,7 @@ def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> 
 
 def applied(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> Tensor:
     """function(x), a result of x's shape; with `inplace`, torch's argument of activations, in place."""
-
-    def kernel(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(function(Tensor(a)).data)
-
-    return _changed("inplace=True", x, function, kernel) if inplace else function(x)
+    return _by_result("inplace=True", function)(x) if inplace else function(x)
 
 
 def zero_(x: Tensor) -> Tensor:
@@ -214,11 +212,7 @@ def replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Ope
             f"{name}: this tensor shares memory with a view of it, or with what was kept for backward(), which could "
             "not follow; write x = x + y in place of x += y, or change a clone()"
         )
-    if made.shape != x.shape or made.dtype != x.dtype:
-        raise ValueError(
-            f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in place of "
-            f"{list(x.shape)} and {x.dtype}"
-        )
+    _check_fits(name, made, x)
     kept = None if node is None else node.retained.get(x._index)
     x._take_place(made)
     if kept is not None and kept() is x and node is not None:
