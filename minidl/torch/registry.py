@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from minidl.autograd import Variable
+from minidl.autograd.graph import Variable
 
 NAMESPACE = "minidl"
 _library = torch.library.Library(NAMESPACE, "DEF")
