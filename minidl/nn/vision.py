@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from minidl import ops
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.pool import Pair
-from minidl.nn import init
-from minidl.nn.layers import Device, _act_repr, _empty
-from minidl.nn.module import Module, Parameter
+from minidl.nn.layers import Called, Device, _act_repr
+from minidl.nn.norms import _Affine
 from minidl.tensors import Tensor, device_of
 
 
-class MaxPool2d(Module):
+class MaxPool2d(Called):
     """The maximum of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
 
-    _shown = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    _op, _shown = staticmethod(ops.max_pool2d), ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    _given = (*_shown, "return_indices")
 
     def __init__(
         self,
@@ -35,16 +33,12 @@ class MaxPool2d(Module):
         self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
         self.return_indices = return_indices
 
-    def forward(self, input: Tensor) -> Any:
-        return ops.max_pool2d(
-            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
-        )
 
-
-class AvgPool2d(Module):
+class AvgPool2d(Called):
     """The mean of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
 
-    _shown = ("kernel_size", "stride", "padding")
+    _op, _shown = staticmethod(ops.avg_pool2d), ("kernel_size", "stride", "padding")
+    _given = (*_shown, "ceil_mode", "count_include_pad", "divisor_override")
 
     def __init__(
         self,
@@ -60,27 +54,18 @@ class AvgPool2d(Module):
         self.padding, self.ceil_mode = padding, ceil_mode
         self.count_include_pad, self.divisor_override = count_include_pad, divisor_override
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.avg_pool2d(
-            input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad,
-            self.divisor_override,
-        )  # fmt: skip
 
-
-class AdaptiveAvgPool2d(Module):
+class AdaptiveAvgPool2d(Called):
     """Means over output_size windows that divide the image. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
 
-    _shown = ("output_size",)
+    _op, _shown = staticmethod(ops.adaptive_avg_pool2d), ("output_size",)
 
     def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
         super().__init__()
         self.output_size = output_size
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.adaptive_avg_pool2d(input, self.output_size)
 
-
-class _BatchNorm(Module):
+class _BatchNorm(_Affine):
     """The base of all batch norms; `ranks` are the allowed numbers of dimensions of x."""
 
     ranks: tuple[int, ...]
@@ -107,14 +92,7 @@ class _BatchNorm(Module):
             raise ValueError(f"{type(self).__name__}: momentum is {momentum!r}, expected a number from 0 to 1 or None")
         self.num_features, self.eps, self.momentum, self.act = num_features, eps, momentum, act
         self.affine, self.track_running_stats = affine, track_running_stats
-        self.weight: Parameter | None = None
-        self.bias: Parameter | None = None
-        if affine:
-            self.weight = _empty(num_features, device=device, dtype=dtype)
-            init.constant_(self.weight, 1.0)
-        if affine and bias:
-            self.bias = _empty(num_features, device=device, dtype=dtype)
-            init.zeros_(self.bias)
+        self._parameters_of((num_features,), affine, affine and bias, device, dtype)
         buffers: dict[str, torch.Tensor | None] = dict.fromkeys(("running_mean", "running_var", "num_batches_tracked"))
         if track_running_stats:
             place = device_of(device)

@@ -59,6 +59,13 @@ class _OneLaunch(torch.optim.Optimizer):
     # Also with `fused`: GradScaler is to look for infinite gradients itself, and to leave out the step.
     _step_supports_amp_scaling = property(lambda self: False, lambda self, value: None)
 
+    def __init_subclass__(cls) -> None:
+        """As torch does with the step of a class that is first made: hooks are called."""
+        super().__init_subclass__()
+        if not getattr(cls.step, "hooked", False):
+            cls.step = torch.optim.Optimizer.profile_hook_step(cls.step)  # type: ignore[method-assign]
+            cls.step.hooked = True  # type: ignore[attr-defined]
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; `closure` computes the loss and its gradients first, and is
         what is returned."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from minidl.autograd import Variable
+from minidl.autograd.graph import Variable
 
 NAMESPACE = __name__.partition(".")[0]  # "minidl", or the name of a copy, see `workbench.kernels_package`
 _library = torch.library.Library(NAMESPACE, "DEF")

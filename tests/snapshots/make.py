@@ -51,7 +51,9 @@ def _described(path: str, value: Any) -> list[str]:
         return [f"{path}: {value.__module__}.{value.__qualname__}"]
     if inspect.isclass(value):
         bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
-        lines = [f"{path}{_signature(value)}: class" + (f" of {bases}" if bases else "")]
+        # What torch's class takes depends on its version.
+        taken = "(...)" if str(getattr(value.__init__, "__module__", "")).startswith("torch.") else _signature(value)
+        lines = [f"{path}{taken}: class" + (f" of {bases}" if bases else "")]
         for name in sorted(vars(value)):
             if not name.startswith("_") or name in ("__call__", "__enter__", "__len__", "__iter__", "__getitem__"):
                 lines += _member(f"{path}.{name}", vars(value)[name])

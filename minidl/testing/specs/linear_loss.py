@@ -16,17 +16,9 @@ from minidl import ops
 from minidl.kernels.linear_cross_entropy import rows_at_once
 from minidl.testing.specs import bounds, products
 from minidl.testing.specs.base import Bad, Case, integers, records, refuses, tensors
+from minidl.testing.specs.cross_entropy import cross_entropy_grad_bound, divisor_of, row_losses, shares_of
 from minidl.testing.specs.linalg import product_error
-from minidl.testing.specs.loss import (
-    cross_entropy_grad_bound,
-    divisor_of,
-    options,
-    positive,
-    reduced,
-    reduction,
-    row_losses,
-    shares_of,
-)
+from minidl.testing.specs.loss import options, positive, reduced, reduction
 from minidl.testing.specs.make import Make
 from minidl.testing.specs.softmax import row_tile
 
