@@ -10,6 +10,7 @@ UNCOMPARED = {
 
 # (name, beginning of how it differs) as regular expressions: why.
 REASONS = {
+    (r"ops\.linear_cross_entropy", "RuntimeError: div"): "torch's chunks refuse class weights that want a gradient",
     (r"ops\.norm", "has no gradient"): "torch's gradient of the 0-norm is 0; here a count has none",
 }
 
