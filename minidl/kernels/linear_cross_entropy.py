@@ -20,9 +20,9 @@ from minidl.kernels.gemm import gemm
 from minidl.kernels.loss import add_up
 from minidl.runtime import check, launch
 
-# Logits at once: 256 MB in 16 bits. Fewer rows at a time would be slower: with K columns a chunk's part of dw, which is
-# added in 16 bytes for each of its N K values, takes as long as its products at some 700 rows (H200, 16 bits).
-MOST = 2**27
+# Logits at once: 512 MB in 16 bits. Fewer rows at a time would be slower: each chunk reads and writes the sum of dw, 8
+# bytes for each of N K values, which takes as long as the chunk's products at some 250 rows (H200, 16 bits).
+MOST = 2**28
 LEAST = 1024  # rows at a time, however many classes there are
 
 
@@ -86,7 +86,7 @@ def linear_cross_entropy(
         if wanted[0]:
             dxs.append(gemm(z, w))
         if wanted[1]:
-            totals[0] = _added(totals[0], gemm(z.t(), rows, wide=later or step < R))
+            totals[0] = _product(totals[0], z.t(), rows, later or step < R)
         if wanted[2]:
             totals[1] = _added(totals[1], reduce.sum_rows(z, acc))
     parts = torch.cat(losses) if len(losses) > 1 else losses[0]
@@ -112,6 +112,13 @@ def scaled(
     if dy is not None or divisor is not None:
         entropy.cross_entropy_grad_(grad, dy, divisor)
     return grad.to(dtype)
+
+
+def _product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, wide: bool) -> torch.Tensor:
+    """total + a @ b, in total's memory; float32 has a form that computes some tiles twice, and cannot add in place."""
+    if total is None or a.dtype.itemsize > 2:
+        return _added(total, gemm(a, b, wide=wide))
+    return gemm(a, b, onto=total)
 
 
 def _added(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:

@@ -158,6 +158,24 @@ def test_batches():
     assert torch.equal(c, exact.relu())
 
 
+@pytest.mark.parametrize("form", [None, "pointer", "tma", "thin"])
+def test_a_product_is_added_in_place_to_a_wide_one(form):
+    device = default_device()
+    for M, N, K in ((40, 3, 4), (1, 64, 33), (130, 72, 16)):
+        if form == "tma" and N % 8:
+            continue
+        a, b = torch.randn(M, K, device=device).half(), torch.randn(K, N, device=device).half()
+        total = torch.randn(M, N, device=device)
+        exact, size = (
+            total.double() + a.double() @ b.double(),
+            total.double().abs() + a.double().abs() @ b.double().abs(),
+        )
+        a = a if form != "tma" else torch.nn.functional.pad(a, (0, -K % 8))
+        b = b if form != "tma" else torch.nn.functional.pad(b, (0, 0, 0, -K % 8))
+        assert gemm.gemm(a, b, onto=total, form=form) is total
+        assert_within(total, exact, product_error(size, M, N, K + 8, torch.float16))
+
+
 @pytest.mark.parametrize("act", [None, *activation.NAMES, ("leaky_relu", 0.3)], ids=str)
 def test_epilogue(act):
     a, b, bias = matrix(17, 24), matrix(24, 33, seed=1), matrix(33, seed=2)

@@ -22,6 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.gemm import choice, launches, parts, rows, tail, thin, vector
+from minidl.kernels.gemm.tiled import ADDED
 from minidl.runtime import check, launch
 
 FAMILIES = {
@@ -44,6 +45,7 @@ def gemm(
     split: int | None = ...,
     precision: str | None = ...,
     wide: bool = ...,
+    onto: torch.Tensor | None = ...,
 ) -> torch.Tensor: ...
 @overload
 def gemm(
@@ -57,6 +59,7 @@ def gemm(
     split: int | None = ...,
     precision: str | None = ...,
     wide: bool = ...,
+    onto: torch.Tensor | None = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def gemm(
     a: torch.Tensor,
@@ -69,12 +72,13 @@ def gemm(
     split: int | None = None,
     precision: str | None = None,
     wide: bool = False,
+    onto: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """act(a @ b + bias), and also z = a @ b + bias when `preactivation` is set.
 
     a [M, K] or [batch, M, K], b [K, N] or [batch, K, N], any strides; bias [N] contiguous; one dtype and device.
     Returns [M, N] or [batch, M, N] (and z alike), contiguous, in the inputs' dtype, or `wide` in the one that they are
-    accumulated in. K = 0 gives act(bias).
+    accumulated in; to `onto`, such a result, z is added in place. K = 0 gives act(bias).
     `form` ("tma", "tail" for 16 bits, "parts" for float32, "pointer", "copied", "thin" or "vector"), `split` and
     `precision` override the choice made from the shape; the thin form and that of vectors have the accuracy of "ieee"
     in each precision.
@@ -89,6 +93,8 @@ def gemm(
         a = a.new_zeros(()).expand(*a.shape[:-1], 1)
         b = b.new_zeros(()).expand(*b.shape[:-2], 1, b.shape[-1])
     form = _form(a, b, precision, form)
+    if form == "vector" and onto is not None:
+        form = "pointer"  # the vector form adds nothing to its result
     if form == "copied":
         a, b, form = _in_rows(a), _in_rows(b), "tma"
     copies = form in ("tma", "pointer") and a.dtype == torch.float32 and precision != "ieee"
@@ -97,14 +103,18 @@ def gemm(
         b = b.mT
     M, N = a.shape[-2], b.shape[-1]
     shape = (batch, M, N) if batched else (M, N)
-    c = torch.empty(shape, dtype=launch.acc_torch(a.dtype) if wide else a.dtype, device=a.device)
-    z = torch.empty_like(c) if preactivation else None
     tile, tiles, split, in_tail = _tile(form, a, b, batch, precision, split)
+    if onto is not None:
+        c = z = onto
+        split, in_tail = (1 if in_tail else split), False
+    else:
+        c = torch.empty(shape, dtype=launch.acc_torch(a.dtype) if wide else a.dtype, device=a.device)
+        z = torch.empty_like(c) if preactivation else None
     flags = {
         "HAS_BIAS": bias is not None,
         "ACT": activation.CODES[name],
         "SLOPE": slope,
-        "SAVE_Z": preactivation,
+        "SAVE_Z": preactivation if onto is None else ADDED.value,
         "SPLIT": split,
         "ACC": launch.acc(a.dtype),
     }
@@ -119,7 +129,7 @@ def gemm(
         partial = torch.empty(split, *shape, dtype=launch.acc_torch(a.dtype), device=a.device)
         _product(form, a, b, None, partial, None, tile, tiles, precision, launches.bare(flags))
         launches.summed(a.dtype, N, c.numel(), flags).run(partial, bias, None, c, z)
-    return (c, z) if z is not None else c
+    return (c, z) if preactivation and z is not None else c
 
 
 def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
