@@ -96,6 +96,10 @@ def _gemm(dtype: torch.dtype) -> Calls:
         name = f"{'A^T' if a_turned else 'A'} {'B^T' if b_turned else 'B'}{', unaligned' if gap else ''}"
         yield name, partial(gemm.gemm, a, b, bias, "gelu_tanh", preactivation=True, split=1)
         yield f"{name}, shares of K", partial(gemm.gemm, a, b, split=2)
+        if dtype.itemsize == 2 and a_turned and not b_turned:  # the gradient of a weight, over chunks of rows
+            total = torch.zeros(a.shape[0], b.shape[1], device=a.device)
+            yield f"{name}, wide", partial(gemm.gemm, a, b, wide=True, split=1)
+            yield f"{name}, added in place", partial(gemm.gemm, a, b, onto=total, split=1)
         if gap == 0:
             yield f"{name}, shares of the last tiles", partial(_in_tail, a, b, bias)
     a, b, bias = (torch.zeros(size, dtype=dtype) for size in ((512, 768), (768, 1024), (1024,)))
