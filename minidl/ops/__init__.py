@@ -172,12 +172,13 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
                            ("matmul", "matmul")):  # fmt: skip
         setattr(Tensor, f"__r{operator}__", _swapped(functions[name]))
     for name in (
-        "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bmm", "chunk", "clamp", "clone",
-        "contiguous", "cumsum", "div", "eq", "exp", "expand", "flatten", "flip", "gather", "ge", "gt", "index_select",
-        "le", "log", "log_softmax", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum", "mm",
-        "mul", "ne", "neg", "norm", "outer", "permute", "pow", "reciprocal", "relu", "repeat", "reshape", "sigmoid",
-        "sign", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "tanh", "to", "topk",
-        "transpose", "unsqueeze", "var",
+        "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bmm", "ceil", "chunk", "clamp",
+        "clone", "contiguous", "cos", "cumsum", "div", "eq", "erf", "exp", "expand", "expm1", "flatten", "flip",
+        "floor", "floor_divide", "fmod", "gather", "ge", "gt", "index_select", "le", "log", "log1p", "log2",
+        "log_softmax", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "mul", "ne",
+        "neg", "norm", "outer", "permute", "pow", "reciprocal", "relu", "remainder", "repeat", "reshape", "round",
+        "rsqrt", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub",
+        "sum", "tanh", "to", "topk", "transpose", "trunc", "unsqueeze", "var",
     ):  # fmt: skip
         setattr(Tensor, name, functions[name])
     for name in kin.__all__:

@@ -6,6 +6,7 @@ gradient is summed back to its operand's shape.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
@@ -19,30 +20,10 @@ from minidl.ops.promotion import alike
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [
-    "abs",
-    "add",
-    "clamp",
-    "div",
-    "eq",
-    "exp",
-    "ge",
-    "gt",
-    "le",
-    "log",
-    "lt",
-    "maximum",
-    "minimum",
-    "mul",
-    "ne",
-    "neg",
-    "pow",
-    "reciprocal",
-    "sign",
-    "sqrt",
-    "square",
-    "sub",
-    "where",
-]
+    "abs", "add", "ceil", "clamp", "cos", "div", "eq", "erf", "exp", "expm1", "floor", "floor_divide", "fmod", "ge",
+    "gt", "le", "log", "log1p", "log2", "lt", "maximum", "minimum", "mul", "ne", "neg", "pow", "reciprocal",
+    "remainder", "round", "rsqrt", "sign", "sin", "sqrt", "square", "sub", "trunc", "where",
+]  # fmt: skip
 
 Operand = Tensor | Scalar
 _Raw = torch.Tensor | Scalar
@@ -79,6 +60,18 @@ Log = _unary("Log", elementwise.log, elementwise.div, keeps="x")
 Sqrt = _unary("Sqrt", elementwise.sqrt, elementwise.sqrt_grad, keeps="y")
 Square = _unary("Square", elementwise.square, elementwise.square_grad, keeps="x")
 Reciprocal = _unary("Reciprocal", elementwise.reciprocal, elementwise.reciprocal_grad, keeps="y")
+Sin = _unary("Sin", elementwise.sin, elementwise.sin_grad, keeps="x")
+Cos = _unary("Cos", elementwise.cos, elementwise.cos_grad, keeps="x")
+Log1p = _unary("Log1p", elementwise.log1p, elementwise.log1p_grad, keeps="x")
+Expm1 = _unary("Expm1", elementwise.expm1, elementwise.expm1_grad, keeps="x")
+Erf = _unary("Erf", elementwise.erf, elementwise.erf_grad, keeps="x")
+Log2 = _unary("Log2", elementwise.log2, elementwise.log2_grad, keeps="x")
+Rsqrt = _unary("Rsqrt", elementwise.rsqrt, elementwise.rsqrt_grad, keeps="y")
+# Steps, whose gradient is 0.
+Floor = _unary("Floor", elementwise.floor, torch.zeros_like, keeps="")
+Ceil = _unary("Ceil", elementwise.ceil, torch.zeros_like, keeps="")
+Trunc = _unary("Trunc", elementwise.trunc, torch.zeros_like, keeps="")
+Round = _unary("Round", elementwise.round, torch.zeros_like, keeps="")
 
 
 class Add(Function):
@@ -172,8 +165,17 @@ def _times_b(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
     return elementwise.mul(dy, b)
 
 
+def _step(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
+    """The gradient of a whole number."""
+    return torch.zeros_like(dy)
+
+
 Mul = binary("Mul", elementwise.mul, _times_b, _swapped(_times_b))
 Div = binary("Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b)
+DivTrunc = binary("DivTrunc", elementwise.div_trunc, _step, _step)
+DivFloor = binary("DivFloor", elementwise.div_floor, _step, _step)
+Fmod = binary("Fmod", elementwise.fmod, lambda dy, a, b: dy, elementwise.fmod_grad_b)
+Remainder = binary("Remainder", elementwise.remainder, lambda dy, a, b: dy, elementwise.remainder_grad_b)
 Pow = binary("Pow", elementwise.pow, elementwise.pow_grad_a, elementwise.pow_grad_b)
 Maximum = binary("Maximum", elementwise.maximum, elementwise.maximum_grad, _swapped(elementwise.maximum_grad))
 Minimum = binary("Minimum", elementwise.minimum, elementwise.minimum_grad, _swapped(elementwise.minimum_grad))
@@ -259,6 +261,72 @@ def reciprocal(input: Tensor) -> Tensor:
     return Reciprocal.apply(input)
 
 
+def floor(input: Tensor) -> Tensor:
+    """The largest whole number that input is not below. The gradient is 0."""
+    return _stepped(Floor, input)
+
+
+def ceil(input: Tensor) -> Tensor:
+    """The smallest whole number that input is not above. The gradient is 0."""
+    return _stepped(Ceil, input)
+
+
+def trunc(input: Tensor) -> Tensor:
+    """input without its fraction. The gradient is 0."""
+    return _stepped(Trunc, input)
+
+
+def round(input: Tensor, *, decimals: int = 0) -> Tensor:
+    """The nearest whole number, the even one of two, or number of as many `decimals`. The gradient is 0."""
+    if decimals == 0:
+        return _stepped(Round, input)
+    scale = 10.0 ** builtins.abs(decimals)
+    if decimals < 0:
+        return mul(Round.apply(div(input, scale)), scale)
+    return div(Round.apply(mul(input, scale)), scale)
+
+
+def _stepped(function: type[Function], x: Tensor) -> Tensor:
+    """A function that leaves integers as they are."""
+    whole = not x.dtype.is_floating_point and x.dtype != torch.bool
+    return Tensor(x.data.clone()) if whole else function.apply(x)
+
+
+def sin(input: Tensor) -> Tensor:
+    """The sine of input in radians. Raises TypeError for integers."""
+    return Sin.apply(input)
+
+
+def cos(input: Tensor) -> Tensor:
+    """The cosine of input in radians. Raises TypeError for integers."""
+    return Cos.apply(input)
+
+
+def log1p(input: Tensor) -> Tensor:
+    """log(1 + input), as exact near 0 as elsewhere. Raises TypeError for integers."""
+    return Log1p.apply(input)
+
+
+def expm1(input: Tensor) -> Tensor:
+    """e to the power input, less 1, as exact near 0 as elsewhere. Raises TypeError for integers."""
+    return Expm1.apply(input)
+
+
+def erf(input: Tensor) -> Tensor:
+    """The error function, 2 / sqrt(pi) times the integral of e^(-t t) from 0 to input. TypeError for integers."""
+    return Erf.apply(input)
+
+
+def log2(input: Tensor) -> Tensor:
+    """The logarithm to the base 2. Raises TypeError for integers."""
+    return Log2.apply(input)
+
+
+def rsqrt(input: Tensor) -> Tensor:
+    """1 / sqrt(input). Raises TypeError for integers."""
+    return Rsqrt.apply(input)
+
+
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, ValueError for
     shapes that do not broadcast."""
@@ -324,9 +392,44 @@ def mul(input: Operand, other: Operand) -> Tensor:
     return Mul.apply(a, b)
 
 
-def div(input: Operand, other: Operand) -> Tensor:
-    """input / other; float32 for integers. Raises as `add`."""
-    return Div.apply(*alike(input, other, floating=True))
+def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
+    """input / other; float32 for integers. Raises as `add`.
+
+    With rounding_mode "floor" or "trunc" a whole number, rounded down or towards 0, of integers an integer; its
+    gradient is 0. Raises ValueError for another mode.
+    """
+    if rounding_mode is None:
+        return Div.apply(*alike(input, other, floating=True))
+    if rounding_mode not in ("floor", "trunc"):
+        raise ValueError(f'div: rounding_mode is {rounding_mode!r}, expected None, "floor" or "trunc"')
+    function = DivFloor if rounding_mode == "floor" else DivTrunc
+    return _divided(function, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), input, other)
+
+
+def floor_divide(input: Operand, other: Operand) -> Tensor:
+    """input / other rounded down: `div` with rounding_mode "floor"."""
+    return div(input, other, rounding_mode="floor")
+
+
+def remainder(input: Operand, other: Operand) -> Tensor:
+    """What `floor_divide` leaves of input, with other's sign: input - floor(input / other) other, rounded once.
+
+    NaN for an infinite input or a divisor of 0, and where the quotient overflows float64. Raises as `add`.
+    """
+    return _divided(Remainder, torch.remainder, input, other)
+
+
+def fmod(input: Operand, other: Operand) -> Tensor:
+    """What a quotient rounded towards 0 leaves of input, with input's sign; exact. Otherwise as `remainder`."""
+    return _divided(Fmod, torch.fmod, input, other)
+
+
+def _divided(function: type[Function], of_integers: Callable[..., Any], a: Operand, b: Operand) -> Tensor:
+    """A whole quotient or what it leaves; of integers, and of bools as integers, by torch."""
+    a, b = alike(a, b)
+    if not _are_whole(a, b):
+        return function.apply(a, b)
+    return Tensor(of_integers(*(x if isinstance(x, int) else _raw(x) for x in (a, b))))
 
 
 def pow(input: Operand, exponent: Operand) -> Tensor:

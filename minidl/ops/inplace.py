@@ -9,6 +9,7 @@ A result that waits to be computed (`later`) stays so: nobody has seen its memor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +48,11 @@ def mul_(x: Tensor, other: Operand) -> Tensor:
     return _changed("mul_", x, ops.mul, elementwise.mul, other)
 
 
-def div_(x: Tensor, other: Operand) -> Tensor:
-    """x / other, in place. Raises as `add_`; TypeError for integers."""
-    return _changed("div_", x, ops.div, elementwise.div, other)
+def div_(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
+    """x / other, in place, as `div`. Raises as `add_`; TypeError for integers that are not rounded."""
+    if rounding_mode is None:
+        return _changed("div_", x, ops.div, elementwise.div, other)
+    return _by_result("div_", functools.partial(ops.div, rounding_mode=rounding_mode))(x, other)
 
 
 def pow_(x: Tensor, exponent: Operand) -> Tensor:
@@ -267,11 +270,27 @@ _USES_OF_ONE = _uses(_ONE.untyped_storage())
 
 __all__ = ["METHODS"]
 
+# Functions of x, or of x and another, whose result is written into x.
+_OF_ONE = (
+    "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt",
+    "sign", "sin", "sqrt", "square", "trunc",
+)  # fmt: skip
+_OF_TWO = ("floor_divide", "fmod", "remainder")
+
+
+def _in_place(name: str) -> Callable[..., Tensor]:
+    function = getattr(ops, name)
+    if name in _OF_TWO:
+        return _by_result(f"{name}_", function)
+    return lambda x, **named: applied(functools.partial(function, **named), x, True)
+
+
 METHODS: dict[str, Callable[..., Tensor | None]] = {
     "__setitem__": set_item,
     "__iadd__": add_, "__isub__": sub_, "__imul__": mul_, "__itruediv__": div_, "__ipow__": pow_,
-    "__ifloordiv__": _by_result("//=", pieces.floor_divide), "__imod__": _by_result("%=", pieces.remainder),
+    "__ifloordiv__": _by_result("//=", ops.floor_divide), "__imod__": _by_result("%=", ops.remainder),
     "__iand__": _by_result("&=", pieces.bitwise_and), "__ior__": _by_result("|=", pieces.bitwise_or),
     "__ixor__": _by_result("^=", pieces.bitwise_xor),
+    **{f"{name}_": _in_place(name) for name in (*_OF_ONE, *_OF_TWO)},
     **{f.__name__: f for f in (add_, sub_, mul_, div_, pow_, clamp_, copy_, zero_, fill_, normal_, uniform_)},
 }  # fmt: skip

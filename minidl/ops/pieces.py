@@ -15,14 +15,14 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import scan
 from minidl.ops import elementwise, reduce, view
-from minidl.ops.promotion import alike, python_number
+from minidl.ops.promotion import python_number
 from minidl.runtime import check
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [
     "all", "any", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "chunk", "cumsum", "flip",
-    "floor_divide", "gather", "index_select", "logical_and", "logical_not", "logical_or", "masked_fill", "one_hot",
-    "outer", "remainder", "repeat", "split", "std", "var",
+    "gather", "index_select", "logical_and", "logical_not", "logical_or", "masked_fill", "one_hot",
+    "outer", "repeat", "split", "std", "var",
 ]  # fmt: skip
 
 Dim = int | Sequence[int] | None
@@ -245,28 +245,13 @@ def bitwise_xor(input: Tensor, other: Tensor | Scalar) -> Tensor:
     return Tensor(torch.bitwise_xor(_whole("bitwise_xor", input), _whole("bitwise_xor", other)))
 
 
-def floor_divide(input: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
-    """The quotient rounded down, of integers. Raises TypeError for floating types."""
-    return Tensor(torch.floor_divide(*_whole_pair("floor_divide", input, other)))
-
-
-def remainder(input: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
-    """What is left of input after `floor_divide`, with other's sign, of integers. Raises as `floor_divide`."""
-    return Tensor(torch.remainder(*_whole_pair("remainder", input, other)))
-
-
-def _whole_pair(name: str, a: Any, b: Any) -> tuple[Any, Any]:
-    a, b = alike(a, b)
-    return _whole(name, a), _whole(name, b)
-
-
 def _whole(name: str, x: Any) -> Any:
     """The raw operand. Raises TypeError unless it is of integers or bools."""
     raw = x.data if isinstance(x, Tensor) else python_number(x)
     floating = raw.dtype.is_floating_point if isinstance(raw, torch.Tensor) else not isinstance(raw, int)
     if floating:
         kind = raw.dtype if isinstance(raw, torch.Tensor) else type(raw).__name__
-        raise TypeError(f"{name}: got {kind}, expected integers or bools; for floating types it is not built")
+        raise TypeError(f"{name}: got {kind}, expected integers or bools")
     return raw
 
 

@@ -9,12 +9,13 @@ second order. Where a kept value overflows the dtype, there is no bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
+from minidl import ops
 from minidl.kernels import reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
@@ -98,6 +99,7 @@ def _unary_examples(low: float | None = None) -> dict[str, Callable[[Make], Case
 
 
 _INTEGERS = refuses(TypeError, r"got dtype torch.int64, expected a floating type; convert it with .to\(\)", integers(3))
+_NO_BOOL = refuses(TypeError, "got dtype torch.bool, expected a floating type", bools(3))
 _BOOL = refuses(TypeError, "got dtype torch.bool, expected a floating or", bools(3))
 
 _unary = records(
@@ -129,7 +131,73 @@ def _reciprocal_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype
     return (where_finite(grads[0], bounds.rounded(grads[0], error, dtype)),)
 
 
+def _own_grad(units: Callable[[torch.Tensor], Any]) -> Callable[..., tuple[Any, ...]]:
+    """Bounds of dy f'(x) from x, off by units(x) of its own; what f' loses to underflow, dy may lift again."""
+
+    def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        error = units(case.args[0]) * bounds.acc_unit(dtype) * grads[0].abs()
+        lost = 2 * dy.abs() * bounds.TINY[launch.acc_torch(dtype)]
+        return (where_finite(grads[0], bounds.rounded(grads[0], error + lost, dtype)),)
+
+    return bound
+
+
+def _rsqrt_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    y = case.args[0].rsqrt()
+    off = kept(y, 3 * bounds.acc_unit(dtype) * y, dtype)
+    error = times(dy, 1.5 * y * y * off + 1.5 * y * off * off + off**3) + 4 * bounds.acc_unit(dtype) * grads[0].abs()
+    return (where_finite(grads[0], bounds.rounded(grads[0], error, dtype)),)
+
+
+def _any_of(functions: Mapping[str, tuple[float | None, float]], **fields: Any) -> OpSpec:
+    """One record of several functions of one operand, named after the first: name, from where on, units of error."""
+    first = next(iter(functions))
+
+    def reference(x: torch.Tensor, name: str = first) -> torch.Tensor:
+        return getattr(torch, name)(x)
+
+    def inputs(make: Make) -> Case:
+        name = make.choice([*functions])
+        return Case((make.tensor(*make.shape(0, 4), low=functions[name][0]), name))
+
+    return _unary(
+        first,
+        op=lambda x, name=first: getattr(ops, name)(x),
+        reference=reference,
+        inputs=inputs,
+        bound=bounds.off_by(lambda case, y, dtype: functions[_name(case, first)][1] * bounds.acc_unit(dtype) * y.abs()),
+        examples={name: tensors(between(low, None, 3, 70), extra=(name,)) for name, (low, _) in functions.items()},
+        **fields,
+    )
+
+
+def _name(case: Case, first: str) -> str:
+    return case.args[1] if len(case.args) > 1 else first
+
+
+def _curve_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """dy f'(x); what f' loses to underflow, dy may lift again."""
+    x, name, u = case.args[0], _name(case, "sin"), bounds.acc_unit(dtype)
+    if name == "rsqrt":
+        y = x.rsqrt()
+        off = kept(y, 3 * u * y, dtype)
+        error = times(dy, 1.5 * y * y * off + 1.5 * y * off * off + off**3) + 4 * u * grads[0].abs()
+    else:
+        units = FUNCTION_UNITS + 4 + (2 * (x * x).clamp(max=800) if name == "erf" else 0)
+        error = units * u * grads[0].abs()
+    error = error + 2 * dy.abs() * bounds.TINY[launch.acc_torch(dtype)]
+    return (where_finite(grads[0], bounds.rounded(grads[0], error, dtype)),)
+
+
+_CURVES = {
+    "sin": (None, 4), "cos": (None, 4), "log1p": (-0.75, 12), "expm1": (None, 16), "erf": (None, 4), "log2": (0.0, 8),
+    "rsqrt": (0.0, 3),
+}  # fmt: skip
+_STEPS = ("floor", "ceil", "trunc", "round")
+
 UNARY = [
+    _any_of(dict.fromkeys(_STEPS, (None, 0)), grad_bound=no_grad_error, exact=True, bad=(_NO_BOOL,)),
+    _any_of(_CURVES, grad_bound=_curve_grad),
     *map(_exact, ("neg", "abs", "sign")),
     _exact("square", bound=few_units(1), grad_bound=few_grad_units(2)),
     _unary("exp", bound=few_units(FUNCTION_UNITS), grad_bound=_exp_grad),
@@ -228,6 +296,40 @@ def _pow_errors(result: torch.Tensor, roundings: int, dtype: Any, a: torch.Tenso
     return ((_power_error(a, b) + roundings * bounds.acc_unit(dtype)) * result.abs()).nan_to_num(nan=math.inf)
 
 
+def _divisors(make: Make) -> Case:
+    """Tensors with quotients of a few thousand at most."""
+    shape = make.shape(0, 4)
+    left, right = _narrowed(make, shape), _narrowed(make, shape)
+    return Case((make.tensor(*left, low=-100.0, high=100.0), make.tensor(*right, low=0.0625, high=7.0)))
+
+
+def _quotient_error(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A quotient rounded before its fraction goes may be the next whole number."""
+    a, b, mode = (*case.args, "floor")[:3]
+    near = ((a / b) - (a / b).round()).abs() <= bounds.acc_unit(dtype) * (a / b).abs()
+    step = torch.where(near & (mode == "trunc"), 1.0, 0.0)
+    return where_finite(y, bounds.rounded(y, step, dtype))
+
+
+def _left_error(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Exact, and rounded once; there is none where the quotient overflows float64."""
+    a, b = case.args[:2]
+    error = torch.where((a / b).isinf() & (b != 0) & a.isfinite(), math.inf, 0.0)
+    return where_finite(y, bounds.rounded(y, error, dtype))
+
+
+def _left_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """That of b is dy times a whole quotient, rounded."""
+    function = getattr(torch, (*case.args, "remainder")[2])
+    both = Case(case.args[:2])
+
+    def errors(terms: torch.Tensor, dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, _: Any) -> torch.Tensor:
+        next_one = torch.where(_quotient_error(Case((a, b, "trunc")), terms, dtype) > 0.5, dy.abs(), 0.0)
+        return 2 * bounds.acc_unit(dtype) * terms.abs() + next_one
+
+    return _broadcast_grads(function, _no_errors, errors)(both, dy, grads, dtype)
+
+
 def _pow_inputs(make: Make) -> Case:
     shape = make.shape(0, 3)
     left, right = _narrowed(make, shape), _narrowed(make, shape)
@@ -256,6 +358,24 @@ BINARY = [
         inputs=_pow_inputs,
         bound=bounds.off_by(lambda case, y, dtype: _pow_errors(y, 1, dtype, *case.args)),
         examples=_binary_examples(low=0.0625),
+    ),
+    _binary(
+        "floor_divide",
+        op=lambda a, b, mode="floor": ops.div(a, b, rounding_mode=mode),
+        reference=lambda a, b, mode="floor": torch.div(a, b, rounding_mode=mode),
+        inputs=lambda make: Case((*_divisors(make).args, make.choice(["floor", "trunc"]))),
+        bound=_quotient_error,
+        grad_bound=no_grad_error,
+        bad=BINARY_BAD[:2],
+    ),
+    _binary(
+        "remainder",
+        op=lambda a, b, name="remainder": getattr(ops, name)(a, b),
+        reference=lambda a, b, name="remainder": getattr(torch, name)(a, b),
+        inputs=lambda make: Case((*_divisors(make).args, make.choice(["remainder", "fmod"]))),
+        bound=_left_error,
+        grad_bound=_left_grad,
+        bad=BINARY_BAD[:2],
     ),
     _arithmetic("maximum", _no_errors, _no_errors, bound=no_error, exact=True),
     _arithmetic("minimum", _no_errors, _no_errors, bound=no_error, exact=True),
