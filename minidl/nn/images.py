@@ -24,7 +24,7 @@ class Dropout2d(Dropout):
 
 
 class AdaptiveMaxPool2d(Module):
-    """Maxima over windows that divide the image evenly. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
+    """Maxima over the windows of `AdaptiveAvgPool2d`. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
 
     _shown = ("output_size",)
 

@@ -49,8 +49,8 @@ def _positions(places: torch.Tensor, at: Windows) -> torch.Tensor:
     """Positions in the image, from those in windows [N, C, OH, OW]."""
     tap, columns = places.long(), at.kernel[1]
     first = [
-        torch.arange(n, device=tap.device) * step - pad
-        for n, step, pad in zip(at.output, at.stride, at.padding, strict=True)
+        torch.arange(n, device=tap.device) * (size if at.adaptive else step) // (n if at.adaptive else 1) - pad
+        for n, size, step, pad in zip(at.output, at.size, at.stride, at.padding, strict=True)
     ]
     rows = first[0][:, None] + tap // columns * at.dilation[0]
     return rows * at.size[1] + first[1] + tap % columns * at.dilation[1]
@@ -133,15 +133,12 @@ def adaptive_avg_pool2d(input: Tensor, output_size: int | tuple[int | None, int 
 def adaptive_max_pool2d(
     input: Tensor, output_size: int | tuple[int | None, int | None], return_indices: bool = False
 ) -> Any:
-    """`max_pool2d` with windows that divide the image evenly into output_size results (None: the size of the image).
+    """Maxima over the windows of `adaptive_avg_pool2d`; of equal ones the first has the gradient.
 
-    return_indices as there. Raises as `adaptive_avg_pool2d`; ValueError where output_size does not divide the image.
+    return_indices as for `max_pool2d`. Raises as `adaptive_avg_pool2d`.
     """
     size = kernels.checked("adaptive_max_pool2d", input.data)
-    output = kernels.adaptive_windows("adaptive_max_pool2d", size, output_size).output
-    if 0 in output or any(n % o for n, o in zip(size, output, strict=True)):
-        raise ValueError(
-            f"adaptive_max_pool2d: output_size {list(output)} does not divide an image of {list(size)}; "
-            "windows of several sizes are not built"
-        )
-    return max_pool2d(input, (size[0] // output[0], size[1] // output[1]), return_indices=return_indices)
+    at = kernels.adaptive_windows("adaptive_max_pool2d", size, output_size)
+    if 0 not in at.output and not any(n % o for n, o in zip(size, at.output, strict=True)):
+        return max_pool2d(input, at.kernel, return_indices=return_indices)  # windows that do not overlap
+    return (MaxPool2dPlaces if return_indices else MaxPool2d).apply(input, at)
