@@ -50,8 +50,18 @@ from minidl.nn.losses import (
     SmoothL1Loss,
 )
 from minidl.nn.module import Module, Parameter
-from minidl.nn.norms import GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
-from minidl.nn.vision import AdaptiveAvgPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, MaxPool2d
+from minidl.nn.norms import GroupNorm, LayerNorm, RMSNorm
+from minidl.nn.vision import (
+    AdaptiveAvgPool2d,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    MaxPool2d,
+)
 
 __all__ = [
     "ELU",
@@ -64,6 +74,7 @@ __all__ = [
     "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
+    "BatchNorm3d",
     "ConstantPad2d",
     "Conv1d",
     "Conv2d",
@@ -81,7 +92,9 @@ __all__ = [
     "Hardtanh",
     "HuberLoss",
     "Identity",
+    "InstanceNorm1d",
     "InstanceNorm2d",
+    "InstanceNorm3d",
     "KLDivLoss",
     "L1Loss",
     "LayerNorm",
