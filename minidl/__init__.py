@@ -118,9 +118,9 @@ _OF_TORCH = (
 _OPERATIONS = (
     "abs", "add", "all", "allclose", "amax", "amin", "any", "argmax", "argmin", "argsort", "bitwise_and",
     "bitwise_not", "bitwise_or", "bitwise_xor", "bmm", "cat", "ceil", "chunk", "clamp", "clip", "clone", "conv1d",
-    "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "cos", "cumsum", "div", "dot", "dropout", "einsum",
-    "eq", "equal", "erf", "exp", "expm1", "flatten", "flip", "floor", "floor_divide", "fmod", "gather", "ge", "gt",
-    "index_select", "isfinite", "isinf", "isnan", "le", "log", "log1p", "log2", "log_softmax", "logical_and",
+    "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "cos", "cumsum", "diagonal", "div", "dot", "dropout",
+    "einsum", "eq", "equal", "erf", "exp", "expm1", "flatten", "flip", "floor", "floor_divide", "fmod", "gather", "ge",
+    "gt", "index_select", "isfinite", "isinf", "isnan", "le", "log", "log1p", "log2", "log_softmax", "logical_and",
     "logical_not", "logical_or", "logsumexp", "lt", "masked_fill", "masked_select", "matmul", "max", "maximum", "mean",
     "min", "minimum", "mm", "movedim", "mul", "mv", "narrow", "ne", "neg", "nonzero", "norm", "outer", "permute",
     "pow", "reciprocal", "relu", "remainder", "reshape", "round", "rsqrt", "select", "sigmoid", "sign", "sin",

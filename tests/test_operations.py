@@ -43,6 +43,7 @@ WITHOUT_RECORD: dict[str, str] = {
             "bmm",
             "chunk",
             "clip",
+            "diagonal",
             "dot",
             "einsum",
             "equal",

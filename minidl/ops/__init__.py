@@ -173,8 +173,8 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
         setattr(Tensor, f"__r{operator}__", _swapped(functions[name]))
     for name in (
         "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bmm", "ceil", "chunk", "clamp",
-        "clone", "contiguous", "cos", "cumsum", "div", "eq", "erf", "exp", "expand", "expm1", "flatten", "flip",
-        "floor", "floor_divide", "fmod", "gather", "ge", "gt", "index_select", "le", "log", "log1p", "log2",
+        "clone", "contiguous", "cos", "cumsum", "diagonal", "div", "eq", "erf", "exp", "expand", "expm1", "flatten",
+        "flip", "floor", "floor_divide", "fmod", "gather", "ge", "gt", "index_select", "le", "log", "log1p", "log2",
         "log_softmax", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "mul", "ne",
         "neg", "norm", "outer", "permute", "pow", "reciprocal", "relu", "remainder", "repeat", "reshape", "round",
         "rsqrt", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub",

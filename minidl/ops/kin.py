@@ -129,14 +129,16 @@ def movedim(input: Tensor, source: int | Sequence[int], destination: int | Seque
     return view.permute(input, *dims)
 
 
-def nonzero(input: Tensor) -> Tensor:
-    """The places where input is not 0, int64 [K, dimensions]; waits for the device to know K."""
-    return Tensor(torch.nonzero(pieces.truths(input)))
+def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
+    """The places where input is not 0, int64 [K, dimensions], or [K] for each dimension; waits for the device."""
+    truths = pieces.truths(input)
+    found = torch.nonzero(truths.reshape(1) if as_tuple and input.ndim == 0 else truths)
+    return tuple(Tensor(places) for places in found.unbind(1)) if as_tuple else Tensor(found)
 
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """The elements where mask is true, [K]; both broadcast. The gradient goes back to them."""
-    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    shape = torch.broadcast_shapes(input.shape, mask.shape, (1,))
     return view.getitem(view.expand(input, shape), Tensor(mask.data.expand(shape)))
 
 

@@ -150,14 +150,16 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for an index that does not fit.
     """
     at = check.axis("gather", dim, max(input.ndim, 1))
+    if input.ndim == 0:
+        return view.reshape(gather(view.reshape(input, 1), 0, view.reshape(index, index.numel())), *index.shape)
+    if index.numel() == 0:  # of any shape
+        return view.reshape(view.getitem(view.reshape(input, input.numel()), slice(0, 0)), *index.shape)
     fits = input.ndim == index.ndim and not builtins.any(
         mine < size for i, (mine, size) in enumerate(zip(input.shape, index.shape, strict=True)) if i != at
     )
     if not fits:
         raise ValueError(f"gather: index has shape {list(index.shape)}, which does not fit {list(input.shape)}")
     raw = _not_negative("gather", index)
-    if input.ndim == 0:
-        return view.reshape(gather(view.reshape(input, 1), 0, Tensor(raw.reshape(1))))
     places: list[Any] = []
     for i, size in enumerate(index.shape):
         along = torch.arange(size, device=raw.device).view(*(size if k == i else 1 for k in range(index.ndim)))

@@ -36,6 +36,9 @@ def both(function, *tensors, tolerance=1e-11):
 
 
 CASES = {
+    "diagonal": lambda m, x: m.diagonal(x, 1, -1, 0),
+    "norms": lambda m, x: tuple(x.norm(p, 1) for p in (3, 0.5, -1.5, 0)),
+    "norm of zeros": lambda m, x: ((x * 0).norm(3, -1), (x * (x > 0)).norm(0.5)),
     "var": lambda m, x: m.var(x, 1),
     "var of all": lambda m, x: x.var(),
     "std": lambda m, x: m.std(x, (0, 2), keepdim=True),
@@ -88,7 +91,8 @@ def test_as_torch(name):
         ("ij,jk->ik", [(3, 4), (4, 5)]), ("bij,bjk", [(2, 3, 4), (2, 4, 5)]), ("i,j", [(3,), (4,)]),
         ("ij->ji", [(3, 4)]), ("ij->", [(3, 4)]), ("bhid,bhjd->bhij", [(2, 3, 4, 5), (2, 3, 6, 5)]),
         ("ij,ij->", [(3, 4), (3, 4)]), ("ab,bc,cd->ad", [(2, 3), (3, 4), (4, 5)]), ("ij,kl->ik", [(2, 3), (4, 5)]),
-        ("bi,bi->b", [(3, 4), (3, 4)]), ("ij,jk->ik", [(3, 0), (0, 5)]),
+        ("bi,bi->b", [(3, 4), (3, 4)]), ("bii->ib", [(2, 3, 3)]), ("...ij,kj...", [(4, 1, 2, 3), (5, 3, 4, 2)]), ("ij,ij", [(1, 3), (2, 1)]),
+        ("...,...->", [(2, 3), (3,)]), ("ij,jk->ik", [(3, 0), (0, 5)]),
     ],
 )  # fmt: skip
 def test_einsum(equation, shapes):
@@ -152,8 +156,11 @@ def test_narrow_types_spread_far_from_zero():
         (lambda x: x & 1, "bitwise_and: got torch.float32"),
         (lambda x: x.split([1, 1]), r"split: sizes \[1, 1\] do not add up to the 3 of dim 0"),
         (lambda x: x.chunk(0), "chunk: chunks is 0"),
-        (lambda x: ops.einsum("ii->i", x), "does not name each of 2 dimensions by its own letter"),
-        (lambda x: ops.einsum("i...->i", x), "which is not built; name the dimensions"),
+        (lambda x: ops.einsum("iij->i", x), "'iij' of 'iij->i' does not name 2 dimensions by letters"),
+        (lambda x: ops.einsum("ii->i", x), "einsum: 'i' is 3 and 4"),
+        (lambda x: ops.einsum("...,...", x, x.T), "'...' of '...,...' is 3 and 4"),
+        (lambda x: x.norm("nuc"), "norm: p is 'nuc', expected a number or 'fro'"),
+        (lambda x: x.gather(1, x.long().reshape(4, 3)), "which does not fit"),
         (lambda x: ops.einsum("ij,jk->ik", x, x), "'j' of 'ij,jk->ik' is 4 and 3"),
         (lambda x: x.std(0, True, correction=1), "got both unbiased and correction"),
         (lambda x: x.outer(x), "expected two vectors"),

@@ -9,9 +9,7 @@ UNCOMPARED = {
 }  # fmt: skip
 
 # (name, beginning of how it differs) as regular expressions: why.
-REASONS = {
-    (r"ops\.norm", "has no gradient"): "torch's gradient of the 0-norm is 0; here a count has none",
-}
+REASONS = {}
 
 # Names of minidl's own.
 OWN = {

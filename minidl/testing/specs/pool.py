@@ -135,11 +135,7 @@ def _adaptive_max_grad(case: Case, dy: Any, grads: tuple[Any, ...], dtype: torch
     at = pool.adaptive_windows(
         "adaptive_max_pool2d", case.args[0].shape[2:], case.arguments(ops.adaptive_max_pool2d)[1]
     )
-    return (_linear(grads[0], _of_sizes(case, dy, _adaptive_max), at.near[0] * at.near[1] - 1, dtype),)
-
-
-def _adaptive_max(x: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    return F.adaptive_max_pool2d(x, output_size, return_indices)
+    return (_linear(grads[0], _of_sizes(case, dy, F.adaptive_max_pool2d), at.near[0] * at.near[1] - 1, dtype),)
 
 
 SPECS = [
@@ -203,7 +199,7 @@ SPECS = [
     ),
     _record(
         "adaptive_max_pool2d",
-        reference=_adaptive_max,
+        reference=F.adaptive_max_pool2d,
         inputs=_adaptive_max_inputs,
         bound=no_error,
         grad_bound=_adaptive_max_grad,
