@@ -120,12 +120,13 @@ _OPERATIONS = (
     "bitwise_not", "bitwise_or", "bitwise_xor", "bmm", "cat", "ceil", "chunk", "clamp", "clip", "clone", "conv1d",
     "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "cos", "cumsum", "diagonal", "div", "dot", "dropout",
     "einsum", "eq", "equal", "erf", "exp", "expm1", "flatten", "flip", "floor", "floor_divide", "fmod", "gather", "ge",
-    "gt", "index_select", "isfinite", "isinf", "isnan", "le", "log", "log1p", "log2", "log_softmax", "logical_and",
-    "logical_not", "logical_or", "logsumexp", "lt", "masked_fill", "masked_select", "matmul", "max", "maximum", "mean",
-    "min", "minimum", "mm", "movedim", "mul", "mv", "narrow", "ne", "neg", "nonzero", "norm", "outer", "permute",
-    "pow", "reciprocal", "relu", "remainder", "reshape", "round", "rsqrt", "select", "sigmoid", "sign", "sin",
-    "softmax", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh", "topk", "transpose",
-    "tril", "triu", "trunc", "unbind", "unsqueeze", "var", "where",
+    "gt", "index_add", "index_select", "isfinite", "isinf", "isnan", "le", "log", "log1p", "log2", "log_softmax",
+    "logical_and", "logical_not", "logical_or", "logsumexp", "lt", "masked_fill", "masked_select", "matmul", "max",
+    "maximum", "mean", "min", "minimum", "mm", "movedim", "mul", "mv", "narrow", "ne", "neg", "nonzero", "norm",
+    "outer", "permute", "pow", "reciprocal", "relu", "remainder", "reshape", "roll", "round", "rsqrt", "scatter",
+    "scatter_add", "select", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt", "square", "squeeze",
+    "stack", "std", "sub", "sum", "tanh", "topk", "transpose", "tril", "triu", "trunc", "unbind", "unsqueeze", "var",
+    "where",
 )  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 _MORE = (

@@ -31,6 +31,7 @@ from minidl.ops import (
     reduce,
     resample,
     row_norm,
+    scattering,
     sorting,
     sparse,
     view,
@@ -54,6 +55,7 @@ from minidl.ops.random import dropout, dropout2d, rand, randn
 from minidl.ops.reduce import *
 from minidl.ops.resample import *
 from minidl.ops.row_norm import *
+from minidl.ops.scattering import *
 from minidl.ops.sorting import *
 from minidl.ops.sparse import *
 from minidl.ops.view import *
@@ -77,6 +79,7 @@ __all__ += pool.__all__
 __all__ += reduce.__all__
 __all__ += resample.__all__
 __all__ += row_norm.__all__
+__all__ += scattering.__all__
 __all__ += sorting.__all__
 __all__ += sparse.__all__
 __all__ += view.__all__
@@ -174,11 +177,12 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
     for name in (
         "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bmm", "ceil", "chunk", "clamp",
         "clone", "contiguous", "cos", "cumsum", "diagonal", "div", "eq", "erf", "exp", "expand", "expm1", "flatten",
-        "flip", "floor", "floor_divide", "fmod", "gather", "ge", "gt", "index_select", "le", "log", "log1p", "log2",
-        "log_softmax", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "mul", "ne",
-        "neg", "norm", "outer", "permute", "pow", "reciprocal", "relu", "remainder", "repeat", "reshape", "round",
-        "rsqrt", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub",
-        "sum", "tanh", "to", "topk", "transpose", "trunc", "unsqueeze", "var",
+        "flip", "floor", "floor_divide", "fmod", "gather", "ge", "gt", "index_add", "index_select", "le", "log",
+        "log1p", "log2", "log_softmax", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum",
+        "mm", "mul", "ne", "neg", "norm", "outer", "permute", "pow", "reciprocal", "relu", "remainder", "repeat",
+        "reshape", "roll", "round", "rsqrt", "scatter", "scatter_add", "sigmoid", "sign", "sin", "softmax", "sort",
+        "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "tanh", "to", "topk", "transpose", "trunc",
+        "unsqueeze", "var",
     ):  # fmt: skip
         setattr(Tensor, name, functions[name])
     for name in kin.__all__:

@@ -21,7 +21,7 @@ from minidl.kernels import elementwise
 from minidl.kernels import random as random_kernels
 from minidl.later import settle_all
 from minidl.ops import elementwise as ops
-from minidl.ops import pieces, places, view
+from minidl.ops import pieces, places, scattering, view
 from minidl.ops.promotion import python_number
 from minidl.tensors import Scalar, Tensor
 
@@ -68,21 +68,23 @@ def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) ->
 
 
 def _by_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The method that writes function's result into x; of integers and bools, which have no gradient."""
+    """The method that writes function's result into x."""
+    return lambda x, other: _written(name, x, function, other)
 
-    def method(x: Tensor, other: Operand) -> Tensor:
-        def kernel(a: torch.Tensor, *b: Any, out: torch.Tensor) -> torch.Tensor:
-            made = function(Tensor(a), *(Tensor(each) if isinstance(each, torch.Tensor) else each for each in b)).data
-            if made.shape != out.shape or made.dtype != out.dtype:
-                raise ValueError(
-                    f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in "
-                    f"place of {list(out.shape)} and {out.dtype}"
-                )
-            return out.copy_(made)
 
-        return _changed(name, x, function, kernel, other)
+def _written(name: str, x: Tensor, function: Callable[..., Tensor], *others: Any) -> Tensor:
+    """x with the result of a function of it and others, of its shape and dtype, in place."""
 
-    return method
+    def kernel(a: torch.Tensor, *b: Any, out: torch.Tensor) -> torch.Tensor:
+        made = function(Tensor(a), *(Tensor(each) if isinstance(each, torch.Tensor) else each for each in b)).data
+        if made.shape != out.shape or made.dtype != out.dtype:
+            raise ValueError(
+                f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in "
+                f"place of {list(out.shape)} and {out.dtype}"
+            )
+        return out.copy_(made)
+
+    return _changed(name, x, function, kernel, *others)
 
 
 def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> Tensor:
@@ -106,11 +108,26 @@ def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> 
 
 def applied(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> Tensor:
     """function(x), a result of x's shape; with `inplace`, torch's argument of activations, in place."""
+    return _written("inplace=True", x, function) if inplace else function(x)
 
-    def kernel(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(function(Tensor(a)).data)
 
-    return _changed("inplace=True", x, function, kernel) if inplace else function(x)
+def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
+    """value, a number or a tensor of one, where mask is true, in place. Raises as `masked_fill`."""
+    return _written("masked_fill_", x, lambda a, v: pieces.masked_fill(a, mask, v), value)
+
+
+def scatter_(
+    x: Tensor, dim: int, index: Tensor, src: Operand | None = None, *, value: Scalar | None = None,
+    reduce: str | None = None,
+) -> Tensor:  # fmt: skip
+    """src or a number at `index` along `dim`, in place. Raises as `scatter`."""
+    given = value if src is None else src
+    return _written("scatter_", x, lambda a, v: scattering.scatter(a, dim, index, v, reduce=reduce), given)
+
+
+def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """src added at `index` along `dim`, in place. Raises as `scatter_add`."""
+    return _written("scatter_add_", x, lambda a, v: scattering.scatter_add(a, dim, index, v), src)
 
 
 def zero_(x: Tensor) -> Tensor:
@@ -282,7 +299,7 @@ def _in_place(name: str) -> Callable[..., Tensor]:
     function = getattr(ops, name)
     if name in _OF_TWO:
         return _by_result(f"{name}_", function)
-    return lambda x, **named: applied(functools.partial(function, **named), x, True)
+    return lambda x, **named: _written(f"{name}_", x, functools.partial(function, **named))
 
 
 METHODS: dict[str, Callable[..., Tensor | None]] = {
@@ -293,4 +310,5 @@ METHODS: dict[str, Callable[..., Tensor | None]] = {
     "__ixor__": _by_result("^=", pieces.bitwise_xor),
     **{f"{name}_": _in_place(name) for name in (*_OF_ONE, *_OF_TWO)},
     **{f.__name__: f for f in (add_, sub_, mul_, div_, pow_, clamp_, copy_, zero_, fill_, normal_, uniform_)},
+    **{f.__name__: f for f in (masked_fill_, scatter_, scatter_add_)},
 }  # fmt: skip

@@ -21,8 +21,8 @@ from minidl.tensors import Scalar, Tensor
 
 __all__ = [
     "all", "any", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "chunk", "cumsum", "flip",
-    "gather", "index_select", "logical_and", "logical_not", "logical_or", "masked_fill", "one_hot",
-    "outer", "repeat", "split", "std", "var",
+    "logical_and", "logical_not", "logical_or", "masked_fill", "one_hot",
+    "outer", "repeat", "roll", "split", "std", "var",
 ]  # fmt: skip
 
 Dim = int | Sequence[int] | None
@@ -57,15 +57,8 @@ class Split(Function):
         return torch.cat(parts, ctx.dim), None, None
 
 
-class Flip(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-        ctx.dims = dims
-        return x.flip(dims)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return dy.flip(ctx.dims), None
+Flip = view.of("Flip", torch.flip, lambda dy, _, dims: dy.flip(dims))
+Roll = view.of("Roll", lambda x, how: x.roll(*how), lambda dy, _, how: dy.roll([-shift for shift in how[0]], how[1]))
 
 
 def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -115,6 +108,22 @@ def flip(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
     return Flip.apply(input, named)
 
 
+def roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
+    """A copy of input moved along `dims` by as many places, what leaves at the end coming in at the front; without
+    dims as if it were one row. Raises IndexError for a dimension out of range, ValueError unless both are as many.
+    """
+    by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    if dims is None:
+        if len(by) != 1:
+            raise ValueError(f"roll: {len(by)} shifts without dims, expected one")
+        flat = view.reshape(input, input.numel())
+        return view.reshape(Roll.apply(flat, (by, (0,))), *input.shape)
+    named = tuple(check.axis("roll", dim, input.ndim) for dim in ((dims,) if isinstance(dims, int) else dims))
+    if len(named) != len(by):
+        raise ValueError(f"roll: {len(by)} shifts and {len(named)} dims, expected as many")
+    return Roll.apply(input, (by, named))
+
+
 def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
     """Copies of input side by side, `repeats` for each dimension, of which new ones come first.
 
@@ -128,53 +137,6 @@ def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
     wide = view.expand(apart, *(size for pair in zip(counts, sizes, strict=True) for size in pair))
     made = view.reshape(wide, *(count * size for count, size in zip(counts, sizes, strict=True)))
     return view.clone(made) if set(counts) <= {1} else made  # a copy in any case
-
-
-def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The places `index` (int64 or int32, [K] or one) along `dim`; a copy. The gradient adds up equal places in order.
-
-    Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for an index of more dimensions.
-    """
-    if index.ndim > 1:
-        raise ValueError(f"index_select: index has shape {list(index.shape)}, expected [K]")
-    at = check.axis("index_select", dim, max(input.ndim, 1))
-    whole = input if input.ndim else view.reshape(input, 1)
-    found = view.getitem(whole, (*[slice(None)] * at, Tensor(_not_negative("index_select", index).reshape(-1))))
-    return found if input.ndim else view.reshape(found)
-
-
-def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """input at `index` along `dim`, and at the same place along the others: index (int64) of as many dimensions, none
-    larger than input's but `dim`. The gradient adds up equal places in their order.
-
-    Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for an index that does not fit.
-    """
-    at = check.axis("gather", dim, max(input.ndim, 1))
-    if input.ndim == 0:
-        return view.reshape(gather(view.reshape(input, 1), 0, view.reshape(index, index.numel())), *index.shape)
-    if index.numel() == 0:  # of any shape
-        return view.reshape(view.getitem(view.reshape(input, input.numel()), slice(0, 0)), *index.shape)
-    fits = input.ndim == index.ndim and not builtins.any(
-        mine < size for i, (mine, size) in enumerate(zip(input.shape, index.shape, strict=True)) if i != at
-    )
-    if not fits:
-        raise ValueError(f"gather: index has shape {list(index.shape)}, which does not fit {list(input.shape)}")
-    raw = _not_negative("gather", index)
-    places: list[Any] = []
-    for i, size in enumerate(index.shape):
-        along = torch.arange(size, device=raw.device).view(*(size if k == i else 1 for k in range(index.ndim)))
-        places.append(Tensor(raw if i == at else along))
-    return view.getitem(input, tuple(places))
-
-
-def _not_negative(name: str, index: Tensor) -> torch.Tensor:
-    """The index, which counts from the front alone."""
-    if index.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"{name}: index has dtype {index.dtype}, expected int64 or int32")
-    raw = index.data
-    if not raw.is_cuda and bool((raw < 0).any()):
-        raise IndexError(f"{name}: index {int(raw.min())} is negative")
-    return raw
 
 
 def masked_fill(input: Tensor, mask: Tensor, value: Scalar | Tensor) -> Tensor:

@@ -42,7 +42,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _View(Function):
-    """A view of x, given by two functions: `there` of x and what says how, `back` of dy, x's shape and the same."""
+    """A view of x, or a copy, given by two functions: `there` of x and how, `back` of dy, x's shape and how."""
 
     there: Callable[..., torch.Tensor]
     back: Callable[..., torch.Tensor]
@@ -57,7 +57,8 @@ class _View(Function):
         return cls.back(dy, ctx.shape, ctx.how), None
 
 
-def _view(name: str, there: Callable[..., torch.Tensor], back: Callable[..., torch.Tensor]) -> type[Function]:
+def of(name: str, there: Callable[..., torch.Tensor], back: Callable[..., torch.Tensor]) -> type[Function]:
+    """The Function of one tensor and how, given by two functions that move values."""
     return type(name, (_View,), {"there": staticmethod(there), "back": staticmethod(back)})
 
 
@@ -66,8 +67,8 @@ def _permuted_back(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> to
     return dy.permute(order.back(dims))
 
 
-Reshape = _view("Reshape", torch.reshape, lambda dy, shape, _: dy.reshape(shape))
-Permute = _view("Permute", torch.permute, _permuted_back)
+Reshape = of("Reshape", torch.reshape, lambda dy, shape, _: dy.reshape(shape))
+Permute = of("Permute", torch.permute, _permuted_back)
 
 
 def _diagonal_back(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int, int]) -> torch.Tensor:
@@ -76,8 +77,8 @@ def _diagonal_back(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int, int
     return dx
 
 
-Diagonal = _view("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_back)
-Expand = _view("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
+Diagonal = of("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_back)
+Expand = of("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
 
 
 class GetItem(Function):
