@@ -11,6 +11,7 @@ from minidl.nn.activations import (
     Hardswish,
     Hardtanh,
     LeakyReLU,
+    LogSigmoid,
     LogSoftmax,
     Mish,
     PReLU,
@@ -27,17 +28,29 @@ from minidl.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspos
 from minidl.nn.float8 import to_float8
 from minidl.nn.fold import fold_batch_norms
 from minidl.nn.images import (
+    AdaptiveMaxPool1d,
     AdaptiveMaxPool2d,
     ConstantPad2d,
     Dropout2d,
     Embedding,
     PixelShuffle,
+    PixelUnshuffle,
     ReflectionPad2d,
     ReplicationPad2d,
     Upsample,
     ZeroPad2d,
 )
-from minidl.nn.layers import MLP, Dropout, Flatten, Identity, Linear, Sequential, SparseLinear
+from minidl.nn.layers import (
+    MLP,
+    CosineSimilarity,
+    Dropout,
+    Flatten,
+    Identity,
+    Linear,
+    Sequential,
+    SparseLinear,
+    Unflatten,
+)
 from minidl.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -52,7 +65,9 @@ from minidl.nn.losses import (
 from minidl.nn.module import Module, Parameter
 from minidl.nn.norms import GroupNorm, LayerNorm, RMSNorm
 from minidl.nn.vision import (
+    AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
+    AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
@@ -60,6 +75,7 @@ from minidl.nn.vision import (
     InstanceNorm1d,
     InstanceNorm2d,
     InstanceNorm3d,
+    MaxPool1d,
     MaxPool2d,
 )
 
@@ -67,8 +83,11 @@ __all__ = [
     "ELU",
     "GELU",
     "MLP",
+    "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
+    "AvgPool1d",
     "AvgPool2d",
     "BCELoss",
     "BCEWithLogitsLoss",
@@ -81,6 +100,7 @@ __all__ = [
     "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
+    "CosineSimilarity",
     "CrossEntropyLoss",
     "Dropout",
     "Dropout2d",
@@ -100,8 +120,10 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LogSigmoid",
     "LogSoftmax",
     "MSELoss",
+    "MaxPool1d",
     "MaxPool2d",
     "Mish",
     "Module",
@@ -111,6 +133,7 @@ __all__ = [
     "PReLU",
     "Parameter",
     "PixelShuffle",
+    "PixelUnshuffle",
     "RMSNorm",
     "ReLU",
     "ReLU6",
@@ -124,6 +147,7 @@ __all__ = [
     "Softplus",
     "SparseLinear",
     "Tanh",
+    "Unflatten",
     "Upsample",
     "ZeroPad2d",
     "fold_batch_norms",

@@ -144,6 +144,13 @@ class Softplus(Module):
         return ops.softplus(input, self.beta, self.threshold)
 
 
+class LogSigmoid(Module):
+    """log(sigmoid(x)), exact where that is small or near 1."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.logsigmoid(input)
+
+
 class PReLU(Module):
     """x where it is above 0, else weight * x; `weight` [num_parameters] is one number, or one for each channel."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,17 +27,24 @@ class AdaptiveMaxPool2d(Module):
     """Maxima over the windows of `AdaptiveAvgPool2d`. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
 
     _shown = ("output_size",)
+    _pool: Callable[..., Any] = staticmethod(ops.adaptive_max_pool2d)
 
     def __init__(self, output_size: int | tuple[int | None, int | None], return_indices: bool = False) -> None:
         super().__init__()
         self.output_size, self.return_indices = output_size, return_indices
 
     def forward(self, input: Tensor) -> Tensor:
-        return ops.adaptive_max_pool2d(input, self.output_size, self.return_indices)
+        return self._pool(input, self.output_size, self.return_indices)
+
+
+class AdaptiveMaxPool1d(AdaptiveMaxPool2d):
+    """Maxima over the windows of `AdaptiveAvgPool1d`. Shapes: [N, C, L] -> [N, C, output_size]."""
+
+    _pool = staticmethod(ops.adaptive_max_pool1d)
 
 
 class Upsample(Module):
-    """Images in another size, see `ops.interpolate`: mode "nearest" or "bilinear"."""
+    """Images in another size, see `ops.interpolate`."""
 
     _shown = ("size", "scale_factor", "mode")
 
@@ -70,6 +77,19 @@ class PixelShuffle(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         return ops.pixel_shuffle(input, self.upscale_factor)
+
+
+class PixelUnshuffle(Module):
+    """[N, C, H r, W r] as [N, C r^2, H, W] for r = downscale_factor."""
+
+    _shown = ("downscale_factor",)
+
+    def __init__(self, downscale_factor: int) -> None:
+        super().__init__()
+        self.downscale_factor = downscale_factor
+
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.pixel_unshuffle(input, self.downscale_factor)
 
 
 class _Pad2d(Module):

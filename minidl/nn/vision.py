@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class MaxPool2d(Module):
     """The maximum of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
 
     _shown = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    _pool: Callable[..., Any] = staticmethod(ops.max_pool2d)
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class MaxPool2d(Module):
         self.return_indices = return_indices
 
     def forward(self, input: Tensor) -> Any:
-        return ops.max_pool2d(
+        return self._pool(
             input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
         )
 
@@ -67,17 +69,53 @@ class AvgPool2d(Module):
         )  # fmt: skip
 
 
+class MaxPool1d(MaxPool2d):
+    """The maximum of each window. Shapes: [N, C, L] -> [N, C, OL]."""
+
+    _pool = staticmethod(ops.max_pool1d)
+
+
+class AvgPool1d(Module):
+    """The mean of each window. Shapes: [N, C, L] -> [N, C, OL]."""
+
+    _shown = ("kernel_size", "stride", "padding")
+
+    def __init__(
+        self,
+        kernel_size: int,
+        stride: int | None = None,
+        padding: int = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
+
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.avg_pool1d(
+            input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
+        )
+
+
 class AdaptiveAvgPool2d(Module):
     """Means over output_size windows that divide the image. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
 
     _shown = ("output_size",)
+    _pool: Callable[..., Any] = staticmethod(ops.adaptive_avg_pool2d)
 
     def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
         super().__init__()
         self.output_size = output_size
 
     def forward(self, input: Tensor) -> Tensor:
-        return ops.adaptive_avg_pool2d(input, self.output_size)
+        return self._pool(input, self.output_size)
+
+
+class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
+    """Means over output_size windows that divide the sequence. Shapes: [N, C, L] -> [N, C, output_size]."""
+
+    _pool = staticmethod(ops.adaptive_avg_pool1d)
 
 
 class _Norm(Module):

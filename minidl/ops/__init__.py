@@ -185,7 +185,7 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
         "unsqueeze", "var",
     ):  # fmt: skip
         setattr(Tensor, name, functions[name])
-    for name in kin.__all__:
+    for name in filter(functools.partial(hasattr, torch.Tensor), kin.__all__):
         setattr(Tensor, name, functions[name])
     for name, method in inplace.METHODS.items():
         setattr(Tensor, name, method)

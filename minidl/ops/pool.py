@@ -1,7 +1,11 @@
-"""Pooling of images [N, C, H, W], or of one [C, H, W]. Results are in channels-last memory format."""
+"""Pooling of images [N, C, H, W], or of one [C, H, W], and of sequences [N, C, L] as images of one row.
+
+Results of images are in channels-last memory format.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,10 +13,13 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
-from minidl.ops.view import one_or_many
+from minidl.ops.view import one_or_many, squeeze, unsqueeze
 from minidl.tensors import Tensor
 
-__all__ = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "max_pool2d"]
+__all__ = [
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d",
+    "avg_pool2d", "max_pool1d", "max_pool2d",
+]  # fmt: skip
 
 
 class MaxPool2d(Function):
@@ -142,3 +149,59 @@ def adaptive_max_pool2d(
     if 0 not in at.output and not any(n % o for n, o in zip(size, at.output, strict=True)):
         return max_pool2d(input, at.kernel, return_indices=return_indices)  # windows that do not overlap
     return (MaxPool2dPlaces if return_indices else MaxPool2d).apply(input, at)
+
+
+@one_or_many(3)
+def max_pool1d(
+    input: Tensor,
+    kernel_size: int,
+    stride: int | None = None,
+    padding: int = 0,
+    dilation: int = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """`max_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
+    sizes = (_of_rows(n, k) for n, k in ((kernel_size, 1), (stride, 1), (padding, 0), (dilation, 1)))
+    return _rows(max_pool2d, input, *sizes, ceil_mode, return_indices)
+
+
+@one_or_many(3)
+def avg_pool1d(
+    input: Tensor,
+    kernel_size: int,
+    stride: int | None = None,
+    padding: int = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """`avg_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
+    sizes = (_of_rows(n, k) for n, k in ((kernel_size, 1), (stride, 1), (padding, 0)))
+    return _rows(avg_pool2d, input, *sizes, ceil_mode, count_include_pad)
+
+
+@one_or_many(3)
+def adaptive_avg_pool1d(input: Tensor, output_size: int) -> Tensor:
+    """`adaptive_avg_pool2d` of sequences: [N, C, L] -> [N, C, output_size]."""
+    return _rows(adaptive_avg_pool2d, input, _of_rows(output_size, 1))
+
+
+@one_or_many(3)
+def adaptive_max_pool1d(input: Tensor, output_size: int, return_indices: bool = False) -> Any:
+    """`adaptive_max_pool2d` of sequences: [N, C, L] -> [N, C, output_size]."""
+    return _rows(adaptive_max_pool2d, input, _of_rows(output_size, 1), return_indices)
+
+
+def _of_rows(size: Any, along: int) -> Any:
+    """A size along sequences as one of images of one row; torch lets it be a tuple."""
+    if isinstance(size, tuple | list):
+        size = size[0] if len(size) == 1 else size or None
+    return size if size is None else (along, size)
+
+
+def _rows(pool: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
+    """A pool of images for sequences [N, C, L], which are images of one row."""
+    if x.ndim != 3:
+        raise ValueError(f"{pool.__name__[:-2]}1d: input has shape {list(x.shape)}, expected [N, C, L]")
+    y = pool(unsqueeze(x, 2), *arguments)
+    return tuple(squeeze(each, 2) for each in y) if isinstance(y, tuple) else squeeze(y, 2)

@@ -36,6 +36,17 @@ def both(function, *tensors, tolerance=1e-11):
 
 
 CASES = {
+    "products": lambda m, x: (x.prod(), m.prod(x, 1), x.prod(-1, keepdim=True), (x * (x > 0)).prod(2), x[:0].prod(0)),
+    "lerp": lambda m, x: m.lerp(x, x.exp(), 0.3),
+    "addmm": lambda m, x: m.addmm(x[0], x[1], x[:3, 0, :].T @ x[0, :3], beta=0.5, alpha=2),
+    "roll": lambda m, x: (m.roll(x, 3), x.roll((1, -2), (0, 2))),
+    "meshgrid": lambda m, x: m.meshgrid(x[0, 0], x[0, :, 0], indexing="xy"),
+    "stacks": lambda m, x: (m.hstack([x[0], x[1]]), m.vstack([x[0, 0], x[1, 1]]), m.tile(x, (2, 1))),
+    "log10": lambda m, x: m.log10(x.square()),
+    "unflatten": lambda m, x: (x.unflatten(2, (2, -1)), x.swapaxes(0, 1), m.trace(x[0])),
+    "spread and mean": lambda m, x: (*m.var_mean(x, 0), *m.std_mean(x, (1, 2), keepdim=True)),
+    "counts": lambda m, x: (m.count_nonzero(x > 0, 1), m.logical_xor(x > 0, x > 1), m.isclose(x, x * (1 + 9e-6))),
+    "sequences": lambda m, x: (m.max_pool1d(x, 2, 1), m.avg_pool1d(x, 3, 2, 1), m.adaptive_avg_pool1d(x, 4)),
     "diagonal": lambda m, x: m.diagonal(x, 1, -1, 0),
     "norms": lambda m, x: tuple(x.norm(p, 1) for p in (3, 0.5, -1.5, 0)),
     "norm of zeros": lambda m, x: ((x * 0).norm(3, -1), (x * (x > 0)).norm(0.5)),
@@ -124,6 +135,31 @@ def test_integers_and_truths_as_torch(function):
 
 def test_integers_beside_floats_pass_the_gradient():
     both(lambda m, x, n: x * n + n / (x * x + 1) - (n > 2) * x, numbers(4), torch.tensor([1, 2, 3, 4]))
+
+
+def test_scatter_as_torch():
+    x, src, index = numbers(4, 5), numbers(6, 5), torch.tensor([[0, 1, 2, 0, 3], [3, 1, 0, 0, 0], [2, 0, 1, 3, 3]])
+    both(lambda m, x, src, index: x.scatter(0, index[:1], src[:1]), x, src, index)
+    both(lambda m, x, index: x.scatter(0, index, 2.5), x, index)
+    both(lambda m, x, src, index: m.scatter_add(x, 0, index, src), x, src, index)
+    both(lambda m, x, src, index: x.index_add(1, index[0], src[:4], alpha=0.5), x, src, index)
+    both(lambda m, x, index: (x * 1).scatter_(0, index[:1], 1.0).masked_fill_(x > 1, 0.0), x, index)
+    ours = Tensor(x.to(default_device()))
+    with pytest.raises(
+        ValueError, match=r"scatter: index has shape \[3, 5\], which does not fit \[4, 5\] and \[2, 5\]"
+    ):
+        ours.scatter(0, Tensor(index.to(default_device())), ours[:2])
+
+
+def test_functions_of_networks_as_torch():
+    x, y = numbers(3, 8, 4, 6), numbers(3, 1, 4, 6)
+    functions = (
+        lambda f, x, y: f.normalize(x), lambda f, x, y: f.normalize(x * 0, 3, -1), lambda f, x, y: f.logsigmoid(x * 30),
+        lambda f, x, y: f.cosine_similarity(x, y, 2), lambda f, x, y: f.pixel_unshuffle(x, 2),
+        lambda f, x, y: f.softmin(x, 1), lambda f, x, y: f.adaptive_max_pool1d(x[0], 4),
+    )  # fmt: skip
+    for function in functions:
+        both(lambda m, x, y, f=function: f(m.nn.functional, x, y), x, y)
 
 
 def test_equal_and_close():
