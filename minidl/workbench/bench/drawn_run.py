@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from minidl.rehearsal import compile_ahead
+from minidl.compilers import Compilers
+from minidl.jobs import Job
+from minidl.rehearsal import missing
 from minidl.workbench.bench import drawn_conv, drawn_other, drawn_volume
 from minidl.workbench.bench.drawn import draw
 from minidl.workbench.bench.drawn_results import Drawn, Key
@@ -98,14 +102,13 @@ def run(
     left = len(rows)
     with torch_at_its_best(), _progress(console) as progress:
         task = progress.add_task("", total=len(rows))
+        compiled = _Compiled(rows, regret)
         for number, row in enumerate(rows):
             if deadline is not None and time.monotonic() >= deadline:
                 break
             if number % AHEAD == 0 and row.device == "cuda":
                 progress.update(task, description="compiling")
-                # A kernel that cannot be compiled is told where its row is measured.
-                with contextlib.suppress(Exception):
-                    compile_ahead(partial(rehearsed, rows[number : number + AHEAD], regret))
+                compiled.wait(number)
             progress.update(task, description=row.name)
             found.rows[_key(row)] = measured(row, clock, regret)
             left -= 1
@@ -144,6 +147,35 @@ def measured(row: Row, make_clock: MakeClock, regret: bool = False, rounds: int 
     if left_out:
         found["left_out"] = left_out
     return {**said, **found, "seconds": round(time.perf_counter() - started, 2)}
+
+
+class _Compiled:
+    """Compiles the kernels of some rows in other processes while the rows before them are measured."""
+
+    def __init__(self, rows: list[Row], regret: bool) -> None:
+        self.rows, self.regret = rows, regret
+        self.thread: threading.Thread | None = None
+
+    def wait(self, number: int) -> None:
+        """Return once the kernels of the rows from this number on are compiled; those of the next begin."""
+        self._begin(number)
+        assert self.thread is not None
+        self.thread.join()
+        self.thread = None
+        self._begin(number + AHEAD)
+
+    def _begin(self, number: int) -> None:
+        if self.thread is None:
+            jobs = missing(partial(rehearsed, self.rows[number : number + AHEAD], self.regret))
+            self.thread = threading.Thread(target=_compile, args=(jobs,), daemon=True)
+            self.thread.start()
+
+
+def _compile(jobs: list[Job]) -> None:
+    # A kernel that cannot be compiled is told where its row is measured.
+    if jobs:
+        with contextlib.suppress(Exception), Compilers() as compilers:
+            compilers.compile(jobs, processes=max(1, len(os.sched_getaffinity(0)) - 1))
 
 
 def rehearsed(rows: Iterable[Row], regret: bool = False) -> None:

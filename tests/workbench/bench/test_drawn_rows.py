@@ -266,6 +266,18 @@ def test_kernels_of_rows_are_found_before_they_run(drawing):
     assert 0 < launches(rows[:1]) < launches(rows) < launches(rows, True)
 
 
+def test_kernels_of_the_next_rows_are_compiled_while_these_are_measured(monkeypatch):
+    begun = []
+    monkeypatch.setattr(drawn_run, "missing", lambda work: list(work.args[0]))
+    monkeypatch.setattr(drawn_run, "_compile", begun.append)
+    rows = list(range(2 * drawn_run.AHEAD + 1))
+    compiled = drawn_run._Compiled(rows, False)
+    for number in range(0, len(rows), drawn_run.AHEAD):
+        compiled.wait(number)
+        assert begun[-1] == rows[number + drawn_run.AHEAD :][: drawn_run.AHEAD]
+    assert [row for some in begun for row in some] == rows
+
+
 def test_figures_by_hand():
     ratios = [0.5, 0.85, 1.0, 2.0, 4.0]
     rows = [{"ratio": ratio} for ratio in ratios]
