@@ -360,13 +360,13 @@ def _are_bools(*operands: Any) -> bool:
 
 
 def _are_whole(*operands: Any) -> bool:
-    """Whether they are integers, tensors or numbers."""
+    """Whether they are integers, tensors or numbers, and one at least a tensor."""
     try:
         kinds = [getattr(x, "dtype", None) for x in operands]
     except UnknownTensor:
         return False
     numbers = all(kind is not None or isinstance(x, int) for x, kind in zip(operands, kinds, strict=True))
-    return numbers and not any(kind is not None and kind.is_floating_point for kind in kinds)
+    return numbers and any(kinds) and not any(kind is not None and kind.is_floating_point for kind in kinds)
 
 
 def _is_bool(x: Any) -> bool:

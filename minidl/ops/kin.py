@@ -41,7 +41,9 @@ def equal(input: Tensor, other: Tensor) -> bool:
 
 
 def isclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
-    """Where |input - other| <= atol + rtol |other|. TypeError for two floating types."""
+    """Where |input - other| <= atol + rtol |other|. TypeError for two floating types, ValueError for less than 0."""
+    if not (rtol >= 0 and atol >= 0):
+        raise ValueError(f"isclose: rtol is {rtol} and atol {atol}, expected numbers from 0")
     off = elementwise.abs(elementwise.sub(input, other))
     near = elementwise.le(off, elementwise.add(elementwise.mul(elementwise.abs(other), rtol), atol))
     near = pieces.logical_or(pieces.logical_and(near, isfinite(off)), elementwise.eq(input, other))
@@ -97,7 +99,8 @@ def _triangle(name: str, x: Tensor, diagonal: int) -> Tensor:
 
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Views at each place along `dim`. Raises IndexError for a dimension out of range."""
-    return tuple(view.squeeze(part, dim) for part in pieces.split(input, 1, dim)) if input.shape[dim] else ()
+    at = check.axis("unbind", dim, input.ndim)
+    return tuple(view.squeeze(part, at) for part in pieces.split(input, 1, at)) if input.shape[at] else ()
 
 
 def select(input: Tensor, dim: int, index: int) -> Tensor:
@@ -110,7 +113,9 @@ def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     """The view of `length` places from `start` along `dim`. Raises IndexError, or ValueError where that is outside."""
     at = check.axis("narrow", dim, input.ndim)
     total = input.shape[at]
-    start = int(start)  # a tensor of one number, too
+    if isinstance(start, Tensor) and (start.ndim or start.dtype.is_floating_point or start.dtype == torch.bool):
+        raise TypeError(f"narrow: start is {start.dtype} {list(start.shape)}, expected a whole number")
+    start = int(start)
     start = start + total if start < 0 else start
     if not 0 <= start <= start + length <= total:
         raise ValueError(f"narrow: {length} places from {start} are outside of {total}")

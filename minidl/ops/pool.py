@@ -183,13 +183,13 @@ def avg_pool1d(
 @one_or_many(3)
 def adaptive_avg_pool1d(input: Tensor, output_size: int) -> Tensor:
     """`adaptive_avg_pool2d` of sequences: [N, C, L] -> [N, C, output_size]."""
-    return _rows(adaptive_avg_pool2d, input, _of_rows(output_size, 1))
+    return _rows(adaptive_avg_pool2d, input, (1, _one("adaptive_avg_pool1d", output_size)))
 
 
 @one_or_many(3)
 def adaptive_max_pool1d(input: Tensor, output_size: int, return_indices: bool = False) -> Any:
     """`adaptive_max_pool2d` of sequences: [N, C, L] -> [N, C, output_size]."""
-    return _rows(adaptive_max_pool2d, input, _of_rows(output_size, 1), return_indices)
+    return _rows(adaptive_max_pool2d, input, (1, _one("adaptive_max_pool1d", output_size)), return_indices)
 
 
 def _of_rows(size: Any, along: int) -> Any:
@@ -197,6 +197,12 @@ def _of_rows(size: Any, along: int) -> Any:
     if isinstance(size, tuple | list):
         size = size[0] if len(size) == 1 else size or None
     return size if size is None else (along, size)
+
+
+def _one(name: str, size: Any) -> Any:
+    if isinstance(size, tuple | list) and len(size) != 1:
+        raise ValueError(f"{name}: output_size is {size!r}, expected a whole number")
+    return size[0] if isinstance(size, tuple | list) else size
 
 
 def _rows(pool: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:

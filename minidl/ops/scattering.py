@@ -86,6 +86,7 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     if not fits:
         raise ValueError(f"gather: index has shape {list(index.shape)}, which does not fit {list(input.shape)}")
     raw = _not_negative("gather", index)
+    _inside("gather", raw, input.shape[at])
     return view.getitem(input, tuple(map(Tensor, _places(raw, at))))
 
 
