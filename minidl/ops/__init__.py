@@ -34,6 +34,7 @@ from minidl.ops import (
     scattering,
     sorting,
     sparse,
+    unary,
     view,
 )
 from minidl.ops import float8 as float8
@@ -58,6 +59,7 @@ from minidl.ops.row_norm import *
 from minidl.ops.scattering import *
 from minidl.ops.sorting import *
 from minidl.ops.sparse import *
+from minidl.ops.unary import *
 from minidl.ops.view import *
 from minidl.tensors import OPERATIONS, Tensor
 
@@ -82,6 +84,7 @@ __all__ += row_norm.__all__
 __all__ += scattering.__all__
 __all__ += sorting.__all__
 __all__ += sparse.__all__
+__all__ += unary.__all__
 __all__ += view.__all__
 
 # What an argument may be by its annotation; Tensor lets plain torch tensors through.

@@ -21,7 +21,7 @@ from minidl.kernels import elementwise
 from minidl.kernels import random as random_kernels
 from minidl.later import settle_all
 from minidl.ops import elementwise as ops
-from minidl.ops import pieces, places, scattering, view
+from minidl.ops import pieces, places, scattering, unary, view
 from minidl.ops.promotion import python_number
 from minidl.tensors import Scalar, Tensor
 
@@ -296,7 +296,7 @@ _OF_TWO = ("floor_divide", "fmod", "remainder")
 
 
 def _in_place(name: str) -> Callable[..., Tensor]:
-    function = getattr(ops, name)
+    function = getattr(ops if name in _OF_TWO else unary, name)
     if name in _OF_TWO:
         return _by_result(f"{name}_", function)
     return lambda x, **named: _written(f"{name}_", x, functools.partial(function, **named))

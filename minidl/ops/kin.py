@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minidl.ops import activation, elementwise, linalg, pieces, reduce, view
+from minidl.ops import activation, elementwise, linalg, pieces, reduce, unary, view
 from minidl.runtime import check
 from minidl.tensors import Scalar, Tensor
 
@@ -27,12 +27,12 @@ def isnan(input: Tensor) -> Tensor:
 
 def isinf(input: Tensor) -> Tensor:
     """Where input is infinite, of either sign."""
-    return elementwise.eq(elementwise.abs(input), math.inf)
+    return elementwise.eq(unary.abs(input), math.inf)
 
 
 def isfinite(input: Tensor) -> Tensor:
     """Where input is neither infinite nor NaN."""
-    return elementwise.lt(elementwise.abs(input), math.inf)
+    return elementwise.lt(unary.abs(input), math.inf)
 
 
 def equal(input: Tensor, other: Tensor) -> bool:
@@ -44,8 +44,8 @@ def isclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-
     """Where |input - other| <= atol + rtol |other|. TypeError for two floating types, ValueError for less than 0."""
     if not (rtol >= 0 and atol >= 0):
         raise ValueError(f"isclose: rtol is {rtol} and atol {atol}, expected numbers from 0")
-    off = elementwise.abs(elementwise.sub(input, other))
-    near = elementwise.le(off, elementwise.add(elementwise.mul(elementwise.abs(other), rtol), atol))
+    off = unary.abs(elementwise.sub(input, other))
+    near = elementwise.le(off, elementwise.add(elementwise.mul(unary.abs(other), rtol), atol))
     near = pieces.logical_or(pieces.logical_and(near, isfinite(off)), elementwise.eq(input, other))
     return pieces.logical_or(near, pieces.logical_and(isnan(input), isnan(other))) if equal_nan else near
 
@@ -62,7 +62,7 @@ def logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     """
     most = reduce.amax(input.detach(), dim, True)
     most = elementwise.where(isfinite(most), most, 0)
-    total = elementwise.log(reduce.sum(elementwise.exp(elementwise.sub(input, most)), dim, keepdim))
+    total = unary.log(reduce.sum(unary.exp(elementwise.sub(input, most)), dim, keepdim))
     return elementwise.add(total, view.reshape(most, *total.shape))
 
 
@@ -249,7 +249,7 @@ def logical_xor(input: Tensor, other: Tensor) -> Tensor:
 
 def log10(input: Tensor) -> Tensor:
     """The logarithm to the base 10. Raises TypeError for integers."""
-    return elementwise.mul(elementwise.log2(input), math.log10(2))
+    return elementwise.mul(unary.log2(input), math.log10(2))
 
 
 def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
@@ -280,13 +280,13 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 def logsigmoid(input: Tensor) -> Tensor:
     """log(1 / (1 + e^-input)), exact where it is small or large. Raises TypeError for integers."""
-    soft = elementwise.log1p(elementwise.exp(elementwise.neg(elementwise.abs(input))))
+    soft = unary.log1p(unary.exp(unary.neg(unary.abs(input))))
     return elementwise.sub(elementwise.minimum(input, 0), soft)
 
 
 def softmin(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """`softmax` of -input."""
-    return activation.softmax(elementwise.neg(input), dim, dtype=dtype)
+    return activation.softmax(unary.neg(input), dim, dtype=dtype)
 
 
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import scan
-from minidl.ops import elementwise, reduce, view
+from minidl.ops import elementwise, reduce, unary, view
 from minidl.ops.promotion import python_number
 from minidl.runtime import check
 from minidl.tensors import Scalar, Tensor
@@ -249,7 +249,7 @@ def var(
     Raises TypeError for integers, IndexError for a dimension out of range, ValueError for one named twice.
     """
     away, dim, left = _spread("var", input, dim, unbiased, correction)
-    return view.to(elementwise.div(reduce.sum(elementwise.square(away), dim, keepdim), left), input.dtype)
+    return view.to(elementwise.div(reduce.sum(unary.square(away), dim, keepdim), left), input.dtype)
 
 
 def std(

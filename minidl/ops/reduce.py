@@ -15,7 +15,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import elementwise, reduce
 from minidl.ops import elementwise as pointwise
-from minidl.ops import view
+from minidl.ops import unary, view
 from minidl.runtime import check, order
 from minidl.tensors import Tensor
 
@@ -248,8 +248,8 @@ def norm(input: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool =
     if isinstance(p, str):
         raise ValueError(f"norm: p is {p!r}, expected a number or 'fro'; for the nuclear norm see torch.linalg")
     if p == 1:
-        return sum(pointwise.abs(input), dim, keepdim)
+        return sum(unary.abs(input), dim, keepdim)
     if p in (math.inf, -math.inf):
-        return (amax if p == math.inf else amin)(pointwise.abs(input), dim, keepdim)
+        return (amax if p == math.inf else amin)(unary.abs(input), dim, keepdim)
     wide = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
     return view.to(NormOf.apply(view.to(input, wide), float(p), dim, keepdim), input.dtype)
