@@ -125,7 +125,7 @@ _OPERATIONS = (
     "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "lt", "masked_fill", "masked_select",
     "matmul", "max", "max_pool1d", "maximum", "mean", "meshgrid", "min", "minimum", "mm", "movedim", "mul", "mv",
     "narrow", "ne", "neg", "nonzero", "norm", "outer", "permute", "pow", "prod", "reciprocal", "relu", "remainder",
-    "reshape", "roll", "round", "rsqrt", "scatter", "scatter_add", "select", "sigmoid", "sign", "sin", "softmax",
+    "reshape", "roll", "round", "scatter", "scatter_add", "select", "sigmoid", "sign", "sin", "softmax",
     "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "std_mean", "sub", "sum", "swapaxes", "tanh", "tile",
     "topk", "trace", "transpose", "tril", "triu", "trunc", "unbind", "unflatten", "unsqueeze", "var", "var_mean",
     "vstack", "where",

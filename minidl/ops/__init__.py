@@ -183,7 +183,7 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
         "flip", "floor", "floor_divide", "fmod", "gather", "ge", "gt", "index_add", "index_select", "le", "log",
         "log1p", "log2", "log_softmax", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum",
         "mm", "mul", "ne", "neg", "norm", "outer", "permute", "pow", "reciprocal", "relu", "remainder", "repeat",
-        "reshape", "roll", "round", "rsqrt", "scatter", "scatter_add", "sigmoid", "sign", "sin", "softmax", "sort",
+        "reshape", "roll", "round", "scatter", "scatter_add", "sigmoid", "sign", "sin", "softmax", "sort",
         "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "tanh", "to", "topk", "transpose", "trunc",
         "unsqueeze", "var",
     ):  # fmt: skip

@@ -289,7 +289,7 @@ __all__ = ["METHODS"]
 
 # Functions of x, or of x and another, whose result is written into x.
 _OF_ONE = (
-    "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt",
+    "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "log2", "neg", "reciprocal", "round",
     "sign", "sin", "sqrt", "square", "trunc",
 )  # fmt: skip
 _OF_TWO = ("floor_divide", "fmod", "remainder")

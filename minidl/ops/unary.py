@@ -14,7 +14,7 @@ from minidl.tensors import Tensor
 
 __all__ = [
     "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "log2", "neg", "reciprocal", "round",
-    "rsqrt", "sign", "sin", "sqrt", "square", "trunc",
+    "sign", "sin", "sqrt", "square", "trunc",
 ]  # fmt: skip
 
 Kernel = Callable[..., torch.Tensor]
@@ -56,7 +56,6 @@ Log1p = _unary("Log1p", elementwise.log1p, elementwise.log1p_grad, keeps="x")
 Expm1 = _unary("Expm1", elementwise.expm1, elementwise.expm1_grad, keeps="x")
 Erf = _unary("Erf", elementwise.erf, elementwise.erf_grad, keeps="x")
 Log2 = _unary("Log2", elementwise.log2, elementwise.log2_grad, keeps="x")
-Rsqrt = _unary("Rsqrt", elementwise.rsqrt, elementwise.rsqrt_grad, keeps="y")
 # Steps, whose gradient is 0.
 Floor = _unary("Floor", elementwise.floor, torch.zeros_like, keeps="")
 Ceil = _unary("Ceil", elementwise.ceil, torch.zeros_like, keeps="")
@@ -172,8 +171,3 @@ def erf(input: Tensor) -> Tensor:
 def log2(input: Tensor) -> Tensor:
     """The logarithm to the base 2. Raises TypeError for integers."""
     return Log2.apply(input)
-
-
-def rsqrt(input: Tensor) -> Tensor:
-    """1 / sqrt(input). Raises TypeError for integers."""
-    return Rsqrt.apply(input)

@@ -93,8 +93,6 @@ erf = _of_one("erf", "The error function.")
 erf_grad = _grad_of_one("erf_grad", "2 dy e^(-x x) / sqrt(pi).")
 log2 = _of_one("log2", "The logarithm to the base 2.")
 log2_grad = _grad_of_one("log2_grad", "dy / (x log(2)).")
-rsqrt = _of_one("rsqrt", "1 / sqrt(x).")
-rsqrt_grad = _grad_of_one("rsqrt_grad", "-dy y^3 / 2 for y = 1 / sqrt(x).")
 
 
 def act(x: torch.Tensor, act: Activation) -> torch.Tensor:

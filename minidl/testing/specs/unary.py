@@ -68,24 +68,6 @@ def _reciprocal_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype
     return (where_finite(grads[0], bounds.rounded(grads[0], error, dtype)),)
 
 
-def _own_grad(units: Callable[[torch.Tensor], Any]) -> Callable[..., tuple[Any, ...]]:
-    """Bounds of dy f'(x) from x, off by units(x) of its own; what f' loses to underflow, dy may lift again."""
-
-    def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        error = units(case.args[0]) * bounds.acc_unit(dtype) * grads[0].abs()
-        lost = 2 * dy.abs() * bounds.TINY[launch.acc_torch(dtype)]
-        return (where_finite(grads[0], bounds.rounded(grads[0], error + lost, dtype)),)
-
-    return bound
-
-
-def _rsqrt_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    y = case.args[0].rsqrt()
-    off = kept(y, 3 * bounds.acc_unit(dtype) * y, dtype)
-    error = times(dy, 1.5 * y * y * off + 1.5 * y * off * off + off**3) + 4 * bounds.acc_unit(dtype) * grads[0].abs()
-    return (where_finite(grads[0], bounds.rounded(grads[0], error, dtype)),)
-
-
 def _any_of(functions: Mapping[str, tuple[float | None, float]], **fields: Any) -> OpSpec:
     """One record of several functions of one operand, named after the first: name, from where on, units of error."""
     first = next(iter(functions))
@@ -115,20 +97,14 @@ def _name(case: Case, first: str) -> str:
 def _curve_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     """dy f'(x); what f' loses to underflow, dy may lift again."""
     x, name, u = case.args[0], _name(case, "sin"), bounds.acc_unit(dtype)
-    if name == "rsqrt":
-        y = x.rsqrt()
-        off = kept(y, 3 * u * y, dtype)
-        error = times(dy, 1.5 * y * y * off + 1.5 * y * off * off + off**3) + 4 * u * grads[0].abs()
-    else:
-        units = FUNCTION_UNITS + 4 + (2 * (x * x).clamp(max=800) if name == "erf" else 0)
-        error = units * u * grads[0].abs()
+    units = FUNCTION_UNITS + 4 + (2 * (x * x).clamp(max=800) if name == "erf" else 0)
+    error = units * u * grads[0].abs()
     error = error + 2 * dy.abs() * bounds.TINY[launch.acc_torch(dtype)]
     return (where_finite(grads[0], bounds.rounded(grads[0], error, dtype)),)
 
 
 _CURVES = {
     "sin": (None, 4), "cos": (None, 4), "log1p": (-0.75, 12), "expm1": (None, 16), "erf": (None, 4), "log2": (0.0, 8),
-    "rsqrt": (0.0, 3),
 }  # fmt: skip
 _STEPS = ("floor", "ceil", "trunc", "round")
 
