@@ -83,6 +83,13 @@ def test_all_walks_back_are_one_launch(stride, kernel, channels):
     assert torch.equal(y.double(), expected.relu())
 
 
+@pytest.mark.parametrize(("C", "M", "kernel"), [(104, 7, 5), (128, 7, 5), (72, 11, 4), (64, 9, 5), (40, 3, 7)])
+def test_taps_and_channels_as_one_in_few_blocks(C, M, kernel):
+    """Of 104->7 a GPU read other pixels, where the compiler knew how many blocks there are."""
+    p = Problem((2, C, M, (kernel + 2, kernel + 6), (kernel, kernel), (1, 1), (0, 0), (1, 1), 1), dtype=torch.float16)
+    assert {"forward", "grad_input", "grad_weight"} <= set(p.check("pixel"))
+
+
 @pytest.mark.parametrize("M", [72, 96])
 def test_channels_that_fill_no_block_where_rows_of_taps_are_inside(M):
     """A single walk would count two taps as one of twice the channels."""

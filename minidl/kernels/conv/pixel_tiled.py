@@ -119,7 +119,7 @@ def add_blocks(
 @triton.jit
 def conv_pixel_tile(
     i_tile, i_split, p_x, p_w, p_bias, p_scale, p_y, p_z,
-    pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, JH, JW, w_start, w_tap_h, w_tap_w, s_split,
+    pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, JH, JW, w_start, w_tap_h, w_tap_w, s_split, depth,
     GROUPS: tl.constexpr, M: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr, W_TAPS: tl.constexpr,
     MOST_H: tl.constexpr, MOST_W: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
@@ -137,6 +137,8 @@ def conv_pixel_tile(
     where the compiler is told that there are some, ptxas keeps matrix instructions in flight. WIDE: some tensor has
     more values than 32 bits count. Channels that fill no BLOCK_K are added in blocks of BLOCK_REST, after all others.
     The weights [GROUPS * M, W_TAPS, C] or, to TURN, [GROUPS * C, W_TAPS, M] have those of the first tap at w_start.
+    depth: JH * JW * C. Where the compiler knows it, o_k is divided in pairs of 16 bits, which ptxas 12.8 gets wrong:
+    5x5 7->104, transposed (128x64x64, 4 warps, 3 stages), had 4 of 175 products of other pixels on an H200.
 
     With SPLIT shares y is [SPLIT, pixels, GROUPS * M], of partial sums.
     """
@@ -162,7 +164,7 @@ def conv_pixel_tile(
     p_x += i_group * C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     if FLAT:
-        steps = tl.cdiv(JH * JW * C, BLOCK_K)
+        steps = tl.cdiv(depth, BLOCK_K)
         share = tl.cdiv(steps, SPLIT)
         if not EMPTY:
             tl.assume(i_split * share < steps)
@@ -173,7 +175,7 @@ def conv_pixel_tile(
             t_w = j % JW * IN_TAP_W
             h = x_h[:, None] + t_h[None, :]
             w = x_w[:, None] + t_w[None, :]
-            m_x = m_row[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W) & (o_k < JH * JW * C)[None, :]
+            m_x = m_row[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W) & (o_k < depth)[None, :]
             o_tap = (t_h * W + t_w).to(o_x.dtype) * CHANNELS + o_k % C
             tap = w_start + j // JW * w_tap_h + j % JW * w_tap_w
             if TURN:
@@ -181,7 +183,7 @@ def conv_pixel_tile(
             else:
                 o_wk = tap * C + o_k % C
             b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
-            m_w = m_m[None, :] & (o_k < JH * JW * C)[:, None]
+            m_w = m_m[None, :] & (o_k < depth)[:, None]
             b_w = tl.load(p_w + o_w[None, :] + o_wk[:, None], mask=m_w, other=0.0)  # [BLOCK_K, BLOCK_N]
             b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
     else:
@@ -233,7 +235,7 @@ def conv_pixel_tile(
 @triton.jit(do_not_specialize=["QH", "QW"])
 def conv_pixel_kernel(
     p_x, p_w, p_bias, p_scale, p_y, p_z,
-    pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, s_split,
+    pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, s_split, depth,
     GROUPS: tl.constexpr, M: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr, W_TAPS: tl.constexpr,
     JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
@@ -248,7 +250,7 @@ def conv_pixel_kernel(
     wait(EARLY)
     conv_pixel_tile(
         tl.program_id(0), tl.program_id(1), p_x, p_w, p_bias, p_scale, p_y, p_z,
-        pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, JH, JW, w_start, w_tap_h, w_tap_w, s_split,
+        pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, JH, JW, w_start, w_tap_h, w_tap_w, s_split, depth,
         GROUPS, M, CHANNELS, C, W_TAPS, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
         HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL, WIDE, LONG, FLAT, INSIDE, MARKED, False, TURN, TAPS_INNER,
         SPLIT, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
@@ -288,7 +290,7 @@ def prepare(problem: Problem) -> Prepared:
     total = pixels * groups * M
     scalars = (
         pixels, H, W, h.count, v.count, OH, OW, h.in_start, v.in_start, h.out_start, v.out_start,
-        *at_first, total,
+        *at_first, total, JH * JW * C,
     )  # fmt: skip
     flags = {**problem.flags(), "SPLIT": split}
     meta = {
