@@ -243,6 +243,7 @@ BINARY = [
         inputs=lambda make: Case((*_divisors(make).args, make.choice(["floor", "trunc"]))),
         bound=_quotient_error,
         grad_bound=no_grad_error,
+        examples={**_binary_examples(), "trunc": tensors((3, 70), between(0.5, 3, 3, 70), extra=("trunc",))},
         bad=BINARY_BAD[:2],
     ),
     _binary(
@@ -252,6 +253,7 @@ BINARY = [
         inputs=lambda make: Case((*_divisors(make).args, make.choice(["remainder", "fmod"]))),
         bound=_left_error,
         grad_bound=_left_grad,
+        examples={**_binary_examples(0.5), "fmod": tensors((3, 70), between(0.5, 3, 3, 70), extra=("fmod",))},
         bad=BINARY_BAD[:2],
     ),
     _arithmetic("maximum", _no_errors, _no_errors, bound=no_error, exact=True),
