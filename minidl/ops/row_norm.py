@@ -109,6 +109,10 @@ def instance_norm(
         return _by_channels("instance_norm", input, input.shape[1] if input.ndim > 1 else 1, weight, bias, eps)
     # As a batch of one, with the channels of all images.
     N, C = input.shape[:2]
+    _fit("instance_norm", (C,), weight, bias)
+    for name, buffer in (("running_mean", running_mean), ("running_var", running_var)):
+        if tuple(buffer.shape) != (C,):
+            raise ValueError(f"instance_norm: {name} has shape {list(buffer.shape)}, expected [{C}]")
     means, variances = (repeat(buffer, N) for buffer in (running_mean, running_var))
     scale, shift = (None if t is None else repeat(t, N) for t in (weight, bias))
     x = view.reshape(input, 1, N * C, *input.shape[2:])

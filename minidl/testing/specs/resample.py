@@ -86,7 +86,8 @@ def _margins(make: Make) -> Case:
         return Case((_images(make, 4), [make.integer(0, 3) for _ in range(4)]), {"mode": mode})
     if make.integer(0, 1):
         return Case((make.tensor(3, 4), [make.integer(-1, 2) for _ in range(2 * make.integer(1, 2))]), {"value": 1.5})
-    return Case((_images(make, 3), [make.integer(-1, 4) for _ in range(2 * make.integer(1, 4))]))
+    x, count = _images(make, 3), 2 * make.integer(1, 4)
+    return Case((x, [make.integer(-1 if x.shape[-1 - i // 2] > 2 else 0, 4) for i in range(count)]))
 
 
 SPECS: list[OpSpec] = [
