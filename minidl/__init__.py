@@ -10,54 +10,7 @@ import importlib
 import os
 import sys
 
-from minidl.version import __version__
-
-__all__ = [
-    "Tensor",
-    "__version__",
-    "arange",
-    "as_tensor",
-    "capture",
-    "check_grads",
-    "compile_ahead",
-    "data",
-    "draw",
-    "empty",
-    "empty_like",
-    "enable_grad",
-    "eye",
-    "from_numpy",
-    "from_torch",
-    "full",
-    "full_like",
-    "fusion",
-    "inference_mode",
-    "is_grad_enabled",
-    "is_tensor",
-    "linspace",
-    "load",
-    "manual_seed",
-    "models",
-    "nn",
-    "no_grad",
-    "ones",
-    "ones_like",
-    "ops",
-    "optim",
-    "profile",
-    "rand",
-    "rand_like",
-    "randint",
-    "randn",
-    "randn_like",
-    "randperm",
-    "save",
-    "set_float32_precision",
-    "set_grad_enabled",
-    "tensor",
-    "zeros",
-    "zeros_like",
-]
+from minidl.version import __version__ as __version__
 
 # As in `typing`, which takes longer to import than all of this: a command can be interrupted without a traceback after
 # that (see `__main__`).
@@ -77,20 +30,7 @@ if TYPE_CHECKING:
     from minidl.autograd import set_grad_enabled as set_grad_enabled
     from minidl.captured import capture as capture
     from minidl.later import fusion as fusion
-    from minidl.making import arange as arange
-    from minidl.making import empty as empty
-    from minidl.making import empty_like as empty_like
-    from minidl.making import eye as eye
-    from minidl.making import from_numpy as from_numpy
-    from minidl.making import full_like as full_like
-    from minidl.making import linspace as linspace
-    from minidl.making import ones_like as ones_like
-    from minidl.making import rand_like as rand_like
-    from minidl.making import randint as randint
-    from minidl.making import randn_like as randn_like
-    from minidl.making import randperm as randperm
-    from minidl.making import tensor as tensor
-    from minidl.making import zeros_like as zeros_like
+    from minidl.making import *
     from minidl.nn.saved import load as load
     from minidl.nn.saved import save as save
     from minidl.ops.random import rand as rand
@@ -131,55 +71,32 @@ _OPERATIONS = (
     "vstack", "where",
 )  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
-_MORE = (
-    "autograd",
-    "cuda",
-    "kernels",
-    "random",
-    "sparse",
-    "testing",
-)  # not in `from minidl import *`: random is Python's, too
+# Not in `from minidl import *`: random is Python's, too.
+_MORE = ("autograd", "cuda", "kernels", "random", "sparse", "testing")
 
 _HOMES = {
-    "Tensor": "minidl.tensors",
-    "arange": "minidl.making",
-    "as_tensor": "minidl.tensors",
-    "capture": "minidl.captured",
-    "check_grads": "minidl.testing",
-    "compile_ahead": "minidl.rehearsal",
-    "draw": "minidl.workbench.drawing",
-    "empty": "minidl.making",
-    "empty_like": "minidl.making",
-    "enable_grad": "minidl.autograd",
-    "eye": "minidl.making",
-    "from_numpy": "minidl.making",
-    "from_torch": "minidl.tensors",
-    "full": "minidl.tensors",
-    "full_like": "minidl.making",
-    "fusion": "minidl.later",
-    "inference_mode": "minidl.autograd",
-    "is_grad_enabled": "minidl.autograd",
-    "is_tensor": "minidl.tensors",
-    "linspace": "minidl.making",
-    "load": "minidl.nn.saved",
-    "manual_seed": "minidl.random",
-    "no_grad": "minidl.autograd",
-    "ones": "minidl.tensors",
-    "ones_like": "minidl.making",
-    "profile": "minidl.workbench.profiling",
-    "rand": "minidl.ops.random",
-    "rand_like": "minidl.making",
-    "randint": "minidl.making",
-    "randn": "minidl.ops.random",
-    "randn_like": "minidl.making",
-    "randperm": "minidl.making",
-    "save": "minidl.nn.saved",
-    "set_float32_precision": "minidl.runtime.launch",
-    "set_grad_enabled": "minidl.autograd",
-    "tensor": "minidl.making",
-    "zeros": "minidl.tensors",
-    "zeros_like": "minidl.making",
-}
+    name: f"minidl.{module}"
+    for module, names in {
+        "autograd": ("enable_grad", "inference_mode", "is_grad_enabled", "no_grad", "set_grad_enabled"),
+        "captured": ("capture",),
+        "later": ("fusion",),
+        "making": (
+            "arange", "empty", "empty_like", "eye", "from_numpy", "full_like", "linspace", "ones_like", "rand_like",
+            "randint", "randn_like", "randperm", "tensor", "zeros_like",
+        ),
+        "nn.saved": ("load", "save"),
+        "ops.random": ("rand", "randn"),
+        "random": ("manual_seed",),
+        "rehearsal": ("compile_ahead",),
+        "runtime.launch": ("set_float32_precision",),
+        "tensors": ("Tensor", "as_tensor", "from_torch", "full", "is_tensor", "ones", "zeros"),
+        "testing": ("check_grads",),
+        "workbench.drawing": ("draw",),
+        "workbench.profiling": ("profile",),
+    }.items()
+    for name in names
+}  # fmt: skip
+__all__ = sorted(("__version__", *_HOMES, *_SUBMODULES))  # noqa: PLE0605 (type checkers read the imports above)
 
 
 class _BeforeTriton:

@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from minidl.autograd import Function, Variable, enable_grad, is_grad_enabled, no_grad
+from minidl.autograd import Function, enable_grad, is_grad_enabled, no_grad
+from minidl.autograd.graph import Variable
 from minidl.runtime import launch
 
 V = TypeVar("V", bound=Variable)

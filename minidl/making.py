@@ -16,21 +16,9 @@ from minidl.ops.view import unpacked
 from minidl.tensors import Scalar, Tensor, device_of, full
 
 __all__ = [
-    "arange",
-    "empty",
-    "empty_like",
-    "eye",
-    "from_numpy",
-    "full_like",
-    "linspace",
-    "ones_like",
-    "rand_like",
-    "randint",
-    "randn_like",
-    "randperm",
-    "tensor",
-    "zeros_like",
-]
+    "arange", "empty", "empty_like", "eye", "from_numpy", "full_like", "linspace", "ones_like", "rand_like", "randint",
+    "randn_like", "randperm", "tensor", "zeros_like",
+]  # fmt: skip
 
 Where = torch.device | str | None
 Kind = torch.dtype | None

@@ -65,6 +65,8 @@ def test_names_agree():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     typed = {alias.asname for statement in block.body for alias in statement.names} - {None}
+    stars = [statement.module for statement in block.body if statement.names[0].name == "*"]
+    typed.update(name for module in stars for name in importlib.import_module(module).__all__)
     assert typed == names
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import torch
 
 from minidl import ops
+from minidl.nn.layers import Called
 from minidl.nn.module import Module, Parameter
 from minidl.tensors import Tensor, device_of
 
 
-class _InPlace(Module):
+class _InPlace(Called):
     """An activation whose input takes its result, too, with `inplace`."""
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
         self.inplace = inplace
+
+    def forward(self, input: Tensor) -> Tensor:
+        return type(self)._op(input, *(getattr(self, name) for name in self._shown), self.inplace)
 
     def extra_repr(self) -> str:
         shown = super().extra_repr()
@@ -24,75 +28,63 @@ class _InPlace(Module):
 class ReLU(_InPlace):
     """max(x, 0)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.relu(input, self.inplace)
+    _op = staticmethod(ops.relu)
 
 
 class ReLU6(_InPlace):
     """min(max(x, 0), 6)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.relu6(input, self.inplace)
+    _op = staticmethod(ops.relu6)
 
 
 class LeakyReLU(_InPlace):
     """x where it is above 0, else negative_slope * x."""
 
-    _shown = ("negative_slope",)
+    _op, _shown = staticmethod(ops.leaky_relu), ("negative_slope",)
 
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         super().__init__(inplace)
         self.negative_slope = negative_slope
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.leaky_relu(input, self.negative_slope, self.inplace)
-
 
 class ELU(_InPlace):
     """x where it is above 0, else alpha (exp(x) - 1)."""
 
-    _shown = ("alpha",)
+    _op, _shown = staticmethod(ops.elu), ("alpha",)
 
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
         super().__init__(inplace)
         self.alpha = alpha
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.elu(input, self.alpha, self.inplace)
-
 
 class SiLU(_InPlace):
     """x * sigmoid(x)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.silu(input, self.inplace)
+    _op = staticmethod(ops.silu)
 
 
 class Mish(_InPlace):
     """x * tanh(softplus(x))."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.mish(input, self.inplace)
+    _op = staticmethod(ops.mish)
 
 
 class Hardswish(_InPlace):
     """x * min(max(x + 3, 0), 6) / 6."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.hardswish(input, self.inplace)
+    _op = staticmethod(ops.hardswish)
 
 
 class Hardsigmoid(_InPlace):
     """min(max(x + 3, 0), 6) / 6."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.hardsigmoid(input, self.inplace)
+    _op = staticmethod(ops.hardsigmoid)
 
 
 class Hardtanh(_InPlace):
     """x limited to [min_val, max_val]."""
 
-    _shown = ("min_val", "max_val")
+    _op, _shown = staticmethod(ops.hardtanh), ("min_val", "max_val")
 
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
         super().__init__(inplace)
@@ -100,55 +92,43 @@ class Hardtanh(_InPlace):
             raise ValueError(f"Hardtanh: min_val is {min_val}, expected less than max_val, {max_val}")
         self.min_val, self.max_val = min_val, max_val
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.hardtanh(input, self.min_val, self.max_val, self.inplace)
 
-
-class Sigmoid(Module):
+class Sigmoid(Called):
     """1 / (1 + exp(-x))."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.sigmoid(input)
+    _op = staticmethod(ops.sigmoid)
 
 
-class Tanh(Module):
+class Tanh(Called):
     """tanh(x)."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.tanh(input)
+    _op = staticmethod(ops.tanh)
 
 
-class GELU(Module):
+class GELU(Called):
     """Gaussian error linear unit; approximate "none" or "tanh"."""
 
-    _shown = ("approximate",)
+    _op, _shown = staticmethod(ops.gelu), ("approximate",)
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
         self.approximate = approximate
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.gelu(input, self.approximate)
 
-
-class Softplus(Module):
+class Softplus(Called):
     """log(1 + exp(beta x)) / beta."""
 
-    _shown = ("beta", "threshold")
+    _op, _shown = staticmethod(ops.softplus), ("beta", "threshold")
 
     def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
         super().__init__()
         self.beta, self.threshold = beta, threshold
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.softplus(input, self.beta, self.threshold)
 
-
-class LogSigmoid(Module):
+class LogSigmoid(Called):
     """log(sigmoid(x)), exact where that is small or near 1."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.logsigmoid(input)
+    _op = staticmethod(ops.logsigmoid)
 
 
 class PReLU(Module):
@@ -171,21 +151,17 @@ class PReLU(Module):
         return f"num_parameters={len(self.weight)}"
 
 
-class Softmax(Module):
+class Softmax(Called):
     """exp(x) over its sum along `dim`, which must be named for more than two dimensions."""
 
-    _shown = ("dim",)
+    _op, _shown = staticmethod(ops.softmax), ("dim",)
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
         self.dim = dim
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.softmax(input, self.dim)
-
 
 class LogSoftmax(Softmax):
     """The logarithm of `Softmax`."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.log_softmax(input, self.dim)
+    _op = staticmethod(ops.log_softmax)

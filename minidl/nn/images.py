@@ -9,7 +9,7 @@ import torch
 
 from minidl import ops
 from minidl.nn import init
-from minidl.nn.layers import Dropout
+from minidl.nn.layers import Called, Dropout
 from minidl.nn.module import Module, Parameter
 from minidl.tensors import Tensor, device_of
 
@@ -23,30 +23,28 @@ class Dropout2d(Dropout):
         return ops.dropout2d(input, self.p, self.training, self.inplace)
 
 
-class AdaptiveMaxPool2d(Module):
+class AdaptiveMaxPool2d(Called):
     """Maxima over the windows of `AdaptiveAvgPool2d`. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
 
-    _shown = ("output_size",)
-    _pool: Callable[..., Any] = staticmethod(ops.adaptive_max_pool2d)
+    _op: Callable[..., Any] = staticmethod(ops.adaptive_max_pool2d)
+    _shown, _given = ("output_size",), ("output_size", "return_indices")
 
     def __init__(self, output_size: int | tuple[int | None, int | None], return_indices: bool = False) -> None:
         super().__init__()
         self.output_size, self.return_indices = output_size, return_indices
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self._pool(input, self.output_size, self.return_indices)
-
 
 class AdaptiveMaxPool1d(AdaptiveMaxPool2d):
     """Maxima over the windows of `AdaptiveAvgPool1d`. Shapes: [N, C, L] -> [N, C, output_size]."""
 
-    _pool = staticmethod(ops.adaptive_max_pool1d)
+    _op = staticmethod(ops.adaptive_max_pool1d)
 
 
-class Upsample(Module):
+class Upsample(Called):
     """Images in another size, see `ops.interpolate`."""
 
-    _shown = ("size", "scale_factor", "mode")
+    _op, _shown = staticmethod(ops.interpolate), ("size", "scale_factor", "mode")
+    _given = (*_shown, "align_corners", "recompute_scale_factor")
 
     def __init__(
         self,
@@ -60,49 +58,36 @@ class Upsample(Module):
         self.size, self.scale_factor, self.mode = size, scale_factor, mode
         self.align_corners, self.recompute_scale_factor = align_corners, recompute_scale_factor
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.interpolate(
-            input, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
-        )  # fmt: skip
 
-
-class PixelShuffle(Module):
+class PixelShuffle(Called):
     """[N, C r^2, H, W] as [N, C, H r, W r] for r = upscale_factor."""
 
-    _shown = ("upscale_factor",)
+    _op, _shown = staticmethod(ops.pixel_shuffle), ("upscale_factor",)
 
     def __init__(self, upscale_factor: int) -> None:
         super().__init__()
         self.upscale_factor = upscale_factor
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.pixel_shuffle(input, self.upscale_factor)
 
-
-class PixelUnshuffle(Module):
+class PixelUnshuffle(Called):
     """[N, C, H r, W r] as [N, C r^2, H, W] for r = downscale_factor."""
 
-    _shown = ("downscale_factor",)
+    _op, _shown = staticmethod(ops.pixel_unshuffle), ("downscale_factor",)
 
     def __init__(self, downscale_factor: int) -> None:
         super().__init__()
         self.downscale_factor = downscale_factor
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.pixel_unshuffle(input, self.downscale_factor)
 
-
-class _Pad2d(Module):
+class _Pad2d(Called):
+    _op = staticmethod(ops.pad)
     _shown: tuple[str, ...] = ("padding",)
-    _mode = "constant"
-    value = 0.0
+    _given = ("padding", "_mode", "value")
+    _mode, value = "constant", 0.0
 
     def __init__(self, padding: Four) -> None:
         super().__init__()
         self.padding = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.pad(input, self.padding, self._mode, self.value)
 
 
 class ZeroPad2d(_Pad2d):

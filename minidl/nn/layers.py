@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +27,17 @@ def _empty(*shape: int, device: Device, dtype: torch.dtype | None) -> Parameter:
 
 def _act_repr(act: Activation) -> str:
     return "" if act is None else f", act={act!r}"
+
+
+class Called(Module):
+    """The base of layers that call an operation, `_op`, with the input and what they were made with: the attributes
+    that `repr` shows, or those of `_given`."""
+
+    _op: Callable[..., Any]
+    _given: tuple[str, ...] = ()
+
+    def forward(self, input: Tensor) -> Any:
+        return type(self)._op(input, *(getattr(self, name) for name in self._given or self._shown))
 
 
 class Linear(Module):
@@ -112,28 +123,24 @@ class Dropout(Module):
         return ops.dropout(input, self.p, self.training, self.inplace)
 
 
-class Flatten(Module):
+class Flatten(Called):
     """Merge the dimensions from start_dim to end_dim (inclusive) into one."""
+
+    _op, _given = staticmethod(ops.flatten), ("start_dim", "end_dim")
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()
         self.start_dim, self.end_dim = start_dim, end_dim
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.flatten(input, self.start_dim, self.end_dim)
 
-
-class Unflatten(Module):
+class Unflatten(Called):
     """A dimension as several, of the sizes unflattened_size."""
 
-    _shown = ("dim", "unflattened_size")
+    _op, _shown = staticmethod(ops.unflatten), ("dim", "unflattened_size")
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()
         self.dim, self.unflattened_size = dim, tuple(unflattened_size)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.unflatten(input, self.dim, self.unflattened_size)
 
 
 class CosineSimilarity(Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -15,7 +15,9 @@ Weight = Tensor | torch.Tensor | None
 
 
 class _Loss(Module):
-    """A loss of an input and a target; size_average and reduce are torch's older names of reductions."""
+    """A loss, `_op`, of an input and a target; size_average and reduce are torch's older names of reductions."""
+
+    _op: Callable[..., Tensor]
 
     def __init__(self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> None:
         super().__init__()
@@ -25,32 +27,26 @@ class _Loss(Module):
         for name, weight in weights.items():
             self.register_buffer(name, Tensor(weight) if isinstance(weight, torch.Tensor) else weight)
 
-    def _options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*self._shown, *self._buffers)}
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return type(self)._op(input, target, **{name: getattr(self, name) for name in (*self._shown, *self._buffers)})
 
 
 class MSELoss(_Loss):
     """(input - target)^2. Shapes: any two of one shape -> [], or theirs for reduction "none"."""
 
-    _shown = ("reduction",)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return ops.mse_loss(input, target, **self._options())
+    _op, _shown = staticmethod(ops.mse_loss), ("reduction",)
 
 
 class L1Loss(_Loss):
     """|input - target|. Shapes as `MSELoss`."""
 
-    _shown = ("reduction",)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return ops.l1_loss(input, target, **self._options())
+    _op, _shown = staticmethod(ops.l1_loss), ("reduction",)
 
 
 class SmoothL1Loss(_Loss):
     """d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. Shapes as `MSELoss`."""
 
-    _shown = ("reduction", "beta")
+    _op, _shown = staticmethod(ops.smooth_l1_loss), ("reduction", "beta")
 
     def __init__(
         self,
@@ -62,27 +58,21 @@ class SmoothL1Loss(_Loss):
         super().__init__(size_average, reduce, reduction)
         self.beta = beta
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return ops.smooth_l1_loss(input, target, **self._options())
-
 
 class HuberLoss(_Loss):
     """d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). Shapes as `MSELoss`."""
 
-    _shown = ("reduction", "delta")
+    _op, _shown = staticmethod(ops.huber_loss), ("reduction", "delta")
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         super().__init__(reduction=reduction)
         self.delta = delta
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return ops.huber_loss(input, target, **self._options())
-
 
 class KLDivLoss(_Loss):
     """target (log target - input) of logarithms of probabilities; "batchmean" divides the sum by the first size."""
 
-    _shown = ("reduction", "log_target")
+    _op, _shown = staticmethod(ops.kl_div), ("reduction", "log_target")
 
     def __init__(
         self,
@@ -94,14 +84,11 @@ class KLDivLoss(_Loss):
         super().__init__(size_average, reduce, reduction)
         self.log_target = log_target
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return ops.kl_div(input, target, **self._options())
-
 
 class BCELoss(_Loss):
     """Binary cross-entropy of probabilities. `weight` is a factor for each element. Shapes as `MSELoss`."""
 
-    _shown = ("reduction",)
+    _op, _shown = staticmethod(ops.binary_cross_entropy), ("reduction",)
 
     def __init__(
         self,
@@ -113,14 +100,11 @@ class BCELoss(_Loss):
         super().__init__(size_average, reduce, reduction)
         self._weights(weight=weight)
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return ops.binary_cross_entropy(input, target, **self._options())
-
 
 class BCEWithLogitsLoss(_Loss):
     """Binary cross-entropy of logits; `pos_weight` is a factor for the positive term. All else as `BCELoss`."""
 
-    _shown = ("reduction",)
+    _op, _shown = staticmethod(ops.binary_cross_entropy_with_logits), ("reduction",)
 
     def __init__(
         self,
@@ -133,9 +117,6 @@ class BCEWithLogitsLoss(_Loss):
         super().__init__(size_average, reduce, reduction)
         self._weights(weight=weight, pos_weight=pos_weight)
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return ops.binary_cross_entropy_with_logits(input, target, **self._options())
-
 
 class NLLLoss(_Loss):
     """-weight[target] input[target] of logarithms of probabilities.
@@ -143,7 +124,7 @@ class NLLLoss(_Loss):
     Shapes: [N] and [], [R, N] and [R], or [R, N, ...] and [R, ...] -> [], or the target's for reduction "none".
     """
 
-    _shown = ("ignore_index", "reduction")
+    _op, _shown = staticmethod(ops.nll_loss), ("ignore_index", "reduction")
 
     def __init__(
         self,
@@ -157,14 +138,11 @@ class NLLLoss(_Loss):
         self.ignore_index = ignore_index
         self._weights(weight=weight)
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return ops.nll_loss(input, target, **self._options())
-
 
 class CrossEntropyLoss(_Loss):
     """Cross-entropy of softmax(input) and classes or probabilities. Shapes as `NLLLoss`; probabilities have input's."""
 
-    _shown = ("ignore_index", "reduction", "label_smoothing")
+    _op, _shown = staticmethod(ops.cross_entropy), ("ignore_index", "reduction", "label_smoothing")
 
     def __init__(
         self,
@@ -178,6 +156,3 @@ class CrossEntropyLoss(_Loss):
         super().__init__(size_average, reduce, reduction)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self._weights(weight=weight)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return ops.cross_entropy(input, target, **self._options())

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from minidl import missing
+from minidl.autograd import RemovableHandle
 from minidl.later import deferring, settle_all
 from minidl.nn.in_order import InOrder
 from minidl.tensors import Tensor, device_of
@@ -38,23 +39,6 @@ def described(value: Any) -> str:
         called = getattr(value, "__name__", kind)
         return f"the function {called}, expected a Module: use a layer that calls it, such as nn.Tanh() for ops.tanh"
     return f"of type {kind}, expected a Module"
-
-
-class Handle:
-    """What registering a hook returns: `remove` takes the hook away, and so does leaving a `with`."""
-
-    def __init__(self, hooks: dict[Handle, Any]) -> None:
-        self._hooks = hooks
-
-    def remove(self) -> None:
-        """Take the hook away."""
-        self._hooks.pop(self, None)
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.remove()
 
 
 class Loaded(NamedTuple):
@@ -127,17 +111,13 @@ class Module:
         if own and isinstance(text, str) and (found := re.match(r"[a-z_0-9]+: ", text)):
             error.args = (f"{type(self).__name__}: {text[found.end() :]}", *error.args[1:])
 
-    def register_forward_pre_hook(self, hook: Callable[[Module, Any], Any]) -> Handle:
+    def register_forward_pre_hook(self, hook: Callable[[Module, Any], Any]) -> RemovableHandle:
         """Call hook(module, args) before `forward`; what it returns, unless None, takes the place of args."""
-        handle = Handle(self._before)
-        self._before[handle] = hook
-        return handle
+        return RemovableHandle(self._before, hook)
 
-    def register_forward_hook(self, hook: Callable[[Module, Any, Any], Any]) -> Handle:
+    def register_forward_hook(self, hook: Callable[[Module, Any, Any], Any]) -> RemovableHandle:
         """Call hook(module, args, result) after `forward`; what it returns, unless None, takes the result's place."""
-        handle = Handle(self._after)
-        self._after[handle] = hook
-        return handle
+        return RemovableHandle(self._after, hook)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_parameters" not in self.__dict__:

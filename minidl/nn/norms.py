@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from minidl import ops
+from minidl.nn.layers import Device
 from minidl.nn.module import Module, Parameter
 from minidl.tensors import Tensor, device_of
-
-Device = torch.device | str | None
 
 
 def _full(shape: tuple[int, ...], value: float, device: Device, dtype: torch.dtype | None) -> Parameter:

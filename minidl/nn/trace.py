@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import torch
 
 from minidl import random
-from minidl.autograd import UnknownTensor, Variable, no_grad
+from minidl.autograd import UnknownTensor, no_grad
+from minidl.autograd.graph import Variable
 from minidl.nn.layers import Linear, SparseLinear
 from minidl.nn.module import Module
 from minidl.tensors import Tensor

@@ -11,17 +11,17 @@ from minidl import ops
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.pool import Pair
-from minidl.nn import init
-from minidl.nn.layers import Device, _act_repr, _empty
-from minidl.nn.module import Module, Parameter
+from minidl.nn.layers import Called, Device, _act_repr
+from minidl.nn.norms import _Affine
 from minidl.tensors import Tensor, device_of
 
 
-class MaxPool2d(Module):
+class MaxPool2d(Called):
     """The maximum of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
 
+    _op: Callable[..., Any] = staticmethod(ops.max_pool2d)
     _shown = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    _pool: Callable[..., Any] = staticmethod(ops.max_pool2d)
+    _given = (*_shown, "return_indices")
 
     def __init__(
         self,
@@ -37,16 +37,12 @@ class MaxPool2d(Module):
         self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
         self.return_indices = return_indices
 
-    def forward(self, input: Tensor) -> Any:
-        return self._pool(
-            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
-        )
 
-
-class AvgPool2d(Module):
+class AvgPool2d(Called):
     """The mean of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
 
-    _shown = ("kernel_size", "stride", "padding")
+    _op, _shown = staticmethod(ops.avg_pool2d), ("kernel_size", "stride", "padding")
+    _given = (*_shown, "ceil_mode", "count_include_pad", "divisor_override")
 
     def __init__(
         self,
@@ -62,23 +58,18 @@ class AvgPool2d(Module):
         self.padding, self.ceil_mode = padding, ceil_mode
         self.count_include_pad, self.divisor_override = count_include_pad, divisor_override
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.avg_pool2d(
-            input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad,
-            self.divisor_override,
-        )  # fmt: skip
-
 
 class MaxPool1d(MaxPool2d):
     """The maximum of each window. Shapes: [N, C, L] -> [N, C, OL]."""
 
-    _pool = staticmethod(ops.max_pool1d)
+    _op = staticmethod(ops.max_pool1d)
 
 
-class AvgPool1d(Module):
+class AvgPool1d(Called):
     """The mean of each window. Shapes: [N, C, L] -> [N, C, OL]."""
 
-    _shown = ("kernel_size", "stride", "padding")
+    _op, _shown = staticmethod(ops.avg_pool1d), ("kernel_size", "stride", "padding")
+    _given = (*_shown, "ceil_mode", "count_include_pad")
 
     def __init__(
         self,
@@ -92,33 +83,25 @@ class AvgPool1d(Module):
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
 
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.avg_pool1d(
-            input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
-        )
 
-
-class AdaptiveAvgPool2d(Module):
+class AdaptiveAvgPool2d(Called):
     """Means over output_size windows that divide the image. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
 
+    _op: Callable[..., Any] = staticmethod(ops.adaptive_avg_pool2d)
     _shown = ("output_size",)
-    _pool: Callable[..., Any] = staticmethod(ops.adaptive_avg_pool2d)
 
     def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
         super().__init__()
         self.output_size = output_size
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self._pool(input, self.output_size)
-
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
     """Means over output_size windows that divide the sequence. Shapes: [N, C, L] -> [N, C, output_size]."""
 
-    _pool = staticmethod(ops.adaptive_avg_pool1d)
+    _op = staticmethod(ops.adaptive_avg_pool1d)
 
 
-class _Norm(Module):
+class _Norm(_Affine):
     """The base of norms of channels with running statistics; `ranks` are the allowed numbers of dimensions of x."""
 
     ranks: tuple[int, ...]
@@ -142,14 +125,7 @@ class _Norm(Module):
             raise ValueError(f"{type(self).__name__}: momentum is {momentum!r}, expected a number from 0 to 1 or None")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
-        self.weight: Parameter | None = None
-        self.bias: Parameter | None = None
-        if affine:
-            self.weight = _empty(num_features, device=device, dtype=dtype)
-            init.constant_(self.weight, 1.0)
-        if affine and bias:
-            self.bias = _empty(num_features, device=device, dtype=dtype)
-            init.zeros_(self.bias)
+        self._parameters_of((num_features,), affine, affine and bias, device, dtype)
         buffers: dict[str, torch.Tensor | None] = dict.fromkeys(("running_mean", "running_var", "num_batches_tracked"))
         if track_running_stats:
             place = device_of(device)

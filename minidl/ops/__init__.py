@@ -14,6 +14,7 @@ from minidl import missing
 from minidl.autograd import UnknownTensor
 from minidl.ops import (
     activation,
+    assignment,
     batchnorm,
     conv,
     conv_sequence,
@@ -38,6 +39,7 @@ from minidl.ops import (
     view,
 )
 from minidl.ops import float8 as float8
+from minidl.ops import second_layers as second_layers
 from minidl.ops.activation import *
 from minidl.ops.batchnorm import *
 from minidl.ops.conv import *
@@ -190,6 +192,7 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
         setattr(Tensor, name, functions[name])
     for name in filter(functools.partial(hasattr, torch.Tensor), kin.__all__):
         setattr(Tensor, name, functions[name])
+    setattr(Tensor, "__setitem__", assignment.set_item)  # noqa: B010
     for name, method in inplace.METHODS.items():
         setattr(Tensor, name, method)
     setattr(Tensor, "view", functions["reshape"])  # noqa: B010

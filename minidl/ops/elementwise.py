@@ -89,12 +89,14 @@ class _Binary(Function):
     compute: Kernel
     grad_a: Kernel
     grad_b: Kernel
+    crossed = False  # whether each gradient reads the other operand alone
 
     @classmethod
     def forward(cls, ctx: Any, a: _Raw, b: _Raw) -> torch.Tensor:
         ctx.shapes = _shape(a), _shape(b)
         ctx.numbers = [None if isinstance(x, torch.Tensor) else x for x in (a, b)]
-        ctx.save(*(x if isinstance(x, torch.Tensor) else None for x in (a, b)))
+        read = (ctx.needs[1], ctx.needs[0]) if cls.crossed else (True, True)
+        ctx.save(*(x if use and isinstance(x, torch.Tensor) else None for x, use in zip((a, b), read, strict=True)))
         return cls.compute(a, b)
 
     @classmethod
@@ -126,6 +128,7 @@ def _step(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
 
 
 Mul = binary("Mul", elementwise.mul, _times_b, _swapped(_times_b))
+Mul.crossed = True  # type: ignore[attr-defined]
 Div = binary("Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b)
 DivTrunc = binary("DivTrunc", elementwise.div_trunc, _step, _step)
 DivFloor = binary("DivFloor", elementwise.div_floor, _step, _step)

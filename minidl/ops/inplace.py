@@ -21,7 +21,7 @@ from minidl.kernels import elementwise
 from minidl.kernels import random as random_kernels
 from minidl.later import settle_all
 from minidl.ops import elementwise as ops
-from minidl.ops import pieces, places, scattering, unary, view
+from minidl.ops import pieces, scattering, unary, view
 from minidl.ops.promotion import python_number
 from minidl.tensors import Scalar, Tensor
 
@@ -69,22 +69,22 @@ def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) ->
 
 def _by_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The method that writes function's result into x."""
-    return lambda x, other: _written(name, x, function, other)
 
-
-def _written(name: str, x: Tensor, function: Callable[..., Tensor], *others: Any) -> Tensor:
-    """x with the result of a function of it and others, of its shape and dtype, in place."""
-
-    def kernel(a: torch.Tensor, *b: Any, out: torch.Tensor) -> torch.Tensor:
-        made = function(Tensor(a), *(Tensor(each) if isinstance(each, torch.Tensor) else each for each in b)).data
-        if made.shape != out.shape or made.dtype != out.dtype:
-            raise ValueError(
-                f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in "
-                f"place of {list(out.shape)} and {out.dtype}"
-            )
+    def kernel(*operands: Any, out: torch.Tensor) -> torch.Tensor:
+        made = function(*(Tensor(each) if isinstance(each, torch.Tensor) else each for each in operands)).data
+        _check_fits(name, made, out)
         return out.copy_(made)
 
-    return _changed(name, x, function, kernel, *others)
+    return lambda x, *others: _changed(name, x, function, kernel, *others)
+
+
+def _check_fits(name: str, made: Any, x: Any) -> None:
+    """Raises ValueError for a result of another shape or dtype than x has."""
+    if made.shape != x.shape or made.dtype != x.dtype:
+        raise ValueError(
+            f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in place of "
+            f"{list(x.shape)} and {x.dtype}"
+        )
 
 
 def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> Tensor:
@@ -108,12 +108,12 @@ def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> 
 
 def applied(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> Tensor:
     """function(x), a result of x's shape; with `inplace`, torch's argument of activations, in place."""
-    return _written("inplace=True", x, function) if inplace else function(x)
+    return _by_result("inplace=True", function)(x) if inplace else function(x)
 
 
 def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     """value, a number or a tensor of one, where mask is true, in place. Raises as `masked_fill`."""
-    return _written("masked_fill_", x, lambda a, v: pieces.masked_fill(a, mask, v), value)
+    return _by_result("masked_fill_", lambda a, v: pieces.masked_fill(a, mask, v))(x, value)
 
 
 def scatter_(
@@ -122,66 +122,44 @@ def scatter_(
 ) -> Tensor:  # fmt: skip
     """src or a number at `index` along `dim`, in place. Raises as `scatter`."""
     given = value if src is None else src
-    return _written("scatter_", x, lambda a, v: scattering.scatter(a, dim, index, v, reduce=reduce), given)
+    return _by_result("scatter_", lambda a, v: scattering.scatter(a, dim, index, v, reduce=reduce))(x, given)
 
 
 def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """src added at `index` along `dim`, in place. Raises as `scatter_add`."""
-    return _written("scatter_add_", x, lambda a, v: scattering.scatter_add(a, dim, index, v), src)
+    return _by_result("scatter_add_", lambda a, v: scattering.scatter_add(a, dim, index, v))(x, src)
 
 
 def zero_(x: Tensor) -> Tensor:
     """Fill with zeros in place."""
-    _refuse_recorded("zero_", x)
+    refuse_recorded("zero_", x)
     x.data.zero_()
     return x
 
 
 def fill_(x: Tensor, value: Scalar) -> Tensor:
     """Fill with one value in place."""
-    _refuse_recorded("fill_", x)
+    refuse_recorded("fill_", x)
     x.data.fill_(value)
     return x
 
 
 def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, seed: int | None = None) -> Tensor:
     """Fill with normally distributed values in place. Seeds as `rand`."""
-    _refuse_recorded("normal_", x)
+    refuse_recorded("normal_", x)
     random_kernels.normal_(x.data, mean, std, *random.key(seed))
     return x
 
 
 def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, seed: int | None = None) -> Tensor:
     """Fill with uniform values from [low, high) in place. Seeds as `rand`."""
-    _refuse_recorded("uniform_", x)
+    refuse_recorded("uniform_", x)
     random_kernels.uniform_(x.data, low, high, *random.key(seed))
     return x
 
 
-def set_item(x: Tensor, index: Any, value: Operand) -> None:
-    """x[index] = value, which broadcasts to what `getitem` selects, in x's dtype; of equal places one value stays.
-
-    Raises RuntimeError where a gradient of x or of the value is recorded, and as `getitem`.
-    """
-    _refuse_recorded("x[...] = y", x)
-    if isinstance(value, Tensor) and value.requires_grad and is_grad_enabled():
-        raise RuntimeError(
-            "x[...] = y: the gradient of y is recorded, which an assignment would lose; put the result together by "
-            "minidl.cat, stack or where, or assign y.detach()"
-        )
-    data = x.data
-    parts = index if isinstance(index, tuple) else (index,)
-    if not all(map(places.is_basic, parts)):
-        basic, dims, tensors = places.parsed(data.shape, parts, data.device)
-        data = data[basic]
-        parts = tuple(tensors.pop(0) if dim in dims else slice(None) for dim in range(data.dim()))
-        if dims:
-            places.rows([part for part in parts if not isinstance(part, slice)], [data.shape[dim] for dim in dims])
-    raw = value.data if isinstance(value, Tensor) else value
-    data[parts] = _apart(raw.to(data.device, data.dtype), data) if isinstance(raw, torch.Tensor) else raw
-
-
-def _refuse_recorded(name: str, x: Tensor) -> None:
+def refuse_recorded(name: str, x: Tensor) -> None:
+    """Raises RuntimeError for a tensor of the graph."""
     settle_all()
     if x.requires_grad and is_grad_enabled():
         raise RuntimeError(
@@ -215,13 +193,13 @@ def _changed_known(
     needs = is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in (x, *others))
     if needs or x._later is not None:
         if x._later is None and x.requires_grad and x.is_leaf:
-            _refuse_recorded(name, x)
-        return _replaced(name, x, recorded, *others)
+            refuse_recorded(name, x)
+        return replaced(name, x, recorded, *others)
     settle_all()
     data = x.data
     if any(step == 0 < size - 1 for size, step in zip(data.shape, data.stride(), strict=True)):
         raise RuntimeError(f"{name}: several elements of the tensor lie in one place of memory; clone() it first")
-    raw = [_apart(other.data if isinstance(other, Tensor) else other, data) for other in others]
+    raw = [apart(other.data if isinstance(other, Tensor) else other, data) for other in others]
     kernel(data, *raw, out=data)
     if name != "copy_" and not data.is_inference():
         torch.autograd.graph.increment_version(data)
@@ -235,7 +213,7 @@ def _fitting(x: Tensor, other: Operand) -> Operand:
     return python_number(other)
 
 
-def _apart(operand: Any, data: torch.Tensor) -> Any:
+def apart(operand: Any, data: torch.Tensor) -> Any:
     """An operand that no change of `data` changes before it is read."""
     if not isinstance(operand, torch.Tensor):
         return operand
@@ -245,7 +223,7 @@ def _apart(operand: Any, data: torch.Tensor) -> Any:
     return operand if same else operand.clone()
 
 
-def _replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Operand) -> Tensor:
+def replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Operand) -> Tensor:
     """x, in the place of a result in the graph. Raises RuntimeError where others see its memory."""
     node = x._node
     seen = x._later is None and not _alone(x)
@@ -256,11 +234,7 @@ def _replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Op
             f"{name}: this tensor shares memory with a view of it, or with what was kept for backward(), which could "
             "not follow; write x = x + y in place of x += y, or change a clone()"
         )
-    if made.shape != x.shape or made.dtype != x.dtype:
-        raise ValueError(
-            f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in place of "
-            f"{list(x.shape)} and {x.dtype}"
-        )
+    _check_fits(name, made, x)
     kept = None if node is None else node.retained.get(x._index)
     x._take_place(made)
     if kept is not None and kept() is x and node is not None:
@@ -299,11 +273,10 @@ def _in_place(name: str) -> Callable[..., Tensor]:
     function = getattr(ops if name in _OF_TWO else unary, name)
     if name in _OF_TWO:
         return _by_result(f"{name}_", function)
-    return lambda x, **named: _written(f"{name}_", x, functools.partial(function, **named))
+    return lambda x, **named: _by_result(f"{name}_", functools.partial(function, **named))(x)
 
 
 METHODS: dict[str, Callable[..., Tensor | None]] = {
-    "__setitem__": set_item,
     "__iadd__": add_, "__isub__": sub_, "__imul__": mul_, "__itruediv__": div_, "__ipow__": pow_,
     "__ifloordiv__": _by_result("//=", ops.floor_divide), "__imod__": _by_result("%=", ops.remainder),
     "__iand__": _by_result("&=", pieces.bitwise_and), "__ior__": _by_result("|=", pieces.bitwise_or),

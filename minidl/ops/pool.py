@@ -23,33 +23,22 @@ __all__ = [
 
 
 class MaxPool2d(Function):
+    """The maxima; with `indices` also where in the image each is: row times W plus column, int64."""
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, at: Windows) -> torch.Tensor:
-        y, places = kernels.max_pool2d(x, at, keep=ctx.needs[0])
+    def forward(ctx: Any, x: torch.Tensor, at: Windows, indices: bool) -> Any:
+        y, places = kernels.max_pool2d(x, at, keep=indices or ctx.needs[0])
         ctx.save(places)
         ctx.at = at
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        (places,) = ctx.saved
-        return kernels.max_pool2d_grad(dy, places, ctx.at), None
-
-
-class MaxPool2dPlaces(Function):
-    """The maxima, and where in the image each is: row times W plus column, int64."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, at: Windows) -> tuple[torch.Tensor, ...]:
-        y, places = kernels.max_pool2d(x, at, keep=True)
+        if not indices:
+            return y
         assert places is not None
-        ctx.save(places)
-        ctx.at = at
         return y, _positions(places, at)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor, _: None) -> Any:
-        return MaxPool2d.backward(ctx, dy)
+    def backward(ctx: Any, dy: torch.Tensor, _: None = None) -> Any:
+        (places,) = ctx.saved
+        return kernels.max_pool2d_grad(dy, places, ctx.at), None, None
 
 
 def _positions(places: torch.Tensor, at: Windows) -> torch.Tensor:
@@ -96,7 +85,7 @@ def max_pool2d(
     """
     size = kernels.checked("max_pool2d", input.data)
     at = kernels.windows("max_pool2d", size, kernel_size, stride, padding, dilation, ceil_mode)
-    return (MaxPool2dPlaces if return_indices else MaxPool2d).apply(input, at)
+    return MaxPool2d.apply(input, at, return_indices)
 
 
 @one_or_many(4)
@@ -148,7 +137,7 @@ def adaptive_max_pool2d(
     at = kernels.adaptive_windows("adaptive_max_pool2d", size, output_size)
     if 0 not in at.output and not any(n % o for n, o in zip(size, at.output, strict=True)):
         return max_pool2d(input, at.kernel, return_indices=return_indices)  # windows that do not overlap
-    return (MaxPool2dPlaces if return_indices else MaxPool2d).apply(input, at)
+    return MaxPool2d.apply(input, at, return_indices)
 
 
 @one_or_many(3)

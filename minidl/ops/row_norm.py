@@ -33,7 +33,7 @@ class RowNorm(Function):
         rms: bool,
     ) -> torch.Tensor:
         x, ctx.rows = seen[0](x, seen[1])
-        ctx.rms, ctx.shapes = rms, [None if t is None else t.shape for t in (weight, bias)]
+        ctx.seen, ctx.rms, ctx.shapes = seen, rms, [None if t is None else t.shape for t in (weight, bias)]
         weight, bias = (None if t is None else t.reshape(-1) for t in (weight, bias))
         y, ctx.mean, ctx.rstd = kernels.forward(x, ctx.rows, weight, bias, eps, rms)
         ctx.save(x, weight)

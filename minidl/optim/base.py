@@ -20,6 +20,8 @@ from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
+_UNREAD = ("self", "__class__", "params", "foreach", "fused", "capturable", "decoupled_weight_decay")
+
 
 class Optimizer(torch.optim.Optimizer):
     """The base class of all optimisers; use one of its subclasses. torch's schedulers take it as one of torch's.
@@ -51,22 +53,17 @@ class Optimizer(torch.optim.Optimizer):
     _dense = False  # whether gradients of few rows are made dense
     _optional: ClassVar[dict[str, str]] = {}  # states that are kept only where a setting is above 0, by the setting
 
-    def __init__(
-        self,
-        params: Params,
-        defaults: Mapping[str, Any],
-        *,
-        max_norm: float | None,
-        lazy: bool,
-        loss_scale: float | None,
-        skip_nonfinite: bool,
-        differentiable: bool = False,
-        initial: float = 0.0,
-    ) -> None:
+    def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
+        """`defaults`: the arguments of a subclass as its `locals()`; what is not read here are settings of a group."""
+        defaults = {key: value for key, value in defaults.items() if key not in _UNREAD}
+        max_norm, loss_scale = defaults.pop("max_norm"), defaults.pop("loss_scale")
+        skip_nonfinite, lazy = defaults.pop("skip_nonfinite"), defaults.pop("lazy", False)
+        differentiable = defaults.pop("differentiable", False)
+        initial = defaults.pop("initial_accumulator_value", 0.0)
         name = type(self).__name__
         if differentiable:
             raise ValueError(f"{name}: differentiable is not supported: gradients do not pass through a step")
-        self.defaults = dict(defaults)
+        self.defaults = defaults
         self.param_groups: list[dict[str, Any]] = []
         self._bounds: list[tuple[int, int]] = []
         self._params: list[Tensor] = []
@@ -232,6 +229,7 @@ class Optimizer(torch.optim.Optimizer):
         for param in self._params:
             if not set_to_none and isinstance(param.raw_grad, torch.Tensor):
                 param.raw_grad.zero_()
+                param._slope = None
             else:
                 param.grad = None
 

@@ -37,15 +37,7 @@ class SGD(Optimizer):
         loss_scale: float | None = None,
         skip_nonfinite: bool = True,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-                "nesterov": nesterov, "maximize": maximize,
-            },
-            differentiable=differentiable,
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
-        )  # fmt: skip
+        super().__init__(params, locals())
 
 
 class RMSprop(Optimizer):
@@ -77,15 +69,7 @@ class RMSprop(Optimizer):
         loss_scale: float | None = None,
         skip_nonfinite: bool = True,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
-                "centered": centered, "maximize": maximize,
-            },
-            differentiable=differentiable,
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
-        )  # fmt: skip
+        super().__init__(params, locals())
 
 
 class Adagrad(Optimizer):
@@ -115,12 +99,7 @@ class Adagrad(Optimizer):
         skip_nonfinite: bool = True,
     ) -> None:
         check_number("Adagrad", "initial_accumulator_value", initial_accumulator_value)
-        super().__init__(
-            params,
-            {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay, "maximize": maximize},
-            differentiable=differentiable, initial=initial_accumulator_value,
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
-        )  # fmt: skip
+        super().__init__(params, locals())
 
 
 class Adam(Optimizer):
@@ -155,15 +134,7 @@ class Adam(Optimizer):
     ) -> None:
         if decoupled_weight_decay:
             self._rule = "adamw"
-        super().__init__(
-            params,
-            {
-                "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
-                "maximize": maximize,
-            },
-            differentiable=differentiable,
-            max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
-        )  # fmt: skip
+        super().__init__(params, locals())
 
 
 class AdamW(Adam):
@@ -232,14 +203,7 @@ class Muon(Optimizer):
         skip_nonfinite: bool = True,
     ) -> None:
         self._adjusted: list[float] = []
-        super().__init__(
-            params,
-            {
-                "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
-                "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
-            },
-            max_norm=max_norm, lazy=False, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
-        )  # fmt: skip
+        super().__init__(params, locals())
 
     def _take(self, group: dict[str, Any]) -> None:
         _iterations([*self.param_groups, group])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minidl import autograd
+import minidl
 from minidl.autograd import no_grad
 from minidl.tensors import Tensor, default_device, ones
 from tests.autograd.functions import Add, Mul, Square, grad_of, leaf
@@ -116,7 +116,7 @@ def test_a_seed_of_the_wrong_form(gradient):
 
 def test_the_caller_is_named_also_beside_the_package():
     """A folder whose name begins like the package's is not the package."""
-    code = compile("result = Square.apply(x)", autograd._PACKAGE.rstrip("/") + "_project/train.py", "exec")
+    code = compile("result = Square.apply(x)", str(Path(minidl.__file__).parent) + "_project/train.py", "exec")
     space = {"Square": Square, "x": leaf(1.0)}
     exec(code, space)
     assert "_project/train.py:1" in str(space["result"]._node)

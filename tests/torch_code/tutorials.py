@@ -301,4 +301,83 @@ def clipped(f, folder):
     return losses
 
 
-TUTORIALS = (mlp, cnn, dcgan, resnet, text, autoencoder, transfer, saved, by_hand, clipped)
+def wgan_gp(f, folder):
+    """A WGAN with the penalty on the gradient between true and made pictures, which is differentiated again."""
+    generator = f.begun(
+        f.nn.Sequential(
+            f.nn.ConvTranspose2d(6, 8, 4, 1, 0), f.nn.ReLU(True), f.nn.ConvTranspose2d(8, 1, 4, 2, 1), f.nn.Tanh()
+        )
+    )
+    critic = f.begun(
+        f.nn.Sequential(
+            f.nn.Conv2d(1, 8, 4, 2, 1), f.nn.LeakyReLU(0.2, inplace=True),
+            f.nn.Conv2d(8, 8, 3, 1, 1), f.nn.InstanceNorm2d(8, affine=True), f.nn.LeakyReLU(0.2, inplace=True),
+            f.nn.Flatten(), f.nn.Linear(128, 1),
+        )
+    )  # fmt: skip
+    optimizer_g = f.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.0, 0.9))
+    optimizer_d = f.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.0, 0.9))
+    real = f.tensor(pictures(f, 8)[0])
+
+    def gradient_penalty(real, fake, seed):
+        alpha = f.tensor(drawn(8, 1, 1, 1, seed=seed).sigmoid())
+        between = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
+        judged = critic(between)
+        gradients = f.torch.autograd.grad(
+            outputs=judged, inputs=between, grad_outputs=f.torch.ones_like(judged), create_graph=True,
+            retain_graph=True, only_inputs=True,
+        )[0]  # fmt: skip
+        gradients = gradients.view(gradients.size(0), -1)
+        return ((gradients.norm(2, dim=1) - 1) ** 2).mean()
+
+    losses = []
+    for step in range(20):
+        fake = generator(f.tensor(drawn(8, 6, 1, 1, seed=step)))
+        optimizer_d.zero_grad()
+        penalty = gradient_penalty(real.detach(), fake.detach(), 100 + step)
+        loss = critic(fake.detach()).mean() - critic(real).mean() + 10 * penalty
+        loss.backward()
+        optimizer_d.step()
+        losses.append(loss.item())
+        if step % 5 == 4:
+            optimizer_g.zero_grad()
+            (-critic(generator(f.tensor(drawn(8, 6, 1, 1, seed=200 + step)))).mean()).backward()
+            optimizer_g.step()
+    return losses
+
+
+def maml(f, folder):
+    """Weights from which one step of SGD fits a new sine: gradients through that step."""
+    shapes = {"w1": (16, 1), "b1": (16,), "w2": (16, 16), "b2": (16,), "w3": (1, 16), "b3": (1,)}
+    weights = {
+        name: f.tensor(drawn(*shape, seed=i) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)).requires_grad_()
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    optimizer = f.optim.Adam(list(weights.values()), lr=0.01)
+
+    def forward(x, p):
+        x = f.F.relu(f.F.linear(x, p["w1"], p["b1"]))
+        x = f.torch.tanh(f.F.linear(x, p["w2"], p["b2"]))
+        return f.F.linear(x, p["w3"], p["b3"])
+
+    losses = []
+    for step in range(20):
+        total = 0.0
+        for task in range(2):
+            x = 2 * drawn(10, 1, seed=1000 * task + step)
+            y = (x + task).sin() + task
+            x, y = f.tensor(x), f.tensor(y)
+            loss = f.F.mse_loss(forward(x[:5], weights), y[:5])
+            gradients = f.torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+            adapted = {
+                name: w - 0.05 * gradient for (name, w), gradient in zip(weights.items(), gradients, strict=True)
+            }
+            total = total + f.F.mse_loss(forward(x[5:], adapted), y[5:])
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        losses.append(total.item())
+    return losses
+
+
+TUTORIALS = (mlp, cnn, dcgan, resnet, text, autoencoder, transfer, saved, by_hand, clipped, wgan_gp, maml)

@@ -1,0 +1,32 @@
+"""The engine: records which operation made which tensor, and walks back from a result to its gradients.
+
+It knows no operation and no class Tensor: it reads and writes a `Variable`, the place of a value in the graph, and
+wraps results in `Function.result_class`. An operation is a `Function` with a forward on plain torch tensors and a
+backward from the gradients of its outputs to those of its inputs.
+"""
+
+from minidl import missing
+from minidl.autograd import second as second
+from minidl.autograd import walk as walk
+from minidl.autograd.function import Function as Function
+from minidl.autograd.gradients import Variable as Variable
+from minidl.autograd.gradients import backward as backward
+from minidl.autograd.gradients import grad as grad
+from minidl.autograd.graph import Edge as Edge
+from minidl.autograd.graph import Grad as Grad
+from minidl.autograd.graph import Node as Node
+from minidl.autograd.graph import OpenSum as OpenSum
+from minidl.autograd.graph import RemovableHandle as RemovableHandle
+from minidl.autograd.graph import UnknownTensor as UnknownTensor
+from minidl.modes import detect_anomaly as detect_anomaly
+from minidl.modes import enable_grad as enable_grad
+from minidl.modes import is_anomaly_enabled as is_anomaly_enabled
+from minidl.modes import is_grad_enabled as is_grad_enabled
+from minidl.modes import no_grad as no_grad
+from minidl.modes import set_grad_enabled as set_grad_enabled
+
+inference_mode = no_grad
+
+
+def __getattr__(name: str) -> object:
+    raise missing.attribute("minidl.autograd", name, globals())

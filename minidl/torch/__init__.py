@@ -1,0 +1,23 @@
+"""minidl's kernels in torch: operators on torch tensors, with torch's gradients, `torch.compile` and export.
+
+    import minidl.torch
+
+    y = minidl.torch.conv2d(x, weight, bias, padding=1, act="relu")     # one operator, as torch.nn.functional.conv2d
+
+    minidl.torch.accelerate(model)                                      # the layers of a model, fused where they can be
+
+Operators are `torch.ops.minidl.*`.
+"""
+
+from minidl.torch.accelerating import Report, accelerate, report, restore
+from minidl.torch.activations import bias_act, linear
+from minidl.torch.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
+from minidl.torch.normalisation import batch_norm
+from minidl.torch.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from minidl.torch.rows import cross_entropy, group_norm, layer_norm, log_softmax, rms_norm, softmax
+
+__all__ = [
+    "Report", "accelerate", "adaptive_avg_pool2d", "avg_pool2d", "batch_norm", "bias_act", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "cross_entropy", "group_norm", "layer_norm", "linear", "log_softmax",
+    "max_pool2d", "report", "restore", "rms_norm", "softmax",
+]  # fmt: skip

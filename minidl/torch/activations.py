@@ -1,0 +1,166 @@
+"""Activations with a bias, and products of matrices with both, as operators of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minidl.kernels import activation, gemm
+from minidl.kernels import bias_act as kernels
+from minidl.kernels.activation import Activation
+from minidl.torch.registry import LOWER, act_of, operator
+
+
+def parts(how: Activation) -> tuple[str | None, float]:
+    """Name and number of an activation, as operators are given them."""
+    return activation.parse(how)
+
+
+def from_output(name: str | None) -> bool:
+    return name in activation.FROM_OUTPUT
+
+
+def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+    x, bias, ctx.name, ctx.slope = inputs
+    if from_output(ctx.name):
+        ctx.save_for_backward(output, None)
+    else:
+        ctx.save_for_backward(x, bias)
+
+
+def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
+    kept, bias = ctx.saved_tensors
+    wanted = list(ctx.needs_input_grad[:2])
+    if ctx.name is None and not wanted[1]:
+        return dy, None, None, None
+    found = iter(bias_act_backward(dy, kept, bias, ctx.name, ctx.slope, wanted))
+    dx, db = (next(found) if want else None for want in wanted)
+    return dx, db, None, None
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """As kernels of elements give results: dense, in x's order where that is one."""
+    return torch.empty_like(x)
+
+
+def _fake(x: Any, bias: Any, name: Any, slope: Any) -> torch.Tensor:
+    return x.new_empty(x.shape) if bias is not None else _dense(x)
+
+
+@operator("bias_act(Tensor x, Tensor? bias, str? act, float slope) -> Tensor", _fake, save=_save, backward=_gradients)
+def _bias_act(x: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float) -> torch.Tensor:
+    y = kernels.bias_act(x, bias, act_of(name, slope))
+    return y if bias is not None else _as(y, x)
+
+
+def _as(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """y in the strides that `empty_like` gives for x."""
+    if y.stride() == x.stride():
+        return y
+    like = torch.empty_like(x)
+    return y if y.stride() == like.stride() else like.copy_(y)
+
+
+def _fake_backward(dy: Any, kept: Any, bias: Any, name: Any, slope: Any, wanted: Any) -> list[torch.Tensor]:
+    made = (dy.new_empty(dy.shape) if wanted[1] else _dense(kept)), dy.new_empty(dy.shape[-1:] if wanted[1] else 0)
+    return [each for each, want in zip(made, wanted, strict=True) if want]
+
+
+@operator(
+    "bias_act_backward(Tensor dy, Tensor kept, Tensor? bias, str? act, float slope, bool[] wanted) -> Tensor[]",
+    _fake_backward,
+)
+def bias_act_backward(
+    dy: torch.Tensor, kept: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float, wanted: list[bool]
+) -> list[torch.Tensor]:
+    dx, db = kernels.bias_act_grad(
+        dy, kept, bias, act_of(name, slope), from_output(name), want_x=wanted[0], want_bias=wanted[1]
+    )
+    if dx is dy:
+        dx = dy.clone()
+    if dx is not None:
+        dx = dx.contiguous() if wanted[1] else _as(dx, kept)
+    return [each for each in (dx, db) if each is not None]
+
+
+def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation = "relu") -> torch.Tensor:
+    """act(x + b), adding b to each row: `minidl.ops.bias_act` of torch tensors."""
+    return _bias_act(x, b, *parts(act))
+
+
+def act(x: torch.Tensor, how: Activation) -> torch.Tensor:
+    """An activation of x, in its shape, dtype and order in memory."""
+    return _bias_act(x, None, *parts(how))
+
+
+def _fake_linear(x: Any, weight: Any, bias: Any, name: Any, slope: Any) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _save_linear(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+    x, weight, _, ctx.name, ctx.slope = inputs
+    if not from_output(ctx.name):
+        raise ValueError(f"minidl::linear: the gradient of {ctx.name} needs its input; apply it after the product")
+    ctx.save_for_backward(x, weight, None if ctx.name is None else output)
+
+
+def _linear_gradients(ctx: Any, dy: torch.Tensor) -> Any:
+    x, weight, y = ctx.saved_tensors
+    wanted = list(ctx.needs_input_grad[:3])
+    found = iter(linear_backward(dy, x, weight, y, ctx.name, ctx.slope, wanted))
+    return *(next(found) if want else None for want in wanted), None, None
+
+
+@operator(
+    "linear(Tensor x, Tensor weight, Tensor? bias, str? act, float slope) -> Tensor",
+    _fake_linear, save=_save_linear, backward=_linear_gradients, cast=(LOWER, (0, 1, 2)),
+)  # fmt: skip
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float
+) -> torch.Tensor:
+    bias = None if bias is None else bias.contiguous()
+    y = gemm.gemm(_rows(x), weight.t(), bias, act_of(name, slope))
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def _fake_linear_backward(dy: Any, x: Any, weight: Any, y: Any, name: Any, slope: Any, wanted: Any) -> Any:
+    made = x.new_empty(x.shape), x.new_empty(weight.shape), x.new_empty(weight.shape[:1])
+    return [each for each, want in zip(made, wanted, strict=True) if want]
+
+
+@operator(
+    "linear_backward(Tensor dy, Tensor x, Tensor weight, Tensor? y, str? act, float slope, bool[] wanted) -> Tensor[]",
+    _fake_linear_backward,
+)
+def linear_backward(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, name: str | None, slope: float,
+    wanted: list[bool],
+) -> list[torch.Tensor]:  # fmt: skip
+    rows = _rows(dy)
+    kept = rows if y is None else _rows(y)
+    dz, db = kernels.bias_act_grad(rows, kept, None, act_of(name, slope), y is not None, want_bias=wanted[2])
+    assert dz is not None
+    found = []
+    if wanted[0]:
+        found.append(gemm.gemm(dz, weight).view(x.shape))
+    if wanted[1]:
+        found.append(gemm.gemm(dz.t(), _rows(x)))
+    if wanted[2]:
+        assert db is not None
+        found.append(db)
+    return found
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dim() == 2 else x.reshape(-1 if x.numel() else x.shape[:-1].numel(), x.shape[-1])
+
+
+def linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, act: Activation = None
+) -> torch.Tensor:
+    """torch.nn.functional.linear with the activation in the same kernel: act(input weight^T + bias)."""
+    name, slope = parts(act)
+    if not from_output(name) and torch.is_grad_enabled():
+        return _bias_act(_linear(input, weight, bias, None, 0.0), None, name, slope)
+    return _linear(input, weight, bias, name, slope)

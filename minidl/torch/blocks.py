@@ -1,0 +1,138 @@
+"""Several layers of torch as one operator: convolution or product, batch norm, sum and activation, as far as there are.
+
+`block` is what a traced forward calls. Where an operator cannot take it, as under hooks or after a module was replaced,
+it calls the layers one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minidl.torch import activations, convolution
+from minidl.torch import normalisation as norms
+from minidl.torch.activations import from_output
+from minidl.torch.layers import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    Linear,
+    _BatchNorm,
+    _Conv,
+    ready,
+)
+from minidl.torch.registry import act_of
+
+Act = tuple[str | None, float]
+
+# torch's functions of the same names, of z and the number of an activation.
+_TORCHS: dict[str | None, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    None: lambda z, _: z,
+    "relu": lambda z, _: F.relu(z),
+    "leaky_relu": F.leaky_relu,
+    "sigmoid": lambda z, _: torch.sigmoid(z),
+    "tanh": lambda z, _: torch.tanh(z),
+    "gelu": lambda z, _: F.gelu(z),
+    "gelu_tanh": lambda z, _: F.gelu(z, approximate="tanh"),
+    "silu": lambda z, _: F.silu(z),
+    "relu6": lambda z, _: F.relu6(z),
+    "elu": F.elu,
+    "mish": lambda z, _: F.mish(z),
+    "hardswish": lambda z, _: F.hardswish(z),
+    "hardsigmoid": lambda z, _: F.hardsigmoid(z),
+}
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.Linear)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_OURS = (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, Linear)
+
+
+def of_module(module: nn.Module) -> Act | None:
+    """The activation that a module of torch is; None for any other module."""
+    kind = type(module)
+    simple: dict[type[nn.Module], str] = {
+        nn.ReLU: "relu", nn.Sigmoid: "sigmoid", nn.Tanh: "tanh", nn.SiLU: "silu", nn.ReLU6: "relu6", nn.Mish: "mish",
+        nn.Hardswish: "hardswish", nn.Hardsigmoid: "hardsigmoid",
+    }  # fmt: skip
+    if kind in simple:
+        return simple[kind], 0.0
+    if isinstance(module, nn.GELU) and kind is nn.GELU:
+        return ("gelu_tanh" if module.approximate == "tanh" else "gelu"), 0.0
+    if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU:
+        return _leaky(module.negative_slope)
+    return None
+
+
+def _leaky(slope: float) -> Act | None:
+    return ("relu", 0.0) if slope == 0 else ("leaky_relu", float(slope)) if slope > 0 else None
+
+
+def block(
+    layer: Any, norm: Any, name: str | None, slope: float, x: torch.Tensor,
+    added: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """act(norm(layer(x)) + added), all but x as far as it is given."""
+    if not _fits(layer, norm, x, added):
+        return apart(layer, norm, name, slope, x, added)
+    if added is not None and not from_output(name) and torch.is_grad_enabled():
+        # The gradient needs what the activation is of.
+        return activations._bias_act(block(layer, norm, None, 0.0, x, added), None, name, slope)
+    if layer is None:
+        return norm._minidl_normalised(x, added, name, slope)
+    if norm is None:
+        how: Any = name if name is None else act_of(name, slope)
+        if isinstance(layer, Linear):
+            return activations.linear(x, layer.weight, layer.bias, how)
+        return convolution.convolved(x, layer.weight, layer.bias, layer._minidl_settings(), how, None, added)
+    return _conv_norm(layer, norm, name, slope, x, added)
+
+
+def _conv_norm(conv: Any, norm: Any, name: str | None, slope: float, x: torch.Tensor, added: Any) -> torch.Tensor:
+    settings, affine = conv._minidl_settings(), (norm.weight, norm.bias)
+    if norm._minidl_of_batch:
+        tensors = x, conv.weight, conv.bias, added, *affine
+        return norms.conv_norm(*tensors, *norm._minidl_moved(), *settings, name, slope)[0]
+    if torch.is_grad_enabled() and _wanted(x, conv.weight, conv.bias, added, *affine):
+        return norm._minidl_normalised(conv(x), added, name, slope)
+    of = norm.running_mean, norm.running_var
+    scale, shift = norms.fold_batch_norm(x, *of, conv.bias, *affine, norm.eps)
+    return convolution.convolution(x, conv.weight, shift, scale, added, *settings, name, slope)
+
+
+def _wanted(*tensors: torch.Tensor | None) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _fits(layer: Any, norm: Any, x: Any, added: Any) -> bool:
+    """Whether the block can be one operator: torch's rules of broadcasting and promotion are left to torch."""
+    if (
+        not ready(x)
+        or not (layer is None or type(layer) in _OURS)
+        or not (norm is None or isinstance(norm, _BatchNorm))
+    ):
+        return False
+    if layer is not None and not isinstance(layer, Linear) and x.dim() != layer.weight.dim():
+        return False
+    if added is None:
+        return True
+    if not ready(added) or added.device != x.device:
+        return False
+    if added.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        return False
+    if isinstance(layer, _Conv):
+        weight: Any = layer.weight
+        return list(added.shape) == convolution.sizes(x, weight, layer._minidl_settings())
+    return layer is None and bool(added.shape == x.shape)
+
+
+def apart(layer: Any, norm: Any, name: str | None, slope: float, x: Any, added: Any) -> Any:
+    """The same, one layer after another."""
+    y = x if layer is None else layer(x)
+    y = y if norm is None else norm(y)
+    y = y if added is None else y + added
+    return _TORCHS[name](y, slope)

@@ -1,0 +1,254 @@
+"""Convolutions of sequences, images and volumes, and transposed ones of the first two, as operators of torch."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from minidl.kernels import activation, bias_act, conv, elementwise
+from minidl.kernels.activation import Activation
+from minidl.kernels.conv.geometry import Axis, Geometry, Volume
+from minidl.ops import conv as of_images
+from minidl.ops.conv_sequence import ONE, ROW, Conv1d, ConvTranspose1d, _place
+from minidl.ops.conv_transpose import ConvTranspose2d
+from minidl.ops.conv_transpose import check_settings as transposed_settings
+from minidl.ops.conv_volume import Conv3d
+from minidl.runtime.check import Pair, numbers
+from minidl.torch.activations import act, parts
+from minidl.torch.registry import LOWER, act_of, last, operator
+
+KINDS: dict[tuple[int, bool], Any] = {
+    (1, False): Conv1d, (1, True): ConvTranspose1d, (2, False): of_images.Conv2d, (2, True): ConvTranspose2d,
+    (3, False): Conv3d,
+}  # fmt: skip
+# What every operator of a convolution is given; padding is before and after each axis in turn.
+SETTINGS = "int[] stride, int[] padding, int[] dilation, int[] output_padding, int groups, bool transposed"
+Settings = tuple[list[int], list[int], list[int], list[int], int, bool]
+
+
+def sizes(x: torch.Tensor, weight: torch.Tensor, settings: Any) -> list[Any]:
+    """The result's [N, M, ...], also of sizes that are symbols."""
+    stride, padding, dilation, output_padding, groups, transposed = settings
+    found = [x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0]]
+    for axis, (size, kernel) in enumerate(zip(x.shape[2:], weight.shape[2:], strict=True)):
+        reach, pad = dilation[axis] * (kernel - 1) + 1, padding[2 * axis] + padding[2 * axis + 1]
+        if transposed:
+            found.append((size - 1) * stride[axis] - pad + reach + output_padding[axis])
+        else:
+            found.append((size + pad - reach) // stride[axis] + 1)
+    return found
+
+
+class Convolved:
+    """A convolution of tensors and settings: its kind, its geometry, and tensors as the kernels have their shapes."""
+
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, settings: Any) -> None:
+        stride, padding, dilation, output_padding, groups, transposed = settings
+        axes = x.dim() - 2
+        self.kind = KINDS[axes, transposed]
+        at = _place(weight) if axes == 1 else 0
+        self.at = at
+        self.geometry = _geometry(
+            transposed, tuple(x.shape[2:]), tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(dilation),
+            tuple(output_padding), groups, at,
+        )  # fmt: skip
+
+    def up(self, x: torch.Tensor) -> torch.Tensor:
+        """A sequence as an image."""
+        return x.unsqueeze(self.at) if self.at else x
+
+    def down(self, x: torch.Tensor) -> torch.Tensor:
+        return x.squeeze(self.at) if self.at else x
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, *how: Any, **more: Any) -> tuple[torch.Tensor, Any]:
+        y, z = self.kind.compute(self.up(x), self.up(weight), self.geometry, *how, form=None, **more)
+        return self.down(y), z
+
+    def backward(
+        self, dz: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, want_x: bool, want_weight: bool
+    ) -> list[torch.Tensor]:
+        """The gradients that are wanted, of dz [N, M, ...] that lies channels-last."""
+        ctx, dz = SimpleNamespace(geometry=self.geometry, form=None), self.up(dz)
+        found = []
+        if want_x:
+            found.append(self.down(self.kind.grad_input(ctx, dz, self.up(weight))))
+        if want_weight:
+            dw = self.down(self.kind.grad_weight(ctx, dz, self.up(x)))
+            found.append(_lying_as(dw.movedim(1, -1).contiguous().movedim(-1, 1), weight))
+        return found
+
+
+def _lying_as(dw: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """dw with the strides of weight where these differ in sizes of 1 alone: DDP compares them all."""
+    strides = zip(weight.shape, weight.stride(), dw.stride(), strict=True)
+    same = all(size == 1 or one == other for size, one, other in strides)
+    return dw.as_strided(weight.shape, weight.stride()) if same else dw
+
+
+@functools.lru_cache(maxsize=4096)
+def _geometry(
+    transposed: bool, size: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...],
+    padding: tuple[int, ...], dilation: tuple[int, ...], output_padding: tuple[int, ...], groups: int, at: int,
+) -> Geometry | Volume:  # fmt: skip
+    axes = []
+    op = f"conv{'_transpose' if transposed else ''}{len(size)}d"
+    for i, name in enumerate(of_images.AXES[len(size)]):
+        pad = padding[2 * i], padding[2 * i + 1]
+        if transposed:
+            out = (size[i] - 1) * stride[i] - sum(pad) + dilation[i] * (kernel[i] - 1) + output_padding[i] + 1
+            if out < 1:
+                raise ValueError(f"{op}: the result would have a {name} of {out}; use less padding")
+            axes.append(Axis(out, kernel[i], size[i], stride[i], pad[0], dilation[i]))
+        else:
+            axes.append(Axis.of(op, name, size[i], kernel[i], stride[i], pad, dilation[i]))
+    if len(axes) == 3:
+        return Volume(axes[0], Geometry(axes[1], axes[2], groups))
+    if len(axes) == 2:
+        return Geometry(axes[0], axes[1], groups)
+    return Geometry(ONE, axes[0], groups) if at == ROW else Geometry(axes[0], ONE, groups)
+
+
+def _fake(x: Any, weight: Any, bias: Any, scale: Any, added: Any, *more: Any) -> torch.Tensor:
+    return last(sizes(x, weight, more[:6]), x)
+
+
+def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+    x, weight, _, _, _, *more = inputs
+    *settings, name, slope = more
+    if inputs[3] is not None:
+        raise ValueError("minidl::convolution: a scale is for inference; call under no_grad(), or use a batch norm")
+    ctx.settings, ctx.name, ctx.slope = settings, name, slope
+    if name is not None and name not in activation.FROM_OUTPUT:
+        raise ValueError(f"minidl::convolution: the gradient of {name} needs its input; apply it after the convolution")
+    ctx.save_for_backward(x, weight, None if name is None else output)
+
+
+def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
+    x, weight, y = ctx.saved_tensors
+    want = ctx.needs_input_grad
+    made = [want[0], want[1], want[2], want[4] and y is not None]
+    found = iter(convolution_backward(dy, x, weight, y, *ctx.settings, ctx.name, ctx.slope, made))
+    dx, dw, db, dz = (next(found) if each else None for each in made)
+    if want[4] and y is None:
+        dz = dy
+    return dx, dw, db, None, dz, *[None] * 8
+
+
+@operator(
+    f"convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? added, {SETTINGS}, str? act, "
+    "float slope) -> Tensor",
+    _fake, save=_save, backward=_gradients, cast=(LOWER, (0, 1, 2, 4)),
+)  # fmt: skip
+def convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None,
+    added: torch.Tensor | None, *more: Any,
+) -> torch.Tensor:  # fmt: skip
+    *settings, name, slope = more
+    how = act_of(name, slope)
+    made = Convolved(x, weight, settings)
+    if added is None:
+        return made.forward(x, weight, bias, how, scale=scale)[0]
+    if made.kind is of_images.Conv2d:
+        return made.forward(x, weight, bias, how, scale=scale, added=added)[0]
+    y, _ = made.forward(x, weight, bias, None, scale=scale)
+    return elementwise.add_act(y, added, how)
+
+
+def _fake_backward(dy: Any, x: Any, weight: Any, y: Any, *more: Any) -> list[torch.Tensor]:
+    wanted = more[-1]
+    channels = dy.new_empty(dy.shape[1])
+    made = last(x.shape, x), last(weight.shape, x), channels, last(dy.shape, x)
+    return [each for each, want in zip(made, wanted, strict=True) if want]
+
+
+@operator(
+    f"convolution_backward(Tensor dy, Tensor x, Tensor weight, Tensor? y, {SETTINGS}, str? act, float slope, "
+    "bool[] wanted) -> Tensor[]",
+    _fake_backward,
+)  # fmt: skip
+def convolution_backward(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, *more: Any
+) -> list[torch.Tensor]:
+    """The gradients that are wanted of x, weight, bias, and what was added."""
+    *settings, name, slope, (want_x, want_weight, want_bias, want_added) = more
+    dy = dy.movedim(1, -1)
+    if dy.stride(-1) != 1:
+        dy = dy.contiguous()
+    kept = dy if y is None else conv.channels_last(y)
+    dz, db = bias_act.bias_act_grad(dy, kept, None, act_of(name, slope), y is not None, want_bias=want_bias)
+    assert dz is not None
+    dz = dz.contiguous().movedim(-1, 1)
+    found = Convolved(x, weight, settings).backward(dz, x, weight, want_x, want_weight)
+    if want_bias:
+        assert db is not None
+        found.append(db)
+    return [*found, dz] if want_added else found
+
+
+def settings_of(
+    op: str, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: int, output_padding: Any = None
+) -> Settings:
+    """What an operator is given, of torch's arguments; with an output_padding that of a transposed convolution."""
+    axes = of_images.axes_in(op)
+    if output_padding is not None:
+        strides, pads, ends, dilations = transposed_settings(op, stride, padding, output_padding, dilation)
+        return list(strides), [p for p in pads for _ in "ab"], list(dilations), list(ends), groups, True
+    strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
+    pads_ = of_images._padding(op, padding, tuple(weight.shape[2:]), strides, dilations)
+    return list(strides), [p for pair in pads_ for p in pair], list(dilations), [0] * axes, groups, False
+
+
+def convolved(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Settings, how: Activation,
+    scale: torch.Tensor | None = None, added: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The convolution with its activation in the same kernel, or after it where its gradient needs what it is of."""
+    name, slope = parts(how)
+    if name not in activation.FROM_OUTPUT and torch.is_grad_enabled():
+        return act(convolution(x, weight, bias, scale, added, *settings, None, 0.0), how)
+    return convolution(x, weight, bias, scale, added, *settings, name, slope)
+
+
+def _made(op: str) -> Any:
+    def forward(
+        input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Pair = 1,
+        padding: Pair | str = 0, dilation: Pair = 1, groups: int = 1, act: Activation = None, *,
+        scale: torch.Tensor | None = None, added: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        if input.dim() == weight.dim() - 1:
+            one = None if added is None else added.unsqueeze(0)
+            settings = settings_of(op, weight, stride, padding, dilation, groups)
+            return convolved(input.unsqueeze(0), weight, bias, settings, act, scale, one).squeeze(0)
+        return convolved(
+            input, weight, bias, settings_of(op, weight, stride, padding, dilation, groups), act, scale, added
+        )
+
+    forward.__name__ = forward.__qualname__ = op
+    forward.__doc__ = (
+        f"torch.nn.functional.{op} with what follows it in the same kernel: act(scale * conv + bias + added). scale is "
+        "for inference; act as in minidl.ops.conv2d. The result lies channels-last."
+    )
+    return forward
+
+
+def _made_transposed(op: str) -> Any:
+    def forward(
+        input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Pair = 1,
+        padding: Pair = 0, output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1, act: Activation = None, *,
+        scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        settings = settings_of(op, weight, stride, padding, dilation, groups, output_padding)
+        if input.dim() == weight.dim() - 1:
+            return convolved(input.unsqueeze(0), weight, bias, settings, act, scale).squeeze(0)
+        return convolved(input, weight, bias, settings, act, scale)
+
+    forward.__name__ = forward.__qualname__ = op
+    forward.__doc__ = f"torch.nn.functional.{op} with scale and activation in the same kernel, as `conv2d`."
+    return forward
+
+
+conv1d, conv2d, conv3d = map(_made, ("conv1d", "conv2d", "conv3d"))
+conv_transpose1d, conv_transpose2d = map(_made_transposed, ("conv_transpose1d", "conv_transpose2d"))

@@ -1,0 +1,248 @@
+"""Batch norm with what is added to it and its activation, alone and after a convolution, as operators of torch.
+
+In training the running statistics are moved in the same launches as the statistics are made. A convolution and its
+batch norm are one operator there, as the convolution hands on the statistics of its tiles: its result is read once
+less. In inference `fold_batch_norm` makes a scale and a shift of the batch norm, which the convolution applies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minidl.kernels import activation
+from minidl.kernels import norm as kernels
+from minidl.kernels.activation import Activation
+from minidl.kernels.norm import alone, fold
+from minidl.ops.conv import Conv2d
+from minidl.torch.activations import parts
+from minidl.torch.convolution import SETTINGS, Convolved, convolution_backward, sizes
+from minidl.torch.registry import LOWER, accumulator, act_of, last, operator
+
+_MOVED = "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, float? momentum, float eps"
+
+
+def _normalised(
+    x: torch.Tensor, weight: Any, bias: Any, added: Any, moved: Any, act: Activation, handed: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(y, mean, rstd) in training; the running statistics are moved."""
+    mean, var, batches, momentum, eps = moved
+    buffers = None if mean is None else kernels.Buffers(mean, var, batches)
+    if momentum is None and buffers is not None and batches is None:
+        raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
+    if added is None and momentum is not None and alone.fits(x):
+        y, found = alone.normalised(x, weight, bias, buffers, momentum, eps, act)
+    else:
+        found = kernels.batch_statistics(x, eps, momentum, buffers, handed)
+        y = kernels.normalise(x, found, weight, bias, act, added)
+    changed = [each for each in moved[:3] if each is not None and not each.is_inference()]
+    torch.autograd.graph.increment_version(changed)
+    return y, *found
+
+
+def _fake(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
+    vector = x.new_empty(x.shape[1], dtype=accumulator(x.dtype))
+    return last(x.shape, x), vector, torch.empty_like(vector)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, added, *_, ctx.name, ctx.slope = inputs
+    y, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.training = True
+    _keep(ctx, x, mean, rstd, weight, bias, added, y)
+
+
+def _keep(ctx: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, added: Any, y: Any) -> None:
+    if added is not None and ctx.name not in activation.FROM_OUTPUT:
+        raise ValueError(f"batch_norm: the gradient of {ctx.name} after a sum is not built; apply it afterwards")
+    # What is added cannot be found again from x, but the derivative from the result.
+    ctx.save_for_backward(x, mean, rstd, weight, bias, None if added is None or ctx.name is None else y)
+
+
+def _of(ctx: Any, dy: torch.Tensor) -> list[torch.Tensor | None]:
+    """The gradients of x, weight, bias and what was added."""
+    x, mean, rstd, weight, bias, y = ctx.saved_tensors
+    want = list(ctx.needs_input_grad[:4])
+    made = [*want[:3], want[3] and y is not None]
+    how = ctx.training, ctx.name, ctx.slope
+    found = iter(batch_norm_backward(dy, x, mean, rstd, weight, bias, y, *how, made))
+    grads: list[torch.Tensor | None] = [next(found) if each else None for each in made]
+    if want[3] and y is None:
+        grads[3] = dy
+    return grads
+
+
+def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
+    return *_of(ctx, dy), *[None] * 7
+
+
+@operator(
+    f"batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? added, {_MOVED}, str? act, float slope) -> "
+    "(Tensor, Tensor, Tensor)",
+    _fake, save=_save, backward=_gradients,
+)  # fmt: skip
+def batch_norm_training(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any) -> Any:
+    *moved, name, slope = more
+    kernels.check_arguments(x, moved[0], moved[1], weight, bias, True, moved[4])
+    return _normalised(x, weight, bias, added, moved, act_of(name, slope))
+
+
+def _fake_inference(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
+    return _fake(x)
+
+
+def _save_inference(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, added, *_, ctx.name, ctx.slope = inputs
+    y, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.training = False
+    _keep(ctx, x, mean, rstd, weight, bias, added, y)
+
+
+def _inference_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
+    return *_of(ctx, dy), *[None] * 5
+
+
+@operator(
+    "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor? added, Tensor running_mean, "
+    "Tensor running_var, float eps, str? act, float slope) -> (Tensor, Tensor, Tensor)",
+    _fake_inference, save=_save_inference, backward=_inference_gradients,
+)  # fmt: skip
+def batch_norm_inference(
+    x: torch.Tensor, weight: Any, bias: Any, added: Any, mean: torch.Tensor, var: torch.Tensor, eps: float, name: Any,
+    slope: float,
+) -> Any:  # fmt: skip
+    kernels.check_arguments(x, mean, var, weight, bias, False, eps)
+    found = fold.running_statistics(mean, var, eps, x.dtype)
+    return kernels.normalise(x, found, weight, bias, act_of(name, slope), added), *found
+
+
+def _fake_backward(
+    dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, y: Any, training: Any, name: Any, slope: Any,
+    wanted: Any,
+) -> list[torch.Tensor]:  # fmt: skip
+    vectors = (x.new_empty(x.shape[1], dtype=(x if each is None else each).dtype) for each in (weight, bias))
+    made = last(x.shape, x), *vectors, last(x.shape, x)
+    return [each for each, want in zip(made, wanted, strict=True) if want]
+
+
+@operator(
+    "batch_norm_backward(Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? y, "
+    "bool training, str? act, float slope, bool[] wanted) -> Tensor[]",
+    _fake_backward,
+)  # fmt: skip
+def batch_norm_backward(
+    dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, bias: Any, y: Any,
+    training: bool, name: Any, slope: float, wanted: list[bool],
+) -> list[torch.Tensor]:  # fmt: skip
+    """The gradients that are wanted of x, weight, bias, and what was added."""
+    given = x, kernels.Statistics(mean, rstd), weight, bias, act_of(name, slope)
+    want_x, want_weight, want_bias, _ = wanted
+    dx: torch.Tensor | None
+    dz = dy
+    if training and want_x and y is None and alone.fits(x):
+        dx, dweight, dbias = alone.normalised_grad(dy, *given)
+    else:
+        dx, dweight, dbias, dz = kernels.normalise_grad(
+            dy, *given, training, y=y, want_x=want_x, want_affine=want_weight or want_bias
+        )
+    made = zip((dx, dweight, dbias, dz), wanted, strict=True)
+    return [each for each, want in made if want and each is not None]
+
+
+def batch_norm(
+    input: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, training: bool = False,
+    momentum: float | None = 0.1, eps: float = 1e-5, act: Activation = None,
+    num_batches_tracked: torch.Tensor | None = None, added: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """torch.nn.functional.batch_norm with what follows it in the same kernel: act(batch_norm + added).
+
+    In training num_batches_tracked is counted, and with a momentum of None averages are over all batches. The result
+    lies channels-last.
+    """
+    name, slope = parts(act)
+    if training:
+        batches = num_batches_tracked if running_mean is not None else None
+        given = running_mean, running_var, batches, momentum, eps
+        return batch_norm_training(input, weight, bias, added, *given, name, slope)[0]
+    if running_mean is None or running_var is None:
+        raise ValueError("batch_norm: evaluation needs running_mean and running_var")
+    return batch_norm_inference(input, weight, bias, added, running_mean, running_var, eps, name, slope)[0]
+
+
+def _fake_fold(x: Any, mean: Any, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = mean.new_empty(mean.shape, dtype=accumulator(x.dtype))
+    return scale, torch.empty_like(scale)
+
+
+@operator(
+    "fold_batch_norm(Tensor x, Tensor mean, Tensor var, Tensor? conv_bias, Tensor? weight, Tensor? bias, float eps) -> "
+    "(Tensor, Tensor)",
+    _fake_fold, cast=(LOWER, (0,)),
+)  # fmt: skip
+def fold_batch_norm(
+    x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, conv_bias: Any, weight: Any, bias: Any, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scale, shift) of a convolution of x with a bias, whose batch norm this is, in the dtype that x is summed in."""
+    like = mean.new_empty(len(mean), dtype=x.dtype)
+    return fold.fold(like, conv_bias, mean, var, weight, bias, eps, wide=True)
+
+
+def _fake_conv_norm(x: Any, weight: Any, *more: Any) -> tuple[torch.Tensor, ...]:
+    shape = sizes(x, weight, more[9:15])
+    vector = x.new_empty(shape[1], dtype=accumulator(x.dtype))
+    return last(shape, x), last(shape, x), vector, torch.empty_like(vector)
+
+
+def _save_conv_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, _, added, gamma, beta, *_ = inputs
+    *_, ctx.name, ctx.slope = inputs
+    ctx.settings = inputs[11:17]
+    y, z, mean, rstd = output
+    ctx.mark_non_differentiable(z, mean, rstd)
+    if added is not None and ctx.name not in activation.FROM_OUTPUT:
+        raise ValueError(f"conv_norm: the gradient of {ctx.name} after a sum is not built; apply it afterwards")
+    ctx.save_for_backward(x, weight, z, mean, rstd, gamma, beta, None if added is None or ctx.name is None else y)
+
+
+def _conv_norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
+    x, weight, z, mean, rstd, gamma, beta, y = ctx.saved_tensors
+    want = list(ctx.needs_input_grad[:6])
+    made = [True, want[4], want[5], want[3] and y is not None]
+    found = iter(batch_norm_backward(dy, z, mean, rstd, gamma, beta, y, True, ctx.name, ctx.slope, made))
+    dz, dgamma, dbeta, dadded = (next(found) if each else None for each in made)
+    if want[3] and y is None:
+        dadded = dy
+    of_conv = [*want[:3], False]
+    found = iter(convolution_backward(dz, x, weight, None, *ctx.settings, None, 0.0, of_conv))
+    return *(next(found) if each else None for each in of_conv[:3]), dadded, dgamma, dbeta, *[None] * 13
+
+
+@operator(
+    "conv_norm(Tensor x, Tensor conv_weight, Tensor? conv_bias, Tensor? added, Tensor? weight, Tensor? bias, "
+    f"{_MOVED}, {SETTINGS}, str? act, float slope) -> (Tensor, Tensor, Tensor, Tensor)",
+    _fake_conv_norm, save=_save_conv_norm, backward=_conv_norm_gradients, cast=(LOWER, (0, 1, 2, 3)),
+)  # fmt: skip
+def conv_norm(
+    x: torch.Tensor, conv_weight: torch.Tensor, conv_bias: Any, added: Any, weight: Any, bias: Any, *more: Any
+) -> tuple[torch.Tensor, ...]:
+    """(y, the convolution's result, mean, rstd) of a convolution and its batch norm in training."""
+    *moved, _, _, _, _, _, _, name, slope = more
+    made = Convolved(x, conv_weight, more[5:11])
+    values = sizes(x, conv_weight, more[5:11])
+    few = added is None and moved[3] is not None and values[0] * _product(values[2:]) <= alone.MOST
+    hands_on = made.kind is Conv2d and not few and values[0] > 0
+    z, handed = made.forward(x, conv_weight, conv_bias, None, **({"statistics": True} if hands_on else {}))
+    kernels.check_arguments(z, moved[0], moved[1], weight, bias, True, moved[4])
+    y, mean, rstd = _normalised(z, weight, bias, added, moved, act_of(name, slope), handed if hands_on else None)
+    return y, z, mean, rstd
+
+
+def _product(numbers: list[int]) -> int:
+    product = 1
+    for number in numbers:
+        product *= number
+    return product

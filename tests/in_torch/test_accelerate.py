@@ -1,0 +1,355 @@
+"""An accelerated model of torch is torch's model: its results, gradients, and all that is done with modules."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+
+import minidl
+import minidl.torch as mt
+from minidl.torch import layers
+
+
+class Residual(nn.Module):
+    """As torchvision's BasicBlock."""
+
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if stride != 1:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        identity = x
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.SiLU(), nn.MaxPool2d(3, 2, 1))
+        self.blocks = nn.Sequential(Residual(4, 4, 1), Residual(4, 6, 2))
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.0), nn.Linear(5, 3))
+
+    def forward(self, x):
+        return self.head(self.pool(self.blocks(self.stem(x))))
+
+
+@pytest.fixture
+def pair(device):
+    """The same model twice, the first one accelerated; in float64, in training, on an image."""
+    torch.manual_seed(0)
+    theirs = Net().double().to(device)
+    ours = mt.accelerate(copy.deepcopy(theirs))
+    return ours, theirs, torch.randn(3, 3, 9, 8, dtype=torch.float64, device=device)
+
+
+def _close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def _same(ours, theirs, x, call=lambda model, x: model(x)):
+    """Results, gradients and buffers of a call are the same."""
+    given = x.clone().requires_grad_(), x.clone().requires_grad_()
+    made = [call(model, each) for model, each in zip((ours, theirs), given, strict=True)]
+    _close(*made)
+    for y in made:
+        y.square().sum().backward()
+    _close(given[0].grad, given[1].grad)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        _close(one.grad, other.grad)
+    for (name, one), other in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert one.shape == other.shape, name
+        _close(one, other)
+
+
+def _blocks(model):
+    return [str(line.note) for line in mt.report(model) if line.how == "block" and "conv" not in line.kind]
+
+
+def test_training_evaluation_and_channels_last(pair):
+    ours, theirs, x = pair
+    _same(ours, theirs, x)
+    _same(ours, theirs, x.contiguous(memory_format=torch.channels_last))
+    _same(ours.eval(), theirs.eval(), x)
+    with torch.no_grad():
+        _close(ours(x), theirs(x))
+    with torch.inference_mode():
+        _close(ours(x), theirs(x))
+        _close(ours.train()(x), theirs.train()(x))
+    _same(ours, theirs, x)
+
+
+def test_the_report_names_each_layer_and_why_others_stay(device):
+    class Odd(nn.Linear):
+        pass
+
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU(),
+        Odd(5, 5),
+    ).to(device)  # fmt: skip
+    found = {line.module: line for line in mt.report(mt.accelerate(model))}
+    assert found["0"].how == "torch"
+    assert "circular" in found["0"].note
+    assert found["1"].note == found["2"].note == "1 + 2 + relu"
+    assert "made from Linear" in found["4"].note
+    assert "block: 2" in str(mt.report(model))
+    unfused = mt.report(mt.accelerate(model, fuse=False))
+    assert {line.module: line.how for line in unfused}["1"] == "operator"
+
+
+def test_sums_after_blocks_and_changes_in_place_keep_their_order(device):
+    class Tricky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            y = self.b(self.a(x))
+            x = x.clone()
+            z = y * 1
+            x.mul_(2)
+            return F.relu(y + x) + z
+
+    class Changed(Tricky):
+        def forward(self, x):
+            x = x * 1
+            y = self.b(self.a(x))
+            x.mul_(2)
+            return F.relu(y + x)
+
+    x = torch.randn(2, 3, 2, 2, dtype=torch.float64, device=device)
+    theirs = Tricky().double().to(device)
+    _same(mt.accelerate(copy.deepcopy(theirs)), theirs, x)
+    theirs = Changed().double().to(device)
+    with torch.no_grad():
+        _close(mt.accelerate(copy.deepcopy(theirs))(x), theirs(x))
+
+
+def test_transposed_convolutions_sequences_and_volumes(device):
+    for theirs, shape in (
+        (nn.Sequential(nn.ConvTranspose2d(3, 4, 4, 2, 1), nn.BatchNorm2d(4), nn.ReLU()), (2, 3, 2, 3)),
+        (nn.Sequential(nn.ConvTranspose1d(4, 2, 2), nn.Hardswish()), (2, 4, 3)),
+        (nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.LeakyReLU(0.2)), (2, 3, 5)),
+        (nn.Sequential(nn.Conv3d(2, 2, 2), nn.BatchNorm3d(2), nn.Tanh(), nn.AvgPool3d(1)), (2, 2, 3, 3, 2)),
+        (nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3), nn.GELU(), nn.Softmax(-1)), (2, 4)),
+        (nn.Sequential(nn.GroupNorm(2, 4), nn.AvgPool2d(2), nn.InstanceNorm2d(4)), (2, 4, 4, 4)),
+    ):  # fmt: skip
+        theirs = theirs.double().to(device)
+        ours = mt.accelerate(copy.deepcopy(theirs))
+        assert any(isinstance(m, layers.Layer) for m in ours.modules())
+        x = torch.randn(shape, dtype=torch.float64, device=device)
+        _same(ours, theirs, x)
+        with torch.no_grad():
+            _close(ours.eval()(x), theirs.eval()(x))
+
+
+def test_state_dicts_copies_pickles_and_restore(pair):
+    ours, theirs, x = pair
+    ours.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    twin = copy.deepcopy(ours)
+    assert isinstance(twin.stem[0], layers.Conv2d)
+    assert twin.stem[0].weight is not ours.stem[0].weight
+    _same(twin, copy.deepcopy(theirs), x)
+    file = io.BytesIO()
+    torch.save(ours, file)  # noqa: TID251 (a user's)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)  # noqa: TID251
+    assert type(loaded) is Net
+    assert type(loaded.stem[0]) is nn.Conv2d
+    assert mt.restore(ours) is ours
+    assert [type(m) for m in ours.modules()] == [type(m) for m in theirs.modules()]
+    assert all(vars(a).keys() == vars(b).keys() for a, b in zip(ours.modules(), theirs.modules(), strict=True))
+    assert all(p.is_contiguous() for p in ours.parameters())
+    _same(ours, theirs, x)
+
+
+def test_hooks_are_called_also_those_within_a_block(pair):
+    ours, theirs, x = pair
+    seen = []
+    for model in (ours, theirs):
+        model.blocks[0].bn1.register_forward_hook(lambda m, args, y: seen.append(y.detach()))
+        model.blocks[0].relu.register_forward_hook(lambda m, args, y: y * 2)
+        model.stem[2].register_full_backward_hook(lambda m, dx, dy: (dx[0] * 2,))
+    _same(ours, theirs, x)
+    _close(seen[0], seen[1])
+    handle = nn.modules.module.register_module_forward_hook(lambda m, args, y: seen.append(m))
+    ours(x)
+    handle.remove()
+    assert ours.blocks[1].bn2 in seen
+
+
+def test_modules_that_are_replaced_later(pair):
+    ours, theirs, x = pair
+    for model in (ours, theirs):
+        torch.manual_seed(1)
+        model.blocks[0].bn1 = nn.Identity()
+        model.head[4] = nn.Linear(5, 2).double().to(x.device)
+        model.blocks[1].conv2 = nn.Conv2d(6, 6, 3, padding=1).double().to(x.device)
+    _same(ours, theirs, x)
+
+
+def test_a_call_that_a_trace_does_not_know_goes_to_the_modules_own_forward(device):
+    class Asking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.times = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), 2.0
+
+        def forward(self, x):
+            if isinstance(x, torch.Tensor):
+                x = [x, x]
+            y = F.relu(self.norm(self.conv(torch.cat(x))))
+            return y * self.times if self.times > 1 else y
+
+    class Training(Asking):
+        def forward(self, x):
+            y = self.norm(self.conv(x))
+            return F.relu(y) if self.training else y
+
+    class Optional(Asking):
+        def forward(self, x, mask=None):
+            y = F.relu(self.norm(self.conv(x)))
+            return y if mask is None else y * mask
+
+    x = torch.randn(2, 3, 2, 2, dtype=torch.float64, device=device)
+    for kind, given in ((Asking, x), (Asking, [x, x]), (Training, x), (Optional, x)):
+        theirs = kind().double().to(device)
+        ours = mt.accelerate(copy.deepcopy(theirs))
+        for change in (lambda m: None, lambda m: m.eval(), lambda m: setattr(m, "times", 0.5)):
+            for model in (ours, theirs):
+                change(model)
+            _close(ours(given), theirs(given))
+
+
+def test_functional_call_gradients_of_functions_and_checkpoints(pair):
+    ours, theirs, x = pair
+    values = {name: p.detach() * 1.5 for name, p in theirs.named_parameters()}
+    _close(torch.func.functional_call(ours, values, x), torch.func.functional_call(theirs, values, x))
+
+    def loss(model, values):
+        return torch.func.functional_call(model, values, x).square().sum()
+
+    ours.eval(), theirs.eval()
+    found = [torch.func.grad(lambda v, m=model: loss(m, v))(values) for model in (ours, theirs)]
+    for name in values:
+        _close(found[0][name], found[1][name])
+    _same(
+        ours,
+        theirs,
+        x,
+        lambda model, x: model.head(model.pool(checkpoint(model.blocks, model.stem(x), use_reentrant=False))),
+    )
+
+
+def test_autocast_and_a_gradient_scaler(device):
+    """float16 and bfloat16: dtypes of results and gradients are torch's; bfloat16 is torch's own on a CPU."""
+    for dtype in (torch.float16, torch.bfloat16):
+        torch.manual_seed(0)
+        theirs = Net().to(device)
+        ours = mt.accelerate(copy.deepcopy(theirs))
+        x = torch.randn(4, 3, 8, 8, device=device)
+        seen = []
+        for model in (ours, theirs):
+            model.stem[3].register_forward_hook(lambda m, args, y, to=seen: to.append((y.dtype, y.shape)))
+            with torch.autocast(device.type, dtype):
+                y = model(x)
+                loss = F.cross_entropy(y, torch.zeros(4, dtype=torch.int64, device=device))
+            scaler = torch.amp.GradScaler(device.type, init_scale=8.0)
+            scaler.scale(loss).backward()
+            seen.append((y.dtype, loss.dtype, {p.grad.dtype for p in model.parameters()}))
+        assert seen[:2] == seen[2:]
+        torch.testing.assert_close(ours.head[4].weight.grad, theirs.head[4].weight.grad, rtol=0.1, atol=0.2)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_compiled_in_one_graph(pair, training):
+    ours, theirs, x = pair
+    ours.train(training), theirs.train(training)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    _same(ours, theirs, x, lambda model, x: (compiled if model is ours else model)(x))
+    with torch.no_grad():
+        _close(compiled(x), theirs(x))
+
+
+def test_compiled_for_any_batch(pair):
+    ours, theirs, x = pair
+    compiled = torch.compile(ours.eval(), fullgraph=True, backend="aot_eager", dynamic=True)
+    with torch.no_grad():
+        for each in (x, x[:2], torch.cat([x, x])):
+            _close(compiled(each), theirs.eval()(each))
+
+
+def test_exported(pair):
+    ours, theirs, x = pair
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(ours.eval(), (x,), dynamic_shapes=({0: batch},))
+    assert any("minidl.convolution" in str(node.target) for node in program.graph.nodes)
+    with torch.no_grad():
+        _close(program.module()(x[:2]), theirs.eval()(x[:2]))
+
+
+def test_second_derivatives_are_refused_and_wrong_use_is_told(pair):
+    ours, _, x = pair
+    x.requires_grad_()
+    (dx,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="restore"):
+        dx.sum().backward()
+    with pytest.raises(TypeError, match=r"torch.nn.Module"):
+        mt.accelerate(object())
+    with pytest.raises(TypeError, match="to_torch"):
+        mt.softmax(minidl.zeros(3), 0)
+
+
+def test_wrapped_by_ddp_and_fsdp(pair):
+    """DDP wraps an accelerated model; FSDP, which takes no channels-last weights, is followed by accelerate."""
+    ours, theirs, x = pair
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(ours)
+        _same(ours, copy.deepcopy(theirs), x, lambda model, x: (wrapped if model is ours else model)(x))
+        sharded, mesh = copy.deepcopy(theirs), init_device_mesh(x.device.type, (1,))
+        fully_shard(sharded.blocks[0], mesh=mesh)
+        fully_shard(sharded, mesh=mesh)
+        assert any(line.how == "block" for line in mt.report(mt.accelerate(sharded)))
+        made = [model(x) for model in (sharded, theirs)]
+        _close(*made)
+        for y in made:
+            y.square().sum().backward()
+        for one, other in zip(sharded.parameters(), theirs.parameters(), strict=True):
+            _close(one.grad.full_tensor(), other.grad)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_equal_bits_from_run_to_run(pair):
+    ours, _, x = pair
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = []
+        for _ in "ab":
+            ours.zero_grad()
+            ours.eval()(x).sum().backward()
+            found.append([p.grad.clone() for p in ours.parameters()])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

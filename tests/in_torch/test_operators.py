@@ -1,0 +1,227 @@
+"""Each operator of minidl.torch: torch's own check of its registration, torch's function in float64, and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minidl.torch as mt
+from minidl.torch import registry
+
+
+def _randn(*shape, last=False):
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+    if last:
+        made = made.movedim(1, -1).contiguous().movedim(-1, 1)
+    return made
+
+
+def _conv_norm(x, w, gamma, beta, added):
+    from minidl.torch.normalisation import conv_norm
+
+    settings = [1, 1], [1, 1, 1, 1], [1, 1], [0, 0], 1, False
+    return conv_norm(x, w, None, added, gamma, beta, None, None, None, 0.1, 1e-5, *settings, "relu", 0.0)[0]
+
+
+_CLASSES = torch.tensor([1, 0, 2])
+# name: (ours, torch's, tensors)
+CASES = {
+    "conv1d": (
+        lambda x, w, b: mt.conv1d(x, w, b, stride=2, padding=1, act="tanh"),
+        lambda x, w, b: F.conv1d(x, w, b, stride=2, padding=1).tanh(),
+        lambda: (_randn(2, 3, 7), _randn(4, 3, 3), _randn(4)),
+    ),
+    "conv1d depthwise": (
+        lambda x, w: mt.conv1d(x, w, padding="same", groups=3),
+        lambda x, w: F.conv1d(x, w, padding="same", groups=3),
+        lambda: (_randn(2, 3, 7), _randn(3, 1, 3)),
+    ),
+    "conv2d": (
+        lambda x, w, b: mt.conv2d(x, w, b, (2, 1), (1, 0), act="sigmoid"),
+        lambda x, w, b: F.conv2d(x, w, b, (2, 1), (1, 0)).sigmoid(),
+        lambda: (_randn(2, 4, 5, 6), _randn(3, 4, 3, 2), _randn(3)),
+    ),
+    "conv2d channels last, gelu": (
+        lambda x, w: mt.conv2d(x, w, groups=2, act="gelu"),
+        lambda x, w: F.gelu(F.conv2d(x, w, groups=2)),
+        lambda: (_randn(2, 4, 5, 3, last=True), _randn(2, 2, 3, 3, last=True)),
+    ),
+    "conv2d with a sum": (
+        lambda x, w, r: mt.conv2d(x, w, padding=1, act="relu", added=r),
+        lambda x, w, r: F.relu(F.conv2d(x, w, padding=1) + r),
+        lambda: (_randn(2, 3, 4, 4), _randn(3, 3, 3, 3), _randn(2, 3, 4, 4)),
+    ),
+    "conv3d": (
+        lambda x, w, b: mt.conv3d(x, w, b, padding=(1, 0, 1)),
+        lambda x, w, b: F.conv3d(x, w, b, padding=(1, 0, 1)),
+        lambda: (_randn(1, 2, 3, 4, 3), _randn(2, 2, 2, 2, 3), _randn(2)),
+    ),
+    "conv_transpose1d": (
+        lambda x, w, b: mt.conv_transpose1d(x, w, b, stride=2, output_padding=1),
+        lambda x, w, b: F.conv_transpose1d(x, w, b, stride=2, output_padding=1),
+        lambda: (_randn(2, 3, 4), _randn(3, 2, 3), _randn(2)),
+    ),
+    "conv_transpose2d": (
+        lambda x, w, b: mt.conv_transpose2d(x, w, b, stride=2, padding=1, act="relu"),
+        lambda x, w, b: F.relu(F.conv_transpose2d(x, w, b, stride=2, padding=1)),
+        lambda: (_randn(2, 3, 3, 4), _randn(3, 2, 4, 4), _randn(2)),
+    ),
+    "batch norm": (
+        lambda x, w, b: mt.batch_norm(x, None, None, w, b, training=True, act="silu"),
+        lambda x, w, b: F.silu(F.batch_norm(x, None, None, w, b, training=True)),
+        lambda: (_randn(3, 4, 3, 2), _randn(4), _randn(4)),
+    ),
+    "batch norm with a sum": (
+        lambda x, w, b, r: mt.batch_norm(x, None, None, w, b, training=True, act="relu", added=r),
+        lambda x, w, b, r: F.relu(F.batch_norm(x, None, None, w, b, training=True) + r),
+        lambda: (_randn(3, 4, 5), _randn(4), _randn(4), _randn(3, 4, 5)),
+    ),
+    "batch norm, inference": (
+        lambda x, w, b, r: mt.batch_norm(x, _randn(4), _randn(4).abs(), w, b, act="relu", added=r),
+        lambda x, w, b, r: F.relu(F.batch_norm(x, _randn(4), _randn(4).abs(), w, b) + r),
+        lambda: (_randn(3, 4), _randn(4), _randn(4), _randn(3, 4)),
+    ),
+    "conv norm": (
+        _conv_norm,
+        lambda x, w, g, b, r: F.relu(F.batch_norm(F.conv2d(x, w, padding=1), None, None, g, b, training=True) + r),
+        lambda: (_randn(2, 3, 4, 4), _randn(3, 3, 3, 3), _randn(3), _randn(3), _randn(2, 3, 4, 4)),
+    ),
+    "max pool": (
+        lambda x: mt.max_pool2d(x, 3, 2, 1),
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda: (_randn(2, 3, 5, 6),),
+    ),
+    "max pool apart, rounded up": (
+        lambda x: mt.max_pool2d(x, 2, ceil_mode=True),
+        lambda x: F.max_pool2d(x, 2, ceil_mode=True),
+        lambda: (_randn(3, 5, 5),),
+    ),
+    "avg pool": (
+        lambda x: mt.avg_pool2d(x, 2, 1, 1, count_include_pad=False),
+        lambda x: F.avg_pool2d(x, 2, 1, 1, count_include_pad=False),
+        lambda: (_randn(2, 3, 4, 4, last=True),),
+    ),
+    "adaptive avg pool": (
+        lambda x: mt.adaptive_avg_pool2d(x, (2, None)),
+        lambda x: F.adaptive_avg_pool2d(x, (2, None)),
+        lambda: (_randn(2, 3, 5, 4),),
+    ),
+    "linear": (
+        lambda x, w, b: mt.linear(x, w, b, act="relu"),
+        lambda x, w, b: F.relu(F.linear(x, w, b)),
+        lambda: (_randn(2, 3, 4), _randn(5, 4), _randn(5)),
+    ),
+    "linear, gelu": (
+        lambda x, w: mt.linear(x, w, act="gelu"),
+        lambda x, w: F.gelu(F.linear(x, w)),
+        lambda: (_randn(3, 4), _randn(5, 4)),
+    ),
+    "bias act": (
+        lambda x, b: mt.bias_act(x, b, ("leaky_relu", 0.2)),
+        lambda x, b: F.leaky_relu(x + b, 0.2),
+        lambda: (_randn(3, 2, 5), _randn(5)),
+    ),
+    "softmax": (lambda x: mt.softmax(x, 1), lambda x: F.softmax(x, 1), lambda: (_randn(2, 4, 3),)),
+    "log softmax": (
+        lambda x: mt.log_softmax(x, 1),
+        lambda x: F.log_softmax(x, 1),
+        lambda: (_randn(2, 4, 3, 2, last=True),),
+    ),
+    "cross entropy": (
+        lambda x: mt.cross_entropy(x, _CLASSES, label_smoothing=0.1),
+        lambda x: F.cross_entropy(x, _CLASSES, label_smoothing=0.1),
+        lambda: (_randn(3, 4),),
+    ),
+    "cross entropy of each": (
+        lambda x: mt.cross_entropy(x, _CLASSES, reduction="none", ignore_index=0),
+        lambda x: F.cross_entropy(x, _CLASSES, reduction="none", ignore_index=0),
+        lambda: (_randn(3, 4),),
+    ),
+    "layer norm": (
+        lambda x, w, b: mt.layer_norm(x, (3, 2), w, b),
+        lambda x, w, b: F.layer_norm(x, (3, 2), w, b),
+        lambda: (_randn(4, 3, 2), _randn(3, 2), _randn(3, 2)),
+    ),
+    "rms norm": (
+        lambda x, w: mt.rms_norm(x, 5, w),
+        lambda x, w: F.rms_norm(x, (5,), w),
+        lambda: (_randn(4, 5), _randn(5)),
+    ),
+    "group norm": (
+        lambda x, w, b: mt.group_norm(x, 2, w, b),
+        lambda x, w, b: F.group_norm(x, 2, w, b),
+        lambda: (_randn(2, 4, 3, 2, last=True), _randn(4), _randn(4)),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+def _leaves(tensors):
+    return [t.detach().clone().requires_grad_() for t in tensors]
+
+
+def test_results_and_gradients_are_torchs(case):
+    ours, torchs, tensors = case
+    ours_in, torchs_in = _leaves(tensors()), _leaves(tensors())
+    y, expected = ours(*ours_in), torchs(*torchs_in)
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+    dy = _randn(*y.shape) if y.dim() else torch.tensor(1.5, dtype=torch.float64)
+    y.backward(dy)
+    expected.backward(dy)
+    for one, other in zip(ours_in, torchs_in, strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(*tensors()), expected.detach(), rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_are_those_of_differences(case):
+    ours, _, tensors = case
+    wanted = list(_leaves(tensors()))
+    assert torch.autograd.gradcheck(ours, wanted, atol=1e-5, nondet_tol=0.0, fast_mode=True)
+
+
+class _Calls(torch.utils._python_dispatch.TorchDispatchMode):
+    """Keeps the arguments of minidl's operators."""
+
+    def __init__(self):
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "minidl":
+            self.found.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def test_torch_finds_each_operator_registered_as_it_should_be(case):
+    """Schema, shapes and strides of results of no values, the gradient, and the operator under torch.compile."""
+    ours, _, tensors = case
+    with _Calls() as calls:
+        y = ours(*_leaves(tensors()))
+        y.sum().backward()
+    assert calls.found
+    seen = set()
+    for op, args in calls.found:
+        if op in seen:
+            continue
+        seen.add(op)
+        given = [
+            a.detach().requires_grad_(a.is_floating_point() and "backward" not in str(op))
+            if isinstance(a, torch.Tensor)
+            else a
+            for a in args
+        ]
+        torch.library.opcheck(op, tuple(given), rtol=1e-8, atol=1e-8)
+
+
+def test_every_operator_has_a_case():
+    called = set()
+    for ours, _, tensors in CASES.values():
+        with _Calls() as calls:
+            ours(*_leaves(tensors())).sum().backward()
+        called |= {str(op).split(".")[1] for op, _ in calls.found}
+    assert called | {"fold_batch_norm"} == set(registry.NAMES)
