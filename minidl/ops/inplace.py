@@ -271,9 +271,14 @@ _OF_TWO = ("floor_divide", "fmod", "remainder")
 
 def _in_place(name: str) -> Callable[..., Tensor]:
     function = getattr(ops if name in _OF_TWO else unary, name)
-    if name in _OF_TWO:
-        return _by_result(f"{name}_", function)
-    return lambda x, **named: _by_result(f"{name}_", functools.partial(function, **named))(x)
+
+    def of_one(x: Tensor, **named: Any) -> Tensor:
+        return _by_result(f"{name}_", functools.partial(function, **named))(x)
+
+    def of_two(x: Tensor, other: Operand) -> Tensor:
+        return _by_result(f"{name}_", function)(x, other)
+
+    return of_two if name in _OF_TWO else of_one
 
 
 METHODS: dict[str, Callable[..., Tensor | None]] = {

@@ -136,7 +136,8 @@ def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
     apart = view.reshape(input, *(size for each in sizes for size in (1, each)))
     wide = view.expand(apart, *(size for pair in zip(counts, sizes, strict=True) for size in pair))
     made = view.reshape(wide, *(count * size for count, size in zip(counts, sizes, strict=True)))
-    return view.clone(made) if set(counts) <= {1} else made  # a copy in any case
+    # A copy in any case, also where all that is repeated are dimensions of size 1, which strides of 0 can say.
+    return view.clone(made) if made.data.untyped_storage()._cdata == input.data.untyped_storage()._cdata else made
 
 
 def masked_fill(input: Tensor, mask: Tensor, value: Scalar | Tensor) -> Tensor:

@@ -189,6 +189,8 @@ def _not_negative(name: str, index: Tensor) -> torch.Tensor:
     if index.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name}: index has dtype {index.dtype}, expected int64 or int32")
     raw = index.data
-    if not raw.is_cuda and bool((raw < 0).any()):
+    if raw.is_cuda:  # where looking would wait: a place that no dimension has, so that NaN is what it selects
+        return torch.where(raw < 0, torch.iinfo(torch.int64).max, raw.long())
+    if bool((raw < 0).any()):
         raise IndexError(f"{name}: index {int(raw.min())} is negative")
     return raw

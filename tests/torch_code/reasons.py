@@ -49,6 +49,10 @@ SIGNATURES = {
     "ops.normalize": "no out: results are new tensors",
     "ops.norm": "no dtype: convert before",
 }
+# The same, in the documentation of some of torch's versions.
+BY_VERSION = dict.fromkeys(
+    ("Tensor.bmm", "ops.bmm", "ops.mm"), "no out_dtype, which torch 2.11 has by position: convert before"
+)
 
 
 def reason(label: str, how: str) -> str | None:
