@@ -56,15 +56,19 @@ _OF_TORCH = (
 )  # fmt: skip
 # Those of `minidl.ops` that torch has at this place, too.
 _OPERATIONS = (
-    "abs", "add", "all", "allclose", "amax", "amin", "any", "argmax", "argmin", "argsort", "bitwise_and", "bitwise_not",
-    "bitwise_or", "bitwise_xor", "bmm", "cat", "chunk", "clamp", "clip", "clone", "conv1d", "conv2d", "conv3d",
-    "conv_transpose1d", "conv_transpose2d", "cumsum", "div", "dot", "dropout", "einsum", "eq", "equal", "exp",
-    "flatten", "flip", "floor_divide", "gather", "ge", "gt", "index_select", "isfinite", "isinf", "isnan", "le", "log",
-    "log_softmax", "logical_and", "logical_not", "logical_or", "logsumexp", "lt", "masked_fill", "masked_select",
-    "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "movedim", "mul", "mv", "narrow", "ne", "neg",
-    "nonzero", "norm", "outer", "permute", "pow", "reciprocal", "relu", "remainder", "reshape", "select", "sigmoid",
-    "sign", "softmax", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh", "topk",
-    "transpose", "tril", "triu", "unbind", "unsqueeze", "var", "where",
+    "abs", "adaptive_avg_pool1d", "add", "addmm", "all", "allclose", "amax", "amin", "any", "argmax", "argmin",
+    "argsort", "avg_pool1d", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "bmm", "cat", "ceil", "chunk",
+    "clamp", "clip", "clone", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "cos",
+    "count_nonzero", "cumsum", "diagonal", "div", "dot", "dropout", "einsum", "eq", "equal", "erf", "exp", "expm1",
+    "flatten", "flip", "floor", "floor_divide", "fmod", "gather", "ge", "gt", "hstack", "index_add", "index_select",
+    "isclose", "isfinite", "isinf", "isnan", "le", "lerp", "log", "log10", "log1p", "log2", "log_softmax",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "lt", "masked_fill", "masked_select",
+    "matmul", "max", "max_pool1d", "maximum", "mean", "meshgrid", "min", "minimum", "mm", "movedim", "mul", "mv",
+    "narrow", "ne", "neg", "nonzero", "norm", "outer", "permute", "pow", "prod", "reciprocal", "relu", "remainder",
+    "reshape", "roll", "round", "scatter", "scatter_add", "select", "sigmoid", "sign", "sin", "softmax",
+    "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "std_mean", "sub", "sum", "swapaxes", "tanh", "tile",
+    "topk", "trace", "transpose", "tril", "triu", "trunc", "unbind", "unflatten", "unsqueeze", "var", "var_mean",
+    "vstack", "where",
 )  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 # Not in `from minidl import *`: random is Python's, too.

@@ -55,10 +55,10 @@ def arange(
     """start, start + step, ... below end (above it for a step below 0); from 0 where end is left out.
 
     int64 for whole numbers, else float32, computed in float64 and rounded once.
-    Raises ValueError for a step of 0, or one that leads away from end.
+    Raises ValueError for a step of 0, or one that leads away from end, and for what is not finite.
     """
     start, end, step = map(python_number, (0, start, step) if end is None else (start, end, step))
-    if step == 0 or (end - start) * step < 0:
+    if step == 0 or (end - start) * step < 0 or not all(map(math.isfinite, (start, end, step))):
         raise ValueError(f"arange: a step of {step!r} does not lead from {start!r} to {end!r}")
     whole = all(isinstance(value, int) for value in (start, end, step))
     dtype = dtype or (torch.int64 if whole else torch.float32)
@@ -76,8 +76,11 @@ def linspace(
 
     Raises ValueError for a negative number of steps.
     """
-    if steps < 0:
-        raise ValueError(f"linspace: steps is {steps}, expected a number from 0")
+    if not hasattr(steps, "__index__") or steps < 0:
+        raise ValueError(f"linspace: steps is {steps!r}, expected a whole number from 0")
+    for value in (start, end):
+        if isinstance(value, Tensor | torch.Tensor) and value.numel() != 1:
+            raise ValueError(f"linspace: an end has shape {list(value.shape)}, expected one number")
     start, end = (v.item() if isinstance(v, Tensor | torch.Tensor) else v for v in (start, end))
     where, between = device_of(device), (end - start) / max(steps - 1, 1)
     # From both ends, so that both are exact.

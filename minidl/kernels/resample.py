@@ -5,15 +5,15 @@
     x [N, C, H, W] in either order of memory  ->  y [N, C, OH, OW] in the same
 
 `Taps` say for each row of y which rows of x it takes and how much of each, and so for columns: one row for the nearest
-neighbour and for padding by reflection, two for bilinear interpolation, none in a margin of zeros. The gradient of x is
-the same sum with the taps turned round: for each row of x, the rows of y that take it. So one kernel goes both ways,
-and every gradient is added in one order. A tap that is none is not read: an infinity beside it stays out.
+neighbour and for padding by reflection, two for bilinear interpolation, four for bicubic, none in a margin of zeros.
+The gradient of x is the same sum with the taps turned round: for each row of x, the rows of y that take it. So one
+kernel goes both ways, and every gradient is added in one order. A tap that is none is not read: an infinity beside it
+stays out.
 """
 
 import ctypes
 import functools
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -56,12 +56,21 @@ def resample_kernel(
     tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
 
 
-class Taps(NamedTuple):
-    """For each of the outputs along an axis of `size` inputs, (input, share) pairs."""
+Shares = tuple[tuple[int, float], ...]  # (input, how much of it) of each input that an output takes
 
-    size: int
-    of: tuple[tuple[tuple[int, float], ...], ...]
 
+class Taps:
+    """For each of the outputs along an axis of `size` inputs, its shares.
+
+    Those of a size are made once and kept, with their tables on the device, which graphs of captured steps read.
+    """
+
+    def __init__(self, size: int, of: tuple[Shares, ...]) -> None:
+        self.size, self.of = size, of
+        self.most = max(map(len, of), default=0)
+        self._tables: dict[tuple[torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @functools.cached_property
     def back(self) -> "Taps":
         """For each input, (output, share)."""
         found: list[list[tuple[int, float]]] = [[] for _ in range(self.size)]
@@ -70,10 +79,17 @@ class Taps(NamedTuple):
                 found[place].append((output, share))
         return Taps(len(self.of), tuple(map(tuple, found)))
 
-    @property
-    def most(self) -> int:
-        """The largest number of taps of an output."""
-        return max((len(taps) for taps in self.of), default=0)
+    def tables(self, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs [outputs, most], -1 for none, and shares."""
+        known = self._tables.get((dtype, device))
+        if known is None:
+            most = max(self.most, 1)
+            filled = [(*row, *([(-1, 0.0)] * (most - len(row)))) for row in self.of]
+            places = torch.tensor([[place for place, _ in row] for row in filled], dtype=torch.int32)
+            shares = torch.tensor([[share for _, share in row] for row in filled], dtype=torch.float64)
+            known = places.view(-1, most).to(device), shares.view(-1, most).to(device, dtype)
+            self._tables[dtype, device] = known
+        return known
 
 
 def _single(value: float) -> float:
@@ -81,7 +97,7 @@ def _single(value: float) -> float:
     return ctypes.c_float(value).value
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache
 def nearest(size: int, outputs: int, scale: float | None = None, middle: bool = False) -> Taps:
     """Output o takes the input floor(o * step), step in float32 as torch has it: size / outputs, or 1 / scale.
 
@@ -92,26 +108,50 @@ def nearest(size: int, outputs: int, scale: float | None = None, middle: bool = 
     return Taps(size, tuple(((place, 1.0),) for place in places))
 
 
-@functools.lru_cache(maxsize=256)
+def _place(o: int, size: int, outputs: int, scale: float | None, align_corners: bool) -> float:
+    """Where output o lies among the inputs: (o + 1/2) step - 1/2, or o step between the corners."""
+    if align_corners:
+        return o * (size - 1) / (outputs - 1) if outputs > 1 else 0.0
+    return (o + 0.5) * (size / outputs if scale is None else 1 / scale) - 0.5
+
+
+@functools.cache
 def bilinear(size: int, outputs: int, scale: float | None = None, align_corners: bool = False) -> Taps:
-    """Output o takes the two inputs around its place, which is (o + 1/2) step - 1/2, or o step between the corners."""
-    found = []
+    """Output o takes the two inputs around its place, beyond the edge the last one."""
+    found: list[Shares] = []
     for o in range(outputs):
-        if align_corners:
-            at = o * (size - 1) / (outputs - 1) if outputs > 1 else 0.0
-        else:
-            at = max((o + 0.5) * (size / outputs if scale is None else 1 / scale) - 0.5, 0.0)
+        at = max(_place(o, size, outputs, scale, align_corners), 0.0)
         low = min(math.floor(at), size - 1)
         share = at - low if low < size - 1 else 0.0
         found.append(((low, 1 - share), (low + 1, share)) if share > 0 else ((low, 1.0),))
     return Taps(size, tuple(found))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache
+def bicubic(size: int, outputs: int, scale: float | None = None, align_corners: bool = False) -> Taps:
+    """Output o takes the four inputs around its place, by Keys' cubic convolution (IEEE ASSP 29, 1981) with a = -3/4;
+    beyond the edge they are the last one."""
+
+    def share(distance: float) -> float:
+        d, a = abs(distance), -0.75
+        return ((a + 2) * d - (a + 3)) * d * d + 1 if d <= 1 else ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+    found = []
+    for o in range(outputs):
+        at = _place(o, size, outputs, scale, align_corners)
+        taps: dict[int, float] = {}
+        for place in range(math.floor(at) - 1, math.floor(at) + 3):
+            inside = min(max(place, 0), size - 1)
+            taps[inside] = taps.get(inside, 0.0) + share(at - place)
+        found.append(tuple(taps.items()))
+    return Taps(size, tuple(found))
+
+
+@functools.cache
 def padded(size: int, before: int, after: int, mode: str = "constant") -> Taps:
     """The inputs with margins: nothing, or those mirrored at the edge ("reflect"), the edge itself ("replicate") or
     the other end ("circular"). A margin may be negative."""
-    found: list[tuple[tuple[int, float], ...]] = []
+    found: list[Shares] = []
     for place in range(-before, size + after):
         inside = 0 <= place < size
         if mode == "reflect" and not inside:
@@ -123,16 +163,6 @@ def padded(size: int, before: int, after: int, mode: str = "constant") -> Taps:
             place = first + (place - first) % (last - first)
         found.append(((place, 1.0),) if inside or mode != "constant" else ())
     return Taps(size, tuple(found))
-
-
-@functools.lru_cache(maxsize=256)
-def _tables(taps: Taps, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs [outputs, most], -1 for none, and shares."""
-    most = max(taps.most, 1)
-    filled = [(*row, *([(-1, 0.0)] * (most - len(row)))) for row in taps.of]
-    places = torch.tensor([[place for place, _ in row] for row in filled], dtype=torch.int32)
-    shares = torch.tensor([[share for _, share in row] for row in filled], dtype=torch.float64)
-    return places.view(-1, most).to(device), shares.view(-1, most).to(device, dtype)
 
 
 def resample(x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0, last: bool | None = None) -> torch.Tensor:
@@ -150,7 +180,7 @@ def resample(x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0, last
     y = torch.empty(N, C, OH, OW, dtype=x.dtype, device=x.device, memory_format=lie)
     n = y.numel()
     acc = launch.acc_torch(x.dtype)
-    tables = [table for taps in (rows, columns) for table in _tables(taps, acc, x.device)]
+    tables = [table for taps in (rows, columns) for table in taps.tables(acc, x.device)]
     tile = launch.tile("elementwise", x.dtype, N=n)
     launch.run(
         resample_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, *tables, n, H, W, OH, OW, C if last else 1,

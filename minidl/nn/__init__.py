@@ -11,6 +11,7 @@ from minidl.nn.activations import (
     Hardswish,
     Hardtanh,
     LeakyReLU,
+    LogSigmoid,
     LogSoftmax,
     Mish,
     PReLU,
@@ -27,17 +28,29 @@ from minidl.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspos
 from minidl.nn.float8 import to_float8
 from minidl.nn.fold import fold_batch_norms
 from minidl.nn.images import (
+    AdaptiveMaxPool1d,
     AdaptiveMaxPool2d,
     ConstantPad2d,
     Dropout2d,
     Embedding,
     PixelShuffle,
+    PixelUnshuffle,
     ReflectionPad2d,
     ReplicationPad2d,
     Upsample,
     ZeroPad2d,
 )
-from minidl.nn.layers import MLP, Dropout, Flatten, Identity, Linear, Sequential, SparseLinear
+from minidl.nn.layers import (
+    MLP,
+    CosineSimilarity,
+    Dropout,
+    Flatten,
+    Identity,
+    Linear,
+    Sequential,
+    SparseLinear,
+    Unflatten,
+)
 from minidl.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -50,18 +63,32 @@ from minidl.nn.losses import (
     SmoothL1Loss,
 )
 from minidl.nn.module import Module, Parameter
-from minidl.nn.norms import GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
-from minidl.nn.vision import AdaptiveAvgPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, MaxPool2d
+from minidl.nn.norms import GroupNorm, LayerNorm, RMSNorm
+from minidl.nn.vision import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AvgPool1d,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    MaxPool1d,
+    MaxPool2d,
+)
 
 __all__ = [
-    "ELU", "GELU", "MLP", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss",
-    "BatchNorm1d", "BatchNorm2d", "ConstantPad2d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
+    "ELU", "GELU", "MLP", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d",
+    "AvgPool1d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
+    "ConstantPad2d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "CosineSimilarity",
     "CrossEntropyLoss", "Dropout", "Dropout2d", "Embedding", "Flatten", "GroupNorm", "Hardsigmoid", "Hardswish",
-    "Hardtanh", "HuberLoss", "Identity", "InstanceNorm2d", "KLDivLoss", "L1Loss", "LayerNorm", "LeakyReLU", "Linear",
-    "LogSoftmax", "MSELoss", "MaxPool2d", "Mish", "Module", "ModuleDict", "ModuleList", "NLLLoss", "PReLU", "Parameter",
-    "PixelShuffle", "RMSNorm", "ReLU", "ReLU6", "ReflectionPad2d", "ReplicationPad2d", "Sequential", "SiLU", "Sigmoid",
-    "SmoothL1Loss", "Softmax", "Softplus", "SparseLinear", "Tanh", "Upsample", "ZeroPad2d", "fold_batch_norms", "init",
-    "to_float8",
+    "Hardtanh", "HuberLoss", "Identity", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "KLDivLoss", "L1Loss",
+    "LayerNorm", "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "MSELoss", "MaxPool1d", "MaxPool2d", "Mish",
+    "Module", "ModuleDict", "ModuleList", "NLLLoss", "PReLU", "Parameter", "PixelShuffle", "PixelUnshuffle", "RMSNorm",
+    "ReLU", "ReLU6", "ReflectionPad2d", "ReplicationPad2d", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax",
+    "Softplus", "SparseLinear", "Tanh", "Unflatten", "Upsample", "ZeroPad2d", "fold_batch_norms", "init", "to_float8",
 ]  # fmt: skip
 
 

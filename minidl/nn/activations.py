@@ -125,6 +125,12 @@ class Softplus(Called):
         self.beta, self.threshold = beta, threshold
 
 
+class LogSigmoid(Called):
+    """log(sigmoid(x)), exact where that is small or near 1."""
+
+    _op = staticmethod(ops.logsigmoid)
+
+
 class PReLU(Module):
     """x where it is above 0, else weight * x; `weight` [num_parameters] is one number, or one for each channel."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ class Dropout2d(Dropout):
 
 
 class AdaptiveMaxPool2d(Called):
-    """Maxima over windows that divide the image evenly. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
+    """Maxima over the windows of `AdaptiveAvgPool2d`. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
 
-    _op = staticmethod(ops.adaptive_max_pool2d)
+    _op: Callable[..., Any] = staticmethod(ops.adaptive_max_pool2d)
     _shown, _given = ("output_size",), ("output_size", "return_indices")
 
     def __init__(self, output_size: int | tuple[int | None, int | None], return_indices: bool = False) -> None:
@@ -34,8 +34,14 @@ class AdaptiveMaxPool2d(Called):
         self.output_size, self.return_indices = output_size, return_indices
 
 
+class AdaptiveMaxPool1d(AdaptiveMaxPool2d):
+    """Maxima over the windows of `AdaptiveAvgPool1d`. Shapes: [N, C, L] -> [N, C, output_size]."""
+
+    _op = staticmethod(ops.adaptive_max_pool1d)
+
+
 class Upsample(Called):
-    """Images in another size, see `ops.interpolate`: mode "nearest" or "bilinear"."""
+    """Images in another size, see `ops.interpolate`."""
 
     _op, _shown = staticmethod(ops.interpolate), ("size", "scale_factor", "mode")
     _given = (*_shown, "align_corners", "recompute_scale_factor")
@@ -61,6 +67,16 @@ class PixelShuffle(Called):
     def __init__(self, upscale_factor: int) -> None:
         super().__init__()
         self.upscale_factor = upscale_factor
+
+
+class PixelUnshuffle(Called):
+    """[N, C, H r, W r] as [N, C r^2, H, W] for r = downscale_factor."""
+
+    _op, _shown = staticmethod(ops.pixel_unshuffle), ("downscale_factor",)
+
+    def __init__(self, downscale_factor: int) -> None:
+        super().__init__()
+        self.downscale_factor = downscale_factor
 
 
 class _Pad2d(Called):

@@ -133,6 +133,29 @@ class Flatten(Called):
         self.start_dim, self.end_dim = start_dim, end_dim
 
 
+class Unflatten(Called):
+    """A dimension as several, of the sizes unflattened_size."""
+
+    _op, _shown = staticmethod(ops.unflatten), ("dim", "unflattened_size")
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        super().__init__()
+        self.dim, self.unflattened_size = dim, tuple(unflattened_size)
+
+
+class CosineSimilarity(Module):
+    """The cosines of the angles between vectors along `dim`, see `ops.cosine_similarity`."""
+
+    _shown = ("dim", "eps")
+
+    def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return ops.cosine_similarity(x1, x2, self.dim, self.eps)
+
+
 class Identity(Module):
     """x itself. Arguments are ignored, as torch's are."""
 

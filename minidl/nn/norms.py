@@ -96,33 +96,3 @@ class GroupNorm(_Affine):
 
     def forward(self, input: Tensor) -> Tensor:
         return ops.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
-
-
-class InstanceNorm2d(_Affine):
-    """Each channel of each image normalised. [N, C, H, W]. Running statistics are not built."""
-
-    _shown = ("num_features", "eps", "momentum", "affine", "track_running_stats")
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        affine: bool = False,
-        track_running_stats: bool = False,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
-    ) -> None:
-        super().__init__()
-        if track_running_stats:
-            raise ValueError("InstanceNorm2d: track_running_stats=True is not built; use BatchNorm2d, or leave it out")
-        self.num_features, self.eps, self.momentum, self.affine = num_features, eps, momentum, affine
-        self.track_running_stats = track_running_stats
-        self._parameters_of((num_features,), affine, affine and bias, device, dtype)
-
-    def forward(self, input: Tensor) -> Tensor:
-        if input.ndim != 4:
-            raise ValueError(f"InstanceNorm2d: input has shape {list(input.shape)}, expected [N, C, H, W]")
-        return ops.instance_norm(input, None, None, self.weight, self.bias, True, self.momentum, self.eps)

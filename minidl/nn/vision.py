@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from minidl import ops
@@ -16,7 +19,8 @@ from minidl.tensors import Tensor, device_of
 class MaxPool2d(Called):
     """The maximum of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
 
-    _op, _shown = staticmethod(ops.max_pool2d), ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    _op: Callable[..., Any] = staticmethod(ops.max_pool2d)
+    _shown = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     _given = (*_shown, "return_indices")
 
     def __init__(
@@ -55,18 +59,50 @@ class AvgPool2d(Called):
         self.count_include_pad, self.divisor_override = count_include_pad, divisor_override
 
 
+class MaxPool1d(MaxPool2d):
+    """The maximum of each window. Shapes: [N, C, L] -> [N, C, OL]."""
+
+    _op = staticmethod(ops.max_pool1d)
+
+
+class AvgPool1d(Called):
+    """The mean of each window. Shapes: [N, C, L] -> [N, C, OL]."""
+
+    _op, _shown = staticmethod(ops.avg_pool1d), ("kernel_size", "stride", "padding")
+    _given = (*_shown, "ceil_mode", "count_include_pad")
+
+    def __init__(
+        self,
+        kernel_size: int,
+        stride: int | None = None,
+        padding: int = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
+
+
 class AdaptiveAvgPool2d(Called):
     """Means over output_size windows that divide the image. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
 
-    _op, _shown = staticmethod(ops.adaptive_avg_pool2d), ("output_size",)
+    _op: Callable[..., Any] = staticmethod(ops.adaptive_avg_pool2d)
+    _shown = ("output_size",)
 
     def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
         super().__init__()
         self.output_size = output_size
 
 
-class _BatchNorm(_Affine):
-    """The base of all batch norms; `ranks` are the allowed numbers of dimensions of x."""
+class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
+    """Means over output_size windows that divide the sequence. Shapes: [N, C, L] -> [N, C, output_size]."""
+
+    _op = staticmethod(ops.adaptive_avg_pool1d)
+
+
+class _Norm(_Affine):
+    """The base of norms of channels with running statistics; `ranks` are the allowed numbers of dimensions of x."""
 
     ranks: tuple[int, ...]
     expected: str
@@ -74,23 +110,20 @@ class _BatchNorm(_Affine):
     def __init__(
         self,
         num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
-        act: Activation = None,
+        eps: float,
+        momentum: float | None,
+        affine: bool,
+        track_running_stats: bool,
+        device: Device,
+        dtype: torch.dtype | None,
+        bias: bool,
     ) -> None:
         super().__init__()
-        activation.parse(act)
         if num_features < 0:
             raise ValueError(f"{type(self).__name__}: num_features is {num_features}, expected 0 or more")
         if momentum is not None and not 0 <= momentum <= 1:
             raise ValueError(f"{type(self).__name__}: momentum is {momentum!r}, expected a number from 0 to 1 or None")
-        self.num_features, self.eps, self.momentum, self.act = num_features, eps, momentum, act
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
         self._parameters_of((num_features,), affine, affine and bias, device, dtype)
         buffers: dict[str, torch.Tensor | None] = dict.fromkeys(("running_mean", "running_var", "num_batches_tracked"))
@@ -104,14 +137,43 @@ class _BatchNorm(_Affine):
         for name, buffer in buffers.items():
             self.register_buffer(name, None if buffer is None else Tensor(buffer))
 
-    def forward(self, input: Tensor) -> Tensor:
+    def _check(self, input: Tensor, at: int = 1) -> None:
+        """Raise ValueError for another number of dimensions, or of channels, which stand at a place."""
         if input.dim() not in self.ranks:
             raise ValueError(f"{type(self).__name__}: input has shape {list(input.shape)}, expected {self.expected}")
-        if input.shape[1] != self.num_features:
+        if input.shape[at] != self.num_features:
             raise ValueError(
-                f"{type(self).__name__}: input has {input.shape[1]} channels (shape {list(input.shape)}), expected "
+                f"{type(self).__name__}: input has {input.shape[at]} channels (shape {list(input.shape)}), expected "
                 f"num_features, {self.num_features}"
             )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+
+class _BatchNorm(_Norm):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        act: Activation = None,
+    ) -> None:
+        activation.parse(act)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
+        self.act = act
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
         # Without running statistics, evaluation uses those of the batch too.
         training = self.training or self.running_mean is None
         return ops.batch_norm(
@@ -120,10 +182,33 @@ class _BatchNorm(_Affine):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}{_act_repr(self.act)}"
-        )
+        return super().extra_repr() + _act_repr(self.act)
+
+
+class _InstanceNorm(_Norm):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        one = input.dim() == self.ranks[0]
+        self._check(input, 0 if one else 1)
+        x = ops.unsqueeze(input, 0) if one else input
+        y = ops.instance_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training or self.running_mean is None,
+            self.momentum or 0.0, self.eps,
+        )  # fmt: skip
+        return ops.squeeze(y, 0) if one else y
 
 
 class BatchNorm1d(_BatchNorm):
@@ -140,3 +225,31 @@ class BatchNorm2d(_BatchNorm):
     """Batch norm of [N, C, H, W]; all else as `BatchNorm1d`."""
 
     ranks, expected = (4,), "[N, C, H, W]"
+
+
+class BatchNorm3d(_BatchNorm):
+    """Batch norm of [N, C, D, H, W], then `act`. As BatchNorm1d."""
+
+    ranks, expected = (5,), "[N, C, D, H, W]"
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Each channel of each example normalised: [N, C, L], or one [C, L]. As InstanceNorm2d."""
+
+    ranks, expected = (2, 3), "[N, C, L] or [C, L]"
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Each channel of each image normalised: [N, C, H, W], or one [C, H, W].
+
+    With track_running_stats evaluation uses running statistics, which training moves towards the means over the
+    images' by `momentum`.
+    """
+
+    ranks, expected = (3, 4), "[N, C, H, W] or [C, H, W]"
+
+
+class InstanceNorm3d(_InstanceNorm):
+    """Each channel of each volume normalised: [N, C, D, H, W], or one [C, D, H, W]. As InstanceNorm2d."""
+
+    ranks, expected = (4, 5), "[N, C, D, H, W] or [C, D, H, W]"

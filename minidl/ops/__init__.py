@@ -33,8 +33,10 @@ from minidl.ops import (
     reduce,
     resample,
     row_norm,
+    scattering,
     sorting,
     sparse,
+    unary,
     view,
 )
 from minidl.ops import float8 as float8
@@ -58,8 +60,10 @@ from minidl.ops.random import dropout, dropout2d, rand, randn
 from minidl.ops.reduce import *
 from minidl.ops.resample import *
 from minidl.ops.row_norm import *
+from minidl.ops.scattering import *
 from minidl.ops.sorting import *
 from minidl.ops.sparse import *
+from minidl.ops.unary import *
 from minidl.ops.view import *
 from minidl.tensors import OPERATIONS, Tensor
 
@@ -82,8 +86,10 @@ __all__ += pool.__all__
 __all__ += reduce.__all__
 __all__ += resample.__all__
 __all__ += row_norm.__all__
+__all__ += scattering.__all__
 __all__ += sorting.__all__
 __all__ += sparse.__all__
+__all__ += unary.__all__
 __all__ += view.__all__
 
 # What an argument may be by its annotation; Tensor lets plain torch tensors through.
@@ -177,15 +183,17 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
                            ("matmul", "matmul")):  # fmt: skip
         setattr(Tensor, f"__r{operator}__", _swapped(functions[name]))
     for name in (
-        "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bmm", "chunk", "clamp", "clone",
-        "contiguous", "cumsum", "div", "eq", "exp", "expand", "flatten", "flip", "gather", "ge", "gt", "index_select",
-        "le", "log", "log_softmax", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum", "mm",
-        "mul", "ne", "neg", "norm", "outer", "permute", "pow", "reciprocal", "relu", "repeat", "reshape", "sigmoid",
-        "sign", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "tanh", "to", "topk",
-        "transpose", "unsqueeze", "var",
+        "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bmm", "ceil", "chunk", "clamp",
+        "clone", "contiguous", "cos", "cumsum", "diagonal", "div", "eq", "erf", "exp", "expand", "expm1", "flatten",
+        "flip", "floor", "floor_divide", "fmod", "gather", "ge", "gt", "index_add", "index_select", "le", "log",
+        "log1p", "log2", "log_softmax", "lt", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum",
+        "mm", "mul", "ne", "neg", "norm", "outer", "permute", "pow", "reciprocal", "relu", "remainder", "repeat",
+        "reshape", "roll", "round", "scatter", "scatter_add", "sigmoid", "sign", "sin", "softmax", "sort",
+        "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "tanh", "to", "topk", "transpose", "trunc",
+        "unsqueeze", "var",
     ):  # fmt: skip
         setattr(Tensor, name, functions[name])
-    for name in kin.__all__:
+    for name in filter(functools.partial(hasattr, torch.Tensor), kin.__all__):
         setattr(Tensor, name, functions[name])
     setattr(Tensor, "__setitem__", assignment.set_item)  # noqa: B010
     for name, method in inplace.METHODS.items():

@@ -16,69 +16,17 @@ from minidl.kernels import activation, elementwise, reduce
 from minidl.kernels.activation import Activation
 from minidl.later import Later, may_wait, take
 from minidl.ops.promotion import alike
+from minidl.ops.unary import Reciprocal, Sqrt, Square
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [
-    "abs",
-    "add",
-    "clamp",
-    "div",
-    "eq",
-    "exp",
-    "ge",
-    "gt",
-    "le",
-    "log",
-    "lt",
-    "maximum",
-    "minimum",
-    "mul",
-    "ne",
-    "neg",
-    "pow",
-    "reciprocal",
-    "sign",
-    "sqrt",
-    "square",
-    "sub",
-    "where",
-]
+    "add", "clamp", "div", "eq", "floor_divide", "fmod", "ge", "gt", "le", "lt", "maximum", "minimum", "mul", "ne",
+    "pow", "remainder", "sub", "where",
+]  # fmt: skip
 
 Operand = Tensor | Scalar
 _Raw = torch.Tensor | Scalar
 Kernel = Callable[..., torch.Tensor]
-
-
-class _Unary(Function):
-    """A function of one operand, given by two kernels; `gradient` takes dy and what `keeps` names."""
-
-    compute: Kernel
-    gradient: Kernel
-    keeps: str
-
-    @classmethod
-    def forward(cls, ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        y = cls.compute(x)
-        ctx.save(*({"x": x, "y": y}[name] for name in cls.keeps))
-        return y
-
-    @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        return cls.gradient(dy, *ctx.saved)
-
-
-def _unary(name: str, compute: Kernel, gradient: Kernel, keeps: str) -> type[Function]:
-    return type(name, (_Unary,), {"compute": staticmethod(compute), "gradient": staticmethod(gradient), "keeps": keeps})
-
-
-Neg = _unary("Neg", elementwise.neg, elementwise.neg, keeps="")
-Sign = _unary("Sign", elementwise.sign, torch.zeros_like, keeps="")
-Abs = _unary("Abs", elementwise.abs, elementwise.abs_grad, keeps="x")
-Exp = _unary("Exp", elementwise.exp, elementwise.mul, keeps="y")
-Log = _unary("Log", elementwise.log, elementwise.div, keeps="x")
-Sqrt = _unary("Sqrt", elementwise.sqrt, elementwise.sqrt_grad, keeps="y")
-Square = _unary("Square", elementwise.square, elementwise.square_grad, keeps="x")
-Reciprocal = _unary("Reciprocal", elementwise.reciprocal, elementwise.reciprocal_grad, keeps="y")
 
 
 class Add(Function):
@@ -174,9 +122,18 @@ def _times_b(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
     return elementwise.mul(dy, b)
 
 
+def _step(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
+    """The gradient of a whole number."""
+    return torch.zeros_like(dy)
+
+
 Mul = binary("Mul", elementwise.mul, _times_b, _swapped(_times_b))
 Mul.crossed = True  # type: ignore[attr-defined]
 Div = binary("Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b)
+DivTrunc = binary("DivTrunc", elementwise.div_trunc, _step, _step)
+DivFloor = binary("DivFloor", elementwise.div_floor, _step, _step)
+Fmod = binary("Fmod", elementwise.fmod, lambda dy, a, b: dy, elementwise.fmod_grad_b)
+Remainder = binary("Remainder", elementwise.remainder, lambda dy, a, b: dy, elementwise.remainder_grad_b)
 Pow = binary("Pow", elementwise.pow, elementwise.pow_grad_a, elementwise.pow_grad_b)
 Maximum = binary("Maximum", elementwise.maximum, elementwise.maximum_grad, _swapped(elementwise.maximum_grad))
 Minimum = binary("Minimum", elementwise.minimum, elementwise.minimum_grad, _swapped(elementwise.minimum_grad))
@@ -222,46 +179,6 @@ def _raw(x: Operand) -> _Raw:
     return x.data if isinstance(x, Tensor) else x
 
 
-def neg(input: Tensor) -> Tensor:
-    """-input."""
-    return Neg.apply(input)
-
-
-def abs(input: Tensor) -> Tensor:
-    """|input|. The gradient at 0 is 0."""
-    return Abs.apply(input)
-
-
-def sign(input: Tensor) -> Tensor:
-    """-1, 0 or 1, as the sign of input (0 for NaN). The gradient is 0."""
-    return Sign.apply(input)
-
-
-def exp(input: Tensor) -> Tensor:
-    """e to the power input. Raises TypeError for integers."""
-    return Exp.apply(input)
-
-
-def log(input: Tensor) -> Tensor:
-    """The natural logarithm: -inf for 0, NaN below. Raises TypeError for integers."""
-    return Log.apply(input)
-
-
-def sqrt(input: Tensor) -> Tensor:
-    """The square root: NaN below 0. Raises TypeError for integers."""
-    return Sqrt.apply(input)
-
-
-def square(input: Tensor) -> Tensor:
-    """input squared."""
-    return Square.apply(input)
-
-
-def reciprocal(input: Tensor) -> Tensor:
-    """1 / input. Raises TypeError for integers."""
-    return Reciprocal.apply(input)
-
-
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, ValueError for
     shapes that do not broadcast."""
@@ -295,13 +212,13 @@ def _are_bools(*operands: Any) -> bool:
 
 
 def _are_whole(*operands: Any) -> bool:
-    """Whether they are integers, tensors or numbers."""
+    """Whether they are integers, tensors or numbers, and one at least a tensor."""
     try:
         kinds = [getattr(x, "dtype", None) for x in operands]
     except UnknownTensor:
         return False
     numbers = all(kind is not None or isinstance(x, int) for x, kind in zip(operands, kinds, strict=True))
-    return numbers and not any(kind is not None and kind.is_floating_point for kind in kinds)
+    return numbers and any(kinds) and not any(kind is not None and kind.is_floating_point for kind in kinds)
 
 
 def _is_bool(x: Any) -> bool:
@@ -327,9 +244,44 @@ def mul(input: Operand, other: Operand) -> Tensor:
     return Mul.apply(a, b)
 
 
-def div(input: Operand, other: Operand) -> Tensor:
-    """input / other; float32 for integers. Raises as `add`."""
-    return Div.apply(*alike(input, other, floating=True))
+def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
+    """input / other; float32 for integers. Raises as `add`.
+
+    With rounding_mode "floor" or "trunc" a whole number, rounded down or towards 0, of integers an integer; its
+    gradient is 0. Raises ValueError for another mode.
+    """
+    if rounding_mode is None:
+        return Div.apply(*alike(input, other, floating=True))
+    if rounding_mode not in ("floor", "trunc"):
+        raise ValueError(f'div: rounding_mode is {rounding_mode!r}, expected None, "floor" or "trunc"')
+    function = DivFloor if rounding_mode == "floor" else DivTrunc
+    return _divided(function, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), input, other)
+
+
+def floor_divide(input: Operand, other: Operand) -> Tensor:
+    """input / other rounded down: `div` with rounding_mode "floor"."""
+    return div(input, other, rounding_mode="floor")
+
+
+def remainder(input: Operand, other: Operand) -> Tensor:
+    """What `floor_divide` leaves of input, with other's sign: input - floor(input / other) other, rounded once.
+
+    NaN for an infinite input or a divisor of 0, and where the quotient overflows float64. Raises as `add`.
+    """
+    return _divided(Remainder, torch.remainder, input, other)
+
+
+def fmod(input: Operand, other: Operand) -> Tensor:
+    """What a quotient rounded towards 0 leaves of input, with input's sign; exact. Otherwise as `remainder`."""
+    return _divided(Fmod, torch.fmod, input, other)
+
+
+def _divided(function: type[Function], of_integers: Callable[..., Any], a: Operand, b: Operand) -> Tensor:
+    """A whole quotient or what it leaves; of integers, and of bools as integers, by torch."""
+    a, b = alike(a, b)
+    if not _are_whole(a, b):
+        return function.apply(a, b)
+    return Tensor(of_integers(*(x if isinstance(x, int) else _raw(x) for x in (a, b))))
 
 
 def pow(input: Operand, exponent: Operand) -> Tensor:

@@ -9,6 +9,7 @@ A result that waits to be computed (`later`) stays so: nobody has seen its memor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from minidl.kernels import elementwise
 from minidl.kernels import random as random_kernels
 from minidl.later import settle_all
 from minidl.ops import elementwise as ops
-from minidl.ops import pieces, view
+from minidl.ops import pieces, scattering, unary, view
 from minidl.ops.promotion import python_number
 from minidl.tensors import Scalar, Tensor
 
@@ -47,9 +48,11 @@ def mul_(x: Tensor, other: Operand) -> Tensor:
     return _changed("mul_", x, ops.mul, elementwise.mul, other)
 
 
-def div_(x: Tensor, other: Operand) -> Tensor:
-    """x / other, in place. Raises as `add_`; TypeError for integers."""
-    return _changed("div_", x, ops.div, elementwise.div, other)
+def div_(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
+    """x / other, in place, as `div`. Raises as `add_`; TypeError for integers that are not rounded."""
+    if rounding_mode is None:
+        return _changed("div_", x, ops.div, elementwise.div, other)
+    return _by_result("div_", functools.partial(ops.div, rounding_mode=rounding_mode))(x, other)
 
 
 def pow_(x: Tensor, exponent: Operand) -> Tensor:
@@ -106,6 +109,25 @@ def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> 
 def applied(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> Tensor:
     """function(x), a result of x's shape; with `inplace`, torch's argument of activations, in place."""
     return _by_result("inplace=True", function)(x) if inplace else function(x)
+
+
+def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
+    """value, a number or a tensor of one, where mask is true, in place. Raises as `masked_fill`."""
+    return _by_result("masked_fill_", lambda a, v: pieces.masked_fill(a, mask, v))(x, value)
+
+
+def scatter_(
+    x: Tensor, dim: int, index: Tensor, src: Operand | None = None, *, value: Scalar | None = None,
+    reduce: str | None = None,
+) -> Tensor:  # fmt: skip
+    """src or a number at `index` along `dim`, in place. Raises as `scatter`."""
+    given = value if src is None else src
+    return _by_result("scatter_", lambda a, v: scattering.scatter(a, dim, index, v, reduce=reduce))(x, given)
+
+
+def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """src added at `index` along `dim`, in place. Raises as `scatter_add`."""
+    return _by_result("scatter_add_", lambda a, v: scattering.scatter_add(a, dim, index, v))(x, src)
 
 
 def zero_(x: Tensor) -> Tensor:
@@ -239,10 +261,32 @@ _USES_OF_ONE = _uses(_ONE.untyped_storage())
 
 __all__ = ["METHODS"]
 
+# Functions of x, or of x and another, whose result is written into x.
+_OF_ONE = (
+    "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "log2", "neg", "reciprocal", "round",
+    "sign", "sin", "sqrt", "square", "trunc",
+)  # fmt: skip
+_OF_TWO = ("floor_divide", "fmod", "remainder")
+
+
+def _in_place(name: str) -> Callable[..., Tensor]:
+    function = getattr(ops if name in _OF_TWO else unary, name)
+
+    def of_one(x: Tensor, **named: Any) -> Tensor:
+        return _by_result(f"{name}_", functools.partial(function, **named))(x)
+
+    def of_two(x: Tensor, other: Operand) -> Tensor:
+        return _by_result(f"{name}_", function)(x, other)
+
+    return of_two if name in _OF_TWO else of_one
+
+
 METHODS: dict[str, Callable[..., Tensor | None]] = {
     "__iadd__": add_, "__isub__": sub_, "__imul__": mul_, "__itruediv__": div_, "__ipow__": pow_,
-    "__ifloordiv__": _by_result("//=", pieces.floor_divide), "__imod__": _by_result("%=", pieces.remainder),
+    "__ifloordiv__": _by_result("//=", ops.floor_divide), "__imod__": _by_result("%=", ops.remainder),
     "__iand__": _by_result("&=", pieces.bitwise_and), "__ior__": _by_result("|=", pieces.bitwise_or),
     "__ixor__": _by_result("^=", pieces.bitwise_xor),
+    **{f"{name}_": _in_place(name) for name in (*_OF_ONE, *_OF_TWO)},
     **{f.__name__: f for f in (add_, sub_, mul_, div_, pow_, clamp_, copy_, zero_, fill_, normal_, uniform_)},
+    **{f.__name__: f for f in (masked_fill_, scatter_, scatter_add_)},
 }  # fmt: skip

@@ -44,7 +44,9 @@ def embedding(
     for name, given in (("max_norm", max_norm), ("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
         if given:
             raise ValueError(f"embedding: {name} is not built; leave it out")
-    V = weight.shape[0] if weight.ndim else 0
+    if weight.ndim != 2:
+        raise ValueError(f"embedding: weight has shape {list(weight.shape)}, expected [V, H]")
+    V = weight.shape[0]
     if padding_idx is not None and not -V <= padding_idx < V:
         raise ValueError(f"embedding: padding_idx is {padding_idx}, expected a row of the {V}")
     return Embedding.apply(input, weight, -1 if padding_idx is None else padding_idx % V)

@@ -34,19 +34,22 @@ def _of_rank(name: str, rank: int, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor
 def einsum(equation: str, *operands: Any) -> Tensor:
     """Products of the operands added up over every name that is not in the result: einsum("bij,bjk->bik", a, b).
 
-    Operands are joined from left to right, two at a time, by `matmul`. Without `->` the result has the names that occur
-    once, in the order of the alphabet. Raises ValueError for names that do not fit, and for a name twice in one operand
-    (a diagonal) or `...`, which are not built.
+    Operands are joined from left to right, two at a time, by `matmul`. A name twice in one operand is its diagonal,
+    `...` stands for all other dimensions, and a size of 1 fits every size. Without `->` the result has those of `...`
+    and the names that occur once, in the order of the alphabet. Raises ValueError for names that do not fit.
     """
     tensors = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else list(operands)
-    text = equation.replace(" ", "")
-    left, arrow, result = text.partition("->")
+    left, arrow, result = equation.replace(" ", "").partition("->")
     names = left.split(",")
-    if "." in text:
-        raise ValueError(f"einsum: {equation!r} has ..., which is not built; name the dimensions")
+    if len(names) != len(tensors) or not all(isinstance(t, Tensor) for t in tensors):
+        raise ValueError(f"einsum: {equation!r} names {len(names)} operands, got {len(tensors)} Tensors")
     if not arrow:
-        result = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
-    _check(equation, names, result, tensors)
+        once = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
+        result = "." * 3 * ("..." in left) + "".join(once)
+    names, result = _spelled(equation, names, result, tensors)
+    given = [_distinct(t, each) for t, each in zip(tensors, names, strict=True)]
+    sizes = _sizes(equation, given, result)
+    tensors, names = map(list, zip(*(_narrowed(t, each, sizes) for t, each in given), strict=True))
     value, held = tensors[0], names[0]
     for i in range(1, len(tensors)):
         wanted = set(result).union(*names[i + 1 :])
@@ -55,20 +58,49 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     return view.permute(value, *(held.index(c) for c in result)) if result else value
 
 
-def _check(equation: str, names: list[str], result: str, tensors: list[Any]) -> None:
-    if len(names) != len(tensors) or not all(isinstance(t, Tensor) for t in tensors):
-        raise ValueError(f"einsum: {equation!r} names {len(names)} operands, got {len(tensors)} Tensors")
-    sizes: dict[str, int] = {}
+def _spelled(equation: str, names: list[str], result: str, tensors: list[Any]) -> tuple[list[str], str]:
+    """The names with a letter of no alphabet, by places from the end, for each dimension that `...` stands for."""
+    spelled = []
+    most = 0
     for each, tensor in zip(names, tensors, strict=True):
-        if len(each) != tensor.ndim or len(set(each)) < len(each) or not (each.isalpha() or not each):
-            raise ValueError(
-                f"einsum: {each!r} of {equation!r} does not name each of {tensor.ndim} dimensions by its own letter"
-            )
+        more = tensor.ndim - len(each.replace("...", ""))
+        if more < 0 or (more and "..." not in each) or not (each.replace("...", "") or "a").isalpha():
+            raise ValueError(f"einsum: {each!r} of {equation!r} does not name {tensor.ndim} dimensions by letters")
+        most = max(most, more)
+        spelled.append(each.replace("...", "".join(chr(0xE000 + more - 1 - i) for i in range(more))))
+    return spelled, result.replace("...", "".join(chr(0xE000 + most - 1 - i) for i in range(most)))
+
+
+def _distinct(x: Tensor, names: str) -> tuple[Tensor, str]:
+    """x with the diagonal of each two dimensions of one name, and the names left. Raises ValueError for two sizes."""
+    for name in dict.fromkeys(names):
+        while names.count(name) > 1:
+            first, second = names.index(name), names.rindex(name)
+            if x.shape[first] != x.shape[second]:
+                raise ValueError(f"einsum: {name!r} is {x.shape[first]} and {x.shape[second]}")
+            x = view.diagonal(x, 0, first, second)
+            names = "".join(c for i, c in enumerate(names) if i not in (first, second)) + name
+    return x, names
+
+
+def _sizes(equation: str, given: list[tuple[Tensor, str]], result: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for tensor, each in given:
         for name, size in zip(each, tensor.shape, strict=True):
-            if sizes.setdefault(name, size) != size:
-                raise ValueError(f"einsum: {name!r} of {equation!r} is {sizes[name]} and {size}")
+            known = sizes.get(name, 1)
+            if known != size and 1 not in (known, size):
+                shown = name if name.isalpha() else "..."
+                raise ValueError(f"einsum: {shown!r} of {equation!r} is {known} and {size}")
+            sizes[name] = size if known == 1 else known
     if set(result) - set(sizes) or len(set(result)) < len(result):
         raise ValueError(f"einsum: the result {result!r} of {equation!r} names what no operand has, or one twice")
+    return sizes
+
+
+def _narrowed(x: Tensor, names: str, sizes: dict[str, int]) -> tuple[Tensor, str]:
+    """x without dimensions of size 1 whose name has another size elsewhere."""
+    drop = [i for i, name in enumerate(names) if x.shape[i] == 1 != sizes[name]]
+    return (view.squeeze(x, drop) if drop else x), "".join(c for i, c in enumerate(names) if i not in drop)
 
 
 def _summed(x: Tensor, names: str, wanted: set[str]) -> tuple[Tensor, str]:

@@ -14,15 +14,15 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import scan
-from minidl.ops import elementwise, reduce, view
-from minidl.ops.promotion import alike, python_number
+from minidl.ops import elementwise, reduce, unary, view
+from minidl.ops.promotion import python_number
 from minidl.runtime import check
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [
     "all", "any", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "chunk", "cumsum", "flip",
-    "floor_divide", "gather", "index_select", "logical_and", "logical_not", "logical_or", "masked_fill", "one_hot",
-    "outer", "remainder", "repeat", "split", "std", "var",
+    "logical_and", "logical_not", "logical_or", "masked_fill", "one_hot",
+    "outer", "repeat", "roll", "split", "std", "var",
 ]  # fmt: skip
 
 Dim = int | Sequence[int] | None
@@ -57,15 +57,8 @@ class Split(Function):
         return torch.cat(parts, ctx.dim), None, None
 
 
-class Flip(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-        ctx.dims = dims
-        return x.flip(dims)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return dy.flip(ctx.dims), None
+Flip = view.of("Flip", torch.flip, lambda dy, _, dims: dy.flip(dims))
+Roll = view.of("Roll", lambda x, how: x.roll(*how), lambda dy, _, how: dy.roll([-shift for shift in how[0]], how[1]))
 
 
 def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -115,6 +108,22 @@ def flip(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
     return Flip.apply(input, named)
 
 
+def roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
+    """A copy of input moved along `dims` by as many places, what leaves at the end coming in at the front; without
+    dims as if it were one row. Raises IndexError for a dimension out of range, ValueError unless both are as many.
+    """
+    by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    if dims is None:
+        if len(by) != 1:
+            raise ValueError(f"roll: {len(by)} shifts without dims, expected one")
+        flat = view.reshape(input, input.numel())
+        return view.reshape(Roll.apply(flat, (by, (0,))), *input.shape)
+    named = tuple(check.axis("roll", dim, input.ndim) for dim in ((dims,) if isinstance(dims, int) else dims))
+    if len(named) != len(by):
+        raise ValueError(f"roll: {len(by)} shifts and {len(named)} dims, expected as many")
+    return Roll.apply(input, (by, named))
+
+
 def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
     """Copies of input side by side, `repeats` for each dimension, of which new ones come first.
 
@@ -129,53 +138,6 @@ def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
     made = view.reshape(wide, *(count * size for count, size in zip(counts, sizes, strict=True)))
     # A copy in any case, also where all that is repeated are dimensions of size 1, which strides of 0 can say.
     return view.clone(made) if made.data.untyped_storage()._cdata == input.data.untyped_storage()._cdata else made
-
-
-def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The places `index` (int64 or int32, [K] or one) along `dim`; a copy. The gradient adds up equal places in order.
-
-    Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for an index of more dimensions.
-    """
-    if index.ndim > 1:
-        raise ValueError(f"index_select: index has shape {list(index.shape)}, expected [K]")
-    at = check.axis("index_select", dim, max(input.ndim, 1))
-    whole = input if input.ndim else view.reshape(input, 1)
-    found = view.getitem(whole, (*[slice(None)] * at, Tensor(_not_negative("index_select", index).reshape(-1))))
-    return found if input.ndim else view.reshape(found)
-
-
-def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """input at `index` along `dim`, and at the same place along the others: index (int64) of as many dimensions, none
-    larger than input's but `dim`. The gradient adds up equal places in their order.
-
-    Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for an index that does not fit.
-    """
-    at = check.axis("gather", dim, max(input.ndim, 1))
-    fits = input.ndim == index.ndim and not builtins.any(
-        mine < size for i, (mine, size) in enumerate(zip(input.shape, index.shape, strict=True)) if i != at
-    )
-    if not fits:
-        raise ValueError(f"gather: index has shape {list(index.shape)}, which does not fit {list(input.shape)}")
-    raw = _not_negative("gather", index)
-    if input.ndim == 0:
-        return view.reshape(gather(view.reshape(input, 1), 0, Tensor(raw.reshape(1))))
-    places: list[Any] = []
-    for i, size in enumerate(index.shape):
-        along = torch.arange(size, device=raw.device).view(*(size if k == i else 1 for k in range(index.ndim)))
-        places.append(Tensor(raw if i == at else along))
-    return view.getitem(input, tuple(places))
-
-
-def _not_negative(name: str, index: Tensor) -> torch.Tensor:
-    """The index, which counts from the front alone."""
-    if index.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"{name}: index has dtype {index.dtype}, expected int64 or int32")
-    raw = index.data
-    if raw.is_cuda:  # where looking would wait: a place that no dimension has, so that NaN is what it selects
-        return torch.where(raw < 0, torch.iinfo(torch.int64).max, raw.long())
-    if bool((raw < 0).any()):
-        raise IndexError(f"{name}: index {int(raw.min())} is negative")
-    return raw
 
 
 def masked_fill(input: Tensor, mask: Tensor, value: Scalar | Tensor) -> Tensor:
@@ -248,28 +210,13 @@ def bitwise_xor(input: Tensor, other: Tensor | Scalar) -> Tensor:
     return Tensor(torch.bitwise_xor(_whole("bitwise_xor", input), _whole("bitwise_xor", other)))
 
 
-def floor_divide(input: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
-    """The quotient rounded down, of integers. Raises TypeError for floating types."""
-    return Tensor(torch.floor_divide(*_whole_pair("floor_divide", input, other)))
-
-
-def remainder(input: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
-    """What is left of input after `floor_divide`, with other's sign, of integers. Raises as `floor_divide`."""
-    return Tensor(torch.remainder(*_whole_pair("remainder", input, other)))
-
-
-def _whole_pair(name: str, a: Any, b: Any) -> tuple[Any, Any]:
-    a, b = alike(a, b)
-    return _whole(name, a), _whole(name, b)
-
-
 def _whole(name: str, x: Any) -> Any:
     """The raw operand. Raises TypeError unless it is of integers or bools."""
     raw = x.data if isinstance(x, Tensor) else python_number(x)
     floating = raw.dtype.is_floating_point if isinstance(raw, torch.Tensor) else not isinstance(raw, int)
     if floating:
         kind = raw.dtype if isinstance(raw, torch.Tensor) else type(raw).__name__
-        raise TypeError(f"{name}: got {kind}, expected integers or bools; for floating types it is not built")
+        raise TypeError(f"{name}: got {kind}, expected integers or bools")
     return raw
 
 
@@ -303,7 +250,7 @@ def var(
     Raises TypeError for integers, IndexError for a dimension out of range, ValueError for one named twice.
     """
     away, dim, left = _spread("var", input, dim, unbiased, correction)
-    return view.to(elementwise.div(reduce.sum(elementwise.square(away), dim, keepdim), left), input.dtype)
+    return view.to(elementwise.div(reduce.sum(unary.square(away), dim, keepdim), left), input.dtype)
 
 
 def std(

@@ -1,7 +1,11 @@
-"""Pooling of images [N, C, H, W], or of one [C, H, W]. Results are in channels-last memory format."""
+"""Pooling of images [N, C, H, W], or of one [C, H, W], and of sequences [N, C, L] as images of one row.
+
+Results of images are in channels-last memory format.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,10 +13,13 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
-from minidl.ops.view import one_or_many
+from minidl.ops.view import one_or_many, squeeze, unsqueeze
 from minidl.tensors import Tensor
 
-__all__ = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "max_pool2d"]
+__all__ = [
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d",
+    "avg_pool2d", "max_pool1d", "max_pool2d",
+]  # fmt: skip
 
 
 class MaxPool2d(Function):
@@ -38,8 +45,8 @@ def _positions(places: torch.Tensor, at: Windows) -> torch.Tensor:
     """Positions in the image, from those in windows [N, C, OH, OW]."""
     tap, columns = places.long(), at.kernel[1]
     first = [
-        torch.arange(n, device=tap.device) * step - pad
-        for n, step, pad in zip(at.output, at.stride, at.padding, strict=True)
+        torch.arange(n, device=tap.device) * (size if at.adaptive else step) // (n if at.adaptive else 1) - pad
+        for n, size, step, pad in zip(at.output, at.size, at.stride, at.padding, strict=True)
     ]
     rows = first[0][:, None] + tap // columns * at.dilation[0]
     return rows * at.size[1] + first[1] + tap % columns * at.dilation[1]
@@ -122,15 +129,74 @@ def adaptive_avg_pool2d(input: Tensor, output_size: int | tuple[int | None, int 
 def adaptive_max_pool2d(
     input: Tensor, output_size: int | tuple[int | None, int | None], return_indices: bool = False
 ) -> Any:
-    """`max_pool2d` with windows that divide the image evenly into output_size results (None: the size of the image).
+    """Maxima over the windows of `adaptive_avg_pool2d`; of equal ones the first has the gradient.
 
-    return_indices as there. Raises as `adaptive_avg_pool2d`; ValueError where output_size does not divide the image.
+    return_indices as for `max_pool2d`. Raises as `adaptive_avg_pool2d`.
     """
     size = kernels.checked("adaptive_max_pool2d", input.data)
-    output = kernels.adaptive_windows("adaptive_max_pool2d", size, output_size).output
-    if 0 in output or any(n % o for n, o in zip(size, output, strict=True)):
-        raise ValueError(
-            f"adaptive_max_pool2d: output_size {list(output)} does not divide an image of {list(size)}; "
-            "windows of several sizes are not built"
-        )
-    return max_pool2d(input, (size[0] // output[0], size[1] // output[1]), return_indices=return_indices)
+    at = kernels.adaptive_windows("adaptive_max_pool2d", size, output_size)
+    if 0 not in at.output and not any(n % o for n, o in zip(size, at.output, strict=True)):
+        return max_pool2d(input, at.kernel, return_indices=return_indices)  # windows that do not overlap
+    return MaxPool2d.apply(input, at, return_indices)
+
+
+@one_or_many(3)
+def max_pool1d(
+    input: Tensor,
+    kernel_size: int,
+    stride: int | None = None,
+    padding: int = 0,
+    dilation: int = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """`max_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
+    sizes = (_of_rows(n, k) for n, k in ((kernel_size, 1), (stride, 1), (padding, 0), (dilation, 1)))
+    return _rows(max_pool2d, input, *sizes, ceil_mode, return_indices)
+
+
+@one_or_many(3)
+def avg_pool1d(
+    input: Tensor,
+    kernel_size: int,
+    stride: int | None = None,
+    padding: int = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """`avg_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
+    sizes = (_of_rows(n, k) for n, k in ((kernel_size, 1), (stride, 1), (padding, 0)))
+    return _rows(avg_pool2d, input, *sizes, ceil_mode, count_include_pad)
+
+
+@one_or_many(3)
+def adaptive_avg_pool1d(input: Tensor, output_size: int) -> Tensor:
+    """`adaptive_avg_pool2d` of sequences: [N, C, L] -> [N, C, output_size]."""
+    return _rows(adaptive_avg_pool2d, input, (1, _one("adaptive_avg_pool1d", output_size)))
+
+
+@one_or_many(3)
+def adaptive_max_pool1d(input: Tensor, output_size: int, return_indices: bool = False) -> Any:
+    """`adaptive_max_pool2d` of sequences: [N, C, L] -> [N, C, output_size]."""
+    return _rows(adaptive_max_pool2d, input, (1, _one("adaptive_max_pool1d", output_size)), return_indices)
+
+
+def _of_rows(size: Any, along: int) -> Any:
+    """A size along sequences as one of images of one row; torch lets it be a tuple."""
+    if isinstance(size, tuple | list):
+        size = size[0] if len(size) == 1 else size or None
+    return size if size is None else (along, size)
+
+
+def _one(name: str, size: Any) -> Any:
+    if isinstance(size, tuple | list) and len(size) != 1:
+        raise ValueError(f"{name}: output_size is {size!r}, expected a whole number")
+    return size[0] if isinstance(size, tuple | list) else size
+
+
+def _rows(pool: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
+    """A pool of images for sequences [N, C, L], which are images of one row."""
+    if x.ndim != 3:
+        raise ValueError(f"{pool.__name__[:-2]}1d: input has shape {list(x.shape)}, expected [N, C, L]")
+    y = pool(unsqueeze(x, 2), *arguments)
+    return tuple(squeeze(each, 2) for each in y) if isinstance(y, tuple) else squeeze(y, 2)

@@ -15,7 +15,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import elementwise, reduce
 from minidl.ops import elementwise as pointwise
-from minidl.ops import view
+from minidl.ops import unary, view
 from minidl.runtime import check, order
 from minidl.tensors import Tensor
 
@@ -124,6 +124,32 @@ class Norm(Function):
         return elementwise.norm_grad(dy.reshape(ctx.kept), x, y.reshape(ctx.kept)), None, None
 
 
+class NormOf(Function):
+    """(sum |x|^p)^(1/p), or for p 0 how many are not 0, whose gradient is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, p: float, dim: Dim, keepdim: bool) -> torch.Tensor:
+        ctx.p, ctx.kept = p, reduce.kept_shape(x, dim)
+        if p == 0:
+            y = reduce.sum(elementwise.ne(x, 0).to(x.dtype), dim, keepdim)
+        else:
+            y = elementwise.pow(reduce.sum(elementwise.pow(elementwise.abs(x), p), dim, keepdim), 1 / p)
+        ctx.save(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        x, y = ctx.saved
+        if ctx.p == 0:
+            return torch.zeros_like(x), None, None, None
+        y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
+        slope = elementwise.pow(elementwise.div(elementwise.abs(x), y), ctx.p - 1)
+        dx = elementwise.mul(elementwise.mul(dy, elementwise.sign(x)), slope)
+        for zero in (x, y):
+            dx = elementwise.where(elementwise.eq(zero, 0), 0, dx)
+        return dx, None, None, None
+
+
 def _converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return x if dtype is None else view.to(x, dtype)
 
@@ -210,19 +236,20 @@ def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tens
 
 
 def norm(input: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The p-norm over `dim`: for p 2 or "fro" the square root of the sum of squares, with gradient 0 where it is 0.
+    """The p-norm over `dim`, (sum |input|^p)^(1/p): how many are not 0 for p 0, the largest for inf, the smallest for
+    -inf, and for "fro" that of p 2. The gradient is 0 where input or the norm is 0; float16 is computed in float32.
 
-    p is 2, 1, 0 (how many are not 0), inf or -inf.
-    Raises ValueError for another p or a dimension named twice, TypeError for integers, IndexError for a dimension out
-    of range.
+    Raises ValueError for the nuclear norm or a dimension named twice, TypeError for integers, IndexError for a
+    dimension out of range.
     """
     check.floating("norm", x=input.data)
     if p in ("fro", 2):
         return Norm.apply(input, dim, keepdim)
+    if isinstance(p, str):
+        raise ValueError(f"norm: p is {p!r}, expected a number or 'fro'; for the nuclear norm see torch.linalg")
     if p == 1:
-        return sum(pointwise.abs(input), dim, keepdim)
-    if p == 0:
-        return sum(view.to(pointwise.ne(input, 0), input.dtype), dim, keepdim)
+        return sum(unary.abs(input), dim, keepdim)
     if p in (math.inf, -math.inf):
-        return (amax if p == math.inf else amin)(pointwise.abs(input), dim, keepdim)
-    raise ValueError(f"norm: p is {p!r}, expected 2, 1, 0, inf, -inf or 'fro'; write (abs(x) ** p).sum() ** (1 / p)")
+        return (amax if p == math.inf else amin)(unary.abs(input), dim, keepdim)
+    wide = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
+    return view.to(NormOf.apply(view.to(input, wide), float(p), dim, keepdim), input.dtype)

@@ -11,6 +11,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import resample as kernels
 from minidl.kernels.resample import Taps
+from minidl.ops.pool import adaptive_avg_pool2d
 from minidl.ops.view import contiguous, permute, reshape
 from minidl.runtime import check, order
 from minidl.tensors import Tensor
@@ -30,7 +31,7 @@ class Resample(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        rows, columns = (taps.back() for taps in ctx.taps)
+        rows, columns = (taps.back for taps in ctx.taps)
         # Of one pixel both orders are the same, and the gradient's says nothing.
         return kernels.resample(dy, rows, columns, last=ctx.last), *(None for _ in ctx.needs[1:])
 
@@ -45,23 +46,27 @@ def interpolate(
     antialias: bool = False,
 ) -> Tensor:
     """Images in another size, by the "nearest" neighbour ("nearest-exact" takes middles) or by interpolation: "linear",
-    "bilinear" or "trilinear", as there are dimensions. Pixels are placed as torch places them.
+    "bilinear" or "trilinear", as there are dimensions, "bicubic" of [N, C, H, W], or by "area", means of what a pixel
+    covers. Pixels are placed as torch places them.
 
     Shapes: [N, C, L], [N, C, H, W] or [N, C, D, H, W] -> [N, C, *size], or sizes times scale_factor rounded down.
     Raises ValueError for another mode or number of dimensions, for both or neither of size and scale_factor, and for
     antialias, which is not built; TypeError for integers.
     """
     check.floating("interpolate", input=input.data)
-    if mode not in ("nearest", "nearest-exact", *LINEAR.values()):
-        raise ValueError(f'interpolate: mode {mode!r} is not built; use "nearest", "nearest-exact" or "bilinear"')
-    linear = mode in LINEAR.values()
-    if not 3 <= input.ndim <= 5 or (linear and LINEAR[input.ndim] != mode):
+    placed = "nearest", "nearest-exact", "area"
+    if mode not in (*placed, *LINEAR.values(), "bicubic"):
+        raise ValueError(
+            f"interpolate: unknown mode {mode!r}; known: {', '.join((*placed, *LINEAR.values()))}, bicubic"
+        )
+    curved = mode not in placed
+    if not 3 <= input.ndim <= 5 or (curved and mode not in (LINEAR[input.ndim], "bicubic" if input.ndim == 4 else "")):
         raise ValueError(f"interpolate: input of shape {list(input.shape)} does not fit mode {mode!r}")
     if antialias:
         raise ValueError("interpolate: antialias is not built; leave it out, or use avg_pool2d")
     if (size is None) == (scale_factor is None):
         raise ValueError("interpolate: give one of size and scale_factor")
-    if not linear and align_corners is not None:
+    if not curved and align_corners is not None:
         raise ValueError('interpolate: align_corners is for mode "bilinear" and its like')
     N, C, *old = input.shape
     scales: tuple[float | None, ...] = (None,) * len(old)
@@ -73,16 +78,38 @@ def interpolate(
         scales = scales if recompute_scale_factor else factors
     if min(*new, *old) < 1:
         raise ValueError(f"interpolate: sizes must be 1 or more, got {old} to {list(new)}")
-    how = kernels.bilinear if linear else kernels.nearest
-    flag = bool(align_corners) if linear else mode == "nearest-exact"
+    if mode == "area":
+        return _means(input, new)
+    how = kernels.bicubic if mode == "bicubic" else kernels.bilinear if curved else kernels.nearest
+    flag = bool(align_corners) if curved else mode == "nearest-exact"
     taps = [how(n, o, s, flag) for n, o, s in zip(old, new, scales, strict=True)]
     if len(old) == 2:
         return Resample.apply(input, *taps)
+    one = kernels.padded(1, 0, 0)
     if len(old) == 1:
-        return reshape(Resample.apply(reshape(input, N, C, 1, *old), kernels.padded(1, 0, 0), *taps), N, C, *new)
-    y = Resample.apply(reshape(input, N, C * old[0], *old[1:]), *taps[1:])
-    y = reshape(y, N, C, old[0], new[1] * new[2])
-    return reshape(Resample.apply(y, taps[0], kernels.padded(new[1] * new[2], 0, 0)), N, C, *new)
+        return _planes(input, N * C, one, taps[0], 1, (N, C, *new))
+    y = _planes(input, N * C * old[0], taps[1], taps[2], 1, (N, C, old[0], *new[1:]))
+    return _planes(y, N * C, taps[0], one, new[1] * new[2], (N, C, *new))
+
+
+def _planes(
+    x: Tensor, planes: int, rows: Taps, columns: Taps, inner: int, shape: Sequence[int], fill: float = 0.0
+) -> Any:
+    """x as [planes, rows, columns, inner], resampled along the middle two, in another shape."""
+    image = permute(reshape(x, planes, rows.size, columns.size, inner), 0, 3, 1, 2)
+    return reshape(permute(Resample.apply(image, rows, columns, fill), 0, 2, 3, 1), *shape)
+
+
+def _means(x: Tensor, new: tuple[int, ...]) -> Tensor:
+    """Means of windows that divide [N, C, ...] evenly into a `new` size: of the last two dimensions, then a third."""
+    N, C, *old = x.shape
+    if len(old) == 2:
+        return adaptive_avg_pool2d(x, (new[0], new[1]))
+    if len(old) == 1:
+        return reshape(adaptive_avg_pool2d(reshape(x, N, C, 1, *old), (1, new[0])), N, C, *new)
+    y = adaptive_avg_pool2d(reshape(x, N, C * old[0], *old[1:]), (new[1], new[2]))
+    y = adaptive_avg_pool2d(reshape(y, N, C, old[0], new[1] * new[2]), (new[0], new[1] * new[2]))
+    return reshape(y, N, C, *new)
 
 
 def _each(value: Any, count: int) -> tuple[Any, ...]:
@@ -111,24 +138,18 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         size = input.shape[-1 - at]
         if max(before, after) > size + most or size + before + after < 0 or (mode != "constant" and size == 0):
             raise ValueError(f"pad: margins {before} and {after} do not fit a size of {size} with mode {mode!r}")
-    # Two dimensions at a time, the last two first; others stand before them in one.
+    # Two dimensions at a time, the last two first; those before them are planes, those behind lie inside.
     for at in range(0, len(margins), 2):
         (columns, rows), shape = (*margins[at:], (0, 0))[:2], list(x.shape)
         end = len(shape) - at
         H, W = shape[end - 2] if end > 1 else 1, shape[end - 1]
-        planes, inner = math.prod(shape[: max(end - 2, 0)]), math.prod(shape[end:])
-        image = x if x.ndim == 4 and at == 0 else reshape(x, 1, planes, H, W * inner)
-        if inner != 1:  # what lies behind: along rows alone, one dimension after the other
-            image = reshape(image, 1, planes * H, W, inner)
-            image = Resample.apply(image, kernels.padded(W, *columns, mode), kernels.padded(inner, 0, 0), fill)
-            W += sum(columns)
-            image = reshape(image, 1, planes, H, W * inner)
-            image = Resample.apply(image, kernels.padded(H, *rows, mode), kernels.padded(W * inner, 0, 0), fill)
-        else:
-            image = Resample.apply(image, kernels.padded(H, *rows, mode), kernels.padded(W, *columns, mode), fill)
-            W += sum(columns)
-        new = [*shape[: max(end - 2, 0)], *([H + sum(rows)] if end > 1 else []), W, *shape[end:]]
-        x = image if x.ndim == 4 and at == 0 else reshape(image, *new)
+        taps = kernels.padded(H, *rows, mode), kernels.padded(W, *columns, mode)
+        if x.ndim == 4 and at == 0:
+            x = Resample.apply(x, *taps, fill)
+        elif (*rows, *columns) != (0, 0, 0, 0) or at == 0:
+            first = shape[: max(end - 2, 0)]
+            new = [*first, *([H + sum(rows)] if end > 1 else []), W + sum(columns), *shape[end:]]
+            x = _planes(x, math.prod(first), *taps, math.prod(shape[end:]), new, fill)
     return contiguous(x, torch.channels_last) if x.ndim == 4 and order.channels_last(input.data) else x
 
 

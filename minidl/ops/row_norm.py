@@ -9,6 +9,9 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import row_norm as kernels
+from minidl.ops import reduce, view
+from minidl.ops.batchnorm import batch_norm
+from minidl.ops.pieces import repeat
 from minidl.runtime import check
 from minidl.tensors import Tensor
 
@@ -93,15 +96,30 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """`group_norm` with every channel a group. Running statistics are not built.
+    """`group_norm` with every channel a group; or, not use_input_stats, `batch_norm` with running statistics.
 
-    Raises as `group_norm`; ValueError for running statistics, and for images of one pixel.
+    Where both are given, the running statistics [C] move towards the means of the images' by `momentum`, in place.
+    Raises as these; ValueError for images of one pixel.
     """
-    if running_mean is not None or running_var is not None or not use_input_stats:
-        raise ValueError("instance_norm: running statistics are not built; leave them out, or use batch_norm")
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if input.ndim > 2 and input.shape[2:].numel() == 1:
         raise ValueError(f"instance_norm: expected more than 1 value per channel, got input {list(input.shape)}")
-    return _by_channels("instance_norm", input, input.shape[1] if input.ndim > 1 else 1, weight, bias, eps)
+    if running_mean is None or running_var is None or input.ndim < 3:
+        return _by_channels("instance_norm", input, input.shape[1] if input.ndim > 1 else 1, weight, bias, eps)
+    # As a batch of one, with the channels of all images.
+    N, C = input.shape[:2]
+    _fit("instance_norm", (C,), weight, bias)
+    for name, buffer in (("running_mean", running_mean), ("running_var", running_var)):
+        if tuple(buffer.shape) != (C,):
+            raise ValueError(f"instance_norm: {name} has shape {list(buffer.shape)}, expected [{C}]")
+    means, variances = (repeat(buffer, N) for buffer in (running_mean, running_var))
+    scale, shift = (None if t is None else repeat(t, N) for t in (weight, bias))
+    x = view.reshape(input, 1, N * C, *input.shape[2:])
+    y = view.reshape(batch_norm(x, means, variances, scale, shift, True, momentum, eps), *input.shape)
+    for buffer, moved in ((running_mean, means), (running_var, variances)):
+        buffer.copy_(reduce.mean(view.reshape(moved, N, C), 0))
+    return y
 
 
 def _by_channels(

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,8 +16,9 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import lookup as lookup_kernels
 from minidl.ops import activation as acts
-from minidl.ops import assignment, join, lookup, pieces, pool, random, reduce, resample, sorting, view
+from minidl.ops import assignment, join, lookup, pieces, pool, random, reduce, resample, scattering, sorting, view
 from minidl.ops import elementwise as e
+from minidl.ops import unary as u
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # used by the engine, no operations
@@ -68,7 +70,17 @@ def _back(ctx: Any, ddx: Tensor) -> Any:
 
 
 # Views and copies go back by views and copies, which Tensors have as torch's do.
-for plain in (view.Reshape, view.Permute, view.Clone, view.Contiguous, view.To, join.Cat, pieces.Flip, reduce.Sum):
+for plain in (
+    view.Reshape,
+    view.Permute,
+    view.Clone,
+    view.Contiguous,
+    view.To,
+    join.Cat,
+    pieces.Flip,
+    pieces.Roll,
+    reduce.Sum,
+):
     second(plain)(plain.backward)
 
 
@@ -83,6 +95,7 @@ def _linear(function: type[Function], settings: Callable[[Any], tuple[Any, ...]]
 
 for function, settings in (
     (view.GetItem, lambda ctx: (ctx.index,)),
+    (view.Diagonal, lambda ctx: (ctx.how,)),
     (pieces.Cumsum, lambda ctx: (ctx.dim,)),
     (pool.AvgPool2d, lambda ctx: (ctx.at,)),
     (resample.Resample, lambda ctx: ctx.taps),
@@ -90,7 +103,7 @@ for function, settings in (
     _linear(function, settings)
 
 
-@second(e.Abs, e.Sign, e.Clamp, acts.Hardtanh, random.Dropout)
+@second(u.Abs, u.Sign, u.Floor, u.Ceil, u.Trunc, u.Round, u.RoundTo, e.Clamp, acts.Hardtanh, random.Dropout)
 def _diagonal(ctx: Any, dy: Tensor) -> Any:
     """Of straight pieces: a factor for each element, which does not change with it."""
     factor = ctx.function.backward(ctx.context, torch.ones_like(dy.data))
@@ -112,7 +125,7 @@ def _chosen(ctx: Any, dy: Tensor, *_: None) -> Any:
     at = Tensor(found if found.dim() == len(shape) else found.unsqueeze(dim))
 
     def there(ddx: Tensor) -> Tensor:
-        return pieces.gather(ddx, dim, at).reshape(found.shape)
+        return scattering.gather(ddx, dim, at).reshape(found.shape)
 
     return first(ctx, Back.apply(dy, lambda d: reduce.Chosen.backward(kept, d, None)[0], there))
 
@@ -123,7 +136,7 @@ def _max_pool(ctx: Any, dy: Tensor, *_: None) -> Any:
     at = pool._positions(places, ctx.at).flatten(2)
 
     def there(ddx: Tensor) -> Tensor:
-        return pieces.gather(ddx.flatten(2), 2, Tensor(at)).reshape(places.shape)
+        return scattering.gather(ddx.flatten(2), 2, Tensor(at)).reshape(places.shape)
 
     return first(ctx, Back.apply(dy, lambda d: pool.MaxPool2d.backward(kept, d)[0], there))
 
@@ -180,17 +193,47 @@ def _norm(ctx: Any, dy: Tensor) -> Any:
     return first(ctx, x * e.where(zero, 0, dy / e.where(zero, 1, y)))
 
 
+@second(reduce.NormOf)
+def _norm_of(ctx: Any, dy: Tensor) -> Any:
+    x, y = ctx.saved
+    y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
+    if ctx.p == 0:
+        return first(ctx, x * dy * 0)
+    zero = pieces.logical_or(x == 0, y == 0)
+    slope = (e.where(zero, 1, u.abs(x)) / e.where(y == 0, 1, y)) ** (ctx.p - 1)
+    return first(ctx, e.where(zero, 0, dy * u.sign(x) * slope))
+
+
+@second(scattering.Summed)
+def _summed_rows(ctx: Any, dy: Tensor) -> Any:
+    (at,) = ctx.context.saved
+    return None, lookup.Embedding.apply(at, dy, -1), None
+
+
+@second(scattering.Put)
+def _put(ctx: Any, dy: Tensor) -> Any:
+    (index,) = ctx.context.saved
+    values = scattering.gather(dy, ctx.dim, Tensor(index)) if ctx.needs[3] else None
+    return scattering.Put.apply(dy, ctx.dim, index, 0), None, None, values
+
+
 def _of_one(function: type[Function], way: Callable[[Any, Tensor], Tensor]) -> None:
     """Of functions of one operand, which keep it or their result, if any."""
     second(function)(lambda ctx, dy: way(next(iter(ctx.saved), None), dy))
 
 
-_of_one(e.Neg, lambda _, dy: -dy)
-_of_one(e.Exp, lambda y, dy: dy * y)
-_of_one(e.Log, lambda x, dy: dy / x)
-_of_one(e.Sqrt, lambda y, dy: dy / (y * 2))
-_of_one(e.Square, lambda x, dy: dy * (x * 2))
-_of_one(e.Reciprocal, lambda y, dy: -(dy * y * y))
+_of_one(u.Neg, lambda _, dy: -dy)
+_of_one(u.Exp, lambda y, dy: dy * y)
+_of_one(u.Log, lambda x, dy: dy / x)
+_of_one(u.Sqrt, lambda y, dy: dy / (y * 2))
+_of_one(u.Square, lambda x, dy: dy * (x * 2))
+_of_one(u.Reciprocal, lambda y, dy: -(dy * y * y))
+_of_one(u.Sin, lambda x, dy: dy * u.cos(x))
+_of_one(u.Cos, lambda x, dy: -(dy * u.sin(x)))
+_of_one(u.Log1p, lambda x, dy: dy / (x + 1))
+_of_one(u.Expm1, lambda x, dy: dy * u.exp(x))
+_of_one(u.Erf, lambda x, dy: dy * (u.exp(-(x * x)) * (2 / math.sqrt(math.pi))))
+_of_one(u.Log2, lambda x, dy: dy / (x * math.log(2)))
 
 
 def _of_two(function: type[Function], way_a: Callable[..., Tensor], way_b: Callable[..., Tensor]) -> None:
@@ -228,6 +271,10 @@ def _share(gradient: Callable[..., torch.Tensor], dy: Tensor, *operands: Any) ->
 _of_two(e.Add, lambda dy: dy, lambda dy: dy)
 _of_two(e.Sub, lambda dy: dy, lambda dy: -dy)
 _of_two(e.Mul, lambda dy, a, b: dy * b, lambda dy, a, b: dy * a)
+for whole in (e.DivTrunc, e.DivFloor):
+    _of_two(whole, lambda dy, a, b: dy * 0, lambda dy, a, b: dy * 0)
+_of_two(e.Fmod, lambda dy, a, b: dy, lambda dy, a, b: -(dy * e.div(a, b, rounding_mode="trunc")))
+_of_two(e.Remainder, lambda dy, a, b: dy, lambda dy, a, b: -(dy * e.floor_divide(a, b)))
 _of_two(e.Div, lambda dy, a, b: dy / b, lambda dy, a, b: -(dy * a) / (b * b))
 _of_two(e.Pow, _pow_a, _pow_b)
 _of_two(e.Where, lambda dy, condition: e.where(condition, dy, 0), lambda dy, condition: e.where(condition, 0, dy))

@@ -13,6 +13,7 @@ from minidl.kernels.activation import Activation
 from minidl.modes import no_grad
 from minidl.ops import activation as acts
 from minidl.ops import elementwise as e
+from minidl.ops import unary as u
 from minidl.ops.second import first, second, summed
 from minidl.tensors import Tensor
 
@@ -27,7 +28,7 @@ def act_back(dy: Tensor, y: Tensor, act: Activation) -> Tensor:
     if name == "sigmoid":
         return dy * (y * (1 - y))
     if name == "tanh":
-        return dy * (1 - e.square(y))
+        return dy * (1 - u.square(y))
     return dy * Tensor(elementwise.act_grad(torch.ones_like(y.data), y.data, act, from_output=True))
 
 

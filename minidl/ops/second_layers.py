@@ -14,6 +14,7 @@ from minidl.kernels.conv.geometry import Geometry
 from minidl.modes import no_grad
 from minidl.ops import batchnorm, linalg, loss, row_norm
 from minidl.ops import elementwise as e
+from minidl.ops import unary as u
 from minidl.ops.activation import log_softmax, sigmoid
 from minidl.ops.conv import Conv2d
 from minidl.ops.conv_sequence import Conv1d, ConvTranspose1d
@@ -108,10 +109,10 @@ def _wide(x: Tensor) -> Tensor:
 def _normed(x: Tensor, dims: tuple[int, ...], rstd: Tensor, rms: bool) -> tuple[Tensor, Tensor]:
     """x normalised over `dims`, and the factor, as functions of x; the value of rstd is what eps is found by."""
     away = x if rms else x - x.mean(dims, True)
-    var = e.square(away).mean(dims, True)
+    var = u.square(away).mean(dims, True)
     with no_grad():
-        eps = e.reciprocal(e.square(rstd)) - var.detach()
-    factor = e.reciprocal(e.sqrt(var + eps))
+        eps = u.reciprocal(u.square(rstd)) - var.detach()
+    factor = u.reciprocal(u.sqrt(var + eps))
     return away * factor, factor
 
 
@@ -210,7 +211,7 @@ def _element_loss(ctx: Any, dy: Tensor) -> Any:
     if how.op == "mse_loss":
         dx = away * 2
     elif how.op == "l1_loss" or (how.op == "smooth_l1_loss" and how.beta == 0):
-        dx = e.sign(away)
+        dx = u.sign(away)
     elif how.op == "smooth_l1_loss":
         dx = e.clamp(away / how.beta, -1.0, 1.0)
     elif how.op == "huber_loss":
@@ -222,7 +223,7 @@ def _element_loss(ctx: Any, dy: Tensor) -> Any:
     elif how.op == "binary_cross_entropy" and not ctx.needs[1]:
         dx = away / e.clamp(x * (1 - x), 1e-12, None)
     elif how.op == "kl_div" and not ctx.needs[1]:
-        dx = -(e.exp(target) if how.log_target else target)
+        dx = -(u.exp(target) if how.log_target else target)
     else:
         raise RuntimeError(
             f"create_graph=True wants a second derivative of {how.op} by its target, which minidl does not have; "

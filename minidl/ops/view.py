@@ -23,6 +23,7 @@ __all__ = [
     "cat",
     "clone",
     "contiguous",
+    "diagonal",
     "expand",
     "flatten",
     "getitem",
@@ -41,7 +42,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _View(Function):
-    """A view of x, given by two functions: `there` of x and what says how, `back` of dy, x's shape and the same."""
+    """A view of x, or a copy, given by two functions: `there` of x and how, `back` of dy, x's shape and how."""
 
     there: Callable[..., torch.Tensor]
     back: Callable[..., torch.Tensor]
@@ -56,7 +57,8 @@ class _View(Function):
         return cls.back(dy, ctx.shape, ctx.how), None
 
 
-def _view(name: str, there: Callable[..., torch.Tensor], back: Callable[..., torch.Tensor]) -> type[Function]:
+def of(name: str, there: Callable[..., torch.Tensor], back: Callable[..., torch.Tensor]) -> type[Function]:
+    """The Function of one tensor and how, given by two functions that move values."""
     return type(name, (_View,), {"there": staticmethod(there), "back": staticmethod(back)})
 
 
@@ -65,9 +67,18 @@ def _permuted_back(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> to
     return dy.permute(order.back(dims))
 
 
-Reshape = _view("Reshape", torch.reshape, lambda dy, shape, _: dy.reshape(shape))
-Permute = _view("Permute", torch.permute, _permuted_back)
-Expand = _view("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
+Reshape = of("Reshape", torch.reshape, lambda dy, shape, _: dy.reshape(shape))
+Permute = of("Permute", torch.permute, _permuted_back)
+
+
+def _diagonal_back(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int, int]) -> torch.Tensor:
+    dx = torch.zeros(shape, dtype=dy.dtype, device=dy.device)
+    dx.diagonal(*how).copy_(dy)
+    return dx
+
+
+Diagonal = of("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_back)
+Expand = of("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
 
 
 class GetItem(Function):
@@ -187,6 +198,16 @@ def transposed(x: Tensor) -> Tensor:
     return Permute.apply(x, tuple(reversed(range(x.ndim))))
 
 
+def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The view of the elements that are at one place along two dimensions, or `offset` further along dim2; it is the
+    last dimension. Raises IndexError for a dimension out of range, ValueError for one twice.
+    """
+    first, second = check.axis("diagonal", dim1, input.ndim), check.axis("diagonal", dim2, input.ndim)
+    if first == second:
+        raise ValueError(f"diagonal: dim1 {dim1} and dim2 {dim2} are one dimension")
+    return Diagonal.apply(input, (offset, first, second))
+
+
 def expand(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
     """A view of input broadcast to `shape` (-1 keeps a size). Raises ValueError when it does not broadcast."""
     sizes = unpacked(shape)
@@ -236,9 +257,13 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors joined along `dim`. Raises ValueError for sizes that differ elsewhere, TypeError for different dtypes."""
+    """Tensors joined along `dim`; those of shape [0] are left out, as torch does.
+
+    Raises ValueError for sizes that differ elsewhere, TypeError for different dtypes.
+    """
     if not tensors:
         raise ValueError("cat: got no tensors, expected at least one")
+    tensors = [part for part in tensors if part.shape != (0,)] or tensors
     first = tensors[0]
     at = check.axis("cat", dim, first.ndim)
     check.same("cat", **{f"tensors[{i}]": part for i, part in enumerate(tensors)})

@@ -31,6 +31,9 @@ LAYERS = [
     ("RMSNorm", {"normalized_shape": [6]}, ROWS),
     ("GroupNorm", {"num_groups": 3, "num_channels": 6}, IMAGES),
     ("InstanceNorm2d", {"num_features": 6, "affine": True}, IMAGES),
+    ("InstanceNorm2d", {"num_features": 6, "affine": True, "track_running_stats": True}, IMAGES),
+    ("InstanceNorm1d", {"num_features": 6, "track_running_stats": True}, (2, 6, 9)),
+    ("BatchNorm3d", {"num_features": 3}, (2, 3, 4, 5, 6)),
     ("Upsample", {"scale_factor": 2}, IMAGES),
     ("Upsample", {"size": (9, 4), "mode": "bilinear", "align_corners": True}, IMAGES),
     ("PixelShuffle", {"upscale_factor": 2}, (2, 8, 3, 5)),
@@ -104,6 +107,8 @@ def agree(ours, theirs, *inputs):
     for own, other in pairs:
         if other.grad is not None:  # torch's hardsigmoid has a float32 for 1/6
             torch.testing.assert_close(own.grad.data, other.grad, rtol=1e-7, atol=1e-11)
+    for own, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "options", "shape"), LAYERS, ids=lambda v: v if isinstance(v, str) else "")
@@ -278,7 +283,6 @@ def test_gradients_are_clipped_as_torch_clips_them(norm_type):
             ValueError,
             "padding_mode is 'mirror', expected one of zeros",
         ),
-        (lambda: nn.InstanceNorm2d(3, track_running_stats=True), ValueError, "is not built; use BatchNorm2d"),
     ],
 )
 def test_what_is_not_there_is_told_with_the_nearest_thing(call, error, message):

@@ -36,6 +36,20 @@ def both(function, *tensors, tolerance=1e-11):
 
 
 CASES = {
+    "products": lambda m, x: (x.prod(), m.prod(x, 1), x.prod(-1, keepdim=True), (x * (x > 0)).prod(2), x[:0].prod(0)),
+    "lerp": lambda m, x: m.lerp(x, x.exp(), 0.3),
+    "addmm": lambda m, x: m.addmm(x[0], x[1], x[:3, 0, :].T @ x[0, :3], beta=0.5, alpha=2),
+    "roll": lambda m, x: (m.roll(x, 3), x.roll((1, -2), (0, 2))),
+    "meshgrid": lambda m, x: m.meshgrid(x[0, 0], x[0, :, 0], indexing="xy"),
+    "stacks": lambda m, x: (m.hstack([x[0], x[1]]), m.vstack([x[0, 0], x[1, 1]]), m.tile(x, (2, 1))),
+    "log10": lambda m, x: m.log10(x.square()),
+    "unflatten": lambda m, x: (x.unflatten(2, (2, -1)), x.swapaxes(0, 1), m.trace(x[0])),
+    "spread and mean": lambda m, x: (*m.var_mean(x, 0), *m.std_mean(x, (1, 2), keepdim=True)),
+    "counts": lambda m, x: (m.count_nonzero(x > 0, 1), m.logical_xor(x > 0, x > 1), m.isclose(x, x * (1 + 9e-6))),
+    "sequences": lambda m, x: (m.max_pool1d(x, 2, 1), m.avg_pool1d(x, 3, 2, 1), m.adaptive_avg_pool1d(x, 4)),
+    "diagonal": lambda m, x: m.diagonal(x, 1, -1, 0),
+    "norms": lambda m, x: tuple(x.norm(p, 1) for p in (3, 0.5, -1.5, 0)),
+    "norm of zeros": lambda m, x: ((x * 0).norm(3, -1), (x * (x > 0)).norm(0.5)),
     "var": lambda m, x: m.var(x, 1),
     "var of all": lambda m, x: x.var(),
     "std": lambda m, x: m.std(x, (0, 2), keepdim=True),
@@ -88,7 +102,9 @@ def test_as_torch(name):
         ("ij,jk->ik", [(3, 4), (4, 5)]), ("bij,bjk", [(2, 3, 4), (2, 4, 5)]), ("i,j", [(3,), (4,)]),
         ("ij->ji", [(3, 4)]), ("ij->", [(3, 4)]), ("bhid,bhjd->bhij", [(2, 3, 4, 5), (2, 3, 6, 5)]),
         ("ij,ij->", [(3, 4), (3, 4)]), ("ab,bc,cd->ad", [(2, 3), (3, 4), (4, 5)]), ("ij,kl->ik", [(2, 3), (4, 5)]),
-        ("bi,bi->b", [(3, 4), (3, 4)]), ("ij,jk->ik", [(3, 0), (0, 5)]),
+        ("bi,bi->b", [(3, 4), (3, 4)]), ("bii->ib", [(2, 3, 3)]), ("...ij,kj...", [(4, 1, 2, 3), (5, 3, 4, 2)]),
+        ("ij,ij", [(1, 3), (2, 1)]),
+        ("...,...->", [(2, 3), (3,)]), ("ij,jk->ik", [(3, 0), (0, 5)]),
     ],
 )  # fmt: skip
 def test_einsum(equation, shapes):
@@ -106,7 +122,8 @@ def test_matrices_and_vectors():
     [
         lambda m, n: n // 3, lambda m, n: n % 3, lambda m, n: -7 // n, lambda m, n: m.remainder(7, n),
         lambda m, n: n.cumsum(0), lambda m, n: n & 5, lambda m, n: ~n, lambda m, n: n / 2, lambda m, n: n + 0.5,
-        lambda m, n: n + (n > 2), lambda m, n: (n > 2) * 2.5, lambda m, n: (n > 2) + (n > 3),
+        lambda m, n: m.div(n, 2, rounding_mode="trunc"), lambda m, n: n.fmod(-3), lambda m, n: m.round(n),
+        lambda m, n: n // 2.5, lambda m, n: n + (n > 2), lambda m, n: (n > 2) * 2.5, lambda m, n: (n > 2) + (n > 3),
         lambda m, n: (n > 1) * (n < 4), lambda m, n: n > 2.5, lambda m, n: n.bool(), lambda m, n: n.float().long(),
         lambda m, n: n**3, lambda m, n: 2 ** (n + 5),
         lambda m, n: n.clamp(0.5), lambda m, n: m.full((2,), 3), lambda m, n: m.maximum(n, n.float() * 0.5),
@@ -118,6 +135,31 @@ def test_integers_and_truths_as_torch(function):
 
 def test_integers_beside_floats_pass_the_gradient():
     both(lambda m, x, n: x * n + n / (x * x + 1) - (n > 2) * x, numbers(4), torch.tensor([1, 2, 3, 4]))
+
+
+def test_scatter_as_torch():
+    x, src, index = numbers(4, 5), numbers(6, 5), torch.tensor([[0, 1, 2, 0, 3], [3, 1, 0, 0, 0], [2, 0, 1, 3, 3]])
+    both(lambda m, x, src, index: x.scatter(0, index[:1], src[:1]), x, src, index)
+    both(lambda m, x, index: x.scatter(0, index, 2.5), x, index)
+    both(lambda m, x, src, index: m.scatter_add(x, 0, index, src[:3]), x, src, index)
+    both(lambda m, x, src, index: x.index_add(1, index[0], src[:4], alpha=0.5), x, src, index)
+    both(lambda m, x, index: (x * 1).scatter_(0, index[:1], 1.0).masked_fill_(x > 1, 0.0), x, index)
+    ours = Tensor(x.to(default_device()))
+    with pytest.raises(
+        ValueError, match=r"scatter: index has shape \[3, 5\], which does not fit \[4, 5\] and \[2, 5\]"
+    ):
+        ours.scatter(0, Tensor(index.to(default_device())), ours[:2])
+
+
+def test_functions_of_networks_as_torch():
+    x, y = numbers(3, 8, 4, 6), numbers(3, 1, 4, 6)
+    functions = (
+        lambda f, x, y: f.normalize(x), lambda f, x, y: f.normalize(x * 0, 3, -1), lambda f, x, y: f.logsigmoid(x * 30),
+        lambda f, x, y: f.cosine_similarity(x, y, 2), lambda f, x, y: f.pixel_unshuffle(x, 2),
+        lambda f, x, y: f.softmin(x, 1), lambda f, x, y: f.adaptive_max_pool1d(x[0], 4),
+    )  # fmt: skip
+    for function in functions:
+        both(lambda m, x, y, f=function: f(m.nn.functional, x, y), x, y)
 
 
 def test_equal_and_close():
@@ -148,12 +190,14 @@ def test_narrow_types_spread_far_from_zero():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: x // 2, "floor_divide: got torch.float32, expected integers or bools"),
         (lambda x: x & 1, "bitwise_and: got torch.float32"),
         (lambda x: x.split([1, 1]), r"split: sizes \[1, 1\] do not add up to the 3 of dim 0"),
         (lambda x: x.chunk(0), "chunk: chunks is 0"),
-        (lambda x: ops.einsum("ii->i", x), "does not name each of 2 dimensions by its own letter"),
-        (lambda x: ops.einsum("i...->i", x), "which is not built; name the dimensions"),
+        (lambda x: ops.einsum("iij->i", x), "'iij' of 'iij->i' does not name 2 dimensions by letters"),
+        (lambda x: ops.einsum("ii->i", x), "einsum: 'i' is 3 and 4"),
+        (lambda x: ops.einsum("...,...", x, x.T), "'...' of '...,...' is 3 and 4"),
+        (lambda x: x.norm("nuc"), "norm: p is 'nuc', expected a number or 'fro'"),
+        (lambda x: x.gather(1, x.long().reshape(4, 3)), "which does not fit"),
         (lambda x: ops.einsum("ij,jk->ik", x, x), "'j' of 'ij,jk->ik' is 4 and 3"),
         (lambda x: x.std(0, True, correction=1), "got both unbiased and correction"),
         (lambda x: x.outer(x), "expected two vectors"),

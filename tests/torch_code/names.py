@@ -9,6 +9,7 @@ raises a ValueError, TypeError, IndexError or NotImplementedError whose text nam
 call; anything else differs.
 """
 
+import functools
 import inspect
 import itertools
 import re
@@ -31,6 +32,7 @@ from tests.torch_code.reasons import OWN, UNCOMPARED, WITHOUT_DATA, reason
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch_names.md"
 SAMPLES, ELEMENTS = 16, 2000  # of a name, and of a sample: kernels are interpreted
+NARROW = 3  # samples of a name in float16
 REFUSALS = (ValueError, TypeError, IndexError, NotImplementedError)
 # OpInfos that give the arguments in another order than torch's function takes them.
 ARRANGED: dict[str, Callable[[Any], Any]] = {
@@ -38,7 +40,7 @@ ARRANGED: dict[str, Callable[[Any], Any]] = {
     "where": lambda f: lambda x, condition, other: f(condition, x, other),
     "nn.functional.embedding": lambda f: lambda weight, indices, **named: f(indices, weight, **named),
 }
-UNIT = torch.finfo(torch.float32).eps / 2
+FLOATS = (torch.float32, torch.float16)
 
 HEAD = """# Torch's test data
 
@@ -49,10 +51,21 @@ them are within the bound that float32 arithmetic has around torch's in float64,
 refused where minidl raises an error that names what it does not take. `python -m tests.torch_code.names` writes this
 page, and a test holds it and fails where anything differs without a reason.
 
-Of {total} samples {passes} pass ({share:.1f} %), {refused} are refused, {differs} differ.
+Of {total} samples {passes} pass ({share:.1f} %), {refused} are refused, {differs} differ. In float16, of {narrow} of
+each OpInfo, {narrow_passes} of {narrow_total} pass.
 
 | name | pass | refused | differ | how |
 |---|---|---|---|---|
+"""
+WRONG = """
+
+## Wrong calls
+
+Of {calls} calls that torch's data has for torch to refuse, {same} raise an error here that names the function or what
+it does not take. The others are taken:
+
+| name | |
+|---|---|
 """
 MIDDLE = """
 
@@ -130,12 +143,12 @@ class Call:
     def _wide(value: Any) -> Any:
         if type(value) in (list, tuple):
             return type(value)(map(Call._wide, value))
-        return torch.float64 if value is torch.float32 else value
+        return torch.float64 if value in FLOATS else value
 
     def _made(self, tensor: torch.Tensor) -> Any:
         data = tensor.detach()
         wants = tensor.requires_grad
-        if self.framework == "exact" and data.dtype == torch.float32:
+        if self.framework == "exact" and data.dtype in FLOATS:
             data = data.double()
         made = Tensor(data, wants) if self.framework == "minidl" else data.requires_grad_(wants)
         if wants:
@@ -150,12 +163,13 @@ def flat(value: Any) -> list[Any]:
 
 
 def within(got: torch.Tensor, exact: torch.Tensor, peer: torch.Tensor, variables: list[torch.Tensor]) -> None:
-    """Raise where `got` is further from `exact` than float32 allows.
+    """Raise where `got` is further from `exact` than its type allows.
 
-    Each rounding on the way counts for a relative change by 2^-24 of an input or of the result. A chain of them is no
-    longer than twice the inputs that the element depends on, with 16 for functions like exp and the scalars in between:
-    gamma (|exact| + sum of |derivative by an input| |input|). Where sums cancel whatever the inputs are, as the
-    gradients of norms of two elements, this bound is 0; hence 8 times the largest error that torch in float32 makes.
+    Each rounding on the way counts for a relative change by a unit, 2^-24 or 2^-11, of an input or of the result. A
+    chain of them is no longer than twice the inputs that the element depends on, with 16 for functions like exp and the
+    scalars in between: gamma (|exact| + sum of |derivative by an input| |input|). Where sums cancel whatever the inputs
+    are, as the gradients of norms of two elements, this bound is 0; hence 8 times the largest error that torch makes in
+    that type.
     """
     peer = peer.detach()
     if got.shape != peer.shape or got.dtype != peer.dtype:
@@ -166,9 +180,12 @@ def within(got: torch.Tensor, exact: torch.Tensor, peer: torch.Tensor, variables
         if not same.all():
             raise DiffersError("other values")
         return
+    # Of results in float64, for which there is no wider reference, no more than of float32 is asked.
+    kind = torch.finfo(torch.float32 if got.dtype == torch.float64 else got.dtype)
+    unit, least = kind.eps / 2, kind.smallest_normal
     error = (got.double() - value.double()).abs()
     usual = 8 * (peer.double() - value).abs().nan_to_num(0, 0, 0).max() if got.numel() else 0
-    same |= (error <= 8 * UNIT * value.abs() + usual) | (error <= 2.0**-126)
+    same |= (error <= 8 * unit * value.abs() + usual) | (error <= least)
     for place in (~same).reshape(-1).nonzero().reshape(-1).tolist():
         bound = 0.0
         if variables and exact.requires_grad:
@@ -177,7 +194,7 @@ def within(got: torch.Tensor, exact: torch.Tensor, peer: torch.Tensor, variables
             )
             depth = 16 + 2 * sum(int(g.count_nonzero()) for g in grads)
             moved = sum(float((g * v).abs().sum().detach()) for g, v in zip(grads, variables, strict=True))
-            bound = 1.01 * depth * UNIT * (float(value.reshape(-1)[place].abs()) + moved)
+            bound = 1.01 * depth * unit * (float(value.reshape(-1)[place].abs()) + moved)
         off, at = float(error.reshape(-1)[place]), float(value.reshape(-1)[place])
         if not off <= bound:
             raise DiffersError(f"{float(got.reshape(-1)[place]):.6g} for {at:.6g}")
@@ -278,9 +295,9 @@ def sizes(value: Any) -> int:
     return sum(found)
 
 
-def small(samples: Iterator[Any], arguments: Callable[[Any], Any]) -> list[Any]:
+def small(samples: Iterator[Any], arguments: Callable[[Any], Any], most: int = SAMPLES) -> list[Any]:
     kept = (s for s in itertools.islice(samples, 60) if sizes(arguments(s)) <= ELEMENTS)
-    return list(itertools.islice(kept, SAMPLES))
+    return list(itertools.islice(kept, most))
 
 
 def homes(name: str) -> dict[str, Callable[..., Any]]:
@@ -305,8 +322,10 @@ def in_place(name: str) -> Callable[..., Any] | None:
     return getattr(Tensor, f"{name}_", None)
 
 
-def run_operation(op: Any) -> Iterator[Row]:
+def run_operation(op: Any, dtype: torch.dtype = torch.float32) -> Iterator[Row]:
     """The rows of an OpInfo: the functions of its name, and the method that works in place."""
+    if dtype != torch.float32 and dtype not in op.dtypes:
+        return
     arranged = ARRANGED.get(op.name, lambda f: f)
     calls = [(label, arranged(f), op.op) for label, f in homes(op.name).items()]
     changes = in_place(op.name)
@@ -317,8 +336,9 @@ def run_operation(op: Any) -> Iterator[Row]:
         row = Row(label)
         changed = label.endswith("_") and not label.endswith("__")
         for sample in small(
-            op.sample_inputs("cpu", torch.float32, requires_grad=not changed and op.supports_autograd),
+            op.sample_inputs("cpu", dtype, requires_grad=not changed and op.supports_autograd),
             lambda s: (s.input, s.args, s.kwargs),
+            SAMPLES if dtype == torch.float32 else NARROW,
         ):
             if changed and getattr(sample, "broadcasts_input", False):
                 continue
@@ -383,11 +403,32 @@ def _run_module(theirs: Any, ours: Any, sample: Any, training: bool, label: str)
     return compare(call_ours, call_theirs, given.args, given.kwargs, label)
 
 
-def run(wanted: Sequence[str] = ()) -> list[Row]:
-    """The rows of all names, or of those wanted; what several OpInfos of one name give is one row."""
+def wrong(op: Any) -> Iterator[tuple[str, str]]:
+    """What became of each call of an OpInfo's that torch refuses: label, and "" for a clear error or how it differs."""
+    arranged = ARRANGED.get(op.name, lambda f: f)
+    for label, function in homes(op.name).items() if op.error_inputs_func else ():
+        if label.startswith("Tensor.__r"):
+            continue  # of a number: no call of them is
+        for bad in op.error_inputs("cpu"):
+            sample = bad.sample_input
+            call = Call((sample.input, *sample.args), sample.kwargs, "minidl")
+            try:
+                arranged(function)(*call.args, **call.kwargs)
+            except (*REFUSALS, RuntimeError) as error:
+                yield label, "" if clear(error, label) or "converted to Scalar" in str(error) else message(error)
+            else:
+                yield label, "accepted"
+
+
+def run(wanted: Sequence[str] = (), dtype: torch.dtype = torch.float32) -> list[Row]:
+    """The rows of all names, or of those wanted; what several OpInfos of one name give is one row.
+
+    Of another dtype, those of OpInfos alone.
+    """
     operations, modules = databases()
     found: dict[str, Row] = {}
-    for database, each_of in ((operations, run_operation), (modules, run_module)):
+    runs = [(operations, functools.partial(run_operation, dtype=dtype)), (modules, run_module)]
+    for database, each_of in runs[: 2 if dtype == torch.float32 else 1]:
         for info in database:
             if not wanted or info.name.rpartition(".")[2] in wanted:
                 for row in each_of(info):
@@ -402,16 +443,19 @@ def cell(row: Row) -> str:
     return "<br>".join(told).replace("|", "\\|")
 
 
-def written(rows: Sequence[Row]) -> str:
+def line(row: Row, note: str = "") -> str:
+    refused, differs = row.refuses.total() or "", row.differs.total() or ""
+    return f"| `{row.label}`{note} | {row.passes} | {refused} | {differs} | {cell(row)} |"
+
+
+def written(rows: Sequence[Row], narrow: Sequence[Row], refusals: Sequence[tuple[str, str]]) -> str:
     """The page."""
     passes, refused, differs = (
         sum(counts) for counts in zip(*((r.passes, r.refuses.total(), r.differs.total()) for r in rows), strict=True)
     )
     total = passes + refused + differs
-    lines = [
-        f"| `{row.label}` | {row.passes} | {row.refuses.total() or ''} | {row.differs.total() or ''} | {cell(row)} |"
-        for row in rows
-    ]
+    lines = [*map(line, rows), *(line(row, ", float16") for row in narrow if row.passes < row.total)]
+    told = sorted({(label, how) for label, how in refusals if how})
     labels = {row.label for row in rows}
     public = [f"ops.{name}" for name in sorted(ops.__all__)]
     public += [f"nn.{name}" for name in sorted(nn.__all__, key=str.lower) if inspect.isclass(getattr(nn, name))]
@@ -421,8 +465,13 @@ def written(rows: Sequence[Row]) -> str:
     ]
     return (
         HEAD.format(torch=torch.__version__.partition("+")[0], total=total, passes=passes, refused=refused,
-                    differs=differs, share=100 * passes / total, samples=SAMPLES, elements=f"{ELEMENTS:,}")
-        + "\n".join(lines) + MIDDLE + "\n".join(rest) + "\n"
+                    differs=differs, share=100 * passes / total, samples=SAMPLES, elements=f"{ELEMENTS:,}",
+                    narrow=NARROW, narrow_total=sum(row.total for row in narrow),
+                    narrow_passes=sum(row.passes for row in narrow))
+        + "\n".join(lines)
+        + WRONG.format(calls=len(refusals), same=sum(not how for _, how in refusals))
+        + "\n".join(f"| `{label}` | {how}: {reason(label, how)} |" for label, how in told)
+        + MIDDLE + "\n".join(rest) + "\n"
     )  # fmt: skip
 
 
@@ -434,11 +483,11 @@ def made_with(page: str) -> str:
 
 if __name__ == "__main__":
     chosen = sys.argv[1:]
-    table = run(chosen)
+    table, half = run(chosen), run(chosen, torch.float16)
     if chosen:
-        for row in table:
+        for row in (*table, *half):
             print(f"{row.label}: {row.passes} pass, {row.refuses.total()} refused, {row.differs.total()} differ")
             print("\n".join(f"    {how}" for how in (*row.refuses, *row.differs)))
     else:
-        PAGE.write_text(written(table))
+        PAGE.write_text(written(table, half, [found for op in databases()[0] for found in wrong(op)]))
         print(f"wrote {PAGE}")

@@ -32,7 +32,9 @@ class TestInPlace:
 
     def test_of_whole_numbers_refuses_what_does_not_fit(self):
         x, of_numbers = ones(2, dtype=torch.int64), minidl.tensor([2.0, 3.0])
-        with pytest.raises(TypeError, match="expected integers or bools"):
+        with pytest.raises(
+            ValueError, match=r"//=: the result has shape \[2\] and dtype torch.float32, which does not"
+        ):
             x //= of_numbers
         with pytest.raises(ValueError, match=r"%=: the result has shape \[3, 2\]"):
             x %= ones(3, 2, dtype=torch.int64)
@@ -122,7 +124,7 @@ class TestOperators:
 class TestNames:
     def test_what_a_tensor_has_not_is_answered_with_what_to_write(self):
         x = ones(2)
-        assert not hasattr(x, "prod")
+        assert not hasattr(x, "logdet")
         with pytest.raises(AttributeError, match=r"relu_; write x = minidl\.ops\.relu\(x\)"):
             x.relu_()
         with pytest.raises(AttributeError, match=r"write minidl\.ops\.gelu\(x\)"):

@@ -23,17 +23,33 @@ def rows(pytestconfig):
     return names.run()
 
 
-def test_nothing_differs_without_a_reason(rows):
-    assert sum(row.passes for row in rows) > 1000
-    unexplained = {(row.label, how) for row in rows for how in row.differs if reason(row.label, how) is None}
-    assert not unexplained
+@pytest.fixture(scope="module")
+def narrow(rows):
+    return names.run(dtype=torch.float16)
 
 
-def test_the_table_is_up_to_date(rows):
+@pytest.fixture(scope="module")
+def refusals(rows):
+    return [found for op in names.databases()[0] for found in names.wrong(op)]
+
+
+def test_nothing_differs_without_a_reason(rows, narrow):
+    assert sum(row.passes for row in rows) > 2000
+    assert sum(row.passes for row in narrow) > 500
+    differ = {(row.label, how) for row in (*rows, *narrow) for how in row.differs}
+    assert not {each for each in differ if reason(*each) is None}
+
+
+def test_what_torch_refuses_is_refused_or_has_a_reason(refusals):
+    assert len(refusals) > 200
+    assert not {each for each in refusals if each[1] and reason(*each) is None}
+
+
+def test_the_table_is_up_to_date(rows, narrow, refusals):
     page = names.PAGE.read_text()
     if names.made_with(page) != VERSION:
         pytest.skip(f"the table was made with torch {names.made_with(page)}, whose samples are others")
-    assert names.written(rows) == page, "write it anew with `python -m tests.torch_code.names`"
+    assert names.written(rows, narrow, refusals) == page, "write it anew with `python -m tests.torch_code.names`"
 
 
 def test_every_operation_and_layer_is_in_the_table():

@@ -3,23 +3,28 @@
 import triton
 import triton.language as tl
 
-from minidl.kernels.activation import activate, activate_grad, activate_grad_from_output
+from minidl.kernels.activation import activate, activate_grad, activate_grad_from_output, log1p
+from minidl.kernels.elementwise.whole import floor_quotient, left_over, modulo, nearest, truncated
 
 # One operand.
 NEG, ABS, EXP, LOG, SQRT, SQUARE, RECIPROCAL, SIGN, ACTIVATE = map(tl.constexpr, range(1, 10))
+FLOOR, CEIL, TRUNC, ROUND, SIN, COS, LOG1P, EXPM1, ERF, LOG2 = map(tl.constexpr, range(80, 90))
 # Two.
 ADD, SUB, MUL, DIV, POW, MAXIMUM, MINIMUM = map(tl.constexpr, range(20, 27))
 ADD_ACTIVATE = tl.constexpr(33)
 PRELU, PRELU_GRAD_B = map(tl.constexpr, (34, 46))
 EQ, NE, LT, LE, GT, GE = map(tl.constexpr, range(27, 33))
+DIV_TRUNC, DIV_FLOOR, FMOD, REMAINDER = map(tl.constexpr, range(100, 104))
 # dy and what the operation kept.
 ABS_GRAD, SQRT_GRAD, SQUARE_GRAD, RECIPROCAL_GRAD, ACTIVATE_GRAD = map(tl.constexpr, range(40, 45))
 ACTIVATE_GRAD_FROM_OUTPUT = tl.constexpr(45)
+SIN_GRAD, COS_GRAD, LOG1P_GRAD, EXPM1_GRAD, ERF_GRAD, LOG2_GRAD = map(tl.constexpr, range(110, 116))
 # Three.
 WHERE, CLAMP, DIV_GRAD_B, POW_GRAD_A, POW_GRAD_B = map(tl.constexpr, range(60, 65))
 MAXIMUM_GRAD, MINIMUM_GRAD, PASS_GE, PASS_LE, NORM_GRAD, AMAX_GRAD = map(tl.constexpr, range(65, 71))
 ADD_SCALED = tl.constexpr(71)
 PRELU_GRAD_A, PASS_GT, PASS_LT = map(tl.constexpr, range(72, 75))
+FMOD_GRAD_B, REMAINDER_GRAD_B = map(tl.constexpr, (120, 121))
 
 # As plain numbers, which the host compares in C.
 COMPARISONS = frozenset(op.value for op in (EQ, NE, LT, LE, GT, GE))
@@ -81,6 +86,24 @@ def power(a, b):
 
 
 @triton.jit
+def exponential_less_1(x):
+    """e^x - 1, off by 16 units in the last place: below 1/2 by the series, whose terms fall by a half each."""
+    TERMS: tl.constexpr = 17 if x.dtype == tl.float64 else 9
+    near = tl.where(tl.abs(x) < 0.5, x, 0.0)
+    series = tl.full(x.shape, 1.0, x.dtype)
+    for k in tl.static_range(TERMS, 1, -1):
+        series = series * (near * (1.0 / k)) + 1.0
+    return tl.where(tl.abs(x) < 0.5, x * series, exponential(x) - 1.0)
+
+
+@triton.jit
+def logarithm_of_1_more(x):
+    """log(1 + x), near 0 by the series."""
+    near = tl.abs(x) < 0.5
+    return tl.where(near, log1p(tl.where(near, x, 0.0)), tl.log(1.0 + x))
+
+
+@triton.jit
 def function_of_1(a, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
     if OP == NEG:
         if a.dtype.is_floating():
@@ -103,6 +126,26 @@ def function_of_1(a, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
         return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
     elif OP == ACTIVATE:
         return activate(a, ACT, SLOPE)
+    elif OP == FLOOR:
+        return tl.floor(a)
+    elif OP == CEIL:
+        return tl.ceil(a)
+    elif OP == TRUNC:
+        return truncated(a)
+    elif OP == ROUND:
+        return nearest(a)
+    elif OP == SIN:
+        return tl.sin(a)
+    elif OP == COS:
+        return tl.cos(a)
+    elif OP == LOG1P:
+        return logarithm_of_1_more(a)
+    elif OP == EXPM1:
+        return exponential_less_1(a)
+    elif OP == ERF:
+        return tl.erf(a)
+    elif OP == LOG2:
+        return tl.log2(a)
     else:
         return a
 
@@ -151,6 +194,26 @@ def function_of_2(a, b, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr
         return -a * b * b
     elif OP == ACTIVATE_GRAD:
         return a * activate_grad(b, ACT, SLOPE)
+    elif OP == DIV_TRUNC:
+        return truncated(divide(a, b))
+    elif OP == DIV_FLOOR:
+        return floor_quotient(a, b).to(a.dtype)
+    elif OP == FMOD:
+        return left_over(a, b).to(a.dtype)
+    elif OP == REMAINDER:
+        return modulo(a, b).to(a.dtype)
+    elif OP == SIN_GRAD:
+        return a * tl.cos(b)
+    elif OP == COS_GRAD:
+        return a * (tl.sin(b) * -1.0)
+    elif OP == LOG1P_GRAD:
+        return divide(a, 1.0 + b)
+    elif OP == EXPM1_GRAD:
+        return a * exponential(b)
+    elif OP == ERF_GRAD:
+        return a * (exponential(b * b * -1.0) * 1.1283791670955126)
+    elif OP == LOG2_GRAD:
+        return divide(a, b * 0.6931471805599453)
     else:
         return a * activate_grad_from_output(b, ACT, SLOPE)
 
@@ -186,6 +249,10 @@ def function_of_3(a, b, c, OP: tl.constexpr):
         return tl.where(b < c, a, 0.0)
     elif OP == PRELU_GRAD_A:
         return tl.where(b > 0, a, a * c)
+    elif OP == FMOD_GRAD_B:
+        return a * (truncated(divide(b, c)) * -1.0)
+    elif OP == REMAINDER_GRAD_B:
+        return a * (floor_quotient(b, c) * -1.0).to(a.dtype)
     elif OP == NORM_GRAD:
         return tl.where(c == 0, 0.0, a * divide(b, c))
     else:

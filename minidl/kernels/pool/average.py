@@ -11,19 +11,9 @@ import triton.language as tl
 from minidl.kernels import reduce
 from minidl.kernels.pool import problem
 from minidl.kernels.pool.geometry import Windows
-from minidl.kernels.pool.problem import SIZES, inside, places
+from minidl.kernels.pool.problem import SIZES, inside, places, window
 from minidl.runtime import launch
 from minidl.runtime.early import wait
-
-
-@triton.jit
-def window(o, size, outputs, padding, K: tl.constexpr, STRIDE: tl.constexpr, ADAPTIVE: tl.constexpr):
-    """The window of output o along one axis: its first input, and the one behind its last, padding included."""
-    if ADAPTIVE:
-        return (o * size) // outputs, ((o + 1) * size + (outputs - 1)) // outputs
-    else:
-        start = o * STRIDE - padding
-        return start, tl.minimum(start + K, size + padding)
 
 
 @triton.jit

@@ -1,9 +1,11 @@
-"""The maxima of windows, and their gradient.
+"""The maxima of windows, also of adaptive ones, and their gradient.
 
 A maximum keeps its place in the window, the first in row-major order, or the last NaN, as torch does.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -11,7 +13,7 @@ import triton.language as tl
 
 from minidl.kernels.pool import problem
 from minidl.kernels.pool.geometry import Windows
-from minidl.kernels.pool.problem import SIZES, inside, places
+from minidl.kernels.pool.problem import SIZES, inside, places, window
 from minidl.runtime import launch
 from minidl.runtime.early import wait
 
@@ -22,7 +24,7 @@ MINUS_INF = tl.constexpr(float("-inf"))
 def max_pool_kernel(
     p_x, p_y, p_i, P, C_V, rows, columns, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
     VEC: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    DIL_H: tl.constexpr, DIL_W: tl.constexpr, INSIDE: tl.constexpr, KEEP: tl.constexpr,
+    DIL_H: tl.constexpr, DIL_W: tl.constexpr, ADAPTIVE: tl.constexpr, INSIDE: tl.constexpr, KEEP: tl.constexpr,
     UNROLL: tl.constexpr, INDEX: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -31,8 +33,14 @@ def max_pool_kernel(
     C = C_V * VEC
     line = tl.cast(W, tl.int64) * C
     o_p, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
-    o_h = o_h * STRIDE_H - pad_h
-    o_w = o_w * STRIDE_W - pad_w
+    if ADAPTIVE:
+        o_h, end_h = window(o_h, H, OH, pad_h, R, STRIDE_H, ADAPTIVE)
+        o_w, end_w = window(o_w, W, OW, pad_w, S, STRIDE_W, ADAPTIVE)
+    else:
+        o_h = o_h * STRIDE_H - pad_h
+        o_w = o_w * STRIDE_W - pad_w
+        end_h = H
+        end_w = W
     p_first = (p_x + ((o_n * H + o_h) * W + o_w) * C)[:, None] + o_c[None, :]
     b_v = tl.full((BLOCK_P, BLOCK_C), MINUS_INF, ACC)
     b_i = tl.zeros((BLOCK_P, BLOCK_C), tl.int32)
@@ -44,7 +52,7 @@ def max_pool_kernel(
     for t in tl.range(0, R * S, loop_unroll_factor=UNROLL):
         r = (t // S) * DIL_H
         s = (t % S) * DIL_W
-        m_t = m_p if INSIDE else inside(o_h + r, o_w + s, H, W) & m_p
+        m_t = m_p if INSIDE else inside(o_h + r, o_w + s, end_h, end_w) & m_p
         p_t = p_first + (r * line + s * C)
         b_x = tl.load(p_t, mask=m_t[:, None] & m_c[None, :], other=MINUS_INF).to(ACC)  # [BLOCK_P, BLOCK_C]
         if KEEP:
@@ -64,7 +72,7 @@ def max_pool_kernel(
 def max_pool_grad_kernel(
     p_dy, p_i, p_dx, P, C_V, rows, columns, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
     VEC: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    DIL_H: tl.constexpr, DIL_W: tl.constexpr, NEAR_H: tl.constexpr, NEAR_W: tl.constexpr,
+    DIL_H: tl.constexpr, DIL_W: tl.constexpr, ADAPTIVE: tl.constexpr, NEAR_H: tl.constexpr, NEAR_W: tl.constexpr,
     UNROLL: tl.constexpr, INDEX: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -73,18 +81,30 @@ def max_pool_grad_kernel(
     C = C_V * VEC
     line = tl.cast(OW, tl.int64) * C
     o_p, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
-    o_h += pad_h
-    o_w += pad_w
-    first_h = o_h // STRIDE_H - (NEAR_H - 1)
-    first_w = o_w // STRIDE_W - (NEAR_W - 1)
+    if ADAPTIVE:
+        # Pixel i is in the windows from floor(i O / I) on: the same rule with the sizes exchanged.
+        first_h = (o_h * OH) // H
+        first_w = (o_w * OW) // W
+    else:
+        o_h += pad_h
+        o_w += pad_w
+        first_h = o_h // STRIDE_H - (NEAR_H - 1)
+        first_w = o_w // STRIDE_W - (NEAR_W - 1)
     o_first = (((o_n * OH + first_h) * OW + first_w) * C)[:, None] + o_c[None, :]
     b_dx = tl.zeros((BLOCK_P, BLOCK_C), dtype=ACC)
     for j in tl.range(0, NEAR_H * NEAR_W, loop_unroll_factor=UNROLL):
         oh = first_h + j // NEAR_W
         ow = first_w + j % NEAR_W
-        r = o_h - oh * STRIDE_H
-        s = o_w - ow * STRIDE_W
-        m_t = m_p & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW) & (r < R * DIL_H) & (s < S * DIL_W)
+        if ADAPTIVE:
+            h0, h1 = window(oh, H, OH, pad_h, R, STRIDE_H, ADAPTIVE)
+            w0, w1 = window(ow, W, OW, pad_w, S, STRIDE_W, ADAPTIVE)
+            r = o_h - h0
+            s = o_w - w0
+            m_t = m_p & inside(oh, ow, OH, OW) & (r >= 0) & (o_h < h1) & (s >= 0) & (o_w < w1)
+        else:
+            r = o_h - oh * STRIDE_H
+            s = o_w - ow * STRIDE_W
+            m_t = m_p & inside(oh, ow, OH, OW) & (r < R * DIL_H) & (s < S * DIL_W)
         if DIL_H > 1:
             m_t = m_t & (r % DIL_H == 0)
         if DIL_W > 1:
@@ -103,7 +123,7 @@ def max_pool_grad_kernel(
 def max_pool_spread_kernel(
     p_dy, p_i, p_dx, P, C_V, rows, columns, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
     VEC: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    DIL_H: tl.constexpr, DIL_W: tl.constexpr, EXACT: tl.constexpr,
+    DIL_H: tl.constexpr, DIL_W: tl.constexpr, ADAPTIVE: tl.constexpr, EXACT: tl.constexpr,
     UNROLL: tl.constexpr, INDEX: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -141,12 +161,15 @@ def max_pool2d(x: torch.Tensor, at: Windows, keep: bool = False) -> tuple[torch.
     grid, sizes, meta = problem.plan("pool", y, at, at.output, R * S)
     launch.run(
         max_pool_kernel, grid, image, y, places, *sizes,
-        DIL_H=at.dilation[0], DIL_W=at.dilation[1], INSIDE=at.inside, KEEP=keep, **meta,
+        INSIDE=at.inside, KEEP=keep, **_windows(at), **meta,
     )  # fmt: skip
     return y.permute(0, 3, 1, 2), None if places is None else places.permute(0, 3, 1, 2)
 
 
 def max_pool2d_grad(dy: torch.Tensor, places: torch.Tensor, at: Windows) -> torch.Tensor:
     """dx [N, C, H, W] from dy and the places of the maxima, both [N, C, OH, OW]."""
-    dilation = {"DIL_H": at.dilation[0], "DIL_W": at.dilation[1]}
-    return problem.grad(max_pool_spread_kernel, max_pool_grad_kernel, at, dy, places, **dilation)
+    return problem.grad(max_pool_spread_kernel, max_pool_grad_kernel, at, dy, places, **_windows(at))
+
+
+def _windows(at: Windows) -> dict[str, Any]:
+    return {"DIL_H": at.dilation[0], "DIL_W": at.dilation[1], "ADAPTIVE": at.adaptive}

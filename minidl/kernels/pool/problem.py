@@ -39,6 +39,16 @@ def inside(h, w, H, W):
     return (h >= 0) & (h < H) & (w >= 0) & (w < W)
 
 
+@triton.jit
+def window(o, size, outputs, padding, K: tl.constexpr, STRIDE: tl.constexpr, ADAPTIVE: tl.constexpr):
+    """The window of output o along one axis: its first input, and the one behind its last, padding included."""
+    if ADAPTIVE:
+        return (o * size) // outputs, ((o + 1) * size + (outputs - 1)) // outputs
+    else:
+        start = o * STRIDE - padding
+        return start, tl.minimum(start + K, size + padding)
+
+
 def last(x: torch.Tensor) -> torch.Tensor:
     """x [N, C, H, W] as a contiguous [N, H, W, C]: a view where it is channels-last, else a copy."""
     return x.permute(0, 2, 3, 1).contiguous()

@@ -133,8 +133,9 @@ def depth(K: int, R: int, dtype: torch.dtype) -> int:
     """The longest chain of additions that a term goes through when x of K outputs is summed over R, in any layout.
 
     A lane takes one term of each block of its share. The lanes of a block are joined as a tree over runs, together at
-    most 64 deep: a thread of a GPU has at most 32 lanes of its own, and NumPy sums in pairs of runs of 16. Then come
-    the shares. Between the fewest and the most of these that K outputs may have, the chain is longest at one end.
+    most 64 deep: a thread of a GPU has at most 32 lanes of its own, and NumPy sums a row in pairs of runs of 16;
+    several columns it adds one row after the other (512 equal terms in two are off by 99 units). Then come the shares.
+    Between the fewest and the most of these that K outputs may have, the chain is longest at one end.
     """
     longest = 0
     for family in () if R < 2 else ("reduce_rows", "reduce_columns"):
@@ -142,9 +143,9 @@ def depth(K: int, R: int, dtype: torch.dtype) -> int:
         along = 1
         while along <= tile["BLOCK_K"]:
             _, rows, _ = box(tile, max(K // along, 1), R, along, family == "reduce_columns")
-            blocks = launch.cdiv(R, rows)
+            blocks, joined = launch.cdiv(R, rows), rows if launch.INTERPRETED and K > 1 else min(rows, 64)
             for programs in (launch.cdiv(K, tile["BLOCK_K"]), 2 * launch.cdiv(K, along)):
                 shares = shares_of(blocks, programs)
-                longest = max(longest, launch.cdiv(blocks, shares) + min(rows, 64) + shares)
+                longest = max(longest, launch.cdiv(blocks, shares) + joined + shares)
             along *= 2
     return min(max(R - 1, 0), longest)

@@ -15,14 +15,12 @@ from typing import Any
 
 import torch
 
+from minidl import ops
 from minidl.kernels import reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Case, OpSpec, between, bools, integers, of, one, records, refuses, tensors
+from minidl.testing.specs.base import Case, OpSpec, between, bools, integers, of, records, refuses, tensors
 from minidl.testing.specs.make import Make
-
-# Units in the last place of exp and log.
-FUNCTION_UNITS = 8
 
 
 def no_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -84,59 +82,6 @@ def summed(sizes: torch.Tensor, result: torch.Tensor, count: int, dtype: torch.d
     lost = (sizes > torch.finfo(dtype).max).double().sum_to_size(result.shape) > 0
     error = torch.where(lost, math.inf, bounds.gamma(chain, bounds.acc_unit(dtype)) * total)
     return bounds.known(error, total, dtype)
-
-
-# One operand.
-
-
-def _unary_examples(low: float | None = None) -> dict[str, Callable[[Make], Case]]:
-    return {
-        "one run": tensors(between(low, None, 3, 700)),
-        "scalar": tensors(between(low, None)),
-        "every second": lambda make: Case((make.tensor(37, 66, low=low)[:, ::2],)),
-    }
-
-
-_INTEGERS = refuses(TypeError, r"got dtype torch.int64, expected a floating type; convert it with .to\(\)", integers(3))
-_BOOL = refuses(TypeError, "got dtype torch.bool, expected a floating or", bools(3))
-
-_unary = records(
-    inputs=one(), differentiable=(0,), families=("elementwise",), examples=_unary_examples(), bad=(_INTEGERS,)
-)
-_exact = partial(_unary, bound=no_error, grad_bound=no_grad_error, bad=(_BOOL,), exact=True)
-# From values above 0.
-_positive = partial(_unary, inputs=one(low=0.0), examples=_unary_examples(low=0.0625))
-
-
-def _exp_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    y = case.args[0].exp()
-    error = times(dy, kept(y, FUNCTION_UNITS * bounds.acc_unit(dtype) * y, dtype))
-    return (bounds.rounded(grads[0], error + bounds.acc_unit(dtype) * grads[0].abs(), dtype),)
-
-
-def _sqrt_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    # The root of the smallest number is far from underflow, so what is kept is off by two roundings.
-    relative = 2 * (bounds.UNIT[dtype] + bounds.acc_unit(dtype)) + 2 * bounds.acc_unit(dtype)
-    return (where_finite(grads[0], bounds.rounded(grads[0], relative * grads[0].abs(), dtype)),)
-
-
-def _reciprocal_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    y = case.args[0].reciprocal().abs()
-    off = kept(y, bounds.acc_unit(dtype) * y, dtype)
-    error = times(dy, 2 * y * off + off * off) + 4 * bounds.acc_unit(dtype) * grads[0].abs()
-    # dy y may vanish before it is multiplied by y again.
-    error = error + y * bounds.TINY[launch.acc_torch(dtype)]
-    return (where_finite(grads[0], bounds.rounded(grads[0], error, dtype)),)
-
-
-UNARY = [
-    *map(_exact, ("neg", "abs", "sign")),
-    _exact("square", bound=few_units(1), grad_bound=few_grad_units(2)),
-    _unary("exp", bound=few_units(FUNCTION_UNITS), grad_bound=_exp_grad),
-    _positive("log", bound=few_units(FUNCTION_UNITS), grad_bound=few_grad_units(1)),
-    _positive("sqrt", bound=few_units(1), grad_bound=_sqrt_grad),
-    _unary("reciprocal", bound=few_units(1), grad_bound=_reciprocal_grad),
-]
 
 
 # Two operands.
@@ -228,6 +173,40 @@ def _pow_errors(result: torch.Tensor, roundings: int, dtype: Any, a: torch.Tenso
     return ((_power_error(a, b) + roundings * bounds.acc_unit(dtype)) * result.abs()).nan_to_num(nan=math.inf)
 
 
+def _divisors(make: Make) -> Case:
+    """Tensors with quotients of a few thousand at most."""
+    shape = make.shape(0, 4)
+    left, right = _narrowed(make, shape), _narrowed(make, shape)
+    return Case((make.tensor(*left, low=-100.0, high=100.0), make.tensor(*right, low=0.0625, high=7.0)))
+
+
+def _quotient_error(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A quotient rounded before its fraction goes may be the next whole number."""
+    a, b, mode = (*case.args, "floor")[:3]
+    near = ((a / b) - (a / b).round()).abs() <= bounds.acc_unit(dtype) * (a / b).abs()
+    step = torch.where(near & (mode == "trunc"), 1.0, 0.0)
+    return where_finite(y, bounds.rounded(y, step, dtype))
+
+
+def _left_error(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Exact, and rounded once; there is none where the quotient overflows float64."""
+    a, b = case.args[:2]
+    error = torch.where((a / b).isinf() & (b != 0) & a.isfinite(), math.inf, 0.0)
+    return where_finite(y, bounds.rounded(y, error, dtype))
+
+
+def _left_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """That of b is dy times a whole quotient, rounded."""
+    function = getattr(torch, (*case.args, "remainder")[2])
+    both = Case(case.args[:2])
+
+    def errors(terms: torch.Tensor, dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, _: Any) -> torch.Tensor:
+        next_one = torch.where(_quotient_error(Case((a, b, "trunc")), terms, dtype) > 0.5, dy.abs(), 0.0)
+        return 2 * bounds.acc_unit(dtype) * terms.abs() + next_one
+
+    return _broadcast_grads(function, _no_errors, errors)(both, dy, grads, dtype)
+
+
 def _pow_inputs(make: Make) -> Case:
     shape = make.shape(0, 3)
     left, right = _narrowed(make, shape), _narrowed(make, shape)
@@ -256,6 +235,26 @@ BINARY = [
         inputs=_pow_inputs,
         bound=bounds.off_by(lambda case, y, dtype: _pow_errors(y, 1, dtype, *case.args)),
         examples=_binary_examples(low=0.0625),
+    ),
+    _binary(
+        "floor_divide",
+        op=lambda a, b, mode="floor": ops.div(a, b, rounding_mode=mode),
+        reference=lambda a, b, mode="floor": torch.div(a, b, rounding_mode=mode),
+        inputs=lambda make: Case((*_divisors(make).args, make.choice(["floor", "trunc"]))),
+        bound=_quotient_error,
+        grad_bound=no_grad_error,
+        examples={**_binary_examples(), "trunc": tensors((3, 70), between(0.5, 3, 3, 70), extra=("trunc",))},
+        bad=BINARY_BAD[:2],
+    ),
+    _binary(
+        "remainder",
+        op=lambda a, b, name="remainder": getattr(ops, name)(a, b),
+        reference=lambda a, b, name="remainder": getattr(torch, name)(a, b),
+        inputs=lambda make: Case((*_divisors(make).args, make.choice(["remainder", "fmod"]))),
+        bound=_left_error,
+        grad_bound=_left_grad,
+        examples={**_binary_examples(0.5), "fmod": tensors((3, 70), between(0.5, 3, 3, 70), extra=("fmod",))},
+        bad=BINARY_BAD[:2],
     ),
     _arithmetic("maximum", _no_errors, _no_errors, bound=no_error, exact=True),
     _arithmetic("minimum", _no_errors, _no_errors, bound=no_error, exact=True),
@@ -338,4 +337,4 @@ CHOICES = [
     ),
 ]
 
-SPECS = [*UNARY, *BINARY, *COMPARISONS, *CHOICES]
+SPECS = [*BINARY, *COMPARISONS, *CHOICES]

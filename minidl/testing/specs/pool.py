@@ -126,10 +126,16 @@ _WINDOWS = (
 )
 
 
-def _even_inputs(make: Make) -> Case:
-    output = make.size(1, 4), make.size(1, 4)
-    x = make.tensor(make.size(1, 3), make.size(1, 9), *(o * make.size(1, 4) for o in output))
-    return Case((x, make.choice([output, 1])))
+def _adaptive_max_inputs(make: Make) -> Case:
+    x, output = _adaptive_inputs(make).args
+    return Case((distinct(x), output))
+
+
+def _adaptive_max_grad(case: Case, dy: Any, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    at = pool.adaptive_windows(
+        "adaptive_max_pool2d", case.args[0].shape[2:], case.arguments(ops.adaptive_max_pool2d)[1]
+    )
+    return (_linear(grads[0], _of_sizes(case, dy, F.adaptive_max_pool2d), at.near[0] * at.near[1] - 1, dtype),)
 
 
 SPECS = [
@@ -194,13 +200,18 @@ SPECS = [
     _record(
         "adaptive_max_pool2d",
         reference=F.adaptive_max_pool2d,
-        inputs=_even_inputs,
+        inputs=_adaptive_max_inputs,
         bound=no_error,
-        grad_bound=lambda case, dy, grads, dtype: (torch.zeros_like(grads[0]),),
-        examples={"quarters": tensors((2, 5, 8, 12), output_size=4), "global": tensors((5, 70, 7, 7), output_size=1)},
+        grad_bound=_adaptive_max_grad,
+        examples={
+            "quarters": tensors((2, 5, 8, 12), output_size=4),
+            "global": tensors((5, 70, 7, 7), output_size=1),
+            "shrinking": tensors((3, 33, 10, 7), output_size=(3, 4)),
+            "growing": tensors((2, 5, 3, 4), output_size=7),
+        },
         bad=(
             _INTEGERS,
-            refuses(ValueError, r"output_size \[3, 3\] does not divide an image of \[4, 4\]", _ONE, output_size=3),
+            refuses(ValueError, "output_size is -1, expected a whole number from 0", _ONE, output_size=-1),
         ),
         exact=True,
     ),

@@ -283,7 +283,7 @@ SPECS = [
             "affine": _affine(3, 5, 6, 7, rest=(None, None), C=5),
         },
         bad=(
-            refuses(ValueError, "running statistics are not built", (3, 4, 5), (4,), (4,)),
+            refuses(ValueError, r"running_mean has shape \[4\], expected \[5\]", (3, 5, 6), (4,), (4,)),
             refuses(ValueError, "more than 1 value per channel", (3, 4, 1)),
         ),
     ),
