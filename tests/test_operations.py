@@ -61,7 +61,6 @@ WITHOUT_RECORD: dict[str, str] = {
             "outer",
             "remainder",
             "select",
-            "sort",
             "split",
             "std",
             "tril",
