@@ -30,8 +30,7 @@ def select_kernel(
     size = ((part + 1) * R // parts - start).to(tl.int32)
     o = tl.arange(0, BLOCK)
     m = o < size
-    b_x = tl.load(p_x + row + start + o, mask=m, other=0)  # [BLOCK]
-    b_i = key(b_x, LARGEST, KEY)
+    b_i = key(tl.load(p_x + row + start + o, mask=m, other=0), LARGEST, KEY)  # [BLOCK]
     # A bit of the unsigned key is set by turning it: the highest one of the lowest key, too.
     least = tl.full((), LOWEST, KEY)
     bit = tl.full((), LOWEST, KEY)
@@ -50,8 +49,9 @@ def select_kernel(
     to = tl.program_id(0).to(tl.int64) * k + n_above + tl.minimum(n_equal, wanted)
     b_at = start + o
     if p_at is not None:
-        b_at = tl.load(p_at + row + start + o, mask=m, other=0)
-    tl.store(p_y + to, b_x, mask=taken)
+        b_at = tl.load(p_at + row + start + o, mask=taken, other=0)
+    # Read again: kept so long, values spill.
+    tl.store(p_y + to, tl.load(p_x + row + start + o, mask=taken, other=0), mask=taken)
     tl.store(p_j + to, b_at, mask=taken)
 
 

@@ -19,7 +19,7 @@ PIECE = 128
 LONG = 2**30  # positions take 64 bits from here on
 # Elements of a program: a piece's are compared with STEP at once.
 LANES, JOINED = (16384, 16384) if launch.INTERPRETED else (256, 512)
-STEP = 16
+STEP = 8
 
 
 @triton.jit
