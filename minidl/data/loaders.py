@@ -37,7 +37,7 @@ class Loaded:
         def parts() -> Iterator[tuple[torch.Tensor, ...]]:
             for batch in self.loader:
                 found: list[torch.Tensor] = []
-                # The form alone waits: a batch's memory is free for one to come as soon as it is copied.
+                # The form alone waits: a batch's memory is free as soon as it is copied.
                 forms.append(_mapped(batch, torch.Tensor, functools.partial(_taken, found)))
                 yield tuple(found)
 

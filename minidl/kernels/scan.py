@@ -2,10 +2,10 @@
 
     x, y  [A, R, B], contiguous; the gradient of a running sum is the running sum of dy from the other end
 
-A program takes BLOCK_M of the A B rows and walks along R, BLOCK_N at a time, with the sum so far. Where rows are few and
-long, programs take shares of R: one launch sums each share, another makes running sums of these, and a third walks
-along each share from where it begins. The order of the additions depends on the tile and the device's processors alone.
-Sums are in float32 (float64 for float64) and rounded as they are stored.
+A program takes BLOCK_M of the A B rows and walks along R, BLOCK_N at a time, with the sum so far. Where rows are few
+and long, programs take shares of R: one launch sums each share, another makes running sums of these, and a third walks
+along each share from where it begins. The order of the additions depends on the tile and the number of processors
+alone. Sums are in float32 (float64 for float64) and rounded as they are stored.
 """
 
 import math
@@ -16,6 +16,10 @@ import triton.language as tl
 
 from minidl.kernels.reduce.layout import shares_of
 from minidl.runtime import check, launch
+
+# The fewest blocks of a row that is shared out: a program walks over one in 0.5 us on an H200, and two more launches
+# take some 5 us.
+LONG = 16
 
 
 @triton.jit
@@ -71,7 +75,8 @@ def shared(K: int, R: int, dtype: torch.dtype) -> tuple[launch.Tile, int, int]:
     """The tile of K rows of R, how much of a row a program takes, and how many take one."""
     tile = launch.tile("elementwise_tile", dtype, M=K, N=R)
     blocks, programs = launch.cdiv(R, tile["BLOCK_N"]), launch.cdiv(K, tile["BLOCK_M"])
-    share = launch.cdiv(blocks, shares_of(blocks, programs)) * tile["BLOCK_N"]
+    few = blocks >= LONG and programs <= launch.processors()
+    share = launch.cdiv(blocks, shares_of(blocks, programs) if few else 1) * tile["BLOCK_N"]
     return tile, share, launch.cdiv(R, share)
 
 

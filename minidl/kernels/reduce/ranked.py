@@ -18,8 +18,9 @@ from minidl.runtime import check, launch, order
 
 LONG_NOWHERE, NOWHERE = tl.constexpr(2**62), tl.constexpr(2**31 - 1)
 MANY = 2**31 - 1  # positions take 64 bits from here on
-# The most blocks that a program walks over, at 0.7 to 0.9 us each on an H200.
-WALK = 16
+# The most blocks that a program walks over, at 0.7 to 0.9 us each on an H200, unless FEW walks of programs that fill
+# the device cost less than the counts that settle a key.
+WALK, FEW = 16, 8
 
 
 @triton.jit
@@ -93,10 +94,10 @@ def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tup
     K1, R, K2 = of.boxes
     tile = launch.tile(of.family, x.dtype, K=of.K, R=R)
     k1, r, k2 = box(tile, K1, R, K2, of.family == "reduce_columns")
-    if k * launch.cdiv(R, r) > WALK:
+    programs = launch.cdiv(K1, k1) * launch.cdiv(K2, k2)
+    if k * launch.cdiv(R, r) > WALK and (k > FEW or programs < 4 * launch.processors()):
         y, found = _shrunk(x.movedim(at, -1), k, largest)
         return y.movedim(-1, at).contiguous(), found.movedim(-1, at).contiguous()
-    programs = launch.cdiv(K1, k1) * launch.cdiv(K2, k2)
     wide = key_type(x.dtype) == tl.int64
     launch.run(
         leading_kernel, (programs,), of.x, y, found, *of.extents, k, y.shape[at + 1 :].numel(),
