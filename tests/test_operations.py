@@ -221,6 +221,10 @@ def test_every_tile(spec, family, dtype, tile, some):
 )
 def test_bad_inputs_are_refused(spec, bad):
     make = SeededMake(0, torch.float32, default_device(), sizes=EXTENTS)
+    if bad.values and not launch.INTERPRETED:
+        _, outputs = battery.call(spec, bad.inputs(make))
+        assert all(out.data.isnan().any() for out in outputs)
+        return
     with pytest.raises(bad.error, match=bad.message):
         battery.call(spec, bad.inputs(make))
 

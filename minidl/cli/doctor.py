@@ -19,7 +19,7 @@ class Doctor(Settings):
     """Show what this machine can run and what is missing; with --compile, check every kernel for each GPU.
 
     The compile prints each kernel's registers, spills, shared memory and matrix instructions. Its exit code is 1 if a
-    kernel spills, exceeds a limit or has serialised matrix instructions.
+    kernel spills, exceeds a limit, has serialised matrix instructions, or a float32 constant among float64 values.
 
     With --warm, compile into Triton's cache (TRITON_CACHE_DIR) what the usual commands launch, in all processes: for an
     image of a container, or before the first command. NAMES are text, table, images, gan (to train with default

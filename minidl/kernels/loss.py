@@ -69,6 +69,12 @@ def load_or_one(p, o, m, ACC: tl.constexpr):
 
 
 @triton.jit
+def exact(NUMBER: tl.constexpr, like):
+    """A number as a block like another: a comparison takes a Python number as a float32."""
+    return tl.full(like.shape, NUMBER, like.dtype)
+
+
+@triton.jit
 def log_at_least(b_log):
     """A logarithm, but -100 below that; NaN stays NaN."""
     return tl.where(b_log < -100.0, -100.0, b_log)
@@ -92,10 +98,10 @@ def element_loss(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexpr):
         return tl.abs(b_x - b_t)
     elif KIND == SMOOTH:
         b_d = tl.abs(b_x - b_t)
-        return tl.where(b_d < BETA, b_d * (b_d / BETA) * 0.5, b_d - 0.5 * BETA)
+        return tl.where(b_d < exact(BETA, b_d), b_d * (b_d / BETA) * 0.5, b_d - 0.5 * BETA)
     elif KIND == HUBER:
         b_d = tl.abs(b_x - b_t)
-        return tl.where(b_d <= BETA, b_d * b_d * 0.5, (b_d - 0.5 * BETA) * BETA)
+        return tl.where(b_d <= exact(BETA, b_d), b_d * b_d * 0.5, (b_d - 0.5 * BETA) * BETA)
     elif KIND == BINARY:
         b_log, b_rest = both_logs(b_x)
         return b_w * ((b_t - 1.0) * b_rest - b_t * b_log)
@@ -139,9 +145,9 @@ def element_loss_grads(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexp
         elif KIND == ABSOLUTE:
             b_dx = b_sign
         elif KIND == SMOOTH:
-            b_dx = tl.where(tl.abs(b_d) < BETA, b_d / BETA, b_sign)
+            b_dx = tl.where(tl.abs(b_d) < exact(BETA, b_d), b_d / BETA, b_sign)
         else:
-            b_dx = tl.where(tl.abs(b_d) <= BETA, b_d, b_sign * BETA)
+            b_dx = tl.where(tl.abs(b_d) <= exact(BETA, b_d), b_d, b_sign * BETA)
         return b_dx, b_dx * -1.0
 
 

@@ -127,7 +127,8 @@ def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
     apart = view.reshape(input, *(size for each in sizes for size in (1, each)))
     wide = view.expand(apart, *(size for pair in zip(counts, sizes, strict=True) for size in pair))
     made = view.reshape(wide, *(count * size for count, size in zip(counts, sizes, strict=True)))
-    return view.clone(made) if set(counts) <= {1} else made  # a copy in any case
+    # A copy in any case, also where all that is repeated are dimensions of size 1, which strides of 0 can say.
+    return view.clone(made) if made.data.untyped_storage()._cdata == input.data.untyped_storage()._cdata else made
 
 
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -170,7 +171,9 @@ def _not_negative(name: str, index: Tensor) -> torch.Tensor:
     if index.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name}: index has dtype {index.dtype}, expected int64 or int32")
     raw = index.data
-    if not raw.is_cuda and bool((raw < 0).any()):
+    if raw.is_cuda:  # where looking would wait: a place that no dimension has, so that NaN is what it selects
+        return torch.where(raw < 0, torch.iinfo(torch.int64).max, raw.long())
+    if bool((raw < 0).any()):
         raise IndexError(f"{name}: index {int(raw.min())} is negative")
     return raw
 

@@ -46,6 +46,10 @@ SIGNATURES = {
     "nn.RMSNorm.forward": "torch says x here, and input everywhere else",
     "ops.norm": "no dtype: convert before",
 }
+# The same, in the documentation of some of torch's versions.
+BY_VERSION = dict.fromkeys(
+    ("Tensor.bmm", "ops.bmm", "ops.mm"), "no out_dtype, which torch 2.11 has by position: convert before"
+)
 
 
 def reason(label: str, how: str) -> str | None:

@@ -116,7 +116,7 @@ class TestOperators:
     def test_format_is_of_the_number(self):
         loss = (ones(2, requires_grad=True) * 1.25).sum()
         assert f"{loss:.4f} {loss} {minidl.tensor(3):>2}" == "2.5000 2.5  3"
-        assert f"{ones(1)}" == "tensor([1.])"
+        assert f"{ones(1)}" == str(ones(1).data)
 
 
 class TestNames:

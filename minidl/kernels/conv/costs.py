@@ -53,7 +53,7 @@ def taps(problem: Problem) -> float:
     """Of one output pixel, in the mean."""
     if problem.direction == TRANSPOSED:
         both = [(axis.size, axis.backward()) for axis in (problem.geometry.h, problem.geometry.w)]
-        return math.prod(sum(walk.count * len(walk.taps) for walk in walks) / size for size, walks in both)
+        return math.prod(sum(walk.count * walk.reached for walk in walks) / size for size, walks in both)
     return problem.taps
 
 

@@ -40,6 +40,11 @@ class Walk:
     taps: tuple[int, ...]
 
     @property
+    def reached(self) -> int:
+        """How many taps there are; none where no output has an input."""
+        return 0 if self.in_start == NOWHERE else len(self.taps)
+
+    @property
     def tap_step(self) -> int:
         """From the weight of one tap to that of the next."""
         return self.taps[1] - self.taps[0] if len(self.taps) > 1 else 0

@@ -52,8 +52,8 @@ def conv_pixel_back_kernel(
         N * rows * columns, H, W, rows, columns, OH, OW, in_h, in_w, out_h, out_w, taps_h, taps_w,
         last, -STRIDE_H * S, -STRIDE_W, 0, taps_h * taps_w * C,
         GROUPS, M, CHANNELS, C, W_TAPS, MOST_H, MOST_W, 1, 1, 1, 1, STRIDE_H, STRIDE_W,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, 0, False, False, FLAT, False, True, EMPTY, TURN, False, 1, ACC,
-        PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, 0, False, False, FLAT, False, True, EMPTY, False, TURN, False, 1,
+        ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
     )  # fmt: skip
 
 
@@ -80,7 +80,12 @@ def estimate(problem: Problem) -> float:
     steps, fixed = pixel_choice.steps_of(problem, at, costs.taps(problem))
     longest, _ = pixel_choice.steps_of(problem, at, walk.taps)
     tempo = pace.of(at.tile)
-    time = pace.microseconds(_tiles(problem, at.tile), steps, tempo, problem.processors, fixed)
+    # Tiles of walks without taps only store: 1x1 stride 2, 256->512 back to 56x56, 27 images, 27 us.
+    with_taps, empty = (_tiles(problem, at.tile, taps) for taps in (True, False))
+    share = with_taps / (with_taps + empty)
+    time = pace.microseconds(with_taps, steps / share, tempo, problem.processors, fixed)
+    if with_taps + empty > tempo.slots * problem.processors:
+        time += pace.microseconds(empty, 0.0, tempo, problem.processors, fixed)
     # 3x3 stride 2, 512->512 at 7x7, 2 images: one round, as long as its tiles of four taps, 14 us.
     time = max(time, pace.microseconds(1, longest, tempo, problem.processors, fixed))
     return costs.at_least(problem, time + (0.0 if problem.in_place else pace.known().turn))
@@ -128,7 +133,9 @@ def _longest(problem: Problem) -> Problem:
     return problem._replace(direction=WALK, walks=walks, strides=())
 
 
-def _tiles(problem: Problem, tile: launch.Tile) -> int:
+def _tiles(problem: Problem, tile: launch.Tile, taps: bool | None = None) -> int:
+    """Of all walks, or of those that have taps or have none."""
     across = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups
-    counts = [at.h.count * at.v.count for at in walks_back(problem.geometry)]
+    walks = [at for at in walks_back(problem.geometry) if taps in (None, at.h.reached * at.v.reached > 0)]
+    counts = [at.h.count * at.v.count for at in walks]
     return across * sum(launch.cdiv(problem.N * count, tile["BLOCK_M"]) for count in counts)

@@ -32,6 +32,7 @@ IN_PLACE = True
 ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
+FEW_BLOCKS = tl.constexpr(4)
 
 
 @triton.jit
@@ -117,6 +118,32 @@ def add_blocks(
 
 
 @triton.jit
+def add_flat(
+    b_acc, i, p_x, p_w, o_x, m_row, x_h, x_w, o_w, m_m, H, W, JW, depth, w_start, w_tap_h, w_tap_w,
+    CHANNELS: tl.constexpr, C: tl.constexpr, M: tl.constexpr, W_TAPS: tl.constexpr,
+    IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr, TURN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """b_acc with block i of taps and channels as one axis, of `depth` values."""
+    o_k = i * BLOCK_K + tl.arange(0, BLOCK_K)
+    j = o_k // C
+    t_h = j // JW * IN_TAP_H
+    t_w = j % JW * IN_TAP_W
+    h = x_h[:, None] + t_h[None, :]
+    w = x_w[:, None] + t_w[None, :]
+    m_x = m_row[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W) & (o_k < depth)[None, :]
+    o_tap = (t_h * W + t_w).to(o_x.dtype) * CHANNELS + o_k % C
+    tap = w_start + j // JW * w_tap_h + j % JW * w_tap_w
+    if TURN:
+        o_wk = (o_k % C).to(tl.int64) * (W_TAPS * M) + tap * M
+    else:
+        o_wk = tap * C + o_k % C
+    b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
+    m_w = m_m[None, :] & (o_k < depth)[:, None]
+    b_w = tl.load(p_w + o_w[None, :] + o_wk[:, None], mask=m_w, other=0.0)  # [BLOCK_K, BLOCK_N]
+    return tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)
+
+
+@triton.jit
 def conv_pixel_tile(
     i_tile, i_split, p_x, p_w, p_bias, p_scale, p_y, p_z,
     pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, JH, JW, w_start, w_tap_h, w_tap_w, s_split, depth,
@@ -126,8 +153,8 @@ def conv_pixel_tile(
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     POOL: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, FLAT: tl.constexpr, INSIDE: tl.constexpr,
-    MARKED: tl.constexpr, EMPTY: tl.constexpr, TURN: tl.constexpr, TAPS_INNER: tl.constexpr, SPLIT: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    MARKED: tl.constexpr, EMPTY: tl.constexpr, FEW: tl.constexpr, TURN: tl.constexpr, TAPS_INNER: tl.constexpr,
+    SPLIT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_REST: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
@@ -137,8 +164,9 @@ def conv_pixel_tile(
     where the compiler is told that there are some, ptxas keeps matrix instructions in flight. WIDE: some tensor has
     more values than 32 bits count. Channels that fill no BLOCK_K are added in blocks of BLOCK_REST, after all others.
     The weights [GROUPS * M, W_TAPS, C] or, to TURN, [GROUPS * C, W_TAPS, M] have those of the first tap at w_start.
-    depth: JH * JW * C. Where the compiler knows it, o_k is divided in pairs of 16 bits, which ptxas 12.8 gets wrong:
-    5x5 7->104, transposed (128x64x64, 4 warps, 3 stages), had 4 of 175 products of other pixels on an H200.
+    depth: JH * JW * C. Where the compiler knows it, a loop of few blocks divides o_k in pairs of 16 bits, which ptxas
+    12.8 gets wrong: 5x5 7->104, transposed (128x64x64, 4 warps, 3 stages), had 4 of 175 products of other pixels on an
+    H200. FEW: all tiles have the taps of MOST_H x MOST_W, and few blocks are no loop.
 
     With SPLIT shares y is [SPLIT, pixels, GROUPS * M], of partial sums.
     """
@@ -164,28 +192,23 @@ def conv_pixel_tile(
     p_x += i_group * C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     if FLAT:
-        steps = tl.cdiv(depth, BLOCK_K)
-        share = tl.cdiv(steps, SPLIT)
-        if not EMPTY:
-            tl.assume(i_split * share < steps)
-        for i in range(i_split * share, tl.minimum(i_split * share + share, steps)):
-            o_k = i * BLOCK_K + tl.arange(0, BLOCK_K)
-            j = o_k // C
-            t_h = j // JW * IN_TAP_H
-            t_w = j % JW * IN_TAP_W
-            h = x_h[:, None] + t_h[None, :]
-            w = x_w[:, None] + t_w[None, :]
-            m_x = m_row[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W) & (o_k < depth)[None, :]
-            o_tap = (t_h * W + t_w).to(o_x.dtype) * CHANNELS + o_k % C
-            tap = w_start + j // JW * w_tap_h + j % JW * w_tap_w
-            if TURN:
-                o_wk = (o_k % C).to(tl.int64) * (W_TAPS * M) + tap * M
-            else:
-                o_wk = tap * C + o_k % C
-            b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
-            m_w = m_m[None, :] & (o_k < depth)[:, None]
-            b_w = tl.load(p_w + o_w[None, :] + o_wk[:, None], mask=m_w, other=0.0)  # [BLOCK_K, BLOCK_N]
-            b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        if FEW and SPLIT == 1 and MOST_H * MOST_W * C <= FEW_BLOCKS * BLOCK_K:
+            # Places of taps are constants: 9 instructions an element in place of 40.
+            for i in tl.static_range((MOST_H * MOST_W * C + BLOCK_K - 1) // BLOCK_K):
+                b_acc = add_flat(
+                    b_acc, i, p_x, p_w, o_x, m_row, x_h, x_w, o_w, m_m, H, W, JW, MOST_H * MOST_W * C, w_start,
+                    w_tap_h, w_tap_w, CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, TURN, PRECISION, BLOCK_K,
+                )  # fmt: skip
+        else:
+            steps = tl.cdiv(depth, BLOCK_K)
+            share = tl.cdiv(steps, SPLIT)
+            if not EMPTY:
+                tl.assume(i_split * share < steps)
+            for i in range(i_split * share, tl.minimum(i_split * share + share, steps)):
+                b_acc = add_flat(
+                    b_acc, i, p_x, p_w, o_x, m_row, x_h, x_w, o_w, m_m, H, W, JW, depth, w_start, w_tap_h, w_tap_w,
+                    CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, TURN, PRECISION, BLOCK_K,
+                )  # fmt: skip
     else:
         in_rows = 0
         in_columns = 0
@@ -252,8 +275,8 @@ def conv_pixel_kernel(
         tl.program_id(0), tl.program_id(1), p_x, p_w, p_bias, p_scale, p_y, p_z,
         pixels, H, W, QH, QW, OH, OW, in_h, in_w, out_h, out_w, JH, JW, w_start, w_tap_h, w_tap_w, s_split, depth,
         GROUPS, M, CHANNELS, C, W_TAPS, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL, WIDE, LONG, FLAT, INSIDE, MARKED, False, TURN, TAPS_INNER,
-        SPLIT, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
+        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL, WIDE, LONG, FLAT, INSIDE, MARKED, False, True, TURN,
+        TAPS_INNER, SPLIT, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
     )  # fmt: skip
 
 

@@ -114,11 +114,15 @@ def _map(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Bad:
-    """A call that must raise: its inputs, the exception, and a pattern of its message."""
+    """A call that must raise: its inputs, the exception, and a pattern of its message.
+
+    Where it raises for `values`, that is on the CPU: on a GPU, where looking would wait, the result has a NaN.
+    """
 
     inputs: Callable[[Make], Case]
     error: type[Exception]
     message: str
+    values: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,11 @@ def records(**shared: Any) -> Callable[..., OpSpec]:
 def refuses(error: type[Exception], message: str, *arguments: Argument, **rest: Any) -> Bad:
     """The call with these arguments, and what `tensors` takes besides, must raise `error`."""
     return Bad(tensors(*arguments, **rest), error, message)
+
+
+def outside(message: str, inputs: Callable[[Make], Case]) -> Bad:
+    """A call with an index or a class out of range."""
+    return Bad(inputs, IndexError, message, values=True)
 
 
 # For operations whose argument x must be floating.

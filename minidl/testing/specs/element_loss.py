@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from minidl import ops
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, OpSpec, bools, integers, refuses, tensors
+from minidl.testing.specs.base import Bad, Case, OpSpec, bools, integers, outside, refuses, tensors
 from minidl.testing.specs.loss import ELEMENT_BAD, classes, elements, options, pair, positive, reduced, reduction
 from minidl.testing.specs.make import Make
 
@@ -187,6 +187,9 @@ def _nll_inputs(make: Make) -> Case:
 
 
 _EDGES = {"mean": pair(70, 43), "each": pair(1100, reduction="none")}
+# Numbers that no float32 is: where a kernel would round them, the offline compile says so.
+_BETA = {**_EDGES, "mean": pair(70, 43, beta=0.3)}
+_DELTA = {**_EDGES, "mean": pair(70, 43, delta=0.3)}
 _WEIGHTED = refuses(ValueError, "weight is not built", (3,), (3,), weight=positive(3))
 
 SPECS = [
@@ -203,7 +206,7 @@ SPECS = [
         lambda case: _distance(case, _smooth, F.smooth_l1_loss, "beta"),
         reference=F.smooth_l1_loss,
         inputs=_inputs("beta", 1.0, 0.25, 0.0, 3.0),
-        examples=_EDGES,
+        examples=_BETA,
         bad=(*ELEMENT_BAD, Bad(pair(3, beta=-1.0), ValueError, "beta is -1.0, expected a number 0 or more")),
     ),
     _record(
@@ -211,7 +214,7 @@ SPECS = [
         lambda case: _distance(case, lambda d, delta: d.clamp(max=delta), F.huber_loss, "delta"),
         reference=F.huber_loss,
         inputs=_inputs("delta", 1.0, 0.25, 3.0),
-        examples=_EDGES,
+        examples=_DELTA,
         bad=(*ELEMENT_BAD, _WEIGHTED, Bad(pair(3, delta=0.0), ValueError, "delta is 0.0, expected a number above 0")),
     ),
     _record(
@@ -247,7 +250,7 @@ SPECS = [
         bad=(
             refuses(TypeError, "target has dtype torch.bool, expected int64 or int32 classes", (4, 3), bools(4)),
             refuses(ValueError, r"target has shape \[5\], expected \[4\]", (4, 3), integers(5, high=2)),
-            Bad(tensors((4, 3), integers(4, low=3, high=3)), IndexError, "nll_loss: target holds 3"),
+            outside("nll_loss: target holds 3", tensors((4, 3), integers(4, low=3, high=3))),
         ),
     ),
 ]

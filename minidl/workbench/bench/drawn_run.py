@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import threading
 import time
@@ -30,6 +31,7 @@ TARGET_MS = 4.0
 ROUNDS = 3
 GOAL = 1.0
 LEAST = 0.001  # a ratio is rounded to this, and one of 0 has no logarithm
+LONGEST = 120.0  # seconds of a row
 # Rows whose kernels are compiled together before the first of them is measured.
 AHEAD = 48
 
@@ -110,7 +112,8 @@ def run(
                 progress.update(task, description="compiling")
                 compiled.wait(number)
             progress.update(task, description=row.name)
-            found.rows[_key(row)] = measured(row, clock, regret)
+            with _no_longer_than(LONGEST, found, row, keep):
+                found.rows[_key(row)] = measured(row, clock, regret)
             left -= 1
             keep()
             progress.advance(task)
@@ -119,13 +122,27 @@ def run(
     return left
 
 
+@contextlib.contextmanager
+def _no_longer_than(seconds: float, found: Drawn, row: Row, keep: Callable[[], None]) -> Iterator[None]:
+    """A block that ends this process where it takes longer on a GPU: the next one goes on with the next row.
+
+    cuDNN's search did not come back from the gradient of 14x14 patches of 411 images, and cannot be interrupted.
+    """
+    if row.device != "cuda":
+        yield
+        return
+    found.rows[_key(row)] = {**_said(row), "error_ok": None, "skipped": f"no end within {seconds:g} s"}
+    keep()
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 def measured(row: Row, make_clock: MakeClock, regret: bool = False, rounds: int = ROUNDS) -> dict[str, Any]:
     """A row of the results file, whatever happens to it."""
-    shape = row.shape
-    said = {
-        "index": row.index, "direction": row.direction, "name": row.name, "of": row.of, "group": shape.group,
-        "shape": str(shape), "sizes": shape._asdict(), "dtype": str(row.dtype).removeprefix("torch."), "goal": GOAL,
-    }  # fmt: skip
+    said = _said(row)
     started = time.perf_counter()
     if row.device == "cuda":
         torch.cuda.empty_cache()
@@ -147,6 +164,15 @@ def measured(row: Row, make_clock: MakeClock, regret: bool = False, rounds: int 
     if left_out:
         found["left_out"] = left_out
     return {**said, **found, "seconds": round(time.perf_counter() - started, 2)}
+
+
+def _said(row: Row) -> dict[str, Any]:
+    """What a row is of."""
+    shape = row.shape
+    return {
+        "index": row.index, "direction": row.direction, "name": row.name, "of": row.of, "group": shape.group,
+        "shape": str(shape), "sizes": shape._asdict(), "dtype": str(row.dtype).removeprefix("torch."), "goal": GOAL,
+    }  # fmt: skip
 
 
 class _Compiled:

@@ -37,6 +37,7 @@ class Figures:
     wants_matrix: bool = False  # a product in a type that tensor cores have
     serialised: bool = False
     hasty: bool = False  # accesses memory before waiting for the previous launch
+    rounded: str = ""  # float32 constants among float64 values (`doctor.constants`)
     seconds: float = 0.0
     error: str = ""
 
@@ -103,6 +104,8 @@ def problems(job: Job, figures: Figures, accepted: Iterable[Accepted] | None = N
         found.append("matrix instructions are serialised (ptxas warning C7510, C7511 or C7515)")
     if figures.hasty:
         found.append("accesses memory before waiting for the previous launch")
+    if figures.rounded and job.dtype == "float64":
+        found.append(f"float64 values meet constants rounded to float32: {figures.rounded}")
     if figures.wants_matrix and not figures.matrix:
         found.append("no matrix instructions")
     return found

@@ -29,6 +29,7 @@ from triton.runtime.cache import get_cache_manager
 
 from minidl.jobs import Job
 from minidl.runtime import ahead, launch
+from minidl.workbench.doctor import constants
 from minidl.workbench.doctor.jobs import Figures, target_name
 from minidl.workbench.first_line import first_line
 
@@ -42,7 +43,7 @@ INSTRUCTIONS = {
 WANTS_MATRIX = r" tt\.dot .*(?:inputPrecision = tf32|: tensor<[\dx]+x(?:f16|bf16|f64|f8E\w+)> \*)"
 WAIT = "griddepcontrol.wait"
 MEMORY = r"\b(?:ld\.global|st\.global|cp\.async|atom\.global|red\.global)"
-FIGURES_FILE = "minidl_figures_2.json"
+FIGURES_FILE = "minidl_figures_4.json"
 
 
 @contextlib.contextmanager
@@ -93,6 +94,7 @@ def _read(compiled: Any, said: str, seconds: float) -> Figures:
         wants_matrix=re.search(WANTS_MATRIX, compiled.asm["ttir"]) is not None,
         serialised=any(code in said for code in SERIALISED),
         hasty=_hasty(ptx),
+        rounded=", ".join(constants.rounded(compiled.asm["ttir"])),
         seconds=seconds,
     )
 

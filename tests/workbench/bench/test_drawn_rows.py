@@ -1,6 +1,8 @@
 """Drawn shapes measured end to end where there is no GPU, wrong and failing ones, and what their file says."""
 
 import json
+import subprocess
+import sys
 from functools import partial
 from random import Random
 
@@ -276,6 +278,22 @@ def test_kernels_of_the_next_rows_are_compiled_while_these_are_measured(monkeypa
         compiled.wait(number)
         assert begun[-1] == rows[number + drawn_run.AHEAD :][: drawn_run.AHEAD]
     assert [row for some in begun for row in some] == rows
+
+
+def test_a_row_that_does_not_come_back_is_skipped_by_the_next_process():
+    """In a process of its own, which is ended."""
+    code = """
+import time, torch
+from tests.workbench.bench.test_drawn_rows import found_of
+from minidl.workbench.bench import drawn_run
+found = found_of("conv")
+row = drawn_run.Row("conv", 1, 0, "forward", torch.float32, "cuda")
+with drawn_run._no_longer_than(0.2, found, row, lambda: print(found.rows[0, "forward"]["skipped"], flush=True)):
+    time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == "no end within 0.2 s\n"
 
 
 def test_figures_by_hand():

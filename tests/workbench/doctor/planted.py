@@ -1,4 +1,4 @@
-"""Kernels for the offline compile: one without fault, two with."""
+"""Kernels for the offline compile, with faults and without."""
 
 import triton
 import triton.language as tl
@@ -46,3 +46,23 @@ def patient_kernel(p_x, BLOCK: tl.constexpr):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     tl.store(p_x + o, tl.load(p_x + o) + 1.0)
+
+
+@triton.jit
+def constant_kernel(p_x, WHERE: tl.constexpr, BLOCK: tl.constexpr):
+    """float64 values that meet 0.1: a float32 in what WHERE names, but for the last two."""
+    o = tl.arange(0, BLOCK)
+    b_x = tl.load(p_x + o)
+    if WHERE == "maximum":
+        b_x = tl.maximum(b_x, 0.1)
+    elif WHERE == "comparison":
+        b_x = tl.where(b_x < 0.1, 0.0, b_x)
+    elif WHERE == "two numbers":
+        b_x = b_x * tl.where(b_x < 0.0, 0.1, 1.0)
+    elif WHERE == "float32":
+        b_x = b_x + (tl.sqrt(o.to(tl.float32)) + 0.1)
+    elif WHERE == "operator":
+        b_x = b_x * 0.1 + tl.where(b_x < 0.5, b_x, 0.1)
+    else:
+        b_x = tl.maximum(b_x, tl.full((BLOCK,), 0.1, b_x.dtype))
+    tl.store(p_x + o, b_x)
