@@ -94,7 +94,6 @@ WITHOUT_RECORD: dict[str, str] = {
             "scatter_add",
             "select",
             "softmin",
-            "sort",
             "split",
             "std",
             "std_mean",

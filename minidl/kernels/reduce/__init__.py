@@ -23,12 +23,13 @@ from minidl.kernels.reduce import positions, sums
 from minidl.kernels.reduce.layout import again, offsets, seen, whole
 from minidl.kernels.reduce.positions import spread
 from minidl.kernels.reduce.ranked import leading
+from minidl.kernels.reduce.sorting import sort
 from minidl.kernels.reduce.sums import AS_IT_IS, EQUAL, MAX, MIN, OVER_COUNT, ROOT, SQUARES, SUM, depth
 from minidl.runtime import check, launch
 
 __all__ = [
     "again", "amax", "amin", "argmax", "argmin", "band", "count_equal", "depth", "extreme", "kept_shape", "leading",
-    "mean", "norm", "offsets", "spread", "sum", "sum_rows", "sum_to", "whole",
+    "mean", "norm", "offsets", "sort", "spread", "sum", "sum_rows", "sum_to", "whole",
 ]  # fmt: skip
 
 

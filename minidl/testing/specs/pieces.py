@@ -1,7 +1,8 @@
 """Records of what puts parts of tensors elsewhere, and of running sums.
 
-Nothing is rounded on the way there, but for running sums: element r is off by at most gamma(2 r) times the sum of the
-magnitudes up to it, the sums inside of blocks and those of blocks. A gradient adds up what was chosen several times.
+Nothing is rounded on the way there, but for running sums: an element is off by at most gamma(d) times the sum of the
+magnitudes up to it, d the longest chain of additions (`kernels.scan.depth`). A gradient adds up what was chosen several
+times.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from minidl.kernels import scan
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
 from minidl.testing.specs.base import Case, OpSpec, bools, outside, records, refuses, tensors
@@ -21,7 +23,8 @@ from minidl.testing.specs.make import Make
 def _running(x: torch.Tensor, dim: int, dtype: torch.dtype, result: torch.Tensor) -> torch.Tensor:
     total = x.abs().cumsum(dim)
     length = x.shape[dim] if x.dim() else 1
-    error = bounds.gamma(2 * length, bounds.acc_unit(dtype)) * total
+    depth = scan.depth(x.numel() // length, length, dtype) if x.numel() else 0
+    error = bounds.gamma(depth, bounds.acc_unit(dtype)) * total
     return torch.where(result.isfinite(), bounds.rounded(result, bounds.known(error, total, dtype), dtype), 0.0)
 
 
@@ -124,7 +127,8 @@ SPECS: list[OpSpec] = [
             "rows": tensors((37, 65), extra=(1,)),
             "columns": tensors((65, 37), extra=(0,)),
             "middle": tensors((3, 70, 5), extra=(1,)),
-            "long": tensors((2, 1500), extra=(-1,)),
+            "long": tensors((2, 9001), extra=(-1,)),
+            "long columns": tensors((9001, 2), extra=(0,)),
         },
         bad=(refuses(IndexError, "dim 2 is out of range for a tensor of 2", (2, 3), extra=(2,)),),
     ),

@@ -146,6 +146,11 @@ def _first_k(make: Make) -> Case:
     return Case((x, make.integer(0 if x.dim() else 1, size), -1 if dim is None else dim, bool(make.integer(0, 1))))
 
 
+def _ordered(make: Make) -> Case:
+    x, _, dim, descending = _first_k(make).args
+    return Case((x, dim, descending))
+
+
 def _ranked(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> Any:
     """The first k of a stable sort."""
     return tuple(t.narrow(dim, 0, k) if x.dim() else t for t in torch.sort(x, dim=dim, descending=largest, stable=True))
@@ -221,12 +226,32 @@ SPECS = [
             "columns": tensors((65, 37), extra=(4, 0)),
             "channels": tensors((3, 5, 6, 7), extra=(2, 1)),
             "nearly all": tensors((70, 5), extra=(4,)),
+            "many of long rows": tensors((2, 5003), extra=(20,)),
+            "many of columns": tensors((300, 3), extra=(50, 0, False)),
+            "half of long rows": tensors((2, 5003), extra=(2100, 1)),
             "ties": lambda make: Case((make.tensor(37, 1).expand(37, 65), 3)),
         },
         bad=(
             refuses(IndexError, "dim 2 is out of range", (2, 3), extra=(1, 2)),
             refuses(ValueError, "k is 4, expected 0 to 3, the size of dim -1", (2, 3), extra=(4,)),
         ),
+    ),
+    _floating(
+        "sort",
+        reference=lambda x, dim=-1, descending=False: _ranked(x, x.shape[dim] if x.dim() else 1, dim, descending),
+        inputs=_ordered,
+        bound=_exactly,
+        grad_bound=no_grad_error,
+        families=("elementwise",),
+        exact=True,
+        examples={
+            "rows": tensors((37, 65), extra=(1,)),
+            "long rows": tensors((2, 1003), extra=(-1, True)),
+            "columns": tensors((65, 37), extra=(0,)),
+            "middle": tensors((3, 70, 5), extra=(1,)),
+            "ties": lambda make: Case((make.tensor(7, 1).expand(7, 165), 1)),
+        },
+        bad=(refuses(IndexError, "dim 2 is out of range", (2, 3), extra=(2,)),),
     ),
     _maximum(
         "argmax",
