@@ -76,7 +76,7 @@ CHANGES = {
     "weights": lambda net: net.plain[1].weight.mul_(2) + net.parts[2][1].bias.sub_(1),
     "loaded": lambda net: net.load_state_dict({k: v * 2 for k, v in net.state_dict().items()}),
     "another tensor": lambda net: setattr(net.parts[1][1], "weight", nn.Parameter(net.parts[1][1].weight + 1)),
-    "trained": lambda net: (net.parts[1].train()(torch.ones(2, 8, 3, 3, dtype=torch.float64)), net.eval()),
+    "trained": lambda net: (net.parts[1].train()(net.parts[1][1].weight.new_ones(2, 8, 3, 3)), net.eval()),
     "an optimizer": _stepped,
     "by data": lambda net: net.parts[1][1].running_var.data.mul_(3),
     "data set": lambda net: setattr(net.parts[1][1].weight, "data", net.parts[1][1].weight + 1),

@@ -5,11 +5,14 @@ import torch
 import torch.nn.functional as F
 
 import minidl.torch as mt
+from minidl.tensors import default_device
 from minidl.torch import registry
+
+_DEVICE = default_device()
 
 
 def _randn(*shape, last=False):
-    made = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(_DEVICE)
     if last:
         made = made.movedim(1, -1).contiguous().movedim(-1, 1)
     return made
@@ -22,8 +25,8 @@ def _conv_norm(x, w, gamma, beta, added):
     return conv_norm(x, w, None, added, gamma, beta, None, None, None, 0.1, 1e-5, *settings, "relu", 0.0)[0]
 
 
-_ROWS, _OFFSETS = torch.tensor([4, 0, 2, 4, 4, 1]), torch.tensor([0, 2, 2])
-_CLASSES = torch.tensor([1, 0, 2])
+_ROWS, _OFFSETS = torch.tensor([4, 0, 2, 4, 4, 1], device=_DEVICE), torch.tensor([0, 2, 2], device=_DEVICE)
+_CLASSES = torch.tensor([1, 0, 2], device=_DEVICE)
 # name: (ours, torch's, tensors)
 CASES = {
     "conv1d": (
@@ -197,7 +200,7 @@ def test_results_and_gradients_are_torchs(case):
     ours_in, torchs_in = _leaves(tensors()), _leaves(tensors())
     y, expected = ours(*ours_in), torchs(*torchs_in)
     torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
-    dy = _randn(*y.shape) if y.dim() else torch.tensor(1.5, dtype=torch.float64)
+    dy = _randn(*y.shape) if y.dim() else torch.tensor(1.5, dtype=torch.float64, device=_DEVICE)
     y.backward(dy)
     expected.backward(dy)
     for one, other in zip(ours_in, torchs_in, strict=True):

@@ -35,7 +35,9 @@ def filled(t, x, y, index):
         (torch.tensor([True, False, True]), (1, 4)), (torch.eye(3, 4) > 0, (3,)),
     ],
 )  # fmt: skip
-def test_gradients_are_torchs(index, shape):
+def test_gradients_are_torchs(index, shape, device):
+    if index == [0, 0] and device.type == "cuda":
+        pytest.skip("which of two values stays torch leaves open on a GPU")
     values = drawn(3, 4), drawn(*shape, seed=1)
     x, y = map(leaf, values)
     a, b = (v.clone().requires_grad_() for v in values)

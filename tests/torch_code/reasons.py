@@ -52,7 +52,7 @@ SIGNATURES = {
 }
 # The same, in the documentation of some of torch's versions.
 BY_VERSION = dict.fromkeys(
-    ("Tensor.bmm", "ops.bmm", "ops.mm"), "no out_dtype, which torch 2.11 has by position: convert before"
+    ("Tensor.bmm", "ops.addmm", "ops.bmm", "ops.mm"), "no out_dtype, which torch 2.11 has by position: convert before"
 )
 
 

@@ -36,12 +36,12 @@ def _made(function, sample):
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", NAMES)
-def test_samples(name):
+def test_samples(name, device):
     info = next(info for info in databases()[0] if info.name in (name, f"nn.functional.{name}"))
     ours = getattr(mt, name)
     if name == "embedding_bag":
         ours = lambda weight, index, **options: mt.embedding_bag(index, weight, **options)  # noqa: E731
-    every = info.sample_inputs("cpu", torch.float64, requires_grad=True)
+    every = info.sample_inputs(str(device), torch.float64, requires_grad=True)
     small = (
         sample
         for sample in every
