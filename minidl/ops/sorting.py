@@ -39,5 +39,6 @@ def _sorted(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, 
         return x.clone(), torch.zeros(x.shape, dtype=torch.int64, device=x.device)
     last = x.movedim(dim, -1)
     rows = last.reshape(-1, last.shape[-1]) if x.numel() else last.new_empty(0, 1)
-    y, found = (part.reshape(last.shape).movedim(-1, dim).contiguous() for part in reduce.sort(rows, descending))
+    parts = [part.reshape(last.shape).movedim(-1, dim) for part in reduce.sort(rows, descending)]
+    y, found = (torch.empty_like(x, dtype=part.dtype).copy_(part) for part in parts)
     return y, found

@@ -7,6 +7,7 @@ weight are products of what is kept of it; in float16 they are divided after the
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ def _logits(case: Case, dtype: torch.dtype) -> tuple[Case, torch.Tensor, torch.T
     z = F.linear(x, w, given)
     error = product_error(x.abs() @ w.abs().T, len(x), len(w), w.shape[1], dtype)
     error = bounds.rounded(z, products.with_bias(z, error, given, dtype), dtype)
+    # Logits are kept in the dtype, as those of a linear layer are.
+    error = torch.where(z.abs() + error > torch.finfo(dtype).max, math.inf, error)
     return Case((z, target), case.kwargs), error.amax(1, keepdim=True), x
 
 
@@ -71,6 +74,7 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     p = q.abs().sum(axis, keepdim=True) * z.detach().softmax(1)
     (off,) = cross_entropy_grad_bound(flat, dy, (dz,), dtype)
     off = off + torch.where(kept, (1 + 8 * bounds.UNIT[dtype]) * factor * p * torch.expm1(2 * m), 0.0)
+    off = off.nan_to_num(nan=math.inf, posinf=math.inf)
     known, (R, N), K = dz.abs() + off, dz.shape, w.shape[1]
     most = 1 + (float(factor.max()) if factor.numel() else 0.0)
     chunks = bounds.gamma(-(-R // rows_at_once(R, N)) + 1, bounds.acc_unit(dtype))
