@@ -89,6 +89,12 @@ class Function:
                 if isinstance(result, tuple)
                 else cls.result_class(result)
             )
+        # What is kept is found again by its identity (`second.Kept`): a constant over a variable's value is another.
+        own = {id(value) for value, need in zip(raw, needs, strict=True) if need}
+        raw = [
+            value.detach() if not need and isinstance(value, torch.Tensor) and id(value) in own else value
+            for value, need in zip(raw, needs, strict=True)
+        ]
         context = Context(needs)
         context._where = cls.__name__
         result = cls.forward(context, *raw)

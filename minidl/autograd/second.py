@@ -42,7 +42,10 @@ class Kept:
         self._node = node
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.context, name)
+        value = getattr(self.context, name)
+        if isinstance(value, torch.Tensor) and id(value) in self._node.ids:  # an input or output kept as an attribute
+            return self._placed(value)
+        return value
 
     @property
     def saved(self) -> tuple[Any, ...]:
@@ -122,9 +125,11 @@ def gradients(
                     arrived[edge] = arrived[edge] + grad if edge in arrived else grad  # type: ignore[operator]
             if not retain_graph:
                 node.context = None
-    for edge, grad in arrived.items():
-        assert not isinstance(edge[0], Node)
-        _show(grad, edge[0]._hooks, "gradient of a leaf")
+    for (target, i), grad in arrived.items():
+        if isinstance(target, Node):  # wanted, and nothing before it
+            _show(grad, target.hooks.get(i, {}), str(target))
+        else:
+            _show(grad, target._hooks, "gradient of a leaf")
     return found | arrived
 
 

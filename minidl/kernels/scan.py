@@ -36,7 +36,7 @@ def share_sums_kernel(
 ):  # fmt: skip
     """The sums of shares of rows, [K, shares], counted from the end with REVERSE."""
     o_k, m_k, o_row = places(K, R, B, BLOCK_M)
-    begin = tl.program_id(1) * share
+    begin = tl.program_id(1).to(tl.int64) * share
     b_sum = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     for start in range(begin, tl.minimum(begin + share, R), BLOCK_N):
         o_r = start + tl.arange(0, BLOCK_N)
@@ -56,7 +56,7 @@ def cumsum_kernel(
     b_sum = tl.zeros((BLOCK_M, 1), ACC)
     if p_before is not None:
         at = tl.program_id(1)
-        begin = at * share
+        begin = at.to(tl.int64) * share
         end = tl.minimum(begin + share, R)
         b_sum = tl.load(p_before + o_k * shares + at - 1, mask=m_k & (at > 0), other=0.0)
     for start in range(begin, end, BLOCK_N):

@@ -70,7 +70,8 @@ class RoundTo(Function):
         if decimals < 0:
             there, back = back, there
         scale = 10.0 ** builtins.abs(decimals)
-        return back(elementwise.round(there(x, scale)), scale)
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        return back(elementwise.round(there(wide, scale)), scale).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:

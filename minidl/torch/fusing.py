@@ -98,6 +98,7 @@ def fuse(module: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[type[Fus
     why = _unable(module)
     if why:
         return None, why
+    before, state = dict(vars(module)), _state(module)
     try:
         graph = _traced(module)
         training = module.training
@@ -108,6 +109,13 @@ def fuse(module: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[type[Fus
             module.training = training
     except Exception as error:  # noqa: BLE001 (whatever forward does with what has no values)
         return None, f"torch.fx cannot trace it: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    finally:
+        changed = _state(module) != state
+        for name in vars(module).keys() - before:
+            del vars(module)[name]
+        vars(module).update(before)
+    if changed:
+        return None, "its forward changes what the module holds"
     if str(graph) != str(other):
         return None, "its forward depends on training"
     found, called = _rewrite(graph, module, ours)
@@ -117,6 +125,12 @@ def fuse(module: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[type[Fus
     names = dict(code.globals)
     exec(compile(code.src, f"<minidl.torch: {type(module).__name__}>", "exec"), names)  # noqa: S102 (of torch.fx)
     return _class(module, names["forward"], found, called), ""
+
+
+def _state(module: nn.Module) -> Any:
+    """What a module holds, and how long its lists and the like are."""
+    held = vars(module).items()
+    return {name: (id(each), len(each) if isinstance(each, list | dict | set) else 0) for name, each in held}
 
 
 def _unable(module: nn.Module) -> str:
@@ -254,10 +268,13 @@ def _changes_between(chain: _Chain, modules: dict[str, nn.Module]) -> bool:
 
 def _in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op == "call_module":
-        return bool(getattr(modules[str(node.target)], "inplace", False))
+        module = modules[str(node.target)]
+        known = type(module).__module__.startswith(("torch.nn.", "minidl."))  # others may change what they are given
+        return not known or bool(getattr(module, "inplace", False))
     name = getattr(node.target, "__name__", str(node.target))
     changes = name.endswith("_") or (name.startswith("i") and getattr(operator, name, None) is node.target)
-    return changes or bool(node.kwargs.get("inplace", False)) or node.target is operator.setitem
+    changes = changes or node.kwargs.get("out") is not None or node.target is operator.setitem
+    return changes or bool(node.kwargs.get("inplace", False))
 
 
 def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], called: set[str]) -> type[Fused]:
@@ -265,7 +282,9 @@ def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], c
     own: Any = type(module)
     names = _names(module)
     watched = [tuple(name.split(".")) for name in (*_sequences(module), *sorted(called))]
-    read = [name for name in names - {"training"} if type(vars(module).get(name)) in (bool, int, float, str)]
+    kinds = (bool, int, float, str, type(None))
+    read = [name for name in names - {"training"} if name in vars(module) and type(vars(module)[name]) in kinds]
+    built = _built(module)
     numbers = tuple((name, vars(module)[name]) for name in sorted(read))
     listed = "isinstance" in names
 
@@ -278,6 +297,8 @@ def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], c
                 each = each._modules.get(part, self)
             if has_hooks(each) and each is not self:
                 return own.forward(self, *args)
+        if _built(self) != built:
+            return own.forward(self, *args)
         for name, value in numbers:
             if getattr(self, name) != value:
                 return own.forward(self, *args)
@@ -303,6 +324,19 @@ def _made(base: type[Accelerated], own: Any, forward: Callable[..., Any], **memb
     members |= {"forward": call, "_minidl_torchs": own}
     members |= {"__module__": own.__module__, "__qualname__": own.__qualname__}
     return type(own.__name__, (base, own), members)
+
+
+def _built(module: nn.Module) -> Any:
+    """What a trace fixes of what a module holds: names in it and in its sequences and lists, and which are None."""
+    held = (
+        (name, None if each is None else _built(each) if _open(each) else True)
+        for name, each in module._modules.items()
+    )
+    return tuple(held), tuple((name, each is None) for name, each in module._parameters.items())
+
+
+def _open(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList | nn.ModuleDict) or inlined(module)
 
 
 def _sequences(module: nn.Module, prefix: str = "") -> Iterator[str]:

@@ -107,9 +107,18 @@ class _OneLaunch(torch.optim.Optimizer):
              [(id(p), p.dtype, p.device, p.stride()) for p in group["params"]])
             for group in self.param_groups
         ]  # fmt: skip
-        if self._units is None or key != self._made_for or len(self.state) != self._kept:
+        if self._units is None or key != self._made_for or len(self.state) != self._kept or self._replaced():
             self._units, self._made_for = list(self._made()), key
         return self._units
+
+    def _replaced(self) -> bool:
+        """Whether `state` holds other tensors than the updates'."""
+        return any(
+            self.state[unit.params[index]].get(name) is not each
+            for unit in self._units or ()
+            for index in unit.begun
+            for name, each in _live(unit.own, index).items()
+        )
 
     def _made(self) -> Iterator[_Unit]:
         alike: dict[Any, list[tuple[dict[str, Any], list[torch.Tensor]]]] = {}
@@ -148,6 +157,8 @@ class _OneLaunch(torch.optim.Optimizer):
         """Copy what `state` has of a parameter into its update's memory, and put that there; whether it has any."""
         kept = self.state.get(param)
         if not kept:
+            if "initial_accumulator_value" in self.defaults:  # a parameter that was added later
+                own.states["sum"][index].fill_(self.defaults["initial_accumulator_value"])
             return False
         for name, tensors in own.states.items():
             if kept.get(name) is not None:

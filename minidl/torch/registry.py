@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from minidl.autograd.graph import Variable
 
@@ -62,6 +63,8 @@ def operator(
         apply = super(torch.autograd.Function, _function(name, op, save, backward)).apply
 
         def recorded(*args: Any) -> Any:
+            if forward_ad._current_level >= 0:
+                _refuse_tangents(name, args)
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
                 if torch._C._are_functorch_transforms_active():
                     with _single_level():
@@ -94,6 +97,14 @@ def operator(
         return call
 
     return register
+
+
+def _refuse_tangents(name: str, args: Sequence[Any]) -> None:
+    if any(isinstance(arg, torch.Tensor) and forward_ad.unpack_dual(arg).tangent is not None for arg in args):
+        raise NotImplementedError(
+            f"minidl::{name}: forward-mode derivatives (jvp) of minidl's operators are not built; call "
+            "minidl.torch.restore(model) to take them"
+        )
 
 
 def _refuse_tensors(name: str, args: Sequence[Any]) -> None:

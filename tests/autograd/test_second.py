@@ -320,6 +320,37 @@ def test_gradients_between_are_kept_and_looked_through():
         grad(ops.sqrt(x * x) * x, x, create_graph=True)
 
 
+def test_by_a_result_that_nothing_before_is_wanted_of():
+    x = leaf(1.0, 2.0)
+    y = x * 2
+    (found,) = grad((y**2).sum(), y, create_graph=True)
+    np.testing.assert_allclose(found.data.cpu(), [4, 8])
+
+
+def test_a_constant_over_the_values_of_a_variable_is_no_variable():
+    x = leaf(1.0, 2.0, 3.0)
+    (g,) = grad((x * x.data * x).sum(), x, create_graph=True)
+    (found,) = grad((g * g).sum(), x)
+    np.testing.assert_allclose(found.data.cpu(), [8, 64, 216])
+
+
+def test_a_tensor_that_a_function_keeps_as_an_attribute():
+    class Squared(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.x = x
+            return x * x
+
+        @staticmethod
+        def backward(ctx, dy):
+            return ops.mul(dy, ctx.x) * 2
+
+    x = leaf(1.0, 2.0)
+    (g,) = grad(Squared.apply(x).sum(), x, create_graph=True)
+    (found,) = grad((g * x).sum(), x)
+    np.testing.assert_allclose(found.data.cpu(), [4, 8])
+
+
 def test_a_tensor_saved_and_changed_is_refused():
     x = leaf(2.0)
     b = Tensor(torch.ones(1, dtype=torch.float64, device=default_device()))

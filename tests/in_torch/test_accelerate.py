@@ -379,6 +379,71 @@ def test_equal_bits_from_run_to_run(pair):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+CHANGES = {
+    "longer": lambda m: m.append(nn.Linear(5, 2)),
+    "another head": lambda m: setattr(m, "4", nn.Sequential(nn.Linear(2, 2), nn.Tanh())),
+    "shorter": lambda m: m.__delitem__(5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_is_built_otherwise_afterwards(change, device):
+    """A trace has fixed what its sequences hold."""
+    parts = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 2), nn.Linear(2, 5)
+    theirs = nn.Sequential(*parts).to(device).eval()
+    if change == "another head":
+        del theirs[5]
+    ours, x = mt.accelerate(copy.deepcopy(theirs)), torch.randn(3, 2, 1, 1, device=device)
+    ours(x)
+    for model in (ours, theirs):
+        torch.manual_seed(0)
+        CHANGES[change](model)
+        model.to(device).eval()
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_forward_keeps_is_of_its_own_values(device):
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.seen, self.feat = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), [], None
+
+        def forward(self, x):
+            self.feat = self.b(self.a(x))
+            return self.feat.relu()
+
+    model = mt.accelerate(Keeps().to(device).eval())
+    assert model.feat is None
+    y = model(torch.randn(1, 2, 2, 2, device=device))
+    assert torch.equal(model.feat.relu(), y)
+
+
+def test_results_written_into_an_input_are_changes(device):
+    class Out(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+
+        def forward(self, x):
+            h = x * 1
+            y = self.a(h)
+            torch.add(h, 1, out=h)
+            return self.b(y) + h
+
+    theirs = Out().to(device).double()
+    ours, x = mt.accelerate(copy.deepcopy(theirs)), torch.randn(2, 2, 2, 2, device=device, dtype=torch.float64)
+    with torch.no_grad():
+        _close(ours(x), theirs(x))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+def test_derivatives_forwards_are_refused(device):
+    model = mt.accelerate(nn.Sequential(nn.Linear(4, 3)).to(device))
+    x = torch.randn(2, 4, device=device)
+    with pytest.raises(NotImplementedError, match=r"forward-mode .* minidl\.torch\.restore"):
+        torch.func.jvp(model, (x,), (x,))
+
+
 def test_the_script_of_the_page_runs(monkeypatch, capsys):
     """With a model of two blocks for ResNet-18, and without a GPU."""
     (script,) = [block.text for block in blocks(ROOT / "docs" / "in-torch.md", "py")]

@@ -147,6 +147,26 @@ def test_accelerated_weights_a_scaler_and_changes_of_a_group(device):
     _same(model, twin, 1e-5)
 
 
+def test_states_that_others_put_there(device):
+    """A parameter that comes later, and a state that is another tensor."""
+    ours, theirs = (nn.Parameter(torch.ones(3, device=device)) for _ in "ab")
+    late, twin = (nn.Parameter(torch.ones(3, device=device)) for _ in "ab")
+    pair = [
+        (mt.optim.Adagrad([ours], initial_accumulator_value=0.3), ours, late),
+        (torch.optim.Adagrad([theirs], initial_accumulator_value=0.3), theirs, twin),
+    ]
+    for optimizer, first, second in pair:
+        first.grad = torch.ones_like(first)
+        optimizer.step()
+        optimizer.add_param_group({"params": [second]})
+        second.grad = torch.ones_like(second)
+        optimizer.step()
+        optimizer.state[first]["sum"] = torch.full_like(first, 9.0)
+        optimizer.step()
+    torch.testing.assert_close(late, twin)
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_what_is_refused(device):
     p = nn.Parameter(torch.ones(3, 2, device=device))
     with pytest.raises(ValueError, match="differentiable"):

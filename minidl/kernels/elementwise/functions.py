@@ -28,9 +28,11 @@ FMOD_GRAD_B, REMAINDER_GRAD_B = map(tl.constexpr, (120, 121))
 
 # As plain numbers, which the host compares in C.
 COMPARISONS = frozenset(op.value for op in (EQ, NE, LT, LE, GT, GE))
-# They choose among their operands, so a number has to be one that the tensor's type has.
+# They choose among their operands, or leave what remains of one: a number has to be one that the tensor's type has.
 _PASSING = (PASS_GE, PASS_LE, PASS_GT, PASS_LT)
-CHOICES = COMPARISONS | {op.value for op in (MAXIMUM, MINIMUM, CLAMP, MAXIMUM_GRAD, MINIMUM_GRAD, *_PASSING)}
+CHOICES = COMPARISONS | {
+    op.value for op in (MAXIMUM, MINIMUM, CLAMP, MAXIMUM_GRAD, MINIMUM_GRAD, *_PASSING, FMOD, REMAINDER)
+}
 
 
 @triton.jit

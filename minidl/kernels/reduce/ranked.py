@@ -17,7 +17,7 @@ from minidl.kernels.reduce.sorting import sort
 from minidl.runtime import check, launch, order
 
 LONG_NOWHERE, NOWHERE = tl.constexpr(2**62), tl.constexpr(2**31 - 1)
-MANY = 2**31 - 1  # positions take 64 bits from here on
+MANY = 2**31 - 2**16  # positions take 64 bits from here on: a block beyond the last one is counted, too
 # The most blocks that a program walks over, at 0.7 to 0.9 us each on an H200, unless FEW walks of programs that fill
 # the device cost less than the counts that settle a key.
 WALK, FEW = 16, 8
