@@ -32,7 +32,8 @@ IN_PLACE = True
 ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
-FEW_BLOCKS = tl.constexpr(4)
+# More of them spill: the loads of the next one come before the products of this one.
+FEW_BLOCKS = tl.constexpr(1)
 
 
 @triton.jit
@@ -166,7 +167,7 @@ def conv_pixel_tile(
     The weights [GROUPS * M, W_TAPS, C] or, to TURN, [GROUPS * C, W_TAPS, M] have those of the first tap at w_start.
     depth: JH * JW * C. Where the compiler knows it, a loop of few blocks divides o_k in pairs of 16 bits, which ptxas
     12.8 gets wrong: 5x5 7->104, transposed (128x64x64, 4 warps, 3 stages), had 4 of 175 products of other pixels on an
-    H200. FEW: all tiles have the taps of MOST_H x MOST_W, and few blocks are no loop.
+    H200. FEW: all tiles have the taps of MOST_H x MOST_W, and one block of them is no loop.
 
     With SPLIT shares y is [SPLIT, pixels, GROUPS * M], of partial sums.
     """
@@ -193,7 +194,7 @@ def conv_pixel_tile(
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     if FLAT:
         if FEW and SPLIT == 1 and MOST_H * MOST_W * C <= FEW_BLOCKS * BLOCK_K:
-            # Places of taps are constants: 9 instructions an element in place of 40.
+            # Places of taps are constants: 9 instructions a value in place of 40.
             for i in tl.static_range((MOST_H * MOST_W * C + BLOCK_K - 1) // BLOCK_K):
                 b_acc = add_flat(
                     b_acc, i, p_x, p_w, o_x, m_row, x_h, x_w, o_w, m_m, H, W, JW, MOST_H * MOST_W * C, w_start,
@@ -202,9 +203,11 @@ def conv_pixel_tile(
         else:
             steps = tl.cdiv(depth, BLOCK_K)
             share = tl.cdiv(steps, SPLIT)
+            start = i_split * share
+            end = tl.minimum(start + share, steps)
             if not EMPTY:
-                tl.assume(i_split * share < steps)
-            for i in range(i_split * share, tl.minimum(i_split * share + share, steps)):
+                tl.assume(start < end)
+            for i in range(start, end):
                 b_acc = add_flat(
                     b_acc, i, p_x, p_w, o_x, m_row, x_h, x_w, o_w, m_m, H, W, JW, depth, w_start, w_tap_h, w_tap_w,
                     CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, TURN, PRECISION, BLOCK_K,
