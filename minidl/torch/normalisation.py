@@ -47,11 +47,11 @@ def _fake(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
     return last(x.shape, x), vector, torch.empty_like(vector)
 
 
-def _save(ctx: Any, inputs: Any, output: Any) -> None:
+def _save(ctx: Any, inputs: Any, output: Any, training: bool = True) -> None:
     x, weight, bias, added, *_, ctx.name, ctx.slope = inputs
     y, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
-    ctx.training = True
+    ctx.training = training
     _keep(ctx, x, mean, rstd, weight, bias, added, y)
 
 
@@ -95,11 +95,7 @@ def _fake_inference(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _save_inference(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, added, *_, ctx.name, ctx.slope = inputs
-    y, mean, rstd = output
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.training = False
-    _keep(ctx, x, mean, rstd, weight, bias, added, y)
+    _save(ctx, inputs, output, training=False)
 
 
 def _inference_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:

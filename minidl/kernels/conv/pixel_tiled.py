@@ -32,8 +32,6 @@ IN_PLACE = True
 ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
-# More of them spill: the loads of the next one come before the products of this one.
-FEW_BLOCKS = tl.constexpr(1)
 
 
 @triton.jit
@@ -193,13 +191,13 @@ def conv_pixel_tile(
     p_x += i_group * C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     if FLAT:
-        if FEW and SPLIT == 1 and MOST_H * MOST_W * C <= FEW_BLOCKS * BLOCK_K:
-            # Places of taps are constants: 9 instructions a value in place of 40.
-            for i in tl.static_range((MOST_H * MOST_W * C + BLOCK_K - 1) // BLOCK_K):
-                b_acc = add_flat(
-                    b_acc, i, p_x, p_w, o_x, m_row, x_h, x_w, o_w, m_m, H, W, JW, MOST_H * MOST_W * C, w_start,
-                    w_tap_h, w_tap_w, CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, TURN, PRECISION, BLOCK_K,
-                )  # fmt: skip
+        if FEW and SPLIT == 1 and MOST_H * MOST_W * C <= BLOCK_K:
+            # Places of taps are constants: 9 instructions a value in place of 40. Two blocks and more spill so: the
+            # loads of the next one come before the products of this one.
+            b_acc = add_flat(
+                b_acc, 0, p_x, p_w, o_x, m_row, x_h, x_w, o_w, m_m, H, W, JW, MOST_H * MOST_W * C, w_start,
+                w_tap_h, w_tap_w, CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, TURN, PRECISION, BLOCK_K,
+            )  # fmt: skip
         else:
             steps = tl.cdiv(depth, BLOCK_K)
             share = tl.cdiv(steps, SPLIT)
