@@ -166,6 +166,10 @@ class Later:
         """The result [N, C, ...] in rows of C channels that lie apart, in memory that nothing else may see."""
         return None
 
+    def in_halves(self, reads: Any) -> Any:
+        """Two tensors of one shape that the result [N, C, ...] joins along the channels, if `reads` takes both."""
+        return None
+
     def settle(self, variable: Variable) -> None:
         """Compute the result and make it the variable's."""
         self.unchanged()

@@ -13,9 +13,10 @@ from minidl.autograd import Function, is_grad_enabled
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.later import Later, may_wait
+from minidl.later import Later, may_wait, take
 from minidl.ops import folds
 from minidl.ops import pool as pools
+from minidl.ops.join import Cat
 from minidl.ops.view import one_or_many
 from minidl.runtime.check import SEVERAL, Pair, numbers
 from minidl.tensors import Tensor
@@ -27,18 +28,23 @@ SHAPES = {1: "L", 2: "H, W", 3: "D, H, W"}
 KERNELS = {1: "K", 2: "R, S", 3: "Q, R, S"}
 
 
+def keeps_z(act: Activation) -> bool:
+    """Whether the gradient of an activation is found by what is before it."""
+    return activation.parse(act)[0] not in activation.FROM_OUTPUT
+
+
 class Convolution(Function):
     """The base of both convolutions. Subclasses give the kernels."""
 
     compute: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     grad_input: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
-    grad_weight: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+    grad_weight: Callable[[Any, torch.Tensor, Any], torch.Tensor]
 
     @classmethod
     def forward(
         cls,
         ctx: Any,
-        x: torch.Tensor,
+        x: Any,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         geometry: Geometry,
@@ -48,31 +54,35 @@ class Convolution(Function):
     ) -> torch.Tensor:
         """With `statistics`, an empty list, what the kernel hands on of y for a batch norm is added to it, or None."""
         name, _ = activation.parse(act)
-        ctx.act, ctx.geometry, ctx.form, ctx.from_output = act, geometry, form, name in activation.FROM_OUTPUT
+        ctx.act, ctx.geometry, ctx.form, ctx.from_output = act, geometry, form, not keeps_z(act)
         keep_z = any(ctx.needs) and not ctx.from_output
-        x = conv.channels_last(x).movedim(-1, 1)  # a copy of rows of pixels serves the gradient of the weight as well
+        halves = isinstance(x, conv.Halves)
+        if not halves:
+            x = conv.channels_last(x).movedim(-1, 1)  # a copy serves the gradient of the weight as well
         more = {"preactivation": keep_z} if statistics is None else {"statistics": True}
         y, z = cls.compute(x, weight, geometry, bias, act, form=form, **more)
         if statistics is not None:
             statistics.append(z)
         if any(ctx.needs):
-            ctx.save(x, weight, z if keep_z else y if name is not None else None)
+            ctx.save(*(x if halves else (x,)), weight, z if keep_z else y if name is not None else None)
         return y
 
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        x, weight, kept = ctx.saved
+        *halves, weight, kept = ctx.saved
+        x = conv.Halves(*halves) if len(halves) > 1 else halves[0]
+        needs = ctx.needs if x is halves[0] else (any(ctx.needs[:2]), *ctx.needs[2:])
         dy = dy.movedim(1, -1)
         if dy.stride(-1) != 1:
             dy = dy.contiguous()
         kept = dy if kept is None else conv.channels_last(kept)
         # Channels of a joined tensor, whose rows lie apart, are copied by what sums them or takes the activation back.
-        dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
+        dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=needs[2])
         assert dz is not None
         dz = dz.contiguous().movedim(-1, 1)
-        dx = cls.grad_input(ctx, dz, weight) if ctx.needs[0] else None
-        dw = cls.grad_weight(ctx, dz, x) if ctx.needs[1] else None
-        return dx, dw, db, *[None] * (len(ctx.needs) - 3)
+        dx = cls.grad_input(ctx, dz, weight) if needs[0] else None
+        dw = cls.grad_weight(ctx, dz, x) if needs[1] else None
+        return dx, dw, db, *[None] * (len(needs) - 3)
 
 
 class Conv2d(Convolution):
@@ -84,35 +94,67 @@ class Conv2d(Convolution):
         return conv.grad_input(dz, weight, ctx.geometry, form="fft" if fft else None)
 
     @staticmethod
-    def grad_weight(ctx: Any, dz: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def grad_weight(ctx: Any, dz: torch.Tensor, x: Any) -> torch.Tensor:
         return conv.grad_weight(x, dz, ctx.geometry)
+
+
+class JoinedConv2d(Conv2d):
+    """A convolution of two tensors joined along their channels, which are read where they lie."""
+
+    @classmethod
+    def forward(cls, ctx: Any, first: torch.Tensor, second: torch.Tensor, *how: Any) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(ctx, conv.Halves(first, second), *how)
+
+    @classmethod
+    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+        dx, *others = super().backward(ctx, dy)
+        return *((None, None) if dx is None else dx.chunk(2, 1)), *others
 
 
 class ConvLater(Later):
     """A convolution, or a transposed one, that takes in an activation; and before it, where no gradient is recorded, a
-    batch norm with running statistics and, not transposed, a sum."""
+    batch norm with running statistics and, not transposed, a sum. With `halves` x is what joins them, which is not
+    computed: the kernel reads both."""
 
     def __init__(
         self, function: type[Convolution], kernel: Callable[..., Any], shape: tuple[int, ...], x: Tensor,
-        weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Tensor | None = None, act: Activation = None,
-        added: Tensor | None = None,
+        halves: tuple[Tensor, Tensor] | None, weight: Tensor, bias: Tensor | None, geometry: Geometry,
+        scale: Tensor | None = None, act: Activation = None, added: Tensor | None = None,
     ) -> None:  # fmt: skip
         wants = any(t.requires_grad for t in (x, weight, bias) if t is not None)
-        super().__init__(shape, x.dtype, x.device, wants, x, weight, bias, scale, added)
-        self.given = function, kernel, shape, x, weight, bias, geometry
+        super().__init__(shape, x.dtype, x.device, wants, *(halves or (x,)), weight, bias, scale, added)
+        self.given = function, kernel, shape, x, halves, weight, bias, geometry
         self.scale, self.act, self.added = scale, act, added
         self.statistics: list[torch.Tensor | None] | None = None
 
     def compute(self) -> Tensor:
-        function, kernel, _, x, weight, bias, geometry = self.given
+        function, kernel, _, x, parts, weight, bias, geometry = self.given
+        halves = None if parts is None else self._read(*parts)
+        if halves is None and parts is not None:
+            x = Cat.apply(1, *parts)  # with an activation or a sum it is another form
         if self.requires_grad:
-            return function.apply(x, weight, bias, geometry, self.act, None, self.statistics)
+            settings = weight, bias, geometry, self.act, None, self.statistics
+            if halves is None or parts is None:
+                return function.apply(x, *settings)
+            return JoinedConv2d.apply(*parts, *settings)
         more = {} if self.added is None else {"added": self.added.data}
         y, _ = kernel(
-            x.data, weight.data, geometry, None if bias is None else bias.data, self.act,
+            x.data if halves is None else halves, weight.data, geometry, None if bias is None else bias.data, self.act,
             scale=None if self.scale is None else self.scale.data, **more,
         )  # fmt: skip
         return Tensor(y)
+
+    def _read(self, *parts: Tensor) -> conv.Halves | None:
+        """Both parts, where the kernel that computes this reads them where they lie."""
+        *_, weight, bias, geometry = self.given
+        halves = conv.Halves(*(part.data for part in parts))
+        bias, scale, added = (None if t is None else t.data for t in (bias, self.scale, self.added))
+        kept = keeps_z(self.act) if self.requires_grad and self.statistics is None else False
+        fit = conv.reads_halves(
+            halves, weight.data, geometry, bias, self.act, scale=scale, added=added, preactivation=kept,
+            statistics=self.statistics is not None,
+        )  # fmt: skip
+        return halves if fit else None
 
     def keep_statistics(self) -> list[torch.Tensor | None] | None:
         if self.given[0] is Conv2d and self.requires_grad and self.act is None:
@@ -133,11 +175,10 @@ class ConvLater(Later):
         taken = any(each is not None for each in (self.act, self.scale, self.added))
         if self.requires_grad or wanted or taken:
             return None
-        function, kernel, shape, x, w, conv_bias, geometry = self.given
-        given, factor, shift = (None if t is None else t.data for t in (conv_bias, weight, bias))
-        folded = folds.fold(x.dtype, given, mean.data, var.data, factor, shift, eps)
-        scale, bias = map(Tensor, folded)
-        return ConvLater(function, kernel, shape, x, w, bias, geometry, scale)
+        *given, w, conv_bias, geometry = self.given
+        shift, factor, further = (None if t is None else t.data for t in (conv_bias, weight, bias))
+        scale, bias = map(Tensor, folds.fold(self.dtype, shift, mean.data, var.data, factor, further, eps))
+        return ConvLater(*given, w, bias, geometry, scale)
 
 
 @one_or_many(4)
@@ -186,9 +227,17 @@ def conv2d(
             f"conv2d: a 2x2 pool needs two rows and columns, got {geometry.h.output} x {geometry.w.output}"
         )
     if scale is None and pool is act is form is None and may_wait(input):
-        conv.check_arguments("conv2d", input.data, weight.data, None if bias is None else bias.data)
+        plain = weight.data, None if bias is None else bias.data
+
+        def reads(*parts: Tensor) -> bool:
+            conv.check_arguments("conv2d", parts[0].data, *plain)
+            return conv.reads_halves(conv.Halves(*(part.data for part in parts)), plain[0], geometry, plain[1])
+
+        halves = take(input, "in_halves", reads)
+        if halves is None:
+            conv.check_arguments("conv2d", input.data, *plain)
         shape = input.shape[0], weight.shape[0], geometry.h.output, geometry.w.output
-        return Tensor._of_later(ConvLater(Conv2d, conv.forward, shape, input, weight, bias, geometry))
+        return Tensor._of_later(ConvLater(Conv2d, conv.forward, shape, input, halves, weight, bias, geometry))
     if not recorded("conv2d", input, weight, bias, scale):
         y, _ = conv.forward(
             input.data, weight.data, geometry, None if bias is None else bias.data, act,

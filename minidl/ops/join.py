@@ -11,7 +11,7 @@ for all else the parts are joined as always, and what was joined may be changed 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -112,6 +112,10 @@ class JoinLater(Later):
             if (under_way := call()) is not None:
                 under_way.notes[_NAME] = self
         return made
+
+    def in_halves(self, reads: Callable[[Tensor, Tensor], bool]) -> Any:
+        parts = self.parts
+        return parts if len(parts) == 2 and parts[0].shape == parts[1].shape and reads(*parts) else None
 
     def holds(self, parts: Sequence[Tensor]) -> bool:
         """Whether it was made of these parts, as they are now."""

@@ -12,11 +12,11 @@ from minidl.kernels import conv as kernels
 from minidl.kernels import row_norm as rows_kernels
 from minidl.kernels.conv.geometry import Geometry
 from minidl.modes import no_grad
-from minidl.ops import batchnorm, linalg, loss, row_norm
+from minidl.ops import batchnorm, join, linalg, loss, row_norm
 from minidl.ops import elementwise as e
 from minidl.ops import unary as u
 from minidl.ops.activation import log_softmax, sigmoid
-from minidl.ops.conv import Conv2d
+from minidl.ops.conv import Conv2d, JoinedConv2d
 from minidl.ops.conv_sequence import Conv1d, ConvTranspose1d
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.second import first, second, summed
@@ -75,6 +75,21 @@ def _grad_weight(ctx: Any, ddw: Tensor) -> Any:
     how = None, ctx.geometry, None, None
     dx = ConvTranspose2d.apply(dz, ddw, *how) if ctx.needs[0] else None
     return dx, Conv2d.apply(x, ddw, *how) if ctx.needs[1] else None, None
+
+
+@second(JoinedConv2d)
+def _joined_convolution(ctx: Any, dy: Tensor) -> Any:
+    """As of the two joined, which is then a copy."""
+    if not ctx.from_output:
+        _refuse_taken_in(ctx)
+    first, second_, raw_weight, y = ctx.context.saved
+    x = join.Cat.apply(1, ctx.input(0, first), ctx.input(1, second_))
+    weight = ctx.input(2, raw_weight)
+    dz = dy if y is None else act_back(dy, ctx.output(y), ctx.act)
+    wants_x = any(ctx.needs[:2])
+    dx = ConvTranspose2d.apply(dz, weight, None, ctx.geometry, None, None).chunk(2, 1) if wants_x else (None, None)
+    dw = GradWeight.apply(x, dz, ctx.geometry) if ctx.needs[2] else None
+    return *dx, dw, dz.sum((0, 2, 3)) if ctx.needs[3] else None, *(None for _ in ctx.needs[4:])
 
 
 @second(Conv2d, ConvTranspose2d, Conv1d, ConvTranspose1d)

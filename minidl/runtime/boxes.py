@@ -1,10 +1,34 @@
 """Tensor descriptors but for their address: what of a box a plan can keep."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+FAR = 2**40  # bytes: strides of a descriptor are below
+
+
+class Halves(NamedTuple):
+    """Two tensors of one layout that a box sees as one [2, ...], however far apart they lie: the first axis has their
+    distance as its stride. Addresses grow, so where the second lies before the first they are exchanged: `turned`."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+    @property
+    def turned(self) -> int:
+        return int(self.second.data_ptr() < self.first.data_ptr())
+
+    @property
+    def distance(self) -> int:
+        """Of their first values, in bytes."""
+        return abs(self.second.data_ptr() - self.first.data_ptr())
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
 
 
 class Box:
@@ -25,8 +49,15 @@ class Box:
         """Boxes of a contiguous matrix [rows, row]."""
         return Box((rows, row), (row, 1), block)
 
-    def of(self, base: torch.Tensor) -> TensorDescriptor:
-        """The descriptor of `base`, contiguous, whose own shape does not matter."""
+    def of(self, base: torch.Tensor | Halves) -> TensorDescriptor:
+        """The descriptor of `base`, contiguous, whose own shape does not matter; of halves, whose distance is the first
+        of the strides."""
+        if isinstance(base, Halves):
+            shape, strides, block = self._layout
+            low, high = reversed(base) if base.turned else base
+            found = TensorDescriptor(low, shape, [base.distance // low.element_size(), *strides[1:]], block)
+            found.__dict__["beside"] = high  # it is kept as long as the first is, and known to who looks at accesses
+            return found
         if self._fields is None:
             found = TensorDescriptor(base, *self._layout)
             self._fields = {name: value for name, value in vars(found).items() if name != "base"}

@@ -24,7 +24,7 @@ import triton.language as tl
 
 from minidl.jobs import target_of
 from minidl.runtime import direct, interpret, keys, tables
-from minidl.runtime.boxes import Box
+from minidl.runtime.boxes import Box, Halves
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 PRECISIONS = ("tf32x3", "ieee", "tf32")
@@ -103,8 +103,12 @@ class Prepared(NamedTuple):
         """Launch with these tensors. Raises as `run`."""
         if self.boxes:
             boxed = [x if box is None else box.of(x) for box, x in zip(self.boxes, tensors, strict=False)]
-            tensors = (*boxed, *tensors[len(boxed) :])
-        run(self.kernel, self.grid, *tensors, *self.scalars, **self.meta)
+            run(self.kernel, self.grid, *boxed, *tensors[len(boxed) :], *self.scalars, **self.meta)
+            for x in tensors:
+                if isinstance(x, Halves):
+                    pointed_at(functools.partial(tuple, x))
+        else:
+            run(self.kernel, self.grid, *tensors, *self.scalars, **self.meta)
 
 
 def _run_by_triton(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ for every shape; `fft` where it is asked for. `fill`, `columns` and `taps` do it
 tells what was chosen and why; with MINIDL_EXPLAIN=1 in the environment it is logged for every new problem.
 """
 
+from typing import Any
+
 import torch
 
 from minidl.kernels.activation import Activation
@@ -25,10 +27,11 @@ from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.plan import UnableError, explain
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
 from minidl.runtime import check, launch
+from minidl.runtime.boxes import FAR, Halves
 
 __all__ = [
-    "FAMILIES", "FORMS", "Problem", "UnableError", "channels_last", "explain", "forward", "grad_input", "grad_weight",
-    "transposed",
+    "FAMILIES", "FORMS", "Halves", "Problem", "UnableError", "channels_last", "explain", "forward", "grad_input",
+    "grad_weight", "reads_halves", "transposed",
 ]  # fmt: skip
 
 FORMS = plans.names()
@@ -37,7 +40,7 @@ FAMILIES = tuple(dict.fromkeys(family for form in (*plans.FORMS, *_MADE) for fam
 
 
 def forward(
-    x: torch.Tensor,
+    x: torch.Tensor | Halves,
     w: torch.Tensor,
     geometry: Geometry,
     bias: torch.Tensor | None = None,
@@ -61,33 +64,83 @@ def forward(
     after the activation: in the same kernel, or in one of its own where that is estimated to take less time. blind:
     form and tile are the same for any number of images. With `statistics`, for which nothing may follow the bias, z are
     those of bands of as many pixels each, [bands, 2, M] as `gemm.handed` has them, or None where reading y takes less
-    time.
+    time. x may be `Halves`, [N, C / 2, H, W] each, where `reads_halves` says so of the same arguments.
     Raises ValueError for shapes that do not fit, a form that cannot take the shape, or more than one of pool,
     preactivation and added.
     """
-    check_arguments("conv2d", x, w, bias, scale)
+    like = x.first if isinstance(x, Halves) else x
+    check_arguments("conv2d", like, w, bias, scale)
     check_form(form)
     if pool not in POOLS:
         raise ValueError(f"conv2d: unknown pool {pool!r}, expected 'max', 'avg' or None")
     if pool and preactivation:
         raise ValueError("conv2d: preactivation has no meaning for pooled outputs; pool afterwards")
-    groups = geometry.groups
-    M, C, _, _ = w.shape
     if statistics and not (scale is act is pool is added is None and not preactivation):
         raise ValueError("conv2d: statistics are of the sum and bias; nothing may follow these")
     if added is not None:
-        _check_added(x, added, (x.shape[0], M, geometry.h.output, geometry.w.output), pool or preactivation)
+        _check_added(like, added, (like.shape[0], len(w), geometry.h.output, geometry.w.output), pool or preactivation)
         added = channels_last(added)
-    x, w = channels_last(x), channels_last(w)
-    if C == 0:
+    x, w = _rows(x), channels_last(w)
+    if w.shape[-1] == 0 and isinstance(x, torch.Tensor):
         # No channels: one of zeros, so that the sum is empty and the epilogue still runs.
-        C, x, w = 1, x.new_zeros(*x.shape[:3], groups), w.new_zeros(*w.shape[:3], 1)
-    problem = Problem(
-        FORWARD, geometry, x.shape[0], C, M // groups, x.dtype, precision or _precision(x, form),
-        bias is not None, scale is not None, act, pool, preactivation, x.data_ptr() % 16 == 0, w.data_ptr() % 16 == 0,
-        (), form, blind, launch.target(), launch.processors(), added=added is not None, statistics=statistics,
+        x, w = x.new_zeros(*x.shape[:3], geometry.groups), w.new_zeros(*w.shape[:3], 1)
+    problem = _forward(
+        x, w, geometry, bias, scale, added, statistics, act=act, precision=precision or _precision(like, form),
+        pool=pool, preactivation=preactivation, form=form, blind=blind,
     )  # fmt: skip
+    if problem.halves and not plans.plan(problem).problem.halves:
+        raise ValueError("conv2d: x is halves, which the form for the shape does not read; join them")
     return _run(problem, x, w, bias, scale, added)
+
+
+def reads_halves(
+    x: Halves,
+    w: torch.Tensor,
+    geometry: Geometry,
+    bias: torch.Tensor | None = None,
+    act: Activation = None,
+    *,
+    scale: torch.Tensor | None = None,
+    added: torch.Tensor | None = None,
+    preactivation: bool = False,
+    statistics: bool = False,
+) -> bool:
+    """Whether `forward` reads halves where they lie, for these arguments. What it makes of them is, to the bit, what it
+    makes of both joined."""
+    if not _are_halves(x):
+        return False
+    problem = _forward(
+        _rows(x), channels_last(w), geometry, bias, scale, added, statistics, act=act,
+        precision=launch.precision(w.dtype), preactivation=preactivation,
+    )  # fmt: skip
+    return plans.plan(problem).problem.halves
+
+
+def _are_halves(x: Halves) -> bool:
+    """Whether two tensors [N, C, H, W] lie alike, channels-last, and where a descriptor can be told."""
+    first, second = x
+    alike = first.shape == second.shape and first.dtype == second.dtype and first.device == second.device
+    last = all(t.movedim(1, -1).is_contiguous() and t.data_ptr() % 16 == 0 for t in x)
+    return alike and last and 0 < x.distance and (launch.INTERPRETED or x.distance < FAR)
+
+
+def _rows(x: torch.Tensor | Halves) -> torch.Tensor | Halves:
+    """x, or both halves, as `channels_last` has it."""
+    return Halves(*map(channels_last, x)) if isinstance(x, Halves) else channels_last(x)
+
+
+def _forward(
+    x: torch.Tensor | Halves, w: torch.Tensor, geometry: Geometry, bias: torch.Tensor | None,
+    scale: torch.Tensor | None, added: torch.Tensor | None, statistics: bool, **more: Any,
+) -> Problem:  # fmt: skip
+    """The problem of x [N, H, W, groups * C], or halves of it, and w [groups * M, R, S, C]."""
+    like = x.first if isinstance(x, Halves) else x
+    return Problem(
+        FORWARD, geometry, like.shape[0], w.shape[-1], len(w) // geometry.groups, like.dtype, bias=bias is not None,
+        scale=scale is not None, aligned=like.data_ptr() % 16 == 0, w_aligned=w.data_ptr() % 16 == 0,
+        target=launch.target(), processors=launch.processors(), added=added is not None, statistics=statistics,
+        halves=like is not x, **more,
+    )  # fmt: skip
 
 
 def transposed(
@@ -131,32 +184,39 @@ def grad_input(
 
 
 def grad_weight(
-    x: torch.Tensor,
+    x: torch.Tensor | Halves,
     dy: torch.Tensor,
     geometry: Geometry,
     *,
     form: str | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """The weight gradient [groups * M, C, R, S], given x [N, groups * C, H, W] and dy [N, groups * M, OH, OW]."""
-    check.floating("conv2d", x=x, dy=dy)
-    check.same("conv2d", x=x, dy=dy)
+    """The weight gradient [groups * M, C, R, S], given x [N, groups * C, H, W] and dy [N, groups * M, OH, OW].
+
+    x may be `Halves`, [N, C / 2, H, W] each, which are joined where the plan does not read them.
+    """
+    like = x.first if isinstance(x, Halves) else x
+    check.floating("conv2d", x=like, dy=dy)
+    check.same("conv2d", x=like, dy=dy)
     check_form(form)
     groups = geometry.groups
-    C, M = x.shape[1] // groups, dy.shape[1]
-    if x.numel() == 0 or dy.numel() == 0:
-        return torch.zeros(M, C, geometry.h.kernel, geometry.w.kernel, dtype=x.dtype, device=x.device)
-    x, dy = channels_last(x), channels_last(dy)
+    C, M = like.shape[1] * (1 if like is x else 2) // groups, dy.shape[1]
+    if like.numel() == 0 or dy.numel() == 0:
+        return torch.zeros(M, C, geometry.h.kernel, geometry.w.kernel, dtype=dy.dtype, device=dy.device)
+    dy = channels_last(dy)
     problem = Problem(
-        GRAD_WEIGHT, geometry, x.shape[0], C, M // groups, x.dtype, precision or launch.precision(x.dtype),
-        aligned=x.data_ptr() % 16 == 0 == dy.data_ptr() % 16, form=form, target=launch.target(),
-        processors=launch.processors(),
+        GRAD_WEIGHT, geometry, like.shape[0], C, M // groups, dy.dtype, precision or launch.precision(dy.dtype),
+        aligned=like.data_ptr() % 16 == 0 == dy.data_ptr() % 16, form=form, target=launch.target(),
+        processors=launch.processors(), halves=isinstance(x, Halves) and _are_halves(x),
     )  # fmt: skip
-    return plans.plan(problem).run(x, dy)[0].permute(0, 3, 1, 2)
+    plan = plans.plan(problem)
+    if isinstance(x, Halves) and not plan.problem.halves:
+        x = torch.cat(x, 1)
+    return plan.run(_rows(x), dy)[0].permute(0, 3, 1, 2)
 
 
 def _run(
-    problem: Problem, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None,
+    problem: Problem, x: torch.Tensor | Halves, w: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None,
     added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Both results of a problem, as torch has their shapes."""

@@ -8,6 +8,9 @@ are large its boxes lie in few pages of memory, those of the batch-tiled form in
 A block of channels of the weights is the left operand and the box the right one, so the block of results is
 [channels, pixels]. (A left operand that is a reshaped box is computed wrongly by Triton 3.6.) Zeros outside the image
 are multiplied with the weights: a weight that is not finite makes NaN at the border.
+
+What is joined of two tensors of as many channels is read where they lie (`Halves`): a box of the two seen as one, with
+an axis for the half. Sums are those of the joined tensor, in the same order.
 """
 
 import functools
@@ -64,7 +67,7 @@ def finish_box(
 
 @triton.jit
 def conv_box_tile(
-    i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z,
+    i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, turned,
     N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
@@ -72,11 +75,13 @@ def conv_box_tile(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    STORE_BOX: tl.constexpr, PAIRS: tl.constexpr,
+    STORE_BOX: tl.constexpr, PAIRS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M channels of a box of outputs; with TURN the rows of d_w are the channels of x: [groups * C, taps * M].
 
     With PAIRS outputs are pairs of neighbouring pixels, and d_x has an axis for the two of each pair (`paired_box`).
+    With PART channels of a half d_x has one for the halves, the second first where `turned`; a pair's pixels then lie
+    in one row of channels: a descriptor has five axes at most.
     """
     PIXELS: tl.constexpr = TILE_N * TILE_H * TILE_W
     tiles_m = tl.cdiv(M, BLOCK_M)
@@ -100,7 +105,14 @@ def conv_box_tile(
     for _ in range(JH * JW * (C // BLOCK_K)):
         # [BLOCK_M, BLOCK_K]
         b_w = d_w.load([c, o_w]).T if TURN else d_w.load([i_group * M + m, o_w])
-        if PAIRS:
+        if PART:
+            half = c // PART
+            at_c = c - half * PART
+            if PAIRS:
+                b_box = d_x.load([half ^ turned, n, x_h, x_w >> 1, (x_w & 1) * PART + at_c])
+            else:
+                b_box = d_x.load([half ^ turned, n, x_h, x_w, at_c])
+        elif PAIRS:
             b_box = d_x.load([n, x_h, x_w >> 1, x_w & 1, c])
         else:
             b_box = d_x.load([n, x_h, x_w, c])
@@ -136,9 +148,9 @@ def conv_box_tile(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turned"])
 def conv_box_kernel(
-    d_x, d_w, d_y, p_bias, p_scale, p_y, p_z,
+    d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, turned,
     N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, tiles, programs,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
@@ -146,25 +158,26 @@ def conv_box_kernel(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    STORE_BOX: tl.constexpr, PAIRS: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+    STORE_BOX: tl.constexpr, PAIRS: tl.constexpr, PART: tl.constexpr,
+    PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
     if PER_PROCESSOR == 0:
         conv_box_tile(
-            tl.program_id(0), d_x, d_w, d_y, p_bias, p_scale, p_y, p_z,
+            tl.program_id(0), d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, turned,
             N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
             C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
-            PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX, PAIRS,
+            PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX, PAIRS, PART,
         )  # fmt: skip
     else:
         for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
             conv_box_tile(
-                i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z,
+                i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, turned,
                 N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
                 C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
-                PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX, PAIRS,
+                PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX, PAIRS, PART,
             )  # fmt: skip
 
 
@@ -224,11 +237,13 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     meta = {
         "C": C, "JH": len(h.taps), "JW": len(v.taps), "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
         "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step, "TURN": turn, **problem.constants,
-        "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": whole, "PAIRS": pairs,
+        "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": whole, "PAIRS": pairs, "PART": problem.part,
         **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
-        pairs_box(N, H, W, C, [*box, 1, block])
+        halves_box(N, H, W, C, [*box, block], pairs)
+        if problem.halves
+        else pairs_box(N, H, W, C, [*box, 1, block])
         if pairs
         else images_box(N, H, W, groups * C, [*box, block], problem.pitches),
         batch_tiled.weights(problem, turn, block, tile["BLOCK_M"]),
@@ -239,7 +254,13 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
 
 def run(prepared: launch.Prepared, t: Tensors) -> None:
     boxes_of_y = None if prepared.boxes[2] is None else t.y
-    prepared.run(t.x, t.w, boxes_of_y, t.bias, t.scale, t.y, t.z)
+    prepared.run(t.x, t.w, boxes_of_y, t.bias, t.scale, t.y, t.z, t.turned)
+
+
+def reads_halves(problem: Problem) -> bool:
+    """Whether no block of channels is of both halves."""
+    block = min(_tile(problem)["BLOCK_K"], problem.C & -problem.C)
+    return problem.groups == 1 and not problem.pitches and problem.part % block == 0
 
 
 def _tile(problem: Problem) -> launch.Tile:
@@ -284,6 +305,14 @@ def images_box(N: int, H: int, W: int, channels: int, block: Sequence[int], pitc
 def pairs_box(N: int, H: int, W: int, C: int, block: Sequence[int]) -> Box:
     """Boxes of x [N, H, W / 2, 2, C]."""
     return Box((N, H, W // 2, 2, C), (H * W * C, W * C, 2 * C, C, 1), block)
+
+
+def halves_box(N: int, H: int, W: int, C: int, block: Sequence[int], pairs: bool = False) -> Box:
+    """Boxes of x [2, N, H, W, C / 2], two tensors; of pairs [2, N, H, W / 2, 2 * C / 2]."""
+    row, part = W * C // 2, C // 2
+    if pairs:
+        W, part = W // 2, C
+    return Box((2, N, H, W, part), (0, H * row, row, part, 1), (1, *block))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,7 +8,8 @@ take one for each image. Where an image has as many rows as its outputs in strid
 (MERGED): boxes of 16 x 4 leave none of 21 images of 28x28 empty, those of one image an eighth. With strides x is seen
 as [.., H / stride, stride, W / stride, stride * channels], in which a tap's inputs are a box, too. The gradient is the
 left operand and read through pointers (Triton 3.6 computes one that is a reshaped box wrongly); it is zero in
-rows where a tap is outside of its image.
+rows where a tap is outside of its image. Two tensors of half the channels are read where they lie, as in `boxed`; a
+tile that has channels of both is summed in two parts.
 
 All boxes of all tiles stand in a line, of which every program takes as many, as in `even_parts`. An input that is
 not finite makes NaN of taps whose boxes reach it beyond the outputs.
@@ -45,24 +46,27 @@ THIN_X, THIN_Y = 2.9, 1.6
 SLOT = 0.25  # us of adding a slot to those before. 2x2 stride 2, 128->256 at 112x112, 34 slots: 47 us
 
 
-@triton.jit(do_not_specialize=["boxes", "N", "H", "W", "QH", "QW", "in_h", "in_w", "first_h", "first_w", "Q"])
+@triton.jit(do_not_specialize=["boxes", "N", "H", "W", "QH", "QW", "in_h", "in_w", "first_h", "first_w", "Q", "turned"])
 def conv_box_grad_weight_kernel(
-    p_dy, d_x, p_partial, boxes, N, H, W, QH, QW, M, GROUPS, in_h, in_w, first_h, first_w, by_rows, Q, PAUSE,
+    p_dy, d_x, p_partial, turned, boxes, N, H, W, QH, QW, M, GROUPS, in_h, in_w, first_h, first_w, by_rows, Q, PAUSE,
     C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     MERGED: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAPS: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """partial [slots, groups * M, JH * JW * C]: what program_id's Q steps add to the tiles that they are in.
 
-    first_h, first_w: in_h and in_w with as many strides added as make them 0 or more.
+    first_h, first_w: in_h and in_w with as many strides added as make them 0 or more. With PART channels of a half d_x
+    has an axis for the halves, the second first where `turned`.
     """
     wait(EARLY)
     PIXELS: tl.constexpr = TILE_N * TILE_H * TILE_W
     STRIDED: tl.constexpr = IN_STEP_H > 1 or IN_STEP_W > 1
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     J: tl.constexpr = JH * JW // TAPS
+    SPLIT: tl.constexpr = 2 if PART and PART < BLOCK_N else 1
+    WIDTH: tl.constexpr = BLOCK_N // SPLIT
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_w = tl.cdiv(QW, TILE_W)
     tiles_h = tl.cdiv(QH, TILE_H)
@@ -94,8 +98,8 @@ def conv_box_grad_weight_kernel(
         begin = tl.maximum(start, first + PAUSE) - start
         stop = tl.minimum(first + steps, end) - start
         b_accs = ()
-        for _ in tl.static_range(TAPS):
-            b_accs += (tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC),)
+        for _ in tl.static_range(TAPS * SPLIT):
+            b_accs += (tl.zeros((BLOCK_M, WIDTH), dtype=ACC),)
         for step in range(begin, stop):
             i = step_at(step, slot, slots, opening, closing)
             q_w = i % tiles_w * TILE_W
@@ -121,22 +125,26 @@ def conv_box_grad_weight_kernel(
                 p_box + o_dy[:, None] + r_m[None, :], mask=m_dy[:, None] & (r_m < M)[None, :], other=0.0
             )  # [PIXELS, BLOCK_M]
             b_next = ()
-            for t in tl.static_range(TAPS):
-                at_w = first_w + tap_w + t * IN_TAP_W
+            for t in tl.static_range(TAPS * SPLIT):
+                at_w = first_w + tap_w + t // SPLIT * IN_TAP_W
                 x_w = at_w // IN_STEP_W + (in_w - first_w) // IN_STEP_W + q_w
                 if STRIDED:
                     b_x = d_x.load([n, x_h + q_h, phase, x_w, at_w % IN_STEP_W * (GROUPS * C) + o_c])
+                elif PART:
+                    half = (o_c + t % SPLIT * WIDTH) // PART
+                    b_x = d_x.load([half ^ turned, n, x_h + q_h, x_w, o_c + t % SPLIT * WIDTH - half * PART])
                 else:
                     b_x = d_x.load([n, x_h + q_h, x_w, o_c])
-                b_x = tl.reshape(b_x, (PIXELS, BLOCK_N))
+                b_x = tl.reshape(b_x, (PIXELS, WIDTH))
                 b_next += (tl.dot(b_dy.T, b_x, b_accs[t], input_precision=PRECISION, out_dtype=ACC),)
             b_accs = b_next
-        r_c = c + tl.arange(0, BLOCK_N)
-        m_tile = (r_m < M)[:, None] & (r_c < C)[None, :] & (begin < stop)
+        r_c = c + tl.arange(0, WIDTH)
         p_tile = p_partial + slot.to(tl.int64) * (GROUPS * M) * (JH * JW * C)
         p_tile += (i_group * M + r_m).to(tl.int64)[:, None] * (JH * JW * C) + j * C + r_c[None, :]
-        for t in tl.static_range(TAPS):
-            tl.store(p_tile + t * C, b_accs[t], mask=m_tile)
+        for t in tl.static_range(TAPS * SPLIT):
+            further = t % SPLIT * WIDTH
+            m_tile = (r_m < M)[:, None] & (r_c + further < C)[None, :] & (begin < stop)
+            tl.store(p_tile + t // SPLIT * C + further, b_accs[t], mask=m_tile)
         first += steps
         i_tile += 1
 
@@ -265,11 +273,11 @@ def prepare(problem: Problem) -> Prepared:
     meta = {
         **problem.taps_read, **problem.constants, **early.options(target=problem.target), **blocks,
         "MERGED": at.merged, "WHOLE": at.whole, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2],
-        "num_warps": tile.num_warps, "num_stages": tile.num_stages,
+        "PART": problem.part, "num_warps": tile.num_warps, "num_stages": tile.num_stages,
     }  # fmt: skip
     product = launch.Prepared(
         conv_box_grad_weight_kernel, (launch.cdiv(at.total, at.each),), scalars, meta,
-        (None, _box(problem, at.merged, box, tile["BLOCK_N"])),
+        (None, _box(problem, at.merged, box, min(tile["BLOCK_N"], problem.part or tile["BLOCK_N"]))),
     )  # fmt: skip
     added = prepare_sum(problem, at.tiles, at.boxes, at.each, PAUSE, blocks)
     return Prepared(product, (at.slots, math.prod(problem.shape)), added, problem.shape)
@@ -282,6 +290,8 @@ def _box(problem: Problem, merged: bool, box: tuple[int, int, int], channels: in
     sizes, pitch = (N, launch.cdiv(H, h)), H * W * width
     if merged:
         sizes, pitch = (1, N * H // h), N * H * W * width
+    if problem.halves:
+        return Box((2, *sizes, W, width // 2), (0, pitch // 2, W * width // 2, width // 2, 1), (1, *box, channels))
     if h == v == 1:
         return Box((*sizes, W, width), (pitch, W * width, width, 1), (*box, channels))
     return Box(
@@ -291,4 +301,11 @@ def _box(problem: Problem, merged: bool, box: tuple[int, int, int], channels: in
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
-    return prepared.run(t.w, t.x)
+    return prepared.run(t.w, t.x, t.turned)
+
+
+def reads_halves(problem: Problem) -> bool:
+    """Whether a tile's channels are of one half, or all of both; a stride has its axes in the box."""
+    block = cut(problem).tile["BLOCK_N"]
+    whole = problem.part % block == 0 or 2 * problem.part == block
+    return problem.groups == 1 and problem.at.h.in_step == problem.at.v.in_step == 1 and whole

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import early, launch
+from minidl.runtime.boxes import Halves
 from minidl.runtime.early import wait
 
 TOGETHER = tl.constexpr(4)  # slots whose sums are read at once
@@ -77,11 +78,11 @@ class Prepared(NamedTuple):
     sum: launch.Prepared
     shape: tuple[int, ...]
 
-    def run(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def run(self, dy: torch.Tensor, x: torch.Tensor | Halves, turned: int) -> torch.Tensor:
         """The gradient."""
-        partial = torch.empty(self.partial, dtype=launch.acc_torch(x.dtype), device=x.device)
-        self.launch.run(dy, x, partial)
-        found = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        partial = torch.empty(self.partial, dtype=launch.acc_torch(dy.dtype), device=dy.device)
+        self.launch.run(dy, x, partial, turned)
+        found = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)
         self.sum.run(partial, found)
         return found
 

@@ -56,6 +56,10 @@ def prepare(problem: Problem) -> Product:
     return Product(made, boxed.prepare(_pairs(problem), pairs=True))
 
 
+def reads_halves(problem: Problem) -> bool:
+    return boxed.reads_halves(_pairs(problem))
+
+
 def run(prepared: Product, t: Tensors) -> None:
     doubled = t._replace(w=prepared.weights.of(t.w), bias=repeated(t.bias), scale=repeated(t.scale))
     boxed.run(prepared.launch, doubled)

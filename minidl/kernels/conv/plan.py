@@ -10,6 +10,7 @@ A form is a module of this folder with
     FLOAT8     optional: whether it takes values of 8 bits, forward
     ADDED      optional: of how many output channels a multiple takes a sum before the activation
     OVERLAPS   optional: whether it reads pixels that overlap (`unshuffled`)
+    reads_halves(problem)  optional: whether it reads two tensors that are joined where they lie
     hands_on(problem)  optional: bands of rows whose statistics its tiles hand on; 0 where they do not
     prepare(problem)   tiles, grids, flags, scalars and boxes: all that `run` needs beside tensors
     run(prepared, tensors)
@@ -134,9 +135,10 @@ class Plan(NamedTuple):
     bands: int = 0
 
     def run(
-        self, x: torch.Tensor, w: torch.Tensor, bias: Any = None, scale: Any = None, added: Any = None
+        self, x: Any, w: torch.Tensor, bias: Any = None, scale: Any = None, added: Any = None
     ) -> tuple[torch.Tensor, Any]:
-        """(y, z), channels-last: what is computed of x, w, bias and scale as `Tensors` has them; z None unless kept."""
+        """(y, z), channels-last: what is computed of x (halves where the problem has them), w, bias and scale as
+        `Tensors` has them; z None unless kept."""
         if self.other is not None:
             return self.other.run(self.problem, self.parts[0], x, w, bias, scale, added)
         if self.parts and self.problem.pool:
@@ -191,19 +193,35 @@ def takes(problem: Problem) -> bool:
 
 @launch.cached
 def plan(problem: Problem) -> Plan:
-    """The cheapest plan, of the form asked for or of all.
+    """The cheapest plan, of the form asked for or of all. Halves of x change nothing of it: where its form does not read
+    them, its problem has none.
 
     Raises UnableError where the form asked for cannot take the problem.
     """
-    best = _cheapest(problem._replace(statistics=False))
+    best = _cheapest(problem._replace(statistics=False, halves=False))
     if best is None:
         raise UnableError(problem)
+    if problem.halves:
+        best = _of_halves(best)
+        problem = problem._replace(halves=best.problem.halves)
     if problem.statistics and hasattr(best.form, "hands_on") and (bands := best.form.hands_on(problem)):
         best = best._replace(problem=problem, bands=bands)
     if os.environ.get("MINIDL_EXPLAIN") == "1":
         # A warning: nothing less is shown where no one has set up logging.
         _logger.warning("%s", explain(problem))
     return _prepared(best)
+
+
+def _of_halves(chosen: Plan) -> Plan:
+    """The same of halves of x, if what reads x can."""
+    of_halves = chosen.problem._replace(halves=True)
+    if chosen.form is not None:
+        reads = hasattr(chosen.form, "reads_halves") and chosen.form.reads_halves(of_halves)
+        return chosen._replace(problem=of_halves) if reads else chosen
+    if chosen.other is None and (of_halves.pool or of_halves.added):
+        part = _of_halves(chosen.parts[0])
+        return chosen._replace(problem=of_halves, parts=(part,)) if part.problem.halves else chosen
+    return chosen
 
 
 def estimate(problem: Problem) -> float:

@@ -13,6 +13,7 @@ from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.gemm.tiled import ADDED, STATISTICS
 from minidl.runtime import launch
+from minidl.runtime.boxes import Halves
 
 FORWARD, TRANSPOSED, GRAD_WEIGHT, WALK = "forward", "transposed", "grad_weight", "walk"
 CORRELATIONS = FORWARD, WALK  # one pair of walks
@@ -50,18 +51,23 @@ class Walks(NamedTuple):
 class Tensors(NamedTuple):
     """What a plan runs on, channels-last and contiguous but for w.
 
-    x [N, H, W, groups * C] is read. w is [groups * M, R, S, C] forward; on the way back the convolution's own
+    x [N, H, W, groups * C] is read, in halves two of C / 2 channels. w is [groups * M, R, S, C] forward; on the way back the convolution's own
     [groups * C, M, R, S] in any strides; for the gradient of the weight that of the output, [N, OH, OW, groups * M].
     y [N, OH, OW, groups * M] is written, None for the gradient of the weight; bias and scale [groups * M]; z like y,
     where the value before the activation is kept, or what is added to it.
     """
 
-    x: torch.Tensor
+    x: torch.Tensor | Halves
     w: torch.Tensor
     y: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     z: torch.Tensor | None = None
+
+    @property
+    def turned(self) -> int:
+        """1 where halves of x are exchanged, else 0."""
+        return self.x.turned if isinstance(self.x, Halves) else 0
 
 
 class Problem(NamedTuple):
@@ -84,6 +90,7 @@ class Problem(NamedTuple):
     added      whether a tensor like the result is added before the activation (FORWARD)
     pitches    values of x from a row to the next and from a pixel to the next, whose channels overlap; () of others
     statistics whether those of the tiles are handed on if that pays (FORWARD, and nothing but a bias follows the sum)
+    halves     whether x is two tensors of half the channels, read where they lie by forms that can (`reads_halves`)
     """
 
     direction: str
@@ -110,6 +117,7 @@ class Problem(NamedTuple):
     added: bool = False
     pitches: tuple[int, ...] = ()
     statistics: bool = False
+    halves: bool = False
 
     @property
     def groups(self) -> int:
@@ -228,6 +236,11 @@ class Problem(NamedTuple):
             "C": self.C, "JH": len(h.taps), "JW": len(v.taps),
             "IN_STEP_H": h.in_step, "IN_STEP_W": v.in_step, "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
         }  # fmt: skip
+
+    @property
+    def part(self) -> int:
+        """Channels of one half; 0 where x is one tensor."""
+        return self.C // 2 if self.halves else 0
 
     def flags(self, *without: str) -> dict[str, Any]:
         """The constants of the epilogue that kernels take, but for those a kernel does not have."""

@@ -106,6 +106,8 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(part)
     elif isinstance(value, TensorDescriptor):
         yield value.base
+        if (beside := getattr(value, "beside", None)) is not None:
+            yield beside
     elif hasattr(value, "data_ptr"):
         yield value
 
@@ -113,6 +115,9 @@ def _tensors(value: Any) -> Iterator[Any]:
 def _convert(arg: Any) -> Any:
     converted = _originals[interpreter, "_implicit_cvt"](arg)
     launch = _active[-1].launch
+    if launch is not None and hasattr(arg, "beside"):
+        numbers = (launch.number(t, interpreter._unwrap_tensor(t)) for t in (arg.beside, arg.base))
+        converted.handle.further = np.uint64(next(numbers) << 48) - np.uint64(next(numbers) << 48)
     if launch is not None and hasattr(arg, "data_ptr"):
         number = np.uint64(launch.number(arg, interpreter._unwrap_tensor(arg)) << 48)
         converted.handle.data = converted.handle.data | number
@@ -193,8 +198,11 @@ def _masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *policy: A
 
 
 def _box(descriptor: Any, indices: Any) -> tuple[Any, Any]:
-    """Pointers and mask of a descriptor's block; Triton 3.9 makes the mask a handle."""
+    """Pointers and mask of a descriptor's block, of halves those of the one that it is of; Triton 3.9 makes the mask a
+    handle."""
     pointers, mask = descriptor.materialize_pointers(indices)
+    if hasattr(descriptor, "further") and int(indices[0].data.reshape(())) == 1:
+        pointers.data = pointers.data + descriptor.further
     return pointers, mask if isinstance(mask, interpreter.TensorHandle) else interpreter.TensorHandle(mask, tl.int1)
 
 

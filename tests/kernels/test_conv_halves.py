@@ -1,0 +1,136 @@
+"""Two tensors that a convolution reads where they lie: to the bit what it makes of both joined."""
+
+import pytest
+import torch
+
+from minidl.kernels import conv
+from minidl.kernels.conv import plan
+from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
+from minidl.runtime import launch
+from minidl.runtime.boxes import FAR, Halves
+from minidl.tensors import default_device
+
+DTYPES = [torch.float16] if launch.INTERPRETED else [torch.float16, torch.bfloat16]
+PART = 32  # channels of a half
+
+
+def image(*shape, seed=0, dtype=torch.float16):
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(default_device(), dtype).contiguous(memory_format=torch.channels_last)
+
+
+def halves(*shape, exchanged=False, dtype=torch.float16):
+    """Two tensors, the second behind the first or before it, with NaN around."""
+    N, C, H, W = shape
+    count = N * C * H * W
+    memory = torch.full((2 * count + 96,), float("nan"), dtype=dtype, device=default_device())
+    parts = []
+    for seed, start in enumerate((count + 64, 16) if exchanged else (16, count + 64)):
+        parts.append(memory[start : start + count].view(N, H, W, C).permute(0, 3, 1, 2))
+        parts[-1].copy_(image(*shape, seed=seed, dtype=dtype))
+    return Halves(*parts)
+
+
+def around(size, kernel=(3, 3), dilation=(1, 1)):
+    pads = tuple((k // 2 * d, k // 2 * d) for k, d in zip(kernel, dilation, strict=True))
+    return Geometry.of(size, kernel, (1, 1), pads, dilation)
+
+
+def boxes_of(K, per=0, M=64):
+    sizes = {"BLOCK_M": M, "BLOCK_N": 64, "BLOCK_K": K, "PIECES": 1, "PER_PROCESSOR": per, "FLATTEN": 0}
+    return launch.force(conv_box=launch.Tile(sizes))
+
+
+def weights_of(N, taps=1):
+    sizes = {"BLOCK_M": 64, "BLOCK_N": N, "BLOCK_K": 64, "PER_PROCESSOR": 2, "TAPS": taps}
+    return launch.force(conv_box_grad_weight=launch.Tile(sizes))
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("form", "M", "K", "kernel", "dilation"),
+    [("box", 72, 32, (3, 3), (1, 1)), ("box", 16, 16, (3, 2), (1, 2)), ("pair", 24, 32, (3, 3), (1, 1))],
+)
+def test_results_are_those_of_the_joined_tensor(form, M, K, kernel, dilation, dtype, exchanged):
+    at = around((5, 10), kernel, dilation)
+    if form == "pair":
+        at = around((5, 10))
+    x = halves(3, PART, 5, 10, exchanged=exchanged, dtype=dtype)
+    assert x.turned == exchanged
+    both, w = torch.cat(x, 1), image(M, 2 * PART, *kernel, seed=3, dtype=dtype)
+    bias, scale = image(M, 1, 1, 1, seed=4).view(M).float(), image(M, 1, 1, 1, seed=5).view(M).float()
+    added = image(3, M, at.h.output, at.w.output, seed=6, dtype=dtype)
+    ways = (
+        {}, {"bias": bias, "scale": scale, "act": "relu"}, {"added": added, "act": "relu"},
+        {"act": "gelu", "preactivation": True},
+    )  # fmt: skip
+    found = []
+    with boxes_of(K, per=exchanged):
+        for way in ways:
+            with launch.watch(lambda kernel, grid, args, meta, go: (found.append(meta.get("PART")), go())):
+                mine = conv.forward(x, w, at, form=form, **way)
+            theirs = conv.forward(both, w, at, form=form, **way)
+            for a, b in zip(mine, theirs, strict=True):
+                assert (a is None and b is None) or torch.equal(a, b)
+    assert found.count(PART) == len(ways)
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+@pytest.mark.parametrize(("block", "taps"), [(32, 1), (64, 1), (64, 3), (16, 3)])
+def test_gradients_of_weights_are_those_of_the_joined_tensor(block, taps, exchanged):
+    """In tiles of channels of one half, and of both."""
+    at = around((6, 9))
+    x, dy = halves(3, PART, 6, 9, exchanged=exchanged), image(3, 40, 6, 9, seed=2)
+    with weights_of(block, taps), launch.watch(lambda kernel, grid, args, meta, go: (found.append(meta), go())):
+        found = []
+        mine = conv.grad_weight(x, dy, at, form="box")
+        assert [meta["PART"] for meta in found if "PART" in meta] == [PART]
+        assert torch.equal(mine, conv.grad_weight(torch.cat(x, 1), dy, at, form="box"))
+
+
+def test_what_no_box_reads_is_joined():
+    at, dy, w = around((6, 9)), image(2, 40, 6, 9, seed=2), image(40, 2 * PART, 3, 3)
+    x = halves(2, PART, 6, 9)
+    with boxes_of(64), weights_of(128):  # a block of both halves; a tile of more channels than there are
+        assert not conv.reads_halves(x, w, at)
+        with pytest.raises(ValueError, match="which the form for the shape does not read; join them"):
+            conv.forward(x, w, at)
+        assert torch.equal(conv.grad_weight(x, dy, at), conv.grad_weight(torch.cat(x, 1), dy, at))
+    with plan.among(plan.boxed), boxes_of(32):
+        assert conv.reads_halves(x, w, at)
+        assert conv.reads_halves(x, w, at, act="relu", preactivation=True)
+        off = torch.empty(x.first.numel() + 1, dtype=torch.float16, device=default_device())[1:]
+        others = (
+            x.first, x.first.contiguous(), x.second[:1], x.second.float(),
+            off.view(2, 6, 9, PART).permute(0, 3, 1, 2),  # begins at a multiple of 2 bytes
+        )  # fmt: skip
+        assert not any(conv.reads_halves(Halves(x.first, other), w, at) for other in others)
+
+
+def test_tensors_that_are_too_far_apart_are_joined(monkeypatch):
+    at, w, x = around((6, 9)), image(40, 2 * PART, 3, 3), halves(2, PART, 6, 9)
+    with boxes_of(32), plan.among(plan.boxed):
+        monkeypatch.setattr(launch, "INTERPRETED", False)
+        assert conv._are_halves(x)
+        monkeypatch.setattr(Halves, "distance", FAR)
+        assert not conv.reads_halves(x, w, at)
+
+
+# Joins of a U-Net of 64 to 1024 channels, 16 images of 256x256.
+LEVELS = [(128, 64, 256), (256, 128, 128), (512, 256, 64), (1024, 512, 32)]
+
+
+@pytest.mark.parametrize(("C", "M", "size"), LEVELS)
+@pytest.mark.parametrize("how", [{"bias": True, "scale": True, "act": "relu"}, {"statistics": True}, None])
+def test_a_u_net_has_halves_everywhere(C, M, size, how):
+    """By the form that it has without."""
+    axis = Axis(size, 3, size, 1, 1, 1)
+    way = GRAD_WEIGHT if how is None else FORWARD
+    problem = Problem(
+        way, Geometry(axis, axis, 1), 16, C, M, torch.bfloat16, target="sm_90", processors=132, **(how or {})
+    )
+    found, plain = plan.plan(problem._replace(halves=True)), plan.plan(problem)
+    assert found.problem.halves
+    assert (found.name, found.microseconds, found.bands) == (plain.name, plain.microseconds, plain.bands)
