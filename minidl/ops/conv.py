@@ -18,6 +18,7 @@ from minidl.ops import folds
 from minidl.ops import pool as pools
 from minidl.ops.join import Cat
 from minidl.ops.view import one_or_many
+from minidl.runtime.boxes import Halves
 from minidl.runtime.check import SEVERAL, Pair, numbers
 from minidl.tensors import Tensor
 
@@ -56,7 +57,7 @@ class Convolution(Function):
         name, _ = activation.parse(act)
         ctx.act, ctx.geometry, ctx.form, ctx.from_output = act, geometry, form, not keeps_z(act)
         keep_z = any(ctx.needs) and not ctx.from_output
-        halves = isinstance(x, conv.Halves)
+        halves = isinstance(x, Halves)
         if not halves:
             x = conv.channels_last(x).movedim(-1, 1)  # a copy serves the gradient of the weight as well
         more = {"preactivation": keep_z} if statistics is None else {"statistics": True}
@@ -70,7 +71,7 @@ class Convolution(Function):
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
         *halves, weight, kept = ctx.saved
-        x = conv.Halves(*halves) if len(halves) > 1 else halves[0]
+        x = Halves(*halves) if len(halves) > 1 else halves[0]
         needs = ctx.needs if x is halves[0] else (any(ctx.needs[:2]), *ctx.needs[2:])
         dy = dy.movedim(1, -1)
         if dy.stride(-1) != 1:
@@ -102,8 +103,8 @@ class JoinedConv2d(Conv2d):
     """A convolution of two tensors joined along their channels, which are read where they lie."""
 
     @classmethod
-    def forward(cls, ctx: Any, first: torch.Tensor, second: torch.Tensor, *how: Any) -> torch.Tensor:  # type: ignore[override]
-        return super().forward(ctx, conv.Halves(first, second), *how)
+    def forward(cls, ctx: Any, first: torch.Tensor, second: torch.Tensor, *how: Any) -> torch.Tensor:
+        return super().forward(ctx, Halves(first, second), *how)
 
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
@@ -144,11 +145,11 @@ class ConvLater(Later):
         )  # fmt: skip
         return Tensor(y)
 
-    def _read(self, *parts: Tensor) -> conv.Halves | None:
+    def _read(self, *parts: Tensor) -> Halves | None:
         """Both parts, where the kernel that computes this reads them where they lie."""
-        *_, weight, bias, geometry = self.given
-        halves = conv.Halves(*(part.data for part in parts))
-        bias, scale, added = (None if t is None else t.data for t in (bias, self.scale, self.added))
+        *_, weight, given, geometry = self.given
+        halves = Halves(*(part.data for part in parts))
+        bias, scale, added = (None if t is None else t.data for t in (given, self.scale, self.added))
         kept = keeps_z(self.act) if self.requires_grad and self.statistics is None else False
         fit = conv.reads_halves(
             halves, weight.data, geometry, bias, self.act, scale=scale, added=added, preactivation=kept,
@@ -175,10 +176,10 @@ class ConvLater(Later):
         taken = any(each is not None for each in (self.act, self.scale, self.added))
         if self.requires_grad or wanted or taken:
             return None
-        *given, w, conv_bias, geometry = self.given
+        function, kernel, shape, x, halves, w, conv_bias, geometry = self.given
         shift, factor, further = (None if t is None else t.data for t in (conv_bias, weight, bias))
         scale, bias = map(Tensor, folds.fold(self.dtype, shift, mean.data, var.data, factor, further, eps))
-        return ConvLater(*given, w, bias, geometry, scale)
+        return ConvLater(function, kernel, shape, x, halves, w, bias, geometry, scale)
 
 
 @one_or_many(4)
@@ -231,7 +232,7 @@ def conv2d(
 
         def reads(*parts: Tensor) -> bool:
             conv.check_arguments("conv2d", parts[0].data, *plain)
-            return conv.reads_halves(conv.Halves(*(part.data for part in parts)), plain[0], geometry, plain[1])
+            return conv.reads_halves(Halves(*(part.data for part in parts)), plain[0], geometry, plain[1])
 
         halves = take(input, "in_halves", reads)
         if halves is None:

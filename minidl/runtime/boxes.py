@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-
 FAR = 2**40  # bytes: strides of a descriptor are below
 
 

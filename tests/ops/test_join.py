@@ -86,12 +86,13 @@ class Sizes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.values = 0
+        self.values = self.joined = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func._schema.name in ("aten::cat", "aten::copy_") and out.dim() == 4:
             self.values += out.numel()
+            self.joined += out.numel() * (func._schema.name == "aten::cat")
         return out
 
 

@@ -30,8 +30,8 @@ from minidl.runtime import check, launch
 from minidl.runtime.boxes import FAR, Halves
 
 __all__ = [
-    "FAMILIES", "FORMS", "Halves", "Problem", "UnableError", "channels_last", "explain", "forward", "grad_input",
-    "grad_weight", "reads_halves", "transposed",
+    "FAMILIES", "FORMS", "Problem", "UnableError", "channels_last", "explain", "forward", "grad_input", "grad_weight",
+    "reads_halves", "transposed",
 ]  # fmt: skip
 
 FORMS = plans.names()
@@ -121,7 +121,7 @@ def _are_halves(x: Halves) -> bool:
     first, second = x
     alike = first.shape == second.shape and first.dtype == second.dtype and first.device == second.device
     last = all(t.movedim(1, -1).is_contiguous() and t.data_ptr() % 16 == 0 for t in x)
-    return alike and last and 0 < x.distance and (launch.INTERPRETED or x.distance < FAR)
+    return alike and last and x.distance > 0 and (launch.INTERPRETED or x.distance < FAR)
 
 
 def _rows(x: torch.Tensor | Halves) -> torch.Tensor | Halves:

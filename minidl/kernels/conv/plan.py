@@ -193,8 +193,8 @@ def takes(problem: Problem) -> bool:
 
 @launch.cached
 def plan(problem: Problem) -> Plan:
-    """The cheapest plan, of the form asked for or of all. Halves of x change nothing of it: where its form does not read
-    them, its problem has none.
+    """The cheapest plan, of the form asked for or of all. Halves of x change nothing of it: where its form does not
+    read them, its problem has none.
 
     Raises UnableError where the form asked for cannot take the problem.
     """

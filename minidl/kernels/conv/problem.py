@@ -51,8 +51,9 @@ class Walks(NamedTuple):
 class Tensors(NamedTuple):
     """What a plan runs on, channels-last and contiguous but for w.
 
-    x [N, H, W, groups * C] is read, in halves two of C / 2 channels. w is [groups * M, R, S, C] forward; on the way back the convolution's own
-    [groups * C, M, R, S] in any strides; for the gradient of the weight that of the output, [N, OH, OW, groups * M].
+    x [N, H, W, groups * C] is read, or two halves of C / 2 channels. w is [groups * M, R, S, C] forward; on the way
+    back the convolution's own [groups * C, M, R, S] in any strides; for the gradient of the weight that of the output,
+    [N, OH, OW, groups * M].
     y [N, OH, OW, groups * M] is written, None for the gradient of the weight; bias and scale [groups * M]; z like y,
     where the value before the activation is kept, or what is added to it.
     """

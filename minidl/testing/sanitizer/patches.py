@@ -94,6 +94,9 @@ def _init_args(executor: Any, args: Any, kwargs: Any) -> Any:
     for tensor in _tensors((*args, *kwargs.values())):
         _active[-1].unwritten.catch_up(interpreter._unwrap_tensor(tensor))
     given, named = _originals[_EXECUTOR, "_init_args_hst"](executor, args, kwargs)
+    for value, made in zip(args, given, strict=True):
+        if hasattr(value, "beside"):
+            made.beside = value.beside  # of a descriptor Triton knows the base alone
     for name, value in (*zip(executor.arg_names, given, strict=False), *named.items()):
         for tensor in _tensors(value):
             launch.name(name, tensor)
