@@ -19,6 +19,7 @@ from minidl.kernels.conv import float8 as float8_products
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.kernels.norm import alone
 from minidl.runtime import launch
+from minidl.runtime.boxes import Halves
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 from minidl.testing.compare import as_tuple, wrap
@@ -60,6 +61,7 @@ def workloads(name: str = "") -> list[Workload]:
         ),
         Workload("convolution as a product", (), FLOATS, _products),
         Workload("convolution and a sum", ("conv_box", "conv_batch"), FLOATS, _sums),
+        Workload("convolution of halves", ("conv_box", "conv_box_grad_weight"), FLOATS, _halves),
         Workload("convolution of volumes", ("conv_box", "conv_box_grad_weight"), FLOATS, _volumes),
         Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
         Workload("float8", ("float8",), float8.SOURCES, _float8),
@@ -240,6 +242,22 @@ def _sums(dtype: torch.dtype) -> Calls:
         yield f"{form}, {C} to 256, {kernel}x{kernel}", partial(_if_able, call, form)
 
 
+def _halves(dtype: torch.dtype) -> Calls:
+    """Two tensors read where they lie, in tiles of channels of one and of both."""
+    for C, M, form in ((128, 64, "pair"), (256, 128, "box")):
+        geometry = Geometry.of((64, 64), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+        x = Halves(*torch.empty(2, 16, 64, 64, C // 2, dtype=dtype).permute(0, 1, 4, 2, 3))
+        w = _images(M, C, 3, dtype)
+        bias = torch.zeros(M, dtype=torch.promote_types(dtype, torch.float32))
+        dy = _images(16, M, 64, dtype)
+        for name, call in (
+            ("relu", partial(conv.forward, x, w, geometry, bias, "relu", scale=bias)),
+            ("bare", partial(conv.forward, x, w, geometry)),
+            ("gradient of the weight", partial(conv.grad_weight, x, dy, geometry)),
+        ):
+            yield f"{name}, {C} to {M}", partial(_if_read, call, "box" if name.startswith("gradient") else form)
+
+
 def _float8(dtype: torch.dtype) -> Calls:
     x, scale = torch.zeros(70, 1000, dtype=dtype), torch.ones(())
     for kind in float8.DTYPES:
@@ -334,6 +352,12 @@ def _transposed(dtype: torch.dtype) -> Calls:
         for keep in (False, True):
             name = f"patches of {kernel}x{kernel}, {C} to {M} at {size}{', before the activation' if keep else ''}"
             yield name, partial(_if_able, partial(call, preactivation=keep), "product")
+
+
+def _if_read(call: Callable[..., Any], form: str) -> None:
+    """A call of halves, where a tile can read them."""
+    with contextlib.suppress(ValueError):
+        call(form=form)
 
 
 def _if_able(call: Callable[..., Any], form: str | None) -> None:
