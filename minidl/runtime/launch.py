@@ -104,7 +104,7 @@ class Prepared(NamedTuple):
         if self.boxes:
             boxed = [x if box is None else box.of(x) for box, x in zip(self.boxes, tensors, strict=False)]
             run(self.kernel, self.grid, *boxed, *tensors[len(boxed) :], *self.scalars, **self.meta)
-            for x in tensors:
+            for x in tensors[: len(boxed)]:
                 if isinstance(x, Halves):
                     pointed_at(functools.partial(tuple, x))
         else:

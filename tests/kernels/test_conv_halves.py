@@ -9,6 +9,7 @@ from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
 from minidl.runtime import launch
 from minidl.runtime.boxes import FAR, Halves
+from minidl.runtime.together import together
 from minidl.tensors import default_device
 
 DTYPES = [torch.float16] if launch.INTERPRETED else [torch.float16, torch.bfloat16]
@@ -75,6 +76,18 @@ def test_results_are_those_of_the_joined_tensor(form, M, K, kernel, dilation, dt
             for a, b in zip(mine, theirs, strict=True):
                 assert (a is None and b is None) or torch.equal(a, b)
     assert found.count(PART) == len(ways)
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_a_launch_that_waits_keeps_both(changed):
+    at, w = around((5, 10)), image(40, 2 * PART, 3, 3)
+    x = Halves(*(image(2, PART, 5, 10, seed=seed) for seed in range(2)))
+    with boxes_of(32):
+        expected, _ = conv.forward(x, w, at, form="box")
+        with together(torch.device(default_device())):
+            y, _ = conv.forward(x, w, at, form="box")
+            x[changed].zero_()
+    assert torch.equal(y, expected)
 
 
 @pytest.mark.parametrize("exchanged", [False, True])
