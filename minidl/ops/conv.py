@@ -114,48 +114,44 @@ class JoinedConv2d(Conv2d):
 
 class ConvLater(Later):
     """A convolution, or a transposed one, that takes in an activation; and before it, where no gradient is recorded, a
-    batch norm with running statistics and, not transposed, a sum. With `halves` x is what joins them, which is not
-    computed: the kernel reads both."""
+    batch norm with running statistics and, not transposed, a sum. Of two tensors x it is that of both joined along the
+    channels."""
 
     def __init__(
-        self, function: type[Convolution], kernel: Callable[..., Any], shape: tuple[int, ...], x: Tensor,
-        halves: tuple[Tensor, Tensor] | None, weight: Tensor, bias: Tensor | None, geometry: Geometry,
-        scale: Tensor | None = None, act: Activation = None, added: Tensor | None = None,
+        self, function: type[Convolution], kernel: Callable[..., Any], shape: tuple[int, ...], x: tuple[Tensor, ...],
+        weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Tensor | None = None, act: Activation = None,
+        added: Tensor | None = None,
     ) -> None:  # fmt: skip
-        wants = any(t.requires_grad for t in (x, weight, bias) if t is not None)
-        super().__init__(shape, x.dtype, x.device, wants, *(halves or (x,)), weight, bias, scale, added)
-        self.given = function, kernel, shape, x, halves, weight, bias, geometry
+        wants = any(t.requires_grad for t in (*x, weight, bias) if t is not None)
+        super().__init__(shape, weight.dtype, weight.device, wants, *x, weight, bias, scale, added)
+        self.given = function, kernel, shape, x, weight, bias, geometry
         self.scale, self.act, self.added = scale, act, added
         self.statistics: list[torch.Tensor | None] | None = None
 
     def compute(self) -> Tensor:
-        function, kernel, _, x, parts, weight, bias, geometry = self.given
-        halves = None if parts is None else self._read(*parts)
-        if halves is None and parts is not None:
-            x = Cat.apply(1, *parts)  # with an activation or a sum it is another form
+        function, kernel, _, x, weight, bias, geometry = self.given
+        if len(x) == 2 and not self._reads(Halves(*(t.data for t in x))):
+            x = (Cat.apply(1, *x),)  # with an activation or a sum it is of another form
         if self.requires_grad:
-            settings = weight, bias, geometry, self.act, None, self.statistics
-            if halves is None or parts is None:
-                return function.apply(x, *settings)
-            return JoinedConv2d.apply(*parts, *settings)
+            function = function if len(x) == 1 else JoinedConv2d
+            return function.apply(*x, weight, bias, geometry, self.act, None, self.statistics)
         more = {} if self.added is None else {"added": self.added.data}
+        values = x[0].data if len(x) == 1 else Halves(*(t.data for t in x))
         y, _ = kernel(
-            x.data if halves is None else halves, weight.data, geometry, None if bias is None else bias.data, self.act,
+            values, weight.data, geometry, None if bias is None else bias.data, self.act,
             scale=None if self.scale is None else self.scale.data, **more,
         )  # fmt: skip
         return Tensor(y)
 
-    def _read(self, *parts: Tensor) -> Halves | None:
-        """Both parts, where the kernel that computes this reads them where they lie."""
+    def _reads(self, halves: Halves) -> bool:
+        """Whether the kernel that computes this reads both where they lie."""
         *_, weight, given, geometry = self.given
-        halves = Halves(*(part.data for part in parts))
         bias, scale, added = (None if t is None else t.data for t in (given, self.scale, self.added))
-        kept = keeps_z(self.act) if self.requires_grad and self.statistics is None else False
-        fit = conv.reads_halves(
-            halves, weight.data, geometry, bias, self.act, scale=scale, added=added, preactivation=kept,
+        return conv.reads_halves(
+            halves, weight.data, geometry, bias, self.act, scale=scale, added=added,
+            preactivation=self.requires_grad and self.statistics is None and keeps_z(self.act),
             statistics=self.statistics is not None,
         )  # fmt: skip
-        return halves if fit else None
 
     def keep_statistics(self) -> list[torch.Tensor | None] | None:
         if self.given[0] is Conv2d and self.requires_grad and self.act is None:
@@ -176,10 +172,10 @@ class ConvLater(Later):
         taken = any(each is not None for each in (self.act, self.scale, self.added))
         if self.requires_grad or wanted or taken:
             return None
-        function, kernel, shape, x, halves, w, conv_bias, geometry = self.given
+        function, kernel, shape, x, w, conv_bias, geometry = self.given
         shift, factor, further = (None if t is None else t.data for t in (conv_bias, weight, bias))
         scale, bias = map(Tensor, folds.fold(self.dtype, shift, mean.data, var.data, factor, further, eps))
-        return ConvLater(function, kernel, shape, x, halves, w, bias, geometry, scale)
+        return ConvLater(function, kernel, shape, x, w, bias, geometry, scale)
 
 
 @one_or_many(4)
@@ -234,11 +230,12 @@ def conv2d(
             conv.check_arguments("conv2d", parts[0].data, *plain)
             return conv.reads_halves(Halves(*(part.data for part in parts)), plain[0], geometry, plain[1])
 
-        halves = take(input, "in_halves", reads)
-        if halves is None:
+        x = take(input, "in_halves", reads)
+        if x is None:
+            x = (input,)
             conv.check_arguments("conv2d", input.data, *plain)
         shape = input.shape[0], weight.shape[0], geometry.h.output, geometry.w.output
-        return Tensor._of_later(ConvLater(Conv2d, conv.forward, shape, input, halves, weight, bias, geometry))
+        return Tensor._of_later(ConvLater(Conv2d, conv.forward, shape, x, weight, bias, geometry))
     if not recorded("conv2d", input, weight, bias, scale):
         y, _ = conv.forward(
             input.data, weight.data, geometry, None if bias is None else bias.data, act,

@@ -74,7 +74,7 @@ def conv_transpose2d(
     if scale is None and act is form is None and may_wait(input):
         conv.check_arguments(OP, input.data, weight.data, None if bias is None else bias.data)
         shape = input.shape[0], weight.shape[1] * groups, h.size, w.size
-        return Tensor._of_later(ConvLater(ConvTranspose2d, conv.transposed, shape, input, None, weight, bias, geometry))
+        return Tensor._of_later(ConvLater(ConvTranspose2d, conv.transposed, shape, (input,), weight, bias, geometry))
     if not recorded(OP, input, weight, bias, scale):
         y, _ = conv.transposed(
             input.data, weight.data, geometry, None if bias is None else bias.data, act,

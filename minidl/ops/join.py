@@ -4,8 +4,12 @@ A dense block joins what it has with the result of each layer, for the next laye
 twice all channels so far for each layer, and all of it is kept for the gradient: in the blocks of DenseNet-121 4 to 15
 times what they end with. A batch norm reads rows of channels that lie apart. So from the second join of what was joined
 before on, written as `x = cat([x, new], 1)` or as a longer list each time, parts lie in a `Room`, rows that are wider
-than what they hold, and only what is new is copied. Nothing but a batch norm and the joins after it sees that memory:
-for all else the parts are joined as always, and what was joined may be changed without a change of anything else.
+than what they hold, and only what is new is copied. How wide a room came to be is noted: in the next call of the same
+module the first join makes one of that width, which is moved no more. Nothing but a batch norm and the joins after it
+sees that memory: for all else the parts are joined as always, and what was joined may be changed without a change of
+anything else.
+
+Two tensors that are joined for a convolution are not copied where its kernel reads both (`in_halves`).
 """
 
 from __future__ import annotations
@@ -22,9 +26,13 @@ from minidl.tensors import Tensor
 
 __all__: list[str] = []  # used by operations, none itself
 
-_NAME = "joins"
+_NAME, _WIDTHS = "joins", "widths of joins"
 GROWTH = 2  # a room's channels for each that is needed now; what is copied when it is full is less than it holds
 WHOLE = 16  # channels of which a room has a multiple, so that rows begin at multiples of 16 bytes
+
+
+# Of each module's last call: the channels that were joined in the end, for its first joins in their order.
+_reached: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
 
 class Cat(Function):
@@ -41,7 +49,7 @@ class Cat(Function):
 
 
 class CatInRoom(Cat):
-    """Parts [N, C_i, ...], the first of which lies in a room and ends where it is filled to."""
+    """Parts [N, C_i, ...], the first of which lies in a room, or is copied there, and ends where it is filled to."""
 
     @staticmethod
     def forward(ctx: Any, room: Room, *parts: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -83,6 +91,39 @@ def _state(part: Tensor) -> tuple[int, bool]:
     return part.data._version, part.requires_grad
 
 
+class Widths:
+    """Of the call under way: channels that are joined in the end, as they were in the last call and as they are so far,
+    for each join of what was not joined before."""
+
+    def __init__(self, owner: Any) -> None:
+        self.last: list[int] = _reached.get(owner, [])
+        self.now: list[int] = []
+        _reached[owner] = self.now
+
+    def begun(self, channels: int) -> int:
+        """The number of a first join."""
+        self.now.append(channels)
+        return len(self.now) - 1
+
+    def known(self, number: int | None, channels: int) -> int:
+        """How many there were in the end, of a join that has so many now; 0 where that is not known."""
+        if number is None:
+            return 0
+        self.now[number] = max(self.now[number], channels)
+        found = self.last[number] if number < len(self.last) else 0
+        return found if found >= channels else 0
+
+
+def _widths() -> Widths | None:
+    under_way = call()
+    if under_way is None:
+        return None
+    if _WIDTHS not in under_way.notes:
+        under_way.notes[_WIDTHS] = Widths(under_way.owner)
+    found: Widths = under_way.notes[_WIDTHS]
+    return found
+
+
 class JoinLater(Later):
     """Parts [N, C_i, ...] joined along the channels when it is known what for."""
 
@@ -92,6 +133,7 @@ class JoinLater(Later):
         self.room: Room | None = None
         self.made: Tensor | None = None
         self.again = before is not None
+        self.number: int | None = None if before is None else before.number
         if before is not None and before.made is not None:
             self.room, parts = before.room, [before.made, *new]
         shape = (parts[0].shape[0], sum(part.shape[1] for part in parts), *parts[0].shape[2:])
@@ -101,13 +143,15 @@ class JoinLater(Later):
         self.seen: tuple[Seen, ...] = (*(before.seen if before is not None else ()), *map(Seen, new))
 
     def compute(self) -> Tensor:
-        return Cat.apply(1, *self.parts) if self.again or self.made is None else self.made
+        return Cat.apply(1, *self.parts) if self.room is not None or self.made is None else self.made
 
     def in_rows(self) -> Tensor:
         made = self.made
         if made is None:
             self.unchanged()
-            made = CatInRoom.apply(self._with_room(), *self.parts) if self.again else Cat.apply(1, *self.parts)
+            known = self._known()
+            in_room = self.again or known > self.shape[1]
+            made = CatInRoom.apply(self._with_room(known), *self.parts) if in_room else Cat.apply(1, *self.parts)
             self.made = made
             if (under_way := call()) is not None:
                 under_way.notes[_NAME] = self
@@ -122,13 +166,22 @@ class JoinLater(Later):
         same = len(self.seen) == len(parts) and all(seen.is_of(t) for seen, t in zip(self.seen, parts, strict=True))
         return same and self.made is not None and self._recorded == is_grad_enabled()
 
-    def _with_room(self) -> Room:
+    def _known(self) -> int:
+        """How many channels the last call joined to these in the end, 0 where that is not known."""
+        widths = _widths()
+        if widths is None:
+            return 0
+        if not self.again:
+            self.number = widths.begun(self.shape[1])
+        return widths.known(self.number, self.shape[1])
+
+    def _with_room(self, known: int) -> Room:
         """The room of the first part, or a new one with it: where there was none, where it is full, and where
         something else was joined to the same part."""
         channels = self.shape[1]
         room = self.room
         if room is None or room.filled != self.parts[0].shape[1] or channels > room.rows.shape[-1]:
-            room = self.room = Room(self.parts[0].data, GROWTH * channels)
+            room = self.room = Room(self.parts[0].data, known or GROWTH * channels)
         return room
 
 

@@ -68,7 +68,7 @@ def test_results_are_those_of_the_joined_tensor(form, M, K, kernel, dilation, dt
         {"act": "gelu", "preactivation": True},
     )  # fmt: skip
     found = []
-    with boxes_of(K, per=exchanged):
+    with boxes_of(K, per=int(exchanged)):
         for way in ways:
             with launch.watch(lambda kernel, grid, args, meta, go: (found.append(meta.get("PART")), go())):
                 mine = conv.forward(x, w, at, form=form, **way)

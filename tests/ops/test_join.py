@@ -57,7 +57,9 @@ def of(model, x, training=True):
 
 
 def assert_as_plain(model, x, **how):
-    fused = of(model, x, **how)
+    """In the first call, and in the second, which knows how wide joins become."""
+    first, fused = of(model, x, **how), of(model, x, **how)
+    assert all(map(torch.equal, first, fused))
     with minidl.fusion(False):
         plain = of(model, x, **how)
     assert torch.equal(fused[0], plain[0])
@@ -98,13 +100,39 @@ class Sizes(TorchDispatchMode):
 
 @pytest.mark.parametrize("lists", [False, True])
 def test_what_is_joined_is_copied_once(lists):
-    """The first join is one as always, and the last, which is the result and not a batch norm's input."""
+    """The last join is one as always: the result, and not a batch norm's input."""
     x = Tensor(image(2, 8, 3, 3, dtype=torch.float64))
     model = Dense(8, [4] * 14, lists=lists).eval()
-    with no_grad(), Sizes() as sizes:
-        model(x)
-    rooms = 12 + 32  # what is moved to one of 32 channels, and to one of 72
-    assert sizes.values == 2 * 9 * (12 + rooms + 12 * 4 + 64)
+    counts = []
+    for _ in range(3):
+        with no_grad(), Sizes() as sizes:
+            model(x)
+        counts.append(sizes.values)
+    moved = 12 + 32  # at first, to a room of 32 channels, and to one of 72
+    assert counts == [2 * 9 * (60 + moved + 64), 2 * 9 * (60 + 64), 2 * 9 * (60 + 64)]
+
+
+def test_other_joins_than_in_the_last_call():
+    """Fewer, more, and of other sizes: what is known is room that they may have, and no more."""
+    blocks = [Dense(3, more) for more in ([2, 2, 3], [2, 2, 2, 2, 2, 2, 2], [])]
+
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.which = nn.Sequential(*blocks), ()
+
+        def forward(self, x):
+            for index in self.which:
+                x = self.blocks[index](x)[:, :3]
+            return x
+
+    model = Chosen()
+    for which, size in (((0, 1), 3), ((1, 0), 3), ((0,), 2), ((1, 1, 0), 4), ((2, 0), 1), ((1,), 5)):
+        model.which = which
+        x = Tensor(image(size, 3, 2, 3, dtype=torch.float64))
+        found = model(x).data
+        with minidl.fusion(False):
+            assert torch.equal(found, model(x).data)
 
 
 def test_results_share_no_memory():
