@@ -28,9 +28,6 @@ class WholeNetworks(drawn.DrawnShapes):
         str,
         Field(description="With networks: how torch runs them, of eager, graph, compile and autotune."),
     ] = "eager,graph,compile,autotune"
-    part: Annotated[
-        str | None, Field(description="With networks: every second one for 1/2 or 2/2, as for two GPUs. Default: all.")
-    ] = None
 
 
 _OTHERS = "peers", "profile", "trace", "drawn", "seed", "of", "dtype", "from_", "regret"
@@ -41,15 +38,14 @@ def wanted(config: WholeNetworks, names: tuple[str, ...], given: Mapping[str, An
     """Whether the first name asks for networks. Raises ConfigError for their settings without them."""
     if names[:1] == (WORD,):
         return True
-    for name in ("against", "part"):
-        if name in given:
-            raise ConfigError(f"--{name} requires {WORD}, as in `minidl bench {WORD} --{name} {given[name]}`")
+    if "against" in given:
+        raise ConfigError(f"--against requires {WORD}, as in `minidl bench {WORD} --against {given['against']}`")
     return False
 
 
 def run(config: Any, given: Mapping[str, Any]) -> None:
     """Measure networks, list them, or show those in a file."""
-    from minidl.workbench.bench import network_rows, network_table
+    from minidl.workbench.bench import machine, network_rows, network_table
 
     for name in _OTHERS:
         if name in given:
@@ -57,7 +53,7 @@ def run(config: Any, given: Mapping[str, Any]) -> None:
     try:
         nets = network_rows.chosen(config.names[1:])
         if config.part is not None:
-            nets = network_rows.part_of(nets, config.part)
+            nets = list(machine.part_of(nets, config.part))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.list_:

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from minidl.workbench.bench import results, table
+from minidl.training.errors import ConfigError
+from minidl.workbench.bench import drawn_results, results, table
 from minidl.workbench.bench.goals import chosen
 from tests.cli.conftest import ROOT
 from tests.workbench.bench.test_peers import install
@@ -198,6 +199,8 @@ def test_drawn_shapes_are_listed_without_a_gpu(command):
         (("--regret",), "--regret requires --drawn"),
         (("--minutes", "3"), "--minutes requires --drawn"),
         (("--from", "3"), "--from requires --drawn"),
+        (("--part", "1/2"), "--part requires --drawn"),
+        (("--drawn", "3", "--part", "3/2"), "expected a part as 1/2, got '3/2'"),
         (("--drawn", "0"), "--drawn is 0, expected a whole number from 1 to 1000000"),
         (("--drawn", "3", "--of", "fft"), "--of is fft, expected one of conv, conv_transpose, conv1d, conv3d"),
         (("--drawn", "3", "--from", "-1"), "--from is -1, expected a whole number from 0 to 999999"),
@@ -232,8 +235,8 @@ def drawing(gpu, monkeypatch):
     """Each row takes a moment; those whose number is in the set are wrong. Returns what is measured."""
     asked, wrong = [], set()
 
-    def run(found, rows, console, keep, minutes, regret):
-        asked.append((len(rows), minutes, regret))
+    def run(found, rows, console, keep, minutes, regret, parts):
+        asked.append((len(rows), minutes, regret, parts))
         for row in rows[:2]:
             found.rows[row.index, row.direction] = {
                 "index": row.index, "direction": row.direction, "name": row.name, "of": row.of, "group": "thin",
@@ -255,7 +258,7 @@ def test_drawn_shapes_are_measured_in_parts_and_shown(command, drawing, tmp_path
     assert "2 of 4 rows are left: run the same command again" in done.err
     assert "2 rows measured, 0 wrong or failed" in done.out
     done = command(*flags)
-    assert asked == [(4, 2.0, False), (3, None, False)]
+    assert asked == [(4, 2.0, False, 1), (3, None, False, 1)]
     assert "1 of 3 rows are left" in done.err
     shown = command("bench", "--show", path)
     assert (shown.code, shown.out) == (0, done.out)
@@ -266,6 +269,21 @@ def test_drawn_shapes_are_measured_in_parts_and_shown(command, drawing, tmp_path
     assert done.code == 1
     assert "gemm 4 forward: a shape: it is wrong" in done.out
     assert command("bench", "--show", path).code == 1
+
+
+def test_two_gpus_measure_a_half_of_the_drawn_shapes_each(command, drawing, tmp_path):
+    flags, (asked, _) = ("bench", "--drawn", "5", "--seed", "3", "--of", "gemm"), drawing
+    lines = command(*flags, "--list").out.splitlines()
+    assert command(*flags, "--list", "--part", "2/2").out.splitlines() == lines[1::2]
+    halves = [tmp_path / "1.json", tmp_path / "2.json"]
+    for part, half in zip(("1/2", "2/2"), halves, strict=True):
+        assert command(*flags, "--part", part, "--json", half).code == 0
+    assert asked == [(3, None, False, 2), (2, None, False, 2)]
+    drawn_results.main([str(tmp_path / "whole.json"), *map(str, halves)])
+    whole = drawn_results.load(tmp_path / "whole.json")
+    assert list(whole.rows) == [(0, "forward"), (1, "forward"), (2, "forward"), (3, "forward")]
+    with pytest.raises(ConfigError, match="parts of different runs: their seed, device, driver, .* differ"):
+        drawn_results.joined([whole, drawn_results.Drawn({**whole.about, "seed": 4}, {"device": "another"})])
 
 
 def test_a_file_of_other_drawn_shapes_or_of_rows_is_refused(command, drawing, tmp_path):
@@ -294,7 +312,7 @@ def test_a_file_of_other_drawn_shapes_or_of_rows_is_refused(command, drawing, tm
 def test_a_lost_device_is_told_and_what_was_measured_is_kept(command, drawing, monkeypatch, tmp_path):
     from minidl.workbench.bench import drawn_run
 
-    def lost(found, rows, console, keep, minutes, regret):
+    def lost(found, rows, console, keep, minutes, regret, parts):
         raise drawn_run.LostError("the device is lost after gemm 0 forward: it; run again to go on")
 
     monkeypatch.setattr(drawn_run, "run", lost)

@@ -4,7 +4,8 @@ drawn   what was drawn: of, seed, dtype
 the machine's entries, as `machine.machine` has them
 rows    in the order of their shapes: index, direction, name, of, group, shape, dtype, and
         measured  error_ok true, plan and estimated_ms (convolutions), ours_ms, peer, peer_ms, peers_ms, ratio,
-                  floor_ms, share_of_floor, goal, and of --regret: regret, best_form, forms_ms
+                  floor_ms, share_of_floor, goal, and of --regret: regret, best_form, forms_ms; left_out and
+                  unsearched: peers, with the reason; seconds, and seconds_of its phases (drawn_run.measured)
         wrong or failed  error_ok false, failed: what happened
         skipped   error_ok null, skipped: why torch cannot run it
 """
@@ -12,6 +13,7 @@ rows    in the order of their shapes: index, direction, name, of, group, shape, 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +97,19 @@ def load(path: Path) -> Drawn:
     else:
         return Drawn(about, content, known)
     raise ConfigError(f"{path} has no results of `minidl bench --drawn` ({why}); give a file that its --json wrote")
+
+
+def joined(parts: Sequence[Drawn]) -> Drawn:
+    """The rows of all parts. Raises ConfigError for parts of other shapes or machines that differ."""
+    first = parts[0]
+    whole = Drawn(first.about, first.machine)
+    for part in parts:
+        differ = [name for name in first.about if part.about.get(name) != first.about[name]]
+        differ += [name for name in _SAME if part.machine.get(name) != first.machine.get(name)]
+        if differ:
+            raise ConfigError(f"parts of different runs: their {', '.join(differ)} differ")
+        whole.rows |= part.rows
+    return whole
 
 
 def continued(path: Path, about: dict[str, Any], machine: dict[str, str]) -> Drawn:
@@ -181,3 +196,17 @@ def _said(value: float | None) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+def main(arguments: list[str]) -> None:
+    """Join parts, and print the summary."""
+    if len(arguments) < 2:
+        sys.exit("usage: python -m minidl.workbench.bench.drawn_results WHOLE.json PART.json...")
+    whole, *parts = map(Path, arguments)
+    found = joined([load(part) for part in parts])
+    found.save(whole)
+    print("\n".join(summary(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
