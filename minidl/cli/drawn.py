@@ -28,7 +28,7 @@ class DrawnShapes(Profiling):
     ] = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --drawn: what the shapes are drawn from.")] = 0
     of: Annotated[
-        Literal["conv", "conv_transpose", "conv1d", "conv3d", "gemm", "softmax", "norm", "pool", "reduce"],
+        Literal["conv", "conv_transpose", "conv1d", "conv3d", "gemm", "softmax", "norm", "pool", "reduce", "all"],
         Field(description="With --drawn: the operation:"),
     ] = "conv"
     dtype: Annotated[
@@ -82,7 +82,7 @@ def run(config: DrawnShapes, given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{_named(name)} cannot be combined with --drawn")
     if config.from_ >= config.drawn:
         raise ConfigError(f"--from {config.from_} leaves none of the {config.drawn} shapes of --drawn, numbered from 0")
-    if config.regret and not config.of.startswith("conv"):
+    if config.regret and not config.of.startswith(("conv", "all")):
         raise ConfigError(f"--regret is for convolutions, which have forms; --of is {config.of}")
     from minidl.workbench.bench import machine
 
@@ -115,11 +115,13 @@ def check_device() -> None:
 
 
 def _list(config: DrawnShapes, indices: Sequence[int]) -> None:
-    from minidl.workbench.bench.drawn import draw
+    from minidl.workbench.bench.drawn import KINDS, draw
 
     itemsize = 4 if config.dtype == "float32" else 2
-    for index in indices:
-        typer.echo(f"{index:>5}  {draw(config.of, config.seed, index, itemsize)}")
+    for of in KINDS if config.of == "all" else (config.of,):
+        for index in indices:
+            said = f"{of}: " if config.of == "all" else ""
+            typer.echo(f"{index:>5}  {said}{draw(of, config.seed, index, itemsize)}")
 
 
 def _measure(config: DrawnShapes, path: Path | None, indices: Sequence[int]) -> None:

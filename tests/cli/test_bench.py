@@ -188,6 +188,7 @@ def test_drawn_shapes_are_listed_without_a_gpu(command):
     assert command("bench", "--drawn", "9", "--seed", "3", "--list", "--from", "3").out.splitlines()[:2] == lines[3:]
     assert command("bench", "--drawn", "5", "--seed", "4", "--list").out.splitlines() != lines
     assert "over the middle" in command("bench", "--drawn", "1", "--of", "reduce", "--list").out
+    assert "0  reduce: " in command("bench", "--drawn", "1", "--of", "all", "--list").out
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,7 @@ def drawing(gpu, monkeypatch):
     def run(found, rows, console, keep, minutes, regret, parts):
         asked.append((len(rows), minutes, regret, parts))
         for row in rows[:2]:
-            found.rows[row.index, row.direction] = {
+            found.rows[row.of, row.index, row.direction] = {
                 "index": row.index, "direction": row.direction, "name": row.name, "of": row.of, "group": "thin",
                 "shape": "a shape", "dtype": "float16", "error_ok": row.index not in wrong, "ours_ms": 1.0,
                 "peer": "torch.matmul", "peer_ms": 0.5, "ratio": 0.5, "failed": "it is wrong",
@@ -281,9 +282,12 @@ def test_two_gpus_measure_a_half_of_the_drawn_shapes_each(command, drawing, tmp_
     assert asked == [(3, None, False, 2), (2, None, False, 2)]
     drawn_results.main([str(tmp_path / "whole.json"), *map(str, halves)])
     whole = drawn_results.load(tmp_path / "whole.json")
-    assert list(whole.rows) == [(0, "forward"), (1, "forward"), (2, "forward"), (3, "forward")]
-    with pytest.raises(ConfigError, match="parts of different runs: their seed, device, driver, .* differ"):
-        drawn_results.joined([whole, drawn_results.Drawn({**whole.about, "seed": 4}, {"device": "another"})])
+    assert [index for _, index, _ in whole.rows] == [0, 1, 2, 3]
+    other = drawn_results.Drawn({**whole.about, "of": "pool"}, whole.machine)
+    assert drawn_results.joined([whole, other]).about == {**whole.about, "of": "all"}
+    other.about["seed"], other.machine = 4, {**whole.machine, "device": "another"}
+    with pytest.raises(ConfigError, match="parts of different runs: their seed, device differ"):
+        drawn_results.joined([whole, other])
 
 
 def test_a_file_of_other_drawn_shapes_or_of_rows_is_refused(command, drawing, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from minidl.workbench.bench import drawn_ahead, drawn_conv, drawn_other, drawn_peers, drawn_volume
-from minidl.workbench.bench.drawn import draw
-from minidl.workbench.bench.drawn_results import Drawn, Key
+from minidl.workbench.bench.drawn import KINDS, draw
+from minidl.workbench.bench.drawn_results import EVERY, Drawn, Key
 from minidl.workbench.bench.measure import MakeClock, Replay, Work, make_room, measure
 from minidl.workbench.bench.shapes import Conv, Images, Shape
 from minidl.workbench.first_line import first_line
@@ -79,11 +80,12 @@ class Row:
 
 def wanted(found: Drawn, indices: Iterable[int], device: str, regret: bool) -> list[Row]:
     """The rows of these shapes that are not measured yet; one that had no end, once more without cuDNN's search."""
-    of, seed, dtype = found.about["of"], found.about["seed"], getattr(torch, found.about["dtype"])
+    seed, dtype = found.about["seed"], getattr(torch, found.about["dtype"])
+    operations = KINDS if found.about["of"] == EVERY else (found.about["of"],)
     rows = []
-    for index in indices:
+    for index, of in itertools.product(indices, operations):
         for direction in directions(draw(of, seed, index, dtype.itemsize), of):
-            before = found.rows.get((index, direction))
+            before = found.rows.get((of, index, direction))
             again = regret and of.startswith("conv") and before is not None and before["error_ok"]
             skipped = (before or {}).get("skipped", "")
             endless = skipped.startswith(NO_END) and not skipped.endswith(UNSEARCHED)
@@ -163,7 +165,7 @@ def measured(
     row: Row, make_clock: MakeClock, regret: bool = False, rounds: int = ROUNDS, phases: Phases | None = None
 ) -> dict[str, Any]:
     """A row of the results file, whatever happens to it, with the seconds of its phases: "waited" for kernels, "made",
-    "peers", "checked", "captured", "timed", "regret"."""
+    "peers" (cuDNN's search), "called" (ours, once), "checked", "captured", "timed", "regret"."""
     said, phases = _said(row), phases or Phases()
     if row.device == "cuda":
         make_room()
@@ -208,7 +210,7 @@ def _check_device(row: Row) -> None:
 
 
 def _key(row: Row) -> Key:
-    return row.index, row.direction
+    return row.of, row.index, row.direction
 
 
 def _progress(console: Console) -> Progress:

@@ -74,12 +74,15 @@ def measure(
 
     With `others`, other projects' kernels are peers, too; "left_out" names those that are wrong or fail, with the
     reason. `make_clock` replaces `Replay` as the way to time calls, `agree` is as `in_turn` has it, and `done` is told
-    "checked", "captured" and "timed" as each is done.
+    "called", "checked", "captured" and "timed" as each is done.
     """
     make_clock = make_clock or Replay
     row: dict[str, object] = {"name": work.name, "dtype": work.dtype}
-    right = work.judge(work.ours[0]())
+    result = work.ours[0]()
+    done("called")
+    right = work.judge(result)
     done("checked")
+    del result
     if not right:
         unknown = dict.fromkeys(("ours_ms", "peer", "peer_ms", "ratio"))
         return {**row, **unknown, "floor_ms": work.floor_ms, "error_ok": False}

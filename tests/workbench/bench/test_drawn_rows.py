@@ -177,7 +177,7 @@ def test_two_shapes_end_to_end_and_again_in_parts(drawing, tmp_path):
     assert len(again.rows) == 6
     assert {key: again.rows[key] for key in before} == before
     assert not drawn_run.wanted(again, range(2), "cpu", False)
-    row = again.rows[1, "forward"]
+    row = again.rows["conv", 1, "forward"]
     assert (row["name"], row["of"], row["group"], row["dtype"]) == ("conv 1 forward", "conv", "depthwise", "float32")
     assert row["shape"] == "3x3 3->6, 1 images of 4x3, padding 1x1, 3 groups (a net)"
     assert row["error_ok"] is True
@@ -185,7 +185,7 @@ def test_two_shapes_end_to_end_and_again_in_parts(drawing, tmp_path):
     assert row["peer"].startswith("cuDNN")
     assert row["peer_ms"] == min(row["peers_ms"].values())
     assert {"ours_ms", "ratio", "floor_ms", "share_of_floor", "goal", "estimated_ms", "seconds"} <= set(row)
-    assert list(row["seconds_of"]) == ["made", "peers", "checked", "captured", "timed"]
+    assert list(row["seconds_of"]) == ["made", "peers", "called", "checked", "captured", "timed"]
     assert row["seconds"] == pytest.approx(sum(row["seconds_of"].values()), abs=0.01)
     again.save(path)
     assert drawn_results.load(path).in_order == json.loads(json.dumps(again.in_order))
@@ -193,6 +193,22 @@ def test_two_shapes_end_to_end_and_again_in_parts(drawing, tmp_path):
     assert "6 rows measured, 0 wrong or failed, 0 that torch cannot run" in text
     assert "depthwise" in text
     assert "gradient of the weight" in text
+
+
+def test_operations_take_turns(drawing, tmp_path):
+    drawing(shapes.Rows(3, 5), OTHERS["gemm"][0])
+    found = found_of("all")
+    rows = drawn_run.wanted(found, range(2), "cpu", False)
+    assert [row.name for row in rows[:2]] == ["conv 0 forward", "conv_transpose 0 forward"]
+    assert [row.index for row in rows] == sorted(row.index for row in rows)
+    assert {row.of for row in rows} == set(drawn_run.KINDS)
+    some = [row for row in rows if row.of in ("softmax", "gemm")]
+    drawn_run.run(found, some, Console(quiet=True), lambda: None, make_clock=CLOCK)
+    found.save(tmp_path / "r.json")
+    again = drawn_results.load(tmp_path / "r.json")
+    assert set(again.rows) == set(found.rows)
+    assert len(drawn_run.wanted(again, range(2), "cpu", False)) == len(rows) - len(some)
+    assert "softmax, forward+backward" in "\n".join(drawn_results.summary(again))
 
 
 def test_the_regret_is_added_to_rows_that_have_none(drawing):
@@ -224,7 +240,7 @@ def test_what_is_wrong_or_fails_is_a_row_and_the_others_go_on(drawing, monkeypat
     monkeypatch.setattr(conv, "forward", broken)
     found = found_of("conv")
     assert run(found, 3) == 0
-    first, second, third = (found.rows[index, "forward"] for index in range(3))
+    first, second, third = (found.rows["conv", index, "forward"] for index in range(3))
     assert (first["error_ok"], first["failed"]) == (False, "the result is not within its error bound")
     assert (second["error_ok"], second["failed"]) == (False, "RuntimeError: no kernel")
     assert third["error_ok"]
@@ -242,7 +258,7 @@ def test_what_torch_cannot_run_is_skipped_with_the_reason(drawing, monkeypatch):
     row = drawn_run.measured(drawn_run.Row("softmax", 1, 0, "forward", torch.float32, "cpu"), CLOCK)
     assert (row["error_ok"], row["skipped"]) == (None, "RuntimeError: not implemented")
     found = found_of("softmax")
-    found.rows[0, "forward"] = row
+    found.rows["softmax", 0, "forward"] = row
     assert "0 rows measured, 0 wrong or failed, 1 that torch cannot run" in "\n".join(drawn_results.summary(found))
 
 
@@ -365,7 +381,7 @@ def test_a_row_that_had_no_end_is_measured_once_more_without_a_search(drawing):
             (row for row in drawn_run.wanted(found, range(1), "cuda", False) if row.direction == "forward"), None
         )
     assert row is None
-    assert found.rows[0, "forward"]["skipped"] == "no end within 60 s, also without cuDNN's search"
+    assert found.rows["conv", 0, "forward"]["skipped"] == "no end within 60 s, also without cuDNN's search"
 
 
 def test_rounds_that_agree_are_enough():
@@ -409,6 +425,28 @@ def test_a_short_graph_is_replayed_several_times(monkeypatch, ms, sets, captures
     assert len(runs) == (1 if ms * sets >= 4 else 3)
 
 
+def test_memory_is_given_back_where_little_is_free_and_a_capture_ends_whatever_is_raised(monkeypatch):
+    cuda, said = torch.cuda, []
+    monkeypatch.setattr(measure, "_side_stream", mock.MagicMock())
+    monkeypatch.setattr(cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(cuda, "empty_cache", lambda: said.append("emptied"))
+    graph = mock.MagicMock()
+    monkeypatch.setattr(cuda, "CUDAGraph", lambda: graph)
+    clock = Replay.__new__(Replay)
+    clock.calls, clock.pool = [lambda: said.append("called")], None
+    for free, first in ((60, []), (30, ["emptied"])):
+        said.clear()
+        monkeypatch.setattr(cuda, "mem_get_info", lambda free=free: (free, 80))
+        clock._capture(2)
+        assert said == [*first, "called", "called"]
+    clock.calls, clock.pool = [mock.Mock(side_effect=ValueError)], (1, 2)
+    graph.reset_mock()
+    with pytest.raises(ValueError):  # noqa: PT011
+        clock._capture(1)
+    assert graph.mock_calls == [mock.call.capture_begin((1, 2)), mock.call.capture_end()]
+
+
 def test_a_row_that_does_not_come_back_is_skipped_by_the_next_process():
     """In a process of its own, which is ended."""
     code = """
@@ -417,7 +455,7 @@ from tests.workbench.bench.test_drawn_rows import found_of
 from minidl.workbench.bench import drawn_run
 found = found_of("conv")
 row = drawn_run.Row("conv", 1, 0, "forward", torch.float32, "cuda")
-with drawn_run._no_longer_than(0.2, found, row, lambda: print(found.rows[0, "forward"]["skipped"], flush=True)):
+with drawn_run._no_longer_than(0.2, found, row, lambda: print(found.rows["conv", 0, "forward"]["skipped"], flush=True)):
     time.sleep(60)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
