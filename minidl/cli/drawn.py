@@ -39,7 +39,9 @@ class DrawnShapes(Profiling):
     ] = 0
     minutes: Annotated[
         float | None,
-        Field(gt=0, le=1440, description="With --drawn or networks: begin no further row after so many minutes."),
+        Field(
+            gt=0, le=1440, description="With --drawn, networks or in-torch: begin no further row after so many minutes."
+        ),
     ] = None
     regret: Annotated[
         bool, Field(description="With --drawn: time convolutions in every form; the form taken beside the best.")
