@@ -50,7 +50,7 @@ class Bench(networks.WholeNetworks):
         "minidl bench --show results.json --plot results.svg",
         "minidl bench --drawn 500 --seed 1 --of conv --json drawn.json --minutes 9",
         "minidl bench networks resnet50 unet --json networks.json --minutes 9",
-        "minidl bench in-torch resnet18 dcgan --against graph,compile --json in-torch.json --minutes 9",
+        "minidl bench in-torch resnet18 dcgan --json in-torch.json --minutes 9",
     )
     names: Annotated[
         tuple[str, ...],
