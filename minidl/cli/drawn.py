@@ -39,11 +39,15 @@ class DrawnShapes(Profiling):
     ] = 0
     minutes: Annotated[
         float | None,
-        Field(gt=0, le=1440, description="With --drawn or networks: begin no further row after so many minutes."),
+        Field(
+            gt=0, le=1440, description="With --drawn, networks or in-torch: begin no further row after so many minutes."
+        ),
     ] = None
     part: Annotated[
         str | None,
-        Field(description="With --drawn or networks: every second one for 1/2 or 2/2, as for two GPUs. Default: all."),
+        Field(
+            description="With --drawn, networks or in-torch: every second one for 1/2 or 2/2, as for two GPUs. Default: all."
+        ),
     ] = None
     regret: Annotated[
         bool, Field(description="With --drawn: time convolutions in every form; the form taken beside the best.")

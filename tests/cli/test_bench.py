@@ -345,6 +345,9 @@ def test_networks_are_listed(command):
         (("--plot", "r"), "--plot is r, expected a name that ends with .png or .svg"),
         (("networks", "--show", "r.json", "--part", "1/2"), "--part cannot be combined with --show"),
         (("networks", "--list", "--minutes", "3"), "--list only lists what is available: leave out --minutes"),
+        (("in-torch", "vgg19"), "no model's row contains 'vgg19'; `minidl bench in-torch --list` shows them"),
+        (("in-torch", "--plot", "r.svg"), "--plot has no picture of in-torch; leave it out"),
+        (("in-torch", "--peers"), "--peers cannot be combined with in-torch"),
         (("--against", "graph"), "--against requires networks, as in `minidl bench networks --against graph`"),
     ],
 )
@@ -377,3 +380,36 @@ def test_networks_are_measured_in_parts_and_shown(command, gpu, monkeypatch, tmp
     shown = command("bench", "networks", "--show", path)
     assert "2 of 2 networks at their goal, 2 ahead of torch's best (bench has 21)" in shown.out
     assert "--against has 'jit'" in command("bench", "networks", "--against", "eager,jit").err
+
+
+def test_models_are_measured_in_torch(command, gpu, monkeypatch, tmp_path):
+    path, asked = tmp_path / "r.json", []
+
+    def run(nets, rows, peers, keep, tell, minutes, module):
+        asked.append(([net.name for net in nets], module))
+        ratios = {"torch": 1.25}
+        keep(nets[0].row, {
+            "name": "a model", "dtype": "float16", "error_ok": True, "ours_ms": 1.0, "peer": "torch", "peer_ms": 1.25,
+            "ratio": 1.25, "share_of_floor": 0.5, "images_per_second": 16000, "peers_ms": ratios, "ratios": ratios,
+            "first_step_s": {"ours": 7.0}, "peak_mb": {}, "pool_mb": {},
+        })  # fmt: skip
+        return 0, []
+
+    monkeypatch.setattr("minidl.workbench.bench.network_run.run", run)
+    done = command("bench", "in-torch", "dcgan_generator", "--json", path)
+    assert done.code == 0, done.err
+    assert asked == [(["dcgan_generator"] * 2, "minidl.workbench.bench.accelerated_run")]
+    said = "1 of 1 rows right, 1 not behind torch's best; of 1 counted (of 18) the geometric mean is 1.250 (goal 1.1)"
+    assert results.load(path).machine["summary"].startswith(said)
+    shown = command("bench", "in-torch", "--show", path)
+    assert said in shown.out
+    assert len(command("bench", "in-torch", "--list").out.splitlines()) == 36
+
+
+def test_models_of_a_package_that_is_not_installed(command, gpu, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = command("bench", "in-torch", "timm")
+    assert (done.code, done.err) == (2, (
+        "error: timm/convnext_nano is a model of timm, which is not installed: install it, or name models of others, "
+        "as in `minidl bench in-torch dcgan`\n"
+    ))  # fmt: skip
