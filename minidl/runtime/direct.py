@@ -12,6 +12,7 @@ cannot be compared, and an unknown version of Triton.
 """
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -25,7 +26,7 @@ VERSIONS = ("3.6", "3.7", "3.9")
 KNOWN = triton.__version__.rpartition(".")[0] in VERSIONS
 
 
-class _Ready(NamedTuple):
+class Ready(NamedTuple):
     """A compiled kernel, and its launcher's arguments other than grid, stream and the kernel's own."""
 
     compiled: CompiledKernel  # in 3.9 its module is unloaded with it
@@ -34,6 +35,18 @@ class _Ready(NamedTuple):
     metadata: Any
     tensors: tuple[int, ...]
     boxes: tuple[int, ...]
+    forms: "_Forms"
+
+    def usable(self, kernel: Any) -> bool:
+        """Whether Triton would launch this one again on the device in use, if it lies on it."""
+        return not _unusual() and self.forms.unchanged(kernel) and self.forms.of_device(kernel)
+
+    def launch(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        """Launch on the current stream, with addresses in place of tensors or not."""
+        x, y, z = (*grid, 1, 1)[:3]
+        active = driver.active
+        stream = active.get_current_stream(active.get_current_device())
+        self.run(x, y, z, stream, self.function, self.metadata, None, None, None, *args, *self.forms.rest)
 
 
 class _Forms:
@@ -55,12 +68,16 @@ class _Forms:
             [not parameter.do_not_specialize for parameter in runtime],
             [not parameter.do_not_specialize_on_alignment for parameter in runtime],
         )
-        self.ready: dict[tuple[Any, ...], _Ready] = {}
+        self.ready: dict[tuple[Any, ...], Ready] = {}
 
     def unchanged(self, kernel: Any) -> bool:
         if kernel.hash is not self.hash or kernel.pre_run_hooks:
             return False
         return [place.get(name) for place, name in self.globals] == self.values
+
+    def of_device(self, kernel: Any) -> bool:
+        """Whether these are the variants on the device in use."""
+        return kernel.device_caches[driver.active.get_current_device()] is self.caches
 
     def key(self, kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> tuple[Any, ...]:
         backends, const, specialize, align = self.questions
@@ -92,7 +109,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
     return True
 
 
-def _on_device(ready: _Ready, args: tuple[Any, ...], device: int) -> bool:
+def _on_device(ready: Ready, args: tuple[Any, ...], device: int) -> bool:
     for place in ready.tensors:
         if args[place].get_device() != device:
             return False
@@ -115,9 +132,22 @@ def keep(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], compiled: Any
     boxes = tuple(place for place, value in enumerate(args) if isinstance(value, TensorDescriptor))
     tensors = tuple(place for place, value in enumerate(args) if hasattr(value, "get_device"))
     with contextlib.suppress(TypeError):  # a constant that has no hash
-        forms.ready[forms.key(kernel, args, meta)] = _Ready(
-            compiled, compiled.run, compiled.function, compiled.packed_metadata, tensors, boxes
+        forms.ready[forms.key(kernel, args, meta)] = Ready(
+            compiled, compiled.run, compiled.function, compiled.packed_metadata, tensors, boxes, forms
         )
+
+
+def found(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> Ready | None:
+    """What was kept of a launch with such arguments on the current device."""
+    if type(kernel) is not jit.JITFunction or _unusual():
+        return None
+    forms = _forms.get(id(kernel.device_caches[driver.active.get_current_device()]))
+    if forms is None or len(args) != forms.count or not forms.unchanged(kernel):
+        return None
+    try:
+        return forms.ready.get(forms.key(kernel, args, meta))
+    except (TypeError, AttributeError):
+        return None
 
 
 def _unusual() -> bool:
