@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -146,6 +147,7 @@ def _key(
 
 
 _SIMPLE = frozenset({int, bool, str, type(None)})
+_HASHED = frozenset({int, bool, torch.dtype, torch.device, torch.memory_format})
 
 
 def _add(
@@ -171,10 +173,18 @@ def _add(
                 _add(value, parts, tensors, addresses, plain)
         elif kind is float:
             parts.append(value.hex())  # 0.0 and -0.0 are equal
-        elif isinstance(value, torch.Tensor):
-            raise TypeError("a tensor of another class")
-        else:
+        elif kind in _HASHED:
             parts.append((kind, value))  # 1 and True are equal
+        elif kind is tl.constexpr:
+            parts.append((kind, value.value))
+        elif isinstance(value, tuple):
+            parts.append(kind)
+            if any(isinstance(each, torch.Tensor) for each in value):
+                _add(value, parts, tensors, addresses, plain)
+            else:
+                parts.append(value)
+        else:  # a tensor of another class, and what may hold one
+            raise TypeError(kind)
 
 
 def _share(tensors: list[torch.Tensor], addresses: list[int]) -> bool:
