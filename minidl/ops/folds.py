@@ -136,7 +136,8 @@ def _all(asked: _Asked) -> dict[Key, _Made]:
         make, how = group.keys[0][:2]
         made = make(*(None if column is None else torch.cat(column) for column in columns), *how)
         lengths = [len(vector) for vector in columns[0]]
-        members = zip(*(column or [None] * len(lengths) for column in columns), strict=True)
+        none: list[Any] = [None] * len(lengths)
+        members = zip(*(column or none for column in columns), strict=True)
         results = zip(*(result.split(lengths) for result in made), strict=True)
         for key, vectors, parts in zip(group.keys, members, results, strict=True):
             ready[key] = _Made(vectors, _versions(vectors), parts)

@@ -93,16 +93,19 @@ def operator(
         if cast is not None:
             for kind in ("cpu", "cuda"):
                 _library.impl(name, _autocast(op, kind, *cast), f"Autocast{kind.upper()}")
+        lowered = {kind: _autocast(recorded, kind, *cast or (LOWER, ())) for kind in ("cpu", "cuda")}
 
         def call(*args: Any) -> Any:
-            if (
-                torch.compiler.is_compiling()
-                or torch._C._is_any_autocast_enabled()
-                or torch._C._are_functorch_transforms_active()
-            ):
+            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
                 return op(*args)
+            run_ = recorded
+            if torch._C._is_any_autocast_enabled():
+                if not straight(args):
+                    return op(*args)
+                kind = args[0].device.type
+                run_ = lowered[kind] if torch.is_autocast_enabled(kind) else recorded
             try:
-                return recorded(*args)
+                return run_(*args)
             except RuntimeError:
                 _refuse_tensors(name, args)
                 raise
@@ -174,7 +177,7 @@ def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
     return type(name, (torch.autograd.Function,), members)
 
 
-def _autocast(op: Any, device: str, to: str, which: Sequence[int]) -> Callable[..., Any]:
+def _autocast(run: Any, device: str, to: str, which: Sequence[int]) -> Callable[..., Any]:
     def cast(*args: Any) -> Any:
         dtype = torch.get_autocast_dtype(device) if to == LOWER else torch.float32
         given = list(args)
@@ -183,7 +186,7 @@ def _autocast(op: Any, device: str, to: str, which: Sequence[int]) -> Callable[.
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64:
                 given[index] = value.to(dtype)
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            return op(*given)
+            return run(*given)
 
     return cast
 

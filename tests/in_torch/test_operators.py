@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidl.torch as mt
 from minidl.tensors import default_device
@@ -269,3 +270,27 @@ def test_bags_refuse_what_is_not_built_and_rows_that_are_not_there():
             mt.embedding_bag(_ROWS, w, _OFFSETS, **options)
     with pytest.raises(IndexError, match="holds 4"):
         mt.embedding_bag(_ROWS, w[:4], _OFFSETS)
+
+
+def test_what_watches_torch_sees_operators():
+    x = _randn(2, 3)
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    mt.softmax(x, 1)
+    assert not seen
+    with Seen():
+        mt.softmax(x, 1)
+    assert seen[0] is torch.ops.minidl.softmax.default
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        mt.softmax(x, 1)
+    assert any(event.key == "minidl::softmax" for event in profile.key_averages())
+
+    class Tagged(torch.Tensor):
+        pass
+
+    assert type(mt.softmax(x.as_subclass(Tagged), 1)) is Tagged
