@@ -99,7 +99,7 @@ def check_aliases(problem: Problem) -> None:
 
 
 def check_repeats(problem: Problem) -> None:
-    """Two runs give the same bits, forward and backward; the second replays the launches of the first in other memory."""
+    """Two runs give the same bits, forward and backward; the second replays launches of the first in other memory."""
     other = replace(problem, case=problem.case.map(_moved), cotangents=tuple(map(_moved, problem.cotangents)))
     with replay.replaying(True, at_once=True):
         for first, second in zip(*map(outputs_and_gradients, (problem, other)), strict=True):

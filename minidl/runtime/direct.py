@@ -100,8 +100,10 @@ class Opened:
 
 def opened(ready: Ready, args: Sequence[Any]) -> Opened | None:
     """The launch of a kernel with such arguments; None where this version of Triton does not have it so."""
+    if not triton.__version__.startswith("3.6."):
+        return None
     launcher = ready.run
-    if not triton.__version__.startswith("3.6.") or launcher.global_scratch_size or launcher.profile_scratch_size:
+    if launcher.global_scratch_size or launcher.profile_scratch_size:
         return None
     wrapped = launcher.launch
     names = wrapped.__code__.co_freevars if hasattr(wrapped, "__code__") else ()
