@@ -45,9 +45,7 @@ class DrawnShapes(Profiling):
     ] = None
     part: Annotated[
         str | None,
-        Field(
-            description="With --drawn, networks or in-torch: every second one for 1/2 or 2/2, as for two GPUs. Default: all."
-        ),
+        Field(description="With --drawn, networks or in-torch: every second one for 1/2 or 2/2. Default: all."),
     ] = None
     regret: Annotated[
         bool, Field(description="With --drawn: time convolutions in every form; the form taken beside the best.")

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidl.torch as mt
 from minidl.runtime import launch
@@ -296,3 +297,27 @@ def test_a_row_behind_all_bags_has_no_gradient():
     offsets = torch.tensor([0, 2], device=_DEVICE)
     mt.embedding_bag(_ROWS, w, offsets, mode="sum", include_last_offset=True).sum().backward()
     assert w.grad[:, 0].tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def test_what_watches_torch_sees_operators():
+    x = _randn(2, 3)
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    mt.softmax(x, 1)
+    assert not seen
+    with Seen():
+        mt.softmax(x, 1)
+    assert seen[0] is torch.ops.minidl.softmax.default
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        mt.softmax(x, 1)
+    assert any(event.key == "minidl::softmax" for event in profile.key_averages())
+
+    class Tagged(torch.Tensor):
+        pass
+
+    assert type(mt.softmax(x.as_subclass(Tagged), 1)) is Tagged

@@ -25,6 +25,7 @@ from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.plan import UnableError, explain
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
 from minidl.runtime import check, launch
+from minidl.runtime.replay import replayed
 
 __all__ = [
     "FAMILIES", "FORMS", "Problem", "UnableError", "channels_last", "explain", "forward", "grad_input", "grad_weight",
@@ -36,6 +37,7 @@ _MADE = filled, tap_sums, unshuffled
 FAMILIES = tuple(dict.fromkeys(family for form in (*plans.FORMS, *_MADE) for family in form.FAMILIES))
 
 
+@replayed
 def forward(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -90,6 +92,7 @@ def forward(
     return _run(problem, x, w, bias, scale, added)
 
 
+@replayed
 def transposed(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -130,6 +133,7 @@ def grad_input(
     return transposed(dy, w, geometry, form=form, precision=precision)[0]
 
 
+@replayed
 def grad_weight(
     x: torch.Tensor,
     dy: torch.Tensor,
