@@ -2,12 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from minidl.runtime import launch
+from minidl.runtime import launch, replay
 from minidl.tensors import default_device
 from minidl.testing import GuardedAllocations, assert_within, check_grads
 from minidl.testing.compare import as_tuple, wrap
@@ -99,9 +99,16 @@ def check_aliases(problem: Problem) -> None:
 
 
 def check_repeats(problem: Problem) -> None:
-    """Two runs give the same bits, forward and backward."""
-    for first, second in zip(*(outputs_and_gradients(problem) for _ in range(2)), strict=True):
-        assert same_bits(first, second), problem.describe("two runs differ: result")
+    """Two runs give the same bits, forward and backward; the second replays launches of the first in other memory."""
+    other = replace(problem, case=problem.case.map(_moved), cotangents=tuple(map(_moved, problem.cotangents)))
+    with replay.replaying(True, at_once=True):
+        for first, second in zip(*map(outputs_and_gradients, (problem, other)), strict=True):
+            assert same_bits(first, second), problem.describe("two runs differ: result")
+
+
+def _moved(x: torch.Tensor) -> torch.Tensor:
+    """x in other memory, which lies as that of x."""
+    return torch.empty_like(x).set_(x.untyped_storage().clone(), x.storage_offset(), x.shape, x.stride())
 
 
 def outputs_and_gradients(problem: Problem) -> list[torch.Tensor]:

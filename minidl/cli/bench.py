@@ -35,6 +35,10 @@ class Bench(networks.WholeNetworks):
     second, memory, seconds to the first step, launches, and the share of the floor. A row is kept with each way of
     torch to run it that was measured; the same command goes on with what the file has not.
 
+    in-torch [MODEL]... measures models of torchvision and timm, which must be installed, and a DCGAN: as
+    minidl.torch.accelerate changes them, beside themselves eager and compiled; also launched kernel by kernel, and what
+    is left to torch.
+
     The exit code is 1 if a row is wrong or cannot be measured.
     """
 
@@ -46,12 +50,14 @@ class Bench(networks.WholeNetworks):
         "minidl bench --show results.json --plot results.svg",
         "minidl bench --drawn 500 --seed 1 --of conv --json drawn.json --minutes 9",
         "minidl bench networks resnet50 unet --json networks.json --minutes 9",
+        "minidl bench in-torch resnet18 dcgan --json in-torch.json --minutes 9",
     )
     names: Annotated[
         tuple[str, ...],
         Positional("[NAME]..."),
         Field(
-            description="Rows whose name contains one of these words, or networks and words. Default: all but networks."
+            description="Rows whose name contains one of these words, or networks or in-torch and words. Default: all "
+            "but networks and in-torch."
         ),
         REPEATED,
     ] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -28,7 +28,7 @@ class DrawnShapes(Profiling):
     ] = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --drawn: what the shapes are drawn from.")] = 0
     of: Annotated[
-        Literal["conv", "conv_transpose", "conv1d", "conv3d", "gemm", "softmax", "norm", "pool", "reduce"],
+        Literal["conv", "conv_transpose", "conv1d", "conv3d", "gemm", "softmax", "norm", "pool", "reduce", "all"],
         Field(description="With --drawn: the operation:"),
     ] = "conv"
     dtype: Annotated[
@@ -39,14 +39,20 @@ class DrawnShapes(Profiling):
     ] = 0
     minutes: Annotated[
         float | None,
-        Field(gt=0, le=1440, description="With --drawn or networks: begin no further row after so many minutes."),
+        Field(
+            gt=0, le=1440, description="With --drawn, networks or in-torch: begin no further row after so many minutes."
+        ),
+    ] = None
+    part: Annotated[
+        str | None,
+        Field(description="With --drawn, networks or in-torch: every second one for 1/2 or 2/2. Default: all."),
     ] = None
     regret: Annotated[
         bool, Field(description="With --drawn: time convolutions in every form; the form taken beside the best.")
     ] = False
 
 
-_OWN = "seed", "of", "dtype", "from_", "minutes", "regret"
+_OWN = "seed", "of", "dtype", "from_", "minutes", "part", "regret"
 _OTHERS = "plot", "show", "peers", "profile", "trace"
 
 
@@ -78,16 +84,23 @@ def run(config: DrawnShapes, given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{_named(name)} cannot be combined with --drawn")
     if config.from_ >= config.drawn:
         raise ConfigError(f"--from {config.from_} leaves none of the {config.drawn} shapes of --drawn, numbered from 0")
-    if config.regret and not config.of.startswith("conv"):
+    if config.regret and not config.of.startswith(("conv", "all")):
         raise ConfigError(f"--regret is for convolutions, which have forms; --of is {config.of}")
+    from minidl.workbench.bench import machine
+
+    indices: Sequence[int] = range(config.from_, config.drawn)
+    try:
+        indices = indices if config.part is None else machine.part_of(indices, config.part)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if "list" in given:
         check_alone(given, "json", "minutes", "regret")
-        _list(config, config.drawn)
+        _list(config, indices)
         return
     path = given.get("json")
     check_files(json=path)
     check_device()
-    _measure(config, path, range(config.from_, config.drawn))
+    _measure(config, path, indices)
 
 
 def check_device() -> None:
@@ -103,15 +116,17 @@ def check_device() -> None:
         )
 
 
-def _list(config: DrawnShapes, count: int) -> None:
-    from minidl.workbench.bench.drawn import draw
+def _list(config: DrawnShapes, indices: Sequence[int]) -> None:
+    from minidl.workbench.bench.drawn import KINDS, draw
 
     itemsize = 4 if config.dtype == "float32" else 2
-    for index in range(config.from_, count):
-        typer.echo(f"{index:>5}  {draw(config.of, config.seed, index, itemsize)}")
+    for of in KINDS if config.of == "all" else (config.of,):
+        for index in indices:
+            said = f"{of}: " if config.of == "all" else ""
+            typer.echo(f"{index:>5}  {said}{draw(of, config.seed, index, itemsize)}")
 
 
-def _measure(config: DrawnShapes, path: Path | None, indices: range) -> None:
+def _measure(config: DrawnShapes, path: Path | None, indices: Sequence[int]) -> None:
     from rich.console import Console
 
     from minidl.workbench.bench import drawn_results, drawn_run, machine
@@ -127,7 +142,7 @@ def _measure(config: DrawnShapes, path: Path | None, indices: range) -> None:
     try:
         left = drawn_run.run(
             found, rows, Console(), lambda: found.save(path) if path is not None else None, config.minutes,
-            config.regret,
+            config.regret, parts=1 if config.part is None else int(config.part.partition("/")[2]),
         )  # fmt: skip
     except drawn_run.LostError as error:
         left, lost = 0, str(error)

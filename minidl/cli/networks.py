@@ -1,4 +1,4 @@
-"""`minidl bench networks`."""
+"""`minidl bench networks` and `minidl bench in-torch`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from minidl.workbench.bench.network_rows import Net
     from minidl.workbench.bench.results import Results
 
-WORD = "networks"
+WORD, IN_TORCH = "networks", "in-torch"
 
 
 class WholeNetworks(drawn.DrawnShapes):
@@ -26,11 +26,8 @@ class WholeNetworks(drawn.DrawnShapes):
 
     against: Annotated[
         str,
-        Field(description="With networks: how torch runs them, of eager, graph, compile and autotune."),
+        Field(description="With networks or in-torch: how torch runs them, of eager, graph, compile and autotune."),
     ] = "eager,graph,compile,autotune"
-    part: Annotated[
-        str | None, Field(description="With networks: every second one for 1/2 or 2/2, as for two GPUs. Default: all.")
-    ] = None
 
 
 _OTHERS = "peers", "profile", "trace", "drawn", "seed", "of", "dtype", "from_", "regret"
@@ -39,25 +36,27 @@ _MEASURING = "against", "part", "minutes"
 
 def wanted(config: WholeNetworks, names: tuple[str, ...], given: Mapping[str, Any]) -> bool:
     """Whether the first name asks for networks. Raises ConfigError for their settings without them."""
-    if names[:1] == (WORD,):
+    if names[:1] in ((WORD,), (IN_TORCH,)):
         return True
-    for name in ("against", "part"):
-        if name in given:
-            raise ConfigError(f"--{name} requires {WORD}, as in `minidl bench {WORD} --{name} {given[name]}`")
+    if "against" in given:
+        raise ConfigError(f"--against requires {WORD}, as in `minidl bench {WORD} --against {given['against']}`")
     return False
 
 
 def run(config: Any, given: Mapping[str, Any]) -> None:
     """Measure networks, list them, or show those in a file."""
-    from minidl.workbench.bench import network_rows, network_table
+    from minidl.workbench.bench import accelerated_rows, machine, network_rows, network_table
 
+    word = config.names[0]
     for name in _OTHERS:
         if name in given:
-            raise ConfigError(f"--{name.rstrip('_')} cannot be combined with {WORD}")
+            raise ConfigError(f"--{name.rstrip('_')} cannot be combined with {word}")
+    if word == IN_TORCH and config.plot is not None:
+        raise ConfigError(f"--plot has no picture of {word}; leave it out")
     try:
-        nets = network_rows.chosen(config.names[1:])
+        nets = (accelerated_rows if word == IN_TORCH else network_rows).chosen(config.names[1:])
         if config.part is not None:
-            nets = network_rows.part_of(nets, config.part)
+            nets = list(machine.part_of(nets, config.part))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.list_:
@@ -83,26 +82,34 @@ def run(config: Any, given: Mapping[str, Any]) -> None:
     console.print(network_table.table(found, names))
     if plot is not None:
         files.write_bytes(plot, network_table.picture(found, plot.suffix[1:]))
-    typer.echo(network_table.summary(found))
+    typer.echo(accelerated_rows.summary(found.rows) if word == IN_TORCH else network_table.summary(found))
     if failures or not found.right:
         raise typer.Exit(1)
 
 
 def _measured(config: Any, nets: list[Net]) -> tuple[Results, list[str]]:
-    from minidl.workbench.bench import network_run
+    from minidl.workbench.bench import accelerated_rows, network_clocks, network_run
 
+    in_torch = config.names[0] == IN_TORCH
+    try:
+        accelerated_rows.check_installed(nets)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     peers = config.against.split(",")
-    unknown = [peer for peer in peers if peer not in network_run.PEERS]
+    unknown = [peer for peer in peers if peer not in network_clocks.PEERS]
     if unknown:
-        raise ConfigError(f"--against has {unknown[0]!r}, expected some of {', '.join(network_run.PEERS)}")
+        raise ConfigError(f"--against has {unknown[0]!r}, expected some of {', '.join(network_clocks.PEERS)}")
     found, path = kept_results.earlier(config.json_file), config.json_file
 
     def keep(name: str, row: dict[str, Any]) -> None:
         found.add(name, row)
+        if in_torch:
+            found.machine["summary"] = accelerated_rows.summary(found.rows)
         if path is not None:
             found.save(path)
 
-    left, failures = network_run.run(nets, found.rows, peers, keep, typer.echo, config.minutes)
+    more = {"module": "minidl.workbench.bench.accelerated_run"} if in_torch else {}
+    left, failures = network_run.run(nets, found.rows, peers, keep, typer.echo, config.minutes, **more)
     if left:
         typer.echo(f"{left} of {len(nets)} networks are left: run the same command again", err=True)
     return found, failures

@@ -19,6 +19,7 @@ from minidl.kernels import activation, elementwise, reduce
 from minidl.kernels.activation import NONE, Activation, activate, activate_grad, activate_grad_from_output
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
 
 
 @triton.jit
@@ -75,6 +76,7 @@ def bias_act_grad_kernel(
         tl.store(p_partial + tl.program_id(1).to(tl.int64) * N + o_n, tl.sum(b_db, axis=0), mask=m_n)
 
 
+@replayed
 def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.Tensor:
     """act(x + b), or act(x) without a bias.
 
@@ -97,6 +99,7 @@ def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.
     return y
 
 
+@replayed
 def bias_act_grad(
     dy: torch.Tensor,
     x: torch.Tensor,

@@ -24,15 +24,38 @@ __all__: list[str] = []  # used by operations, none itself
 _NAME = "folds"
 _ALIGNED = 8  # results begin at multiples of so many numbers: of 16 bytes, as kernels expect
 Vectors = tuple[torch.Tensor | None, ...]
-Key = tuple[Callable[..., Any], tuple[Hashable, ...], tuple[int | None, ...]]
-# What each module's call has asked for, with the vectors.
-_asked: weakref.WeakKeyDictionary[Any, dict[Key, tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+Key = tuple[Any, ...]  # what makes it, how, and the vectors' ids
+
+
+class _Asked:
+    """What each call of a module has asked for, with the vectors, and that in groups made at once."""
+
+    def __init__(self) -> None:
+        self.keys: dict[Key, tuple[Any, ...]] = {}
+        self.groups: list[_Group] | None = None
+
+
+_asked: weakref.WeakKeyDictionary[Any, _Asked] = weakref.WeakKeyDictionary()
 
 
 class _Made(NamedTuple):
     vectors: Vectors  # kept, so that no other tensor gets the id of one
-    versions: tuple[int, ...]
+    versions: list[int]
     results: tuple[torch.Tensor, ...]
+
+
+class _Group(NamedTuple):
+    """What one launch makes: the keys, and the vectors in columns, one of each kind."""
+
+    keys: list[Key]
+    columns: list[list[Any] | None]  # weak references
+    kind: Any
+
+    def vectors(self) -> list[list[torch.Tensor] | None] | None:
+        """The columns; None where one is gone or is another kind of tensor now."""
+        found = [None if refs is None else [ref() for ref in refs] for refs in self.columns]
+        there = all(vector is not None for column in found if column is not None for vector in column)
+        return found if there and _kind(found) == self.kind else None
 
 
 def fold(
@@ -63,17 +86,20 @@ def _fold(mean: torch.Tensor, var: torch.Tensor, conv_bias: Any, weight: Any, bi
 def _of_call(make: Callable[..., Any], vectors: Vectors, *how: Hashable) -> tuple[torch.Tensor, ...]:
     """make(*vectors, *how), of this alone or with others."""
     call = later.call()
-    if call is None or call.changed or not all(map(_fits, vectors)):
+    if call is None or call.changed:
         return tuple(make(*vectors, *how))
-    asked = _asked.setdefault(call.owner, {})
     ready: dict[Key, _Made] | None = call.notes.get(_NAME)
     if ready is None:
-        ready = call.notes[_NAME] = _all(asked)
-    key = make, how, tuple(None if vector is None else id(vector) for vector in vectors)
+        ready = call.notes[_NAME] = _all(_asked.setdefault(call.owner, _Asked()))
+    key = make, how, *map(id, vectors)
     found = ready.get(key)
-    if found is not None and found.versions == _versions(vectors):
-        return found.results
-    asked[key] = tuple(None if vector is None else weakref.ref(vector) for vector in vectors)
+    if found is not None:
+        if found.versions == _versions(vectors):
+            return found.results
+    elif all(map(_fits, vectors)):
+        asked = _asked[call.owner]
+        asked.keys[key] = tuple(None if vector is None else weakref.ref(vector) for vector in vectors)
+        asked.groups = None
     return tuple(make(*vectors, *how))
 
 
@@ -84,31 +110,56 @@ def _fits(vector: torch.Tensor | None) -> bool:
     return versioned and vector.dim() == 1 and vector.is_contiguous() and len(vector) % _ALIGNED == 0
 
 
-def _versions(vectors: Vectors) -> tuple[int, ...]:
-    return tuple(0 if vector is None else vector._version for vector in vectors)
+def _versions(vectors: Vectors) -> list[int]:
+    return [vector._version for vector in vectors if vector is not None]
 
 
-def _all(asked: dict[Key, tuple[Any, ...]]) -> dict[Key, _Made]:
+def _kind(columns: list[Any]) -> list[Any]:
+    kept = [column for column in columns if column is not None]
+    return [
+        ([v.dtype for v in column], [v.device for v in column], [v.shape for v in column]) for column in kept
+    ]  # fmt: skip
+
+
+def _all(asked: _Asked) -> dict[Key, _Made]:
     """Everything that was asked for before and whose tensors there still are."""
-    alike: dict[Hashable, list[tuple[Key, Vectors]]] = {}
-    for key, refs in list(asked.items()):
+    groups = _grouped(asked) if asked.groups is None else asked.groups
+    columns_of = [group.vectors() for group in groups]
+    if None in columns_of:
+        groups = _grouped(asked)
+        columns_of = [group.vectors() for group in groups]
+    asked.groups = groups
+    ready: dict[Key, _Made] = {}
+    for group, columns in zip(groups, columns_of, strict=True):
+        assert columns is not None
+        assert columns[0] is not None
+        make, how = group.keys[0][:2]
+        made = make(*(None if column is None else torch.cat(column) for column in columns), *how)
+        lengths = [len(vector) for vector in columns[0]]
+        none: list[Any] = [None] * len(lengths)
+        members = zip(*(column or none for column in columns), strict=True)
+        results = zip(*(result.split(lengths) for result in made), strict=True)
+        for key, vectors, parts in zip(group.keys, members, results, strict=True):
+            ready[key] = _Made(vectors, _versions(vectors), parts)
+    return ready
+
+
+def _grouped(asked: _Asked) -> list[_Group]:
+    """What can be made at once, several of each; forgets what has a vector that is gone."""
+    alike: dict[Hashable, list[tuple[Key, tuple[Any, ...]]]] = {}
+    for key, refs in list(asked.keys.items()):
         vectors = tuple(None if ref is None else ref() for ref in refs)
         if any(ref is not None and vector is None for ref, vector in zip(refs, vectors, strict=True)):
-            del asked[key]
+            del asked.keys[key]
             continue
         kind = tuple(None if vector is None else (vector.dtype, vector.device) for vector in vectors)
-        alike.setdefault((*key[:2], kind), []).append((key, vectors))
-    ready: dict[Key, _Made] = {}
+        alike.setdefault((*key[:2], kind), []).append((key, refs))
+    groups = []
     for members in alike.values():
-        if len(members) == 1:
-            continue
-        make, how, _ = members[0][0]
-        columns = zip(*(vectors for _, vectors in members), strict=True)
-        made = make(*(None if column[0] is None else torch.cat(column) for column in columns), *how)
-        start = 0
-        for key, vectors in members:
-            assert vectors[0] is not None
-            end = start + len(vectors[0])
-            ready[key] = _Made(vectors, _versions(vectors), tuple(result[start:end] for result in made))
-            start = end
-    return ready
+        if len(members) > 1:
+            columns = [
+                None if column[0] is None else list(column) for column in zip(*(r for _, r in members), strict=True)
+            ]
+            vectors_ = [None if column is None else [ref() for ref in column] for column in columns]
+            groups.append(_Group([key for key, _ in members], columns, _kind(vectors_)))
+    return groups

@@ -180,3 +180,25 @@ def of_torch(name: str, group: Mapping[str, Any], own: Mapping[str, Any], decoup
         read[key] = value
     filled(name, {**read, "params": []}, {key: value for key, value in own.items() if key != "params"})
     return read
+
+
+def adjustment(kind: str | None, rows: int, columns: int) -> float:
+    """What Muon's rate of a matrix is multiplied by. Raises ValueError for a kind that there is not."""
+    if kind not in (None, "original", "match_rms_adamw"):
+        raise ValueError(f"Muon: adjust_lr_fn is {kind!r}, expected 'original', 'match_rms_adamw' or None")
+    if kind == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / max(1, columns)))
+
+
+def iterations(groups: list[dict[str, Any]]) -> tuple[tuple[float, float, float], int, float]:
+    """The settings of Muon's iterations that all groups share. Raises ValueError."""
+    found = {(tuple(map(float, g["ns_coefficients"])), g["ns_steps"], float(g["eps"])) for g in groups}
+    if len(found) > 1:
+        raise ValueError("Muon: groups differ in ns_coefficients, ns_steps or eps: make an optimizer each")
+    ((coefficients, steps, eps),) = found
+    if len(coefficients) != 3:
+        raise ValueError(f"Muon: ns_coefficients are {coefficients}, expected three numbers")
+    if type(steps) is not int or not 0 <= steps < 100:
+        raise ValueError(f"Muon: ns_steps is {steps!r}, expected an integer from 0 to below 100")
+    return coefficients, steps, eps

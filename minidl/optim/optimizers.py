@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 from minidl.optim.base import Optimizer
-from minidl.optim.groups import Params, check_not_recording, check_number
+from minidl.optim.groups import Params, adjustment, check_not_recording, check_number, iterations
 
 
 class SGD(Optimizer):
@@ -206,7 +205,7 @@ class Muon(Optimizer):
         super().__init__(params, locals())
 
     def _take(self, group: dict[str, Any]) -> None:
-        _iterations([*self.param_groups, group])
+        iterations([*self.param_groups, group])
         for param in group["params"]:
             if getattr(param, "ndim", 2) != 2:
                 raise ValueError(
@@ -216,32 +215,10 @@ class Muon(Optimizer):
 
     def _synchronize(self) -> None:
         super()._synchronize()
-        self._update.newton = _iterations(self.param_groups)
-        adjusted = [_adjust(group["adjust_lr_fn"], *p.shape) for group in self.param_groups for p in group["params"]]
+        self._update.newton = iterations(self.param_groups)
+        adjusted = [adjustment(group["adjust_lr_fn"], *p.shape) for group in self.param_groups for p in group["params"]]
         if adjusted != self._adjusted:
             check_not_recording("Muon", "adjust_lr_fn")
             for index, value in enumerate(adjusted):
                 self._update.set("adjust", value, index, index + 1)
             self._adjusted = adjusted
-
-
-def _adjust(kind: str | None, rows: int, columns: int) -> float:
-    """What the rate of a matrix is multiplied by. Raises ValueError for a kind that there is not."""
-    if kind not in (None, "original", "match_rms_adamw"):
-        raise ValueError(f"Muon: adjust_lr_fn is {kind!r}, expected 'original', 'match_rms_adamw' or None")
-    if kind == "match_rms_adamw":
-        return 0.2 * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1.0, rows / max(1, columns)))
-
-
-def _iterations(groups: list[dict[str, Any]]) -> tuple[tuple[float, float, float], int, float]:
-    """The settings of the iterations that all groups share. Raises ValueError."""
-    found = {(tuple(map(float, g["ns_coefficients"])), g["ns_steps"], float(g["eps"])) for g in groups}
-    if len(found) > 1:
-        raise ValueError("Muon: groups differ in ns_coefficients, ns_steps or eps: make an optimizer each")
-    ((coefficients, steps, eps),) = found
-    if len(coefficients) != 3:
-        raise ValueError(f"Muon: ns_coefficients are {coefficients}, expected three numbers")
-    if type(steps) is not int or not 0 <= steps < 100:
-        raise ValueError(f"Muon: ns_steps is {steps!r}, expected an integer from 0 to below 100")
-    return coefficients, steps, eps

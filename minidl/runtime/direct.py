@@ -12,6 +12,7 @@ cannot be compared, and an unknown version of Triton.
 """
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -25,7 +26,7 @@ VERSIONS = ("3.6", "3.7", "3.9")
 KNOWN = triton.__version__.rpartition(".")[0] in VERSIONS
 
 
-class _Ready(NamedTuple):
+class Ready(NamedTuple):
     """A compiled kernel, and its launcher's arguments other than grid, stream and the kernel's own."""
 
     compiled: CompiledKernel  # in 3.9 its module is unloaded with it
@@ -34,6 +35,111 @@ class _Ready(NamedTuple):
     metadata: Any
     tensors: tuple[int, ...]
     boxes: tuple[int, ...]
+    forms: "_Forms"
+
+    def usable(self, kernel: Any) -> bool:
+        """Whether Triton would launch this one again on the device in use, if it lies on it."""
+        return not _unusual() and self.forms.unchanged(kernel) and self.forms.of_device(kernel)
+
+    def launch(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        """Launch on the current stream, with addresses in place of tensors or not."""
+        x, y, z = (*grid, 1, 1)[:3]
+        active = driver.active
+        stream = active.get_current_stream(active.get_current_device())
+        self.run(x, y, z, stream, self.function, self.metadata, None, None, None, *args, *self.forms.rest)
+
+
+class Opened:
+    """A launch of Triton 3.6 with its descriptors taken apart, which takes half of the time of `Ready.launch`.
+
+    args    all of them; `at` says where in these an argument is, or the first part of a descriptor, which alone depends
+            on its address
+    """
+
+    MOST = 64  # descriptors that are kept of one argument
+
+    def __init__(self, ready: Ready, raw: Any, args: Sequence[Any]) -> None:
+        launcher = ready.run
+        self._raw, self._kernel = raw, ready.compiled
+        scratch = hooks = None
+        self._head = (
+            ready.function, launcher.launch_cooperative_grid, launcher.launch_pdl, scratch, scratch, ready.metadata,
+            hooks, hooks, hooks,
+        )  # fmt: skip
+        layouts = iter(ready.compiled.metadata.tensordesc_meta or ())
+        self.args: list[Any] = []
+        self.at: list[int] = []
+        self._boxes: dict[int, tuple[Any, dict[int, Any]]] = {}
+        for index, value in enumerate(args):
+            self.at.append(len(self.args))
+            if isinstance(value, TensorDescriptor):
+                layout = next(layouts, None)
+                self._boxes[index] = layout, {}
+                self.args += _taken_apart(value, layout)
+            else:
+                self.args.append(value)
+        self.args += ready.forms.rest
+
+    def box(self, index: int, like: TensorDescriptor, address: int) -> Any:
+        """The first part of the descriptor that is argument `index`, at an address."""
+        layout, known = self._boxes[index]
+        if layout is None:
+            return address
+        found = known.get(address)
+        if found is None:
+            if len(known) >= self.MOST:
+                known.clear()
+            found = known[address] = _taken_apart(at_address(like, address), layout)[0]
+        return found
+
+    def launch(self, grid: tuple[int, ...], args: list[Any]) -> None:
+        x, y, z = (*grid, 1, 1)[:3]
+        active = driver.active
+        self._raw(x, y, z, active.get_current_stream(active.get_current_device()), *self._head, *args)
+
+
+def opened(ready: Ready, args: Sequence[Any]) -> Opened | None:
+    """The launch of a kernel with such arguments; None where this version of Triton does not have it so."""
+    if not triton.__version__.startswith("3.6."):
+        return None
+    launcher = ready.run
+    if launcher.global_scratch_size or launcher.profile_scratch_size:
+        return None
+    wrapped = launcher.launch
+    names = wrapped.__code__.co_freevars if hasattr(wrapped, "__code__") else ()
+    raw = wrapped.__closure__[names.index("launcher")].cell_contents if "launcher" in names else wrapped
+    return Opened(ready, raw, args)
+
+
+def _taken_apart(box: TensorDescriptor, layout: Any) -> list[Any]:
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    return list(make_tensordesc_arg(box, layout))
+
+
+class _Address:
+    """Stands for a tensor in a descriptor."""
+
+    __slots__ = ("_address",)
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def at_address(like: TensorDescriptor, address: int) -> TensorDescriptor:
+    """The same boxes of what lies elsewhere."""
+    return of_base(like, _Address(address))
+
+
+def of_base(like: TensorDescriptor, base: Any) -> TensorDescriptor:
+    """The same boxes of another tensor."""
+    found = object.__new__(TensorDescriptor)
+    found.__dict__.update(like.__dict__)
+    found.base = base
+    return found
 
 
 class _Forms:
@@ -55,12 +161,16 @@ class _Forms:
             [not parameter.do_not_specialize for parameter in runtime],
             [not parameter.do_not_specialize_on_alignment for parameter in runtime],
         )
-        self.ready: dict[tuple[Any, ...], _Ready] = {}
+        self.ready: dict[tuple[Any, ...], Ready] = {}
 
     def unchanged(self, kernel: Any) -> bool:
         if kernel.hash is not self.hash or kernel.pre_run_hooks:
             return False
         return [place.get(name) for place, name in self.globals] == self.values
+
+    def of_device(self, kernel: Any) -> bool:
+        """Whether these are the variants on the device in use."""
+        return kernel.device_caches[driver.active.get_current_device()] is self.caches
 
     def key(self, kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> tuple[Any, ...]:
         backends, const, specialize, align = self.questions
@@ -92,7 +202,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
     return True
 
 
-def _on_device(ready: _Ready, args: tuple[Any, ...], device: int) -> bool:
+def _on_device(ready: Ready, args: tuple[Any, ...], device: int) -> bool:
     for place in ready.tensors:
         if args[place].get_device() != device:
             return False
@@ -115,9 +225,22 @@ def keep(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], compiled: Any
     boxes = tuple(place for place, value in enumerate(args) if isinstance(value, TensorDescriptor))
     tensors = tuple(place for place, value in enumerate(args) if hasattr(value, "get_device"))
     with contextlib.suppress(TypeError):  # a constant that has no hash
-        forms.ready[forms.key(kernel, args, meta)] = _Ready(
-            compiled, compiled.run, compiled.function, compiled.packed_metadata, tensors, boxes
+        forms.ready[forms.key(kernel, args, meta)] = Ready(
+            compiled, compiled.run, compiled.function, compiled.packed_metadata, tensors, boxes, forms
         )
+
+
+def found(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> Ready | None:
+    """What was kept of a launch with such arguments on the current device."""
+    if type(kernel) is not jit.JITFunction or _unusual():
+        return None
+    forms = _forms.get(id(kernel.device_caches[driver.active.get_current_device()]))
+    if forms is None or len(args) != forms.count or not forms.unchanged(kernel):
+        return None
+    try:
+        return forms.ready.get(forms.key(kernel, args, meta))
+    except (TypeError, AttributeError):
+        return None
 
 
 def _unusual() -> bool:

@@ -13,6 +13,7 @@ are the same in every process.
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch.utils._python_dispatch import _disable_current_modes
 
 from minidl.jobs import target_of
 from minidl.runtime import direct, interpret, keys, tables
@@ -85,8 +87,35 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     meta.setdefault("enable_fp_fusion", True)
     if _state.instead is not None:
         _state.instead(kernel, grid, args, meta)
-    elif not direct.launch(kernel, grid, args, meta):
+    elif _tapes and (tape := _tapes.get(threading.get_ident())) is not None:
+        tape.launches.append((kernel, grid, args, meta))
+        with _disable_current_modes():  # what Triton asks torch for is no part of it
+            _run_now(kernel, grid, args, meta)
+    else:
+        _run_now(kernel, grid, args, meta)
+
+
+def _run_now(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+    if not direct.launch(kernel, grid, args, meta):
         _run_by_triton(kernel, grid, args, meta)
+
+
+class Tape:
+    """A context that notes this thread's launches, which run as ever, and whether they find tensors by addresses."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = []
+        self.addresses = False
+
+    def __enter__(self) -> "Tape":
+        _tapes[threading.get_ident()] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del _tapes[threading.get_ident()]
+
+
+_tapes: dict[int, Tape] = {}
 
 
 class Prepared(NamedTuple):
@@ -106,7 +135,7 @@ class Prepared(NamedTuple):
             run(self.kernel, self.grid, *boxed, *tensors[len(boxed) :], *self.scalars, **self.meta)
             for x in tensors[: len(boxed)]:
                 if isinstance(x, Halves):
-                    pointed_at(functools.partial(tuple, x))
+                    pointed_at(functools.partial(tuple, x))  # by a distance, which is of these two alone
         else:
             run(self.kernel, self.grid, *tensors, *self.scalars, **self.meta)
 
@@ -158,6 +187,11 @@ def cached(function: Callable[..., Any]) -> Any:
     found = functools.lru_cache(maxsize=4096)(function)
     _made_of_tiles.append(found)
     return found
+
+
+def emptied_with_tiles(cache: Any) -> None:
+    """Have `cache.cache_clear()` called as that of `cached` functions is."""
+    _made_of_tiles.append(cache)
 
 
 def forget() -> None:
@@ -383,6 +417,8 @@ def pointed_at(tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
     """Say that launches just made find these tensors by addresses in memory: who has launches wait keeps them."""
     for keep in keepers:
         keep(tensors())
+    if _tapes and (tape := _tapes.get(threading.get_ident())) is not None:
+        tape.addresses = True
 
 
 keepers: list[Callable[[Iterable[torch.Tensor]], None]] = []
@@ -405,11 +441,7 @@ def watch(watcher: Callable[..., None]) -> AbstractContextManager[None]:
     """
 
     def instead(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-        def go() -> None:
-            if not direct.launch(kernel, grid, args, meta):
-                _run_by_triton(kernel, grid, args, meta)
-
-        watcher(kernel, grid, args, meta, go)
+        watcher(kernel, grid, args, meta, functools.partial(_run_now, kernel, grid, args, meta))
 
     return _changed(instead=instead)
 

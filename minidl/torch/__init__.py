@@ -9,7 +9,7 @@
 Operators are `torch.ops.minidl.*`.
 """
 
-from minidl.torch import optim
+from minidl.torch import mapping, optim
 from minidl.torch.accelerating import Report, accelerate, report, restore
 from minidl.torch.activations import bias_act, linear
 from minidl.torch.bags import embedding_bag
@@ -25,3 +25,5 @@ __all__ = [
     "linear_cross_entropy", "log_softmax", "max_pool2d", "optim",
     "report", "restore", "rms_norm", "softmax",
 ]  # fmt: skip
+
+mapping.register()

@@ -48,7 +48,13 @@ def _fake(x: Any, bias: Any, name: Any, slope: Any) -> torch.Tensor:
     return x.new_empty(x.shape) if bias is not None else _dense(x)
 
 
-@operator("bias_act(Tensor x, Tensor? bias, str? act, float slope) -> Tensor", _fake, save=_save, backward=_gradients)
+@operator(
+    "bias_act(Tensor x, Tensor? bias, str? act, float slope) -> Tensor",
+    _fake,
+    save=_save,
+    backward=_gradients,
+    replay=True,
+)
 def _bias_act(x: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float) -> torch.Tensor:
     y = kernels.bias_act(x, bias, act_of(name, slope))
     return y if bias is not None else _as(y, x)
@@ -70,6 +76,7 @@ def _fake_backward(dy: Any, kept: Any, bias: Any, name: Any, slope: Any, wanted:
 @operator(
     "bias_act_backward(Tensor dy, Tensor kept, Tensor? bias, str? act, float slope, bool[] wanted) -> Tensor[]",
     _fake_backward,
+    replay=True,
 )
 def bias_act_backward(
     dy: torch.Tensor, kept: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float, wanted: list[bool]
@@ -114,7 +121,7 @@ def _linear_gradients(ctx: Any, dy: torch.Tensor) -> Any:
 
 @operator(
     "linear(Tensor x, Tensor weight, Tensor? bias, str? act, float slope) -> Tensor",
-    _fake_linear, save=_save_linear, backward=_linear_gradients, cast=(LOWER, (0, 1, 2)),
+    _fake_linear, save=_save_linear, backward=_linear_gradients, cast=(LOWER, (0, 1, 2)), replay=True,
 )  # fmt: skip
 def _linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float
@@ -132,6 +139,7 @@ def _fake_linear_backward(dy: Any, x: Any, weight: Any, y: Any, name: Any, slope
 @operator(
     "linear_backward(Tensor dy, Tensor x, Tensor weight, Tensor? y, str? act, float slope, bool[] wanted) -> Tensor[]",
     _fake_linear_backward,
+    replay=True,
 )
 def linear_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, name: str | None, slope: float,

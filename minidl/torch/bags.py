@@ -14,7 +14,8 @@ from minidl.torch.registry import operator
 def _entries(
     index: torch.Tensor, offsets: torch.Tensor, factors: torch.Tensor | None, rows: int, like: torch.Tensor, mean: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Per entry: the row of the table, the bag, and what the row is multiplied by (NaN for no row)."""
+    """Per entry: the row of the table, the bag, and what the row is multiplied by (NaN for no row, whose place row 0
+    takes)."""
     inside = (index >= 0) & (index < rows)
     if launch.INTERPRETED and not bool(inside.all()):
         raise IndexError(f"embedding_bag: input holds {int(index[~inside][0])}, expected rows from 0 to {rows - 1}")
@@ -27,6 +28,15 @@ def _entries(
         factors = like.new_ones(len(index))
     factors = torch.where(inside, factors, torch.full((), float("nan"), dtype=like.dtype, device=like.device))
     return torch.where(inside, index, 0), bag, factors
+
+
+def _bounds(offsets: torch.Tensor, entries: int) -> torch.Tensor:
+    """Offsets, none of which lies outside of the entries."""
+    bounds = offsets.clamp(0, entries)
+    if launch.INTERPRETED and not torch.equal(bounds, offsets):
+        wrong = int(offsets[bounds != offsets][0])
+        raise IndexError(f"embedding_bag: offsets holds {wrong}, expected places from 0 to {entries}, input's length")
+    return bounds
 
 
 def _product(
@@ -61,6 +71,7 @@ def _embedding_bag(
     index: torch.Tensor, offsets: torch.Tensor, weight: torch.Tensor, factors: torch.Tensor | None, mean: bool
 ) -> torch.Tensor:
     """Bags of index from offsets [bags + 1] on; each row times its factor, or a bag's sum over its number of rows."""
+    offsets = _bounds(offsets, len(index))
     index, _, factors = _entries(index, offsets, factors, len(weight), weight, mean)
     return _product(offsets, index, factors, weight)
 
@@ -78,9 +89,12 @@ def embedding_bag_backward(
     dy: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, factors: torch.Tensor | None, rows: int, mean: bool
 ) -> torch.Tensor:
     """The gradient of the table: the same product with the transposed matrix, in the order of the entries."""
-    index, bag, factors = _entries(index, offsets, factors, rows, dy, mean)
-    if len(index) == 0:
+    if len(index) == 0 or len(dy) == 0:
         return dy.new_zeros(rows, dy.shape[1])
+    offsets = _bounds(offsets, len(index))
+    index, bag, factors = _entries(index, offsets, factors, rows, dy, mean)
+    place = torch.arange(len(index), device=index.device)
+    factors = torch.where((place >= offsets[0]) & (place < offsets[-1]), factors, 0.0)  # before and behind all bags
     keys, at = lookup.sort(index, rows)
     crow = torch.searchsorted(keys, torch.arange(rows + 1, device=keys.device, dtype=keys.dtype))
     return _product(crow, bag[at], factors[at], dy.contiguous())
@@ -94,7 +108,9 @@ def embedding_bag(
     """torch.nn.functional.embedding_bag of the modes "sum" and "mean"; the gradient of weight is dense.
 
     per_sample_weights gets no gradient. Raises ValueError for the mode "max", max_norm, scale_grad_by_freq, sparse and
-    padding_idx, which are not built.
+    padding_idx, which are not built; where kernels are interpreted IndexError for a row that is not there and for an
+    offset outside of input. On a GPU, where looking would wait for the device, nothing outside is read: the bag of such
+    a row is NaN, and so is the gradient of row 0; an offset is taken as the nearest place that is there.
     """
     unbuilt = {
         "max_norm": max_norm is not None, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse,

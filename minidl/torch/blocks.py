@@ -93,15 +93,22 @@ def block(
 
 
 def _conv_norm(conv: Any, norm: Any, name: str | None, slope: float, x: torch.Tensor, added: Any) -> torch.Tensor:
-    settings, affine = conv._minidl_settings(), (norm.weight, norm.bias)
+    settings, affine = conv._minidl_settings(), (_of(norm, "weight"), _of(norm, "bias"))
+    weight, bias = _of(conv, "weight"), _of(conv, "bias")
     if norm._minidl_of_batch:
-        tensors = x, conv.weight, conv.bias, added, *affine
+        tensors = x, weight, bias, added, *affine
         return norms.conv_norm(*tensors, *norm._minidl_moved(), *settings, name, slope)[0]
-    if torch.is_grad_enabled() and _wanted(x, conv.weight, conv.bias, added, *affine):
+    if torch.is_grad_enabled() and _wanted(x, weight, bias, added, *affine):
         return norm._minidl_normalised(conv(x), added, name, slope)
-    of = norm.running_mean, norm.running_var
-    scale, shift = norms.fold_batch_norm(x, *of, conv.bias, *affine, norm.eps)
-    return convolution.convolution(x, conv.weight, shift, scale, added, *settings, name, slope)
+    buffers = norm._buffers
+    scale, shift = norms.folded(x, buffers["running_mean"], buffers["running_var"], bias, *affine, norm.eps)
+    return convolution.convolution(x, weight, shift, scale, added, *settings, name, slope)
+
+
+def _of(module: nn.Module, name: str) -> Any:
+    """A parameter. (nn.Module's own way there takes 0.6 us, ten times as long.)"""
+    found = module._parameters.get(name, module)
+    return getattr(module, name) if found is module else found
 
 
 def _wanted(*tensors: torch.Tensor | None) -> bool:

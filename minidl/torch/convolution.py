@@ -26,7 +26,7 @@ KINDS: dict[tuple[int, bool], Any] = {
 }  # fmt: skip
 # What every operator of a convolution is given; padding is before and after each axis in turn.
 SETTINGS = "int[] stride, int[] padding, int[] dilation, int[] output_padding, int groups, bool transposed"
-Settings = tuple[list[int], list[int], list[int], list[int], int, bool]
+Settings = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], int, bool]
 
 
 def sizes(x: torch.Tensor, weight: torch.Tensor, settings: Any) -> list[Any]:
@@ -140,7 +140,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
 @operator(
     f"convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? added, {SETTINGS}, str? act, "
     "float slope) -> Tensor",
-    _fake, save=_save, backward=_gradients, cast=(LOWER, (0, 1, 2, 4)),
+    _fake, save=_save, backward=_gradients, cast=(LOWER, (0, 1, 2, 4)), replay=True,
 )  # fmt: skip
 def convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None,
@@ -167,7 +167,7 @@ def _fake_backward(dy: Any, x: Any, weight: Any, y: Any, *more: Any) -> list[tor
 @operator(
     f"convolution_backward(Tensor dy, Tensor x, Tensor weight, Tensor? y, {SETTINGS}, str? act, float slope, "
     "bool[] wanted) -> Tensor[]",
-    _fake_backward,
+    _fake_backward, replay=True,
 )  # fmt: skip
 def convolution_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, *more: Any
@@ -192,13 +192,29 @@ def settings_of(
     op: str, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: int, output_padding: Any = None
 ) -> Settings:
     """What an operator is given, of torch's arguments; with an output_padding that of a transposed convolution."""
+    given = op, tuple(weight.shape[2:]), stride, padding, dilation, groups, output_padding
+    if torch.compiler.is_compiling():
+        return _settings(*given)
+    try:
+        return _known_settings(*given)
+    except TypeError:  # a list has no hash
+        return _settings(*given)
+
+
+def _settings(
+    op: str, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int, output_padding: Any
+) -> Settings:
     axes = of_images.axes_in(op)
     if output_padding is not None:
         strides, pads, ends, dilations = transposed_settings(op, stride, padding, output_padding, dilation)
-        return list(strides), [p for p in pads for _ in "ab"], list(dilations), list(ends), groups, True
+        return tuple(strides), tuple(p for p in pads for _ in "ab"), tuple(dilations), tuple(ends), groups, True
     strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
-    pads_ = of_images._padding(op, padding, tuple(weight.shape[2:]), strides, dilations)
-    return list(strides), [p for pair in pads_ for p in pair], list(dilations), [0] * axes, groups, False
+    pads_ = of_images._padding(op, padding, kernel, strides, dilations)
+    return tuple(strides), tuple(p for pair in pads_ for p in pair), tuple(dilations), (0,) * axes, groups, False
+
+
+# typed: True is no stride, and equal to 1.
+_known_settings = functools.lru_cache(maxsize=4096, typed=True)(_settings)
 
 
 def convolved(

@@ -136,7 +136,7 @@ class _BatchNorm(Layer):
     @property
     def _minidl_of_batch(self: Any) -> bool:
         """Whether statistics are those of the batch."""
-        return self.training or (self.running_mean is None and self.running_var is None)
+        return self.training or (self._buffers["running_mean"] is None and self._buffers["running_var"] is None)
 
     def _minidl_moved(self: Any) -> tuple[Any, ...]:
         """The running statistics, their counter, momentum and eps of a call that uses those of the batch."""

@@ -17,9 +17,10 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone
 from minidl.ops import folds
 from minidl.ops.conv import Conv2d
+from minidl.runtime.replay import replayed
 from minidl.torch.activations import parts
 from minidl.torch.convolution import SETTINGS, Convolved, convolution_backward, sizes
-from minidl.torch.registry import LOWER, accumulator, act_of, last, operator
+from minidl.torch.registry import LOWER, accumulator, act_of, last, operator, straight
 
 _MOVED = "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, float? momentum, float eps"
 
@@ -37,9 +38,13 @@ def _normalised(
     else:
         found = kernels.batch_statistics(x, eps, momentum, buffers, handed)
         y = kernels.normalise(x, found, weight, bias, act, added)
-    changed = [each for each in moved[:3] if each is not None and not each.is_inference()]
-    torch.autograd.graph.increment_version(changed)
     return y, *found
+
+
+def _moved(mean: Any, var: Any, batches: Any) -> None:
+    """Tell torch that kernels wrote these."""
+    changed = [each for each in (mean, var, batches) if each is not None and not each.is_inference()]
+    torch.autograd.graph.increment_version(changed)
 
 
 def _fake(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
@@ -85,6 +90,13 @@ def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
     _fake, save=_save, backward=_gradients,
 )  # fmt: skip
 def batch_norm_training(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any) -> Any:
+    found = _in_training(x, weight, bias, added, *more)
+    _moved(*more[:3])
+    return found
+
+
+@replayed
+def _in_training(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any) -> Any:
     *moved, name, slope = more
     kernels.check_arguments(x, moved[0], moved[1], weight, bias, True, moved[4])
     return _normalised(x, weight, bias, added, moved, act_of(name, slope))
@@ -128,7 +140,7 @@ def _fake_backward(
 @operator(
     "batch_norm_backward(Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? y, "
     "bool training, str? act, float slope, bool[] wanted) -> Tensor[]",
-    _fake_backward,
+    _fake_backward, replay=True,
 )  # fmt: skip
 def batch_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, bias: Any, y: Any,
@@ -187,6 +199,14 @@ def fold_batch_norm(
     return folds.fold(accumulator(x.dtype), conv_bias, mean, var, weight, bias, eps)
 
 
+def folded(x: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`fold_batch_norm` without a gradient."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or not straight((x, *tensors)):
+        return fold_batch_norm(x, *tensors)
+    mean, var, conv_bias, weight, bias, eps = tensors
+    return folds.fold(accumulator(x.dtype), conv_bias, mean, var, weight, bias, eps)
+
+
 def _fake_conv_norm(x: Any, weight: Any, *more: Any) -> tuple[torch.Tensor, ...]:
     shape = sizes(x, weight, more[9:15])
     vector = x.new_empty(shape[1], dtype=accumulator(x.dtype))
@@ -226,6 +246,15 @@ def conv_norm(
     x: torch.Tensor, conv_weight: torch.Tensor, conv_bias: Any, added: Any, weight: Any, bias: Any, *more: Any
 ) -> tuple[torch.Tensor, ...]:
     """(y, the convolution's result, mean, rstd) of a convolution and its batch norm in training."""
+    found = _conv_norm(x, conv_weight, conv_bias, added, weight, bias, *more)
+    _moved(*more[:3])
+    return found
+
+
+@replayed
+def _conv_norm(
+    x: torch.Tensor, conv_weight: torch.Tensor, conv_bias: Any, added: Any, weight: Any, bias: Any, *more: Any
+) -> tuple[torch.Tensor, ...]:
     *moved, _, _, _, _, _, _, name, slope = more
     made = Convolved(x, conv_weight, more[5:11])
     values = sizes(x, conv_weight, more[5:11])

@@ -8,7 +8,7 @@ update measure the gradients and count. Learning rates and other numbers are kep
 changed; a learning rate that is a tensor is read in each step, also in a CUDA graph. float16 and bfloat16 parameters
 have float32 states and masters, which are made anew from a parameter that torch's version counters find changed between
 steps (a change by `.data` is overwritten). Groups may differ in all numbers; those that differ in nesterov, amsgrad,
-centered or maximize are updated apart.
+centered, maximize or Muon's iterations are updated apart.
 
 Raises ValueError for `differentiable`, and for parameters that are not dense in memory; TypeError for parameters that
 are not floating, and for sparse gradients.
@@ -21,10 +21,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from minidl.kernels.update import HYPER, STATES, Update
-from minidl.optim.groups import FLAGS, numbers
+from minidl.kernels.update import HYPER, SCRATCH, STATES, Update
+from minidl.optim.groups import FLAGS, adjustment, iterations, numbers
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "RMSprop"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Muon", "RMSprop"]
 
 _MASTER, _DECOUPLED = "master", "decoupled_weight_decay"
 
@@ -103,7 +103,7 @@ class _OneLaunch(torch.optim.Optimizer):
     def _ready(self) -> list[_Unit]:
         """The updates; made again from `state` where parameters or what chooses launches changed."""
         key = [
-            (_flags(group), [bool(group[k]) for k in self._optional],
+            (self._flags(group), [bool(group[k]) for k in self._optional],
              [(id(p), p.dtype, p.device, p.stride()) for p in group["params"]])
             for group in self.param_groups
         ]  # fmt: skip
@@ -127,7 +127,7 @@ class _OneLaunch(torch.optim.Optimizer):
                 raise ValueError(f"{type(self).__name__}: differentiable is not built: gradients do not pass a step")
             for device in dict.fromkeys(p.device for p in group["params"]):
                 params = [p for p in group["params"] if p.device == device]
-                alike.setdefault((device, _flags(group)), []).append((group, params))
+                alike.setdefault((device, self._flags(group)), []).append((group, params))
         for (_, flags), members in alike.items():
             groups = [group for group, _ in members]
             params = [p for _, of_group in members for p in of_group]
@@ -142,12 +142,20 @@ class _OneLaunch(torch.optim.Optimizer):
             own.skip = False
             own.nesterov, own.maximize = chosen.get("nesterov", False), chosen.get("maximize", False)
             own.third = chosen.get("centered", False) or chosen.get("amsgrad", False)
+            self._prepare(own, members)
             parts, first = [], 0
             for group, of_group in members:
                 parts.append(_Part(group, first, first + len(of_group), {}))
                 first += len(of_group)
             begun = {index for index, param in enumerate(params) if self._take(own, index, param)}
             yield _Unit(own, params, parts, [p._version for p in params], begun)
+
+    def _flags(self, group: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+        """What in a group chooses the launches."""
+        return tuple((key, bool(group[key])) for key in (*FLAGS, _DECOUPLED) if key in group)
+
+    def _prepare(self, own: Update, members: list[tuple[dict[str, Any], list[torch.Tensor]]]) -> None:
+        """Set what a new update of these groups has beside numbers."""
 
     def _states_of(self, groups: list[dict[str, Any]]) -> list[str]:
         spared = {state for key, state in self._optional.items() if not any(group[key] for group in groups)}
@@ -196,10 +204,6 @@ class _OneLaunch(torch.optim.Optimizer):
         self._units = None
 
 
-def _flags(group: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
-    return tuple((key, bool(group[key])) for key in (*FLAGS, _DECOUPLED) if key in group)
-
-
 def _send(own: Update, part: _Part) -> None:
     """Put a group's numbers on the device, where they changed."""
     for key, value in numbers(own.rule, part.group).items():
@@ -216,8 +220,8 @@ def _send(own: Update, part: _Part) -> None:
 
 def _live(own: Update, index: int) -> dict[str, torch.Tensor]:
     """What is kept of a parameter, the update's own memory."""
-    found = {name: tensors[index] for name, tensors in own.states.items()}
-    if own.rule != "sgd":
+    found = {name: tensors[index] for name, tensors in own.states.items() if name != SCRATCH}
+    if own.rule not in ("sgd", "muon"):
         found["step"] = own.steps[index]
     master = own.masters[index]
     return found if master is None else {**found, _MASTER: master}
@@ -245,3 +249,18 @@ class Adam(_OneLaunch, torch.optim.Adam):
 class AdamW(_OneLaunch, torch.optim.AdamW):
     _rule = "adamw"
     _optional: ClassVar = {"amsgrad": "max_exp_avg_sq"}
+
+
+class Muon(_OneLaunch, torch.optim.Muon):
+    """For matrices. The iterations are float32 (torch's bfloat16), of all matrices of a size at once."""
+
+    _rule = "muon"
+
+    def _flags(self, group: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+        return (*super()._flags(group), ("newton", iterations([group])), ("adjust", group["adjust_lr_fn"]))
+
+    def _prepare(self, own: Update, members: list[tuple[dict[str, Any], list[torch.Tensor]]]) -> None:
+        group = members[0][0]
+        own.newton = iterations([group])
+        for index, param in enumerate(param for _, params in members for param in params):
+            own.set("adjust", adjustment(group["adjust_lr_fn"], *param.shape), index, index + 1)

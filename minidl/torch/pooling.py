@@ -56,7 +56,7 @@ def _max_gradients(ctx: Any, dy: torch.Tensor, _: Any) -> Any:
 
 @operator(
     f"max_pool2d(Tensor x, {SETTINGS}, bool keep) -> (Tensor, Tensor)", _fake_max, save=_save_max,
-    backward=_max_gradients,
+    backward=_max_gradients, replay=True,
 )  # fmt: skip
 def _max_pool2d(x: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
     *settings, keep = more
@@ -70,7 +70,11 @@ def _fake_max_backward(dy: Any, places: Any, size: Any, *_: Any) -> torch.Tensor
     return last([*dy.shape[:2], *size], dy)
 
 
-@operator(f"max_pool2d_backward(Tensor dy, Tensor places, SymInt[] size, {SETTINGS}) -> Tensor", _fake_max_backward)
+@operator(
+    f"max_pool2d_backward(Tensor dy, Tensor places, SymInt[] size, {SETTINGS}) -> Tensor",
+    _fake_max_backward,
+    replay=True,
+)
 def max_pool2d_backward(dy: torch.Tensor, places: torch.Tensor, size: list[int], *settings: Any) -> torch.Tensor:
     image = _shape_of(dy, size)
     return kernels.max_pool2d_grad(dy, places, _windows("max_pool2d", image, settings))
@@ -102,7 +106,9 @@ def _means(x: torch.Tensor, settings: Any) -> Windows:
     return _windows("avg_pool2d", x, (kernel, stride, padding, 1, ceil_mode), divisor=divisor, padded=padded)
 
 
-@operator(f"avg_pool2d(Tensor x, {_AVERAGE}) -> Tensor", _fake_avg, save=_save_avg, backward=_avg_gradients)
+@operator(
+    f"avg_pool2d(Tensor x, {_AVERAGE}) -> Tensor", _fake_avg, save=_save_avg, backward=_avg_gradients, replay=True
+)
 def _avg_pool2d(x: torch.Tensor, *settings: Any) -> torch.Tensor:
     kernels.checked("avg_pool2d", x)
     return kernels.avg_pool2d(x, _means(x, settings))
@@ -112,7 +118,7 @@ def _fake_sized(dy: Any, size: Any, *_: Any) -> torch.Tensor:
     return last([*dy.shape[:2], *size], dy)
 
 
-@operator(f"avg_pool2d_backward(Tensor dy, SymInt[] size, {_AVERAGE}) -> Tensor", _fake_sized)
+@operator(f"avg_pool2d_backward(Tensor dy, SymInt[] size, {_AVERAGE}) -> Tensor", _fake_sized, replay=True)
 def avg_pool2d_backward(dy: torch.Tensor, size: list[int], *settings: Any) -> torch.Tensor:
     return kernels.avg_pool2d_grad(dy, _means(_shape_of(dy, size), settings))
 
@@ -127,14 +133,14 @@ def _adaptive_gradients(ctx: Any, dy: torch.Tensor) -> Any:
 
 @operator(
     "adaptive_avg_pool2d(Tensor x, SymInt[] size) -> Tensor", _fake_sized, save=_save_adaptive,
-    backward=_adaptive_gradients,
+    backward=_adaptive_gradients, replay=True,
 )  # fmt: skip
 def _adaptive_avg_pool2d(x: torch.Tensor, size: list[int]) -> torch.Tensor:
     image = kernels.checked("adaptive_avg_pool2d", x)
     return kernels.avg_pool2d(x, kernels.adaptive_windows("adaptive_avg_pool2d", image, (size[0], size[1])))
 
 
-@operator("adaptive_avg_pool2d_backward(Tensor dy, SymInt[] size) -> Tensor", _fake_sized)
+@operator("adaptive_avg_pool2d_backward(Tensor dy, SymInt[] size) -> Tensor", _fake_sized, replay=True)
 def adaptive_avg_pool2d_backward(dy: torch.Tensor, size: list[int]) -> torch.Tensor:
     at = kernels.adaptive_windows("adaptive_avg_pool2d", (size[0], size[1]), (dy.shape[2], dy.shape[3]))
     return kernels.avg_pool2d_grad(dy, at)

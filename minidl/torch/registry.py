@@ -18,6 +18,7 @@ import torch
 from torch.autograd import forward_ad
 
 from minidl.autograd.graph import Variable
+from minidl.runtime.replay import MISSING, Calls
 
 NAMESPACE = __name__.partition(".")[0]  # "minidl", or the name of a copy, see `workbench.kernels_package`
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -39,6 +40,7 @@ def operator(
     save: Callable[..., None] | None = None,
     backward: Callable[..., Gradients] | None = None,
     cast: tuple[str, Sequence[int]] | None = None,
+    replay: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that registers a function as the operator of a schema, and returns how it is called: with all of its
     arguments, by position.
@@ -49,18 +51,31 @@ def operator(
               asked for
     cast      under autocast the tensors among these arguments get LOWER or FLOAT32, as torch has it for what they
               stand for
+    replay    the function does nothing but what `runtime.replay` can launch again
     """
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         name = schema.partition("(")[0]
+        calls = Calls(run, plain=True) if replay else None
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         for device in ("CPU", "CUDA"):
-            _library.impl(name, run, device)
+            _library.impl(name, run if calls is None else lambda *args: calls.first(args), device)
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
         listed = schema.endswith("Tensor[]")
+
+        def below(*args: Any) -> Any:
+            """The function, without a gradient."""
+            direct = straight(args)
+            if direct and calls is not None and (found := calls.again(args)) is not MISSING:
+                return found
+            with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS):
+                if not direct:
+                    return op(*args)
+                return run(*args) if calls is None else calls.first(args)
+
         # Not the apply of torch.autograd.Function, which torch.func's transforms have look for a rule of their own.
-        apply = super(torch.autograd.Function, _function(name, op, save, backward)).apply
+        apply = super(torch.autograd.Function, _function(name, below, save, backward)).apply
 
         def recorded(*args: Any) -> Any:
             if forward_ad._current_level >= 0:
@@ -72,23 +87,25 @@ def operator(
                 else:
                     found = apply(*args)
                 return list(found) if listed else found
-            with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS):
-                return op(*args)
+            return below(*args)
 
         _library.impl(name, recorded, "Autograd")
         if cast is not None:
             for kind in ("cpu", "cuda"):
                 _library.impl(name, _autocast(op, kind, *cast), f"Autocast{kind.upper()}")
+        lowered = {kind: _autocast(recorded, kind, *cast or (LOWER, ())) for kind in ("cpu", "cuda")}
 
         def call(*args: Any) -> Any:
-            if (
-                torch.compiler.is_compiling()
-                or torch._C._is_any_autocast_enabled()
-                or torch._C._are_functorch_transforms_active()
-            ):
+            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
                 return op(*args)
+            run_ = recorded
+            if torch._C._is_any_autocast_enabled():
+                if not straight(args):
+                    return op(*args)
+                kind = args[0].device.type
+                run_ = lowered[kind] if torch.is_autocast_enabled(kind) else recorded
             try:
-                return recorded(*args)
+                return run_(*args)
             except RuntimeError:
                 _refuse_tensors(name, args)
                 raise
@@ -97,6 +114,24 @@ def operator(
         return call
 
     return register
+
+
+# Of arguments that nothing but the dispatcher's own keys has to see.
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str, list, tuple})
+
+
+def straight(args: Sequence[Any]) -> bool:
+    """Whether the dispatcher would call an operator's function and nothing else below a gradient: its way there takes
+    6 us."""
+    return (
+        _PLAIN.issuperset(map(type, args))
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._get_tracing_state() is None
+        and not torch._C._autograd._profiler_enabled()
+        and (args[0].is_cuda or args[0].is_cpu)
+    )
 
 
 def _refuse_tangents(name: str, args: Sequence[Any]) -> None:
@@ -125,10 +160,9 @@ def _single_level() -> Iterator[None]:
         torch._C._functorch.set_single_level_autograd_function_allowed(before)
 
 
-def _function(name: str, op: Any, save: Any, backward: Any) -> Any:
+def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
     def forward(ctx: Any, *args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS):
-            output = op(*args)
+        output = below(*args)
         if save is not None:
             save(ctx, args, output)
         return tuple(output) if isinstance(output, list) else output
@@ -143,7 +177,7 @@ def _function(name: str, op: Any, save: Any, backward: Any) -> Any:
     return type(name, (torch.autograd.Function,), members)
 
 
-def _autocast(op: Any, device: str, to: str, which: Sequence[int]) -> Callable[..., Any]:
+def _autocast(run: Any, device: str, to: str, which: Sequence[int]) -> Callable[..., Any]:
     def cast(*args: Any) -> Any:
         dtype = torch.get_autocast_dtype(device) if to == LOWER else torch.float32
         given = list(args)
@@ -152,7 +186,7 @@ def _autocast(op: Any, device: str, to: str, which: Sequence[int]) -> Callable[.
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64:
                 given[index] = value.to(dtype)
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            return op(*given)
+            return run(*given)
 
     return cast
 

@@ -30,7 +30,7 @@ def _softmax_gradients(ctx: Any, dy: torch.Tensor) -> Any:
 
 @operator(
     "softmax(Tensor x, int dim, bool log) -> Tensor", _fake_softmax, save=_save_softmax, backward=_softmax_gradients,
-    cast=(FLOAT32, (0,)),
+    cast=(FLOAT32, (0,)), replay=True,
 )  # fmt: skip
 def _softmax(x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     return _as((kernels.log_softmax if log else kernels.softmax)(x, dim), x)
@@ -40,7 +40,7 @@ def _fake_softmax_backward(dy: Any, y: Any, *_: Any) -> torch.Tensor:
     return torch.empty_like(y)
 
 
-@operator("softmax_backward(Tensor dy, Tensor y, int dim, bool log) -> Tensor", _fake_softmax_backward)
+@operator("softmax_backward(Tensor dy, Tensor y, int dim, bool log) -> Tensor", _fake_softmax_backward, replay=True)
 def softmax_backward(dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     return _as((kernels.log_softmax_grad if log else kernels.softmax_grad)(dy, y, dim), y)
 
@@ -80,7 +80,7 @@ def _entropy_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
 @operator(
     "cross_entropy(Tensor x, Tensor target, Tensor? weight, int ignore_index, str reduction, float label_smoothing, "
     "bool keep) -> (Tensor, Tensor, Tensor)",
-    _fake_entropy, save=_save_entropy, backward=_entropy_gradients, cast=(FLOAT32, (0, 1, 2)),
+    _fake_entropy, save=_save_entropy, backward=_entropy_gradients, cast=(FLOAT32, (0, 1, 2)), replay=True,
 )  # fmt: skip
 def _cross_entropy(
     x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, reduction: str,
@@ -98,7 +98,9 @@ def _fake_entropy_backward(dy: Any, grad: Any, divisor: Any) -> torch.Tensor:
     return torch.empty_like(grad)
 
 
-@operator("cross_entropy_backward(Tensor dy, Tensor grad, Tensor divisor) -> Tensor", _fake_entropy_backward)
+@operator(
+    "cross_entropy_backward(Tensor dy, Tensor grad, Tensor divisor) -> Tensor", _fake_entropy_backward, replay=True
+)
 def cross_entropy_backward(dy: torch.Tensor, grad: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
     return entropy.cross_entropy_grad_(grad.clone(), dy, divisor)
 
@@ -154,7 +156,7 @@ def _norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
 @operator(
     "row_norm(Tensor x, Tensor? weight, Tensor? bias, int dims, int groups, float eps, bool rms) -> "
     "(Tensor, Tensor, Tensor)",
-    _fake_norm, save=_save_norm, backward=_norm_gradients, cast=(FLOAT32, (0, 1, 2)),
+    _fake_norm, save=_save_norm, backward=_norm_gradients, cast=(FLOAT32, (0, 1, 2)), replay=True,
 )  # fmt: skip
 def _row_norm(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, dims: int, groups: int, eps: float,
@@ -176,7 +178,7 @@ def _fake_norm_backward(
 @operator(
     "row_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, int dims, "
     "int groups, bool rms, bool[] wanted) -> Tensor[]",
-    _fake_norm_backward,
+    _fake_norm_backward, replay=True,
 )  # fmt: skip
 def row_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, rstd: torch.Tensor, dims: int,

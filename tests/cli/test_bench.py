@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from minidl.workbench.bench import results, table
+from minidl.training.errors import ConfigError
+from minidl.workbench.bench import drawn_results, results, table
 from minidl.workbench.bench.goals import chosen
 from tests.cli.conftest import ROOT
 from tests.workbench.bench.test_peers import install
@@ -187,6 +188,7 @@ def test_drawn_shapes_are_listed_without_a_gpu(command):
     assert command("bench", "--drawn", "9", "--seed", "3", "--list", "--from", "3").out.splitlines()[:2] == lines[3:]
     assert command("bench", "--drawn", "5", "--seed", "4", "--list").out.splitlines() != lines
     assert "over the middle" in command("bench", "--drawn", "1", "--of", "reduce", "--list").out
+    assert "0  reduce: " in command("bench", "--drawn", "1", "--of", "all", "--list").out
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,8 @@ def test_drawn_shapes_are_listed_without_a_gpu(command):
         (("--regret",), "--regret requires --drawn"),
         (("--minutes", "3"), "--minutes requires --drawn"),
         (("--from", "3"), "--from requires --drawn"),
+        (("--part", "1/2"), "--part requires --drawn"),
+        (("--drawn", "3", "--part", "3/2"), "expected a part as 1/2, got '3/2'"),
         (("--drawn", "0"), "--drawn is 0, expected a whole number from 1 to 1000000"),
         (("--drawn", "3", "--of", "fft"), "--of is fft, expected one of conv, conv_transpose, conv1d, conv3d"),
         (("--drawn", "3", "--from", "-1"), "--from is -1, expected a whole number from 0 to 999999"),
@@ -232,10 +236,10 @@ def drawing(gpu, monkeypatch):
     """Each row takes a moment; those whose number is in the set are wrong. Returns what is measured."""
     asked, wrong = [], set()
 
-    def run(found, rows, console, keep, minutes, regret):
-        asked.append((len(rows), minutes, regret))
+    def run(found, rows, console, keep, minutes, regret, parts):
+        asked.append((len(rows), minutes, regret, parts))
         for row in rows[:2]:
-            found.rows[row.index, row.direction] = {
+            found.rows[row.of, row.index, row.direction] = {
                 "index": row.index, "direction": row.direction, "name": row.name, "of": row.of, "group": "thin",
                 "shape": "a shape", "dtype": "float16", "error_ok": row.index not in wrong, "ours_ms": 1.0,
                 "peer": "torch.matmul", "peer_ms": 0.5, "ratio": 0.5, "failed": "it is wrong",
@@ -255,7 +259,7 @@ def test_drawn_shapes_are_measured_in_parts_and_shown(command, drawing, tmp_path
     assert "2 of 4 rows are left: run the same command again" in done.err
     assert "2 rows measured, 0 wrong or failed" in done.out
     done = command(*flags)
-    assert asked == [(4, 2.0, False), (3, None, False)]
+    assert asked == [(4, 2.0, False, 1), (3, None, False, 1)]
     assert "1 of 3 rows are left" in done.err
     shown = command("bench", "--show", path)
     assert (shown.code, shown.out) == (0, done.out)
@@ -266,6 +270,24 @@ def test_drawn_shapes_are_measured_in_parts_and_shown(command, drawing, tmp_path
     assert done.code == 1
     assert "gemm 4 forward: a shape: it is wrong" in done.out
     assert command("bench", "--show", path).code == 1
+
+
+def test_two_gpus_measure_a_half_of_the_drawn_shapes_each(command, drawing, tmp_path):
+    flags, (asked, _) = ("bench", "--drawn", "5", "--seed", "3", "--of", "gemm"), drawing
+    lines = command(*flags, "--list").out.splitlines()
+    assert command(*flags, "--list", "--part", "2/2").out.splitlines() == lines[1::2]
+    halves = [tmp_path / "1.json", tmp_path / "2.json"]
+    for part, half in zip(("1/2", "2/2"), halves, strict=True):
+        assert command(*flags, "--part", part, "--json", half).code == 0
+    assert asked == [(3, None, False, 2), (2, None, False, 2)]
+    drawn_results.main([str(tmp_path / "whole.json"), *map(str, halves)])
+    whole = drawn_results.load(tmp_path / "whole.json")
+    assert [index for _, index, _ in whole.rows] == [0, 1, 2, 3]
+    other = drawn_results.Drawn({**whole.about, "of": "pool"}, whole.machine)
+    assert drawn_results.joined([whole, other]).about == {**whole.about, "of": "all"}
+    other.about["seed"], other.machine = 4, {**whole.machine, "device": "another"}
+    with pytest.raises(ConfigError, match="parts of different runs: their seed, device differ"):
+        drawn_results.joined([whole, other])
 
 
 def test_a_file_of_other_drawn_shapes_or_of_rows_is_refused(command, drawing, tmp_path):
@@ -294,7 +316,7 @@ def test_a_file_of_other_drawn_shapes_or_of_rows_is_refused(command, drawing, tm
 def test_a_lost_device_is_told_and_what_was_measured_is_kept(command, drawing, monkeypatch, tmp_path):
     from minidl.workbench.bench import drawn_run
 
-    def lost(found, rows, console, keep, minutes, regret):
+    def lost(found, rows, console, keep, minutes, regret, parts):
         raise drawn_run.LostError("the device is lost after gemm 0 forward: it; run again to go on")
 
     monkeypatch.setattr(drawn_run, "run", lost)
@@ -323,6 +345,9 @@ def test_networks_are_listed(command):
         (("--plot", "r"), "--plot is r, expected a name that ends with .png or .svg"),
         (("networks", "--show", "r.json", "--part", "1/2"), "--part cannot be combined with --show"),
         (("networks", "--list", "--minutes", "3"), "--list only lists what is available: leave out --minutes"),
+        (("in-torch", "vgg19"), "no model's row contains 'vgg19'; `minidl bench in-torch --list` shows them"),
+        (("in-torch", "--plot", "r.svg"), "--plot has no picture of in-torch; leave it out"),
+        (("in-torch", "--peers"), "--peers cannot be combined with in-torch"),
         (("--against", "graph"), "--against requires networks, as in `minidl bench networks --against graph`"),
     ],
 )
@@ -355,3 +380,36 @@ def test_networks_are_measured_in_parts_and_shown(command, gpu, monkeypatch, tmp
     shown = command("bench", "networks", "--show", path)
     assert "2 of 2 networks at their goal, 2 ahead of torch's best (bench has 21)" in shown.out
     assert "--against has 'jit'" in command("bench", "networks", "--against", "eager,jit").err
+
+
+def test_models_are_measured_in_torch(command, gpu, monkeypatch, tmp_path):
+    path, asked = tmp_path / "r.json", []
+
+    def run(nets, rows, peers, keep, tell, minutes, module):
+        asked.append(([net.name for net in nets], module))
+        ratios = {"torch": 1.25}
+        keep(nets[0].row, {
+            "name": "a model", "dtype": "float16", "error_ok": True, "ours_ms": 1.0, "peer": "torch", "peer_ms": 1.25,
+            "ratio": 1.25, "share_of_floor": 0.5, "images_per_second": 16000, "peers_ms": ratios, "ratios": ratios,
+            "first_step_s": {"ours": 7.0}, "peak_mb": {}, "pool_mb": {},
+        })  # fmt: skip
+        return 0, []
+
+    monkeypatch.setattr("minidl.workbench.bench.network_run.run", run)
+    done = command("bench", "in-torch", "dcgan_generator", "--json", path)
+    assert done.code == 0, done.err
+    assert asked == [(["dcgan_generator"] * 2, "minidl.workbench.bench.accelerated_run")]
+    said = "1 of 1 rows right, 1 not behind torch's best; of 1 counted (of 18) the geometric mean is 1.250 (goal 1.1)"
+    assert results.load(path).machine["summary"].startswith(said)
+    shown = command("bench", "in-torch", "--show", path)
+    assert said in shown.out
+    assert len(command("bench", "in-torch", "--list").out.splitlines()) == 36
+
+
+def test_models_of_a_package_that_is_not_installed(command, gpu, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = command("bench", "in-torch", "timm")
+    assert (done.code, done.err) == (2, (
+        "error: timm/convnext_nano is a model of timm, which is not installed: install it, or name models of others, "
+        "as in `minidl bench in-torch dcgan`\n"
+    ))  # fmt: skip

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import minidl
 import minidl.torch as mt
+from minidl.testing import error_bound
 from minidl.torch import layers
 from tests.pages import blocks
 
@@ -306,7 +307,34 @@ def test_autocast_and_a_gradient_scaler(device):
             scaler.scale(loss).backward()
             seen.append((y.dtype, loss.dtype, {p.grad.dtype for p in model.parameters()}))
         assert seen[:2] == seen[2:]
-        torch.testing.assert_close(ours.head[4].weight.grad, theirs.head[4].weight.grad, rtol=0.1, atol=0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_is_within_the_bounds_of_its_dtype(device, dtype):
+    """Results by the operations' records, gradients by their chains of additions: of what autocast made of float32."""
+    torch.manual_seed(0)
+    x, image = torch.randn(6, 9, device=device), torch.randn(2, 3, 5, 4, device=device)
+    linear, conv = nn.Linear(9, 4).to(device), nn.Conv2d(3, 4, 3, padding=1).to(device)
+    calls = (linear, x, "linear", F.linear, {}), (conv, image, "conv2d", F.conv2d, {"padding": 1})
+    for layer, given, name, exact, options in calls:
+        mt.accelerate(layer)
+        with torch.autocast(device.type, dtype):
+            y = layer(given)
+        low = [t.detach().to(dtype) for t in (given, layer.weight, layer.bias)]
+        bound = error_bound(name, *low, **options)
+        assert y.dtype == dtype
+        assert bool(((y - exact(*(t.double() for t in low), **options)).abs() <= bound).all())
+        dy = torch.randn(y.shape, device=device).to(dtype)
+        y.backward(dy)
+        places = dy.numel() // dy.shape[1]
+
+        def gradient(x, dy, kind=layer, options=options, exact=exact):
+            weight = torch.zeros_like(kind.weight, dtype=x.dtype).requires_grad_()
+            return torch.autograd.grad(exact(x, weight, **options), weight, dy, create_graph=True)[0]
+
+        bound = error_bound(gradient, (low[0], dy), reference=gradient, depth=places + 1)
+        wanted = gradient(low[0].double(), dy.double())
+        assert bool(((layer.weight.grad - wanted).abs() <= bound).all())
 
 
 def test_compiled_in_one_graph(small):

@@ -9,6 +9,7 @@ from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
 from minidl.runtime import launch
 from minidl.runtime.boxes import FAR, Halves
+from minidl.runtime.replay import replaying
 from minidl.runtime.together import together
 from minidl.tensors import default_device
 
@@ -76,6 +77,17 @@ def test_results_are_those_of_the_joined_tensor(form, M, K, kernel, dilation, dt
             for a, b in zip(mine, theirs, strict=True):
                 assert (a is None and b is None) or torch.equal(a, b)
     assert found.count(PART) == len(ways)
+
+
+def test_a_call_is_not_replayed_of_others():
+    """They lie alike, at another distance or exchanged."""
+    at, w, dy = around((5, 10)), image(40, 2 * PART, 3, 3), image(2, 40, 5, 10)
+    first, second, _, other = (image(2, PART, 5, 10, seed=seed) for seed in range(4))
+    with replaying(True, at_once=True), boxes_of(32), weights_of(64):
+        for x in (Halves(first, second), Halves(first, second), Halves(second, first), Halves(first, other)):
+            both = torch.cat(x, 1)
+            assert torch.equal(conv.forward(x, w, at, form="box")[0], conv.forward(both, w, at, form="box")[0])
+            assert torch.equal(conv.grad_weight(x, dy, at, form="box"), conv.grad_weight(both, dy, at, form="box"))
 
 
 @pytest.mark.parametrize("changed", [0, 1])

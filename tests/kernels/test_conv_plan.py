@@ -85,6 +85,13 @@ def test_gradients_of_weights_take_what_was_fastest(shape, expected):
     assert module(layer(*shape, direction=GRAD_WEIGHT)) == f"{expected}_grad_weight"
 
 
+def test_groups_of_32_channels_are_read_as_pixels():
+    """ResNeXt at 7x7: 9 us on an H200, filled runs 20. Filled weight gradients were as fast or faster."""
+    images = layer(43, 32, 32, 7, 3, 1, groups=32)
+    assert module(images) == "pixel_tiled"
+    assert plan.plan(images._replace(direction=GRAD_WEIGHT)).parts
+
+
 @pytest.mark.parametrize(("shape", "expected"), BACK.items(), ids=BACK.values())
 def test_the_layers_of_generators(shape, expected):
     assert module(layer(*shape, 5, 2, 2, direction=TRANSPOSED)) == expected

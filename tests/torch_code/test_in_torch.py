@@ -37,7 +37,9 @@ def _made(function, sample):
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", NAMES)
 def test_samples(name, device):
-    info = next(info for info in databases()[0] if info.name in (name, f"nn.functional.{name}"))
+    info = next((info for info in databases()[0] if info.name in (name, f"nn.functional.{name}")), None)
+    if info is None:
+        pytest.skip(f"torch {torch.__version__} has no samples of {name}")
     ours = getattr(mt, name)
     if name == "embedding_bag":
         ours = lambda weight, index, **options: mt.embedding_bag(index, weight, **options)  # noqa: E731

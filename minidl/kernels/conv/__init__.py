@@ -28,6 +28,7 @@ from minidl.kernels.conv.plan import UnableError, explain
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
 from minidl.runtime import check, launch
 from minidl.runtime.boxes import FAR, Halves
+from minidl.runtime.replay import replayed
 
 __all__ = [
     "FAMILIES", "FORMS", "Problem", "UnableError", "channels_last", "explain", "forward", "grad_input", "grad_weight",
@@ -39,6 +40,7 @@ _MADE = filled, tap_sums, unshuffled
 FAMILIES = tuple(dict.fromkeys(family for form in (*plans.FORMS, *_MADE) for family in form.FAMILIES))
 
 
+@replayed
 def forward(
     x: torch.Tensor | Halves,
     w: torch.Tensor,
@@ -143,6 +145,7 @@ def _forward(
     )  # fmt: skip
 
 
+@replayed
 def transposed(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -183,6 +186,7 @@ def grad_input(
     return transposed(dy, w, geometry, form=form, precision=precision)[0]
 
 
+@replayed
 def grad_weight(
     x: torch.Tensor | Halves,
     dy: torch.Tensor,

@@ -32,11 +32,13 @@ from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Proble
 from minidl.kernels.conv.stacks import as_they_are, stacked
 from minidl.kernels.conv.voxels import Cubes
 from minidl.runtime import check, estimates, launch
+from minidl.runtime.replay import replayed
 
 # Of an estimate for slices side by side: on an H100 27 took 1.01 to 2.2 of it, 1.34 in geometric mean, boxes 1.09.
 STACKED = 1.25
 
 
+@replayed
 def forward(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -82,6 +84,7 @@ def forward(
     return y, z
 
 
+@replayed
 def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str | None = None) -> torch.Tensor:
     """The gradient [N, groups * C, D, H, W] of the input, given that of the output, dy [N, groups * M, OD, OH, OW]."""
     _check(dy, w)
@@ -124,6 +127,7 @@ def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str |
     return dx
 
 
+@replayed
 def grad_weight(x: torch.Tensor, dy: torch.Tensor, volume: Volume, *, form: str | None = None) -> torch.Tensor:
     """The weight gradient [groups * M, C, Q, R, S], given x [N, groups * C, D, H, W] and dy [N, groups * M, ...]."""
     _check(x, dy)

@@ -14,6 +14,7 @@ from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.elementwise.functions import CHOICES, COMPARISONS, function
 from minidl.runtime import check, launch, order
+from minidl.runtime.replay import replayed
 
 Operand = torch.Tensor | float | int | bool
 
@@ -97,6 +98,7 @@ def tile_kernel(
     tl.store(p_y + o_m * s_ym + o_n * s_yn, b_y.to(p_y.dtype.element_ty), mask=m)
 
 
+@replayed
 def compute(
     name: str,
     op: tl.constexpr,

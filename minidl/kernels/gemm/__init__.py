@@ -24,6 +24,7 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.gemm import choice, launches, parts, rows, tail, thin, vector
 from minidl.kernels.gemm.tiled import ADDED
 from minidl.runtime import check, launch
+from minidl.runtime.replay import replayed
 
 FAMILIES = {
     "tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer", "thin": "gemm_thin", "vector": "gemm_vector",
@@ -61,6 +62,7 @@ def gemm(
     wide: bool = ...,
     onto: torch.Tensor | None = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+@replayed
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -20,6 +20,7 @@ from minidl.kernels.norm.statistics import Buffers, Statistics, copy_back, count
 from minidl.kernels.reduce import again, whole
 from minidl.runtime import launch
 from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
 
 # The most values per channel. On an H100, forward and back: 1024 channels of 784 take 14 us, in bands 18, 16 of 1000
 # take 7 and 9, but 128 of 2000 16 and 15, 104 of 3481 22 and 18, 5 of 3150 19 and 9.
@@ -133,6 +134,7 @@ def _tile(M: int, C: int, dtype: torch.dtype) -> tuple[launch.Tile, dict[str, in
     return tile, {"STEPS": steps, "OPAQUE": dtype.itemsize == 2 and not launch.INTERPRETED, **tile.options}
 
 
+@replayed
 def normalised(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -161,6 +163,7 @@ def normalised(
     return shaped(y, x.shape), found
 
 
+@replayed
 def normalised_grad(
     dy: torch.Tensor,
     x: torch.Tensor,

@@ -16,6 +16,7 @@ from minidl.kernels.norm.rows import check_vectors
 from minidl.kernels.norm.statistics import Statistics
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
 
 
 @triton.jit
@@ -42,6 +43,7 @@ def batch_norm_fold_kernel(
         tl.store(p_shift + o_c, b_shift.to(p_shift.dtype.element_ty), mask=m_c)
 
 
+@replayed
 def running_statistics(mean: torch.Tensor, var: torch.Tensor, eps: float, dtype: torch.dtype) -> Statistics:
     """Statistics for x of `dtype` from running ones [C]."""
     acc = launch.acc_torch(dtype)
@@ -50,6 +52,7 @@ def running_statistics(mean: torch.Tensor, var: torch.Tensor, eps: float, dtype:
     return Statistics(mean.to(acc, copy=True), rstd)
 
 
+@replayed
 def fold(
     conv_weight: torch.Tensor,
     conv_bias: torch.Tensor | None,

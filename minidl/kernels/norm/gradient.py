@@ -25,6 +25,7 @@ from minidl.kernels.norm.statistics import Statistics
 from minidl.kernels.reduce import whole
 from minidl.runtime import launch
 from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
 
 
 @triton.jit
@@ -139,6 +140,7 @@ def batch_norm_grad_kernel(
     tl.store(p_dx + o_mc, b_dx.to(p_dx.dtype.element_ty), mask=m_mc)
 
 
+@replayed
 def normalise_grad(
     dy: torch.Tensor,
     x: torch.Tensor,

@@ -13,6 +13,7 @@ from minidl.kernels.norm.rows import apart, apart_rows, dense, in_bands, lying, 
 from minidl.kernels.reduce import whole
 from minidl.runtime import launch
 from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
 
 
 @triton.jit
@@ -188,6 +189,7 @@ class Buffers(NamedTuple):
     batches: torch.Tensor | None = None
 
 
+@replayed
 def batch_statistics(
     x: torch.Tensor, eps: float, momentum: float | None, buffers: Buffers | None, handed: torch.Tensor | None = None
 ) -> Statistics:

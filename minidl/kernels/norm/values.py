@@ -13,6 +13,7 @@ from minidl.kernels.norm.statistics import Statistics
 from minidl.kernels.reduce import whole
 from minidl.runtime import launch
 from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
 
 
 @triton.jit
@@ -36,6 +37,7 @@ def batch_norm_kernel(
     tl.store(p_y + o_mc, activate(b_z, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_mc)
 
 
+@replayed
 def normalise(
     x: torch.Tensor,
     with_: Statistics,

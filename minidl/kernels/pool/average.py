@@ -14,6 +14,7 @@ from minidl.kernels.pool.geometry import Windows
 from minidl.kernels.pool.problem import SIZES, inside, places, window
 from minidl.runtime import launch
 from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
 
 
 @triton.jit
@@ -126,6 +127,7 @@ def avg_pool_spread_kernel(
         tl.store(p_t, b_dx, mask=m_t[:, None] & m_c[None, :])
 
 
+@replayed
 def avg_pool2d(x: torch.Tensor, at: Windows) -> torch.Tensor:
     """The means of windows, also of adaptive ones: x [N, C, H, W] -> [N, C, OH, OW].
 
@@ -139,6 +141,7 @@ def avg_pool2d(x: torch.Tensor, at: Windows) -> torch.Tensor:
     return y.permute(0, 3, 1, 2)
 
 
+@replayed
 def avg_pool2d_grad(dy: torch.Tensor, at: Windows) -> torch.Tensor:
     """dx [N, C, H, W] from dy [N, C, OH, OW]."""
     return problem.grad(avg_pool_spread_kernel, avg_pool_grad_kernel, at, dy, **_mean_of(at))

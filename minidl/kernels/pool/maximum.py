@@ -16,6 +16,7 @@ from minidl.kernels.pool.geometry import Windows
 from minidl.kernels.pool.problem import SIZES, inside, places, window
 from minidl.runtime import launch
 from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
 
 MINUS_INF = tl.constexpr(float("-inf"))
 
@@ -150,6 +151,7 @@ def max_pool_spread_kernel(
         tl.store(p_t, b_dx.to(p_dx.dtype.element_ty), mask=m_t[:, None] & m_c[None, :])
 
 
+@replayed
 def max_pool2d(x: torch.Tensor, at: Windows, keep: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(y, the place of each maximum in its window), the latter for the gradient and only with `keep`.
 
@@ -166,6 +168,7 @@ def max_pool2d(x: torch.Tensor, at: Windows, keep: bool = False) -> tuple[torch.
     return y.permute(0, 3, 1, 2), None if places is None else places.permute(0, 3, 1, 2)
 
 
+@replayed
 def max_pool2d_grad(dy: torch.Tensor, places: torch.Tensor, at: Windows) -> torch.Tensor:
     """dx [N, C, H, W] from dy and the places of the maxima, both [N, C, OH, OW]."""
     return problem.grad(max_pool_spread_kernel, max_pool_grad_kernel, at, dy, places, **_windows(at))

@@ -26,6 +26,7 @@ from minidl.kernels.reduce.ranked import leading
 from minidl.kernels.reduce.sorting import sort
 from minidl.kernels.reduce.sums import AS_IT_IS, EQUAL, MAX, MIN, OVER_COUNT, ROOT, SQUARES, SUM, depth
 from minidl.runtime import check, launch
+from minidl.runtime.replay import replayed
 
 __all__ = [
     "again", "amax", "amin", "argmax", "argmin", "band", "count_equal", "depth", "extreme", "kept_shape", "leading",
@@ -33,11 +34,13 @@ __all__ = [
 ]  # fmt: skip
 
 
+@replayed
 def sum(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
     """The sum over `dims` (all when None), in x's dtype; int64 for integers and bools. An empty sum is 0."""
     return _reduced("sum", x, dims, keepdim)
 
 
+@replayed
 def mean(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
     """The mean over `dims` (all when None) of a floating tensor. An empty mean is NaN."""
     check.floating("mean", x=x)
@@ -50,6 +53,7 @@ def norm(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool
     return _reduced("norm", x, dims, keepdim, op=SQUARES, finish=ROOT)
 
 
+@replayed
 def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """x summed down to `shape`: the gradient of a broadcast from `shape` to x's shape."""
     shape = tuple(shape)
@@ -61,6 +65,7 @@ def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return _sum(x, axes, y)
 
 
+@replayed
 def sum_rows(x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """The sum of the rows of x [M, N], added in a fixed order, as [N] in `out_dtype` (default x's)."""
     y = torch.empty(x.shape[1:], dtype=out_dtype or x.dtype, device=x.device)
@@ -74,6 +79,7 @@ def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Sequence[int] | int | No
     return _sum(x, axes, counts, op=EQUAL, m=y.contiguous())
 
 
+@replayed
 def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
     """The maximum over `dims` (all when None); NaN where any element is NaN.
 
@@ -82,6 +88,7 @@ def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool
     return _most("amax", x, dims, keepdim, MAX)
 
 
+@replayed
 def amin(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
     """The minimum over `dims`, as `amax`."""
     return _most("amin", x, dims, keepdim, MIN)

@@ -24,6 +24,7 @@ import torch
 from minidl.kernels import elementwise, reduce
 from minidl.kernels.row_norm.kernels import row_norm_grad_kernel, row_norm_kernel, row_stats_kernel, row_sums_kernel
 from minidl.runtime import launch, order
+from minidl.runtime.replay import replayed
 
 
 class Rows(NamedTuple):
@@ -74,6 +75,7 @@ class Normed(NamedTuple):
     rstd: torch.Tensor
 
 
+@replayed
 def forward(
     x: torch.Tensor, rows: Rows, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, rms: bool = False
 ) -> Normed:
@@ -96,6 +98,7 @@ def forward(
     return Normed(y, mean, rstd)
 
 
+@replayed
 def backward(
     dy: torch.Tensor,
     x: torch.Tensor,

@@ -21,6 +21,7 @@ from minidl.kernels.softmax.rows import (
 )  # fmt: skip
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
 
 
 @triton.jit
@@ -98,6 +99,7 @@ def softmax_grad_loop_kernel(
         tl.store(p_ends, grad_of(b_dy_ends, b_y_ends, b_sum[:, None], LOG).to(p_dx.dtype.element_ty), mask=m_e)
 
 
+@replayed
 def backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     check.floating(op, dy=dy, y=y)
     check.same(op, dy=dy, y=y)

@@ -27,6 +27,7 @@ from minidl.kernels.softmax.rows import (
 )  # fmt: skip
 from minidl.runtime import check, early, launch
 from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
 
 
 @triton.jit
@@ -137,6 +138,7 @@ def softmax_loop_kernel(
         tl.store(p_ends, scaled(b_ends, b_m, b_s, LOG).to(p_y.dtype.element_ty), mask=m_e)
 
 
+@replayed
 def forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     check.floating(op, x=x)
     axis = check.axis(op, dim, max(x.dim(), 1))

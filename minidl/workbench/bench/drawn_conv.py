@@ -45,20 +45,25 @@ LAUNCH_MS = 0.5
 
 
 class Layer:
-    """The tensors of a drawn convolution, channels-last: as many sets as exceed the L2 cache."""
+    """The tensors of a drawn convolution, channels-last: as many sets as exceed the L2 cache.
 
-    def __init__(self, shape: Conv, dtype: torch.dtype, device: str, seed: str) -> None:
-        self.shape, self.dtype, self.seed = shape, dtype, seed
+    Without `values` there is one set, with any values: for a rehearsal, or to see how long something takes.
+    """
+
+    def __init__(self, shape: Conv, dtype: torch.dtype, device: str, seed: str, values: bool = True) -> None:
+        self.shape, self.dtype, self.seed, self.device, self.values = shape, dtype, seed, device, values
         generator = torch.Generator(device).manual_seed(Random(seed).getrandbits(63))
         large, small = _pair(shape)
         self.geometry = self.of_axes(*_axes(shape))
         self.pixels = shape.images * math.prod(small[1:])
-        sets = input_sets(float(dtype.itemsize) * sum(shape.elements))
+        sets = input_sets(float(dtype.itemsize) * sum(shape.elements)) if values else 1
 
         def made(images: int, size: tuple[int, ...], scale: float) -> torch.Tensor:
             channels, *sizes = size
-            values = torch.randn(images, *sizes, channels, device=device, dtype=dtype, generator=generator)
-            return values.mul_(scale).movedim(-1, 1)
+            if not values:
+                return torch.empty(images, *sizes, channels, device=device, dtype=dtype).movedim(-1, 1)
+            drawn = torch.randn(images, *sizes, channels, device=device, dtype=dtype, generator=generator)
+            return drawn.mul_(scale).movedim(-1, 1)
 
         # The gradient of the output is the large one of a transposed convolution.
         scale = min(1.0, LARGEST / math.sqrt(self.pixels))
@@ -71,6 +76,10 @@ class Layer:
     def of_axes(self, *axes: Axis) -> Any:
         """The geometry with these axes."""
         return Geometry(axes[0], axes[1], self.shape.groups)
+
+    def of_images(self, count: int) -> Layer:
+        """The same with fewer images and any values."""
+        return type(self)(self.shape._replace(images=count), self.dtype, self.device, self.seed, values=False)
 
     def ours(self, direction: str, form: str | None = None) -> list[sides.Call]:
         """Our calls, in a form or in the one taken for the shape."""
@@ -129,11 +138,15 @@ class Layer:
         form = re.sub(r"\s+[0-9.]+ us\s+taken$", "", line).strip()
         return {"plan": form, "estimated_ms": round(plans.plan(problem).microseconds / 1e3, 5)}
 
-    def floor(self) -> float:
-        """The least time: for the products whose input is inside the image, and for all three tensors."""
+    @property
+    def flop(self) -> float:
+        """Products and sums of those whose input is inside the image."""
         inside = math.prod(float(sum(axis.inside())) for axis in reference.axes_of(self.geometry))
-        flop = 2.0 * self.shape.images * inside * self.w.shape[0] * self.w.shape[1]
-        return floor_ms(self.dtype.itemsize * float(sum(self.shape.elements)), flop, rate(self.dtype))
+        return 2.0 * self.shape.images * inside * self.w.shape[0] * self.w.shape[1]
+
+    def floor(self) -> float:
+        """The least time: for these products, and for all three tensors."""
+        return floor_ms(self.dtype.itemsize * float(sum(self.shape.elements)), self.flop, rate(self.dtype))
 
     def right(self, direction: str, got: torch.Tensor) -> bool:
         """Whether a sample of a result is as exact as the operation's record promises."""
@@ -222,12 +235,12 @@ def _turned(shape: Conv) -> Conv:
 def work(layer: Layer, direction: str, name: str) -> Work:
     """A row of the benchmark."""
     return Work(
-        name, str(layer.dtype).removeprefix("torch."), layer.ours(direction), layer.theirs(direction), layer.floor(),
-        partial(layer.right, direction),
+        name, str(layer.dtype).removeprefix("torch."), layer.ours(direction),
+        layer.theirs(direction) if layer.values else {}, layer.floor(), partial(layer.right, direction),
     )  # fmt: skip
 
 
-def regret(layer: Layer, direction: str, make_clock: MakeClock, rounds: int) -> dict[str, Any]:
+def regret(layer: Layer, direction: str, make_clock: MakeClock, rounds: int, agree: float = 0.0) -> dict[str, Any]:
     """The time of the form taken divided by that of the best form, and the time of each form that is able."""
     clocks = {"": make_clock(layer.ours(direction), False)}
     limit = SLOW * clocks[""].time()
@@ -245,7 +258,7 @@ def regret(layer: Layer, direction: str, make_clock: MakeClock, rounds: int) -> 
             pass
         except Exception as error:  # noqa: BLE001 (a form that fails is named beside those that do not)
             failed[form] = first_line(error)
-    times |= {form: statistics.median(values) for form, values in in_turn(clocks, rounds).items()}
+    times |= {form: statistics.median(values) for form, values in in_turn(clocks, rounds, agree).items()}
     taken = times.pop("")
     best = min(times, key=lambda form: times[form], default=None)
     # Forms of the same name are the same kernel, and the noise of two timings is no regret.
@@ -271,8 +284,13 @@ def _back(call: sides.Call) -> torch.Tensor:
 
 def once(call: sides.Call) -> float:
     """Milliseconds of one call with its launch."""
+    _wait()
     started = time.perf_counter()
     call()
+    _wait()
+    return (time.perf_counter() - started) * 1e3
+
+
+def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return (time.perf_counter() - started) * 1e3

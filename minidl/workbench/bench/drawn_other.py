@@ -31,13 +31,15 @@ PRODUCTS = 2**36
 
 
 class Made:
-    """Random tensors of a row, and the indices of its sample."""
+    """Random tensors of a row, or of any values without `values`, and the indices of its sample."""
 
-    def __init__(self, dtype: torch.dtype, device: str, seed: str) -> None:
-        self.dtype, self.device, self.random = dtype, device, Random(seed)
+    def __init__(self, dtype: torch.dtype, device: str, seed: str, values: bool = True) -> None:
+        self.dtype, self.device, self.values, self.random = dtype, device, values, Random(seed)
         self.generator = torch.Generator(device).manual_seed(self.random.getrandbits(63))
 
     def tensor(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        if not self.values:
+            return torch.empty(*shape, device=self.device, dtype=self.dtype)
         return torch.randn(*shape, device=self.device, dtype=self.dtype, generator=self.generator).mul_(scale)
 
     def images(self, N: int, C: int, size: tuple[int, int], scale: float = 1.0) -> torch.Tensor:
@@ -50,9 +52,11 @@ class Made:
         return sorted(self.random.sample(range(of), count))
 
 
-def work(shape: Any, direction: str, name: str, dtype: torch.dtype, device: str, seed: str) -> Work:
-    """A row of the benchmark."""
-    return _WORKS[type(shape)](shape, direction, name, Made(dtype, device, seed))
+def work(
+    shape: Any, direction: str, name: str, dtype: torch.dtype, device: str, seed: str, values: bool = True
+) -> Work:
+    """A row of the benchmark; `values` is as `Made` has it."""
+    return _WORKS[type(shape)](shape, direction, name, Made(dtype, device, seed, values))
 
 
 def _gemm(shape: Gemm, direction: str, name: str, made: Made) -> Work:

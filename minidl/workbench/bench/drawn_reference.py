@@ -20,6 +20,8 @@ from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 # Products in float64 that a check takes, and values of images at a time.
 BUDGET = 4e9
 CHUNK = 2**25
+# From so many pixels on, each image's products are summed by themselves: a sum that is one block's takes long.
+LONG = 1024
 
 
 class Sample(NamedTuple):
@@ -99,7 +101,13 @@ def weight(x: torch.Tensor, y: torch.Tensor, geometry: At) -> torch.Tensor:
     x = _padded(x, geometry)
     y = y.flatten(3)
     for tap, at in _taps(geometry):
-        dw[tap] = torch.einsum("ngcp,ngmp->gmc", x[at].flatten(3), y)
+        read = x[at].flatten(3)
+        if dw.shape[1:3] == (1, 1):
+            dw[tap] = (read * y).sum((0, 3))[..., None]
+        elif y.shape[3] >= LONG:
+            dw[tap] = torch.einsum("ngcp,ngmp->ngmc", read, y).sum(0)
+        else:
+            dw[tap] = torch.einsum("ngcp,ngmp->gmc", read, y)
     return dw
 
 

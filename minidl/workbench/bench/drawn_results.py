@@ -1,10 +1,11 @@
 """Results files of drawn shapes, and what they say together.
 
-drawn   what was drawn: of, seed, dtype
+drawn   what was drawn: of (an operation or all), seed, dtype
 the machine's entries, as `machine.machine` has them
-rows    in the order of their shapes: index, direction, name, of, group, shape, dtype, and
+rows    in the order of operations and shapes: index, direction, name, of, group, shape, dtype, and
         measured  error_ok true, plan and estimated_ms (convolutions), ours_ms, peer, peer_ms, peers_ms, ratio,
-                  floor_ms, share_of_floor, goal, and of --regret: regret, best_form, forms_ms
+                  floor_ms, share_of_floor, goal, and of --regret: regret, best_form, forms_ms; left_out and
+                  unsearched: peers, with the reason; seconds, and seconds_of its phases (drawn_run.measured)
         wrong or failed  error_ok false, failed: what happened
         skipped   error_ok null, skipped: why torch cannot run it
 """
@@ -12,6 +13,7 @@ rows    in the order of their shapes: index, direction, name, of, group, shape, 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +26,8 @@ from minidl.training import files
 from minidl.training.errors import ConfigError
 from minidl.training.progress import is_number
 
-Key = tuple[int, str]
+Key = tuple[str, int, str]  # of, index, direction
+EVERY = "all"  # operations
 CLIFF, BEHIND = 0.8, 0.9
 WORST = 10
 # What rows of one file have in common, of the machine.
@@ -34,7 +37,7 @@ _DRAWN = {"of": str, "seed": int, "dtype": str}
 
 @dataclass
 class Drawn:
-    """What was drawn, on which machine, and the rows by their index and direction."""
+    """What was drawn, on which machine, and the rows by their operation, index and direction."""
 
     about: dict[str, Any]
     machine: dict[str, str]
@@ -42,8 +45,8 @@ class Drawn:
 
     @property
     def in_order(self) -> list[dict[str, Any]]:
-        """The rows by their index, directions as they were measured."""
-        return sorted(self.rows.values(), key=lambda row: row["index"])
+        """The rows by their operation and index, directions as they were measured."""
+        return sorted(self.rows.values(), key=lambda row: (row["of"], row["index"]))
 
     @property
     def measured(self) -> list[dict[str, Any]]:
@@ -87,7 +90,7 @@ def load(path: Path) -> Drawn:
             raise ValueError("expected the machine")
         for row in rows:
             _check(row)
-        known = {(row["index"], row["direction"]): row for row in rows}
+        known = {(row["of"], row["index"], row["direction"]): row for row in rows}
     except OSError as error:
         why = error.strerror
     except ValueError as error:
@@ -95,6 +98,20 @@ def load(path: Path) -> Drawn:
     else:
         return Drawn(about, content, known)
     raise ConfigError(f"{path} has no results of `minidl bench --drawn` ({why}); give a file that its --json wrote")
+
+
+def joined(parts: Sequence[Drawn]) -> Drawn:
+    """The rows of all parts, of any operations. Raises ConfigError for parts whose seed, dtype or machine differ."""
+    first = parts[0]
+    of = first.about["of"] if all(part.about["of"] == first.about["of"] for part in parts) else EVERY
+    whole = Drawn({**first.about, "of": of}, first.machine)
+    for part in parts:
+        differ = [name for name in ("seed", "dtype") if part.about[name] != first.about[name]]
+        differ += [name for name in _SAME if part.machine.get(name) != first.machine.get(name)]
+        if differ:
+            raise ConfigError(f"parts of different runs: their {', '.join(differ)} differ")
+        whole.rows |= part.rows
+    return whole
 
 
 def continued(path: Path, about: dict[str, Any], machine: dict[str, str]) -> Drawn:
@@ -161,12 +178,13 @@ def _ratio(row: dict[str, Any]) -> float:
 
 
 def _table(found: Drawn) -> Iterator[str]:
-    """Columns of figures: of each direction, then of the groups of shapes in it."""
+    """Columns of figures: of each operation and direction, then of the groups of shapes in it."""
     rows = found.measured
     lines: list[tuple[str, dict[str, float]]] = []
-    for direction in dict.fromkeys(row["direction"] for row in rows):
-        of_it = [row for row in rows if row["direction"] == direction]
-        lines.append((direction, figures(of_it)))
+    several = len({row["of"] for row in rows}) > 1
+    for of, direction in dict.fromkeys((row["of"], row["direction"]) for row in rows):
+        of_it = [row for row in rows if (row["of"], row["direction"]) == (of, direction)]
+        lines.append((f"{of}, {direction}" if several else direction, figures(of_it)))
         groups = sorted({row["group"] for row in of_it})
         if len(groups) > 1:
             lines += [(f"  {group}", figures([row for row in of_it if row["group"] == group])) for group in groups]
@@ -181,3 +199,17 @@ def _said(value: float | None) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+def main(arguments: list[str]) -> None:
+    """Join parts, and print the summary."""
+    if len(arguments) < 2:
+        sys.exit("usage: python -m minidl.workbench.bench.drawn_results WHOLE.json PART.json...")
+    whole, *parts = map(Path, arguments)
+    found = joined([load(part) for part in parts])
+    found.save(whole)
+    print("\n".join(summary(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import os
-import threading
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,24 +15,24 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from minidl.compilers import Compilers
-from minidl.jobs import Job
-from minidl.rehearsal import missing
-from minidl.workbench.bench import drawn_conv, drawn_other, drawn_volume
-from minidl.workbench.bench.drawn import draw
-from minidl.workbench.bench.drawn_results import Drawn, Key
-from minidl.workbench.bench.measure import MakeClock, Replay, Work, measure
+from minidl.workbench.bench import drawn_ahead, drawn_conv, drawn_other, drawn_peers, drawn_volume
+from minidl.workbench.bench.drawn import KINDS, draw
+from minidl.workbench.bench.drawn_results import EVERY, Drawn, Key
+from minidl.workbench.bench.measure import MakeClock, Replay, Work, make_room, measure
 from minidl.workbench.bench.shapes import Conv, Images, Shape
 from minidl.workbench.first_line import first_line
 
 # A row is short: many shapes say more than many rounds of one.
 TARGET_MS = 4.0
-ROUNDS = 3
+# Calls of a graph, see `Replay`.
+CALLS = 128
+# A row has two rounds that agree to this part, or five.
+ROUNDS = 5
+AGREE = 0.01
 GOAL = 1.0
 LEAST = 0.001  # a ratio is rounded to this, and one of 0 has no logarithm
-LONGEST = 120.0  # seconds of a row
-# Rows whose kernels are compiled together before the first of them is measured.
-AHEAD = 48
+LONGEST = 60.0  # seconds of a row
+NO_END, UNSEARCHED = "no end within ", ", also without cuDNN's search"
 
 
 class LostError(RuntimeError):
@@ -51,7 +50,7 @@ def directions(shape: Shape, of: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Row:
-    """One row to measure, on a device."""
+    """One row to measure, on a device; without `search` cuDNN does not search."""
 
     of: str
     seed: int
@@ -59,6 +58,7 @@ class Row:
     direction: str
     dtype: torch.dtype
     device: str
+    search: bool = True
 
     @property
     def name(self) -> str:
@@ -68,52 +68,59 @@ class Row:
     def shape(self) -> Any:
         return draw(self.of, self.seed, self.index, self.dtype.itemsize)
 
-    def made(self) -> tuple[Work, drawn_conv.Layer | None]:
-        """Inputs on the device and the calls; of a convolution its layer, too."""
+    def made(self, values: bool = True) -> tuple[Work, drawn_conv.Layer | None]:
+        """Inputs on the device, of any values without `values`, and the calls; of a convolution its layer, too."""
         seed = f"{self.seed}:{self.name}"
         if isinstance(self.shape, Conv):
             of_shape = drawn_volume.Layer if len(self.shape.size) == 3 else drawn_conv.Layer
-            layer = of_shape(self.shape, self.dtype, self.device, seed)
+            layer = of_shape(self.shape, self.dtype, self.device, seed, values)
             return drawn_conv.work(layer, self.direction, self.name), layer
-        return drawn_other.work(self.shape, self.direction, self.name, self.dtype, self.device, seed), None
+        return drawn_other.work(self.shape, self.direction, self.name, self.dtype, self.device, seed, values), None
 
 
 def wanted(found: Drawn, indices: Iterable[int], device: str, regret: bool) -> list[Row]:
-    """The rows of these shapes that are not measured yet."""
-    of, seed, dtype = found.about["of"], found.about["seed"], getattr(torch, found.about["dtype"])
+    """The rows of these shapes that are not measured yet; one that had no end, once more without cuDNN's search."""
+    seed, dtype = found.about["seed"], getattr(torch, found.about["dtype"])
+    operations = KINDS if found.about["of"] == EVERY else (found.about["of"],)
     rows = []
-    for index in indices:
+    for index, of in itertools.product(indices, operations):
         for direction in directions(draw(of, seed, index, dtype.itemsize), of):
-            before = found.rows.get((index, direction))
+            before = found.rows.get((of, index, direction))
             again = regret and of.startswith("conv") and before is not None and before["error_ok"]
-            if before is None or (again and "regret" not in before):
-                rows.append(Row(of, seed, index, direction, dtype, device))
+            skipped = (before or {}).get("skipped", "")
+            endless = skipped.startswith(NO_END) and not skipped.endswith(UNSEARCHED)
+            if before is None or endless or (again and "regret" not in before):
+                rows.append(Row(of, seed, index, direction, dtype, device, search=not endless))
     return rows
 
 
 def run(
     found: Drawn, rows: list[Row], console: Console, keep: Callable[[], None], minutes: float | None = None,
-    regret: bool = False, make_clock: MakeClock | None = None,
+    regret: bool = False, make_clock: MakeClock | None = None, parts: int = 1,
 ) -> int:  # fmt: skip
     """Measure the rows into `found`, calling `keep` after each; at most so many minutes. Returns how many are left.
+
+    So many `parts` are measured at the same time, each by a process like this.
 
     Raises LostError, with what was measured kept, where a kernel broke the device.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    clock = make_clock or partial(Replay, target_ms=TARGET_MS)
+    clock = make_clock or partial(Replay, target_ms=TARGET_MS, longest=CALLS)
     left = len(rows)
-    with torch_at_its_best(), _progress(console) as progress:
+    with drawn_peers.torch_at_its_best(), _progress(console) as progress, contextlib.ExitStack() as ending:
         task = progress.add_task("", total=len(rows))
-        compiled = _Compiled(rows, regret)
+        compiled = drawn_ahead.Compiled(rows, regret, parts)
+        ending.callback(compiled.end)
         for number, row in enumerate(rows):
             if deadline is not None and time.monotonic() >= deadline:
                 break
-            if number % AHEAD == 0 and row.device == "cuda":
-                progress.update(task, description="compiling")
-                compiled.wait(number)
+            phases = Phases()
             progress.update(task, description=row.name)
+            if row.device == "cuda":
+                compiled.wait(number)
+                phases.done("waited")
             with _no_longer_than(LONGEST, found, row, keep):
-                found.rows[_key(row)] = measured(row, clock, regret)
+                found.rows[_key(row)] = measured(row, clock, regret, phases=phases)
             left -= 1
             keep()
             progress.advance(task)
@@ -131,7 +138,8 @@ def _no_longer_than(seconds: float, found: Drawn, row: Row, keep: Callable[[], N
     if row.device != "cuda":
         yield
         return
-    found.rows[_key(row)] = {**_said(row), "error_ok": None, "skipped": f"no end within {seconds:g} s"}
+    why = f"{NO_END}{seconds:g} s{'' if row.search else UNSEARCHED}"
+    found.rows[_key(row)] = {**_said(row), "error_ok": None, "skipped": why}
     keep()
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
@@ -140,30 +148,49 @@ def _no_longer_than(seconds: float, found: Drawn, row: Row, keep: Callable[[], N
         faulthandler.cancel_dump_traceback_later()
 
 
-def measured(row: Row, make_clock: MakeClock, regret: bool = False, rounds: int = ROUNDS) -> dict[str, Any]:
-    """A row of the results file, whatever happens to it."""
-    said = _said(row)
-    started = time.perf_counter()
+class Phases:
+    """The seconds of the phases of a row, one after another."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def done(self, name: str) -> None:
+        """A phase is done, and the next begins."""
+        now = time.perf_counter()
+        self.seconds[name], self._last = round(now - self._last, 3), now
+
+
+def measured(
+    row: Row, make_clock: MakeClock, regret: bool = False, rounds: int = ROUNDS, phases: Phases | None = None
+) -> dict[str, Any]:
+    """A row of the results file, whatever happens to it, with the seconds of its phases: "waited" for kernels, "made",
+    "peers" (cuDNN's search), "called" (ours, once), "checked", "captured", "timed", "regret"."""
+    said, phases = _said(row), phases or Phases()
     if row.device == "cuda":
-        torch.cuda.empty_cache()
+        make_room()
     try:
         work, layer = row.made()
         plan = {} if layer is None else layer.taken(row.direction)
-        left_out = _without_failing(work)
+        phases.done("made")
+        left_out, unsearched = drawn_peers.chosen(work, layer, row.direction, row.search)
+        phases.done("peers")
         if not work.peers:
             return {**said, **plan, "error_ok": None, "skipped": "; ".join(left_out.values())}
-        found = {**plan, **measure(work, make_clock=make_clock, rounds=rounds)}
+        found = {**plan, **measure(work, make_clock=make_clock, rounds=rounds, agree=AGREE, done=phases.done)}
         if not found["error_ok"]:
             found["failed"] = "the result is not within its error bound"
             return {**said, **found}
         found["ratio"] = max(found["ratio"], LEAST)
         if regret and layer is not None:
-            found |= drawn_conv.regret(layer, row.direction, make_clock, rounds)
+            found |= drawn_conv.regret(layer, row.direction, make_clock, rounds, AGREE)
+            phases.done("regret")
     except Exception as error:  # noqa: BLE001 (whatever a kernel raises is what its row says)
         return {**said, "error_ok": False, "failed": first_line(error)}
-    if left_out:
-        found["left_out"] = left_out
-    return {**said, **found, "seconds": round(time.perf_counter() - started, 2)}
+    for name, why in ("left_out", left_out), ("unsearched", unsearched):
+        if why:
+            found[name] = why
+    return {**said, **found, "seconds": round(sum(phases.seconds.values()), 2), "seconds_of": phases.seconds}
 
 
 def _said(row: Row) -> dict[str, Any]:
@@ -175,71 +202,6 @@ def _said(row: Row) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Compiled:
-    """Compiles the kernels of some rows in other processes while the rows before them are measured."""
-
-    def __init__(self, rows: list[Row], regret: bool) -> None:
-        self.rows, self.regret = rows, regret
-        self.thread: threading.Thread | None = None
-
-    def wait(self, number: int) -> None:
-        """Return once the kernels of the rows from this number on are compiled; those of the next begin."""
-        self._begin(number)
-        assert self.thread is not None
-        self.thread.join()
-        self.thread = None
-        self._begin(number + AHEAD)
-
-    def _begin(self, number: int) -> None:
-        if self.thread is None:
-            jobs = missing(partial(rehearsed, self.rows[number : number + AHEAD], self.regret))
-            self.thread = threading.Thread(target=_compile, args=(jobs,), daemon=True)
-            self.thread.start()
-
-
-def _compile(jobs: list[Job]) -> None:
-    # A kernel that cannot be compiled is told where its row is measured.
-    if jobs:
-        with contextlib.suppress(Exception), Compilers() as compilers:
-            compilers.compile(jobs, processes=max(1, len(os.sched_getaffinity(0)) - 1))
-
-
-def rehearsed(rows: Iterable[Row], regret: bool = False) -> None:
-    """Call ours of every row, and every form of it for the regret: to be compiled ahead."""
-    for row in rows:
-        # What fails here fails again where it is measured, and is told there.
-        with contextlib.suppress(Exception):
-            work, layer = row.made()
-            work.ours[0]()
-            if layer is None or not regret:
-                continue
-            for form in layer.forms(row.direction):
-                with contextlib.suppress(Exception):
-                    layer.ours(row.direction, form)[0]()
-
-
-@contextlib.contextmanager
-def torch_at_its_best() -> Iterator[None]:
-    """cuDNN searches its fastest algorithm; float32 products are those of float32 on both sides."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
-        yield
-
-
-def _without_failing(work: Work) -> dict[str, str]:
-    """Leave out the peers that fail, or are far slower than another. Returns why, by their names."""
-    left_out, once = {}, {}
-    for name, calls in work.peers.items():
-        try:
-            calls[0]()  # cuDNN searches
-            once[name] = min(drawn_conv.once(calls[0]) for _ in range(2))
-        except Exception as error:  # noqa: BLE001 (whatever torch raises is why it is left out)
-            left_out[name] = first_line(error)
-    limit = drawn_conv.SLOW * min(once.values(), default=0.0) + drawn_conv.LAUNCH_MS
-    left_out |= {name: f"{ms:.1f} ms, another takes less" for name, ms in once.items() if ms > limit}
-    work.peers = {name: calls for name, calls in work.peers.items() if name not in left_out}
-    return left_out
-
-
 def _check_device(row: Row) -> None:
     try:
         torch.cuda.synchronize()
@@ -248,7 +210,7 @@ def _check_device(row: Row) -> None:
 
 
 def _key(row: Row) -> Key:
-    return row.index, row.direction
+    return row.of, row.index, row.direction
 
 
 def _progress(console: Console) -> Progress:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minidl.workbench.bench import generator_rows, image_rows, matrix_rows, network_rows
+from minidl.workbench.bench import accelerated_rows, generator_rows, image_rows, matrix_rows, network_rows
 
 NOISE = 0.01
 ROWS = (*matrix_rows.rows(), *image_rows.rows(), *generator_rows.rows())
-# Those of whole networks come last; `network_run` measures them.
-GOALS = {name: goal for name, goal, _ in ROWS} | {row: net.goal for row, net in network_rows.NETS.items()}
+# Those of whole networks come last; `network_run` and `accelerated_run` measure them.
+_NETS = {**network_rows.NETS, **accelerated_rows.NETS}
+GOALS = {name: goal for name, goal, _ in ROWS} | {row: net.goal for row, net in _NETS.items()}
 
 
 def chosen(words: Sequence[str]) -> list[str]:

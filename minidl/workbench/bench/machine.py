@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
+from typing import TypeVar
 
 import torch
 
 from minidl.runtime import estimates, launch, tables
 from minidl.training.environment import driver, tile_hash
+
+T = TypeVar("T")
 
 
 def machine() -> dict[str, str]:
@@ -29,3 +33,11 @@ def machine() -> dict[str, str]:
         **({"tile_tables": f"{tables.CHOSEN} {tile_hash()}"} if tables.CHOSEN else {}),
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
     }
+
+
+def part_of(items: Sequence[T], part: str) -> Sequence[T]:
+    """Those of part 1/2, as one of two GPUs measures them: every second one. Raises ValueError for another text."""
+    number, slash, of = part.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise ValueError(f"expected a part as 1/2, got {part!r}")
+    return items[int(number) - 1 :: int(of)]

@@ -7,6 +7,7 @@ real run. Without a GPU, the host's clock is used.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 import time
@@ -66,16 +67,23 @@ def input_sets(bytes_each: float) -> int:
 
 
 def measure(
-    work: Work, others: bool = False, make_clock: MakeClock | None = None, rounds: int = ROUNDS
-) -> dict[str, Any]:
+    work: Work, others: bool = False, make_clock: MakeClock | None = None, rounds: int = ROUNDS, agree: float = 0.0,
+    done: Callable[[str], None] = lambda phase: None,
+) -> dict[str, Any]:  # fmt: skip
     """A row of the results file: the best peer, its time and the ratio theirs / ours. A wrong kernel is not timed.
 
     With `others`, other projects' kernels are peers, too; "left_out" names those that are wrong or fail, with the
-    reason. `make_clock` replaces `Replay` as the way to time calls.
+    reason. `make_clock` replaces `Replay` as the way to time calls, `agree` is as `in_turn` has it, and `done` is told
+    "called", "checked", "captured" and "timed" as each is done.
     """
     make_clock = make_clock or Replay
     row: dict[str, object] = {"name": work.name, "dtype": work.dtype}
-    if not work.judge(work.ours[0]()):
+    result = work.ours[0]()
+    done("called")
+    right = work.judge(result)
+    done("checked")
+    del result
+    if not right:
         unknown = dict.fromkeys(("ours_ms", "peer", "peer_ms", "ratio"))
         return {**row, **unknown, "floor_ms": work.floor_ms, "error_ok": False}
     clocks: dict[str, Clock] = {"ours": make_clock(work.ours, work.whole_step)}
@@ -91,7 +99,9 @@ def measure(
         except Exception as error:  # noqa: BLE001 (whatever another project's kernel raises is why it is left out)
             line = first_line(error)
             left_out[name] = line.removeprefix("ValueError: ") or line
-    times = in_turn(clocks, rounds)
+    done("captured")
+    times = in_turn(clocks, rounds, agree)
+    done("timed")
     medians = {name: statistics.median(values) for name, values in times.items()}
     peers = [name for name in clocks if name != "ours"]
     peer = min(peers, key=lambda name: medians[name])
@@ -111,10 +121,15 @@ def measure(
     }
 
 
-def in_turn(sides: Mapping[K, Clock], rounds: int = ROUNDS) -> dict[K, list[float]]:
-    """Milliseconds per call of each side in each round; a round times every side once."""
+def in_turn(sides: Mapping[K, Clock], rounds: int = ROUNDS, agree: float = 0.0) -> dict[K, list[float]]:
+    """Milliseconds per call of each side in each round; a round times every side once.
+
+    There is no third round where, of each side, the first two differ by at most the part `agree`.
+    """
     times: dict[K, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
+    for done in range(rounds):
+        if done == 2 and all(max(two) <= (1 + agree) * min(two) for two in times.values()):
+            break
         for name, side in sides.items():
             times[name].append(side.time())
     return times
@@ -154,35 +169,49 @@ class Replay:
     """A CUDA graph with enough calls to last `target_ms`, cycling through the input sets.
 
     `pool` is where the graph's memory comes from (default: one of its own): graphs may share one that run in turn.
+    `longest` is the number of calls from which on the graph is replayed several times for more of them: a call takes
+    longer to capture than to run (some 30 us), a replay adds some 2 us.
     How many these are a first graph says: launched one by one, short calls take as long as Python does (98x50 of
     softmax, its gradient included: 22 us in a graph of few calls, to which the launch of the graph adds).
     """
 
     most = 400
 
-    def __init__(self, calls: Sequence[Call], whole_step: bool, target_ms: float = TARGET_MS, pool: Any = None) -> None:
+    def __init__(
+        self, calls: Sequence[Call], whole_step: bool, target_ms: float = TARGET_MS, pool: Any = None,
+        longest: int = most,
+    ) -> None:  # fmt: skip
         self.calls, self.replays, self.pool = calls, 1, pool
-        stream = torch.cuda.Stream()
+        stream = _side_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for call in calls:
-                call()
-            for call in calls:
+            for call in (*calls, calls[0]):
                 call()
         torch.cuda.current_stream().wait_stream(stream)
         self._capture(len(calls))
-        once = min(self.time() for _ in range(3))
+        once = self.time()
+        if once * self.count < target_ms:
+            once = min(once, self.time(), self.time())
         wanted = max(len(calls), min(self.most, int(target_ms / max(once, 1e-3)))) // len(calls) * len(calls)
         if whole_step:
             self.replays = wanted
-        else:
-            self._capture(wanted)
+            return
+        count = min(wanted, max(len(calls), longest // len(calls) * len(calls)))
+        if count != self.count:
+            self._capture(count)
+        self.replays = -(-wanted // count)
 
     def _capture(self, count: int) -> None:
         self.count, self.graph = count, torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=self.pool):
-            for index in range(count):
-                self.calls[index % len(self.calls)]()
+        make_room()
+        # As torch.cuda.graph does, which empties the cache of memory each time.
+        with torch.cuda.stream(_side_stream()):
+            self.graph.capture_begin(*(() if self.pool is None else (self.pool,)))
+            try:
+                for index in range(count):
+                    self.calls[index % len(self.calls)]()
+            finally:
+                self.graph.capture_end()
         self.graph.replay()
         torch.cuda.synchronize()
 
@@ -193,6 +222,20 @@ class Replay:
     def _replay(self) -> None:
         for _ in range(self.replays):
             self.graph.replay()
+
+
+@functools.cache
+def _side_stream() -> torch.cuda.Stream:
+    """Where graphs are captured: one for all, since cuBLAS keeps memory for each stream."""
+    return torch.cuda.Stream()
+
+
+def make_room() -> None:
+    """Give unused memory back where less than half of the device's is free; to do so takes as long as a short row."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    if free < total / 2:
+        torch.cuda.empty_cache()
 
 
 Clock = HostClock | Replay

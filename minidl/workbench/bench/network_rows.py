@@ -77,14 +77,6 @@ def chosen(words: tuple[str, ...]) -> list[Net]:
     return [net for row, net in NETS.items() if not words or any(word in row for word in words)]
 
 
-def part_of(nets: list[Net], part: str) -> list[Net]:
-    """Those of part 1/2, as one of two GPUs measures them: every second row. Raises ValueError for another text."""
-    number, slash, of = part.partition("/")
-    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise ValueError(f"expected a part as 1/2, got {part!r}")
-    return nets[int(number) - 1 :: int(of)]
-
-
 def work_of(network: torch.nn.Module, *inputs: torch.Tensor) -> tuple[float, float]:
     """(elements, operations) of the convolutions, products and pools of a call: each reads its input once and writes
     its result once, and what lies between them costs nothing."""

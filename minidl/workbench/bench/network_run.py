@@ -9,41 +9,26 @@ compile comes last, and a process that is ended has left the row without it.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl.captured import capture
-from minidl.later import fusion
-from minidl.rehearsal import compile_ahead, rehearsal, rehearse
 from minidl.workbench.bench import network_sides as sides
-from minidl.workbench.bench.measure import Clock, HostClock, Launched, Replay, in_turn
+from minidl.workbench.bench.network_clocks import PEERS, Row, counted
 from minidl.workbench.bench.network_rows import NETS, Net, floor_of
-from minidl.workbench.first_line import first_line
 
-# How torch runs a network, by the names that --against takes, with those that rows have.
-PEERS = {
-    "eager": "torch",
-    "graph": "torch, CUDA graph",
-    "compile": "torch.compile, CUDA graph",
-    "autotune": "torch.compile max-autotune, CUDA graph",
-}
 MARK = "row: "
 LEAST_SECONDS = 25.0  # that a row may take; with less left none is begun
-_MEGABYTE = 2.0**20
 
 
 def measured(
@@ -61,7 +46,7 @@ def measured(
     torch.backends.cudnn.benchmark = True
     batch = sides.batch_of(net, device, dtype)
     floor = floor_of(net)
-    row = _Row(net, device, dtype, floor)
+    row = Row(net, device, dtype, floor)
     ours = row.begun("ours", lambda: sides.Side(net, sides.ours(device, dtype)))
     row.first("ours", capture(ours.given(batch)))
     row.memory("ours", ours, ours.given(batch))
@@ -71,188 +56,12 @@ def measured(
     theirs = row.begun("torch", lambda: sides.Side(net, sides.torchs(device, torch.float32 if cast else dtype, cast)))
     row.first("torch", theirs.given(batch))
     row.memory("torch", theirs, theirs.given(batch))
-    row.judge(ours, theirs, batch)
+    row.judge(ours, theirs, sides.Side(net, sides.torchs(device, torch.float64)), batch)
     if not row.found["error_ok"]:
         keep(row.wrong())
         return
     row.clock("ours", ours, ours.given(batch))
-    for peer, name in PEERS.items():
-        if peer not in peers:
-            continue
-        try:
-            row.beside(peer, name, theirs, batch)
-        except Exception as error:  # noqa: BLE001 (whatever torch raises is why it is left out)
-            row.found.setdefault("left_out", {})[name] = first_line(error)
-        if len(row.clocks) > 1:
-            keep(row.timed())
-
-
-def _compiled(network: torch.nn.Module, peer: str) -> Any:
-    """The network under torch.compile; in inference its weights are frozen (by TORCHINDUCTOR_FREEZING, see `run`)."""
-    mode = "max-autotune-no-cudagraphs" if peer == "autotune" else "default"
-    return torch.compile(network, dynamic=False, mode=mode)
-
-
-class _Row:
-    """What is known of a row, and the clocks of its sides."""
-
-    def __init__(self, net: Net, device: str, dtype: torch.dtype, floor: float) -> None:
-        self.net, self.dtype, self.floor = net, dtype, floor
-        self.gpu = device == "cuda"
-        self.found: dict[str, Any] = {
-            "name": net.title, "dtype": str(dtype).removeprefix("torch."), "images": net.images,
-            "first_step_s": {}, "peak_mb": {}, "pool_mb": {},
-        }  # fmt: skip
-        self.clocks: dict[str, Clock] = {}
-        self._static: dict[str, float] = {}
-        self._base: dict[str, float] = {}
-        # All graphs take their memory from one pool: they run one after another.
-        self._pool = torch.cuda.graph_pool_handle() if self.gpu else None
-
-    def begun(self, name: str, make: Callable[[], sides.Side]) -> sides.Side:
-        """Make a side, and remember what memory others had before."""
-        self._base[name] = self._allocated()
-        return make()
-
-    def first(self, name: str, call: Callable[[], Any]) -> None:
-        """Time the first call, kernels compiled in it."""
-        self._wait()
-        started = time.perf_counter()
-        call()
-        self._wait()
-        self.found["first_step_s"][name] = round(time.perf_counter() - started, 2)
-
-    def memory(self, name: str, side: sides.Side, call: Callable[[], Any], of: str = "") -> None:
-        """The most memory that a call holds at a time, weights and an optimizer's state included, the batch not."""
-        if not self.gpu:
-            return
-        side.forget_gradients()
-        self._wait()
-        gc.collect()
-        before = self._allocated()
-        # Of what lasts: as it is before anything was captured or compiled.
-        lasting = self._static.setdefault(of or name, before - self._base[of or name])
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        self._wait()
-        self.found["peak_mb"][name] = round(lasting + torch.cuda.max_memory_allocated() / _MEGABYTE - before, 1)
-
-    def judge(self, ours: sides.Side, theirs: sides.Side, batch: sides.Batch) -> None:
-        """Compare both sides with float64 on a small batch."""
-        exact = sides.Side(self.net, sides.torchs(batch[0].device.type, torch.float64))
-        exact.load(ours)
-        if not self.net.training:
-            exact.take_statistics(sides.few_of(batch))
-            ours.load(exact)
-            exact.load(ours)
-        theirs.load(ours)
-        compile_ahead(lambda: ours.compared(sides.few_of(batch)))
-        own, torchs = sides.errors_of([ours, theirs], exact, batch)
-        self.found["errors"], self.found["torch_errors"] = own.as_json(), torchs.as_json()
-        self.found["error_ok"] = sides.right(own, torchs, self.dtype)
-
-    def clock(self, name: str, side: sides.Side, call: Callable[[], Any], graph: bool = True) -> None:
-        """Make the clock of a side: its call in a CUDA graph, or launched as it is."""
-        side.forget_gradients()
-        if not self.gpu:
-            self.clocks[name] = HostClock([call], True, target_ms=0.1)
-            return
-        self._emptied()
-        if graph:
-            # Alone first, to see what memory a graph of it keeps.
-            before = torch.cuda.memory_reserved()
-            alone = Replay([call], True)
-            side.forget_gradients()
-            self._wait()
-            torch.cuda.empty_cache()
-            self.found["pool_mb"][name] = round((torch.cuda.memory_reserved() - before) / _MEGABYTE, 1)
-            del alone
-            self._emptied()
-        self.clocks[name] = Replay([call], True, pool=self._pool) if graph else Launched([call], True)
-
-    def beside(self, peer: str, name: str, theirs: sides.Side, batch: sides.Batch) -> None:
-        """Make the clock of torch running the network in one of its ways."""
-        if peer in ("compile", "autotune"):
-            theirs.calls = {part: _compiled(network, peer) for part, network in theirs.networks.items()}
-            self.first(name, theirs.given(batch))
-            self.memory(name, theirs, theirs.given(batch), "torch")
-        self.clock(name, theirs, theirs.given(batch), graph=peer != "eager")
-
-    def timed(self) -> dict[str, Any]:
-        """The row with what all clocks say in turn."""
-        times = in_turn(self.clocks)
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        peers = [name for name in self.clocks if name != "ours"]
-        ratios = {
-            name: statistics.median(b / a for a, b in zip(times["ours"], times[name], strict=True)) for name in peers
-        }
-        peer = min(peers, key=lambda name: medians[name])
-        ms = medians["ours"]
-        return {
-            **self.found,
-            "ours_ms": round(ms, 5),
-            "peer": peer,
-            "peer_ms": round(medians[peer], 5),
-            "ratio": round(ratios[peer], 3),
-            "floor_ms": round(self.floor, 5),
-            "share_of_floor": round(self.floor / ms, 4),
-            "images_per_second": round(1e3 * self.net.images / ms),
-            "peers_ms": {name: round(medians[name], 5) for name in peers},
-            "ratios": {name: round(ratio, 3) for name, ratio in ratios.items()},
-        }
-
-    def wrong(self) -> dict[str, Any]:
-        """The row of a network whose results are wrong."""
-        return {
-            **self.found,
-            **dict.fromkeys(("ours_ms", "peer", "peer_ms", "ratio")),
-            "floor_ms": round(self.floor, 5),
-        }
-
-    def _emptied(self) -> None:
-        self._wait()
-        gc.collect()
-        torch.cuda.empty_cache()
-
-    def _allocated(self) -> float:
-        return torch.cuda.memory_allocated() / _MEGABYTE if self.gpu else 0.0
-
-    def _wait(self) -> None:
-        if self.gpu:
-            torch.cuda.synchronize()
-
-
-class _Copies(TorchDispatchMode):
-    """Counts copies of images that torch makes, by what it does and the shape of (the first of) them."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.of: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name in ("aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"):
-            first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
-            if first.dim() == 4:
-                self.of[f"{func._schema.name.removeprefix('aten::')} {'x'.join(map(str, first.shape))}"] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def counted(call: Callable[[], Any]) -> dict[str, Any]:
-    """Launches of a call with fused operations and with none, and the copies of images that torch makes in it."""
-    found: dict[str, Any] = {}
-    for name, fused in (("launches", True), ("launches_plain", False)):
-        count, copies = 0, _Copies()
-
-        def keep(*launched: Any) -> None:
-            nonlocal count
-            count += 1
-
-        with fusion(fused), rehearsal(keep), copies:
-            rehearse(call)
-        found[name] = count
-        if fused:
-            found |= {"copies": copies.of.total(), "copied": dict(copies.of)}
-    return found
+    row.beside_all(peers, theirs, batch, keep)
 
 
 def is_whole(row: dict[str, Any], peers: Sequence[str]) -> bool:
@@ -284,8 +93,10 @@ def run(
     keep: Callable[[str, dict[str, Any]], None],
     tell: Callable[[str], None],
     minutes: float | None = None,
+    module: str = __name__,
 ) -> tuple[int, list[str]]:
-    """Measure the networks that `rows` has not beside all peers, in processes of their own; `keep` gets each row.
+    """Measure the networks that `rows` has not beside all peers, in processes of their own, which run `module` as this
+    one is run; `keep` gets each row.
 
     After so many minutes the one under way is ended, and what it has measured is kept. Returns how many are left, and
     a message for each that failed.
@@ -299,7 +110,7 @@ def run(
             left += 1
             continue
         started = time.perf_counter()
-        row, why = _in_process(net, peers, seconds)
+        row, why = _in_process(net, peers, seconds, module)
         took = round(time.perf_counter() - started, 1)
         if row is None:
             failures.append(f"{net.row}: {why}")
@@ -313,7 +124,9 @@ def run(
     return left, failures
 
 
-def _in_process(net: Net, peers: Sequence[str], seconds: float | None) -> tuple[dict[str, Any] | None, str]:
+def _in_process(
+    net: Net, peers: Sequence[str], seconds: float | None, module: str
+) -> tuple[dict[str, Any] | None, str]:
     """The last row that a process printed, None without one; and why it is not whole."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
@@ -321,7 +134,7 @@ def _in_process(net: Net, peers: Sequence[str], seconds: float | None) -> tuple[
         out, err = Path(folder, "out"), Path(folder, "err")
         with out.open("w") as to, err.open("w") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "minidl.workbench.bench.network_run", net.row, ",".join(peers)],
+                [sys.executable, "-m", module, net.row, ",".join(peers)],
                 stdout=to, stderr=errors, env={**os.environ, **caches, **frozen}, start_new_session=True,
             )  # fmt: skip
             why = ""

@@ -18,8 +18,9 @@ from rich.table import Table
 
 from minidl.training.errors import ConfigError
 from minidl.workbench.bench.goals import NOISE
+from minidl.workbench.bench.network_clocks import PEERS
 from minidl.workbench.bench.network_rows import MEAN_GOAL, NETS, WORD
-from minidl.workbench.bench.network_run import PEERS, merged
+from minidl.workbench.bench.network_run import merged
 from minidl.workbench.bench.results import Results, load
 from minidl.workbench.bench.table import as_bytes
 

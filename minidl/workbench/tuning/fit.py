@@ -43,7 +43,8 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (
         ("pixel_grad_weight", "batch_grad_weight", "even_grad_weight", "boxed_grad_weight"),
-        ("weights.", "steps.flat_weight", "steps.rounds.weight", "steps.rounds.even", "relative.batch, weight"),
+        ("weights.", "steps.flat_weight", "steps.rounds.weight", "steps.rounds.even", "relative.batch, weight",
+         "relative.weight"),
     ),
     (("banded",), ("whole.banded.", "relative.banded, odd")),
     (("held", "two_rows"), ("relative.held", "relative.two rows", "whole.held")),

@@ -1,10 +1,12 @@
 """Drawn shapes measured end to end where there is no GPU, wrong and failing ones, and what their file says."""
 
+import contextlib
 import json
 import subprocess
 import sys
 from functools import partial
 from random import Random
+from unittest import mock
 
 import pytest
 import torch
@@ -15,16 +17,19 @@ from minidl import rehearsal
 from minidl.kernels import conv
 from minidl.training.errors import ConfigError
 from minidl.workbench.bench import (
+    drawn_ahead,
     drawn_conv,
     drawn_other,
+    drawn_peers,
     drawn_reference,
     drawn_results,
     drawn_run,
     drawn_volume,
+    measure,
     shapes,
 )
 from minidl.workbench.bench.drawn_results import Drawn
-from minidl.workbench.bench.measure import HostClock
+from minidl.workbench.bench.measure import HostClock, Replay, in_turn
 
 CLOCK = partial(HostClock, target_ms=0.1)
 CONV = shapes.Conv(2, 6, 9, (4, 5), (3, 2), (2, 1), (1, 0), (1, 2), 3)
@@ -172,7 +177,7 @@ def test_two_shapes_end_to_end_and_again_in_parts(drawing, tmp_path):
     assert len(again.rows) == 6
     assert {key: again.rows[key] for key in before} == before
     assert not drawn_run.wanted(again, range(2), "cpu", False)
-    row = again.rows[1, "forward"]
+    row = again.rows["conv", 1, "forward"]
     assert (row["name"], row["of"], row["group"], row["dtype"]) == ("conv 1 forward", "conv", "depthwise", "float32")
     assert row["shape"] == "3x3 3->6, 1 images of 4x3, padding 1x1, 3 groups (a net)"
     assert row["error_ok"] is True
@@ -180,12 +185,30 @@ def test_two_shapes_end_to_end_and_again_in_parts(drawing, tmp_path):
     assert row["peer"].startswith("cuDNN")
     assert row["peer_ms"] == min(row["peers_ms"].values())
     assert {"ours_ms", "ratio", "floor_ms", "share_of_floor", "goal", "estimated_ms", "seconds"} <= set(row)
+    assert list(row["seconds_of"]) == ["made", "peers", "called", "checked", "captured", "timed"]
+    assert row["seconds"] == pytest.approx(sum(row["seconds_of"].values()), abs=0.01)
     again.save(path)
     assert drawn_results.load(path).in_order == json.loads(json.dumps(again.in_order))
     text = "\n".join(drawn_results.summary(again))
     assert "6 rows measured, 0 wrong or failed, 0 that torch cannot run" in text
     assert "depthwise" in text
     assert "gradient of the weight" in text
+
+
+def test_operations_take_turns(drawing, tmp_path):
+    drawing(shapes.Rows(3, 5), OTHERS["gemm"][0])
+    found = found_of("all")
+    rows = drawn_run.wanted(found, range(2), "cpu", False)
+    assert [row.name for row in rows[:2]] == ["conv 0 forward", "conv_transpose 0 forward"]
+    assert [row.index for row in rows] == sorted(row.index for row in rows)
+    assert {row.of for row in rows} == set(drawn_run.KINDS)
+    some = [row for row in rows if row.of in ("softmax", "gemm")]
+    drawn_run.run(found, some, Console(quiet=True), lambda: None, make_clock=CLOCK)
+    found.save(tmp_path / "r.json")
+    again = drawn_results.load(tmp_path / "r.json")
+    assert set(again.rows) == set(found.rows)
+    assert len(drawn_run.wanted(again, range(2), "cpu", False)) == len(rows) - len(some)
+    assert "softmax, forward+backward" in "\n".join(drawn_results.summary(again))
 
 
 def test_the_regret_is_added_to_rows_that_have_none(drawing):
@@ -217,7 +240,7 @@ def test_what_is_wrong_or_fails_is_a_row_and_the_others_go_on(drawing, monkeypat
     monkeypatch.setattr(conv, "forward", broken)
     found = found_of("conv")
     assert run(found, 3) == 0
-    first, second, third = (found.rows[index, "forward"] for index in range(3))
+    first, second, third = (found.rows["conv", index, "forward"] for index in range(3))
     assert (first["error_ok"], first["failed"]) == (False, "the result is not within its error bound")
     assert (second["error_ok"], second["failed"]) == (False, "RuntimeError: no kernel")
     assert third["error_ok"]
@@ -235,7 +258,7 @@ def test_what_torch_cannot_run_is_skipped_with_the_reason(drawing, monkeypatch):
     row = drawn_run.measured(drawn_run.Row("softmax", 1, 0, "forward", torch.float32, "cpu"), CLOCK)
     assert (row["error_ok"], row["skipped"]) == (None, "RuntimeError: not implemented")
     found = found_of("softmax")
-    found.rows[0, "forward"] = row
+    found.rows["softmax", 0, "forward"] = row
     assert "0 rows measured, 0 wrong or failed, 1 that torch cannot run" in "\n".join(drawn_results.summary(found))
 
 
@@ -262,22 +285,166 @@ def test_kernels_of_rows_are_found_before_they_run(drawing):
     def launches(*args):
         seen = []
         with rehearsal.rehearsal(lambda *launch: seen.append(launch), "sm_90"):
-            drawn_run.rehearsed(*args)
+            drawn_ahead.rehearsed(*args)
         return len(seen)
 
     assert 0 < launches(rows[:1]) < launches(rows) < launches(rows, True)
 
 
+def test_a_rehearsal_launches_what_the_row_does_and_makes_no_values(drawing, monkeypatch):
+    def refuse(*args, **how):
+        raise AssertionError("values are made")
+
+    for of, known in {"conv": [CONV, DEPTHWISE], "conv3d": [VOLUME], **OTHERS}.items():
+        drawing(*known)
+        rows = drawn_run.wanted(found_of(of, "float16"), range(len(known)), "cpu", False)
+
+        def launches(of_row, rows=rows):
+            seen = []
+            with rehearsal.rehearsal(lambda kernel, grid, args, meta: seen.append((kernel, grid, meta)), "sm_90"):
+                for row in rows:
+                    of_row(row)
+            return seen
+
+        real = launches(lambda row: row.made()[0].ours[0]())
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "randn", refuse)
+            patched.setattr(drawn_conv.Layer, "theirs", refuse)
+            assert launches(lambda row: drawn_ahead.rehearsed([row])) == real != []
+
+
 def test_kernels_of_the_next_rows_are_compiled_while_these_are_measured(monkeypatch):
-    begun = []
-    monkeypatch.setattr(drawn_run, "missing", lambda work: list(work.args[0]))
-    monkeypatch.setattr(drawn_run, "_compile", begun.append)
-    rows = list(range(2 * drawn_run.AHEAD + 1))
-    compiled = drawn_run._Compiled(rows, False)
-    for number in range(0, len(rows), drawn_run.AHEAD):
-        compiled.wait(number)
-        assert begun[-1] == rows[number + drawn_run.AHEAD :][: drawn_run.AHEAD]
-    assert [row for some in begun for row in some] == rows
+    compiled = []
+
+    class Slow(drawn_ahead.Compilers):
+        def compile(self, jobs, progress=None, processes=0):
+            compiled.extend(jobs)
+            if 2 in jobs:
+                raise RuntimeError("a kernel that no compiler takes")
+
+    monkeypatch.setattr(drawn_ahead, "missing", lambda work: list(work.args[0]))
+    monkeypatch.setattr(drawn_ahead, "Compilers", Slow)
+    rows = list(range((drawn_ahead.BATCHES + 1) * drawn_ahead.AHEAD + 1))
+    ahead = drawn_ahead.Compiled(rows, False)
+    for number in rows:
+        ahead.wait(number)
+        assert number in compiled
+        asked = (number // drawn_ahead.AHEAD + drawn_ahead.BATCHES) * drawn_ahead.AHEAD
+        assert set(compiled) <= set(rows[:asked])
+    ahead.end()
+    assert sorted(compiled) == rows
+
+
+def test_cudnn_does_not_search_where_it_would_take_long(monkeypatch):
+    """Seconds of a search: half of one to compile, and so many for an image."""
+    layer = drawn_conv.Layer(CONV._replace(images=64), torch.float32, "cpu", "a seed")
+    seen, last = {}, []
+
+    def theirs(self, direction):
+        def call(name):
+            seen.setdefault(name, []).append((self.shape.images, torch.backends.cudnn.benchmark))
+            last[:] = self.shape.images, {"slow": 0.2, "fast": 0.01}[name]
+
+        return {name: [partial(call, name)] for name in ("slow", "fast")}
+
+    def once(call):
+        call()
+        return 1e3 * (0.5 + last[0] * last[1])
+
+    monkeypatch.setattr(drawn_conv.Layer, "theirs", theirs)
+    monkeypatch.setattr(drawn_conv, "once", once)
+    assert drawn_peers.searches(layer, "forward") == {}
+    monkeypatch.setattr(drawn_peers, "SOON", 1.0)
+    assert drawn_peers.searches(layer.of_images(1), "forward") == {}
+    assert drawn_peers.searches(layer, "forward") == {"slow": pytest.approx(12.8), "fast": pytest.approx(0.64)}
+    monkeypatch.setattr(drawn_conv, "SLOW", 1e9)
+    for search, all_of, some in ((True, "a search of about 13 s", {"slow"}), (False, "a search did", {"slow", "fast"})):
+        seen.clear()
+        work = drawn_conv.work(layer, "forward", "name")
+        with drawn_peers.torch_at_its_best():
+            left_out, unsearched = drawn_peers.chosen(work, layer, "forward", search)
+        assert (left_out, set(work.peers), set(unsearched)) == ({}, {"slow", "fast"}, some)
+        assert unsearched["slow"].startswith(all_of)
+        for name, calls in seen.items():
+            assert {benchmark for images, benchmark in calls if images == 64} == {name not in some}
+
+
+def test_a_row_that_had_no_end_is_measured_once_more_without_a_search(drawing):
+    drawing(CONV)
+    found = found_of("conv")
+    (row, *_), kept = drawn_run.wanted(found, range(1), "cuda", False), []
+    for search in (True, False):
+        assert row.search is search
+        with pytest.raises(KeyError), drawn_run._no_longer_than(60, found, row, lambda: kept.append(1)):
+            raise KeyError
+        row = next(
+            (row for row in drawn_run.wanted(found, range(1), "cuda", False) if row.direction == "forward"), None
+        )
+    assert row is None
+    assert found.rows["conv", 0, "forward"]["skipped"] == "no end within 60 s, also without cuDNN's search"
+
+
+def test_rounds_that_agree_are_enough():
+    class Clock:
+        def __init__(self, *times):
+            self.times = list(times)
+
+        def time(self):
+            return self.times.pop(0)
+
+    def rounds(agree, **clocks):
+        return in_turn({name: Clock(*times) for name, times in clocks.items()}, 4, agree)
+
+    assert rounds(0.01, a=(1, 1.005), b=(2, 2.0)) == {"a": [1, 1.005], "b": [2, 2.0]}
+    assert rounds(0.01, a=(1, 1.02, 1, 1), b=(2, 2, 2, 2)) == {"a": [1, 1.02, 1, 1], "b": [2] * 4}
+    assert rounds(0.0, a=(1, 1.01, 1, 1)) == {"a": [1, 1.01, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("ms", "sets", "captures", "replays"),
+    [(0.002, 32, [32, 128], 3), (0.1, 3, [3, 39], 1), (5.0, 1, [1], 1), (0.001, 300, [300], 1)],
+)
+def test_a_short_graph_is_replayed_several_times(monkeypatch, ms, sets, captures, replays):
+    """As many calls as last 4 ms, at most 400, of which a graph has up to 128."""
+    captured, runs = [], []
+
+    class Pretended(Replay):
+        def _capture(self, count):
+            self.count = count
+            captured.append(count)
+
+        def time(self):
+            runs.append(self.count * self.replays)
+            return ms
+
+    monkeypatch.setattr(measure, "_side_stream", mock.MagicMock())
+    monkeypatch.setattr(torch.cuda, "current_stream", mock.MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    clock = Pretended([lambda: None] * sets, False, 4.0, longest=128)
+    assert (captured, clock.replays) == (captures, replays)
+    assert len(runs) == (1 if ms * sets >= 4 else 3)
+
+
+def test_memory_is_given_back_where_little_is_free_and_a_capture_ends_whatever_is_raised(monkeypatch):
+    cuda, said = torch.cuda, []
+    monkeypatch.setattr(measure, "_side_stream", mock.MagicMock())
+    monkeypatch.setattr(cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(cuda, "empty_cache", lambda: said.append("emptied"))
+    graph = mock.MagicMock()
+    monkeypatch.setattr(cuda, "CUDAGraph", lambda: graph)
+    clock = Replay.__new__(Replay)
+    clock.calls, clock.pool = [lambda: said.append("called")], None
+    for free, first in ((60, []), (30, ["emptied"])):
+        said.clear()
+        monkeypatch.setattr(cuda, "mem_get_info", lambda free=free: (free, 80))
+        clock._capture(2)
+        assert said == [*first, "called", "called"]
+    clock.calls, clock.pool = [mock.Mock(side_effect=ValueError)], (1, 2)
+    graph.reset_mock()
+    with pytest.raises(ValueError):  # noqa: PT011
+        clock._capture(1)
+    assert graph.mock_calls == [mock.call.capture_begin((1, 2)), mock.call.capture_end()]
 
 
 def test_a_row_that_does_not_come_back_is_skipped_by_the_next_process():
@@ -288,7 +455,7 @@ from tests.workbench.bench.test_drawn_rows import found_of
 from minidl.workbench.bench import drawn_run
 found = found_of("conv")
 row = drawn_run.Row("conv", 1, 0, "forward", torch.float32, "cuda")
-with drawn_run._no_longer_than(0.2, found, row, lambda: print(found.rows[0, "forward"]["skipped"], flush=True)):
+with drawn_run._no_longer_than(0.2, found, row, lambda: print(found.rows["conv", 0, "forward"]["skipped"], flush=True)):
     time.sleep(60)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

@@ -8,6 +8,7 @@ from minidl.autograd import no_grad
 from minidl.tensors import Tensor, default_device
 from minidl.workbench.bench import goals, network_rows
 from minidl.workbench.bench.in_torch import in_torch
+from minidl.workbench.bench.machine import part_of
 
 # Large enough that the last batch norms have several values.
 SIZES = {"resnet18": 40, "resnet50": 40, "mobilenet_v2": 40, "densenet121": 64, "unet": 16}
@@ -73,10 +74,10 @@ def test_networks_are_measured_where_they_are_asked_for():
     assert [net.row for net in network_rows.chosen(("unet",))] == [
         "networks unet inference 16x256x256", "networks unet training 16x256x256"
     ]  # fmt: skip
-    halves = [network_rows.part_of(nets, part) for part in ("1/2", "2/2")]
+    halves = [part_of(nets, part) for part in ("1/2", "2/2")]
     assert {net.row for half in halves for net in half} == {net.row for net in nets}
     for part in ("3/2", "0/2", "half", "1"):
         with pytest.raises(ValueError, match="expected a part as 1/2"):
-            network_rows.part_of(nets, part)
+            part_of(nets, part)
     with pytest.raises(ValueError, match="no network's row contains 'vgg19'"):
         network_rows.chosen(("unet", "vgg19"))

@@ -7,7 +7,7 @@ import torch
 
 from minidl.runtime import launch
 from minidl.training.errors import ConfigError
-from minidl.workbench.bench import network_run, network_sides, network_table
+from minidl.workbench.bench import network_clocks, network_run, network_sides, network_table
 from minidl.workbench.bench.network_rows import NETS, Net
 from minidl.workbench.bench.results import Results
 
@@ -21,8 +21,8 @@ ROW = "networks unet inference 16x256x256"
 @pytest.fixture(autouse=True)
 def _one_call(monkeypatch):
     """Clocks call once."""
-    monkeypatch.setattr(network_run.HostClock, "most", 1)
-    monkeypatch.setattr(network_run, "in_turn", lambda clocks: {name: [c.time()] for name, c in clocks.items()})
+    monkeypatch.setattr(network_clocks.HostClock, "most", 1)
+    monkeypatch.setattr(network_clocks, "in_turn", lambda clocks: {name: [c.time()] for name, c in clocks.items()})
 
 
 def measured(net, peers=PEERS):
@@ -121,7 +121,7 @@ def described(ratios, **more):
 
 
 def test_peers_of_earlier_runs_stay(monkeypatch):
-    eager, graph, compiled = (network_run.PEERS[peer] for peer in ("eager", "graph", "compile"))
+    eager, graph, compiled = (network_clocks.PEERS[peer] for peer in ("eager", "graph", "compile"))
     before = described({eager: 2.0, graph: 1.5}, left_out={compiled: "no memory"})
     assert network_run.is_whole(before, ["eager", "compile"])
     assert not network_run.is_whole(before, ["autotune"])
@@ -131,7 +131,7 @@ def test_peers_of_earlier_runs_stay(monkeypatch):
     assert "left_out" not in row
     asked = []
 
-    def in_process(net, peers, seconds):
+    def in_process(net, peers, seconds, module):
         asked.append(net.row)
         return (None, "it failed: no memory") if "vgg" in net.row else (described({graph: 1.0}), "")
 

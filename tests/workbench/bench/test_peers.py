@@ -155,7 +155,7 @@ def test_a_peer_that_reads_the_device_is_timed_without_a_graph(all_there, monkey
         monkeypatch.setattr(measure, name, kind)
     seen = {}
 
-    def in_turn(sides, rounds=1):
+    def in_turn(sides, rounds, agree):
         seen.update({name: type(side).__name__ for name, side in sides.items()})
         return {name: [side.time()] for name, side in sides.items()}
 

@@ -1,0 +1,160 @@
+"""Calls that are replayed: what tells them apart, what is never replayed, and what is launched."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from minidl.kernels import elementwise
+from minidl.runtime import launch, replay
+from minidl.runtime.replay import MISSING, Calls
+from minidl.tensors import default_device
+
+
+def _x(*shape):
+    return torch.randn(*shape, device=default_device())
+
+
+@pytest.fixture(autouse=True)
+def at_once():
+    with replay.replaying(True, at_once=True):
+        yield
+
+
+def _twice(function, first, second=None):
+    """Whether the call with `second` is replayed after that with `first`; if so, the results are compared."""
+    calls = Calls(function)
+    calls.first(first)
+    second = first if second is None else second
+    found = calls.again(second)
+    if found is not MISSING:
+        assert torch.equal(found, function(*second))
+    return found is not MISSING
+
+
+def _sum(a, b, *_):
+    return elementwise.add(a, b)
+
+
+def test_other_memory_is_replayed_and_what_lies_otherwise_is_not():
+    a, b = _x(4, 6), _x(4, 6)
+    assert _twice(_sum, (a, b), (_x(4, 6), _x(4, 6)))
+    assert not _twice(_sum, (a, b), (_x(6, 4), _x(6, 4)))
+    assert not _twice(_sum, (a, b), (_x(6, 4).T, _x(4, 6)))
+    assert not _twice(_sum, (a, b), (a.double(), b.double()))
+    assert not _twice(_sum, (a, b), (_x(25)[1:].view(4, 6), b)), "4 bytes after a multiple of 16"
+
+
+def test_one_tensor_twice_is_another_call():
+    a, b = _x(8), _x(8)
+    assert not _twice(_sum, (a, a), (a, b))
+    assert not _twice(_sum, (a, b), (a, a))
+    assert _twice(_sum, (a, a), (b, b))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1, True), (1, 1.0), (0.0, -0.0), ((1, 0.0), (1, -0.0)), ("a", None), ((1,), (1, 1)), (torch.int8, torch.int16)],
+)
+def test_settings_that_python_or_a_kernel_tells_apart(one, other):
+    a, b = _x(8), _x(8)
+    assert not _twice(_sum, (a, b, one), (a, b, other))
+    assert _twice(_sum, (a, b, one), (b, a, one))
+
+
+def test_tensors_of_one_memory_are_not_watched():
+    whole = _x(16)
+    parts = whole[:8], whole[8:]
+    assert not _twice(_sum, parts, (_x(8), _x(8)))
+    assert _twice(_sum, (_x(8), _x(8)), parts)
+
+
+def test_what_more_than_launches_is_never_replayed():
+    kept = _x(8)
+    a, b = _x(8), _x(8)
+    assert not _twice(lambda a, b: elementwise.add(a, b.clone()), (a, b)), "a copy by torch"
+    assert not _twice(lambda a, b: elementwise.add(a, kept), (a, b)), "a tensor that is not given"
+    assert not _twice(lambda a, b: elementwise.add(a, b) if a.sum() > 0 else b, (a, b)), "a look at values"
+    assert not _twice(lambda a, b: (launch.pointed_at(lambda: [b]), elementwise.add(a, b))[1], (a, b)), "addresses"
+
+
+def test_results_lie_as_they_did_and_may_be_what_was_given():
+    def results(x):
+        y = elementwise.add(x, x)
+        return y.permute(1, 0), None, [x, y[1:]]
+
+    calls = Calls(results)
+    x, other = _x(4, 6), _x(4, 6)
+    calls.first((x,))
+    first, second = calls.again((other,)), results(other)
+    assert first is not MISSING
+    assert first[1] is None
+    assert first[2][0] is other
+    for one, two in ((first[0], second[0]), (first[2][1], second[2][1])):
+        assert torch.equal(one, two)
+        assert one.stride() == two.stride()
+
+
+def test_the_first_call_is_not_watched_by_default_and_settings_forget():
+    calls = Calls(_sum)
+    with replay.replaying(True):
+        for seen in (MISSING, MISSING, None):
+            found = calls.again((_x(8), _x(8)))
+            assert (found is MISSING) == (seen is MISSING)
+            calls.first((_x(8), _x(8)))
+        launch.forget()
+        assert calls.again((_x(8), _x(8))) is MISSING
+    with replay.replaying(False):
+        calls.first((_x(8), _x(8)))
+        assert not calls.known
+
+
+def test_launches_that_others_take_are_not_replayed():
+    calls = Calls(_sum)
+    args = _x(8), _x(8)
+    calls.first(args)
+    assert calls.again(args) is not MISSING
+    with launch.record(lambda *_: None):
+        assert calls.again(args) is MISSING
+    seen = []
+    with launch.watch(lambda kernel, grid, args, meta, go: (seen.append(kernel), go())):
+        calls.first(args)
+    assert seen
+
+
+def test_launches_of_other_threads_are_no_part_of_a_call():
+    ready, done = threading.Event(), threading.Event()
+
+    def other():
+        ready.wait(10)
+        elementwise.mul(_x(8), _x(8))
+        done.set()
+
+    def waiting(a, b):
+        ready.set()
+        done.wait(10)
+        return elementwise.add(a, b)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    calls = Calls(waiting)
+    calls.first((_x(8), _x(8)))
+    thread.join()
+    (found,) = calls.known.values()
+    assert len(found.steps) == 1
+
+
+def test_compiled_kernels_get_addresses(monkeypatch):
+    launched = []
+    ready = SimpleNamespace(usable=lambda kernel: True, launch=lambda grid, args: launched.append((grid, args)))
+    calls = Calls(_sum)
+    calls.first((_x(64), _x(64)))
+    ((key, found),) = calls.known.items()
+    calls.known[key] = found._replace(steps=tuple(step._replace(ready=ready) for step in found.steps))
+    a, b = _x(64), _x(64)
+    y = calls.again((a, b))
+    ((grid, args),) = launched
+    assert grid == found.steps[0].grid
+    assert [value for value in args[:4] if value is not None][:2] == [a.data_ptr(), b.data_ptr()]
+    assert y.data_ptr() in args
