@@ -299,6 +299,7 @@ def test_a_row_behind_all_bags_has_no_gradient():
     assert w.grad[:, 0].tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_what_watches_torch_sees_operators():
     x = _randn(2, 3)
 

@@ -82,8 +82,10 @@ def estimate(problem: Problem) -> float:
     tempo = pace.of(at.tile)
     # Tiles of walks without taps only store: 1x1 stride 2, 256->512 back to 56x56, 27 images, 27 us.
     with_taps, empty = (_tiles(problem, at.tile, taps) for taps in (True, False))
-    share = with_taps / (with_taps + empty)
-    time = pace.microseconds(with_taps, steps / share, tempo, problem.processors, fixed)
+    time = 0.0
+    if with_taps:
+        each = steps * (with_taps + empty) / with_taps
+        time = pace.microseconds(with_taps, each, tempo, problem.processors, fixed)
     if with_taps + empty > tempo.slots * problem.processors:
         time += pace.microseconds(empty, 0.0, tempo, problem.processors, fixed)
     # 3x3 stride 2, 512->512 at 7x7, 2 images: one round, as long as its tiles of four taps, 14 us.

@@ -20,6 +20,8 @@ SEARCH = 5.0
 SOON = 1e10
 # The part of the images with which is found how long a search takes.
 FEWER = 32
+# Times as long as in the other order of memory, both unsearched, from which on a search finds nothing that counts.
+FAR, NOISE = 3.0, 0.02  # ms
 
 
 @contextlib.contextmanager
@@ -38,10 +40,13 @@ def chosen(
     Expects `torch_at_its_best`.
     """
     left_out, once, unsearched = {}, {}, {}
+    behind = _behind(work) if search and layer is not None else {}
     seconds = searches(layer, direction) if search and layer is not None else {}
     for name, calls in tuple(work.peers.items()):
         if not search:
             unsearched[name] = "a search did not end"
+        elif name in behind:
+            unsearched[name] = f"{behind[name]:.1f} times as long as in another order"
         elif seconds.get(name, 0.0) > SEARCH:
             unsearched[name] = f"a search of about {seconds[name]:.0f} s"
         if name in unsearched:
@@ -56,6 +61,25 @@ def chosen(
     left_out |= {name: f"{ms:.1f} ms, another takes less" for name, ms in once.items() if ms > limit}
     work.peers = {name: calls for name, calls in work.peers.items() if name not in left_out}
     return left_out, {name: why for name, why in unsearched.items() if name in work.peers}
+
+
+def _behind(work: Work) -> dict[str, float]:
+    """Peers that take far longer than another before cuDNN searches, and how many times as long.
+
+    Three quarters of the seconds of drawn convolutions were searches, half of them in the order that then lost.
+    """
+    once: dict[str, float] = {}
+    for name, calls in work.peers.items():
+        with contextlib.suppress(Exception), torch_at_its_best(search=False):
+            calls[0]()
+            once[name] = min(_each(calls[0]) for _ in range(2))
+    least = min(once.values(), default=0.0)
+    return {name: ms / least for name, ms in once.items() if ms > FAR * least and ms - least > NOISE}
+
+
+def _each(call: Call) -> float:
+    """Milliseconds of a call among four."""
+    return drawn_conv.once(lambda: [call() for _ in range(4)]) / 4
 
 
 def searches(layer: drawn_conv.Layer, direction: str) -> dict[str, float]:
