@@ -48,6 +48,10 @@ class Calls:
     def cache_clear(self) -> None:
         self.known.clear()
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.again(args, kwargs)
+        return self.first(args, kwargs) if found is MISSING else found
+
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
         """The result of a call that is replayed, memory of its own and no view; MISSING where the function is to be
         called."""
@@ -82,10 +86,9 @@ def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: calls of the function are replayed where they can be."""
     calls = Calls(function)
 
-    @functools.wraps(function)
+    @functools.wraps(function)  # a function is bound to the class that has it, an object is not
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = calls.again(args, kwargs)
-        return calls.first(args, kwargs) if found is MISSING else found
+        return calls(*args, **kwargs)
 
     return call
 

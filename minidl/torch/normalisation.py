@@ -227,11 +227,10 @@ def _save_conv_norm(ctx: Any, inputs: Any, output: Any) -> None:
 def _conv_norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
     tensors = dy, *ctx.saved_tensors
     how = *ctx.settings, ctx.name, ctx.slope, ctx.needs_input_grad[:6]
-    found = (
-        _at_once(*tensors, *how)
-        if straight(tensors)
-        else _back(batch_norm_backward, convolution_backward, *tensors, *how)
-    )
+    if torch.is_grad_enabled() or not straight(tensors):  # the operators refuse a gradient of the gradients
+        found = _back(batch_norm_backward, convolution_backward, *tensors, *how)
+    else:
+        found = _at_once(*tensors, *how)
     return *found, *[None] * 13
 
 

@@ -59,7 +59,7 @@ def operator(
         calls = Calls(run, plain=True) if replay else None
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         for device in ("CPU", "CUDA"):
-            _library.impl(name, run if calls is None else lambda *args: calls.first(args), device)
+            _library.impl(name, run if calls is None else calls, device)
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
         listed = schema.endswith("Tensor[]")
