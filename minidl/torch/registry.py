@@ -132,6 +132,7 @@ def straight(args: Sequence[Any]) -> bool:
         and torch._C._get_tracing_state() is None
         and not torch._C._autograd._profiler_enabled()
         and (args[0].is_cuda or args[0].is_cpu)
+        and not any(each.is_neg() for each in args if isinstance(each, torch.Tensor))
     )
 
 
@@ -176,7 +177,7 @@ def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
         )
 
     def back(ctx: Any, *grads: Any) -> Any:
-        if grads[0] is None:
+        if all(each is None for each in grads):
             return (None,) * len(ctx.needs_input_grad)
         return (backward or refused)(ctx, *grads)
 

@@ -180,3 +180,22 @@ def test_memory_that_is_no_result_is_asked_for_once_and_shared_where_it_can_be()
         return elementwise.add(elementwise.add(parts[0], parts[1]), parts[2])
 
     assert _twice(tree, (_x(5), _x(5)), (_x(5), _x(5)))
+
+
+def test_results_in_one_memory_and_without_numbers_lie_as_they_did():
+    def both(x):
+        y = elementwise.add(x, x)
+        return y, y.T, x.new_empty(0), y[:0]
+
+    calls = Calls(both)
+    calls.first((_x(3, 5),))
+    x = _x(3, 5)
+    y, turned, none, part = calls.again((x,))
+    assert torch.equal(y, x + x)
+    assert torch.equal(turned, y.T)
+    assert (none.shape, part.shape) == ((0,), (0, 5))
+    calls = Calls(_sum)
+    for _ in range(2):
+        a, b = _x(0, 5), _x(0, 5)
+        y = calls(a, b)
+        assert y.untyped_storage()._cdata not in {each.untyped_storage()._cdata for each in (a, b)}
