@@ -61,6 +61,7 @@ def test_settings_that_python_or_a_kernel_tells_apart(one, other):
     a, b = _x(8), _x(8)
     assert not _twice(_sum, (a, b, one), (a, b, other))
     assert _twice(_sum, (a, b, one), (b, a, one))
+    assert _twice(_sum, (a, b, float("nan")), (b, a, float("nan")))
 
 
 def test_tensors_of_one_memory_are_not_watched():
