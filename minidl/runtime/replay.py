@@ -25,7 +25,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from minidl.runtime import launch
-from minidl.runtime.watched import Replay, watched, watching
+from minidl.runtime.again import Replay
+from minidl.runtime.watched import watched, watching
 
 MOST = 4096  # keys of a function; beyond, all are forgotten
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})

@@ -1,16 +1,17 @@
-"""What a call asked torch for and launched, and the same again for other tensors: `replay` decides when."""
+"""Watches what a call asks torch for and launches: what `again` needs to do the same; `replay` decides when."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.runtime import direct, launch
+from minidl.runtime.again import Asked, Place, Replay, Step, start_of
 
 _aten = torch.ops.aten
 _NEW = {
@@ -46,116 +47,6 @@ def watched(
         return result, None
 
 
-def _start(x: torch.Tensor) -> int:
-    """Bytes of its memory before the first number of x: without numbers, x has no address."""
-    return x.storage_offset() * x.itemsize
-
-
-class Place(NamedTuple):
-    """A tensor in the memory of another: of which of those given and made, how many bytes after its first number."""
-
-    index: int
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    def of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        base = tensors[self.index]
-        start = _start(base) + self.offset
-        made = torch.empty(0, dtype=self.dtype, device=base.device)
-        return made.set_(base.untyped_storage(), start // self.dtype.itemsize, self.size, self.stride)
-
-
-class Step(NamedTuple):
-    """A launch: its arguments, and at which of these an address or a descriptor is put, and which one."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    args: tuple[Any, ...]
-    meta: dict[str, Any]
-    places: tuple[tuple[int, Place], ...]
-    boxes: tuple[tuple[int, Place], ...]
-    ready: direct.Ready | None
-    opened: direct.Opened | None
-
-    def moved(self, place_of: Callable[[Place], Place]) -> Step:
-        """The same at other places."""
-        places, boxes = (tuple((at, place_of(place)) for at, place in each) for each in (self.places, self.boxes))
-        return self._replace(places=places, boxes=boxes)
-
-
-# Of a tensor: size, strides, dtype and device.
-Asked = tuple[Sequence[int], Sequence[int], torch.dtype, torch.device]
-
-
-class Replay(NamedTuple):
-    """What a call asked for and launched."""
-
-    made: tuple[Asked, ...]
-    steps: tuple[Step, ...]
-    kernels: tuple[tuple[Any, Any], ...]  # each once, with its compiled variants
-    result: Any  # in places
-
-    def fits(self) -> bool:
-        return launch.INTERPRETED or direct.usable(self.kernels)
-
-    def run(self, tensors: list[torch.Tensor], addresses: list[int]) -> Any:
-        """Launch with the memory of these tensors; returns the result of the call."""
-        for size, stride, dtype, device in self.made:
-            fresh = torch.empty_strided(size, stride, dtype=dtype, device=device)
-            tensors.append(fresh)
-            addresses.append(fresh.data_ptr())
-        if self.kernels:
-            stream = direct.stream()
-            for step in self.steps:
-                _launch(step, stream, addresses)
-        else:
-            for step in self.steps:
-                _interpret(step, tensors)
-        return _result(self.result, tensors)
-
-
-def _interpret(step: Step, tensors: list[torch.Tensor]) -> None:
-    args = list(step.args)
-    for at, place in step.places:
-        args[at] = place.of(tensors)
-    for at, place in step.boxes:
-        args[at] = direct.of_base(step.args[at], place.of(tensors))
-    launch.run(step.kernel, step.grid, *args, **step.meta)
-
-
-def _launch(step: Step, stream: int, addresses: list[int]) -> None:
-    opened = step.opened
-    if opened is None:
-        args = list(step.args)
-        for at, place in step.places:
-            args[at] = addresses[place.index] + place.offset
-        for at, place in step.boxes:
-            args[at] = direct.at_address(step.args[at], addresses[place.index] + place.offset)
-        assert step.ready is not None
-        step.ready.launch(step.grid, stream, args)
-        return
-    args = opened.args.copy()
-    for at, place in step.places:
-        args[opened.at[at]] = addresses[place.index] + place.offset
-    for at, place in step.boxes:
-        args[opened.at[at]] = opened.box(at, step.args[at], addresses[place.index] + place.offset)
-    opened.launch(step.grid, stream, args)
-
-
-def _result(kept: Any, tensors: list[torch.Tensor]) -> Any:
-    kind = type(kept)
-    if kind is int:
-        return tensors[kept]
-    if kind is Place:
-        return kept.of(tensors)
-    if kept is None:
-        return None
-    made = [_result(each, tensors) for each in kept]
-    return kind(*made) if hasattr(kept, "_fields") else kind(made)
-
-
 class _Watch(TorchDispatchMode):
     """Notes what torch does for this thread, and keeps the memory that it is asked for."""
 
@@ -187,7 +78,7 @@ def _seen(result: Any, tape: launch.Tape, given: list[torch.Tensor], made: list[
         index = of_storage.get(x.untyped_storage()._cdata)
         if index is None:
             raise _UnknownError
-        return Place(index, _start(x) - _start(tensors[index]), tuple(x.shape), x.stride(), x.dtype)
+        return Place(index, start_of(x) - start_of(tensors[index]), tuple(x.shape), x.stride(), x.dtype)
 
     steps = []
     for kernel, grid, args, meta in tape.launches:
@@ -219,7 +110,7 @@ def _seen(result: Any, tape: launch.Tape, given: list[torch.Tensor], made: list[
 def _planned(
     steps: list[Step], kept: set[int], given: list[torch.Tensor], made: list[torch.Tensor], lying: dict[int, Any]
 ) -> tuple[tuple[Asked, ...], Callable[[Place], Place]]:
-    """What is asked for, and where a place lies then: results as they are, all other memory in one tensor, in which$
+    """What is asked for, and where a place lies then: results as they are, all other memory in one tensor, in which
     what no launch needs at the same time has the same bytes."""
     first = len(given)
     results = [index for index in range(first, first + len(made)) if index in kept]

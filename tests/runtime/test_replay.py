@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minidl.kernels import elementwise
-from minidl.runtime import launch, replay, watched
+from minidl.runtime import again, launch, replay
 from minidl.runtime.replay import MISSING, Calls
 from minidl.tensors import default_device
 
@@ -149,8 +149,8 @@ def test_launches_of_other_threads_are_no_part_of_a_call():
 def test_compiled_kernels_get_addresses(monkeypatch):
     launched = []
     ready = SimpleNamespace(launch=lambda *how: launched.append(how))
-    monkeypatch.setattr(watched.direct, "usable", lambda kernels: True)
-    monkeypatch.setattr(watched.direct, "stream", lambda: 7)
+    monkeypatch.setattr(again.direct, "usable", lambda kernels: True)
+    monkeypatch.setattr(again.direct, "stream", lambda: 7)
     calls = Calls(_sum)
     calls.first((_x(64), _x(64)))
     ((key, found),) = calls.known.items()
