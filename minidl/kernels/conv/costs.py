@@ -191,5 +191,11 @@ def of_sum(problem: Problem, apart: bool = False) -> float:
     return (3 * moved_ / device.copy + device.launch / 2) if apart else moved_ / device.copy
 
 
+def of_join(problem: Problem) -> float:
+    """Joining halves of x in memory of their own: each is read and written."""
+    device = estimates.of(problem.target)
+    return device.launch + 2 * problem.N * problem.image_bytes / device.copy
+
+
 def _name(problem: Problem) -> str:
     return str(problem.dtype).removeprefix("torch.")
