@@ -147,7 +147,6 @@ def test_tensors_that_are_too_far_apart_are_joined(monkeypatch):
 LEVELS = [(128, 64, 256), (256, 128, 128), (512, 256, 64), (1024, 512, 32)]
 
 
-
 def level(C, M, size, way=FORWARD, **how):
     axis = Axis(size, 3, size, 1, 1, 1)
     return Problem(way, Geometry(axis, axis, 1), 16, C, M, torch.bfloat16, target="sm_90", processors=132, **how)
