@@ -190,7 +190,7 @@ class Later:
 
 def _held(operand: Any) -> torch.Tensor | None:
     if isinstance(operand, Variable):
-        return operand.data
+        return operand._held if operand._later is None else operand.data
     return operand if isinstance(operand, torch.Tensor) else None
 
 

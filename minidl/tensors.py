@@ -80,7 +80,7 @@ class Tensor(Variable):
     def _known(self) -> Any:
         """What knows shape, dtype and device: the value, or what it will be computed from."""
         later = self._later
-        return self.data if later is None else later
+        return self._held if later is None else later
 
     @property
     def shape(self) -> torch.Size:

@@ -123,7 +123,8 @@ class Variable:
     @property
     def data(self) -> torch.Tensor:
         """The value; computed now where it was not needed so far (see `later`)."""
-        self._settle()
+        if self._later is not None:
+            self._settle()
         return self._held
 
     @data.setter

@@ -147,9 +147,11 @@ class Module:
             registry[name] = value
 
     def __getattr__(self, name: str) -> Any:
-        for registry in ("_parameters", "_buffers", "_modules"):
-            if name in self.__dict__.get(registry, {}):
-                return self.__dict__[registry][name]
+        own = self.__dict__
+        if "_modules" in own:  # else __init__ was not called
+            for registry in (own["_parameters"], own["_buffers"], own["_modules"]):
+                if name in registry:
+                    return registry[name]
         near = None if name.startswith("_") else missing.nearest(name, dir(self))
         end = f"; did you mean {near}?" if near else ""
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{end}")

@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 import triton
 from triton import knobs
 from triton.compiler import CompiledKernel
@@ -37,15 +38,9 @@ class Ready(NamedTuple):
     boxes: tuple[int, ...]
     forms: "_Forms"
 
-    def usable(self, kernel: Any) -> bool:
-        """Whether Triton would launch this one again on the device in use, if it lies on it."""
-        return not _unusual() and self.forms.unchanged(kernel) and self.forms.of_device(kernel)
-
-    def launch(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
-        """Launch on the current stream, with addresses in place of tensors or not."""
+    def launch(self, grid: tuple[int, ...], stream: int, args: Sequence[Any]) -> None:
+        """Launch on a stream of the device in use, with addresses in place of tensors or not."""
         x, y, z = (*grid, 1, 1)[:3]
-        active = driver.active
-        stream = active.get_current_stream(active.get_current_device())
         self.run(x, y, z, stream, self.function, self.metadata, None, None, None, *args, *self.forms.rest)
 
 
@@ -92,10 +87,10 @@ class Opened:
             found = known[address] = _taken_apart(at_address(like, address), layout)[0]
         return found
 
-    def launch(self, grid: tuple[int, ...], args: list[Any]) -> None:
+    def launch(self, grid: tuple[int, ...], stream: int, args: list[Any]) -> None:
+        """As `Ready.launch`."""
         x, y, z = (*grid, 1, 1)[:3]
-        active = driver.active
-        self._raw(x, y, z, active.get_current_stream(active.get_current_device()), *self._head, *args)
+        self._raw(x, y, z, stream, *self._head, *args)
 
 
 def opened(ready: Ready, args: Sequence[Any]) -> Opened | None:
@@ -168,10 +163,6 @@ class _Forms:
             return False
         return [place.get(name) for place, name in self.globals] == self.values
 
-    def of_device(self, kernel: Any) -> bool:
-        """Whether these are the variants on the device in use."""
-        return kernel.device_caches[driver.active.get_current_device()] is self.caches
-
     def key(self, kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> tuple[Any, ...]:
         backends, const, specialize, align = self.questions
         answers = map(jit.native_specialize_impl, backends, args, const, specialize, align)
@@ -228,6 +219,27 @@ def keep(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], compiled: Any
         forms.ready[forms.key(kernel, args, meta)] = Ready(
             compiled, compiled.run, compiled.function, compiled.packed_metadata, tensors, boxes, forms
         )
+
+
+def usable(kernels: Sequence[tuple[Any, _Forms]]) -> bool:
+    """Whether Triton would launch what was kept of these kernels again, on the device in use."""
+    if _unusual():
+        return False
+    device = _current_device()
+    return all(forms.unchanged(kernel) and kernel.device_caches[device] is forms.caches for kernel, forms in kernels)
+
+
+def stream() -> int:
+    """The current stream of the device in use."""
+    return int(driver.active.get_current_stream(_current_device()))
+
+
+def _current_device() -> int:
+    return driver.active.get_current_device()
+
+
+if hasattr(torch._C, "_cuda_getDevice"):  # torch.cuda.current_device first asks whether CUDA is there, for 1.5 us
+    _current_device = torch._C._cuda_getDevice
 
 
 def found(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> Ready | None:

@@ -16,49 +16,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton.language as tl
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.runtime import direct, launch
+from minidl.runtime import launch
+from minidl.runtime.watched import Replay, watched, watching
 
 MOST = 4096  # keys of a function; beyond, all are forgotten
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _WATCHED_NEXT, _NEVER = "watched next", "never"
 MISSING = object()
 _NOTHING: dict[str, Any] = {}
-_aten = torch.ops.aten
-_NEW = {
-    _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
-    _aten.new_empty_strided.default,
-}  # fmt: skip
-_VIEWS = {_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default}
 # Interpreted kernels take longer than what this saves: there it is for tests.
 _state = {"on": not launch.INTERPRETED, "at once": False}
-_local = threading.local()
-
-
-class Place(NamedTuple):
-    """A tensor in the memory of another: of which of those given and made, how many bytes after its first number."""
-
-    index: int
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    def of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        base = tensors[self.index]
-        start = base.storage_offset() * base.element_size() + self.offset
-        made = torch.empty(0, dtype=self.dtype, device=base.device)
-        return made.set_(base.untyped_storage(), start // self.dtype.itemsize, self.size, self.stride)
 
 
 class Calls:
@@ -73,6 +48,10 @@ class Calls:
     def cache_clear(self) -> None:
         self.known.clear()
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.again(args, kwargs)
+        return self.first(args, kwargs) if found is MISSING else found
+
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
         """The result of a call that is replayed, memory of its own and no view; MISSING where the function is to be
         called."""
@@ -85,7 +64,7 @@ class Calls:
 
     def first(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
         """The result of the function, which may be watched."""
-        if not _state["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack() or _watching():
+        if not _state["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack() or watching():
             return self.function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
@@ -94,7 +73,7 @@ class Calls:
             return self.function(*args, **kwargs)
         found = self.known.get(key, _WATCHED_NEXT if _state["at once"] else None)
         if found is _WATCHED_NEXT and not _share(tensors, addresses) and not _altered():
-            result, self.known[key] = _watched(self.function, args, kwargs, tensors)
+            result, self.known[key] = _watch(self.function, args, kwargs, tensors)
             return result
         if found is None:
             if len(self.known) >= MOST:
@@ -107,10 +86,9 @@ def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: calls of the function are replayed where they can be."""
     calls = Calls(function)
 
-    @functools.wraps(function)
+    @functools.wraps(function)  # a function is bound to the class that has it, an object is not
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = calls.again(args, kwargs)
-        return calls.first(args, kwargs) if found is MISSING else found
+        return calls(*args, **kwargs)
 
     return call
 
@@ -126,8 +104,9 @@ def replaying(enabled: bool, at_once: bool = False) -> Iterator[None]:
         _state.update(before)
 
 
-def _watching() -> bool:
-    return getattr(_local, "watching", False)
+def _watch(function: Callable[..., Any], args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, Any]:
+    result, found = watched(function, args, kwargs, tensors)
+    return result, _NEVER if found is None else found
 
 
 def _key(
@@ -175,7 +154,7 @@ def _add(
             else:
                 _add(value, parts, tensors, addresses, plain)
         elif kind is float:
-            parts.append(value.hex())  # 0.0 and -0.0 are equal
+            parts.append(value or value.hex())  # 0.0 and -0.0 are equal
         elif kind in _HASHED:
             parts.append((kind, value))  # 1 and True are equal
         elif kind is tl.constexpr:
@@ -199,183 +178,3 @@ def _share(tensors: list[torch.Tensor], addresses: list[int]) -> bool:
     """Whether two tensors that begin elsewhere have one memory: what a launch is given may be of either then."""
     begins = dict(zip(addresses, tensors, strict=True))
     return len({each.untyped_storage().data_ptr() for each in begins.values()}) != len(begins)
-
-
-class Step(NamedTuple):
-    """A launch: its arguments, and at which of these an address or a descriptor is put, and which one."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    args: tuple[Any, ...]
-    meta: dict[str, Any]
-    places: tuple[tuple[int, Place], ...]
-    boxes: tuple[tuple[int, Place], ...]
-    ready: direct.Ready | None
-    opened: direct.Opened | None
-
-
-class Replay(NamedTuple):
-    """What a call asked for and launched."""
-
-    made: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], ...]
-    steps: tuple[Step, ...]
-    result: Any  # in places
-
-    def fits(self) -> bool:
-        return launch.INTERPRETED or all(
-            step.ready is not None and step.ready.usable(step.kernel) for step in self.steps
-        )
-
-    def run(self, tensors: list[torch.Tensor], addresses: list[int]) -> Any:
-        """Launch with the memory of these tensors; returns the result of the call."""
-        for size, stride, dtype, device in self.made:
-            fresh = torch.empty_strided(size, stride, dtype=dtype, device=device)
-            tensors.append(fresh)
-            addresses.append(fresh.data_ptr())
-        for step in self.steps:
-            if step.ready is None:
-                args = list(step.args)
-                for at, place in step.places:
-                    args[at] = place.of(tensors)
-                for at, place in step.boxes:
-                    args[at] = direct.of_base(step.args[at], place.of(tensors))
-                launch.run(step.kernel, step.grid, *args, **step.meta)
-                continue
-            opened = step.opened
-            if opened is None:
-                args = list(step.args)
-                for at, place in step.places:
-                    args[at] = addresses[place.index] + place.offset
-                for at, place in step.boxes:
-                    args[at] = direct.at_address(step.args[at], addresses[place.index] + place.offset)
-                step.ready.launch(step.grid, args)
-                continue
-            args = opened.args.copy()
-            for at, place in step.places:
-                args[opened.at[at]] = addresses[place.index] + place.offset
-            for at, place in step.boxes:
-                address = addresses[place.index] + place.offset
-                args[opened.at[at]] = opened.box(at, step.args[at], address)
-            opened.launch(step.grid, args)
-        return _result(self.result, tensors)
-
-
-def _result(kept: Any, tensors: list[torch.Tensor]) -> Any:
-    kind = type(kept)
-    if kind is int:
-        return tensors[kept]
-    if kind is Place:
-        return kept.of(tensors)
-    if kept is None:
-        return None
-    made = [_result(each, tensors) for each in kept]
-    return kind(*made) if hasattr(kept, "_fields") else kind(made)
-
-
-class _Watch(TorchDispatchMode):
-    """Notes what torch does for this thread, and keeps the memory that it is asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.made: list[torch.Tensor] = []
-        self.other = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func in _NEW:
-            self.made.append(found)
-        elif not func.is_view and func not in _VIEWS:
-            self.other = True
-        return found
-
-
-def _watched(
-    function: Callable[..., Any], args: Any, kwargs: Any, tensors: list[torch.Tensor]
-) -> tuple[Any, Replay | str]:
-    """The result of a call, and what was seen of it."""
-    watch, tape = _Watch(), launch.Tape()
-    _local.watching = True
-    try:
-        with watch, tape:
-            result = function(*args, **kwargs)
-    finally:
-        _local.watching = False
-    if watch.other or tape.addresses:
-        return result, _NEVER
-    try:
-        return result, _seen(result, tape, tensors, watch.made)
-    except _UnknownError:
-        return result, _NEVER
-
-
-class _UnknownError(Exception):
-    """A tensor is in memory that was neither given nor made."""
-
-
-def _seen(result: Any, tape: launch.Tape, given: list[torch.Tensor], made: list[torch.Tensor]) -> Replay:
-    tensors = [*given, *made]
-    of_storage: dict[int, int] = {}
-    for index, each in enumerate(tensors):
-        of_storage.setdefault(each.untyped_storage().data_ptr(), index)
-
-    def place(x: torch.Tensor) -> Place:
-        index = of_storage.get(x.untyped_storage().data_ptr())
-        if index is None:
-            raise _UnknownError
-        return Place(index, x.data_ptr() - tensors[index].data_ptr(), tuple(x.shape), x.stride(), x.dtype)
-
-    steps = []
-    for kernel, grid, args, meta in tape.launches:
-        places = tuple((at, place(x)) for at, x in enumerate(args) if isinstance(x, torch.Tensor))
-        boxes = tuple((at, place(x.base)) for at, x in enumerate(args) if isinstance(x, TensorDescriptor))
-        ready = None if launch.INTERPRETED else direct.found(kernel, args, meta)
-        if ready is None and not launch.INTERPRETED:
-            raise _UnknownError
-        kept = tuple(
-            None if isinstance(x, torch.Tensor) else direct.of_base(x, None) if isinstance(x, TensorDescriptor) else x
-            for x in args
-        )
-        opened = None if ready is None else direct.opened(ready, args)
-        if opened is not None:
-            for at, _ in places:
-                opened.args[opened.at[at]] = None  # the tensors are not kept
-        steps.append(Step(kernel, grid, kept, meta, places, boxes, ready, opened))
-    lying = {id(each): (each.shape, each.stride()) for each in made}
-    kept_result = _kept(result, place, given, made, lying)
-    asked = tuple((*lying[id(each)], each.dtype, each.device) for each in made)
-    return Replay(asked, tuple(steps), kept_result)
-
-
-def _kept(result: Any, place: Callable[[torch.Tensor], Place], given: Any, made: Any, lying: dict[int, Any]) -> Any:
-    """A result in places. Memory that is a result as a whole is asked for in the order that the result has."""
-    if result is None:
-        return None
-    if isinstance(result, torch.Tensor):
-        for index, each in enumerate(given):
-            if each is result:
-                return index
-        found = place(result)
-        index = found.index - len(given)
-        if index >= 0 and found.offset == 0 and found.dtype == made[index].dtype and _dense(result, made[index]):
-            known = lying[id(made[index])]
-            if known == (made[index].shape, made[index].stride()) or known == (result.shape, result.stride()):
-                lying[id(made[index])] = result.shape, result.stride()
-                return found.index
-        return found
-    if isinstance(result, tuple | list):
-        parts = [_kept(each, place, given, made, lying) for each in result]
-        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-    raise _UnknownError
-
-
-def _dense(result: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether both have every number of the same memory once."""
-    sizes = sorted(zip(result.stride(), result.shape, strict=True))
-    expected = 1
-    for stride, size in sizes:
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return result.numel() == made.numel() > 0

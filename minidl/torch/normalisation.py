@@ -225,16 +225,35 @@ def _save_conv_norm(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _conv_norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
-    x, weight, z, mean, rstd, gamma, beta, y = ctx.saved_tensors
-    want = list(ctx.needs_input_grad[:6])
+    tensors = dy, *ctx.saved_tensors
+    how = *ctx.settings, ctx.name, ctx.slope, ctx.needs_input_grad[:6]
+    if torch.is_grad_enabled() or not straight(tensors):  # the operators refuse a gradient of the gradients
+        found = _back(batch_norm_backward, convolution_backward, *tensors, *how)
+    else:
+        found = _at_once(*tensors, *how)
+    return *found, *[None] * 13
+
+
+@replayed
+def _at_once(*given: Any) -> Any:
+    """`_back` without operators: one replay in place of two."""
+    return _back(batch_norm_backward.function, convolution_backward.function, *given)  # type: ignore[attr-defined]
+
+
+def _back(
+    norm_back: Any, conv_back: Any, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, z: torch.Tensor,
+    mean: torch.Tensor, rstd: torch.Tensor, gamma: Any, beta: Any, y: Any, *more: Any,
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """The gradients that are wanted of x, weight, bias, what was added, and the batch norm's weight and bias."""
+    *settings, name, slope, want = more
     made = [True, want[4], want[5], want[3] and y is not None]
-    found = iter(batch_norm_backward(dy, z, mean, rstd, gamma, beta, y, True, ctx.name, ctx.slope, made))
+    found = iter(norm_back(dy, z, mean, rstd, gamma, beta, y, True, name, slope, made))
     dz, dgamma, dbeta, dadded = (next(found) if each else None for each in made)
     if want[3] and y is None:
         dadded = dy
     of_conv = [*want[:3], False]
-    found = iter(convolution_backward(dz, x, weight, None, *ctx.settings, None, 0.0, of_conv))
-    return *(next(found) if each else None for each in of_conv[:3]), dadded, dgamma, dbeta, *[None] * 13
+    found = iter(conv_back(dz, x, weight, None, *settings, None, 0.0, of_conv))
+    return *(next(found) if each else None for each in of_conv[:3]), dadded, dgamma, dbeta
 
 
 @operator(

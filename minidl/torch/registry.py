@@ -43,7 +43,7 @@ def operator(
     replay: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that registers a function as the operator of a schema, and returns how it is called: with all of its
-    arguments, by position.
+    arguments, by position. What it returns has the function itself as `function`.
 
     fake      what it returns, as empty tensors: also called with sizes that are symbols
     save      (ctx, inputs, output) before `backward`, as torch's `setup_context`
@@ -59,7 +59,7 @@ def operator(
         calls = Calls(run, plain=True) if replay else None
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         for device in ("CPU", "CUDA"):
-            _library.impl(name, run if calls is None else lambda *args: calls.first(args), device)
+            _library.impl(name, run if calls is None else calls, device)
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
         listed = schema.endswith("Tensor[]")
@@ -111,6 +111,7 @@ def operator(
                 raise
 
         NAMES.append(name)
+        call.function = run  # type: ignore[attr-defined]
         return call
 
     return register
@@ -162,6 +163,7 @@ def _single_level() -> Iterator[None]:
 
 def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
     def forward(ctx: Any, *args: Any) -> Any:
+        ctx.set_materialize_grads(False)  # those of results without one would be zeros of their size
         output = below(*args)
         if save is not None:
             save(ctx, args, output)
@@ -173,7 +175,12 @@ def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
             "minidl.torch.restore(model) to take them"
         )
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward or refused)}
+    def back(ctx: Any, *grads: Any) -> Any:
+        if grads[0] is None:
+            return (None,) * len(ctx.needs_input_grad)
+        return (backward or refused)(ctx, *grads)
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(back)}
     return type(name, (torch.autograd.Function,), members)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minidl.kernels import elementwise
-from minidl.runtime import launch, replay
+from minidl.runtime import launch, replay, watched
 from minidl.runtime.replay import MISSING, Calls
 from minidl.tensors import default_device
 
@@ -145,16 +145,38 @@ def test_launches_of_other_threads_are_no_part_of_a_call():
     assert len(found.steps) == 1
 
 
-def test_compiled_kernels_get_addresses():
+def test_compiled_kernels_get_addresses(monkeypatch):
     launched = []
-    ready = SimpleNamespace(usable=lambda kernel: True, launch=lambda grid, args: launched.append((grid, args)))
+    ready = SimpleNamespace(launch=lambda *how: launched.append(how))
+    monkeypatch.setattr(watched.direct, "usable", lambda kernels: True)
+    monkeypatch.setattr(watched.direct, "stream", lambda: 7)
     calls = Calls(_sum)
     calls.first((_x(64), _x(64)))
     ((key, found),) = calls.known.items()
-    calls.known[key] = found._replace(steps=tuple(step._replace(ready=ready, opened=None) for step in found.steps))
+    steps = tuple(step._replace(ready=ready, opened=None) for step in found.steps)
+    calls.known[key] = found._replace(steps=steps, kernels=((found.steps[0].kernel, None),))
     a, b = _x(64), _x(64)
     y = calls.again((a, b))
-    ((grid, args),) = launched
-    assert grid == found.steps[0].grid
+    ((grid, stream, args),) = launched
+    assert (grid, stream) == (found.steps[0].grid, 7)
     assert [value for value in args[:4] if value is not None][:2] == [a.data_ptr(), b.data_ptr()]
     assert y.data_ptr() in args
+
+
+def test_memory_that_is_no_result_is_asked_for_once_and_shared_where_it_can_be():
+    def chain(x):
+        for _ in range(4):
+            x = elementwise.add(x, x)
+        return x
+
+    assert _twice(chain, (_x(300),), (_x(300),))
+    calls = Calls(chain)
+    calls.first((_x(300),))
+    (found,) = calls.known.values()
+    assert [size for size, *_ in found.made] == [torch.Size([300]), (2 * 1536,)], "three of 1200 bytes, two at a time"
+
+    def tree(a, b):
+        parts = [elementwise.add(a, b), elementwise.mul(a, b), elementwise.sub(a, b)]
+        return elementwise.add(elementwise.add(parts[0], parts[1]), parts[2])
+
+    assert _twice(tree, (_x(5), _x(5)), (_x(5), _x(5)))
