@@ -243,14 +243,16 @@ if hasattr(torch._C, "_cuda_getDevice"):  # torch.cuda.current_device first asks
 
 
 def found(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> Ready | None:
-    """What was kept of a launch with such arguments on the current device."""
+    """What was kept of a launch with such arguments on the current device; None where they are on another."""
     if type(kernel) is not jit.JITFunction or _unusual():
         return None
-    forms = _forms.get(id(kernel.device_caches[driver.active.get_current_device()]))
+    device = driver.active.get_current_device()
+    forms = _forms.get(id(kernel.device_caches[device]))
     if forms is None or len(args) != forms.count or not forms.unchanged(kernel):
         return None
     try:
-        return forms.ready.get(forms.key(kernel, args, meta))
+        ready = forms.ready.get(forms.key(kernel, args, meta))
+        return ready if ready is not None and _on_device(ready, args, device) else None
     except (TypeError, AttributeError):
         return None
 

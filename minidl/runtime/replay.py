@@ -154,7 +154,8 @@ def _add(
             else:
                 _add(value, parts, tensors, addresses, plain)
         elif kind is float:
-            parts.append(value or value.hex())  # 0.0 and -0.0 are equal
+            # 0.0 and -0.0 are equal, no nan is equal to another
+            parts.append(value if value > 0 or value < 0 else value.hex())
         elif kind in _HASHED:
             parts.append((kind, value))  # 1 and True are equal
         elif kind is tl.constexpr:

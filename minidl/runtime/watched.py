@@ -46,6 +46,11 @@ def watched(
         return result, None
 
 
+def _start(x: torch.Tensor) -> int:
+    """Bytes of its memory before the first number of x: without numbers, x has no address."""
+    return x.storage_offset() * x.itemsize
+
+
 class Place(NamedTuple):
     """A tensor in the memory of another: of which of those given and made, how many bytes after its first number."""
 
@@ -57,7 +62,7 @@ class Place(NamedTuple):
 
     def of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         base = tensors[self.index]
-        start = base.storage_offset() * base.element_size() + self.offset
+        start = _start(base) + self.offset
         made = torch.empty(0, dtype=self.dtype, device=base.device)
         return made.set_(base.untyped_storage(), start // self.dtype.itemsize, self.size, self.stride)
 
@@ -176,13 +181,13 @@ def _seen(result: Any, tape: launch.Tape, given: list[torch.Tensor], made: list[
     tensors = [*given, *made]
     of_storage: dict[int, int] = {}
     for index, each in enumerate(tensors):
-        of_storage.setdefault(each.untyped_storage().data_ptr(), index)
+        of_storage.setdefault(each.untyped_storage()._cdata, index)  # all that are empty have one address
 
     def place(x: torch.Tensor) -> Place:
-        index = of_storage.get(x.untyped_storage().data_ptr())
+        index = of_storage.get(x.untyped_storage()._cdata)
         if index is None:
             raise _UnknownError
-        return Place(index, x.data_ptr() - tensors[index].data_ptr(), tuple(x.shape), x.stride(), x.dtype)
+        return Place(index, _start(x) - _start(tensors[index]), tuple(x.shape), x.stride(), x.dtype)
 
     steps = []
     for kernel, grid, args, meta in tape.launches:
@@ -197,11 +202,13 @@ def _seen(result: Any, tape: launch.Tape, given: list[torch.Tensor], made: list[
         )
         opened = None if ready is None else direct.opened(ready, args)
         if opened is not None:
-            for at, _ in places:
+            for at, _ in (*places, *boxes):
                 opened.args[opened.at[at]] = None  # the tensors are not kept
         steps.append(Step(kernel, grid, kept, meta, places, boxes, ready, opened))
-    lying = {id(each): (each.shape, each.stride()) for each in made}
+    lying: dict[int, Any] = {}
     kept_result = _kept(result, place, given, made, lying)
+    for each in made:
+        lying.setdefault(id(each), (each.shape, each.stride()))
     kernels = {id(step.kernel): (step.kernel, step.ready.forms) for step in steps if step.ready is not None}
     asked, moved = _planned(steps, set(_indices(kept_result)), given, made, lying)
     return Replay(
@@ -265,9 +272,8 @@ def _kept(result: Any, place: Callable[[torch.Tensor], Place], given: Any, made:
         found = place(result)
         index = found.index - len(given)
         if index >= 0 and found.offset == 0 and found.dtype == made[index].dtype and _dense(result, made[index]):
-            known = lying[id(made[index])]
-            if known == (made[index].shape, made[index].stride()) or known == (result.shape, result.stride()):
-                lying[id(made[index])] = result.shape, result.stride()
+            how = result.shape, result.stride()
+            if lying.setdefault(id(made[index]), how) == how:
                 return found.index
         return found
     if isinstance(result, tuple | list):
@@ -277,7 +283,7 @@ def _kept(result: Any, place: Callable[[torch.Tensor], Place], given: Any, made:
 
 
 def _dense(result: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether both have every number of the same memory once."""
+    """Whether the result has every number of that memory once."""
     sizes = sorted(zip(result.stride(), result.shape, strict=True))
     expected = 1
     for stride, size in sizes:
@@ -286,7 +292,7 @@ def _dense(result: torch.Tensor, made: torch.Tensor) -> bool:
         if stride != expected:
             return False
         expected *= size
-    return result.numel() == made.numel() > 0
+    return result.nbytes == made.untyped_storage().nbytes()
 
 
 def _indices(kept: Any) -> Iterator[int]:

@@ -118,7 +118,8 @@ def operator(
 
 
 # Of arguments that nothing but the dispatcher's own keys has to see.
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str, list, tuple})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_PLAIN = _TENSORS | {type(None), bool, int, float, str, list, tuple}
 
 
 def straight(args: Sequence[Any]) -> bool:
@@ -132,7 +133,16 @@ def straight(args: Sequence[Any]) -> bool:
         and torch._C._get_tracing_state() is None
         and not torch._C._autograd._profiler_enabled()
         and (args[0].is_cuda or args[0].is_cpu)
+        and not _negate(args)
     )
+
+
+def _negate(args: Sequence[Any]) -> bool:
+    """Whether one is a view whose numbers are those of its memory with the other sign, as `x.conj().imag`."""
+    for each in args:  # noqa: SIM110 (a generator takes longer)
+        if type(each) in _TENSORS and each.is_neg():
+            return True
+    return False
 
 
 def _refuse_tangents(name: str, args: Sequence[Any]) -> None:
@@ -176,7 +186,7 @@ def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
         )
 
     def back(ctx: Any, *grads: Any) -> Any:
-        if grads[0] is None:
+        if all(each is None for each in grads):
             return (None,) * len(ctx.needs_input_grad)
         return (backward or refused)(ctx, *grads)
 

@@ -366,6 +366,10 @@ def test_second_derivatives_are_refused_and_wrong_use_is_told(pair):
     (dx,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="restore"):
         dx.sum().backward()
+    weight = x.new_ones(5, x.shape[-1], requires_grad=True)
+    _, dw = torch.autograd.grad(mt.linear(x, weight).square().sum(), (x, weight), create_graph=True)
+    with pytest.raises(NotImplementedError, match="restore"):  # of the second result alone
+        dw.sum().backward()
     with pytest.raises(TypeError, match=r"torch.nn.Module"):
         mt.accelerate(object())
     with pytest.raises(TypeError, match="to_torch"):

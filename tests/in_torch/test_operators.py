@@ -322,3 +322,9 @@ def test_what_watches_torch_sees_operators():
         pass
 
     assert type(mt.softmax(x.as_subclass(Tagged), 1)) is Tagged
+
+
+def test_a_view_that_negates_is_read_as_its_numbers():
+    x = torch.complex(_randn(3, 5), _randn(3, 5)).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(mt.softmax(x, 1), F.softmax(x, 1))

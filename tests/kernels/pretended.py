@@ -162,7 +162,10 @@ def refusals() -> dict[str, bool]:
     check("other device", lambda: setattr(Driver, "device", 0), lambda: setattr(Driver, "device", -1))
 
     by_triton(probe)
-    seen["tensor of another device"] = with_args(p_x=probe.args[0].as_subclass(Elsewhere))
+    elsewhere = probe.args[0].as_subclass(Elsewhere)
+    seen["tensor of another device"] = with_args(p_x=elsewhere)
+    kept, left = (direct.found(kernel, (x, *probe.args[1:]), probe.meta) for x in (probe.args[0], elsewhere))
+    seen["replay of another device"] = kept is not None and left is None
     seen["pointer that is no tensor"] = with_args(p_x=triton.reinterpret(probe.args[0], triton.language.float32))
     seen["argument by name"] = (
         directly(probe._replace(args=probe.args[:-1], meta={"negate": False, **probe.meta})) is None

@@ -61,6 +61,7 @@ def test_settings_that_python_or_a_kernel_tells_apart(one, other):
     a, b = _x(8), _x(8)
     assert not _twice(_sum, (a, b, one), (a, b, other))
     assert _twice(_sum, (a, b, one), (b, a, one))
+    assert _twice(_sum, (a, b, float("nan")), (b, a, float("nan")))
 
 
 def test_tensors_of_one_memory_are_not_watched():
@@ -180,3 +181,22 @@ def test_memory_that_is_no_result_is_asked_for_once_and_shared_where_it_can_be()
         return elementwise.add(elementwise.add(parts[0], parts[1]), parts[2])
 
     assert _twice(tree, (_x(5), _x(5)), (_x(5), _x(5)))
+
+
+def test_results_in_one_memory_and_without_numbers_lie_as_they_did():
+    def both(x):
+        y = elementwise.add(x, x)
+        return y, y.T, x.new_empty(0), y[:0]
+
+    calls = Calls(both)
+    calls.first((_x(3, 5),))
+    x = _x(3, 5)
+    y, turned, none, part = calls.again((x,))
+    assert torch.equal(y, x + x)
+    assert torch.equal(turned, y.T)
+    assert (none.shape, part.shape) == ((0,), (0, 5))
+    calls = Calls(_sum)
+    for _ in range(2):
+        a, b = _x(0, 5), _x(0, 5)
+        y = calls(a, b)
+        assert y.untyped_storage()._cdata not in {each.untyped_storage()._cdata for each in (a, b)}
