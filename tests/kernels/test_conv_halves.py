@@ -1,13 +1,13 @@
-"""Two tensors that a convolution reads where they lie: to the bit what it makes of both joined."""
+"""Two tensors that a convolution reads where they lie: to the bit what the same form makes of both joined."""
 
 import pytest
 import torch
 
 from minidl.kernels import conv
-from minidl.kernels.conv import plan
+from minidl.kernels.conv import costs, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
-from minidl.runtime import launch
+from minidl.runtime import devices, estimates, launch
 from minidl.runtime.boxes import FAR, Halves
 from minidl.runtime.replay import replaying
 from minidl.runtime.together import together
@@ -147,15 +147,40 @@ def test_tensors_that_are_too_far_apart_are_joined(monkeypatch):
 LEVELS = [(128, 64, 256), (256, 128, 128), (512, 256, 64), (1024, 512, 32)]
 
 
-@pytest.mark.parametrize(("C", "M", "size"), LEVELS)
-@pytest.mark.parametrize("how", [{"bias": True, "scale": True, "act": "relu"}, {"statistics": True}, None])
-def test_a_u_net_has_halves_everywhere(C, M, size, how):
-    """By the form that it has without."""
+def level(C, M, size, way=FORWARD, **how):
     axis = Axis(size, 3, size, 1, 1, 1)
-    way = GRAD_WEIGHT if how is None else FORWARD
-    problem = Problem(
-        way, Geometry(axis, axis, 1), 16, C, M, torch.bfloat16, target="sm_90", processors=132, **(how or {})
-    )
-    found, plain = plan.plan(problem._replace(halves=True)), plan.plan(problem)
-    assert found.problem.halves
-    assert (found.name, found.microseconds, found.bands) == (plain.name, plain.microseconds, plain.bands)
+    return Problem(way, Geometry(axis, axis, 1), 16, C, M, torch.bfloat16, target="sm_90", processors=132, **how)
+
+
+@pytest.mark.parametrize("device", ["nvidia-h100", "nvidia-h200"])
+@pytest.mark.parametrize("how", [{"bias": True, "scale": True, "act": "relu"}, {"statistics": True}, None])
+def test_a_u_net_has_halves_everywhere(how, device):
+    """By the form that it has without, or one that is slower by less than a copy."""
+    with estimates.use(devices.of_file(devices.FOLDER / f"{device}.json")):
+        for sizes in LEVELS:
+            problem = level(*sizes, GRAD_WEIGHT) if how is None else level(*sizes, **how)
+            found, plain = plan.plan(problem._replace(halves=True)), plan.plan(problem)
+            assert found.problem.halves
+            if found.name == plain.name:
+                assert (found.microseconds, found.bands) == (plain.microseconds, plain.bands)
+            else:
+                assert 0 < found.microseconds - plain.microseconds <= costs.of_join(problem)
+
+
+def test_halves_are_joined_where_a_copy_is_cheaper(monkeypatch):
+    """1024->512 at 32x32 on an H200: pixels, which read no halves, 223 us, boxes 235, and a copy 17."""
+    problem = level(*LEVELS[-1], halves=True)
+    with estimates.use(devices.of_file(devices.FOLDER / "nvidia-h200.json")):
+        assert "halves" in plan.explain(problem).splitlines()[0]
+        taken = [line for line in plan.explain(problem).splitlines() if line.endswith("taken")]
+        assert len(taken) == 1
+        assert "box: boxed" in taken[0]
+        assert plan.plan(problem).name == "box"
+        monkeypatch.setattr(costs, "of_join", lambda problem: 0.0)
+        launch.forget()
+        taken = [line for line in plan.explain(problem).splitlines() if line.endswith("taken")]
+        assert len(taken) == 1
+        assert "joined, pixel: pixel_tiled" in taken[0]
+        found = plan.plan(problem)
+        assert not found.problem.halves
+        assert found.name == "pixel"

@@ -77,7 +77,19 @@ WEIGHTS = {
     (216, 128, 256, 32, 4, 1, 2): "boxed", (16, 256, 256, 64, 3, 1): "boxed", (16, 256, 512, 28, 3, 1): "boxed",
     (64, 256, 256, 56, 3, 1): "batch", (16, 128, 256, 112, 2, 0, 2): "pixel", (42, 144, 48, 340, 7, 3): "pixel",
     (80, 13, 6, 90, 5, 2): "banded", (264, 11, 1, 265, 3, 1): "banded", (18, 3, 64, 224, 3, 1): "pixel",
+    (126, 128, 64, 256, 3, 1): "boxed",
 }  # fmt: skip
+
+
+def test_what_drawn_shapes_of_an_h200_changed():
+    """`benchmarks/notes.md`: short strided runs, odd results in boxes, 40 channels back."""
+    strided = 128, 128, 56, 3, 1, 2
+    assert [module(layer(N, *strided)) for N in (53, 118)] == ["pixel_tiled", "batch_tiled"]
+    assert [module(layer(228, 32, M, 3, 1)) for M in (936, 939)] == ["boxed", "batch_tiled"]
+    several = layer(17, 1, 2, 185, 3, groups=96, direction=GRAD_WEIGHT)
+    assert plan.plan(several).name == "fill"
+    (back,) = plan.plan(layer(340, 240, 40, 28, 1, direction=TRANSPOSED)).parts
+    assert back.name == "pixel"
 
 
 @pytest.mark.parametrize(("shape", "expected"), WEIGHTS.items(), ids=map(str, WEIGHTS))

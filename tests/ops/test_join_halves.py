@@ -12,7 +12,7 @@ from minidl.captured import capture
 from minidl.kernels import conv
 from minidl.kernels.conv import boxed, boxed_grad_weight
 from minidl.rehearsal import rehearsal
-from minidl.runtime import launch
+from minidl.runtime import devices, estimates, launch
 from minidl.tensors import Tensor, default_device
 from tests.graphs import graphs, same_random  # noqa: F401 (fixtures)
 from tests.ops.test_join import Sizes
@@ -93,12 +93,14 @@ def test_a_captured_u_net_too(net, graphs):  # noqa: F811
             assert torch.equal(recorded(x).data, answer(x).data)
 
 
+@pytest.mark.parametrize("device", ["nvidia-h100", "nvidia-h200"])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_recorded_u_net_joins_nothing(training):
-    """16 images of 256x256 as an H100 has them."""
-    net = models.u_net.UNet(2, width=64, depth=2, dtype=torch.float16).train(training)
+def test_a_recorded_u_net_joins_nothing(training, device):
+    """16 images of 256x256."""
+    net = models.u_net.UNet(2, width=64, depth=4, dtype=torch.float16).train(training)
     x = Tensor(torch.empty(16, 256, 256, 3, dtype=torch.float16, device=default_device()).permute(0, 3, 1, 2))
-    with rehearsal(lambda *_: None, "sm_90"), Sizes() as sizes, minidl.set_grad_enabled(training):
+    known = estimates.use(devices.of_file(devices.FOLDER / f"{device}.json"))
+    with known, rehearsal(lambda *_: None, "sm_90"), Sizes() as sizes, minidl.set_grad_enabled(training):
         y = net(x)
         if training:
             y.backward(Tensor(torch.empty_like(y.data)))

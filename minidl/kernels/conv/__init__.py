@@ -107,8 +107,8 @@ def reads_halves(
     preactivation: bool = False,
     statistics: bool = False,
 ) -> bool:
-    """Whether `forward` reads halves where they lie, for these arguments. What it makes of them is, to the bit, what it
-    makes of both joined."""
+    """Whether `forward` reads halves where they lie, for these arguments: by the form that is best for both joined, or
+    by one that takes less time than that and a copy. To the bit it is what that form makes of both joined."""
     if not _are_halves(x):
         return False
     problem = _forward(

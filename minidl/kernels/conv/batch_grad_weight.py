@@ -148,8 +148,7 @@ def able(problem: Problem) -> bool | No:
 def estimate(problem: Problem) -> float:
     if problem.paced:
         made = cut(problem)
-        far = costs.far_apart(problem) if made.parts == 1 else 1.0
-        return costs.at_least(problem, far * made.shares.microseconds)
+        return costs.at_least(problem, costs.far_apart(problem, made.parts > 1) * made.shares.microseconds)
     rows = problem.N * (parts_of(problem) if problem.C > ROW_OF_TAPS and problem.N >= LEAST_RUN else 1)
     factor = costs.of_run(problem, rows, costs.HALF_RUN)
     tile = tile_of(problem)

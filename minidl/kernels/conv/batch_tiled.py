@@ -18,7 +18,7 @@ import triton.language as tl
 from minidl.kernels import float8
 from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.epilogue import finish
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, TRANSPOSED, No, Problem, Tensors, taps_of
+from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, NO_BOXES, TRANSPOSED, WALK, No, Problem, Tensors, taps_of
 from minidl.runtime import early, estimates, launch
 from minidl.runtime.boxes import Box
 from minidl.runtime.early import wait
@@ -174,8 +174,13 @@ def estimate(problem: Problem) -> float:
         steps = pace.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
         tempo = pace.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
         time = pace.microseconds(tiles, steps, tempo, problem.processors, pace.known().rounds["batch"])
-        few = estimates.of(problem.target).images.short_run if problem.images < costs.FEWEST else 1.0
-        return costs.at_least(problem, few * time)
+        short = costs.RUN if problem.direction == FORWARD else costs.HALF_RUN
+        if problem.images < costs.FEWEST:
+            time *= estimates.of(problem.target).images.short_run
+        elif problem.images < short and problem.direction != WALK and problem.geometry.w.stride > 1:
+            # 3x3 128->128 stride 2 at 56x56, 53 images: 54 us; back 1x1 1024->2048 at 14x14, 27 images: 39 us.
+            time *= costs.relative(problem, "batch, strided, short")
+        return costs.at_least(problem, time)
     products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
     if problem.dtype.itemsize == 1:
         products *= costs.taps_inside(problem) / problem.taps

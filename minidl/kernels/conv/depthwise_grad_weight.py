@@ -208,6 +208,9 @@ def estimate(problem: Problem) -> float:
     rows = found.tiles * found.rows + found.rest * (QH % found.rows)
     rounds = found.parts * math.prod(found.taps) * rows * found.columns
     time = costs.of_each_channel(problem, "depthwise, weight", products, rounds)
+    if problem.paced and problem.M * problem.C > 1:
+        # 3x3 96->192 at 185x185, 17 images: 681 us; 4->36 at 476x476, 20: 2.0 ms; 1x1 656->1312 at 35x35, 2: 15.
+        time *= costs.relative(problem, f"depthwise, weight, {'several' if problem.taps > 1 else '1x1'}")
     return costs.beside_tiles(problem, "depthwise, weight", time)
 
 

@@ -193,35 +193,29 @@ def takes(problem: Problem) -> bool:
 
 @launch.cached
 def plan(problem: Problem) -> Plan:
-    """The cheapest plan, of the form asked for or of all. Halves of x change nothing of it: where its form does not
-    read them, its problem has none.
+    """The cheapest plan, of the form asked for or of all. Of halves of x it is the cheapest one that reads them where
+    they lie, if that takes no longer than the cheapest of all and a copy; else that one, whose problem has no halves.
 
     Raises UnableError where the form asked for cannot take the problem.
     """
     best = _cheapest(problem._replace(statistics=False, halves=False))
     if best is None:
         raise UnableError(problem)
-    if problem.halves:
-        best = _of_halves(best)
-        problem = problem._replace(halves=best.problem.halves)
-    if problem.statistics and hasattr(best.form, "hands_on") and (bands := best.form.hands_on(problem)):
-        best = best._replace(problem=problem, bands=bands)
     if os.environ.get("MINIDL_EXPLAIN") == "1":
         # A warning: nothing less is shown where no one has set up logging.
         _logger.warning("%s", explain(problem))
+    if problem.halves:
+        read = _cheapest(problem._replace(statistics=False))
+        if read is not None and read.microseconds <= best.microseconds + _of_join(problem):
+            best = read
+        problem = problem._replace(halves=best.problem.halves)
+    if problem.statistics and hasattr(best.form, "hands_on") and (bands := best.form.hands_on(problem)):
+        best = best._replace(problem=problem, bands=bands)
     return _prepared(best)
 
 
-def _of_halves(chosen: Plan) -> Plan:
-    """The same of halves of x, if what reads x can."""
-    of_halves = chosen.problem._replace(halves=True)
-    if chosen.form is not None:
-        reads = hasattr(chosen.form, "reads_halves") and chosen.form.reads_halves(of_halves)
-        return chosen._replace(problem=of_halves) if reads else chosen
-    if chosen.other is None and (of_halves.pool or of_halves.added):
-        part = _of_halves(chosen.parts[0])
-        return chosen._replace(problem=of_halves, parts=(part,)) if part.problem.halves else chosen
-    return chosen
+def _of_join(problem: Problem) -> float:
+    return costs.of_join(problem._replace(N=problem.images))
 
 
 def estimate(problem: Problem) -> float:
@@ -245,6 +239,9 @@ def explain(problem: Problem) -> str:
     if min(problem.N, problem.C, problem.M, problem.processors) < 1:
         raise ValueError(f"explain: N, C, M and processors must be at least 1, got {problem}")
     candidates = _candidates(problem)
+    if problem.halves and (joined := _cheapest(problem._replace(halves=False))) is not None:
+        time = joined.microseconds + _of_join(problem)
+        candidates.append((joined._replace(microseconds=time), f"joined, {_said_of_parts(joined)}"))
     best = min((made for made, _ in candidates if made is not None), key=_microseconds, default=None)
     lines = [str(problem)]
     for made, said in candidates:
@@ -272,7 +269,7 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
             continue
         if problem.pitches and not getattr(form, "OVERLAPS", False):
             continue
-        able = form.able(problem)
+        able = form.able(problem) and _reads(form, problem)
         if not able:
             found.append((None, f"{said:<34} unable: {able}"))
             continue
@@ -281,7 +278,7 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     parts = _in_parts(problem)
     if parts is not None:
         found.append((parts, _said_of_parts(parts)))
-    if not problem.pitches:
+    if not problem.pitches and not problem.halves:
         found += [_of_other(problem, way) for way in _OTHERS if problem.form in (None, way.name)]
     return found
 
@@ -295,6 +292,12 @@ def _adds(form: Any, problem: Problem) -> bool:
     """Whether a form takes a sum. Of other channels it would be read value by value, and the addresses fill the
     registers: 3.4 KB of these spill of 64->41 1x1 in tiles of 128x128."""
     return hasattr(form, "ADDED") and problem.M % form.ADDED == 0
+
+
+def _reads(form: Any, problem: Problem) -> bool | No:
+    """Whether a form that is able to reads x as it lies."""
+    reads = not problem.halves or (hasattr(form, "reads_halves") and form.reads_halves(problem))
+    return reads or No("halves of x, which it does not read")
 
 
 class Remade(NamedTuple):

@@ -263,7 +263,7 @@ class Problem(NamedTuple):
         ]
         said += [f"{groups} groups"] * (groups > 1) + [f"{self.pool} pool"] * bool(self.pool)
         said += ["a sum"] * self.added + ["statistics"] * self.statistics
-        said += ["any number of images"] * self.blind
+        said += ["halves"] * self.halves + ["any number of images"] * self.blind
         said += [str(self.dtype).removeprefix("torch.")] + [self.precision] * (self.dtype == torch.float32)
         said += [f"form {self.form}"] * bool(self.form)
         return f"{', '.join(said)} on {self.target}"

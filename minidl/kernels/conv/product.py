@@ -32,8 +32,10 @@ DIRECTIONS = FORWARD, WALK, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
 # Of float8 boxes write more values than they read sooner (`costs.FLOAT8`).
 WIDE_FLOAT8 = 1.15
-# Rows of so few channels leave much of a tile empty: 24->144 at 56x56, 21 images, 28.9 us, and 17.8 forward.
-FEW = range(8, 32)
+# Rows of so few channels leave much of a tile empty: 24->144 at 56x56, 21 images, 28.9 us, and 17.8 forward; 40->240 at
+# 28x28, 30 and 340 images, 11.5 and 77 us back, 1.1 and 1.9 TB/s.
+FEW = *range(8, 32), *range(33, 48)
+FEW_ROWS = range(8, 32)  # of the gradient of the weight, whose product has no rows of pixels
 SHORT = 5.0  # us of a product that takes no longer with few
 MANY_OUTPUTS = 64
 # Statistics are handed on (`gemm.handed`) of sums of at most so many products: a multiprocessor has two of their tiles,
@@ -75,7 +77,8 @@ def estimate(problem: Problem) -> float:
     if problem.paced:
         time = choice.microseconds(*_shape(problem), tile, split, problem.processors, problem.target)
         time = costs.beside_tiles(problem, NAME, time)
-        if time > SHORT and min(problem.M, _width(problem)) in FEW and _by_boxes(problem):
+        few = FEW_ROWS if problem.direction == GRAD_WEIGHT else FEW
+        if time > SHORT and min(problem.M, _width(problem)) in few and _by_boxes(problem):
             return time * costs.relative(problem, "product, few channels")
         # Rows that begin at no multiple of 4 bytes are written value by value. 322->391 at 82x82, 65 images: 1.09 ms.
         odd = problem.direction != GRAD_WEIGHT and problem.M > MANY_OUTPUTS and problem.M % 2
