@@ -37,7 +37,7 @@ class Tensor(Variable):
 
     `data` is the torch tensor underneath. With `requires_grad`, operations on it are recorded and
     `backward()` fills `grad`. Raises TypeError for data that is not a torch tensor (see `minidl.as_tensor`) and for
-    gradients of integers, or whose gradient torch records.
+    gradients of integers, or whose gradient torch records, or that is a view with the other sign.
     """
 
     __slots__ = ()
@@ -49,6 +49,11 @@ class Tensor(Variable):
             raise TypeError(
                 f"{type(self).__name__}: torch records the gradient of this tensor, which would end here; pass "
                 "t.detach(), and requires_grad=True for a gradient of minidl's"
+            )
+        if data.is_neg():
+            raise TypeError(
+                f"{type(self).__name__}: this tensor stands for its memory's numbers with the other sign; pass "
+                "t.resolve_neg()"
             )
         super().__init__(data.detach())
         self.requires_grad_(requires_grad)

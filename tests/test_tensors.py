@@ -28,6 +28,8 @@ class TestConstruction:
         assert x.to_torch().data_ptr() == data.data_ptr()
 
     def test_only_torch_tensors_are_wrapped(self):
+        with pytest.raises(TypeError, match=r"with the other sign; pass t.resolve_neg\(\)"):
+            Tensor(torch.ones(2, dtype=torch.complex64).conj().imag)
         with pytest.raises(TypeError, match=r"Tensor wraps a torch tensor, got list; use minidl.as_tensor\(...\)"):
             Tensor([1.0])
 

@@ -133,6 +133,7 @@ def straight(args: Sequence[Any]) -> bool:
         and torch._C._get_tracing_state() is None
         and not torch._C._autograd._profiler_enabled()
         and (args[0].is_cuda or args[0].is_cpu)
+        and not torch._C._functorch.is_legacy_batchedtensor(args[0])  # a gradient of `is_grads_batched`
         and not _negate(args)
     )
 

@@ -328,3 +328,11 @@ def test_a_view_that_negates_is_read_as_its_numbers():
     x = torch.complex(_randn(3, 5), _randn(3, 5)).conj().imag
     assert x.is_neg()
     torch.testing.assert_close(mt.softmax(x, 1), F.softmax(x, 1))
+
+
+def test_gradients_in_batches():
+    x, dys = _randn(3, 5).requires_grad_(), _randn(2, 3, 5)
+    found, expected = (
+        torch.autograd.grad(y, x, dys, is_grads_batched=True)[0] for y in (mt.softmax(x, 1), F.softmax(x, 1))
+    )
+    torch.testing.assert_close(found, expected)
