@@ -1,5 +1,6 @@
 """Plans of convolutions: what is chosen where, once per problem, and told; a form is a module and a line of FORMS."""
 
+import contextlib
 import itertools
 import logging
 from types import SimpleNamespace
@@ -11,11 +12,22 @@ from minidl.kernels import conv
 from minidl.kernels.conv import boxed, pixel_tiled, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
-from minidl.runtime import launch
+from minidl.runtime import devices, estimates, launch
 from minidl.tensors import default_device
 from minidl.workbench.doctor.jobs import SHARED_LIMITS
 
-pytestmark = pytest.mark.usefixtures("fresh_plans")
+pytestmark = pytest.mark.usefixtures("fresh_plans", "constants_of_an_h100")
+
+
+@pytest.fixture
+def constants_of_an_h100():
+    """What is chosen does not depend on the GPU that is in use; without one these are the usual ones."""
+    with (
+        contextlib.nullcontext()
+        if launch.INTERPRETED
+        else estimates.use(devices.of_file(devices.FOLDER / "nvidia-h100.json"))
+    ):
+        yield
 
 
 def layer(N, C, M, size, kernel, padding=0, stride=1, direction=FORWARD, **more):

@@ -8,14 +8,11 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from minidl.compilers import Compilers
 from minidl.jobs import Job
 from minidl.rehearsal import missing
-
-if TYPE_CHECKING:
-    from minidl.workbench.bench.drawn_run import Row
 
 # Rows whose kernels are asked for together, and how many such batches are asked for ahead: a drawn convolution has 1.7
 # kernels that no row before it has, each of which takes half a second to two.
@@ -23,6 +20,15 @@ AHEAD = 16
 BATCHES = 6
 # Batches under way at a time, so that the last kernel of one leaves no processor idle.
 THREADS = 3
+
+
+class Row(Protocol):
+    """What of a drawn row is called to be compiled."""
+
+    @property
+    def direction(self) -> str: ...
+
+    def made(self, values: bool) -> tuple[Any, Any]: ...
 
 
 class Compiled:
