@@ -5,9 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
+import triton.backends.nvidia.driver as nvidia
+from triton.runtime.driver import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import elementwise
-from minidl.runtime import again, launch, replay
+from minidl.runtime import again, direct, launch, replay
 from minidl.runtime.replay import MISSING, Calls
 from minidl.tensors import default_device
 
@@ -200,3 +204,25 @@ def test_results_in_one_memory_and_without_numbers_lie_as_they_did():
         a, b = _x(0, 5), _x(0, 5)
         y = calls(a, b)
         assert y.untyped_storage()._cdata not in {each.untyped_storage()._cdata for each in (a, b)}
+
+
+def test_descriptors_of_addresses_go_through_tritons_launcher(monkeypatch):
+    """What Triton itself makes of a descriptor asks its tensor for the address alone."""
+    made, launched = [], []
+
+    def fill(address, *layout):
+        made.append((address, layout))
+        return "a map"
+
+    utils = SimpleNamespace(fill_tma_descriptor=fill, fill_tma_descriptor_tiled=fill)
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(utils=utils))
+    layout = {"swizzle": 0, "elem_size": 2, "elem_type": 6, "block_size": [16, 16], "fp4_padded": False}
+    like = TensorDescriptor(torch.zeros(64, 64, dtype=torch.half), [64, 64], [64, 1], [16, 16])
+    signature = {0: "*fp16", 1: "tensordesc<fp16[16,16]>", 2: "i32"}
+    wrapped = nvidia.wrap_handle_tensordesc(lambda *args: launched.append(args), signature, [layout])
+    args = 123, direct.at_address(like, 4096), 5
+    before = 1, 1, 1, 7, 8, *[None] * 8  # grid, stream, function; in Triton 3.6 the arguments follow in no tuple
+    wrapped(*before, *(args if triton.__version__.startswith("3.6") else (args,)))
+    assert made[0][0] == 4096
+    (given,) = launched
+    assert "a map" in (given if triton.__version__.startswith("3.6") else given[-1])
