@@ -98,8 +98,9 @@ def _of_call(make: Callable[..., Any], vectors: Vectors, *how: Hashable) -> tupl
             return found.results
     elif all(map(_fits, vectors)):
         asked = _asked[call.owner]
-        asked.keys[key] = tuple(None if vector is None else weakref.ref(vector) for vector in vectors)
-        asked.groups = None
+        refs = tuple(None if vector is None else weakref.ref(vector) for vector in vectors)
+        if asked.keys.get(key) != refs:  # that of a tensor is one object: else what had its id is gone
+            asked.keys[key], asked.groups = refs, None
     return tuple(make(*vectors, *how))
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl.runtime import direct, launch
+from minidl.runtime.boxes import of_base
 
 
 def start_of(x: torch.Tensor) -> int:
@@ -85,7 +86,7 @@ def _interpret(step: Step, tensors: list[torch.Tensor]) -> None:
     for at, place in step.places:
         args[at] = place.of(tensors)
     for at, place in step.boxes:
-        args[at] = direct.of_base(step.args[at], place.of(tensors))
+        args[at] = of_base(step.args[at], place.of(tensors))
     launch.run(step.kernel, step.grid, *args, **step.meta)
 
 
@@ -116,5 +117,10 @@ def _result(kept: Any, tensors: list[torch.Tensor]) -> Any:
         return kept.of(tensors)
     if kept is None:
         return None
-    made = [_result(each, tensors) for each in kept]
-    return kind(*made) if hasattr(kept, "_fields") else kind(made)
+    return each_of(kept, lambda part: _result(part, tensors))
+
+
+def each_of(parts: Any, change: Callable[[Any], Any]) -> Any:
+    """A sequence like another, named or not, of its parts changed."""
+    made = map(change, parts)
+    return type(parts)(*made) if hasattr(parts, "_fields") else type(parts)(made)

@@ -37,11 +37,11 @@ class Box:
     a multiple of 16 bytes as well, and are made in a tenth of the time.
     """
 
-    __slots__ = ("_fields", "_layout")
+    __slots__ = ("_layout", "_like")
 
     def __init__(self, shape: Sequence[int], strides: Sequence[int], block: Sequence[int]) -> None:
         self._layout = list(shape), list(strides), list(block)
-        self._fields: dict[str, Any] | None = None
+        self._like: TensorDescriptor | None = None
 
     @staticmethod
     def of_rows(rows: int, row: int, block: Sequence[int]) -> "Box":
@@ -57,11 +57,16 @@ class Box:
             found = TensorDescriptor(low, shape, [base.distance // low.element_size(), *strides[1:]], block)
             found.__dict__["beside"] = high  # it is kept as long as the first is, and known to who looks at accesses
             return found
-        if self._fields is None:
+        if self._like is None:
             found = TensorDescriptor(base, *self._layout)
-            self._fields = {name: value for name, value in vars(found).items() if name != "base"}
+            self._like = of_base(found, None)
             return found
-        found = object.__new__(TensorDescriptor)
-        found.__dict__.update(self._fields)
-        found.base = base
-        return found
+        return of_base(self._like, base)
+
+
+def of_base(like: TensorDescriptor, base: Any) -> TensorDescriptor:
+    """The same boxes of another tensor, or of what stands for one."""
+    found = object.__new__(TensorDescriptor)
+    found.__dict__.update(like.__dict__)
+    found.base = base
+    return found

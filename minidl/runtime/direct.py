@@ -23,6 +23,8 @@ from triton.runtime import jit
 from triton.runtime.driver import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from minidl.runtime.boxes import of_base
+
 VERSIONS = ("3.6", "3.7", "3.9")
 KNOWN = triton.__version__.rpartition(".")[0] in VERSIONS
 
@@ -129,14 +131,6 @@ def at_address(like: TensorDescriptor, address: int) -> TensorDescriptor:
     return of_base(like, _Address(address))
 
 
-def of_base(like: TensorDescriptor, base: Any) -> TensorDescriptor:
-    """The same boxes of another tensor."""
-    found = object.__new__(TensorDescriptor)
-    found.__dict__.update(like.__dict__)
-    found.base = base
-    return found
-
-
 class _Forms:
     """The compiled variants of one kernel on one device, by the keys of their launches."""
 
@@ -174,22 +168,10 @@ _forms: dict[int, _Forms] = {}
 
 def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> bool:
     """Launch on the current device and stream and return True, or do nothing and return False."""
-    if type(kernel) is not jit.JITFunction or _unusual():
+    ready = found(kernel, args, meta)
+    if ready is None:
         return False
-    active = driver.active
-    device = active.get_current_device()
-    forms = _forms.get(id(kernel.device_caches[device]))
-    if forms is None or len(args) != forms.count or not forms.unchanged(kernel):
-        return False
-    try:
-        ready = forms.ready.get(forms.key(kernel, args, meta))
-        if ready is None or not _on_device(ready, args, device):
-            return False
-    except (TypeError, AttributeError):  # a constant without a hash, a pointer that is no tensor
-        return False
-    x, y, z = (*grid, 1, 1)[:3]
-    stream = active.get_current_stream(device)
-    ready.run(x, y, z, stream, ready.function, ready.metadata, None, None, None, *args, *forms.rest)
+    ready.launch(grid, stream(), args)
     return True
 
 
@@ -207,7 +189,7 @@ def keep(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], compiled: Any
     """Keep the kernel that Triton has just launched with these arguments on the current device."""
     if not KNOWN or type(kernel) is not jit.JITFunction or type(compiled) is not CompiledKernel or _unusual():
         return
-    caches = kernel.device_caches[driver.active.get_current_device()]
+    caches = kernel.device_caches[_current_device()]
     forms = _forms.get(id(caches))
     if forms is None or not forms.unchanged(kernel):
         forms = _forms[id(caches)] = _Forms(kernel, caches)
@@ -246,14 +228,14 @@ def found(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> Ready | N
     """What was kept of a launch with such arguments on the current device; None where they are on another."""
     if type(kernel) is not jit.JITFunction or _unusual():
         return None
-    device = driver.active.get_current_device()
+    device = _current_device()
     forms = _forms.get(id(kernel.device_caches[device]))
     if forms is None or len(args) != forms.count or not forms.unchanged(kernel):
         return None
     try:
         ready = forms.ready.get(forms.key(kernel, args, meta))
         return ready if ready is not None and _on_device(ready, args, device) else None
-    except (TypeError, AttributeError):
+    except (TypeError, AttributeError):  # a constant without a hash, a pointer that is no tensor
         return None
 
 

@@ -185,7 +185,7 @@ _made_of_tiles: list[Any] = []
 def cached(function: Callable[..., Any]) -> Any:
     """`function` with a bounded cache, for what is made from tiles: `force` and `use_tables` empty it."""
     found = functools.lru_cache(maxsize=4096)(function)
-    _made_of_tiles.append(found)
+    emptied_with_tiles(found)
     return found
 
 

@@ -29,7 +29,7 @@ from minidl.runtime.again import Replay
 from minidl.runtime.watched import watched, watching
 
 MOST = 4096  # keys of a function; beyond, all are forgotten
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})  # not of a class of its own
 _WATCHED_NEXT, _NEVER = "watched next", "never"
 MISSING = object()
 _NOTHING: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def _add(
         kind = type(value)
         if value is None or kind is str:
             parts.append(value)
-        elif kind in _TENSORS:
+        elif kind in TENSORS:
             address = value.data_ptr()
             tensors.append(value)
             addresses.append(address)

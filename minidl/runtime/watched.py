@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.runtime import direct, launch
-from minidl.runtime.again import Asked, Place, Replay, Step, start_of
+from minidl.runtime.again import Asked, Place, Replay, Step, each_of, start_of
+from minidl.runtime.boxes import of_base
 
 _aten = torch.ops.aten
 _NEW = {
@@ -88,7 +89,7 @@ def _seen(result: Any, tape: launch.Tape, given: list[torch.Tensor], made: list[
         if ready is None and not launch.INTERPRETED:
             raise _UnknownError
         kept = tuple(
-            None if isinstance(x, torch.Tensor) else direct.of_base(x, None) if isinstance(x, TensorDescriptor) else x
+            None if isinstance(x, torch.Tensor) else of_base(x, None) if isinstance(x, TensorDescriptor) else x
             for x in args
         )
         opened = None if ready is None else direct.opened(ready, args)
@@ -168,8 +169,7 @@ def _kept(result: Any, place: Callable[[torch.Tensor], Place], given: Any, made:
                 return found.index
         return found
     if isinstance(result, tuple | list):
-        parts = [_kept(each, place, given, made, lying) for each in result]
-        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+        return each_of(result, lambda part: _kept(part, place, given, made, lying))
     raise _UnknownError
 
 
@@ -204,5 +204,4 @@ def _moved(kept: Any, moved: Callable[[Place], Place]) -> Any:
         return moved(Place(kept, 0, (), (), torch.uint8)).index
     if isinstance(kept, Place):
         return moved(kept)
-    parts = [_moved(each, moved) for each in kept]
-    return type(kept)(*parts) if hasattr(kept, "_fields") else type(kept)(parts)
+    return each_of(kept, lambda part: _moved(part, moved))

@@ -19,7 +19,7 @@ import torch
 from torch.autograd import forward_ad
 
 from minidl.autograd.graph import Variable
-from minidl.runtime.replay import MISSING, Calls
+from minidl.runtime.replay import MISSING, TENSORS, Calls
 
 NAMESPACE = __name__.partition(".")[0]  # "minidl", or the name of a copy, see `workbench.kernels_package`
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -119,8 +119,7 @@ def operator(
 
 
 # Of arguments that nothing but the dispatcher's own keys has to see.
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_PLAIN = _TENSORS | {type(None), bool, int, float, str, list, tuple}
+_PLAIN = TENSORS | {type(None), bool, int, float, str, list, tuple}
 
 
 def straight(args: Sequence[Any]) -> bool:
@@ -142,7 +141,7 @@ def straight(args: Sequence[Any]) -> bool:
 def _negate(args: Sequence[Any]) -> bool:
     """Whether one is a view whose numbers are those of its memory with the other sign, as `x.conj().imag`."""
     for each in args:  # noqa: SIM110 (a generator takes longer)
-        if type(each) in _TENSORS and each.is_neg():
+        if type(each) in TENSORS and each.is_neg():
             return True
     return False
 

@@ -356,17 +356,22 @@ def test_bad_settings_of_networks(command, flags, message):
     assert (done.code, done.err) == (2, f"error: {message}\n")
 
 
+def row_of(name, ratio):
+    """A row of a network that was measured."""
+    ratios = {"torch": ratio}
+    return {
+        "name": name, "dtype": "float16", "error_ok": True, "ours_ms": 1.0, "peer": "torch", "peer_ms": ratio,
+        "ratio": ratio, "share_of_floor": 0.5, "images_per_second": 16000, "peers_ms": ratios, "ratios": ratios,
+        "first_step_s": {"ours": 7.0}, "peak_mb": {}, "pool_mb": {},
+    }  # fmt: skip
+
+
 def test_networks_are_measured_in_parts_and_shown(command, gpu, monkeypatch, tmp_path):
     path, asked = tmp_path / "r.json", []
 
     def run(nets, rows, peers, keep, tell, minutes):
         asked.append((len(nets), peers, minutes))
-        ratios = {"torch": 1.3}
-        keep(nets[0].row, {
-            "name": "a network", "dtype": "float16", "error_ok": True, "ours_ms": 1.0, "peer": "torch", "peer_ms": 1.3,
-            "ratio": 1.3, "share_of_floor": 0.5, "images_per_second": 16000, "peers_ms": ratios, "ratios": ratios,
-            "first_step_s": {"ours": 7.0}, "peak_mb": {}, "pool_mb": {},
-        })  # fmt: skip
+        keep(nets[0].row, row_of("a network", 1.3))
         return len(nets) - 1, []
 
     monkeypatch.setattr("minidl.workbench.bench.network_run.run", run)
@@ -387,12 +392,7 @@ def test_models_are_measured_in_torch(command, gpu, monkeypatch, tmp_path):
 
     def run(nets, rows, peers, keep, tell, minutes, module):
         asked.append(([net.name for net in nets], module))
-        ratios = {"torch": 1.25}
-        keep(nets[0].row, {
-            "name": "a model", "dtype": "float16", "error_ok": True, "ours_ms": 1.0, "peer": "torch", "peer_ms": 1.25,
-            "ratio": 1.25, "share_of_floor": 0.5, "images_per_second": 16000, "peers_ms": ratios, "ratios": ratios,
-            "first_step_s": {"ours": 7.0}, "peak_mb": {}, "pool_mb": {},
-        })  # fmt: skip
+        keep(nets[0].row, row_of("a model", 1.25))
         return 0, []
 
     monkeypatch.setattr("minidl.workbench.bench.network_run.run", run)

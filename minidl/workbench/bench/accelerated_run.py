@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
-import os
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +25,7 @@ from minidl.workbench.bench.accelerated_rows import NETS, Model
 from minidl.workbench.bench.measure import HostClock, Launched, floor_ms
 from minidl.workbench.bench.network_clocks import Row
 from minidl.workbench.bench.network_rows import work_of
-from minidl.workbench.bench.network_run import MARK
+from minidl.workbench.bench.network_run import main
 from minidl.workbench.bench.network_sides import Batch, few_of
 from minidl.workbench.first_line import first_line
 
@@ -177,12 +174,5 @@ def _by_example(row: Row, theirs: Side, batch: Batch) -> dict[str, Any]:
         return {"failed": first_line(error)}
 
 
-def main(arguments: list[str]) -> None:
-    """Measure the row named, beside these peers."""
-    name, peers = arguments
-    measured(NETS[name], peers.split(","), lambda row: print(f"{MARK}{json.dumps(row)}", flush=True))
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(NETS, measured)

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +28,7 @@ from minidl.workbench.bench.network_clocks import PEERS, Row, counted
 from minidl.workbench.bench.network_rows import NETS, Net, floor_of
 
 MARK = "row: "
+N = TypeVar("N")
 LEAST_SECONDS = 25.0  # that a row may take; with less left none is begun
 
 
@@ -161,13 +162,13 @@ def _end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def main(arguments: list[str]) -> None:
-    """Measure the row named, beside these peers."""
-    name, peers = arguments
-    measured(NETS[name], peers.split(","), lambda row: print(f"{MARK}{json.dumps(row)}", flush=True))
+def main(nets: Mapping[str, N], measured: Callable[[N, list[str], Callable[[Any], None]], None]) -> None:
+    """Measure the row that the command line names, beside its peers."""
+    name, peers = sys.argv[1:]
+    measured(nets[name], peers.split(","), lambda row: print(f"{MARK}{json.dumps(row)}", flush=True))
     # What torch's threads do at the end is not waited for.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(NETS, measured)
