@@ -56,6 +56,12 @@ def of_box_weight(tile: launch.Tile, taps: int) -> Pace:
     return _known("weights", "box", tile["BLOCK_M"], tile["BLOCK_N"], taps) or of_programs(tile, taps)
 
 
+def of_unfolded(tile: launch.Tile) -> Pace:
+    """That of a tile of `unfolded_grad_weight`."""
+    rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
+    return _known("weights", "unfolded", rows, columns) or _by_edges(rows, columns)
+
+
 def _known(what: str, *sizes: int | str) -> Pace | None:
     found: Pace | None = getattr(estimates.of(TARGET), what).get("x".join(map(str, sizes)))
     return found

@@ -62,6 +62,7 @@ from minidl.kernels.conv import (
     tap_sums,
     turned,
     two_rows,
+    unfolded_grad_weight,
     unshuffled,
 )
 from minidl.kernels.conv.prepared import Copy
@@ -90,6 +91,7 @@ FORMS: tuple[Any, ...] = (
     batch_grad_weight,
     even_grad_weight,
     boxed_grad_weight,
+    unfolded_grad_weight,
     banded_grad_weight,
     depthwise_grad_weight,
 )

@@ -1,0 +1,307 @@
+"""The weight gradient as one product: taps and channels side by side are its columns, the pixels its K.
+
+    dw[m, (j, c)] = sum over pixels of dy[n, q, m] x[n, at(q, j), c]
+
+A tile has BLOCK_N columns, in units of neighbouring channels of one tap: of 64 channels 256 columns are four taps. As
+in `pixel_grad_weight` nothing is unrolled in memory, but there a tile of 64 channels multiplies each tap apart, and a
+tensor core reads as much from shared memory as it multiplies: 64 columns of 16 bits take all that shared memory gives,
+256 take 0.6 of it.
+
+SWAPPED: with a stride of 1 the pixels may be those of x, and the taps the output's gradient's: where this has few
+channels, of which a tile's rows would be empty, and 9 of them are cheaper to read than 9 of x.
+
+Whole rounds of tiles are summed by one program each and written as they are; those left over are cut into shares, so
+that they are a round, too. What these found is added in the order of the shares.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.conv import costs, pace, pixel_grad_weight
+from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors, all_inside
+from minidl.kernels.division import divided, reciprocal
+from minidl.runtime import early, launch
+from minidl.runtime.early import wait
+
+NAME = "unfolded"
+DIRECTIONS = (GRAD_WEIGHT,)
+FAMILIES = ("conv_unfolded_grad_weight",)
+LEAST = 4  # blocks of a share
+FEWEST = 16  # channels, on both sides
+MOST_SHARES = 32  # of a tile of the last round
+TOGETHER = tl.constexpr(4)  # shares that are read at once
+VALUES = 2048  # that a program adds
+
+
+@triton.jit
+def tile_at(
+    i_tile, GROUPS: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """(group, first row, taps and channels of the columns, which may be none)."""
+    UNITS: tl.constexpr = (C + UNIT - 1) // UNIT
+    tiles_n: tl.constexpr = (J * UNITS * UNIT + BLOCK_N - 1) // BLOCK_N
+    o = tl.arange(0, BLOCK_N)
+    unit = i_tile % tiles_n * (BLOCK_N // UNIT) + o // UNIT
+    i_group = i_tile // tiles_n % GROUPS
+    return i_group, i_tile // (tiles_n * GROUPS) * BLOCK_M, unit // UNITS, unit % UNITS * UNIT + o % UNIT
+
+
+@triton.jit
+def places(
+    i_group, o_m, j, o_c, M: tl.constexpr, C: tl.constexpr, J: tl.constexpr, SWAPPED: tl.constexpr
+):  # fmt: skip
+    """Where a tile's values are in dw [groups * M, J, C], or SWAPPED [groups * C, J, M]; and which of them are."""
+    mask = (o_m < M)[:, None] & ((j < J) & (o_c < C))[None, :]
+    if SWAPPED:
+        return ((i_group * C + o_c) * J + j)[None, :] * M + o_m[:, None], mask
+    else:
+        return (i_group * M + o_m)[:, None] * (J * C) + (j * C + o_c)[None, :], mask
+
+
+@triton.jit(do_not_specialize=["QH", "QW", "whole", "rest"])
+def conv_unfolded_grad_weight_kernel(
+    p_dy, p_x, p_dw, p_partial, pixels, H, W, QH, QW, in_h, in_w, by_image, by_row, whole, rest, share,
+    GROUPS: tl.constexpr, M: tl.constexpr, C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
+    INSIDE: tl.constexpr, SWAPPED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The first `whole` programs each sum a tile; of the `rest`, each a share of the pixels.
+
+    partial [shares, rest, BLOCK_M, BLOCK_N]    INSIDE: every tap of every pixel is
+    """
+    wait(EARLY)
+    J: tl.constexpr = JH * JW
+    i_rest = tl.program_id(0) - whole
+    is_whole = i_rest < 0
+    i_tile = tl.where(is_whole, tl.program_id(0), whole + i_rest % rest)
+    first = tl.where(is_whole, 0, i_rest // rest * share)
+    end = tl.where(is_whole, pixels, tl.minimum(first + share, pixels))
+    i_group, m, j, o_c = tile_at(i_tile, GROUPS, C, J, UNIT, BLOCK_M, BLOCK_N)
+    o_m = m + tl.arange(0, BLOCK_M)
+    m_m = o_m < M
+    m_c = (j < J) & (o_c < C)
+    t_h = j // JW * IN_TAP_H
+    t_w = j % JW * IN_TAP_W
+    o_tap = (t_h * W + t_w) * (GROUPS * C) + o_c
+    p_dy += i_group * M
+    p_x += i_group * C
+    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    tl.assume(first < end)
+    for i_first in range(first, end, BLOCK_K):
+        o_row = i_first + tl.arange(0, BLOCK_K)
+        m_row = o_row < end
+        n = divided(o_row, QH * QW, by_image, tl.int32)
+        o = o_row - n * (QH * QW)
+        q_h = divided(o, QW, by_row, tl.int32)
+        x_h = in_h + q_h * IN_STEP_H
+        x_w = in_w + (o - q_h * QW) * IN_STEP_W
+        o_x = ((n * H + x_h) * W + x_w) * (GROUPS * C)
+        b_dy = tl.load(
+            p_dy + (o_row * (GROUPS * M))[:, None] + o_m[None, :], mask=m_row[:, None] & m_m[None, :], other=0.0
+        )  # [BLOCK_K, BLOCK_M]
+        m_x = m_row[:, None] & m_c[None, :]
+        if not INSIDE:
+            h = x_h[:, None] + t_h[None, :]
+            w = x_w[:, None] + t_w[None, :]
+            m_x &= (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
+        b_acc = tl.dot(b_dy.T, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+    if is_whole:
+        o_w, m_w = places(i_group, o_m, j, o_c, M, C, J, SWAPPED)
+        tl.store(p_dw + o_w, b_acc.to(p_dw.dtype.element_ty), mask=m_w)
+    else:
+        p_partial += tl.cast(i_rest, tl.int64) * (BLOCK_M * BLOCK_N)
+        o = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        tl.store(p_partial + o, b_acc.to(p_partial.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["whole", "rest"])
+def conv_unfolded_sum_kernel(
+    p_partial, p_dw, whole, rest, shares,
+    GROUPS: tl.constexpr, M: tl.constexpr, C: tl.constexpr, J: tl.constexpr, SWAPPED: tl.constexpr,
+    EARLY: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of a tile of the rest: the sum of its shares in their order."""
+    wait(EARLY)
+    PIECES: tl.constexpr = BLOCK_M // ROWS
+    i_rest = tl.program_id(0) // PIECES
+    row = tl.program_id(0) % PIECES * ROWS
+    i_group, m, j, o_c = tile_at(whole + i_rest, GROUPS, C, J, UNIT, BLOCK_M, BLOCK_N)
+    o = (row + tl.arange(0, ROWS))[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    p_partial += tl.cast(i_rest, tl.int64) * (BLOCK_M * BLOCK_N)
+    step = tl.cast(rest, tl.int64) * (BLOCK_M * BLOCK_N)
+    b_total = tl.load(p_partial + o)  # [ROWS, BLOCK_N]
+    for i_first in range(1, shares, TOGETHER):
+        for i in tl.static_range(TOGETHER):
+            p_partial += step
+            m_share = tl.full(o.shape, 1, tl.int1) & (i_first + i < shares)
+            b_total += tl.load(p_partial + o, mask=m_share, other=0.0)
+    o_w, m_w = places(i_group, m + row + tl.arange(0, ROWS), j, o_c, M, C, J, SWAPPED)
+    tl.store(p_dw + o_w, b_total.to(p_dw.dtype.element_ty), mask=m_w)
+
+
+def able(problem: Problem) -> bool | No:
+    size = problem.dtype.itemsize
+    values = max(_side(problem, problem.read, problem.C), _side(problem, problem.written, problem.M))
+    return (
+        (problem.paced or problem.target == "interpreted" or No("not 16 bits on sm_90"))
+        and (problem.taps > 1 or No("one tap, of which there are products"))
+        and (min(problem.C, problem.M) >= FEWEST or No(f"fewer than {FEWEST} channels of a group"))
+        and (all(channels * size % 16 == 0 for channels in (problem.C, problem.M))
+             or No("channels of a group whose bytes are not a multiple of 16"))
+        and (0 < values < MANY or No("no pixels, or more values than 32 bits count"))
+        and (math.prod(problem.shape) < MANY or No("more weights than 32 bits count"))
+    )  # fmt: skip
+
+
+def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
+    """Values of one side, with those beside it where a tap would be."""
+    h, v = problem.geometry.h, problem.geometry.w
+    reach = (h.kernel * h.dilation + 1) * (size[1] + v.kernel * v.dilation)
+    return (problem.N * size[0] * size[1] + reach) * problem.groups * channels if problem.N else 0
+
+
+def estimate(problem: Problem) -> float:
+    if problem.paced:
+        return costs.at_least(problem, chosen(problem).microseconds)
+    return pixel_grad_weight.estimate(problem)
+
+
+class Chosen(NamedTuple):
+    """A tile, whether the sides are swapped, the rows and the channels of columns, neighbouring channels of a unit and
+    pixels; tiles, of which the first `whole` are not cut; shares of the others, and the pixels of one."""
+
+    tile: launch.Tile
+    swapped: bool
+    M: int
+    C: int
+    unit: int
+    pixels: int
+    tiles: int
+    whole: int
+    shares: int
+    share: int
+    microseconds: float
+
+
+def chosen(problem: Problem) -> Chosen:
+    """How the gradient is cut: of all tiles, and of both sides where the stride is 1, by the least time."""
+    found = []
+    for swapped, M, C, image in sides(problem):
+        pixels = problem.N * image
+        tiles = problem.tiles(FAMILIES[0], M=M, N=problem.taps * launch.cdiv(C, FEWEST) * FEWEST, K=pixels)
+        found += [_cut(problem, tile, swapped, M, C, pixels) for tile in tiles]
+    return min(found, key=lambda at: at.microseconds)
+
+
+def sides(problem: Problem) -> list[tuple[bool, int, int, int]]:
+    """Whether sides are swapped, the rows and the channels of columns, and the pixels of an image."""
+    h, v = problem.at.h, problem.at.v
+    found = [(False, problem.M, problem.C, h.count * v.count)]
+    if h.in_step == v.in_step == 1:
+        found.append((True, problem.C, problem.M, math.prod(problem.read)))
+    return found
+
+
+def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pixels: int) -> Chosen:
+    columns, block = tile["BLOCK_N"], tile["BLOCK_K"]
+    units = [unit for unit in (16, 32, 64, 128, 256) if unit <= columns]
+    unit = min(reversed(units), key=lambda unit: launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit))
+    tiles = launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit)
+    tiles *= launch.cdiv(M, tile["BLOCK_M"]) * problem.groups
+    blocks = launch.cdiv(pixels, block)
+    whole, count, time = _split(problem, tile, tiles, blocks, *_pace(tile, M, C))
+    share = launch.cdiv(blocks, count)
+    shares = launch.cdiv(blocks, share)
+    return Chosen(tile, swapped, M, C, unit, pixels, tiles, whole, shares, share * block, time)
+
+
+def _pace(tile: launch.Tile, M: int, C: int) -> tuple[pace.Pace, float]:
+    """That of a tile, and how many times as long its steps take for rows that begin within lines of the cache."""
+    rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
+    read = pace.narrow(M, 2) * min(M, rows) + pace.narrow(C, 2) * columns
+    return pace.of_unfolded(tile), max(1.0, read / (rows + columns))
+
+
+def _split(
+    problem: Problem, tile: launch.Tile, tiles: int, blocks: int, tempo: pace.Pace, factor: float
+) -> tuple[int, int, float]:
+    """(tiles that are not cut, shares of the others, us)."""
+    processors, block = problem.processors, tile["BLOCK_K"]
+    if not problem.paced:
+        count = max(1, min(2 * processors // max(tiles, 1), blocks // LEAST))
+        return (tiles, 1, 0.0) if count == 1 else (0, count, 0.0)
+    values = tile["BLOCK_M"] * tile["BLOCK_N"]
+    even = pace.in_shares(tiles, blocks, block, tempo, processors, tiles * values, factor, LEAST)
+    best = even.microseconds, tiles if even.count == 1 else 0, even.count
+    device = processors * tempo.slots
+    whole = tiles // device * device
+    fixed, step = pace.known().rounds["weight"], factor * tempo.step
+    if 0 < whole < tiles:
+        rest = tiles - whole
+        for count in range(2, min(MOST_SHARES, max(1, blocks // LEAST)) + 1):
+            rounds = launch.cdiv(rest * count, device)
+            time = whole // device * (fixed + pace.steps(blocks, block) * step)
+            time += rounds * (fixed + pace.steps(launch.cdiv(blocks, count), block) * step)
+            best = min(best, (time + pace.of_shares(count, rest * values), whole, count))
+    return best[1], best[2], best[0]
+
+
+class Prepared(NamedTuple):
+    """The product, the shape of the partial sums, the launch that adds them or None, and the gradient's shape."""
+
+    product: launch.Prepared
+    partial: tuple[int, ...]
+    sum: launch.Prepared | None
+    shape: tuple[int, ...]
+    swapped: bool
+
+
+def prepare(problem: Problem) -> Prepared:
+    h, v, groups, at = problem.at.h, problem.at.v, problem.groups, chosen(problem)
+    (H, W), (QH, QW) = problem.read, problem.written
+    starts, taps = (h.in_start, v.in_start), (h.in_tap, v.in_tap)
+    if at.swapped:
+        (H, W), (QH, QW) = (QH, QW), (H, W)
+        starts, taps = (-h.in_start, -v.in_start), (-h.in_tap, -v.in_tap)
+    rest = at.tiles - at.whole
+    cut = at.shares if rest else 1
+    blocks = {"UNIT": at.unit, "BLOCK_M": at.tile["BLOCK_M"], "BLOCK_N": at.tile["BLOCK_N"]}
+    alike = {"GROUPS": groups, "M": at.M, "C": at.C, "SWAPPED": at.swapped, **early.options(target=problem.target)}
+    scalars = (
+        at.pixels, H, W, QH, QW, *starts, reciprocal(QH * QW), reciprocal(QW), at.whole, max(rest, 1), at.share,
+    )  # fmt: skip
+    meta = {
+        **problem.taps_read, **problem.constants, **alike, "IN_TAP_H": taps[0], "IN_TAP_W": taps[1],
+        "INSIDE": not at.swapped and all_inside(h, H) and all_inside(v, W), **at.tile.options, **blocks,
+    }  # fmt: skip
+    meta["C"] = at.C
+    product = launch.Prepared(conv_unfolded_grad_weight_kernel, (at.whole + rest * cut,), scalars, meta)
+    rows = max(1, min(VALUES // blocks["BLOCK_N"], blocks["BLOCK_M"]))
+    added = launch.Prepared(
+        conv_unfolded_sum_kernel, (rest * blocks["BLOCK_M"] // rows,), (at.whole, max(rest, 1), cut),
+        {**alike, **blocks, "J": problem.taps, "ROWS": rows},
+    )  # fmt: skip
+    return Prepared(
+        product, (cut, rest, blocks["BLOCK_M"], blocks["BLOCK_N"]), added if rest else None, problem.shape, at.swapped
+    )
+
+
+def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
+    dy, x = (t.x, t.w) if prepared.swapped else (t.w, t.x)
+    dw = torch.empty(prepared.shape, dtype=t.x.dtype, device=t.x.device)
+    if prepared.sum is None:
+        prepared.product.run(dy, x, dw, dw)
+        return dw
+    partial = torch.empty(prepared.partial, dtype=launch.acc_torch(t.x.dtype), device=t.x.device)
+    prepared.product.run(dy, x, dw, partial)
+    prepared.sum.run(partial, dw)
+    return dw
