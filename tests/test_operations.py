@@ -117,6 +117,7 @@ TESTED_ELSEWHERE = {
     "conv_batch_narrow": "tests/kernels/test_conv.py",
     "conv_box": "tests/kernels/test_conv.py",
     "conv_box_grad_weight": "tests/kernels/test_conv.py",
+    "conv_unfolded_grad_weight": "tests/kernels/test_conv.py",
     "conv_back": "tests/kernels/test_conv.py",
     "conv_pair_pool": "tests/kernels/test_conv.py",
     "conv_batch_grad_weight": "tests/kernels/test_conv.py",

@@ -35,6 +35,7 @@ from minidl.kernels.conv import (
     product,
     turned,
     two_rows,
+    unfolded_grad_weight,
 )
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, No
@@ -60,6 +61,7 @@ SHAPES = {
     "fill": (2, 21, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
     "taps": (2, 21, 7, (9, 8), (3, 2), (1, 1), (1, 2), (1, 2), 1),
     "unshuffle": (2, 3, 7, (9, 8), (5, 3), (2, 2), (1, 2), (1, 1), 1),
+    "unfolded": (3, 24, 40, (6, 7), (3, 2), (1, 2), (1, 1), (2, 1), 2),
 }
 
 
@@ -362,7 +364,7 @@ def tiles_of_forms():
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
         "conv_back": "batch", "conv_pair_pool": "pair", "conv_depthwise": "depthwise",
         "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_turn": "pixel",
-        "conv_unshuffle": "unshuffle",
+        "conv_unshuffle": "unshuffle", "conv_unfolded_grad_weight": "unfolded",
     }  # fmt: skip
     seen, elsewhere = set(), ("conv_fft", "conv_few", "conv_taps", "gemm")
     for family in (family for family in conv.FAMILIES if not family.startswith(elsewhere)):
@@ -410,6 +412,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "depthwise": (3, 1, 1, (9, 24), (3, 3), (1, 1), (1, 1), (1, 1), 64),
             "fill": (3, 70, 40, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
             "unshuffle": (9, 3, 40, (33, 40), (7, 7), (2, 2), (3, 3), (1, 1), 1),
+            "unfolded": (3, 72, 264, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
         if family in ADDING:
@@ -552,6 +555,34 @@ def test_equal_parts_of_the_weight_gradient_in_boxes(shape, processors, taps, dt
     p = Problem(shape, dtype=dtype)
     with boxes(taps):
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="box"), p.dw.to(dtype))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 40, 24, (7, 6), (3, 3), (1, 1), (1, 1), (1, 1), 1),
+        (2, 16, 72, (9, 8), (3, 2), (1, 1), (2, 0), (1, 3), 1),
+        (3, 64, 16, (6, 5), (3, 3), (1, 1), (1, 1), (2, 1), 2),
+        (2, 32, 16, (6, 7), (2, 3), (2, 1), (0, 0), (1, 1), 1),
+        (5, 16, 16, (3, 3), (5, 1), (1, 1), (3, 0), (1, 1), 1),
+    ],
+)
+@pytest.mark.parametrize("side", [0, -1])
+@pytest.mark.parametrize(("whole_tiles", "shares"), [(1.0, 1), (0.0, 3), (0.5, 7)])
+def test_unfolded_from_both_sides_whole_and_in_shares(shape, side, whole_tiles, shares, monkeypatch):
+    """Tiles that are whole, in shares, and both; pixels of the output and, with strides of 1, of the input."""
+    sides = unfolded_grad_weight.sides
+
+    def split(problem, tile, tiles, blocks, *_):
+        return int(tiles * whole_tiles), min(shares, blocks), 0.0
+
+    monkeypatch.setattr(unfolded_grad_weight, "sides", lambda problem: [sides(problem)[side]])
+    monkeypatch.setattr(unfolded_grad_weight, "_split", split)
+    p = Problem(shape, dtype=torch.float16)
+    tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 16}, 4, 2)
+    with launch.force(conv_unfolded_grad_weight=tile), GuardedAllocations() as guards:
+        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="unfolded"), p.dw.to(torch.float16))
+    guards.check()
 
 
 @pytest.mark.parametrize(

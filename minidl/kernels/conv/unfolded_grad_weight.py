@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pace, pixel_grad_weight
+from minidl.kernels.conv import costs, pace, pixel_choice, pixel_grad_weight
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors, all_inside
 from minidl.kernels.division import divided, reciprocal
 from minidl.runtime import early, launch
@@ -33,6 +33,8 @@ NAME = "unfolded"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_unfolded_grad_weight",)
 LEAST = 4  # blocks of a share
+ROWS = 64  # that a tensor core multiplies at least
+FULL = 64  # channels of a line of the cache
 FEWEST = 16  # channels, on both sides
 MOST_SHARES = 32  # of a tile of the last round
 TOGETHER = tl.constexpr(4)  # shares that are read at once
@@ -171,7 +173,10 @@ def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
 
 def estimate(problem: Problem) -> float:
     if problem.paced:
-        return costs.at_least(problem, chosen(problem).microseconds)
+        time = chosen(problem).microseconds
+        if pixel_choice.of_narrow_groups(problem):  # as in `pixel_grad_weight`
+            time *= costs.relative(problem, "weight, pixel, groups")
+        return costs.at_least(problem, time)
     return pixel_grad_weight.estimate(problem)
 
 
@@ -197,7 +202,8 @@ def chosen(problem: Problem) -> Chosen:
     found = []
     for swapped, M, C, image in sides(problem):
         pixels = problem.N * image
-        tiles = problem.tiles(FAMILIES[0], M=M, N=problem.taps * launch.cdiv(C, FEWEST) * FEWEST, K=pixels)
+        columns = problem.taps * launch.cdiv(C, FEWEST) * FEWEST
+        tiles = problem.tiles(FAMILIES[0], M=max(M, ROWS), N=max(columns, ROWS), K=pixels)
         found += [_cut(problem, tile, swapped, M, C, pixels) for tile in tiles]
     return min(found, key=lambda at: at.microseconds)
 
@@ -227,8 +233,10 @@ def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pix
 def _pace(tile: launch.Tile, M: int, C: int) -> tuple[pace.Pace, float]:
     """That of a tile, and how many times as long its steps take for rows that begin within lines of the cache."""
     rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
+    # Of pieces of 32 and 64 bytes the first cache looks up four times and twice as many lines.
+    columns = columns * max(1.0, FULL / C) ** 0.3
     read = pace.narrow(M, 2) * min(M, rows) + pace.narrow(C, 2) * columns
-    return pace.of_unfolded(tile), max(1.0, read / (rows + columns))
+    return pace.of_unfolded(tile), max(1.0, read / (rows + tile["BLOCK_N"]))
 
 
 def _split(

@@ -510,6 +510,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "conv_back": (_transposed, "batch"),
         "conv_box": (_convolution, "box"),
         "conv_box_grad_weight": (_convolution, "box", "weight"),
+        "conv_unfolded_grad_weight": (_convolution, "unfolded", "weight"),
         "conv_band conv_banded conv_held conv_two_rows": (_convolution, "banded"),
         "conv_pair_pool": (_pair_pool,),
         "conv_banded_grad_weight": (_convolution, "banded", "weight"),

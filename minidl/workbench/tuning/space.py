@@ -15,6 +15,7 @@ PRODUCTS = {
     "gemm", "gemm_parts", "gemm_pointer", "conv", "conv_back", "conv_banded", "conv_banded_grad_weight",
     "conv_batch", "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_box_grad_weight", "conv_few",
     "conv_fft_product", "conv_flat", "conv_grad_weight", "conv_held", "conv_pair_pool", "conv_two_rows",
+    "conv_unfolded_grad_weight",
 }  # fmt: skip
 # Families whose block has three axes, where others have blocks of two.
 CUBES = {"gemm_thin"}
