@@ -61,7 +61,6 @@ SHAPES = {
     "fill": (2, 21, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
     "taps": (2, 21, 7, (9, 8), (3, 2), (1, 1), (1, 2), (1, 2), 1),
     "unshuffle": (2, 3, 7, (9, 8), (5, 3), (2, 2), (1, 2), (1, 1), 1),
-    "unfolded": (3, 24, 40, (6, 7), (3, 2), (1, 2), (1, 1), (2, 1), 2),
 }
 
 
@@ -344,7 +343,10 @@ ADDING = {
 ALONE = {
     "conv_held": (held, (33, *SUMS[held][1:]), {"forward", "epilogue", "preactivation", "sum", "max"}),
     "conv_two_rows": (two_rows, (33, 1, 12, (8, 20), (7, 7), (1, 1), (0, 0), (1, 1), 1), {"forward"}),
-}
+    "conv_unfolded_grad_weight": (
+        unfolded_grad_weight, (3, 72, 136, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1), {"grad_weight"},
+    ),
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -364,7 +366,7 @@ def tiles_of_forms():
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
         "conv_back": "batch", "conv_pair_pool": "pair", "conv_depthwise": "depthwise",
         "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_turn": "pixel",
-        "conv_unshuffle": "unshuffle", "conv_unfolded_grad_weight": "unfolded",
+        "conv_unshuffle": "unshuffle",
     }  # fmt: skip
     seen, elsewhere = set(), ("conv_fft", "conv_few", "conv_taps", "gemm")
     for family in (family for family in conv.FAMILIES if not family.startswith(elsewhere)):
@@ -412,7 +414,6 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "depthwise": (3, 1, 1, (9, 24), (3, 3), (1, 1), (1, 1), (1, 1), 64),
             "fill": (3, 70, 40, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
             "unshuffle": (9, 3, 40, (33, 40), (7, 7), (2, 2), (3, 3), (1, 1), 1),
-            "unfolded": (3, 72, 264, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
         }
         assert Problem(larger[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
         if family in ADDING:
@@ -436,7 +437,7 @@ def by_one_form(family, dtype, tile):
         if not able:
             pytest.skip(str(able))
         with summing(form), launch.force(**{family: tile}):
-            assert set(p.check("banded", lambda name: name in expected)) == expected
+            assert set(p.check(form.NAME, lambda name: name in expected)) == expected
 
 
 def back_in_one_launch(dtype, tile):
@@ -580,8 +581,8 @@ def test_unfolded_from_both_sides_whole_and_in_shares(shape, side, whole_tiles, 
     monkeypatch.setattr(unfolded_grad_weight, "_split", split)
     p = Problem(shape, dtype=torch.float16)
     tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 16}, 4, 2)
-    with launch.force(conv_unfolded_grad_weight=tile), GuardedAllocations() as guards:
-        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="unfolded"), p.dw.to(torch.float16))
+    with plan.among(unfolded_grad_weight), launch.force(conv_unfolded_grad_weight=tile), GuardedAllocations() as guards:
+        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry), p.dw.to(torch.float16))
     guards.check()
 
 

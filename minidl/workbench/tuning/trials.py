@@ -39,7 +39,8 @@ LONGEST = 2000.0  # us; more repeats nothing that shorter ones do not say
 ROUNDS = 3
 FORMS = {"gemm": "tma", "gemm_pointer": "pointer", "copied": "copied"}  # of products, by what is tried
 # Families of tiles between which a form chooses.
-CHOICES = {"gemm_pointer": "gemm_pointer", "pixel_tiled": "conv", "pixel_back": "conv", "boxed": "conv_box"}
+CHOICES = {"gemm_pointer": "gemm_pointer", "pixel_tiled": "conv", "pixel_back": "conv", "boxed": "conv_box",
+           "unfolded_grad_weight": "conv_unfolded_grad_weight"}  # fmt: skip
 # Spectra are used on request only.
 MODULES = {form.__name__.rpartition(".")[2]: form for form in plans.FORMS if form is not fft}
 FILLED = "filled "  # before a module's name: with channels filled up
