@@ -48,7 +48,7 @@ from minidl.testing.memory import GuardedAllocations
 pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
 # The FFT's results are not whole numbers: test_conv_fft.py has its bound. Few outputs have a way back only:
 # test_conv_few.py. Products are for kernels of 1x1 and without a scale: test_conv_product.py.
-OTHERS = "fft", "few", "merge", "product", "columns"
+OTHERS = "unfolded", "fft", "few", "merge", "product", "columns"
 FORMS = pytest.mark.parametrize("form", [form for form in conv.FORMS if form not in OTHERS])
 # A shape each form takes: (N, C, M, (H, W), kernel, stride, padding, dilation, groups).
 SHAPES = {

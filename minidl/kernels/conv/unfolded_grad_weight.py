@@ -29,7 +29,7 @@ from minidl.kernels.division import divided, reciprocal
 from minidl.runtime import early, launch
 from minidl.runtime.early import wait
 
-NAME = "pixel"
+NAME = "unfolded"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_unfolded_grad_weight",)
 LEAST = 4  # blocks of a share
