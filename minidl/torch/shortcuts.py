@@ -8,7 +8,7 @@ Each is the only user of what is before it, so that nobody else sees a sum in pl
 from __future__ import annotations
 
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -30,6 +30,7 @@ class Sum(NamedTuple):
 
 
 class _Found(NamedTuple):
+    name: str
     scale: fx.Node
     x: fx.Node
     depth: fx.Node | None
@@ -54,15 +55,16 @@ def rewrite(graph: fx.Graph, root: nn.Module) -> tuple[list[Sum], set[str]]:
         final.replace_all_uses_with(made)
         for each in reversed(found.nodes):
             graph.erase_node(each)
-        sums.append(Sum(str(found.scale.target), None if found.depth is None else str(found.depth.target)))
+        sums.append(Sum(found.name, None if found.depth is None else str(found.depth.target)))
     return sums, {each.depth for each in sums if each.depth is not None}
 
 
 def _find(node: fx.Node, modules: dict[str, nn.Module], parameters: dict[str, nn.Parameter]) -> _Found | None:
-    if node.op != "call_function" or node.target not in (operator.mul, torch.mul) or node.kwargs or len(node.args) != 2:
+    if node.target not in (operator.mul, torch.mul, "mul") or node.kwargs or len(node.args) != 2:
         return None
     for scale, x in (node.args, node.args[::-1]):
-        if isinstance(x, fx.Node) and isinstance(scale, fx.Node) and _scales(scale, parameters):
+        name = _scales(scale, parameters)
+        if name is not None and isinstance(scale, fx.Node) and isinstance(x, fx.Node):
             break
     else:
         return None
@@ -73,14 +75,18 @@ def _find(node: fx.Node, modules: dict[str, nn.Module], parameters: dict[str, nn
     if added is None or after is None:
         return None
     nodes.append(after)
-    found = _Found(scale, x, depth, added, tuple(nodes))
-    return None if _changes_between(found.nodes, modules) or (depth and _draws_between(found)) else found
+    found = _Found(name, scale, x, depth, added, tuple(nodes))
+    return None if _changes_between(found.nodes, modules) or (depth and _draws_between(found.nodes, modules)) else found
 
 
-def _scales(node: fx.Node, parameters: dict[str, nn.Parameter]) -> bool:
-    """Whether a node is a parameter of one size along one dimension and 1 along the others."""
+def _scales(node: Any, parameters: dict[str, nn.Parameter]) -> str | None:
+    """The name of a parameter of one size along one dimension and 1 along the others, that a node is or reshapes."""
+    if not isinstance(node, fx.Node):
+        return None
+    if node.op == "call_method" and node.target in ("reshape", "view"):
+        return _scales(node.args[0], parameters)
     known = parameters.get(str(node.target)) if node.op == "get_attr" else None
-    return known is not None and known.dim() > 0 and known.numel() == max(known.shape)
+    return str(node.target) if known is not None and known.dim() > 0 and known.numel() == max(known.shape) else None
 
 
 def _drops(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -90,11 +96,12 @@ def _drops(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     return scaling.drops(module) and not has_hooks(module)
 
 
-def _draws_between(found: _Found) -> bool:
-    """Whether random numbers may be drawn between those for the depth and the sum, where they will be drawn."""
-    node = found.nodes[0].next
-    while node is not found.nodes[-1]:
-        if node not in found.nodes and node.op != "get_attr":
+def _draws_between(nodes: tuple[fx.Node, ...], modules: dict[str, nn.Module]) -> bool:
+    """Whether random numbers may be drawn between the depth's own place and the sum, where its will be drawn."""
+    node = nodes[0].next
+    while node is not nodes[-1]:
+        idle = node.op == "call_module" and type(modules[str(node.target)]) is nn.Identity
+        if node not in nodes and node.op != "get_attr" and not idle:
             return True
         node = node.next
     return False

@@ -45,15 +45,16 @@ class Block(nn.Module):
 
 
 class Rows(nn.Module):
-    """A scale of the last dimension; nothing is dropped."""
+    """A scale of the last dimension, as timm has it of channels; nothing is dropped."""
 
     def __init__(self, channels):
         super().__init__()
         self.gamma = nn.Parameter(torch.rand(channels) + 0.5)
-        self.depth = nn.Identity()
+        self.depth, self.shortcut = nn.Identity(), nn.Identity()
 
     def forward(self, x):
-        return x.relu() + self.depth(x.square() * self.gamma)
+        y = self.depth(x.square().mul(self.gamma.reshape(1, 1, -1)))
+        return y + self.shortcut(x)
 
 
 def _model(device, dtype=torch.float64):
