@@ -134,7 +134,7 @@ def _chain(node: fx.Node, modules: dict[str, nn.Module], taken: set[fx.Node]) ->
         act = known
         _take(nodes, after)
     made = _Chain(layer, norm, added, act, tuple(nodes))
-    return made if len(nodes) > 1 and not _changes_between(made, modules) else None
+    return made if len(nodes) > 1 and not _changes_between(made.nodes, modules) else None
 
 
 def _take(nodes: list[fx.Node], node: Any) -> tuple[fx.Node, fx.Node | None]:
@@ -180,11 +180,11 @@ def _act(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str | None, floa
     return None
 
 
-def _changes_between(chain: _Chain, modules: dict[str, nn.Module]) -> bool:
+def _changes_between(nodes: tuple[fx.Node, ...], modules: dict[str, nn.Module]) -> bool:
     """Whether something else is changed in place between the first and the last node: what the block reads later."""
-    node = chain.nodes[0].next
-    while node is not chain.nodes[-1]:
-        if node not in chain.nodes and _in_place(node, modules):
+    node = nodes[0].next
+    while node is not nodes[-1]:
+        if node not in nodes and _in_place(node, modules):
             return True
         node = node.next
     return False
