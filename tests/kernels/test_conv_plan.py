@@ -60,7 +60,7 @@ LAYERS = {
 }
 GRADIENTS = {
     "1->12 7x7": "banded_grad_weight", "12->24 7x7": "banded_grad_weight", "1->32 5x5": "banded_grad_weight",
-    "512@7": "even_grad_weight", "64@56, 8 images": "unfolded_grad_weight", "24->20": "pixel_grad_weight",
+    "512@7": "even_grad_weight", "64@56, 8 images": "pixel_grad_weight", "24->20": "pixel_grad_weight",
     "32->64 5x5": "unfolded_grad_weight",
 }  # fmt: skip
 BOTTLENECKS = {
@@ -87,10 +87,10 @@ def test_the_layers_of_the_benchmark(name):
 # Images, channels in and out, pixels a side, kernel, padding, stride.
 WEIGHTS = {
     (21, 512, 512, 28, 3, 1): "boxed", (55, 512, 1024, 56, 2, 0, 2): "boxed", (81, 512, 512, 33, 3, 0, 2): "boxed",
-    (216, 128, 256, 32, 4, 1, 2): "unfolded", (16, 256, 256, 64, 3, 1): "boxed", (16, 256, 512, 28, 3, 1): "boxed",
-    (64, 256, 256, 56, 3, 1): "batch", (16, 128, 256, 112, 2, 0, 2): "unfolded", (42, 144, 48, 340, 7, 3): "unfolded",
+    (216, 128, 256, 32, 4, 1, 2): "boxed", (16, 256, 256, 64, 3, 1): "boxed", (16, 256, 512, 28, 3, 1): "boxed",
+    (64, 256, 256, 56, 3, 1): "batch", (16, 128, 256, 112, 2, 0, 2): "pixel", (42, 144, 48, 340, 7, 3): "unfolded",
     (80, 13, 6, 90, 5, 2): "banded", (264, 11, 1, 265, 3, 1): "banded", (18, 3, 64, 224, 3, 1): "pixel",
-    (126, 128, 64, 256, 3, 1): "unfolded",
+    (126, 128, 64, 256, 3, 1): "boxed",
 }  # fmt: skip
 
 

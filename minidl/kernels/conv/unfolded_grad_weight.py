@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pace, pixel_choice, pixel_grad_weight
+from minidl.kernels.conv import costs, pace, pixel_grad_weight
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors, all_inside
 from minidl.kernels.division import divided, reciprocal
 from minidl.runtime import early, launch
@@ -34,11 +34,13 @@ DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_unfolded_grad_weight",)
 LEAST = 4  # blocks of a share
 ROWS = 64  # that a tensor core multiplies at least
-FULL = 64  # channels of a line of the cache
 FEWEST = 16  # channels, on both sides
-MOST_SHARES = 32  # of a tile of the last round
 TOGETHER = tl.constexpr(4)  # shares that are read at once
 VALUES = 2048  # that a program adds
+ADDED = 2.0  # us that TOGETHER shares take to be added: 16->16 in 116 shares 58 to 70 us
+INSIDE = 0.88  # of a step, where nothing is compared
+NARROW = 1.2  # of a step, of pieces of fewer than 32 channels: 11->12 11x11, filled to 16, 1.0 to 1.1 us for 0.85
+MARGIN = 1.08  # the estimates are 0.86 to 1.2 of 70 measured times, and others' are no better
 
 
 @triton.jit
@@ -80,16 +82,15 @@ def conv_unfolded_grad_weight_kernel(
     partial [shares, rest, BLOCK_M, BLOCK_N]    INSIDE: every tap of every pixel is
     """
     wait(EARLY)
-    J: tl.constexpr = JH * JW
     i_rest = tl.program_id(0) - whole
     is_whole = i_rest < 0
     i_tile = tl.where(is_whole, tl.program_id(0), whole + i_rest % rest)
     first = tl.where(is_whole, 0, i_rest // rest * share)
     end = tl.where(is_whole, pixels, tl.minimum(first + share, pixels))
-    i_group, m, j, o_c = tile_at(i_tile, GROUPS, C, J, UNIT, BLOCK_M, BLOCK_N)
+    i_group, m, j, o_c = tile_at(i_tile, GROUPS, C, JH * JW, UNIT, BLOCK_M, BLOCK_N)
     o_m = m + tl.arange(0, BLOCK_M)
     m_m = o_m < M
-    m_c = (j < J) & (o_c < C)
+    m_c = (j < JH * JW) & (o_c < C)
     t_h = j // JW * IN_TAP_H
     t_w = j % JW * IN_TAP_W
     o_tap = (t_h * W + t_w) * (GROUPS * C) + o_c
@@ -117,7 +118,7 @@ def conv_unfolded_grad_weight_kernel(
         b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
         b_acc = tl.dot(b_dy.T, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
     if is_whole:
-        o_w, m_w = places(i_group, o_m, j, o_c, M, C, J, SWAPPED)
+        o_w, m_w = places(i_group, o_m, j, o_c, M, C, JH * JW, SWAPPED)
         tl.store(p_dw + o_w, b_acc.to(p_dw.dtype.element_ty), mask=m_w)
     else:
         p_partial += tl.cast(i_rest, tl.int64) * (BLOCK_M * BLOCK_N)
@@ -173,10 +174,7 @@ def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
 
 def estimate(problem: Problem) -> float:
     if problem.paced:
-        time = chosen(problem).microseconds
-        if pixel_choice.of_narrow_groups(problem):  # as in `pixel_grad_weight`
-            time *= costs.relative(problem, "weight, pixel, groups")
-        return costs.at_least(problem, time)
+        return costs.at_least(problem, MARGIN * chosen(problem).microseconds)
     return pixel_grad_weight.estimate(problem)
 
 
@@ -224,43 +222,38 @@ def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pix
     tiles = launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit)
     tiles *= launch.cdiv(M, tile["BLOCK_M"]) * problem.groups
     blocks = launch.cdiv(pixels, block)
-    whole, count, time = _split(problem, tile, tiles, blocks, *_pace(tile, M, C))
+    factor = (INSIDE if not swapped and _inside(problem) else 1.0) * (NARROW if C < 2 * FEWEST else 1.0)
+    whole, count, time = _split(problem, tile, tiles, blocks, factor)
     share = launch.cdiv(blocks, count)
-    shares = launch.cdiv(blocks, share)
-    return Chosen(tile, swapped, M, C, unit, pixels, tiles, whole, shares, share * block, time)
+    return Chosen(tile, swapped, M, C, unit, pixels, tiles, whole, launch.cdiv(blocks, share), share * block, time)
 
 
-def _pace(tile: launch.Tile, M: int, C: int) -> tuple[pace.Pace, float]:
-    """That of a tile, and how many times as long its steps take for rows that begin within lines of the cache."""
-    rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
-    # Of pieces of 32 and 64 bytes the first cache looks up four times and twice as many lines.
-    columns = columns * max(1.0, FULL / C) ** 0.3
-    read = pace.narrow(M, 2) * min(M, rows) + pace.narrow(C, 2) * columns
-    return pace.of_unfolded(tile), max(1.0, read / (rows + tile["BLOCK_N"]))
+def _inside(problem: Problem) -> bool:
+    return all_inside(problem.at.h, problem.read[0]) and all_inside(problem.at.v, problem.read[1])
 
 
-def _split(
-    problem: Problem, tile: launch.Tile, tiles: int, blocks: int, tempo: pace.Pace, factor: float
-) -> tuple[int, int, float]:
+def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, factor: float) -> tuple[int, int, float]:
     """(tiles that are not cut, shares of the others, us)."""
-    processors, block = problem.processors, tile["BLOCK_K"]
+    most = max(1, blocks // LEAST)
     if not problem.paced:
-        count = max(1, min(2 * processors // max(tiles, 1), blocks // LEAST))
+        count = max(1, min(2 * problem.processors // max(tiles, 1), most))
         return (tiles, 1, 0.0) if count == 1 else (0, count, 0.0)
-    values = tile["BLOCK_M"] * tile["BLOCK_N"]
-    even = pace.in_shares(tiles, blocks, block, tempo, processors, tiles * values, factor, LEAST)
-    best = even.microseconds, tiles if even.count == 1 else 0, even.count
-    device = processors * tempo.slots
-    whole = tiles // device * device
-    fixed, step = pace.known().rounds["weight"], factor * tempo.step
-    if 0 < whole < tiles:
+    slots, step = pace.of_unfolded(tile)
+    device, fixed = problem.processors * slots, pace.known().rounds["unfolded"]
+
+    def rounds(programs: int, blocks: int) -> float:
+        return launch.cdiv(programs, device) * (fixed + factor * pace.steps(blocks, tile["BLOCK_K"]) * step)
+
+    found = [(tiles, 1, rounds(tiles, blocks))]
+    for whole in {0, tiles // device * device} - {tiles}:
         rest = tiles - whole
-        for count in range(2, min(MOST_SHARES, max(1, blocks // LEAST)) + 1):
-            rounds = launch.cdiv(rest * count, device)
-            time = whole // device * (fixed + pace.steps(blocks, block) * step)
-            time += rounds * (fixed + pace.steps(launch.cdiv(blocks, count), block) * step)
-            best = min(best, (time + pace.of_shares(count, rest * values), whole, count))
-    return best[1], best[2], best[0]
+        for wanted in {min(most, n * device // rest) for n in range(1, pace.MOST_ROUNDS)} - {0, 1}:
+            share = launch.cdiv(blocks, wanted)
+            count = launch.cdiv(blocks, share)
+            time = rounds(whole, blocks) + rounds(rest * count, share)
+            time += pace.of_shares(count, rest * tile["BLOCK_M"] * tile["BLOCK_N"])
+            found.append((whole, count, time + ADDED * launch.cdiv(count - 1, TOGETHER.value)))
+    return min(found, key=lambda at: (at[2], at[1]))
 
 
 class Prepared(NamedTuple):
@@ -275,41 +268,32 @@ class Prepared(NamedTuple):
 
 def prepare(problem: Problem) -> Prepared:
     h, v, groups, at = problem.at.h, problem.at.v, problem.groups, chosen(problem)
-    (H, W), (QH, QW) = problem.read, problem.written
-    starts, taps = (h.in_start, v.in_start), (h.in_tap, v.in_tap)
-    if at.swapped:
-        (H, W), (QH, QW) = (QH, QW), (H, W)
-        starts, taps = (-h.in_start, -v.in_start), (-h.in_tap, -v.in_tap)
+    (H, W), (QH, QW) = (problem.written, problem.read) if at.swapped else (problem.read, problem.written)
+    way = -1 if at.swapped else 1
+    starts, taps = (way * h.in_start, way * v.in_start), (way * h.in_tap, way * v.in_tap)
     rest = at.tiles - at.whole
-    cut = at.shares if rest else 1
     blocks = {"UNIT": at.unit, "BLOCK_M": at.tile["BLOCK_M"], "BLOCK_N": at.tile["BLOCK_N"]}
     alike = {"GROUPS": groups, "M": at.M, "C": at.C, "SWAPPED": at.swapped, **early.options(target=problem.target)}
-    scalars = (
-        at.pixels, H, W, QH, QW, *starts, reciprocal(QH * QW), reciprocal(QW), at.whole, max(rest, 1), at.share,
-    )  # fmt: skip
+    scalars = at.pixels, H, W, QH, QW, *starts, reciprocal(QH * QW), reciprocal(QW), at.whole, max(rest, 1), at.share
     meta = {
         **problem.taps_read, **problem.constants, **alike, "IN_TAP_H": taps[0], "IN_TAP_W": taps[1],
-        "INSIDE": not at.swapped and all_inside(h, H) and all_inside(v, W), **at.tile.options, **blocks,
+        "INSIDE": not at.swapped and _inside(problem), **at.tile.options, **blocks,
     }  # fmt: skip
-    meta["C"] = at.C
-    product = launch.Prepared(conv_unfolded_grad_weight_kernel, (at.whole + rest * cut,), scalars, meta)
+    product = launch.Prepared(conv_unfolded_grad_weight_kernel, (at.whole + rest * at.shares,), scalars, meta)
     rows = max(1, min(VALUES // blocks["BLOCK_N"], blocks["BLOCK_M"]))
     added = launch.Prepared(
-        conv_unfolded_sum_kernel, (rest * blocks["BLOCK_M"] // rows,), (at.whole, max(rest, 1), cut),
+        conv_unfolded_sum_kernel, (rest * blocks["BLOCK_M"] // rows,), (at.whole, max(rest, 1), at.shares),
         {**alike, **blocks, "J": problem.taps, "ROWS": rows},
     )  # fmt: skip
-    return Prepared(
-        product, (cut, rest, blocks["BLOCK_M"], blocks["BLOCK_N"]), added if rest else None, problem.shape, at.swapped
-    )
+    partial = at.shares, rest, blocks["BLOCK_M"], blocks["BLOCK_N"]
+    return Prepared(product, partial, added if rest else None, problem.shape, at.swapped)
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
     dy, x = (t.x, t.w) if prepared.swapped else (t.w, t.x)
     dw = torch.empty(prepared.shape, dtype=t.x.dtype, device=t.x.device)
-    if prepared.sum is None:
-        prepared.product.run(dy, x, dw, dw)
-        return dw
-    partial = torch.empty(prepared.partial, dtype=launch.acc_torch(t.x.dtype), device=t.x.device)
+    partial = dw if prepared.sum is None else dw.new_empty(prepared.partial, dtype=launch.acc_torch(dw.dtype))
     prepared.product.run(dy, x, dw, partial)
-    prepared.sum.run(partial, dw)
+    if prepared.sum is not None:
+        prepared.sum.run(partial, dw)
     return dw
