@@ -97,7 +97,7 @@ def operator(
         lowered = {kind: _autocast(recorded, kind, *cast or (LOWER, ())) for kind in ("cpu", "cuda")}
 
         def call(*args: Any) -> Any:
-            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            if torch.compiler.is_compiling() or transformed() or torch._C._get_tracing_state() is not None:
                 return op(*args)
             run_ = recorded
             if torch._C._is_any_autocast_enabled():
@@ -136,6 +136,20 @@ def straight(args: Sequence[Any]) -> bool:
         and not torch._C._functorch.is_legacy_batchedtensor(args[0])  # a gradient of `is_grads_batched`
         and not _negate(args)
     )
+
+
+def transformed() -> bool:
+    """Whether torch.func's transforms are under way."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def may_want(*tensors: torch.Tensor | None) -> bool:
+    """Whether a gradient may be asked for: within `torch.vmap` tensors do not tell that they require one outside."""
+    if not torch.is_grad_enabled():
+        return False
+    if not torch.compiler.is_compiling() and transformed():
+        return True
+    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def _negate(args: Sequence[Any]) -> bool:

@@ -11,8 +11,9 @@ from minidl.kernels import cross_entropy as entropy
 from minidl.kernels import row_norm as norms
 from minidl.kernels import softmax as kernels
 from minidl.ops.loss import named_reduction
+from minidl.runtime import check
 from minidl.torch.activations import _as
-from minidl.torch.registry import FLOAT32, accumulator, operator
+from minidl.torch.registry import FLOAT32, accumulator, may_want, operator
 
 
 def _fake_softmax(x: Any, *_: Any) -> torch.Tensor:
@@ -110,7 +111,7 @@ def cross_entropy(
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> torch.Tensor:  # fmt: skip
     """torch.nn.functional.cross_entropy; the gradient of the logits is made with the loss."""
-    keep = torch.is_grad_enabled() and input.requires_grad
+    keep = may_want(input)
     reduction = named_reduction(size_average, reduce, reduction)
     return _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, keep)[0]
 
@@ -163,6 +164,14 @@ def _row_norm(
     rms: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """The result, and mean and rstd of rows; `dims` last dimensions of x are a row, or one of so many groups is."""
+    op = "rms_norm" if rms else "group_norm" if groups else "layer_norm"
+    check.floating(op, x=x, weight=weight, bias=bias)
+    shape = x.shape[1:2] if groups else x.shape[x.dim() - dims :]
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and (vector.shape != shape or vector.device != x.device):
+            raise ValueError(
+                f"{op}: {name} is {list(vector.shape)} on {vector.device}, expected {list(shape)} on {x.device}"
+            )
     x, seen = _rows(x, dims, groups)
     weight, bias = (None if t is None else t.reshape(-1) for t in (weight, bias))
     return tuple(norms.forward(x, seen, weight, bias, eps, rms))
