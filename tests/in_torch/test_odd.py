@@ -2,6 +2,10 @@
 
 import copy
 import io
+import os
+import subprocess
+import sys
+from importlib import metadata
 
 import pytest
 import torch
@@ -9,7 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 
+import minidl
 import minidl.torch as mt
+from minidl import runtime
 from tests.in_torch.test_accelerate import Residual, _close, _same
 from tests.in_torch.test_operators import _randn
 
@@ -137,3 +143,45 @@ def test_other_dtypes_and_tensors_afterwards(device):
             _close(ours(images), theirs(images))
         torch.testing.assert_close(ours.half()(images.half()), theirs.half()(images.half()), rtol=1e-2, atol=1e-2)
         assert ours.to("meta")(images.half().to("meta")).shape == (2, 3)
+
+
+NO_GPU = """
+import torch
+import minidl
+import minidl.torch as mt
+from minidl import runtime
+model = mt.accelerate(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()))
+x = torch.ones(1, 3, 4, 4)
+model(x).sum().backward()  # by torch's kernels
+assert "minidl" not in str(model(x).grad_fn)
+optimizer = mt.optim.SGD(model.parameters(), lr=0.1)
+for call in (lambda: mt.softmax(x, 1), lambda: torch.ops.minidl.softmax(x, 1, False), optimizer.step):
+    try:
+        call()
+    except (TypeError, RuntimeError) as error:
+        assert "compiled for CUDA" in str(error) and "TRITON_INTERPRET=1" in str(error), error
+    else:
+        raise AssertionError(call)
+"""
+
+
+def test_a_cpu_without_the_interpreter_is_told():
+    done = subprocess.run(
+        [sys.executable, "-c", NO_GPU], capture_output=True, text=True, check=False,
+        env={**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_old_triton_is_told(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "3.5.1")
+    with pytest.raises(ImportError, match=r"Triton 3.6 or newer, this is 3.5.1; call pip"):
+        runtime._check_version()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_tensors_of_minidl_are_refused_by_operators(requires_grad):
+    given = minidl.zeros(2, 3, requires_grad=requires_grad)
+    for call in (lambda: mt.softmax(given, 1), lambda: mt.linear(x[0, 0, :2, :3].float(), given)):
+        with pytest.raises(TypeError, match="got a minidl Tensor; use torch's with x.to_torch"):
+            call()
