@@ -35,8 +35,8 @@ NO_BFLOAT16 = (
     "use float32 or float16, or a CUDA device"
 )
 NO_CPU = (
-    "kernels are compiled for CUDA in this process; move it with .to('cuda'), or set TRITON_INTERPRET=1 before starting "
-    "Python to run on the CPU"
+    "kernels are compiled for CUDA in this process; move it with .to('cuda'), or set TRITON_INTERPRET=1 before "
+    "starting Python to run on the CPU"
 )
 MAX_GRID = (2**31 - 1, 65535, 65535)
 

@@ -147,9 +147,8 @@ def test_other_dtypes_and_tensors_afterwards(device):
 
 NO_GPU = """
 import torch
-import minidl
 import minidl.torch as mt
-from minidl import runtime
+from minidl.runtime import launch
 model = mt.accelerate(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()))
 x = torch.ones(1, 3, 4, 4)
 model(x).sum().backward()  # by torch's kernels
