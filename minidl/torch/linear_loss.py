@@ -34,7 +34,7 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
     if any(ctx.needs_input_grad[2:5:2]):
         raise ValueError("minidl::linear_cross_entropy: target and weight get no gradient; pass them detached")
     _, *grads, divisor = output
-    ctx.mark_non_differentiable(*grads, divisor)
+    ctx.mark_non_differentiable(divisor)  # grads stay differentiable, so that a second derivative is refused
     ctx.of_each, ctx.dtype = ctx.options[1] == "none", x.dtype
     if not ctx.of_each and any(want and not kept for want, kept in zip(_wanted(ctx), made, strict=True)):
         raise ValueError("minidl::linear_cross_entropy: gradients need to be wanted")

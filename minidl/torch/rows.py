@@ -70,7 +70,7 @@ def _save_entropy(ctx: Any, inputs: Any, output: Any) -> None:
     if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
         raise ValueError("minidl::cross_entropy: only the logits get a gradient; pass target.detach()")
     _, grad, divisor = output
-    ctx.mark_non_differentiable(grad, divisor)
+    ctx.mark_non_differentiable(divisor)  # grad stays differentiable, so that a second derivative is refused
     ctx.save_for_backward(grad, divisor)
 
 
