@@ -278,6 +278,12 @@ def test_torch_finds_each_operator_registered_as_it_should_be(name):
         torch.library.opcheck(op, tuple(given), rtol=1e-8, atol=1e-8)
 
 
+def test_torch_finds_the_fold_registered_as_it_should_be():
+    x, mean, var, bias = _randn(2, 3, 4, 4), _randn(3), _randn(3).abs(), _randn(3)
+    given = x, mean, var, bias, None, bias, 1e-5
+    torch.library.opcheck(torch.ops.minidl.fold_batch_norm.default, given, rtol=1e-8, atol=1e-8)
+
+
 def test_every_operator_is_checked():
     called = set()
     for name in CHECKED:
