@@ -82,6 +82,8 @@ def accelerate(model: nn.Module, example: Any = None, fuse: bool = True) -> nn.M
     for module in _outermost(model):
         if not isinstance(module, Accelerated) and any(isinstance(m, NORMS) for m in ours):
             module.__class__ = fusing.whole(module)
+        if isinstance(module, Accelerated) and not isinstance(module, Layer):
+            type(module)._minidl_folds = fusing.pairs(module)
     _reports[model] = _told(model, {**reasons, **untraced})
     return model
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minidl.torch import activations, convolution
+from minidl.torch import activations, convolution, folds
 from minidl.torch import normalisation as norms
 from minidl.torch.activations import from_output
 from minidl.torch.layers import (
@@ -101,8 +101,8 @@ def _conv_norm(conv: Any, norm: Any, name: str | None, slope: float, x: torch.Te
         return norms.conv_norm(*tensors, *norm._minidl_moved(), *settings, name, slope)[0]
     if may_want(x, weight, bias, added, *affine):
         return norm._minidl_normalised(conv(x), added, name, slope)
-    buffers = norm._buffers
-    scale, shift = norms.folded(x, buffers["running_mean"], buffers["running_var"], bias, *affine, norm.eps)
+    buffers, made = norm._buffers, folds.part(conv) if torch.compiler.is_compiling() else None
+    scale, shift = made or norms.folded(x, buffers["running_mean"], buffers["running_var"], bias, *affine, norm.eps)
     return convolution.convolution(x, weight, shift, scale, added, *settings, name, slope)
 
 

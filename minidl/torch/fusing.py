@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NoReturn
 from unittest import mock
@@ -21,6 +22,7 @@ from torch.nn.modules import module as all_modules
 from torch.utils import checkpoint
 
 from minidl import later
+from minidl.torch import folds
 from minidl.torch.chains import Block, has_hooks, rewrite
 from minidl.torch.layers import Accelerated
 
@@ -151,6 +153,18 @@ def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], c
     return _made(Fused, own, fused, _minidl_blocks=tuple(found))
 
 
+def pairs(module: nn.Module) -> tuple[folds.Pair, ...]:
+    """The convolutions and batch norms of all blocks in a module, but for those that are in several."""
+    found: list[tuple[str, str]] = []
+    for name, each in module.named_modules():
+        if isinstance(each, Fused):
+            prefix = f"{name}." if name else ""
+            found += [(prefix + b.layer, prefix + b.norm) for b in each._minidl_blocks if b.layer and b.norm]
+    counts = Counter(module.get_submodule(path) for pair in set(found) for path in pair)
+    alone = (pair for pair in dict.fromkeys(found) if all(counts[module.get_submodule(path)] == 1 for path in pair))
+    return tuple(folds.Pair(*pair) for pair in alone)
+
+
 def whole(module: nn.Module) -> type[Accelerated]:
     """A class of a module whose forward is its own, and within which all batch norms are folded at once."""
     own: Any = type(module)
@@ -161,13 +175,14 @@ def _made(base: type[Accelerated], own: Any, forward: Callable[..., Any], **memb
     @functools.wraps(own.forward)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return forward(self, *args, **kwargs)
+            return folds.traced(self, kind._minidl_folds, lambda: forward(self, *args, **kwargs))
         with later.deferring(self):
             return forward(self, *args, **kwargs)
 
     members |= {"forward": call, "_minidl_torchs": own}
     members |= {"__module__": own.__module__, "__qualname__": own.__qualname__}
-    return type(own.__name__, (base, own), members)
+    kind: Any = type(own.__name__, (base, own), members)
+    return kind
 
 
 def _built(module: nn.Module) -> Any:

@@ -41,6 +41,7 @@ class Accelerated(nn.Module):
     """
 
     _minidl_torchs: ClassVar[type[nn.Module]]
+    _minidl_folds: ClassVar[tuple[Any, ...]] = ()  # of an outermost one: what a trace of it folds at once
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = type(self).__new__(type(self))

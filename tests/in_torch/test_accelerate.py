@@ -16,8 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import minidl.torch as mt
-from minidl.testing import error_bound
 from minidl.runtime import launch
+from minidl.testing import error_bound
 from minidl.torch import layers, measuring
 from tests.pages import blocks
 
