@@ -61,6 +61,19 @@ def test_shapes_that_do_not_fit_are_refused(name):
         call()
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (2, 3, 2, 4)])
+def test_each_rows_loss_of_logits_that_lie_in_another_order(shape, device):
+    logits = _randn(*reversed(shape)).permute(*range(len(shape) - 1, -1, -1))
+    classes, dy = torch.ones(shape[0], *shape[2:], dtype=torch.int64, device=device), _randn(shape[0], *shape[2:])
+    grads = []
+    for loss in (mt.cross_entropy, F.cross_entropy):
+        leaf = logits.detach().requires_grad_()
+        loss(leaf, classes, reduction="none").backward(dy)
+        grads.append(leaf.grad)
+    _close(*grads)
+    assert grads[0].stride() == grads[1].stride()
+
+
 def test_an_accelerated_model_refuses_other_channels_and_takes_no_images(device):
     for training in (True, False):
         ours, theirs = (m.train(training) for m in two(lambda: Residual(3, 4, 2), device))
