@@ -74,11 +74,12 @@ def _leaky(slope: float) -> Act | None:
 
 def block(
     layer: Any, norm: Any, name: str | None, slope: float, x: torch.Tensor,
-    added: torch.Tensor | None,
+    added: torch.Tensor | None, in_place: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """act(norm(layer(x)) + added), all but x as far as it is given."""
+    """act(norm(layer(x)) + added), all but x as far as it is given; in_place: the sum has the dtype of what it is added
+    to."""
     if not _fits(layer, norm, x, added):
-        return apart(layer, norm, name, slope, x, added)
+        return apart(layer, norm, name, slope, x, added, in_place)
     if added is not None and not from_output(name) and torch.is_grad_enabled():
         # The gradient needs what the activation is of.
         return activations._bias_act(block(layer, norm, None, 0.0, x, added), None, name, slope)
@@ -137,9 +138,12 @@ def _fits(layer: Any, norm: Any, x: Any, added: Any) -> bool:
     return layer is None and bool(added.shape == x.shape)
 
 
-def apart(layer: Any, norm: Any, name: str | None, slope: float, x: Any, added: Any) -> Any:
+def apart(
+    layer: Any, norm: Any, name: str | None, slope: float, x: Any, added: Any, in_place: bool = False
+) -> Any:  # fmt: skip
     """The same, one layer after another."""
     y = x if layer is None else layer(x)
     y = y if norm is None else norm(y)
-    y = y if added is None else y + added
+    if added is not None:
+        y = y.add_(added) if in_place else y + added
     return _TORCHS[name](y, slope)

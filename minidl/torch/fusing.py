@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NoReturn
@@ -39,9 +41,44 @@ class Fused(Accelerated):
     _minidl_blocks: ClassVar[tuple[Block, ...]]
 
 
+class _Proxy(fx.Proxy):
+    """With changes in place: `y += x`, which torch.fx takes for `y = y + x`, is one of all that y is known as."""
+
+
+def _in_place(name: str) -> Callable[[fx.Proxy, Any], Any]:
+    def method(self: fx.Proxy, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", getattr(operator, name), (self, other), {})
+
+    return method
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul"):
+    setattr(_Proxy, f"__{_name}__", _in_place(_name))
+
+
 class _Tracer(fx.Tracer):
+    """Raises RuntimeError for what a forward computes in another mode than that of its call, which a trace forgets."""
+
+    proxy_buffer_attributes = True  # a forward may change them, or choose by their values
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modes = _modes()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _modes() != self._modes:
+            raise RuntimeError("it changes whether gradients are recorded, which a trace would leave out")
+        return super().create_node(*args, **kwargs)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not inlined(m)
+
+
+def _modes() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
 
 def inlined(module: nn.Module) -> bool:
@@ -55,24 +92,28 @@ def fuse(module: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[type[Fus
     why = _unable(module)
     if why:
         return None, why
-    before, state = dict(vars(module)), _state(module)
+    before, state, drawn = dict(vars(module)), _state(module), _random_state()
     try:
-        graph = _traced(module)
+        with torch.enable_grad():
+            graph = _traced(module)
         training = module.training
         module.training = not training
         try:
-            other = _traced(module)
+            with torch.no_grad():
+                other = _traced(module)
         finally:
             module.training = training
     except Exception as error:  # noqa: BLE001 (whatever forward does with what has no values)
         return None, f"torch.fx cannot trace it: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     finally:
-        changed = _state(module) != state
+        changed, draws = _state(module) != state, _drawn_since(drawn)
         for name in vars(module).keys() - before:
             del vars(module)[name]
         vars(module).update(before)
     if changed:
         return None, "its forward changes what the module holds"
+    if draws:
+        return None, "its forward draws random numbers, which a trace would fix"
     if str(graph) != str(other):
         return None, "its forward depends on training"
     found, called = rewrite(graph, module, ours)
@@ -82,6 +123,25 @@ def fuse(module: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[type[Fus
     names = dict(code.globals)
     exec(compile(code.src, f"<minidl.torch: {type(module).__name__}>", "exec"), names)  # noqa: S102 (of torch.fx)
     return _class(module, names["forward"], found, called), ""
+
+
+def _random_state() -> tuple[Any, ...]:
+    """That of Python, and torch's of the CPU and the GPU."""
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return random.getstate(), torch.get_rng_state(), on_gpu
+
+
+def _drawn_since(state: tuple[Any, ...]) -> bool:
+    """Whether random numbers were drawn since; they are drawn again."""
+    of_python, of_torch, on_gpu = state
+    now = _random_state()
+    same = now[0] == of_python and torch.equal(now[1], of_torch) and (on_gpu is None or torch.equal(now[2], on_gpu))
+    if not same:
+        random.setstate(of_python)
+        torch.set_rng_state(of_torch)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+    return not same
 
 
 def _state(module: nn.Module) -> Any:

@@ -3,6 +3,7 @@
 import copy
 import io
 import os
+import random
 import subprocess
 import sys
 from importlib import metadata
@@ -105,7 +106,9 @@ def test_a_sum_has_torchs_dtype_under_autocast(device, training):
             self.conv, self.norm, self.plain = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
 
         def forward(self, x):
-            return F.relu(self.norm(self.conv(x)) + x), self.plain(x) + x, self.norm(x) + x.half()
+            y = self.norm(self.conv(x))
+            y += x  # in place: y's dtype
+            return F.relu(self.norm(self.conv(x)) + x), self.plain(x) + x, self.norm(x) + x.half(), F.relu(y)
 
     torch.manual_seed(0)
     theirs = Sums().to(device).train(training)
@@ -196,3 +199,85 @@ def test_tensors_of_minidl_are_refused_by_operators(requires_grad):
     for call in (lambda: mt.softmax(given, 1), lambda: mt.linear(x[0, 0, :2, :3].float(), given)):
         with pytest.raises(TypeError, match=r"got a minidl Tensor; use torch's with x\.to_torch"):
             call()
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+
+class KnownTwice(Odd):
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        z = y
+        z += x
+        z *= 2
+        return F.relu(y)
+
+
+class WithoutGradients(Odd):
+    def forward(self, x):
+        with torch.no_grad():
+            y = self.norm(self.conv(x))
+        return F.relu(y + x)
+
+
+class NeverWithGradients(Odd):
+    @torch.no_grad()
+    def forward(self, x):
+        return F.relu(self.norm(self.conv(x)))
+
+
+class OneNormTwice(Odd):
+    def forward(self, x):
+        return F.relu(self.norm(self.conv(x)) + self.norm(self.conv(x * 2)))
+
+
+class Noise(Odd):
+    def forward(self, x):
+        return F.relu(self.norm(self.conv(x)) + torch.rand((), device=x.device, dtype=x.dtype) * random.random())
+
+
+def test_random_numbers_are_drawn_at_each_call(device):
+    torch.manual_seed(1)
+    random.seed(1)
+    ours, theirs = two(Noise, device)
+    images, found = torch.randn(2, 3, 4, 4, dtype=torch.float64, device=device), []
+    for model in (ours, theirs):
+        torch.manual_seed(2)
+        random.seed(2)
+        found += [model(images), model(images)]
+    _close(found[:2], found[2:])
+    state = torch.get_rng_state(), random.getstate()
+    mt.accelerate(theirs)
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert random.getstate() == state[1]
+
+
+class Counts(Odd):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        y = self.norm(self.conv(x))
+        return F.relu(y) if self.calls < 4 else y
+
+
+class Scales(Counts):
+    def forward(self, x):
+        self.calls.mul_(0.5).add_(1)
+        return F.relu(self.norm(self.conv(x)) * self.calls)
+
+
+@pytest.mark.parametrize("kind", [KnownTwice, WithoutGradients, NeverWithGradients, OneNormTwice, Counts, Scales])
+def test_what_a_trace_would_forget(kind, device):
+    """Changes in place of what has two names, modes of gradients, the order of running statistics."""
+    ours, theirs = two(kind, device)
+    images = torch.randn(2, 3, 4, 4, dtype=torch.float64, device=device)
+    if kind is not NeverWithGradients:
+        _same(ours, theirs, images)
+    _close(ours(images), theirs(images))
+    assert ours(images).requires_grad == theirs(images).requires_grad
