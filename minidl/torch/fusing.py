@@ -145,9 +145,14 @@ def _drawn_since(state: tuple[Any, ...]) -> bool:
 
 
 def _state(module: nn.Module) -> Any:
-    """What a module holds, and how long its lists and the like are."""
-    held = vars(module).items()
-    return {name: (id(each), len(each) if isinstance(each, list | dict | set) else 0) for name, each in held}
+    """What a module holds, how long its lists and the like are, and how often its tensors were changed."""
+
+    def of(each: Any) -> int:
+        if isinstance(each, torch.Tensor) and not each.is_inference():
+            return each._version
+        return len(each) if isinstance(each, list | dict | set) else 0
+
+    return {name: (id(each), of(each)) for name, each in vars(module).items()}
 
 
 def _unable(module: nn.Module) -> str:
@@ -192,11 +197,13 @@ def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], c
     read = [name for name in names - {"training"} if name in vars(module) and type(vars(module)[name]) in kinds]
     built = _built(module)
     numbers = tuple((name, vars(module)[name]) for name in sorted(read))
-    listed = "isinstance" in names
+    listed = bool(names & {"isinstance", "is_tensor"})
 
     def fused(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or all_modules._has_any_global_hook() or (listed and any(isinstance(a, torch.Tensor) for a in args)):
+        if kwargs or any(a is None for a in args) or all_modules._has_any_global_hook():
             return own.forward(self, *args, **kwargs)
+        if listed and any(isinstance(a, torch.Tensor) for a in args):
+            return own.forward(self, *args)
         for path in watched:
             each = self
             for part in path:

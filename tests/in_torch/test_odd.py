@@ -272,6 +272,18 @@ class Scales(Counts):
         return F.relu(self.norm(self.conv(x)) * self.calls)
 
 
+def test_arguments_that_are_none(device):
+    class Masked(Odd):
+        def forward(self, x, mask):
+            y = F.relu(self.norm(self.conv(x)))
+            return y if mask is None else y * mask
+
+    ours, theirs = two(Masked, device)
+    images = torch.randn(2, 3, 4, 4, dtype=torch.float64, device=device)
+    for mask in (None, images):
+        _close(ours(images, mask), theirs(images, mask))
+
+
 @pytest.mark.parametrize("kind", [KnownTwice, WithoutGradients, NeverWithGradients, OneNormTwice, Counts, Scales])
 def test_what_a_trace_would_forget(kind, device):
     """Changes in place of what has two names, modes of gradients, the order of running statistics."""
