@@ -24,7 +24,7 @@ from torch.nn.modules import module as all_modules
 from torch.utils import checkpoint
 
 from minidl import later
-from minidl.torch import folds
+from minidl.torch import folds, shortcuts
 from minidl.torch.chains import Block, has_hooks, rewrite
 from minidl.torch.layers import Accelerated
 
@@ -39,21 +39,19 @@ class Fused(Accelerated):
     """The base of classes made for modules with such a forward."""
 
     _minidl_blocks: ClassVar[tuple[Block, ...]]
+    _minidl_sums: ClassVar[tuple[shortcuts.Sum, ...]]
 
 
 class _Proxy(fx.Proxy):
-    """With changes in place: `y += x`, which torch.fx takes for `y = y + x`, is one of all that y is known as."""
+    """One that records `+=` and the like as they are: torch's own has `+` for it."""
 
 
-def _in_place(name: str) -> Callable[[fx.Proxy, Any], Any]:
-    def method(self: fx.Proxy, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", getattr(operator, name), (self, other), {})
-
-    return method
+def _recorded(change: Any) -> Any:
+    return lambda self, other: self.tracer.create_proxy("call_function", change, (self, other), {})
 
 
-for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul"):
-    setattr(_Proxy, f"__{_name}__", _in_place(_name))
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"):
+    setattr(_Proxy, f"__{_name}__", _recorded(getattr(operator, _name)))
 
 
 class _Tracer(fx.Tracer):
@@ -117,12 +115,13 @@ def fuse(module: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[type[Fus
     if str(graph) != str(other):
         return None, "its forward depends on training"
     found, called = rewrite(graph, module, ours)
-    if not found:
+    sums, dropped = shortcuts.rewrite(graph, module)
+    if not (found or sums):
         return None, NOTHING
     code = graph.python_code("self")
     names = dict(code.globals)
     exec(compile(code.src, f"<minidl.torch: {type(module).__name__}>", "exec"), names)  # noqa: S102 (of torch.fx)
-    return _class(module, names["forward"], found, called), ""
+    return _class(module, names["forward"], called | dropped, _minidl_blocks=tuple(found), _minidl_sums=tuple(sums)), ""
 
 
 def _random_state() -> tuple[Any, ...]:
@@ -188,7 +187,7 @@ def _refused(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError("it uses checkpoints, which a trace would leave out")
 
 
-def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], called: set[str]) -> type[Fused]:
+def _class(module: nn.Module, forward: Callable[..., Any], called: set[str], **members: Any) -> type[Fused]:
     """A class of a module whose forward is the traced one where that is the same, else its own."""
     own: Any = type(module)
     names = _names(module)
@@ -217,7 +216,7 @@ def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], c
                 return own.forward(self, *args)
         return forward(self, *args)
 
-    return _made(Fused, own, fused, _minidl_blocks=tuple(found))
+    return _made(Fused, own, fused, **members)
 
 
 def pairs(module: nn.Module) -> tuple[folds.Pair, ...]:
