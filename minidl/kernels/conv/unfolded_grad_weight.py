@@ -41,6 +41,7 @@ ADDED = 2.0  # us that TOGETHER shares take to be added: 16->16 in 116 shares 58
 INSIDE = 0.88  # of a step, where nothing is compared
 NARROW = 1.2  # of a step, of pieces of fewer than 32 channels: 11->12 11x11, filled to 16, 1.0 to 1.1 us for 0.85
 MARGIN = 1.08  # the estimates are 0.86 to 1.2 of 70 measured times, and others' are no better
+UNSURE = 1.15  # groups and strides: estimates of 8 to 16 us were 0.86 to 0.89 of what they took
 
 
 @triton.jit
@@ -152,13 +153,12 @@ def conv_unfolded_sum_kernel(
 
 
 def able(problem: Problem) -> bool | No:
-    size = problem.dtype.itemsize
     values = max(_side(problem, problem.read, problem.C), _side(problem, problem.written, problem.M))
     return (
         (problem.paced or problem.target == "interpreted" or No("not 16 bits on sm_90"))
         and (problem.taps > 1 or No("one tap, of which there are products"))
         and (min(problem.C, problem.M) >= FEWEST or No(f"fewer than {FEWEST} channels of a group"))
-        and (all(channels * size % 16 == 0 for channels in (problem.C, problem.M))
+        and (all(channels * problem.dtype.itemsize % 16 == 0 for channels in (problem.C, problem.M))
              or No("channels of a group whose bytes are not a multiple of 16"))
         and (0 < values < MANY or No("no pixels, or more values than 32 bits count"))
         and (math.prod(problem.shape) < MANY or No("more weights than 32 bits count"))
@@ -174,7 +174,8 @@ def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
 
 def estimate(problem: Problem) -> float:
     if problem.paced:
-        return costs.at_least(problem, MARGIN * chosen(problem).microseconds)
+        unsure = problem.groups > 1 or max(problem.at.h.in_step, problem.at.v.in_step) > 1
+        return costs.at_least(problem, MARGIN * (UNSURE if unsure else 1.0) * chosen(problem).microseconds)
     return pixel_grad_weight.estimate(problem)
 
 
@@ -216,12 +217,12 @@ def sides(problem: Problem) -> list[tuple[bool, int, int, int]]:
 
 
 def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pixels: int) -> Chosen:
-    columns, block = tile["BLOCK_N"], tile["BLOCK_K"]
+    columns = tile["BLOCK_N"]
     units = [unit for unit in (16, 32, 64, 128, 256) if unit <= columns]
     unit = min(reversed(units), key=lambda unit: launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit))
     tiles = launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit)
     tiles *= launch.cdiv(M, tile["BLOCK_M"]) * problem.groups
-    blocks = launch.cdiv(pixels, block)
+    block, blocks = tile["BLOCK_K"], launch.cdiv(pixels, tile["BLOCK_K"])
     factor = (INSIDE if not swapped and _inside(problem) else 1.0) * (NARROW if C < 2 * FEWEST else 1.0)
     whole, count, time = _split(problem, tile, tiles, blocks, factor)
     share = launch.cdiv(blocks, count)
