@@ -74,9 +74,17 @@ def gpus() -> int:
 
 
 def only(gpu: int) -> dict[str, str]:
-    """The variable that shows a process one GPU of those that this one sees."""
-    seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return {"CUDA_VISIBLE_DEVICES": seen[gpu] if gpu < len(seen) else str(gpu)}
+    """The variable that shows a process one of the GPUs that this one sees; that one itself where there is one.
+
+    Raises DataError where this process does not see so many.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", str(gpu))
+    seen = [name.strip() for name in given.split(",")]
+    if "CUDA_VISIBLE_DEVICES" not in os.environ or len(seen) == 1:
+        return {"CUDA_VISIBLE_DEVICES": given}
+    if gpu >= len(seen):
+        raise DataError(f"LOCAL_RANK is {gpu}, and CUDA_VISIBLE_DEVICES={given}: start at most {len(seen)} processes")
+    return {"CUDA_VISIBLE_DEVICES": seen[gpu]}
 
 
 def again() -> list[str]:
@@ -84,11 +92,13 @@ def again() -> list[str]:
     return [sys.executable, *sys.orig_argv[1:]]
 
 
-def run(command: Sequence[str], count: int, restarts: int = 0, left: Callable[[], str] = lambda: "") -> None:
+def run(
+    command: Sequence[str], count: int, restarts: int = 0, first: bool = False, left: Callable[[], str] = lambda: ""
+) -> None:
     """Run a command in `count` processes until all have done their work, and pass on what they print.
 
     When one fails the others are ended. One that is killed or crashes is started anew, each up to `restarts` times; not
-    one whose last line says what is wrong.
+    one whose last line says what is wrong. With `first`, all is done when the first process has ended well.
 
     Raises DataError for an exit code of 2, else WorkerError with the rank, how it ended, and its last line; `left` adds
     what is left to do.
@@ -99,10 +109,10 @@ def run(command: Sequence[str], count: int, restarts: int = 0, left: Callable[[]
     begun = [0] * count
     try:
         ones.extend(_One(command, rank, variables) for rank in range(count))
-        while any(one.running for one in ones):
+        while any(one.popen.returncode != 0 for one in ones[: 1 if first else count]):
             time.sleep(_POLL)
             for rank, one in enumerate(ones):
-                if one.running or one.ended() == 0:
+                if one.running or one.ended() == 0 or (first and ones[0].popen.returncode == 0):
                     continue
                 if one.last.startswith(_ERROR) or begun[rank] >= restarts:
                     _end(ones)
