@@ -88,8 +88,8 @@ def only(gpu: int) -> dict[str, str]:
 
 
 def again() -> list[str]:
-    """The command line of this process."""
-    return [sys.executable, *sys.orig_argv[1:]]
+    """The command line of this process, which is one of minidl."""
+    return [sys.executable, "-m", "minidl", *sys.argv[1:]]
 
 
 def run(

@@ -108,7 +108,8 @@ def _part(
         block.enter_context(folder.replaced(config.out, config.overwrite, wanted.manifest(), kept))
         part = sharing.begin(staged, place, run, about, names, wanted.rows(staged))
     block.callback(part.close)
-    part.clear(names)
+    if names:
+        part.clear(names)
     return part, staged
 
 
