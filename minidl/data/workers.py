@@ -54,11 +54,12 @@ def available() -> int:
 class Workers:
     """`count` processes that run jobs, which are functions of modules; one is this process itself.
 
-    Used as a context manager: at its end the processes are ended, too.
+    Used as a context manager: at its end the processes are ended, too. `variables` are set in the environment of each,
+    `flag` gives their number.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, variables: Sequence[dict[str, str]] = (), flag: str = "--workers") -> None:
+        self.count, self.variables, self.flag = count, variables or [{}] * count, flag
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         self._processes: list[_Process] = []
         self._threads: ThreadPoolExecutor | None = None
@@ -76,13 +77,13 @@ class Workers:
     def start(self) -> None:
         """Start the processes now, so that they are ready when `map` needs them. Raises WorkerError."""
         if self.count > 1 and self._threads is None:
-            for _ in range(self.count):
+            for variables in self.variables:
                 try:
-                    process = _Process()
+                    process = _Process(variables, self.flag)
                 except OSError as error:
                     raise WorkerError(
                         f"{self.count} worker processes cannot be started: {error.strerror or error}; run the command "
-                        "again with fewer --workers"
+                        "again with fewer {self.flag}"
                     ) from None
                 self._processes.append(process)
                 self._idle.put(process)
@@ -126,13 +127,15 @@ class Workers:
 class _Process:
     """One worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: dict[str, str], flag: str) -> None:
+        self.flag = flag
         # Inherited: a terminal sends Ctrl-C to the worker, too, which would print a traceback while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+                [sys.executable, "-c", _START.format(path=sys.path)], env={**os.environ, **variables},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -164,7 +167,7 @@ class _Process:
         how = f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
         return (
             f"a worker process was ended {how}, as by the system where memory runs out; run the command again, with "
-            "fewer --workers if it happens again"
+            f"fewer {self.flag} if it happens again"
         )
 
 

@@ -94,6 +94,12 @@ Devices = Annotated[
     _DEVICES,
     Written(str, parse_devices),
 ]
+AllDevices = Annotated[
+    Annotated[int, Field(ge=1)] | Literal["all"],
+    Field(description="GPUs that share the work: a number or all."),
+    Expected("a number of devices or all"),
+    Written(str, parse_devices),
+]
 Quiet = Annotated[bool, Field(description="Show errors only.")]
 Workers = Annotated[
     int | None,

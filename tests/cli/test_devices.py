@@ -11,14 +11,20 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 import minidl
+from minidl.data import workers as workers_of_data
+from minidl.data.records import Pictures
+from minidl.data.workers import Message
 from minidl.distributed import workers
 from minidl.generation import generate, sharing
 from minidl.generation.config import Generate
 from minidl.models import dcgan
+from minidl.training import forward, spread
 from minidl.training.device import processes
-from minidl.training.errors import ConfigError
+from minidl.training.errors import ConfigError, DamagedError
+from minidl.training.saved_run import finished_run
 from tests.cli.conftest import start, wait_for
 
 
@@ -206,7 +212,7 @@ def test_auto_takes_as_many_as_the_work_pays_for():
     assert sharing.processes(1000, 0.01, 0.01, 5.0, 8) == 7  # 10 s alone, 6.4 s by seven, 6.25 s by eight
     assert sharing.processes(400, 0.01, 0.01, 5.0, 8) == 1  # 4 s alone
     assert sharing.processes(10**6, 0.01, 0.0, 5.0, 8) == 1  # the GPU is never waited for
-    assert sharing.processes(10**6, 0.01, 0.001, 5.0, 8) == 3  # it is for a tenth of the time: 9,333 s by three
+    assert sharing.processes(10**6, 0.01, 0.001, 5.0, 8) == 2  # it is for a tenth: 9,505 s by two, 9,130 by eight
     assert sharing.processes(10**6, 0.01, 0.01, 5.0, 1) == 1
 
 
@@ -233,3 +239,53 @@ def test_rows_of_a_file_lie_at_their_places(tmp_path):
         for at in (np.sort(order[:3]), np.sort(order[3:])):
             rows.put(at, whole[at])
         assert rows.path.read_bytes() == head + whole.tobytes()
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """Batches of 8, here and in the processes that are started; a part of outputs has three."""
+    start = workers_of_data._START.replace("main()", "forward.BATCH, forward._PART_VALUES = 8, 60; main()")
+    start = start.replace("import sys;", "import sys, minidl.training.forward as forward;")
+    monkeypatch.setattr(workers_of_data, "_START", start)
+    monkeypatch.setattr(forward, "BATCH", 8)
+    monkeypatch.setattr(forward, "_PART_VALUES", 60)
+
+
+def test_answers_and_scores_of_several_processes(command, text_run, texts, tmp_path, small_batches, monkeypatch):
+    """The run has 3 labels, and the file 240 rows: the processes get the same batches as one, and parts in order."""
+    run, asked = text_run[0], []
+    real = spread.Spread.outputs
+    monkeypatch.setattr(spread.Spread, "outputs", lambda *given: asked.append(given) or real(*given))
+    for name, flags in (("predict", ("--file", texts)), ("evaluate", ("--data", texts))):
+        one, two = (command(name, run, *flags, "--devices", count) for count in (1, 2))
+        assert (two.code, two.err) == (0, one.err)
+        assert two.out == one.out
+    assert len(asked) == 2
+    refused(
+        command("predict", run, "a text", "--devices", "auto"), "--devices is auto, expected a number of devices or"
+    )
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(command("evaluate", run), "this command starts its processes itself: give --devices, without torchrun")
+
+
+def test_what_a_process_is_asked_comes_as_it_was():
+    draw = np.random.default_rng(0)
+    pictures = Pictures(draw.integers(0, 256, (5, 4, 3, 1), dtype=np.uint8), (0.5,), (0.25,))
+    table = draw.standard_normal((5, 3)).astype(np.float32)
+    for features in (pictures, table, csr_matrix(table * (table > 0))):
+        asked = spread._packed(features, 1, 4, {"width": 2})
+        found = spread._unpacked(asked._replace(buffers=[bytes(buffer) for buffer in asked.buffers]))
+        if isinstance(found, Pictures):
+            assert (found.mean, found.std) == (pictures.mean, pictures.std)
+            assert (found.pixels == pictures.pixels[1:4]).all()
+        else:
+            assert type(found) is type(features)
+            assert (found != features[1:4]).sum() == 0
+
+
+def test_a_process_that_finds_another_run_is_told(text_run):
+    run = finished_run(text_run[0])
+    other = spread.ready(Message({"run": str(run.folder), "identity": "0", "device": "auto"}))
+    with pytest.raises(DamagedError, match="was replaced by another run while it was read"):
+        spread._read(other, 3)
