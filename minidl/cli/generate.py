@@ -26,11 +26,11 @@ def _generate(given: dict[str, Any]) -> None:
     if place is not None:
         os.environ |= workers.only(place.local)
     else:
-        count = device.processes(config.devices, config.device)
-        if config.latents is None:
-            count = min(count, config.total())
-        if config.devices not in (1, count) and config.devices != "auto" and not config.quiet:
-            typer.echo(f"note: --devices {config.devices}: {count} is used, as there is no more to share")
+        there = device.processes(config.devices, config.device)
+        count = there if config.latents is not None else min(there, config.total())
+        if count == 1 and config.devices != 1 and not config.quiet:
+            few = "the one picture" if there > 1 else "no more than one GPU to use"
+            typer.echo(f"note: --devices {config.devices} takes one process: there is {few}")
     if (count > 1 or place is not None) and (profiling.profile or profiling.trace):
         raise ConfigError("--profile and --trace are of one process: leave out --devices")
     if count > 1 and config.devices != "auto":

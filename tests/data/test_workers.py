@@ -87,7 +87,7 @@ def test_a_signal_without_a_name(monkeypatch):
 def test_processes_that_cannot_be_started_are_told(monkeypatch):
     made = []
 
-    def process():
+    def process(*_):
         if made:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         made.append(Process())
